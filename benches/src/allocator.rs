@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::{Parser, ValueEnum};
 
 use crate::contender::Contender;
-use crate::role::{Places, Role};
+use crate::role::{Placement, Role};
 
 /// Whose `malloc`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
@@ -61,9 +61,9 @@ impl Allocator {
             (Self::Mimalloc, false) => "role-mimalloc",
         };
         // A test lies one directory below the programs.
-        let beside = program.ancestors().skip(1).take(2).map(|directory| directory.join(name));
+        let candidates = program.ancestors().skip(1).take(2).map(|directory| directory.join(name));
         let build = "build all programs: cargo build --release -p benches --bins, and benches/neighbours if those take part";
-        let Some(found) = beside.into_iter().find(|path| path.is_file()) else {
+        let Some(found) = candidates.into_iter().find(|path| path.is_file()) else {
             bail!("{} runs in {name}, which is not beside {}; {build}", self, program.display());
         };
         if let Some(source) = newer_source(&found)? {
@@ -76,7 +76,7 @@ impl Allocator {
     ///
     /// # Errors
     /// There is no such program.
-    pub fn described(self) -> anyhow::Result<String> {
+    pub fn description(self) -> anyhow::Result<String> {
         Ok(match self {
             Self::Glibc => "the C library's".to_owned(),
             Self::GlibcTuned => {
@@ -121,24 +121,24 @@ fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
 
 /// Who is compared, and with which allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Entrant {
+pub struct Variant {
     /// Who.
     pub contender: Contender,
     /// What its processes allocate with.
     pub allocator: Allocator,
 }
 
-impl Entrant {
+impl Variant {
     /// One for each contender and allocator; contenders that allocate nothing take part once.
     /// Allocator by allocator.
-    pub fn all(contenders: &[Contender], allocators: &[Allocator]) -> Vec<Entrant> {
+    pub fn all(contenders: &[Contender], allocators: &[Allocator]) -> Vec<Variant> {
         let with = |(at, allocator): (usize, &Allocator)| {
             let allocator = *allocator;
             contenders.iter().filter(move |contender| at == 0 || contender.allocates()).map(
                 move |contender| {
                     let allocator =
                         if contender.allocates() { allocator } else { Allocator::default() };
-                    Entrant { contender: *contender, allocator }
+                    Variant { contender: *contender, allocator }
                 },
             )
         };
@@ -147,21 +147,21 @@ impl Entrant {
 
     /// The place among `all` of whom it is set against: the first contender, with the same
     /// allocator if it takes part with that.
-    pub fn baseline(self, all: &[Entrant]) -> usize {
-        let first = |entrant: &Entrant| {
-            entrant.contender == all[0].contender && entrant.allocator == self.allocator
+    pub fn baseline(self, all: &[Variant]) -> usize {
+        let first = |variant: &Variant| {
+            variant.contender == all[0].contender && variant.allocator == self.allocator
         };
         all.iter().position(first).unwrap_or(0)
     }
 }
 
-impl From<Contender> for Entrant {
+impl From<Contender> for Variant {
     fn from(contender: Contender) -> Self {
-        Entrant { contender, allocator: Allocator::default() }
+        Variant { contender, allocator: Allocator::default() }
     }
 }
 
-impl fmt::Display for Entrant {
+impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.allocator {
             Allocator::Glibc => f.pad(&self.contender.name()),
@@ -170,12 +170,12 @@ impl fmt::Display for Entrant {
     }
 }
 
-impl FromStr for Entrant {
+impl FromStr for Variant {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (contender, allocator) = text.split_once('+').unwrap_or((text, "glibc"));
-        Ok(Entrant {
+        Ok(Variant {
             contender: ValueEnum::from_str(contender, false)?,
             allocator: ValueEnum::from_str(allocator, false)?,
         })
@@ -189,7 +189,7 @@ struct Args {
     #[arg(long)]
     allocator: bool,
     #[command(flatten)]
-    places: Places,
+    placement: Placement,
     #[command(flatten)]
     role: Role,
 }
@@ -201,7 +201,7 @@ pub fn main(program: &str, allocator: &str) -> ExitCode {
         println!("{allocator}");
         return ExitCode::SUCCESS;
     }
-    crate::exit::exit(program, args.role.start(&args.places))
+    crate::exit::exit(program, args.role.start(&args.placement))
 }
 
 #[cfg(test)]
@@ -213,20 +213,20 @@ mod tests {
     #[test]
     fn those_who_allocate_take_part_with_each_allocator() {
         let contenders = [Contender::TonicTcp, Contender::Shm, Contender::MemcpyHot];
-        let all = Entrant::all(&contenders, &[Allocator::Glibc, Allocator::Mimalloc]);
-        let names: Vec<_> = all.iter().map(Entrant::to_string).collect();
+        let all = Variant::all(&contenders, &[Allocator::Glibc, Allocator::Mimalloc]);
+        let names: Vec<_> = all.iter().map(Variant::to_string).collect();
         assert_eq!(names, ["tonic-tcp", "shm", "memcpy-hot", "tonic-tcp+mimalloc", "shm+mimalloc"]);
         assert_eq!(
-            all.iter().map(|entrant| entrant.baseline(&all)).collect::<Vec<_>>(),
+            all.iter().map(|variant| variant.baseline(&all)).collect::<Vec<_>>(),
             [0, 0, 0, 3, 3]
         );
-        for entrant in all {
-            assert_eq!(entrant.to_string().parse(), Ok(entrant));
+        for variant in all {
+            assert_eq!(variant.to_string().parse(), Ok(variant));
         }
-        assert!("shm+musl".parse::<Entrant>().is_err() && "+mimalloc".parse::<Entrant>().is_err());
+        assert!("shm+musl".parse::<Variant>().is_err() && "+mimalloc".parse::<Variant>().is_err());
 
-        let only = Entrant::all(&contenders, &[Allocator::Mimalloc]);
-        let names: Vec<_> = only.iter().map(Entrant::to_string).collect();
+        let only = Variant::all(&contenders, &[Allocator::Mimalloc]);
+        let names: Vec<_> = only.iter().map(Variant::to_string).collect();
         assert_eq!(names, ["tonic-tcp+mimalloc", "shm+mimalloc", "memcpy-hot"]);
         assert_eq!(only[2].baseline(&only), 0);
     }

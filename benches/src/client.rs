@@ -13,10 +13,10 @@ use tonic::body::Body;
 use tonic::service::Routes;
 use tower::{Service, service_fn};
 
-use crate::contender::{Contender, Source, Way};
+use crate::contender::{Contender, Source, Transport};
 use crate::measure::Calls;
 use crate::pb::{self, Blob};
-use crate::service::{self, LIMIT, WINDOWS};
+use crate::service::{self, MAX_MESSAGE, WINDOWS};
 use crate::work::{Kind, Row};
 
 /// A stub with either codec.
@@ -35,7 +35,7 @@ pub struct Client {
 }
 
 /// The longest payload that is sent from pinned memory, in bytes, as at the server.
-const PINNED: usize = 8 << 20;
+const MAX_PINNED: usize = 8 << 20;
 
 impl Client {
     /// Connects to what a server process said, with room for so many connections in all.
@@ -47,29 +47,31 @@ impl Client {
         said: &str,
         room: Option<usize>,
     ) -> anyhow::Result<Self> {
-        let over =
-            Self::over(Channel::connect(contender, said, room).await?, contender.zero_copy());
-        Ok(Self { source: contender.source(), ..over })
+        let client = Self::with_channel(
+            Channel::connect(contender, said, room).await?,
+            contender.zero_copy(),
+        );
+        Ok(Self { source: contender.source(), ..client })
     }
 
     /// A stub with tonic's codec over a channel of tonic's, whatever carries that.
     pub fn tonic(channel: tonic::transport::Channel) -> Self {
-        Self::over(Channel::Tonic(channel), false)
+        Self::with_channel(Channel::Tonic(channel), false)
     }
 
     /// A stub over a channel.
-    pub(crate) fn over(channel: Channel, zero_copy: bool) -> Self {
-        let over = channel.clone();
+    pub(crate) fn with_channel(channel: Channel, zero_copy: bool) -> Self {
+        let inner = channel.clone();
         let stub = match zero_copy {
             true => Stub::ZeroCopy(
-                pb::zero_copy::bench_client::BenchClient::new(over)
-                    .max_decoding_message_size(LIMIT)
-                    .max_encoding_message_size(LIMIT),
+                pb::zero_copy::bench_client::BenchClient::new(inner)
+                    .max_decoding_message_size(MAX_MESSAGE)
+                    .max_encoding_message_size(MAX_MESSAGE),
             ),
             false => Stub::Plain(
-                pb::bench_client::BenchClient::new(over)
-                    .max_decoding_message_size(LIMIT)
-                    .max_encoding_message_size(LIMIT),
+                pb::bench_client::BenchClient::new(inner)
+                    .max_decoding_message_size(MAX_MESSAGE)
+                    .max_encoding_message_size(MAX_MESSAGE),
             ),
         };
         Self { channel, stub, source: Source::Best }
@@ -81,7 +83,7 @@ impl Calls for Client {
     /// is to come from the heap.
     fn payload(&self, length: usize) -> Bytes {
         if self.source == Source::Best
-            && let (Channel::Ours(channel), Stub::ZeroCopy(_), 1..=PINNED) =
+            && let (Channel::Ours(channel), Stub::ZeroCopy(_), 1..=MAX_PINNED) =
                 (&self.channel, &self.stub, length)
             && let Ok(mut buf) = channel.pool().try_alloc(length)
         {
@@ -123,7 +125,7 @@ impl Calls for Client {
         Ok(Box::new(replies?.into_inner()))
     }
 
-    fn runs(&self, row: &Row) -> bool {
+    fn supports(&self, row: &Row) -> bool {
         !matches!(row.kind, Kind::Phase { .. })
     }
 
@@ -154,12 +156,12 @@ pub(crate) enum Channel {
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The response to come.
-type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Body>, BoxError>> + Send>>;
+type ResponseFuture = Pin<Box<dyn Future<Output = Result<http::Response<Body>, BoxError>> + Send>>;
 
 impl Service<http::Request<Body>> for Channel {
     type Response = http::Response<Body>;
     type Error = BoxError;
-    type Future = Answer;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         match self {
@@ -169,20 +171,20 @@ impl Service<http::Request<Body>> for Channel {
         }
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Answer {
+    fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
         // One allocation more than a bare channel has, for every contender alike.
         match self {
             Self::InPlace(routes) => {
-                let answer = routes.call(request);
-                Box::pin(async { Ok(answer.await?) })
+                let response = routes.call(request);
+                Box::pin(async { Ok(response.await?) })
             }
             Self::Tonic(channel) => {
-                let answer = channel.call(request);
-                Box::pin(async { Ok(answer.await?) })
+                let response = channel.call(request);
+                Box::pin(async { Ok(response.await?) })
             }
             Self::Ours(channel) => {
-                let answer = channel.call(request);
-                Box::pin(async { Ok(answer.await?) })
+                let response = channel.call(request);
+                Box::pin(async { Ok(response.await?) })
             }
         }
     }
@@ -207,11 +209,11 @@ impl Channel {
         room: Option<usize>,
     ) -> anyhow::Result<Self> {
         let (stream, connection) = WINDOWS;
-        Ok(match contender.way() {
-            Way::Tonic { unix: false } => {
+        Ok(match contender.transport() {
+            Transport::Tonic { unix: false } => {
                 Self::Tonic(tonic_endpoint(format!("http://{said}"))?.connect().await?)
             }
-            Way::Tonic { unix: true } => {
+            Transport::Tonic { unix: true } => {
                 let path = said.to_owned();
                 let connector = service_fn(move |_| {
                     let path = path.clone();
@@ -225,7 +227,7 @@ impl Channel {
                         .await?,
                 )
             }
-            Way::Ours(fabric) => {
+            Transport::Ours(fabric) => {
                 let channel = tonic_rdma::Endpoint::from_shared(format!("http://{said}"))?
                     .fabrics(fabric)
                     .context(service::context(room, fabric))
@@ -244,7 +246,7 @@ impl Channel {
                 );
                 Self::Ours(channel)
             }
-            Way::Raw(_) | Way::Copy(_) | Way::Neighbour(_) => {
+            Transport::Raw(_) | Transport::Copy(_) | Transport::Neighbour(_) => {
                 anyhow::bail!("{contender} carries no calls of this program's")
             }
         })

@@ -83,7 +83,7 @@ const ODD: usize = 7;
 
 /// By what is copied, and which memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum CopyMethod {
     /// The C library, in the cache.
     MemcpyHot,
     /// The C library, at distance 0.
@@ -96,7 +96,7 @@ pub enum By {
 
 /// How a contender's two processes find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Transport {
     /// tonic's own transport.
     Tonic {
         /// By a unix socket, not by TCP.
@@ -107,28 +107,28 @@ pub enum Way {
     /// A bare link of this fabric.
     Raw(FabricKind),
     /// No second process: a copy.
-    Copy(By),
+    Copy(CopyMethod),
     /// By the program in `benches/neighbours`.
     Neighbour(Neighbour),
 }
 
 impl Contender {
     /// How it is set up.
-    pub fn way(self) -> Way {
+    pub fn transport(self) -> Transport {
         match self {
-            Self::TonicTcp => Way::Tonic { unix: false },
-            Self::TonicUnix => Way::Tonic { unix: true },
-            Self::Tcp | Self::TcpPlain => Way::Ours(None),
-            Self::Shm | Self::ShmHeap | Self::ShmPlain => Way::Ours(Some(FabricKind::Shm)),
-            Self::Verbs | Self::VerbsPlain => Way::Ours(Some(FabricKind::Verbs)),
-            Self::RawShm => Way::Raw(FabricKind::Shm),
-            Self::RawVerbs => Way::Raw(FabricKind::Verbs),
-            Self::MemcpyHot => Way::Copy(By::MemcpyHot),
-            Self::MemcpyCold => Way::Copy(By::MemcpyCold),
-            Self::MemcpyApart => Way::Copy(By::MemcpyApart),
-            Self::Copy => Way::Copy(By::Transport),
-            Self::RdmaIoTonic => Way::Neighbour(Neighbour::RdmaIoTonic),
-            Self::Ruapc => Way::Neighbour(Neighbour::Ruapc),
+            Self::TonicTcp => Transport::Tonic { unix: false },
+            Self::TonicUnix => Transport::Tonic { unix: true },
+            Self::Tcp | Self::TcpPlain => Transport::Ours(None),
+            Self::Shm | Self::ShmHeap | Self::ShmPlain => Transport::Ours(Some(FabricKind::Shm)),
+            Self::Verbs | Self::VerbsPlain => Transport::Ours(Some(FabricKind::Verbs)),
+            Self::RawShm => Transport::Raw(FabricKind::Shm),
+            Self::RawVerbs => Transport::Raw(FabricKind::Verbs),
+            Self::MemcpyHot => Transport::Copy(CopyMethod::MemcpyHot),
+            Self::MemcpyCold => Transport::Copy(CopyMethod::MemcpyCold),
+            Self::MemcpyApart => Transport::Copy(CopyMethod::MemcpyApart),
+            Self::Copy => Transport::Copy(CopyMethod::Transport),
+            Self::RdmaIoTonic => Transport::Neighbour(Neighbour::RdmaIoTonic),
+            Self::Ruapc => Transport::Neighbour(Neighbour::Ruapc),
         }
     }
 
@@ -144,13 +144,13 @@ impl Contender {
 
     /// Whether it runs in the program in `benches/neighbours`.
     pub fn is_neighbour(self) -> bool {
-        matches!(self.way(), Way::Neighbour(_))
+        matches!(self.transport(), Transport::Neighbour(_))
     }
 
     /// Whether what it does depends on the allocator: bare links and copies use the same memory
     /// again and again.
     pub fn allocates(self) -> bool {
-        !matches!(self.way(), Way::Raw(_) | Way::Copy(_))
+        !matches!(self.transport(), Transport::Raw(_) | Transport::Copy(_))
     }
 
     /// The name that it has on the command line and in the results.

@@ -119,8 +119,8 @@ impl SystemCalls {
         let pid = pid.context("strace has no process id")?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)
             .context("cannot end strace")?;
-        let said = strace.wait_with_output()?.stderr;
-        let text = String::from_utf8_lossy(&said);
+        let stderr = strace.wait_with_output()?.stderr;
+        let text = String::from_utf8_lossy(&stderr);
         let total = text.lines().rev().find(|line| line.trim_end().ends_with(" total"));
         match total {
             // Percent, seconds, microseconds per call, calls.

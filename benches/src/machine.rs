@@ -37,7 +37,7 @@ impl Machine {
         let uname = rustix::system::uname();
         let kernel =
             format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy());
-        let allocators = allocators.iter().map(|allocator| allocator.described());
+        let allocators = allocators.iter().map(|allocator| allocator.description());
         Ok(Self {
             processor: processor(&info),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
@@ -45,7 +45,7 @@ impl Machine {
             c_library: c_library(),
             allocators: allocators.collect::<Result<_, _>>()?,
             environment: std::env::vars()
-                .filter(|(name, _)| is_told(name))
+                .filter(|(name, _)| affects_c_library(name))
                 .map(|(n, v)| format!("{n}={v}"))
                 .collect(),
         })
@@ -65,7 +65,7 @@ impl fmt::Display for Machine {
 }
 
 /// Whether a variable changes how the C library copies or allocates.
-fn is_told(name: &str) -> bool {
+fn affects_c_library(name: &str) -> bool {
     name == "GLIBC_TUNABLES" || (name.starts_with("MALLOC_") && name.ends_with('_'))
 }
 
@@ -92,14 +92,14 @@ fn processor(info: &str) -> String {
 
 /// As getconf(1) says; musl has no such name.
 fn c_library() -> String {
-    let said = Command::new("getconf")
+    let output = Command::new("getconf")
         .arg("GNU_LIBC_VERSION")
         .output()
         .ok()
-        .filter(|said| said.status.success());
-    said.map_or_else(
+        .filter(|output| output.status.success());
+    output.map_or_else(
         || UNKNOWN.to_owned(),
-        |said| String::from_utf8_lossy(&said.stdout).trim().to_owned(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
     )
 }
 
@@ -120,8 +120,8 @@ mod tests {
 
     #[test]
     fn what_changes_the_c_library_is_told() {
-        assert!(["GLIBC_TUNABLES", "MALLOC_TOP_PAD_"].iter().all(|name| is_told(name)));
-        assert!(!is_told("MALLOC_CONF") && !is_told("PATH"));
+        assert!(["GLIBC_TUNABLES", "MALLOC_TOP_PAD_"].iter().all(|name| affects_c_library(name)));
+        assert!(!affects_c_library("MALLOC_CONF") && !affects_c_library("PATH"));
         let here = Machine::here(&[Allocator::Glibc, Allocator::GlibcTuned]).unwrap();
         assert!(
             here.to_string()

@@ -48,7 +48,7 @@ pub trait Calls: Clone + Send + 'static {
     /// A streaming call that stays open, with nothing sent on it, until what it gives is dropped.
     fn open(&mut self) -> impl Future<Output = anyhow::Result<Box<dyn Send>>> + Send;
     /// Whether it can do what this row does.
-    fn runs(&self, row: &Row) -> bool;
+    fn supports(&self, row: &Row) -> bool;
     /// The path in words, to see that it did not change.
     fn path(&self) -> String;
     /// Bytes that its pool may have, if it has one.
@@ -70,7 +70,9 @@ async fn call<C: Calls>(client: &mut C, payload: Bytes, reply: usize) -> anyhow:
 pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> {
     let Some(client) = clients.first() else { bail!("there is no connection") };
     match row.kind {
-        Kind::Latency | Kind::Held { .. } => Ok(latencies(one_by_one(client, row.calls).await?)),
+        Kind::Latency | Kind::IdleStreams { .. } => {
+            Ok(latencies(sequential_latencies(client, row.calls).await?))
+        }
         Kind::Rate { in_flight, .. } => rate(clients, in_flight, row.calls).await,
         Kind::Resting { in_flight, .. } => rate(&clients[..1], in_flight, row.calls).await,
         Kind::Clients { size, in_flight, time, .. } => {
@@ -82,7 +84,8 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
                 Direction::Down => (0, size),
             };
             let time =
-                together(clients, client.payload(request), reply, row.calls, in_flight).await?;
+                run_concurrently(clients, client.payload(request), reply, row.calls, in_flight)
+                    .await?;
             Ok(throughput(row.calls, size, time))
         }
         Kind::Stream { size } => {
@@ -90,7 +93,7 @@ pub async fn round<C: Calls>(clients: &[C], row: &Row) -> anyhow::Result<Round> 
             client.clone().stream(size, row.calls).await?;
             Ok(throughput(row.calls, size, begin.elapsed()))
         }
-        Kind::Beside { size } => beside(client, size, row.calls).await,
+        Kind::LatencyUnderLoad { size } => latency_under_load(client, size, row.calls).await,
         Kind::Phase { .. } => bail!("a row of copies has no calls"),
     }
 }
@@ -102,13 +105,13 @@ pub(crate) fn throughput(calls: usize, size: usize, time: Duration) -> Round {
 
 async fn rate<C: Calls>(clients: &[C], in_flight: usize, calls: usize) -> anyhow::Result<Round> {
     let Some(client) = clients.first() else { bail!("there is no connection") };
-    let time = together(clients, client.payload(SMALL), SMALL, calls, in_flight).await?;
+    let time = run_concurrently(clients, client.payload(SMALL), SMALL, calls, in_flight).await?;
     let figure = calls as f64 / time.as_secs_f64() / 1e3;
     Ok(Round { figure, calls, bytes: calls * SMALL * 2, ..Round::default() })
 }
 
 /// The time of each of `calls` small calls, one after the other.
-async fn one_by_one<C: Calls>(client: &C, calls: usize) -> anyhow::Result<Vec<Duration>> {
+async fn sequential_latencies<C: Calls>(client: &C, calls: usize) -> anyhow::Result<Vec<Duration>> {
     let mut client = client.clone();
     let payload = client.payload(SMALL);
     let mut times = Vec::with_capacity(calls);
@@ -138,7 +141,7 @@ pub(crate) fn latencies(mut times: Vec<Duration>) -> Round {
 
 /// The time of `calls` calls, `in_flight` at a time, spread evenly over the connections. Where
 /// there are more connections than calls in flight, each caller takes its share of them in turn.
-pub(crate) async fn together<C: Calls>(
+pub(crate) async fn run_concurrently<C: Calls>(
     clients: &[C],
     payload: Bytes,
     reply: usize,
@@ -206,13 +209,17 @@ async fn puts<C: Calls>(
 
 /// Large requests that end while small calls are measured beside them, at least: each has a
 /// beginning and an end, where calls may wait for longer.
-const TRANSFERS: usize = 8;
+const MIN_TRANSFERS: usize = 8;
 /// Small calls per large request, at most: where it takes more, the large ones are starved, and the
 /// latency worth nothing.
-const STARVED: usize = 20_000;
+const MAX_CALLS_PER_TRANSFER: usize = 20_000;
 
 /// Latency while a large request is always in flight.
-async fn beside<C: Calls>(client: &C, size: usize, calls: usize) -> anyhow::Result<Round> {
+async fn latency_under_load<C: Calls>(
+    client: &C,
+    size: usize,
+    calls: usize,
+) -> anyhow::Result<Round> {
     let (payload, mut bulk, done) =
         (client.payload(size), client.clone(), Arc::new(AtomicUsize::new(0)));
     let ended = done.clone();
@@ -227,13 +234,17 @@ async fn beside<C: Calls>(client: &C, size: usize, calls: usize) -> anyhow::Resu
         }
     });
     let mut times = Vec::with_capacity(calls);
-    while times.len() < calls || done.load(Relaxed) < TRANSFERS {
+    while times.len() < calls || done.load(Relaxed) < MIN_TRANSFERS {
         if let Some(error) = large.try_join_next() {
             return Err(error?);
         }
-        let most = calls + STARVED * TRANSFERS;
-        ensure!(times.len() < most, "{} transfers beside {most} calls", done.load(Relaxed));
-        times.extend(one_by_one(client, calls.min(100)).await?);
+        let max_calls = calls + MAX_CALLS_PER_TRANSFER * MIN_TRANSFERS;
+        ensure!(
+            times.len() < max_calls,
+            "{} transfers beside {max_calls} calls",
+            done.load(Relaxed)
+        );
+        times.extend(sequential_latencies(client, calls.min(100)).await?);
     }
     Ok(latencies(times))
 }

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use anyhow::bail;
 
-use crate::contender::By;
+use crate::contender::CopyMethod;
 use crate::measure::{Round, throughput};
-use crate::session::Contestant;
+use crate::session::RowRunner;
 use crate::work::{Kind, Row};
 
 /// Bytes of either side of a cold copy: many times what a cache holds.
-const COLD: usize = 256 << 20;
+const COLD_BYTES: usize = 256 << 20;
 /// Distances of source and destination are told modulo this.
 const PAGE: usize = 4096;
 
@@ -20,35 +20,35 @@ const PAGE: usize = 4096;
 pub struct Memcpy {
     from: Vec<u8>,
     to: Vec<u8>,
-    by: By,
+    method: CopyMethod,
 }
 
 impl Memcpy {
-    /// As `by` says, of memory that was not touched for the last 512 MiB, or of the same two pieces
+    /// As `method` says, of memory that was not touched for the last 512 MiB, or of the same two pieces
     /// each time.
-    pub fn new(by: By) -> Self {
+    pub fn new(method: CopyMethod) -> Self {
         // With room for a start at a page, and for the distance.
-        Self { from: vec![1; COLD + 2 * PAGE], to: vec![2; COLD + 2 * PAGE], by }
+        Self { from: vec![1; COLD_BYTES + 2 * PAGE], to: vec![2; COLD_BYTES + 2 * PAGE], method }
     }
 }
 
-impl Contestant for Memcpy {
-    fn runs(&self, row: &Row) -> bool {
+impl RowRunner for Memcpy {
+    fn supports(&self, row: &Row) -> bool {
         match row.kind {
-            Kind::Phase { .. } => self.by != By::MemcpyHot,
+            Kind::Phase { .. } => self.method != CopyMethod::MemcpyHot,
             Kind::Bulk { .. } | Kind::Stream { .. } => {
-                matches!(self.by, By::MemcpyHot | By::MemcpyCold)
+                matches!(self.method, CopyMethod::MemcpyHot | CopyMethod::MemcpyCold)
             }
             _ => false,
         }
     }
 
     fn path(&self) -> String {
-        match self.by {
-            By::MemcpyHot => "memcpy, hot",
-            By::MemcpyCold => "memcpy, cold",
-            By::MemcpyApart => "memcpy, cold, at the row's distance",
-            By::Transport => "the transport's copy, cold",
+        match self.method {
+            CopyMethod::MemcpyHot => "memcpy, hot",
+            CopyMethod::MemcpyCold => "memcpy, cold",
+            CopyMethod::MemcpyApart => "memcpy, cold, at the row's distance",
+            CopyMethod::Transport => "the transport's copy, cold",
         }
         .to_owned()
     }
@@ -58,21 +58,21 @@ impl Contestant for Memcpy {
     }
 
     async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
-        let (size, distance) = match (row.kind, self.by) {
+        let (size, distance) = match (row.kind, self.method) {
             (Kind::Bulk { size, .. } | Kind::Stream { size }, _) => (size, 0),
-            (Kind::Phase { size, .. }, By::MemcpyCold) => (size, 0),
+            (Kind::Phase { size, .. }, CopyMethod::MemcpyCold) => (size, 0),
             (Kind::Phase { size, distance }, _) => (size, distance),
             _ => bail!("there is nothing to copy in this row"),
         };
-        let places = if self.by == By::MemcpyHot { 1 } else { COLD / size };
+        let n_slots = if self.method == CopyMethod::MemcpyHot { 1 } else { COLD_BYTES / size };
         let start = |memory: &[u8]| memory.as_ptr().align_offset(PAGE);
         let (from, to) = (start(&self.from), start(&self.to) + distance);
         let begin = Instant::now();
         for call in 0..row.calls {
-            let at = call % places * size;
+            let at = call % n_slots * size;
             let (src, dst) = (&self.from[from + at..][..size], &mut self.to[to + at..][..size]);
-            match self.by {
-                By::Transport => tonic_rdma_memory::copy_slice(black_box(src), dst),
+            match self.method {
+                CopyMethod::Transport => tonic_rdma_memory::copy_slice(black_box(src), dst),
                 _ => dst.copy_from_slice(black_box(src)),
             }
             black_box(dst);
@@ -91,16 +91,20 @@ mod tests {
     #[tokio::test]
     async fn copies_are_as_far_apart_as_the_row_says() {
         let row = Row { kind: Kind::Phase { size: 4096, distance: 22 }, calls: 1 };
-        for (by, distance) in [(By::Transport, 22), (By::MemcpyApart, 22), (By::MemcpyCold, 0)] {
-            let mut contestant = Memcpy::new(by);
-            assert!(contestant.runs(&row));
-            assert_eq!(contestant.runs(&work::short()[2]), by == By::MemcpyCold);
-            contestant.round(&row).await.unwrap();
-            let start = contestant.to.as_ptr().align_offset(PAGE);
-            let (before, copied) = contestant.to.split_at(start + distance);
-            assert!(copied[..4096].iter().all(|byte| *byte == 1), "{by:?}");
-            assert!(before.iter().chain(&copied[4096..8192]).all(|byte| *byte == 2), "{by:?}");
+        for (method, distance) in [
+            (CopyMethod::Transport, 22),
+            (CopyMethod::MemcpyApart, 22),
+            (CopyMethod::MemcpyCold, 0),
+        ] {
+            let mut runner = Memcpy::new(method);
+            assert!(runner.supports(&row));
+            assert_eq!(runner.supports(&work::short()[2]), method == CopyMethod::MemcpyCold);
+            runner.round(&row).await.unwrap();
+            let start = runner.to.as_ptr().align_offset(PAGE);
+            let (before, copied) = runner.to.split_at(start + distance);
+            assert!(copied[..4096].iter().all(|byte| *byte == 1), "{method:?}");
+            assert!(before.iter().chain(&copied[4096..8192]).all(|byte| *byte == 2), "{method:?}");
         }
-        assert!(!Memcpy::new(By::MemcpyHot).runs(&row));
+        assert!(!Memcpy::new(CopyMethod::MemcpyHot).supports(&row));
     }
 }

@@ -10,8 +10,8 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::allocator::Entrant;
-use crate::contender::Way;
+use crate::allocator::Variant;
+use crate::contender::Transport;
 use crate::copies::{Copied, Copies};
 use crate::cost::{SystemCalls, Usage};
 use crate::instructions::Instructions;
@@ -19,7 +19,7 @@ use crate::measure::Round;
 use crate::role::Role;
 use crate::sample::{Counted, Sample};
 use crate::server_figures::ServerFigures;
-use crate::session::{Answer, Order};
+use crate::session::{ClientReply, ClientRequest};
 use crate::work::{Kind, Row};
 
 /// How pairs are set up.
@@ -42,8 +42,8 @@ pub struct Setup {
 /// A server process, a client process, and the connection between them.
 #[derive(Debug)]
 pub struct Pair {
-    orders: ChildStdin,
-    answers: Lines<BufReader<ChildStdout>>,
+    requests: ChildStdin,
+    replies: Lines<BufReader<ChildStdout>>,
     client: Child,
     client_id: u32,
     server: Child,
@@ -63,13 +63,13 @@ impl Pair {
     /// # Errors
     /// One of them did not start, connect, or say so in time.
     pub async fn start(
-        entrant: Entrant,
+        variant: Variant,
         setup: &Setup,
         environment: &[(&'static str, PathBuf)],
     ) -> anyhow::Result<Self> {
-        let Entrant { contender, allocator } = entrant;
-        let dir = match contender.way() {
-            Way::Tonic { unix: true } => {
+        let Variant { contender, allocator } = variant;
+        let dir = match contender.transport() {
+            Transport::Tonic { unix: true } => {
                 Some(tempfile::tempdir().context("no directory for a unix socket")?)
             }
             _ => None,
@@ -101,8 +101,8 @@ impl Pair {
         let role = Role { client: Some(contender), said, room, ..Role::default() };
         let mut client = spawn(role, Stdio::piped())?;
         let mut pair = Self {
-            orders: client.stdin.take().context("no pipe to the client process")?,
-            answers: lines(&mut client)?,
+            requests: client.stdin.take().context("no pipe to the client process")?,
+            replies: lines(&mut client)?,
             client_id: client.id().context("the client process is gone")?,
             client,
             server_id: server.id().context("the server process is gone")?,
@@ -116,8 +116,8 @@ impl Pair {
             _dir: dir,
         };
         // Any row will do: it answers when it has connected.
-        let Answer::Ready { path, pool, .. } =
-            pair.ask(Order::Prepare(Row { kind: Kind::Latency, calls: 1 })).await?
+        let ClientReply::Ready { path, pool, .. } =
+            pair.request(ClientRequest::Prepare(Row { kind: Kind::Latency, calls: 1 })).await?
         else {
             bail!("the client does not say that it is ready");
         };
@@ -167,23 +167,23 @@ impl Pair {
         Ok(())
     }
 
-    async fn ask(&mut self, order: Order) -> anyhow::Result<Answer> {
-        let mut line = serde_json::to_string(&order)?;
+    async fn request(&mut self, request: ClientRequest) -> anyhow::Result<ClientReply> {
+        let mut line = serde_json::to_string(&request)?;
         line.push('\n');
         // A client that has ended says why by its exit code, below.
-        let _ = self.orders.write_all(line.as_bytes()).await;
-        let answer = timeout(self.limit, self.answers.next_line()).await;
-        let answer =
-            answer.with_context(|| format!("nothing came within {} s", self.limit.as_secs()))??;
-        let Some(answer) = answer else {
+        let _ = self.requests.write_all(line.as_bytes()).await;
+        let reply = timeout(self.limit, self.replies.next_line()).await;
+        let reply =
+            reply.with_context(|| format!("nothing came within {} s", self.limit.as_secs()))??;
+        let Some(reply) = reply else {
             bail!("the client process ended: {}", self.client.wait().await?);
         };
-        match serde_json::from_str(&answer).with_context(|| format!("the client said: {answer}"))? {
-            Answer::Failed(why) => match self.server.try_wait()? {
+        match serde_json::from_str(&reply).with_context(|| format!("the client said: {reply}"))? {
+            ClientReply::Failed(why) => match self.server.try_wait()? {
                 Some(status) => bail!("{why}; the server process ended: {status}"),
                 None => bail!("{why}"),
             },
-            answer => Ok(answer),
+            reply => Ok(reply),
         }
     }
 
@@ -192,11 +192,13 @@ impl Pair {
     /// # Errors
     /// They cannot be made, or the path changes.
     pub async fn prepare(&mut self, row: &Row) -> anyhow::Result<bool> {
-        let Answer::Ready { runs, path, .. } = self.ask(Order::Prepare(*row)).await? else {
+        let ClientReply::Ready { supports, path, .. } =
+            self.request(ClientRequest::Prepare(*row)).await?
+        else {
             bail!("the client does not say that it is ready");
         };
         ensure!(path == self.path, "the path changed: {path}");
-        Ok(runs)
+        Ok(supports)
     }
 
     /// Runs a row that is prepared once, without what [`sample`](Self::sample) does around it.
@@ -204,7 +206,7 @@ impl Pair {
     /// # Errors
     /// As of [`sample`](Self::sample).
     pub async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
-        let Answer::Done(round) = self.ask(Order::Round(*row)).await? else {
+        let ClientReply::Done(round) = self.request(ClientRequest::Round(*row)).await? else {
             bail!("the client does not say what it measured");
         };
         Ok(round)

@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow};
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-use crate::allocator::Entrant;
+use crate::allocator::Variant;
 use crate::report::{Cell, RowResult};
 use crate::work::{Direction, Kind, Row, bytes};
 
@@ -46,7 +46,7 @@ pub fn all(results: &[RowResult], directory: &Path) -> anyhow::Result<()> {
         let title = "64 B there and back: latency in us, p50 / p99";
         bars(&at("latency.svg"), title, result, |cell| Some((cell.figure(), cell.percentile(1))))?;
     }
-    if let Some(result) = find(|kind| matches!(kind, Kind::Beside { .. })) {
+    if let Some(result) = find(|kind| matches!(kind, Kind::LatencyUnderLoad { .. })) {
         let title = "64 B beside a transfer of 64 MiB: latency in us, p50 / p99";
         bars(&at("beside.svg"), title, result, |cell| Some((cell.figure(), cell.percentile(1))))?;
     }
@@ -78,8 +78,8 @@ pub fn all(results: &[RowResult], directory: &Path) -> anyhow::Result<()> {
 }
 
 /// So many cells have the first allocator, or need none: those with others come behind.
-fn drawn(cells: &[Cell]) -> usize {
-    let mut contenders: Vec<_> = cells.iter().map(|cell| cell.entrant.contender).collect();
+fn n_drawn(cells: &[Cell]) -> usize {
+    let mut contenders: Vec<_> = cells.iter().map(|cell| cell.variant.contender).collect();
     contenders.sort_unstable_by_key(|contender| *contender as usize);
     contenders.dedup();
     contenders.len()
@@ -94,13 +94,13 @@ fn curves(results: &[RowResult], x: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> 
             Some((x(&result.row)?, cell.figure()))
         };
         let points = results.iter().filter_map(point).collect();
-        (cell.entrant.to_string(), PALETTE[index % PALETTE.len()], points)
+        (cell.variant.to_string(), PALETTE[index % PALETTE.len()], points)
     };
-    let drawn = drawn(cells);
+    let n_drawn = n_drawn(cells);
     cells
         .iter()
         .enumerate()
-        .take(drawn)
+        .take(n_drawn)
         .map(curve)
         .filter(|(_, _, points)| points.len() > 1)
         .collect()
@@ -125,24 +125,24 @@ pub(crate) fn lines(
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     let xs = (left..right).log_scale().base(2.0);
     match log {
-        true => curved(&root, title, curves, x, xs, (low * 0.7..top * 1.5).log_scale()),
-        false => curved(&root, title, curves, x, xs, 0.0..top * 1.1),
+        true => draw_curves(&root, title, curves, x, xs, (low * 0.7..top * 1.5).log_scale()),
+        false => draw_curves(&root, title, curves, x, xs, 0.0..top * 1.1),
     }
     .map_err(|error| anyhow!("cannot draw {}: {error}", path.display()))
 }
 
 /// What drawing answers.
-type Drawn = Result<(), Box<dyn std::error::Error>>;
+type DrawResult = Result<(), Box<dyn std::error::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-fn curved<X, Y>(
+fn draw_curves<X, Y>(
     root: &Area<'_>,
     title: &str,
     curves: &[Curve],
     x: impl Fn(f64) -> String,
     xs: X,
     ys: Y,
-) -> Drawn
+) -> DrawResult
 where
     X: AsRangedCoord<Value = f64>,
     Y: AsRangedCoord<Value = f64>,
@@ -178,7 +178,7 @@ where
 }
 
 /// A bar: who, its colour, and its value, with a second one where a line goes from it.
-type Bar = (Entrant, RGBColor, (f64, Option<f64>));
+type Bar = (Variant, RGBColor, (f64, Option<f64>));
 
 /// A bar for each contender, and a line above it, which is cut off where it would dwarf the bars.
 fn bars(
@@ -187,21 +187,22 @@ fn bars(
     result: &RowResult,
     value: impl Fn(&Cell) -> Option<(f64, Option<f64>)>,
 ) -> anyhow::Result<()> {
-    let drawn = drawn(&result.cells);
-    let cells = result.cells.iter().enumerate().take(drawn).filter(|(_, cell)| cell.finished());
+    let n_drawn = n_drawn(&result.cells);
+    let cells = result.cells.iter().enumerate().take(n_drawn).filter(|(_, cell)| cell.finished());
     let bars: Vec<Bar> = cells
         .filter_map(|(index, cell)| {
-            Some((cell.entrant, PALETTE[index % PALETTE.len()], value(cell)?))
+            Some((cell.variant, PALETTE[index % PALETTE.len()], value(cell)?))
         })
         .collect();
     if bars.is_empty() {
         return Ok(());
     }
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
-    barred(&root, title, &bars).map_err(|error| anyhow!("cannot draw {}: {error}", path.display()))
+    draw_bars(&root, title, &bars)
+        .map_err(|error| anyhow!("cannot draw {}: {error}", path.display()))
 }
 
-fn barred(root: &Area<'_>, title: &str, bars: &[Bar]) -> Drawn {
+fn draw_bars(root: &Area<'_>, title: &str, bars: &[Bar]) -> DrawResult {
     root.fill(&WHITE)?;
     let top = bars.iter().map(|(_, _, (value, _))| *value).fold(0.0, f64::max) * 1.6;
     let range: Range<f64> = 0.0..bars.len() as f64;

@@ -14,18 +14,18 @@ use tonic_rdma_fabric::{
 use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
 
 use crate::measure::{Round, latencies, throughput};
-use crate::session::Contestant;
+use crate::session::RowRunner;
 use crate::work::{Kind, Row, SMALL};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest WRITE that is measured, in bytes: Soft-RoCE carries 8 MiB at most.
-const LONGEST: usize = 4 << 20;
-/// Pieces of memory of the length of [`LONGEST`] that are written to: what is in flight lies side
+const MAX_WRITE: usize = 4 << 20;
+/// Pieces of memory of the length of [`MAX_WRITE`] that are written to: what is in flight lies side
 /// by side, as messages that somebody has yet to read do, and not on top of each other in the
 /// cache.
-const PLACES: usize = 8;
+const N_TARGETS: usize = 8;
 /// WRITEs in flight at a time where a row does not say.
-const WINDOW: usize = 16;
+const DEFAULT_WINDOW: usize = 16;
 
 #[derive(Debug)]
 struct Driver {
@@ -88,12 +88,12 @@ impl Driver {
 
 /// Where WRITEs go.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct WriteTarget {
     addr: u64,
     rkey: u32,
 }
 
-impl Place {
+impl WriteTarget {
     /// Bytes of one in a message.
     const LEN: usize = 12;
 
@@ -118,8 +118,8 @@ impl Place {
 }
 
 fn landing(pool: &Pool) -> anyhow::Result<Vec<LandingBuf>> {
-    (0..PLACES)
-        .map(|_| pool.landing().alloc(LONGEST, LONGEST)?.context("no landing memory"))
+    (0..N_TARGETS)
+        .map(|_| pool.landing().alloc(MAX_WRITE, MAX_WRITE)?.context("no landing memory"))
         .collect()
 }
 
@@ -147,9 +147,9 @@ pub async fn serve(
     let landing = landing(&pool)?;
     driver.receive().await?;
     let mut grants = Vec::new();
-    for place in landing.iter().map(Place::of) {
-        driver.link.share(place.rkey)?;
-        grants.extend(place.encode());
+    for target in landing.iter().map(WriteTarget::of) {
+        driver.link.share(target.rkey)?;
+        grants.extend(target.encode());
     }
     driver.send(&grants)?;
     while let Ok(message) = driver.receive().await {
@@ -166,7 +166,7 @@ pub async fn serve(
 pub struct Raw {
     driver: Driver,
     pool: Pool,
-    places: Vec<Place>,
+    targets: Vec<WriteTarget>,
     path: String,
 }
 
@@ -188,11 +188,13 @@ impl Raw {
         let mut driver = Driver::new(connected.link);
         driver.send(b"grant")?;
         let grants = driver.receive().await?;
-        let places: Option<Vec<_>> = grants.chunks(Place::LEN).map(Place::decode).collect();
-        let places =
-            places.filter(|places| places.len() == PLACES).context("grants that make no sense")?;
+        let targets: Option<Vec<_>> =
+            grants.chunks(WriteTarget::LEN).map(WriteTarget::decode).collect();
+        let targets = targets
+            .filter(|targets| targets.len() == N_TARGETS)
+            .context("grants that make no sense")?;
         let path = format!("raw {} ({})", fabric.provider(), fabric.name());
-        Ok(Self { driver, pool, places, path })
+        Ok(Self { driver, pool, targets, path })
     }
 
     /// Up to `window` WRITEs in flight at a time, each to a place of its own as far as there is
@@ -201,21 +203,21 @@ impl Raw {
         let driver = &mut self.driver;
         // SENDs before these may not have been reported: they count for nothing.
         let first = driver.queued;
-        let (last, per_place) = (first + count as u64, LONGEST / bytes.len());
-        let (spots, window) = (window.min(PLACES * per_place), window as u64);
+        let (last, per_target) = (first + count as u64, MAX_WRITE / bytes.len());
+        let (n_slots, window) = (window.min(N_TARGETS * per_target), window as u64);
         while driver.done < last {
             loop {
-                let under_way = driver.queued - driver.done.max(first);
-                if driver.queued == last || under_way >= window || driver.link.send_room() == 0 {
+                let in_flight = driver.queued - driver.done.max(first);
+                if driver.queued == last || in_flight >= window || driver.link.send_room() == 0 {
                     break;
                 }
                 let src = WriteSource::Bytes(self.pool.resolve(bytes).context("not pool memory")?);
-                let spot = (driver.queued - first) as usize % spots;
-                let Place { addr, rkey } = self.places[spot / per_place];
-                let remote_addr = addr + (spot % per_place * bytes.len()) as u64;
+                let slot = (driver.queued - first) as usize % n_slots;
+                let WriteTarget { addr, rkey } = self.targets[slot / per_target];
+                let remote_addr = addr + (slot % per_target * bytes.len()) as u64;
                 let work = Work::Write { src, remote_addr, rkey };
                 // Nothing more is posted before this one is done: it has to say so.
-                driver.queue(work, driver.queued + 1 == last || under_way + 1 == window)?;
+                driver.queue(work, driver.queued + 1 == last || in_flight + 1 == window)?;
             }
             driver.link.ring_doorbell()?;
             if driver.done < driver.queued {
@@ -226,9 +228,9 @@ impl Raw {
     }
 }
 
-impl Contestant for Raw {
+impl RowRunner for Raw {
     /// Round trips of small messages, and WRITEs in either direction, which is the same thing.
-    fn runs(&self, row: &Row) -> bool {
+    fn supports(&self, row: &Row) -> bool {
         matches!(row.kind, Kind::Latency | Kind::Bulk { .. } | Kind::Stream { .. })
     }
 
@@ -255,11 +257,11 @@ impl Contestant for Raw {
                 return Ok(latencies(times));
             }
             Kind::Bulk { size, in_flight, .. } => (size, in_flight),
-            Kind::Stream { size } => (size, WINDOW),
+            Kind::Stream { size } => (size, DEFAULT_WINDOW),
             _ => bail!("there is no such row for a bare link"),
         };
         // A longer message goes as several WRITEs.
-        let (piece, pieces) = (size.min(LONGEST), size.div_ceil(LONGEST));
+        let (piece, pieces) = (size.min(MAX_WRITE), size.div_ceil(MAX_WRITE));
         let mut buf = self.pool.try_alloc(piece)?;
         buf.put_bytes(0xa5, piece);
         let bytes = buf.freeze();

@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use crate::allocator::Entrant;
+use crate::allocator::Variant;
 use crate::contender::Contender;
 use crate::machine::Machine;
 use crate::results::Origin;
@@ -29,7 +29,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 #[derive(Clone, Debug)]
 pub struct Cell {
     /// Who.
-    pub entrant: Entrant,
+    pub variant: Variant,
     /// Round by round.
     pub samples: Vec<Sample>,
     /// What was counted in rounds of its own.
@@ -42,9 +42,9 @@ pub struct Cell {
 
 impl Cell {
     /// Before the first round.
-    pub fn new(entrant: Entrant) -> Self {
+    pub fn new(variant: Variant) -> Self {
         Self {
-            entrant,
+            variant,
             samples: Vec::new(),
             counted: Counted::default(),
             absent: false,
@@ -112,18 +112,18 @@ impl Cell {
 pub struct RowResult {
     /// What was done.
     pub row: Row,
-    /// In the order of [`Entrant::all`].
+    /// In the order of [`Variant::all`].
     pub cells: Vec<Cell>,
 }
 
 impl RowResult {
-    fn cell(&self, entrant: Entrant) -> Option<&Cell> {
-        self.cells.iter().find(|cell| cell.entrant == entrant)
+    fn cell(&self, variant: Variant) -> Option<&Cell> {
+        self.cells.iter().find(|cell| cell.variant == variant)
     }
 
     /// The median of what `a`'s figure is to `b`'s in the same round: a machine that slows down for
     /// a while slows both alike. None when either has no rounds.
-    pub fn ratio(&self, a: Entrant, b: Entrant) -> Option<f64> {
+    pub fn ratio(&self, a: Variant, b: Variant) -> Option<f64> {
         let (a, b) = (self.cell(a)?, self.cell(b)?);
         if a.failure.is_some()
             || b.failure.is_some()
@@ -151,13 +151,13 @@ pub fn markdown(header: &[String]) -> Table {
 pub fn figures(results: &[RowResult]) -> Table {
     let mut header = vec!["row".to_owned(), "unit".to_owned()];
     let cells = results.first().map_or(&[][..], |r| &r.cells);
-    let entrants: Vec<Entrant> = cells.iter().map(|cell| cell.entrant).collect();
-    header.extend(entrants.iter().map(Entrant::to_string));
+    let variants: Vec<Variant> = cells.iter().map(|cell| cell.variant).collect();
+    header.extend(variants.iter().map(Variant::to_string));
     let mut table = markdown(&header);
     for result in results {
         let mut line = vec![result.row.name(), result.row.unit().to_owned()];
         for (index, cell) in result.cells.iter().enumerate() {
-            let baseline = cell.entrant.baseline(&entrants);
+            let baseline = cell.variant.baseline(&variants);
             line.push(match &cell.failure {
                 Some(_) => "failed".to_owned(),
                 None if cell.absent || cell.samples.is_empty() => "-".to_owned(),
@@ -165,7 +165,7 @@ pub fn figures(results: &[RowResult]) -> Table {
                     format!("{:.1} ±{:.0}%", cell.figure(), cell.spread() * 100.0)
                 }
                 None => {
-                    let ratio = result.ratio(cell.entrant, entrants[baseline]).unwrap_or(f64::NAN);
+                    let ratio = result.ratio(cell.variant, variants[baseline]).unwrap_or(f64::NAN);
                     format!("{:.1} ±{:.0}% ({ratio:.2}x)", cell.figure(), cell.spread() * 100.0)
                 }
             });
@@ -198,7 +198,7 @@ pub fn costs(results: &[RowResult]) -> Table {
         for cell in result.cells.iter().filter(|cell| !cell.samples.is_empty()) {
             table.add_row([
                 result.row.name(),
-                cell.entrant.to_string(),
+                cell.variant.to_string(),
                 format!("{:.2}", cell.per_call(|s| s.client.cpu_ns) / 1e3),
                 format!("{:.2}", cell.per_call(|s| s.server.cpu_ns) / 1e3),
                 or_dash(cell.cpu_per_gb()),
@@ -216,11 +216,11 @@ pub fn costs(results: &[RowResult]) -> Table {
 }
 
 /// Failures of some contenders, one a line.
-pub fn failures(results: &[RowResult], whose: impl Fn(Contender) -> bool) -> Vec<String> {
+pub fn failures(results: &[RowResult], is_included: impl Fn(Contender) -> bool) -> Vec<String> {
     let cells = results.iter().flat_map(|r| r.cells.iter().map(move |cell| (r, cell)));
-    let cells = cells.filter(|(_, cell)| whose(cell.entrant.contender));
+    let cells = cells.filter(|(_, cell)| is_included(cell.variant.contender));
     let failed = cells.filter_map(|(r, cell)| Some((r, cell, cell.failure.as_ref()?)));
-    failed.map(|(r, cell, why)| format!("{} {}: {why}", r.row.name(), cell.entrant)).collect()
+    failed.map(|(r, cell, why)| format!("{} {}: {why}", r.row.name(), cell.variant)).collect()
 }
 
 /// A run.
@@ -276,20 +276,20 @@ struct JsonCell {
 pub fn json(run: &Run) -> anyhow::Result<String> {
     let of = |result: &RowResult, cell: &Cell| {
         let some = |value: f64| (!cell.samples.is_empty()).then_some(value);
-        let entrants: Vec<Entrant> = result.cells.iter().map(|cell| cell.entrant).collect();
-        let baseline = entrants[cell.entrant.baseline(&entrants)];
+        let variants: Vec<Variant> = result.cells.iter().map(|cell| cell.variant).collect();
+        let baseline = variants[cell.variant.baseline(&variants)];
         let ratio =
-            (baseline != cell.entrant).then(|| result.ratio(cell.entrant, baseline)).flatten();
+            (baseline != cell.variant).then(|| result.ratio(cell.variant, baseline)).flatten();
         let percentiles = [0, 1, 2].map(|index| cell.percentile(index));
         JsonCell {
             row: result.row.name(),
             unit: result.row.unit(),
-            contender: cell.entrant.contender.to_string(),
+            contender: cell.variant.contender.to_string(),
             allocator: cell
-                .entrant
+                .variant
                 .contender
                 .allocates()
-                .then(|| cell.entrant.allocator.to_string()),
+                .then(|| cell.variant.allocator.to_string()),
             median: some(cell.figure()),
             ratio,
             rounds: cell.samples.iter().map(|s| s.round.figure).collect(),
@@ -323,8 +323,8 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
     row: String,
-    a: Entrant,
-    b: Entrant,
+    a: Variant,
+    b: Variant,
     at_most: bool,
     limit: f64,
 }
@@ -341,9 +341,9 @@ impl FromStr for Bound {
             (None, None) => anyhow::bail!(form),
         };
         let (a, b) = names.split_once('/').context(form)?;
-        let entrant = |name: &str| name.parse().map_err(|e| anyhow::anyhow!("{name}: {e}"));
+        let variant = |name: &str| name.parse().map_err(|e| anyhow::anyhow!("{name}: {e}"));
         let limit = limit.parse().with_context(|| format!("{limit} is no number"))?;
-        Ok(Self { row: row.to_owned(), a: entrant(a)?, b: entrant(b)?, at_most, limit })
+        Ok(Self { row: row.to_owned(), a: variant(a)?, b: variant(b)?, at_most, limit })
     }
 }
 
@@ -428,7 +428,7 @@ mod tests {
     fn each_is_set_against_the_first_with_its_allocator() {
         let mut with_both = result(&[(10.0, 30.0)]);
         for mut cell in result(&[(20.0, 40.0)]).cells {
-            cell.entrant.allocator = Allocator::Mimalloc;
+            cell.variant.allocator = Allocator::Mimalloc;
             with_both.cells.push(cell);
         }
         let results = [with_both];

@@ -120,7 +120,7 @@ const COSTS: [(&str, Figure); 6] = [
 
 impl Figures {
     /// The contender, with its allocator where that is not the C library's.
-    fn entrant(&self) -> String {
+    fn variant(&self) -> String {
         match self.allocator.as_deref() {
             None | Some("glibc") => self.contender.clone(),
             Some(allocator) => format!("{}+{allocator}", self.contender),
@@ -254,20 +254,20 @@ pub(crate) fn came_about(origin: &Origin, machine: &Machine, notes: &[String]) -
 /// Rows by contenders; empty when there are no figures.
 fn figures(run: &Recorded) -> String {
     let measured = || run.results.iter().filter(|f| f.median.is_some() || f.failure.is_some());
-    let entrants = unique(measured().map(Figures::entrant));
-    if entrants.is_empty() {
+    let variants = unique(measured().map(Figures::variant));
+    if variants.is_empty() {
         return String::new();
     }
     let mut lines =
-        vec![["row", "unit"].into_iter().map(str::to_owned).chain(entrants.clone()).collect()];
+        vec![["row", "unit"].into_iter().map(str::to_owned).chain(variants.clone()).collect()];
     for row in unique(measured().map(|f| f.row.clone())) {
         let cells: Vec<&Figures> = measured().filter(|f| f.row == row).collect();
         let figure = |e: &String| {
-            cells.iter().find(|f| f.entrant() == *e).map_or_else(String::new, |f| f.figure())
+            cells.iter().find(|f| f.variant() == *e).map_or_else(String::new, |f| f.figure())
         };
         let unit = cells.first().map_or_else(String::new, |f| f.unit.clone());
         lines.push(
-            [format!("`{row}`"), unit].into_iter().chain(entrants.iter().map(figure)).collect(),
+            [format!("`{row}`"), unit].into_iter().chain(variants.iter().map(figure)).collect(),
         );
     }
     table(&lines, 2)
@@ -284,7 +284,7 @@ fn costs(run: &Recorded) -> String {
     let mut lines = vec![header.map(str::to_owned).collect()];
     for f in run.results.iter().filter(|f| columns.iter().any(|(_, figure)| figure(f).is_some())) {
         let figures = columns.iter().map(|(_, figure)| figure(f).map_or_else(String::new, digits));
-        lines.push([format!("`{}`", f.row), f.entrant()].into_iter().chain(figures).collect());
+        lines.push([format!("`{}`", f.row), f.variant()].into_iter().chain(figures).collect());
     }
     table(&lines, 2)
 }
@@ -315,15 +315,15 @@ fn headlines(runs: &[Recorded]) -> anyhow::Result<String> {
         let run =
             runs.iter().find(|run| run.name == *name).with_context(|| format!("no run {name}"))?;
         let of = |wanted: &str| {
-            let cell = run.results.iter().find(|f| f.row == *row && f.entrant() == wanted);
-            let told = cell.and_then(|cell| Some((cell, figure(cell)?)));
-            told.with_context(|| format!("{name} has no {row} of {wanted}"))
+            let cell = run.results.iter().find(|f| f.row == *row && f.variant() == wanted);
+            let reported = cell.and_then(|cell| Some((cell, figure(cell)?)));
+            reported.with_context(|| format!("{name} has no {row} of {wanted}"))
         };
         let ((_, tonic), (cell, ours)) = (of("tonic-tcp")?, of(contender)?);
         ensure!(tonic > 0.0, "{name}: {row} of tonic-tcp is {tonic}");
         // The ratio of medians is not the median of ratios, which the run tells.
-        let told = cell.ratio.filter(|_| figure(cell) == cell.median);
-        let factor = told.unwrap_or(ours / tonic);
+        let reported = cell.ratio.filter(|_| figure(cell) == cell.median);
+        let factor = reported.unwrap_or(ours / tonic);
         let link = format!("[{name}](RESULTS.md#{})", anchor(&run.origin.title));
         lines.push(vec![(*what).to_owned(), digits(tonic), digits(ours), digits(factor), link]);
     }
@@ -457,7 +457,7 @@ mod tests {
 
     #[test]
     fn three_digits_are_told() {
-        let told = [0.002, 0.0668, 9.0, 14.44, 110.84, 1363.4, 0.0].map(digits);
-        assert_eq!(told, ["0.002", "0.0668", "9", "14.4", "111", "1363", "0"]);
+        let reported = [0.002, 0.0668, 9.0, 14.44, 110.84, 1363.4, 0.0].map(digits);
+        assert_eq!(reported, ["0.002", "0.0668", "9", "14.4", "111", "1363", "0"]);
     }
 }

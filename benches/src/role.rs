@@ -11,17 +11,17 @@ use rustix::process::{
 };
 
 use crate::client::Client;
-use crate::contender::{Contender, Way};
+use crate::contender::{Contender, Transport};
 use crate::cpu;
 use crate::memcpy::Memcpy;
 use crate::raw::Raw;
 use crate::server_figures::{self, Served};
-use crate::service::{self, LARGEST, Place};
-use crate::session::{self, Calling};
+use crate::service::{self, ListenAddr, MAX_REPLY};
+use crate::session::{self, CallRunner};
 
 /// Where things are.
 #[derive(Args, Clone, Debug)]
-pub struct Places {
+pub struct Placement {
     /// Address that servers bind; for RDMA one that lies on an RDMA device
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub addr: IpAddr,
@@ -53,7 +53,7 @@ pub struct Role {
     pub room: Option<usize>,
 }
 
-impl Places {
+impl Placement {
     /// Processors of clients and of servers.
     ///
     /// # Errors
@@ -96,16 +96,16 @@ impl Role {
     ///
     /// # Errors
     /// As of [`runtime`](Self::runtime) and [`run`](Self::run).
-    pub fn start(&self, places: &Places) -> anyhow::Result<()> {
-        self.runtime(places)?.block_on(self.run(places))
+    pub fn start(&self, placement: &Placement) -> anyhow::Result<()> {
+        self.runtime(placement)?.block_on(self.run(placement))
     }
 
     /// Keeps this process on its processor, and starts a runtime of one thread.
     ///
     /// # Errors
     /// The processor is not allowed.
-    pub fn runtime(&self, places: &Places) -> anyhow::Result<tokio::runtime::Runtime> {
-        let (client, server) = places.cpus()?;
+    pub fn runtime(&self, placement: &Placement) -> anyhow::Result<tokio::runtime::Runtime> {
+        let (client, server) = placement.cpus()?;
         cpu::pin(if self.serve.is_some() { server } else { client })?;
         // Whoever ends `compare` with a signal ends its processes too.
         set_parent_process_death_signal(Some(Signal::KILL))
@@ -121,10 +121,10 @@ impl Role {
     ///
     /// # Errors
     /// The server cannot listen, or the client cannot connect.
-    pub async fn run(&self, places: &Places) -> anyhow::Result<()> {
+    pub async fn run(&self, placement: &Placement) -> anyhow::Result<()> {
         if let Some(contender) = self.serve {
-            let ip = Place::Ip(SocketAddr::new(places.addr, 0));
-            let place = self.socket.clone().map_or(ip, Place::Unix);
+            let ip = ListenAddr::Ip(SocketAddr::new(placement.addr, 0));
+            let listen = self.socket.clone().map_or(ip, ListenAddr::Unix);
             let ready = |Served { at, meter }| {
                 println!("{at}");
                 tokio::spawn(async {
@@ -133,16 +133,18 @@ impl Role {
                     }
                 });
             };
-            return service::serve(contender, place, LARGEST, self.room, ready).await;
+            return service::serve(contender, listen, MAX_REPLY, self.room, ready).await;
         }
         let Some(contender) = self.client else { return Ok(()) };
-        match contender.way() {
-            Way::Raw(kind) => as_task(session::run(Raw::connect(kind, &self.said).await?)).await,
-            Way::Copy(by) => as_task(session::run(Memcpy::new(by))).await,
+        match contender.transport() {
+            Transport::Raw(kind) => {
+                as_task(session::run(Raw::connect(kind, &self.said).await?)).await
+            }
+            Transport::Copy(method) => as_task(session::run(Memcpy::new(method))).await,
             _ => {
                 let (said, room) = (self.said.clone(), self.room);
                 let connect = async move || Client::connect(contender, &said, room).await;
-                as_task(session::run(Calling::new(connect).await?)).await
+                as_task(session::run(CallRunner::new(connect).await?)).await
             }
         }
     }

@@ -15,17 +15,17 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 use tonic_rdma::{Context, FabricKind, PoolConfig};
 
-use crate::contender::{Contender, Source, Way};
+use crate::contender::{Contender, Source, Transport};
 use crate::pb::{self, Blob};
 use crate::raw;
 use crate::server_figures::{Meter, Served};
 use crate::work::SMALL;
 
 /// The largest reply that a row asks for, in bytes.
-pub const LARGEST: usize = 64 << 20;
+pub const MAX_REPLY: usize = 64 << 20;
 
 /// Largest message in bytes that the programs here exchange.
-pub const LIMIT: usize = 128 << 20;
+pub const MAX_MESSAGE: usize = 128 << 20;
 
 /// HTTP/2 windows in bytes, of a stream and of a connection. Wide enough that 8 calls of 1 MiB
 /// never wait for a window: TCP is to be compared at its best.
@@ -42,7 +42,7 @@ struct Replies {
 
 /// The longest reply that comes from pinned memory, in bytes: what fits into half of what the
 /// default pool has for sending.
-const PINNED: usize = 8 << 20;
+const MAX_PINNED: usize = 8 << 20;
 
 impl Replies {
     fn new(source: Source, largest: usize) -> Self {
@@ -59,7 +59,7 @@ impl Replies {
         }
         let pinned =
             self.source == Source::Best && tonic_rdma::connect_info(request).path.is_fast();
-        let payload = match pinned && (SMALL + 1..=PINNED).contains(&length) {
+        let payload = match pinned && (SMALL + 1..=MAX_PINNED).contains(&length) {
             true => self.pinned(request).slice(..length),
             false => self.heap.slice(..length),
         };
@@ -67,14 +67,14 @@ impl Replies {
     }
 
     fn pinned(&self, request: &Request<Blob>) -> Bytes {
-        let make = || match tonic_rdma::pool(request).try_alloc(PINNED) {
+        let make = || match tonic_rdma::pool(request).try_alloc(MAX_PINNED) {
             Ok(mut buf) => {
-                buf.put_bytes(0x5a, PINNED);
+                buf.put_bytes(0x5a, MAX_PINNED);
                 buf.freeze()
             }
             Err(error) => {
                 eprintln!("replies come from the heap: {error}");
-                self.heap.slice(..PINNED.min(self.heap.len()))
+                self.heap.slice(..MAX_PINNED.min(self.heap.len()))
             }
         };
         self.pinned.get_or_init(make).clone()
@@ -125,13 +125,13 @@ pub fn routes(zero_copy: bool, source: Source, largest_reply: usize) -> Routes {
     match zero_copy {
         true => Routes::new(
             pb::zero_copy::bench_server::BenchServer::new(replies)
-                .max_decoding_message_size(LIMIT)
-                .max_encoding_message_size(LIMIT),
+                .max_decoding_message_size(MAX_MESSAGE)
+                .max_encoding_message_size(MAX_MESSAGE),
         ),
         false => Routes::new(
             pb::bench_server::BenchServer::new(replies)
-                .max_decoding_message_size(LIMIT)
-                .max_encoding_message_size(LIMIT),
+                .max_decoding_message_size(MAX_MESSAGE)
+                .max_encoding_message_size(MAX_MESSAGE),
         ),
     }
 }
@@ -149,23 +149,23 @@ pub fn tonic_server() -> tonic::transport::Server {
 const SPARE: usize = 8;
 
 /// Streams that a connection may have where there is to be room.
-const STREAMS: u32 = 16 << 10;
+const MAX_STREAMS: u32 = 16 << 10;
 
 /// The process's own pools, with the default sizes; or pools with control memory for so many
 /// connections, and otherwise the default sizes.
 pub(crate) fn context(room: Option<usize>, fabric: Option<FabricKind>) -> Context {
-    static ROOMY: OnceLock<Context> = OnceLock::new();
+    static SHARED: OnceLock<Context> = OnceLock::new();
     let Some(connections) = room else { return Context::global() };
     let total: usize = if fabric == Some(FabricKind::Shm) { 512 << 20 } else { 64 << 20 };
     let (send, landing) = (total / 4, total / 2);
     let control = (total / 4).max((connections + SPARE) * (432 << 10));
     let pool = PoolConfig::default().total(send + landing + control).send(send).landing(landing);
-    ROOMY.get_or_init(|| Context::builder().pool(pool).build()).clone()
+    SHARED.get_or_init(|| Context::builder().pool(pool).build()).clone()
 }
 
 /// Where a server listens.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum ListenAddr {
     /// An IP address; port 0 takes a free one.
     Ip(SocketAddr),
     /// A unix socket at this path.
@@ -179,18 +179,18 @@ pub enum Place {
 /// The address cannot be bound, or serving fails.
 pub async fn serve(
     contender: Contender,
-    place: Place,
+    listen: ListenAddr,
     largest_reply: usize,
     room: Option<usize>,
     ready: impl FnOnce(Served),
 ) -> anyhow::Result<()> {
     let routes = routes(contender.zero_copy(), contender.source(), largest_reply);
     let (stream, connection) = WINDOWS;
-    let streams = room.map(|_| STREAMS);
+    let streams = room.map(|_| MAX_STREAMS);
     let tonic_server = || tonic_server().max_concurrent_streams(streams);
     let unmetered = |at: String| Served { at, meter: None };
-    match (contender.way(), place) {
-        (Way::Tonic { .. }, Place::Unix(path)) => {
+    match (contender.transport(), listen) {
+        (Transport::Tonic { .. }, ListenAddr::Unix(path)) => {
             let listener = UnixListener::bind(&path).context("cannot bind the unix socket")?;
             ready(unmetered(path.display().to_string()));
             tonic_server()
@@ -198,12 +198,12 @@ pub async fn serve(
                 .serve_with_incoming(UnixListenerStream::new(listener))
                 .await?;
         }
-        (Way::Tonic { .. }, Place::Ip(addr)) => {
+        (Transport::Tonic { .. }, ListenAddr::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
             ready(unmetered(incoming.local_addr()?.to_string()));
             tonic_server().add_routes(routes).serve_with_incoming(incoming).await?;
         }
-        (Way::Ours(fabric), Place::Ip(addr)) => {
+        (Transport::Ours(fabric), ListenAddr::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
             let at = incoming.local_addr()?.to_string();
             let context = context(room, fabric);
@@ -220,17 +220,17 @@ pub async fn serve(
                 .serve_with_incoming(incoming)
                 .await?;
         }
-        (Way::Raw(kind), Place::Ip(addr)) => {
+        (Transport::Raw(kind), ListenAddr::Ip(addr)) => {
             raw::serve(kind, addr, |at| ready(unmetered(at))).await?
         }
-        (Way::Copy(_), _) => {
+        (Transport::Copy(_), _) => {
             ready(unmetered("nobody".to_owned()));
             std::future::pending().await
         }
-        (Way::Neighbour(_), _) => {
+        (Transport::Neighbour(_), _) => {
             anyhow::bail!("{contender} is served by the program in benches/neighbours")
         }
-        (Way::Ours(_) | Way::Raw(_), Place::Unix(_)) => {
+        (Transport::Ours(_) | Transport::Raw(_), ListenAddr::Unix(_)) => {
             anyhow::bail!("only tonic's own transport is bound to a unix socket here")
         }
     }

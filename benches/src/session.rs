@@ -1,7 +1,7 @@
 //! The client process of a contender: runs the rounds that it is told to, and says what they gave.
 //!
 //! It reads a line for each thing to do on its standard input, and answers each with a line on its
-//! standard output, both JSON: an [`Order`], and an [`Answer`]. It ends with its input. So a
+//! standard output, both JSON: an [`ClientRequest`], and an [`ClientReply`]. It ends with its input. So a
 //! contender that crashes or hangs takes nobody along.
 
 use std::future::Future;
@@ -16,7 +16,7 @@ use crate::work::Row;
 /// What a client is told.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Order {
+pub enum ClientRequest {
     /// Have as many connections, and open streams, as this row wants.
     Prepare(Row),
     /// Run it once.
@@ -26,13 +26,14 @@ pub enum Order {
 /// What it answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Answer {
+pub enum ClientReply {
     /// Connected: the path in words, and whether this contender does what the row does.
     Ready {
         /// The path.
         path: String,
         /// Whether there is such a row.
-        runs: bool,
+        #[serde(rename = "runs")]
+        supports: bool,
         /// Bytes that the pool of its connections may have, if they have one.
         pool: Option<usize>,
     },
@@ -43,9 +44,9 @@ pub enum Answer {
 }
 
 /// What runs rounds.
-pub trait Contestant {
+pub trait RowRunner {
     /// Whether it has a counterpart of this row.
-    fn runs(&self, row: &Row) -> bool;
+    fn supports(&self, row: &Row) -> bool;
     /// The path in words.
     fn path(&self) -> String;
     /// Bytes that the pool of its connections may have, if they have one.
@@ -59,20 +60,22 @@ pub trait Contestant {
 }
 
 /// Calls over connections that are made when rows want them.
-pub struct Calling<C, F> {
+pub struct CallRunner<C, F> {
     clients: Vec<C>,
     /// Streams that are open on the first of them.
     open: Vec<Box<dyn Send>>,
     connect: F,
 }
 
-impl<C, F> std::fmt::Debug for Calling<C, F> {
+impl<C, F> std::fmt::Debug for CallRunner<C, F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Calling").field("connections", &self.clients.len()).finish_non_exhaustive()
+        f.debug_struct("CallRunner")
+            .field("connections", &self.clients.len())
+            .finish_non_exhaustive()
     }
 }
 
-impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> Calling<C, F> {
+impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> CallRunner<C, F> {
     /// Makes the first connection.
     ///
     /// # Errors
@@ -82,9 +85,9 @@ impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> Calling<C, F> {
     }
 }
 
-impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> Contestant for Calling<C, F> {
-    fn runs(&self, row: &Row) -> bool {
-        self.clients.iter().all(|client| client.runs(row))
+impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> RowRunner for CallRunner<C, F> {
+    fn supports(&self, row: &Row) -> bool {
+        self.clients.iter().all(|client| client.supports(row))
     }
 
     /// Those of the first connection.
@@ -119,36 +122,36 @@ impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> Contestant for Calling<C, F> {
 ///
 /// # Errors
 /// Output is broken.
-pub fn refuse(error: &anyhow::Error) -> anyhow::Result<()> {
-    answer(&Answer::Failed(format!("{error:#}")))
+pub fn report_failure(error: &anyhow::Error) -> anyhow::Result<()> {
+    reply(&ClientReply::Failed(format!("{error:#}")))
 }
 
 /// Does what it is told, until there is nothing more.
 ///
 /// # Errors
 /// Input or output is broken.
-pub async fn run(mut contestant: impl Contestant) -> anyhow::Result<()> {
+pub async fn run(mut runner: impl RowRunner) -> anyhow::Result<()> {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await? {
         let done = match serde_json::from_str(&line)? {
-            Order::Prepare(row) => {
-                let runs = contestant.runs(&row);
-                let prepared = if runs { contestant.prepare(&row).await } else { Ok(()) };
+            ClientRequest::Prepare(row) => {
+                let supports = runner.supports(&row);
+                let prepared = if supports { runner.prepare(&row).await } else { Ok(()) };
                 prepared.map(|()| {
-                    let (path, pool) = (contestant.path(), contestant.pool());
-                    Answer::Ready { path, runs, pool }
+                    let (path, pool) = (runner.path(), runner.pool());
+                    ClientReply::Ready { path, supports, pool }
                 })
             }
-            Order::Round(row) => contestant.round(&row).await.map(Answer::Done),
+            ClientRequest::Round(row) => runner.round(&row).await.map(ClientReply::Done),
         };
-        answer(&done.unwrap_or_else(|error| Answer::Failed(format!("{error:#}"))))?;
+        reply(&done.unwrap_or_else(|error| ClientReply::Failed(format!("{error:#}"))))?;
     }
     Ok(())
 }
 
 /// One write, before the next line is read.
-fn answer(answer: &Answer) -> anyhow::Result<()> {
-    let mut text = serde_json::to_string(answer)?;
+fn reply(reply: &ClientReply) -> anyhow::Result<()> {
+    let mut text = serde_json::to_string(reply)?;
     text.push('\n');
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::client::{Channel, Client};
-use crate::contender::{Contender, Way};
+use crate::contender::{Contender, Transport};
 use crate::measure::{Round, round};
 use crate::service;
 use crate::work::{Kind, Row, SMALL};
@@ -35,12 +35,12 @@ impl Threads {
         workers: usize,
         connections: &[usize],
     ) -> anyhow::Result<Self> {
-        let Way::Ours(fabric) = contender.way() else {
+        let Transport::Ours(fabric) = contender.transport() else {
             anyhow::bail!("{contender} has one connection")
         };
         let (server, client) = (runtime(workers)?, runtime(workers)?);
         let (ready, address) = std::sync::mpsc::channel();
-        let at = service::Place::Ip(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let at = service::ListenAddr::Ip(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         server.spawn(async move {
             if let Err(error) =
                 service::serve(contender, at, SMALL, None, |served| _ = ready.send(served.at)).await
@@ -57,9 +57,14 @@ impl Threads {
         };
         let channels =
             connections.iter().map(|count| channel(*count)).collect::<Result<Vec<_>, _>>()?;
-        let over =
-            |(count, channel)| (count, Client::over(Channel::Ours(channel), contender.zero_copy()));
-        Ok(Self { clients: channels.into_iter().map(over).collect(), client, _server: server })
+        let with_client = |(count, channel)| {
+            (count, Client::with_channel(Channel::Ours(channel), contender.zero_copy()))
+        };
+        Ok(Self {
+            clients: channels.into_iter().map(with_client).collect(),
+            client,
+            _server: server,
+        })
     }
 
     /// Thousands of small calls a second, by connections.

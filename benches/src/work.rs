@@ -64,13 +64,13 @@ pub enum Kind {
         size: usize,
     },
     /// Latency of small calls beside one large transfer that is always in flight: microseconds.
-    Beside {
+    LatencyUnderLoad {
         /// Bytes of the large message.
         size: usize,
     },
     /// Latency of small calls on a connection that has so many streams open, on which nothing
     /// moves: microseconds.
-    Held {
+    IdleStreams {
         /// Streams.
         streams: usize,
     },
@@ -115,8 +115,8 @@ impl Row {
                 format!("{way}-{}-x{in_flight}", bytes(size))
             }
             Kind::Stream { size } => format!("stream-{}", bytes(size)),
-            Kind::Beside { size } => format!("beside-{}", bytes(size)),
-            Kind::Held { streams } => format!("held-{streams}"),
+            Kind::LatencyUnderLoad { size } => format!("beside-{}", bytes(size)),
+            Kind::IdleStreams { streams } => format!("held-{streams}"),
             Kind::Phase { size, distance } => format!("phase-{}-{distance}", bytes(size)),
         }
     }
@@ -124,7 +124,7 @@ impl Row {
     /// The unit of its figure.
     pub fn unit(&self) -> &'static str {
         match self.kind {
-            Kind::Latency | Kind::Beside { .. } | Kind::Held { .. } => "us",
+            Kind::Latency | Kind::LatencyUnderLoad { .. } | Kind::IdleStreams { .. } => "us",
             Kind::Rate { .. } | Kind::Resting { .. } => "kcall/s",
             Kind::Bulk { .. } | Kind::Clients { .. } | Kind::Stream { .. } | Kind::Phase { .. } => {
                 "MB/s"
@@ -142,7 +142,7 @@ impl Row {
     }
 
     /// The fewest calls that say something: each place in flight is used.
-    pub fn least(&self) -> usize {
+    pub fn min_calls(&self) -> usize {
         match self.kind {
             Kind::Bulk { in_flight, .. } => in_flight,
             Kind::Rate { in_flight, .. } | Kind::Resting { in_flight, .. } => in_flight.max(16),
@@ -152,13 +152,13 @@ impl Row {
 
     /// A tenth of its calls, but no fewer than say something.
     pub fn tenth(&self) -> Row {
-        Row { calls: (self.calls / 10).max(self.least()), ..*self }
+        Row { calls: (self.calls / 10).max(self.min_calls()), ..*self }
     }
 
     /// How many streams it wants to be open meanwhile.
     pub fn streams(&self) -> usize {
         match self.kind {
-            Kind::Held { streams } => streams,
+            Kind::IdleStreams { streams } => streams,
             _ => 0,
         }
     }
@@ -208,7 +208,7 @@ pub fn full() -> Vec<Row> {
         }
     }
     rows.push(Row { kind: Kind::Stream { size: 64 << 10 }, calls: 4096 });
-    rows.push(Row { kind: Kind::Beside { size: 64 << 20 }, calls: 2000 });
+    rows.push(Row { kind: Kind::LatencyUnderLoad { size: 64 << 20 }, calls: 2000 });
     rows
 }
 

@@ -4,8 +4,8 @@ use anyhow::Context as _;
 use benches::{
     client::{Client, tonic_endpoint},
     contender::Source,
-    service::{self, LARGEST},
-    session::{self, Calling},
+    service::{self, MAX_REPLY},
+    session::{self, CallRunner},
 };
 use rdma_io::send_recv_transport::SendRecvConfig;
 use rdma_io_tonic::{RdmaConnector, RdmaIncoming};
@@ -28,9 +28,13 @@ fn settings() -> SendRecvConfig {
 pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
     let incoming = RdmaIncoming::bind(&SocketAddr::new(addr, 0), settings())?;
     println!("{}", incoming.local_addr().context("it does not say where it listens")?);
-    let mut server =
-        service::tonic_server().initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
-    Ok(server.add_routes(service::routes(false, Source::Best, LARGEST)).serve_with_incoming(incoming).await?)
+    let mut server = service::tonic_server()
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW);
+    Ok(server
+        .add_routes(service::routes(false, Source::Best, MAX_REPLY))
+        .serve_with_incoming(incoming)
+        .await?)
 }
 
 pub(crate) async fn client(said: String) -> anyhow::Result<()> {
@@ -41,8 +45,8 @@ pub(crate) async fn client(said: String) -> anyhow::Result<()> {
         let connector = RdmaConnector::new(settings());
         Ok(Client::tonic(endpoint.connect_with_connector(connector).await?))
     };
-    match Calling::new(connect).await {
+    match CallRunner::new(connect).await {
         Ok(calling) => session::run(calling).await,
-        Err(error) => session::refuse(&error),
+        Err(error) => session::report_failure(&error),
     }
 }

@@ -8,8 +8,8 @@ mod rpc_stack;
 
 use anyhow::{Context as _, bail};
 use benches::{
-    contender::{Contender, Neighbour, Way},
-    role::{Places, Role},
+    contender::{Contender, Neighbour, Transport},
+    role::{Placement, Role},
 };
 use clap::Parser;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use std::process::ExitCode;
 #[command(version, about, long_about = None)]
 struct Args {
     #[command(flatten)]
-    places: Places,
+    placement: Placement,
     #[command(flatten)]
     role: Role,
 }
@@ -38,18 +38,24 @@ pub fn main() -> ExitCode {
 /// As a task, for the future that a runtime blocks on is polled only once it has looked for events
 /// another time.
 fn start(args: Args) -> anyhow::Result<()> {
-    let runtime = args.role.runtime(&args.places)?;
+    let runtime = args.role.runtime(&args.placement)?;
     runtime.block_on(async { tokio::spawn(run(args)).await.context("it has panicked")? })
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
     let Role { serve, client, said, .. } = args.role;
-    let way = |contender: Option<Contender>| contender.map(Contender::way);
-    match (way(serve), way(client)) {
-        (Some(Way::Neighbour(Neighbour::RdmaIoTonic)), _) => byte_stream::serve(args.places.addr).await,
-        (Some(Way::Neighbour(Neighbour::Ruapc)), _) => rpc_stack::serve(args.places.addr).await,
-        (_, Some(Way::Neighbour(Neighbour::RdmaIoTonic))) => byte_stream::client(said).await,
-        (_, Some(Way::Neighbour(Neighbour::Ruapc))) => rpc_stack::client(said).await,
-        _ => bail!("compare starts this program, when it is told where it is: see benches/README.md"),
+    let transport = |contender: Option<Contender>| contender.map(Contender::transport);
+    match (transport(serve), transport(client)) {
+        (Some(Transport::Neighbour(Neighbour::RdmaIoTonic)), _) => {
+            byte_stream::serve(args.placement.addr).await
+        }
+        (Some(Transport::Neighbour(Neighbour::Ruapc)), _) => {
+            rpc_stack::serve(args.placement.addr).await
+        }
+        (_, Some(Transport::Neighbour(Neighbour::RdmaIoTonic))) => byte_stream::client(said).await,
+        (_, Some(Transport::Neighbour(Neighbour::Ruapc))) => rpc_stack::client(said).await,
+        _ => {
+            bail!("compare starts this program, when it is told where it is: see benches/README.md")
+        }
     }
 }

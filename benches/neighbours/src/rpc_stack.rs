@@ -4,8 +4,8 @@
 use anyhow::Context as _;
 use benches::{
     measure::Calls,
-    service::LARGEST,
-    session::{self, Calling},
+    service::MAX_REPLY,
+    session::{self, CallRunner},
     work::{Kind, Row},
 };
 use bytes::Bytes;
@@ -55,7 +55,8 @@ const CONNECTIONS: usize = 64;
 /// for what is in flight that 8 messages of 16 MiB, each of which takes a buffer of 64 MiB, are not
 /// refused.
 fn config() -> SocketPoolConfig {
-    let connection = RdmaConnectionTuningConfig { max_inflight_large_bytes: 512 << 20, ..Default::default() };
+    let connection =
+        RdmaConnectionTuningConfig { max_inflight_large_bytes: 512 << 20, ..Default::default() };
     let rdma = RdmaSocketPoolConfig { connection, ..Default::default() };
     SocketPoolConfig { buffer_pool_memory: 1 << 30, rdma: Some(rdma), ..Default::default() }
 }
@@ -64,7 +65,7 @@ fn config() -> SocketPoolConfig {
 /// told.
 pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
     let mut router = Router::default();
-    Bench::ruapc_export(Arc::new(Replies(Bytes::from(vec![0x5a; LARGEST]))), &mut router);
+    Bench::ruapc_export(Arc::new(Replies(Bytes::from(vec![0x5a; MAX_REPLY]))), &mut router);
     let server = Server::create(router, &config())?;
     let mut addresses = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -77,12 +78,12 @@ pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
 
 /// An address that no other connection of this process uses.
 #[derive(Debug)]
-struct Lane {
+struct LeasedAddr {
     addr: SocketAddr,
     free: Arc<Mutex<Vec<SocketAddr>>>,
 }
 
-impl Drop for Lane {
+impl Drop for LeasedAddr {
     fn drop(&mut self) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.addr);
     }
@@ -92,7 +93,7 @@ impl Drop for Lane {
 struct Connection {
     context: Context,
     client: Client,
-    _lane: Arc<Lane>,
+    _leased: Arc<LeasedAddr>,
 }
 
 impl Calls for Connection {
@@ -114,14 +115,14 @@ impl Calls for Connection {
     }
 
     /// A message, with what surrounds the payload, has at most 64 MiB.
-    fn runs(&self, row: &Row) -> bool {
+    fn supports(&self, row: &Row) -> bool {
         match row.kind {
             Kind::Stream { .. }
-            | Kind::Held { .. }
+            | Kind::IdleStreams { .. }
             | Kind::Phase { .. }
             | Kind::Resting { .. }
             | Kind::Clients { .. } => false,
-            Kind::Bulk { size, .. } | Kind::Beside { size } => {
+            Kind::Bulk { size, .. } | Kind::LatencyUnderLoad { size } => {
                 size < RdmaConnectionTuningConfig::MAX_LARGE_MSG_SIZE as usize
             }
             Kind::Latency | Kind::Rate { .. } => row.connections() <= CONNECTIONS,
@@ -140,18 +141,21 @@ pub(crate) async fn client(said: String) -> anyhow::Result<()> {
     let connect = async move || {
         let addr = free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let addr = addr.context("there is no address for so many connections")?;
-        let lane = Lane { addr, free: Arc::clone(&free) };
+        let leased = LeasedAddr { addr, free: Arc::clone(&free) };
         // `compare` has a limit of its own, the same for all.
         let client = Client { timeout: Duration::from_secs(3600), ..Client::default() };
         let endpoint = Endpoint::rdma(Transport::TCP, [addr])?;
-        let mut connection =
-            Connection { context: context.with_endpoint(endpoint), client, _lane: Arc::new(lane) };
+        let mut connection = Connection {
+            context: context.with_endpoint(endpoint),
+            client,
+            _leased: Arc::new(leased),
+        };
         // It connects with the first call.
         connection.unary(Bytes::new(), 0).await.context("cannot connect")?;
         Ok(connection)
     };
-    match Calling::new(connect).await {
+    match CallRunner::new(connect).await {
         Ok(calling) => session::run(calling).await,
-        Err(error) => session::refuse(&error),
+        Err(error) => session::report_failure(&error),
     }
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use benches::allocator::{Allocator, Entrant};
+use benches::allocator::{Allocator, Variant};
 use benches::contender::Contender;
 use benches::copies::Copies;
 use benches::machine::Machine;
@@ -16,7 +16,7 @@ use benches::pair::{Pair, Setup};
 use benches::plot;
 use benches::report::{self, Bound, Cell, RowResult, Run};
 use benches::results::Origin;
-use benches::role::{Places, Role};
+use benches::role::{Placement, Role};
 use benches::work::{self, Row};
 use clap::{Parser, ValueEnum};
 
@@ -35,7 +35,7 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_values_t = [Allocator::Glibc, Allocator::Mimalloc])]
     allocators: Vec<Allocator>,
     #[command(flatten)]
-    places: Places,
+    placement: Placement,
     /// Rounds of each row and contender, after one that does not count
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -115,7 +115,7 @@ impl Args {
             ensure!(!rows.is_empty(), "no row's name contains {only}");
         }
         for row in &mut rows {
-            row.calls = (row.calls / self.divide as usize).max(row.least());
+            row.calls = (row.calls / self.divide as usize).max(row.min_calls());
         }
         Ok(rows)
     }
@@ -127,25 +127,25 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     if args.role.is_some() {
-        return args.role.start(&args.places);
+        return args.role.start(&args.placement);
     }
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(compare(args))
 }
 
 /// An entrant, and its processes while they are well.
-struct Slot {
-    entrant: Entrant,
+struct Participant {
+    variant: Variant,
     pair: Option<Pair>,
     /// Why there are none.
     failure: Option<String>,
 }
 
-impl Slot {
+impl Participant {
     /// A failed pair is not to be trusted with another row: it ends, and the next row gets a new
     /// one.
-    async fn renew(&mut self, setup: &Setup) {
+    async fn restart(&mut self, setup: &Setup) {
         self.pair = None;
-        match Pair::start(self.entrant, setup, &[]).await {
+        match Pair::start(self.variant, setup, &[]).await {
             Ok(pair) => self.pair = Some(pair),
             Err(error) => self.failure = Some(format!("{error:#}")),
         }
@@ -166,8 +166,8 @@ impl Slot {
             Ok(None) => cell.absent = true,
             Err(error) => {
                 cell.failure = Some(format!("{error:#}"));
-                eprintln!("{} {}: {error:#}", row.name(), self.entrant);
-                self.renew(setup).await;
+                eprintln!("{} {}: {error:#}", row.name(), self.variant);
+                self.restart(setup).await;
             }
         }
     }
@@ -175,21 +175,21 @@ impl Slot {
 
 async fn compare(args: &Args) -> anyhow::Result<()> {
     let rows = args.rows()?;
-    let cpus = args.places.cpus()?;
+    let cpus = args.placement.cpus()?;
     // The default pool of a device has room for some three dozen connections.
-    let room = rows.iter().map(Row::connections).max().filter(|most| *most > 1);
+    let room = rows.iter().map(Row::connections).max().filter(|n| *n > 1);
     let limit = Duration::from_secs(args.limit);
     let setup = Setup {
-        addr: args.places.addr,
+        addr: args.placement.addr,
         cpus,
         limit,
         room,
         server_figures: false,
         neighbours: args.neighbours()?,
     };
-    let entrants = Entrant::all(&args.contenders, &args.allocators);
+    let variants = Variant::all(&args.contenders, &args.allocators);
     let used = |allocator: &Allocator| {
-        entrants.iter().any(|e| e.allocator == *allocator && e.contender.allocates())
+        variants.iter().any(|e| e.allocator == *allocator && e.contender.allocates())
     };
     let allocators: Vec<Allocator> = args.allocators.iter().copied().filter(used).collect();
     let machine = Machine::here(&allocators)?;
@@ -200,29 +200,29 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
             cpus.0, cpus.1, args.rounds
         ),
     ];
-    let mut slots = Vec::new();
-    for entrant in &entrants {
-        let mut slot = Slot { entrant: *entrant, pair: None, failure: None };
-        slot.renew(&setup).await;
-        match (&mut slot.pair, &slot.failure) {
+    let mut participants = Vec::new();
+    for variant in &variants {
+        let mut participant = Participant { variant: *variant, pair: None, failure: None };
+        participant.restart(&setup).await;
+        match (&mut participant.pair, &participant.failure) {
             (Some(pair), _) => {
                 let (client, server) = pair.processes();
                 eprintln!(
-                    "{entrant}: client process {client}, server process {server}, {}",
+                    "{variant}: client process {client}, server process {server}, {}",
                     pair.path()
                 );
                 if let Err(error) = pair.count_instructions()
-                    && slots.is_empty()
+                    && participants.is_empty()
                 {
                     notes.push(format!("instructions are not counted: {error:#}"));
                 }
             }
-            (None, failure) => eprintln!("{entrant}: {}", failure.as_deref().unwrap_or_default()),
+            (None, failure) => eprintln!("{variant}: {}", failure.as_deref().unwrap_or_default()),
         }
-        slots.push(slot);
+        participants.push(participant);
     }
 
-    let cells = || slots.iter().map(|slot| Cell::new(slot.entrant)).collect();
+    let cells = || participants.iter().map(|participant| Cell::new(participant.variant)).collect();
     let mut results: Vec<RowResult> =
         rows.iter().map(|row| RowResult { row: *row, cells: cells() }).collect();
     // One round of each that does not count: what is set up by first use is set up.
@@ -231,15 +231,15 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
         for result in &mut results {
             // In another order each round: who comes first finds the machine in another state than
             // the rest.
-            for turn in 0..slots.len() {
-                let at = (round + turn) % slots.len();
-                slots[at].round(&mut result.cells[at], &result.row, round > 0, &setup).await;
+            for turn in 0..participants.len() {
+                let at = (round + turn) % participants.len();
+                participants[at].round(&mut result.cells[at], &result.row, round > 0, &setup).await;
             }
         }
     }
-    drop(slots);
+    drop(participants);
     if args.counts {
-        count(&mut results, &entrants, &setup).await?;
+        count(&mut results, &variants, &setup).await?;
     }
     println!("{}\n{}", report::figures(&results), report::costs(&results));
     let run = Run { origin: Origin::here(&args.title), machine, notes, results };
@@ -272,13 +272,13 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
 /// Counts what takes other processes, or slows them down.
 async fn count(
     results: &mut [RowResult],
-    entrants: &[Entrant],
+    variants: &[Variant],
     setup: &Setup,
 ) -> anyhow::Result<()> {
     let copies = Copies::new()?;
-    for (index, entrant) in entrants.iter().enumerate() {
-        eprintln!("counting {entrant}");
-        let Ok(mut pair) = Pair::start(*entrant, setup, &copies.environment()).await else {
+    for (index, variant) in variants.iter().enumerate() {
+        eprintln!("counting {variant}");
+        let Ok(mut pair) = Pair::start(*variant, setup, &copies.environment()).await else {
             continue;
         };
         for result in &mut *results {

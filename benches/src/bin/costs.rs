@@ -70,20 +70,20 @@ fn run(args: &Args) -> anyhow::Result<()> {
         print!("{}", callgrind.annotate(&named(name)?, args.inclusive)?);
         return Ok(());
     }
-    let looked_at = |name: &str| name.contains(&args.only);
+    let is_selected = |name: &str| name.contains(&args.only);
     let scenarios: Vec<_> =
-        costs::all().into_iter().filter(|scenario| looked_at(scenario.name)).collect();
+        costs::all().into_iter().filter(|scenario| is_selected(scenario.name)).collect();
     ensure!(!scenarios.is_empty(), "no scenario's name contains {}", args.only);
     let now = Record { toolchain: toolchain()?, costs: count(&callgrind, scenarios)? };
     let mut recorded = match Record::read(&args.file) {
         Err(_) if args.record => Record::default(),
         other => other?,
     };
-    let lines = recorded.compare(&now, looked_at);
+    let lines = recorded.compare(&now, is_selected);
     println!("{}", table(&lines));
     transport_part(&now);
     if args.record {
-        recorded.costs.retain(|name, _| !looked_at(name));
+        recorded.costs.retain(|name, _| !is_selected(name));
         recorded.costs.extend(now.costs);
         recorded.toolchain = now.toolchain;
         return recorded.write(&args.file);
@@ -94,9 +94,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     if lines.iter().any(|line| line.verdict == Verdict::Less) {
         println!("some counts are lower than recorded: keep it so with make costs-record");
     }
-    let complaints: Vec<_> = lines.iter().filter_map(Line::complaint).collect();
-    if args.check && !complaints.is_empty() {
-        let list = complaints.join("\n    ");
+    let violations: Vec<_> = lines.iter().filter_map(Line::violation).collect();
+    if args.check && !violations.is_empty() {
+        let list = violations.join("\n    ");
         anyhow::bail!(
             "counts beyond the record:\n    {list}\nIf the cost is meant, record it in the same commit: make costs-record"
         );

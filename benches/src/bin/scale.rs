@@ -16,7 +16,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     if args.role.is_some() {
-        return args.role.start(&args.places);
+        return args.role.start(&args.placement);
     }
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(scale(args))
 }
@@ -54,7 +54,7 @@ async fn scale(args: &Args) -> anyhow::Result<()> {
 
 async fn measure(args: &Args) -> anyhow::Result<Run> {
     let machine = Machine::here(&[args.allocator])?;
-    let (client, server) = args.places.cpus()?;
+    let (client, server) = args.placement.cpus()?;
     let seconds = |time: std::time::Duration| time.as_secs_f64();
     let mut notes = vec![
         machine.to_string(),

@@ -33,7 +33,7 @@ impl Callgrind {
         fs::write(&source, FIXED)?;
         let mut cc = Command::new("cc");
         cc.args(["-O2", "-Wall", "-shared", "-fPIC", "-o"]).arg(&fixed).arg(&source);
-        said(&mut cc)?;
+        run_checked(&mut cc)?;
         Ok(Self { dir, fixed })
     }
 
@@ -43,9 +43,9 @@ impl Callgrind {
     /// The scenario fails, or callgrind counted nothing.
     pub fn count(&self, scenario: &Scenario) -> anyhow::Result<Counts> {
         let profile = self.profile(scenario)?;
-        let said = profile.output;
-        let mut counts: Counts = serde_json::from_slice(&said.stdout)
-            .with_context(|| format!("{}: no counts, but: {}", scenario.name, text(&said)))?;
+        let output = profile.output;
+        let mut counts: Counts = serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("{}: no counts, but: {}", scenario.name, text(&output)))?;
         let times =
             counts.remove("times").context("a scenario does not say how often it was run")?;
         let instructions = total(&profile.file)?;
@@ -64,7 +64,7 @@ impl Callgrind {
         annotate
             .arg(format!("--inclusive={}", if inclusive { "yes" } else { "no" }))
             .arg(&profile.file);
-        Ok(String::from_utf8_lossy(&said(&mut annotate)?.stdout).into_owned())
+        Ok(String::from_utf8_lossy(&run_checked(&mut annotate)?.stdout).into_owned())
     }
 
     fn profile(&self, scenario: &Scenario) -> anyhow::Result<Profile> {
@@ -82,7 +82,7 @@ impl Callgrind {
             // `rep movsb` counts as one instruction for each byte.
             .env("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824")
             .stdin(Stdio::null());
-        let output = said(&mut command).with_context(|| scenario.name)?;
+        let output = run_checked(&mut command).with_context(|| scenario.name)?;
         Ok(Profile { output, file })
     }
 }
@@ -102,7 +102,7 @@ fn total(file: &Path) -> anyhow::Result<u64> {
 }
 
 /// Runs a command that has to succeed.
-fn said(command: &mut Command) -> anyhow::Result<Output> {
+fn run_checked(command: &mut Command) -> anyhow::Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| {
         format!("cannot run {name}: install it, on Debian and Ubuntu with scripts/install-packages bench")
@@ -123,11 +123,11 @@ fn text(output: &Output) -> String {
 /// # Errors
 /// There is no valgrind.
 pub fn toolchain() -> anyhow::Result<String> {
-    let libc = said(Command::new("getconf").arg("GNU_LIBC_VERSION"));
+    let libc = run_checked(Command::new("getconf").arg("GNU_LIBC_VERSION"));
     let libc = libc.map_or_else(|_| "another libc".to_owned(), |out| text(&out));
     Ok([env!("BUILT_BY"), &libc, &valgrind_version()?, std::env::consts::ARCH].join(", "))
 }
 
 fn valgrind_version() -> anyhow::Result<String> {
-    Ok(text(&said(Command::new("valgrind").arg("--version"))?))
+    Ok(text(&run_checked(Command::new("valgrind").arg("--version"))?))
 }

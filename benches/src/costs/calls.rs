@@ -1,7 +1,7 @@
 //! Whole calls: client and server in one thread.
 //!
 //! What tonic's stubs, codec and routes cost is counted by calls that are answered in place, by the
-//! service itself without a transport ([`Over::Nothing`]). A transport's part of a call is the
+//! service itself without a transport ([`TransportKind::Nothing`]). A transport's part of a call is the
 //! whole less this.
 
 use std::io;
@@ -24,7 +24,7 @@ use super::meter::{Counts, measure};
 use super::scenario::Scenario;
 use crate::client::{Channel, Client, tonic_endpoint};
 use crate::contender::Source;
-use crate::measure::{Calls as _, together};
+use crate::measure::{Calls as _, run_concurrently};
 use crate::service;
 
 /// See [`super::all`].
@@ -32,78 +32,78 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "call-64-nothing",
         what: "64 B and back, answered in place: tonic's stub, codec and routes",
-        run: || small(Over::Nothing, 1),
+        run: || small(TransportKind::Nothing, 1),
     },
     Scenario {
         name: "call-64-tonic-duplex",
         what: "64 B and back, tonic over a pipe in memory",
-        run: || small(Over::TonicDuplex, 1),
+        run: || small(TransportKind::TonicDuplex, 1),
     },
     Scenario {
         name: "call-64-tonic-tcp",
         what: "64 B and back, tonic over TCP",
-        run: || small(Over::TonicTcp, 1),
+        run: || small(TransportKind::TonicTcp, 1),
     },
     Scenario {
         name: "call-64-tcp",
         what: "64 B and back, tonic-rdma over TCP",
-        run: || small(Over::Tcp, 1),
+        run: || small(TransportKind::Tcp, 1),
     },
     Scenario {
         name: "call-64-sim",
         what: "64 B and back, tonic-rdma over the simulated fabric",
-        run: || small(Over::Sim, 1),
+        run: || small(TransportKind::Sim, 1),
     },
     Scenario {
         name: "call-64-shm",
         what: "64 B and back, tonic-rdma over shared memory",
-        run: || small(Over::Shm, 1),
+        run: || small(TransportKind::Shm, 1),
     },
     Scenario {
         name: "call-64-sim-codec",
         what: "64 B and back, tonic-rdma over the simulated fabric, with the zero-copy codec",
-        run: || count(Over::Sim, true, SMALL),
+        run: || count(TransportKind::Sim, true, SMALL),
     },
     Scenario {
         name: "call-64-x64-tonic-duplex",
         what: "one of 64 calls in flight, tonic over a pipe in memory",
-        run: || small(Over::TonicDuplex, 64),
+        run: || small(TransportKind::TonicDuplex, 64),
     },
     Scenario {
         name: "call-64-x64-sim",
         what: "one of 64 calls in flight, tonic-rdma over the simulated fabric",
-        run: || small(Over::Sim, 64),
+        run: || small(TransportKind::Sim, 64),
     },
     Scenario {
         name: "call-64-x64-shm",
         what: "one of 64 calls in flight, tonic-rdma over shared memory",
-        run: || small(Over::Shm, 64),
+        run: || small(TransportKind::Shm, 64),
     },
     Scenario {
         name: "call-1MiB-up-tonic-duplex",
         what: "1 MiB up, tonic over a pipe in memory",
-        run: || count(Over::TonicDuplex, false, UP),
+        run: || count(TransportKind::TonicDuplex, false, UP),
     },
     Scenario {
         name: "call-1MiB-up-sim",
         what: "1 MiB up from pinned memory, zero-copy codec, simulated fabric",
-        run: || count(Over::Sim, true, UP),
+        run: || count(TransportKind::Sim, true, UP),
     },
     Scenario {
         name: "call-1MiB-up-sim-plain",
         what: "1 MiB up, tonic's codec, simulated fabric",
-        run: || count(Over::Sim, false, UP),
+        run: || count(TransportKind::Sim, false, UP),
     },
     Scenario {
         name: "call-1MiB-down-sim",
         what: "1 MiB down from pinned memory, zero-copy codec, simulated fabric",
-        run: || count(Over::Sim, true, DOWN),
+        run: || count(TransportKind::Sim, true, DOWN),
     },
 ];
 
 /// What carries the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
+pub enum TransportKind {
     /// The service is called in place.
     Nothing,
     /// tonic over [`tokio::io::duplex`].
@@ -131,16 +131,16 @@ const SMALL: Load = Load { request: 64, reply: 64, in_flight: 1, times: 512 };
 const UP: Load = Load { request: 1 << 20, reply: 0, in_flight: 1, times: 16 };
 const DOWN: Load = Load { request: 0, reply: 1 << 20, in_flight: 1, times: 16 };
 /// The pipe in memory holds so many bytes.
-const PIPE: usize = 256 << 10;
+const PIPE_CAPACITY: usize = 256 << 10;
 
-fn small(over: Over, in_flight: usize) -> anyhow::Result<Counts> {
-    count(over, false, Load { in_flight, ..SMALL })
+fn small(transport: TransportKind, in_flight: usize) -> anyhow::Result<Counts> {
+    count(transport, false, Load { in_flight, ..SMALL })
 }
 
-fn count(over: Over, zero_copy: bool, load: Load) -> anyhow::Result<Counts> {
+fn count(transport: TransportKind, zero_copy: bool, load: Load) -> anyhow::Result<Counts> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let net = SimNet::new(SimConfig::default());
-    let client = runtime.block_on(connect(over, zero_copy, &net))?;
+    let client = runtime.block_on(connect(transport, zero_copy, &net))?;
     let payload = client.payload(load.request);
     let run =
         |times| -> anyhow::Result<()> { calls(&runtime, &client, payload.clone(), load, times) };
@@ -150,7 +150,7 @@ fn count(over: Over, zero_copy: bool, load: Load) -> anyhow::Result<Counts> {
     let mut result = Ok(());
     let mut counts = measure(load.times, || result = run(load.times));
     result?;
-    if over == Over::Sim {
+    if transport == TransportKind::Sim {
         let after = net.stats();
         let mut add = |name: &str, count: u64| {
             counts.insert(name.to_owned(), count as f64 / load.times as f64)
@@ -171,7 +171,7 @@ fn calls(
     load: Load,
     times: usize,
 ) -> anyhow::Result<()> {
-    runtime.block_on(together(
+    runtime.block_on(run_concurrently(
         std::slice::from_ref(client),
         payload,
         load.reply,
@@ -181,12 +181,16 @@ fn calls(
     Ok(())
 }
 
-async fn connect(over: Over, zero_copy: bool, net: &SimNet) -> anyhow::Result<Client> {
+async fn connect(
+    transport: TransportKind,
+    zero_copy: bool,
+    net: &SimNet,
+) -> anyhow::Result<Client> {
     let routes = service::routes(zero_copy, Source::Best, 1 << 20);
-    let channel = match over {
-        Over::Nothing => Channel::InPlace(routes.prepare()),
-        Over::TonicDuplex => {
-            let (near, far) = tokio::io::duplex(PIPE);
+    let channel = match transport {
+        TransportKind::Nothing => Channel::InPlace(routes.prepare()),
+        TransportKind::TonicDuplex => {
+            let (near, far) = tokio::io::duplex(PIPE_CAPACITY);
             let incoming =
                 tokio_stream::once(Ok::<_, io::Error>(far)).chain(tokio_stream::pending());
             tokio::spawn(service::tonic_server().add_routes(routes).serve_with_incoming(incoming));
@@ -202,12 +206,12 @@ async fn connect(over: Over, zero_copy: bool, net: &SimNet) -> anyhow::Result<Cl
             let endpoint = tonic_endpoint("http://pipe.invalid")?;
             Channel::Tonic(endpoint.connect_with_connector(connector).await?)
         }
-        Over::TonicTcp => {
+        TransportKind::TonicTcp => {
             let (incoming, uri) = listen().await?;
             tokio::spawn(service::tonic_server().add_routes(routes).serve_with_incoming(incoming));
             Channel::Tonic(tonic_endpoint(uri)?.connect().await?)
         }
-        Over::Tcp | Over::Sim | Over::Shm => {
+        TransportKind::Tcp | TransportKind::Sim | TransportKind::Shm => {
             let (incoming, uri) = listen().await?;
             let (mut server, mut endpoint) =
                 (tonic_rdma::Server::builder(), tonic_rdma::Endpoint::from_shared(uri)?);
@@ -215,11 +219,11 @@ async fn connect(over: Over, zero_copy: bool, net: &SimNet) -> anyhow::Result<Cl
                 let device = net.device(format!("sim{n}"), [10, 0, 0, n].into());
                 Context::builder().sim(device).build()
             };
-            if over == Over::Sim {
+            if transport == TransportKind::Sim {
                 (server, endpoint) = (server.context(host(1)), endpoint.context(host(2)));
             }
-            let (policy, fabric) = match over {
-                Over::Tcp => (Policy::Off, None),
+            let (policy, fabric) = match transport {
+                TransportKind::Tcp => (Policy::Off, None),
                 _ => (Policy::Require, Some(FabricKind::Shm)),
             };
             let router = server.policy(policy).fabrics(fabric).add_routes(routes);
@@ -229,7 +233,7 @@ async fn connect(over: Over, zero_copy: bool, net: &SimNet) -> anyhow::Result<Cl
             Channel::Ours(endpoint.connect().await.context("cannot connect")?)
         }
     };
-    Ok(Client::over(channel, zero_copy))
+    Ok(Client::with_channel(channel, zero_copy))
 }
 
 async fn listen() -> anyhow::Result<(TcpIncoming, String)> {

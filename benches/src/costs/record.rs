@@ -13,7 +13,7 @@ use super::meter::Counts;
 /// By this much a count may grow.
 pub const MARGIN: f64 = 0.05;
 /// Counts are kept to a hundredth, so less than this is no growth.
-const GRAIN: f64 = 0.011;
+const RESOLUTION: f64 = 0.011;
 
 const HEAD: &str = "\
 # What one repetition of each scenario costs: instructions, allocations and their bytes, and on the
@@ -91,10 +91,10 @@ impl Record {
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Sets what was counted now beside this record. Scenarios for which `looked_at` says no are
+    /// Sets what was counted now beside this record. Scenarios for which `is_selected` says no are
     /// left out.
-    pub fn compare(&self, now: &Record, looked_at: impl Fn(&str) -> bool) -> Vec<Line> {
-        let scenarios = self.costs.keys().chain(now.costs.keys()).filter(|name| looked_at(name));
+    pub fn compare(&self, now: &Record, is_selected: impl Fn(&str) -> bool) -> Vec<Line> {
+        let scenarios = self.costs.keys().chain(now.costs.keys()).filter(|name| is_selected(name));
         let scenarios: BTreeSet<&String> = scenarios.collect();
         let mut lines = Vec::new();
         for scenario in scenarios {
@@ -120,8 +120,12 @@ impl Record {
 
 fn verdict(recorded: Option<f64>, now: Option<f64>) -> Verdict {
     match (recorded, now) {
-        (Some(recorded), Some(now)) if now > recorded * (1.0 + MARGIN) + GRAIN => Verdict::More,
-        (Some(recorded), Some(now)) if now < recorded * (1.0 - MARGIN) - GRAIN => Verdict::Less,
+        (Some(recorded), Some(now)) if now > recorded * (1.0 + MARGIN) + RESOLUTION => {
+            Verdict::More
+        }
+        (Some(recorded), Some(now)) if now < recorded * (1.0 - MARGIN) - RESOLUTION => {
+            Verdict::Less
+        }
         (Some(_), Some(_)) => Verdict::Same,
         (None, _) => Verdict::New,
         (_, None) => Verdict::Gone,
@@ -130,9 +134,9 @@ fn verdict(recorded: Option<f64>, now: Option<f64>) -> Verdict {
 
 impl Line {
     /// What is wrong with it, if anything is.
-    pub fn complaint(&self) -> Option<String> {
+    pub fn violation(&self) -> Option<String> {
         let Self { scenario, count, recorded, now, verdict } = self;
-        let number = |value: &Option<f64>| value.map_or_else(String::new, shown);
+        let number = |value: &Option<f64>| value.map_or_else(String::new, format_count);
         match verdict {
             Verdict::Same | Verdict::Less => None,
             Verdict::More => Some(format!(
@@ -146,21 +150,21 @@ impl Line {
     }
 
     /// The count, and by how much it differs from the record.
-    fn shown(&self) -> String {
+    fn with_difference(&self) -> String {
         match (self.recorded, self.now) {
             (_, None) => "-".to_owned(),
             (Some(then), Some(now))
-                if then > 0.0 && (now - then).abs() > GRAIN.max(then * 0.0005) =>
+                if then > 0.0 && (now - then).abs() > RESOLUTION.max(then * 0.0005) =>
             {
-                format!("{} ({:+.1} %)", shown(now), (now / then - 1.0) * 100.0)
+                format!("{} ({:+.1} %)", format_count(now), (now / then - 1.0) * 100.0)
             }
-            (_, Some(now)) => shown(now),
+            (_, Some(now)) => format_count(now),
         }
     }
 }
 
 /// Without a fraction that is none.
-fn shown(value: f64) -> String {
+fn format_count(value: f64) -> String {
     if value.fract().abs() < 0.005 || value >= 1000.0 {
         format!("{value:.0}")
     } else {
@@ -195,7 +199,7 @@ pub fn table(lines: &[Line]) -> Table {
     for lines in lines.chunk_by(|a, b| a.scenario == b.scenario) {
         let cell = |column: &&str| {
             let line = lines.iter().find(|line| line.count == **column);
-            line.map_or_else(String::new, Line::shown)
+            line.map_or_else(String::new, Line::with_difference)
         };
         let name = lines.first().map_or_else(String::new, |line| line.scenario.clone());
         table.add_row(std::iter::once(name).chain(columns.iter().map(cell)));
@@ -215,8 +219,8 @@ mod tests {
         record
     }
 
-    fn complaints(then: &Record, now: &Record) -> Vec<String> {
-        then.compare(now, |_| true).iter().filter_map(Line::complaint).collect()
+    fn violations(then: &Record, now: &Record) -> Vec<String> {
+        then.compare(now, |_| true).iter().filter_map(Line::violation).collect()
     }
 
     #[test]
@@ -231,14 +235,14 @@ mod tests {
             ("call", "sends", 2.1),
             ("call", "writes", 0.0),
         ]);
-        assert_eq!(complaints(&then, &now), Vec::<String>::new());
+        assert_eq!(violations(&then, &now), Vec::<String>::new());
         let now = record(&[
             ("call", "instructions", 1051.0),
             ("call", "sends", 2.2),
             ("call", "writes", 0.1),
         ]);
         assert_eq!(
-            complaints(&then, &now),
+            violations(&then, &now),
             [
                 "call: 1051 instructions, recorded are 1000",
                 "call: 2.20 sends, recorded are 2",
@@ -252,7 +256,7 @@ mod tests {
         let then = record(&[("a", "instructions", 10.0)]);
         let now = record(&[("b", "instructions", 10.0)]);
         assert_eq!(
-            complaints(&then, &now),
+            violations(&then, &now),
             ["a: instructions is recorded, and was not counted", "b: instructions is not recorded"]
         );
         assert!(then.compare(&now, |name| name == "c").is_empty());
@@ -263,7 +267,7 @@ mod tests {
         let then = record(&[("a", "instructions", 1000.0)]);
         let lines = then.compare(&record(&[("a", "instructions", 900.0)]), |_| true);
         assert_eq!(lines[0].verdict, Verdict::Less);
-        assert_eq!(lines[0].complaint(), None);
+        assert_eq!(lines[0].violation(), None);
         assert!(table(&lines).to_string().contains("-10.0 %"));
     }
 

@@ -8,7 +8,7 @@ use clap::{Parser, ValueEnum};
 use crate::allocator::Allocator;
 use crate::contender::Contender;
 use crate::pair::Setup;
-use crate::role::{Places, Role};
+use crate::role::{Placement, Role};
 use crate::scale::bound::Bound;
 
 /// What many clients, connections and streams cost: throughput and fairness, processor time of
@@ -27,7 +27,7 @@ pub struct Args {
     pub allocator: Allocator,
     /// Addresses and processors
     #[command(flatten)]
-    pub places: Places,
+    pub placement: Placement,
     /// Measure only these [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Part>,
@@ -105,8 +105,8 @@ impl Args {
     /// No processor is allowed.
     pub fn setup(&self, room: Option<usize>) -> anyhow::Result<Setup> {
         Ok(Setup {
-            addr: self.places.addr,
-            cpus: self.places.cpus()?,
+            addr: self.placement.addr,
+            cpus: self.placement.cpus()?,
             // A round of a time may take that time in any case.
             limit: Duration::from_secs(self.limit) + self.seconds.max(self.warm_up),
             room,

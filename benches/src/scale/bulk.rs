@@ -5,7 +5,7 @@
 
 use anyhow::Context as _;
 
-use crate::allocator::Entrant;
+use crate::allocator::Variant;
 use crate::cost::Usage;
 use crate::pair::{Pair, Setup};
 use crate::scale::args::Args;
@@ -36,22 +36,22 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Bulk>> {
     for round in 0..args.rounds as usize {
         for turn in 0..args.contenders.len() {
             let at = (round + turn) % args.contenders.len();
-            let entrant = Entrant { contender: args.contenders[at], allocator: args.allocator };
+            let variant = Variant { contender: args.contenders[at], allocator: args.allocator };
             let rows = &mut rows[at * args.bulk.len()..][..args.bulk.len()];
-            of_contender(args, entrant, &setup, rows).await;
+            of_contender(args, variant, &setup, rows).await;
         }
     }
     Ok(rows)
 }
 
 /// One round of each row. Processes in which something failed are replaced for the next row.
-async fn of_contender(args: &Args, entrant: Entrant, setup: &Setup, rows: &mut [Bulk]) {
+async fn of_contender(args: &Args, variant: Variant, setup: &Setup, rows: &mut [Bulk]) {
     let mut pair = None;
     for row in rows.iter_mut().filter(|row| row.failure.is_none()) {
-        eprintln!("{entrant}: {} bulk clients", row.clients);
+        eprintln!("{variant}: {} bulk clients", row.clients);
         let measured = async {
             if pair.is_none() {
-                pair = Some(Pair::start(entrant, setup, &[]).await.context("cannot start")?);
+                pair = Some(Pair::start(variant, setup, &[]).await.context("cannot start")?);
             }
             let Some(pair) = &mut pair else { return Ok(None) };
             row.pool = pair.pool();

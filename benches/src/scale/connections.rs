@@ -3,7 +3,7 @@
 
 use anyhow::Context as _;
 
-use crate::allocator::Entrant;
+use crate::allocator::Variant;
 use crate::cost::Usage;
 use crate::footprint::Footprint;
 use crate::pair::Pair;
@@ -25,15 +25,15 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Connections>> {
     let setup = args.setup(args.connections.iter().max().map(|most| *most as usize))?;
     let mut rows = Vec::new();
     for contender in &args.contenders {
-        let entrant = Entrant { contender: *contender, allocator: args.allocator };
+        let variant = Variant { contender: *contender, allocator: args.allocator };
         let mut pair = None;
         for connections in args.connections.iter().map(|count| *count as usize) {
-            eprintln!("{entrant}: {connections} connections");
+            eprintln!("{variant}: {connections} connections");
             let contender = contender.name();
             let mut row = Connections { contender, connections, ..Connections::default() };
             let measured = async {
                 if pair.is_none() {
-                    pair = Some(Pair::start(entrant, &setup, &[]).await.context("cannot start")?);
+                    pair = Some(Pair::start(variant, &setup, &[]).await.context("cannot start")?);
                 }
                 let Some(pair) = &mut pair else { return Ok(()) };
                 fill(args, pair, &mut row).await

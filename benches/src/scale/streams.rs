@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 
-use crate::allocator::Entrant;
+use crate::allocator::Variant;
 use crate::footprint::Footprint;
 use crate::pair::Pair;
 use crate::scale::args::Args;
@@ -18,14 +18,14 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Streams>> {
     let setup = args.setup(Some(1))?;
     let mut rows = Vec::new();
     for contender in &args.contenders {
-        let entrant = Entrant { contender: *contender, allocator: args.allocator };
+        let variant = Variant { contender: *contender, allocator: args.allocator };
         let mut pair = None;
         for streams in args.streams.iter().map(|count| *count as usize) {
-            eprintln!("{entrant}: {streams} streams");
+            eprintln!("{variant}: {streams} streams");
             let mut row = Streams { contender: contender.name(), streams, ..Streams::default() };
             let measured = async {
                 if pair.is_none() {
-                    pair = Some(Pair::start(entrant, &setup, &[]).await.context("cannot start")?);
+                    pair = Some(Pair::start(variant, &setup, &[]).await.context("cannot start")?);
                 }
                 let Some(pair) = &mut pair else { return Ok(()) };
                 fill(args, pair, &mut row).await
@@ -43,7 +43,7 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Streams>> {
 async fn fill(args: &Args, pair: &mut Pair, found: &mut Streams) -> anyhow::Result<()> {
     // One at a time, a call takes several times as long as with 64 in flight.
     let calls = (args.calls as usize / 4).max(16);
-    let row = Row { kind: Kind::Held { streams: found.streams }, calls };
+    let row = Row { kind: Kind::IdleStreams { streams: found.streams }, calls };
     anyhow::ensure!(pair.prepare(&row).await?, "it has no such row");
     pair.round(&row).await?;
     for _ in 0..args.rounds {
