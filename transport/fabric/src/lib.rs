@@ -82,8 +82,6 @@ mod processors;
 pub mod provider;
 #[cfg(any(feature = "test-util", all(target_os = "linux", feature = "verbs")))]
 mod queue;
-#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-mod ready_fd;
 pub mod self_test;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod shm;

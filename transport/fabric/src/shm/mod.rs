@@ -44,6 +44,7 @@
 //! | `setup` | what a handshake yields |
 //! | `link` | the [`Link`](crate::Link) |
 //! | `ring` | the ring: its layout, its reading and its writing end |
+//! | `ready_fd` | a descriptor that a task waits for |
 //! | `recv_slots` | where received messages lie until they are read |
 //! | `memory` | files that are mapped, and landing chunks |
 //! | `socket` | the unix socket, its messages, and threads for what may block |
@@ -55,6 +56,7 @@ mod device;
 mod link;
 mod listener;
 mod memory;
+mod ready_fd;
 mod recv_slots;
 pub(crate) mod ring;
 mod same_user;

@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
 use crate::addr::ShmAddr;
-use crate::ready_fd::ReadyFd;
+use crate::shm::ready_fd::ReadyFd;
 use crate::shm::socket::blocking::{PEERS, STRANGERS, ThreadPool};
 
 /// The longest message, in bytes.

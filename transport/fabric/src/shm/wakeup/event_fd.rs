@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::ready_fd::ReadyFd;
+use crate::shm::ready_fd::ReadyFd;
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::socket::wire::Message;
 

@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::task::{Context, Poll};
 
-#[cfg(feature = "shm")]
 use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
@@ -28,7 +27,6 @@ impl<T: AsRawFd> ReadyFd<T> {
         self.fd.get_ref()
     }
 
-    #[cfg(feature = "shm")]
     #[inline]
     pub(crate) fn fd(&self) -> &AsyncFd<T> {
         &self.fd
@@ -39,7 +37,6 @@ impl<T: AsRawFd> ReadyFd<T> {
     ///
     /// # Errors
     /// The runtime ends.
-    #[cfg(feature = "shm")]
     #[inline]
     pub(crate) fn listen(&mut self, interest: Interest, cx: &mut Context<'_>) -> io::Result<()> {
         let ReadyFd { fd, gate } = self;
