@@ -24,8 +24,8 @@ pub struct Memcpy {
 }
 
 impl Memcpy {
-    /// As `method` says, of memory that was not touched for the last 512 MiB, or of the same two pieces
-    /// each time.
+    /// As `method` says, of memory that was not touched for the last 512 MiB, or of the same two
+    /// pieces each time.
     pub fn new(method: CopyMethod) -> Self {
         // With room for a start at a page, and for the distance.
         Self { from: vec![1; COLD_BYTES + 2 * PAGE], to: vec![2; COLD_BYTES + 2 * PAGE], method }

@@ -146,7 +146,7 @@ pub fn markdown(header: &[String]) -> Table {
     table
 }
 
-/// Figures: the median of each entrant, and how it stands to the first contender with the same
+/// Figures: the median of each participant, and how it stands to the first contender with the same
 /// allocator.
 pub fn figures(results: &[RowResult]) -> Table {
     let mut header = vec!["row".to_owned(), "unit".to_owned()];

@@ -132,7 +132,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(compare(args))
 }
 
-/// An entrant, and its processes while they are well.
+/// A participant, and its processes while they are well.
 struct Participant {
     variant: Variant,
     pair: Option<Pair>,

@@ -1,8 +1,8 @@
 //! Whole calls: client and server in one thread.
 //!
 //! What tonic's stubs, codec and routes cost is counted by calls that are answered in place, by the
-//! service itself without a transport ([`TransportKind::Nothing`]). A transport's part of a call is the
-//! whole less this.
+//! service itself without a transport ([`TransportKind::Nothing`]). A transport's part of a call is
+//! the whole less this.
 
 use std::io;
 use std::sync::Mutex;

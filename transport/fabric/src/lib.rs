@@ -42,8 +42,8 @@
 //! sends the wrong bytes; it is not undefined behaviour.
 //!
 //! More RECVs come and go with the load: [`Link::grow`] leases memory for them and posts them,
-//! [`Link::shrink`] lets them go. [`Link::grow_sends`] leases the SEND slots of a busy connection, in
-//! other memory, and [`Link::shrink_sends`] returns it.
+//! [`Link::shrink`] lets them go. [`Link::grow_sends`] leases the SEND slots of a busy connection,
+//! in other memory, and [`Link::shrink_sends`] returns it.
 //!
 //! # Order
 //!

@@ -382,9 +382,9 @@ pub trait Link: Send + 'static {
 
     /// Leases the [SEND slots of a busy connection](LinkConfig::busy_send_slots), if the pool can
     /// [spare](Pool::spare) the memory, and uses them in place of the others. Returns the number of
-    /// SEND slots if it has changed: then the block is in other memory, and has none of the content.
-    /// Work in flight keeps the memory that it was queued with. Does nothing when the pool has no
-    /// memory to spare.
+    /// SEND slots if it has changed: then the block is in other memory, without the content. Work
+    /// in flight keeps the memory that it was queued with. Does nothing when the pool has no memory
+    /// to spare.
     fn grow_sends(&mut self, _pool: &Pool) -> Option<u32> {
         None
     }

@@ -219,8 +219,8 @@ impl VerbsLink {
     /// Takes completions until there are none, or enough for one poll. False: there may be more,
     /// although none of them may be of this link.
     fn take_completions(&mut self, out: &mut Vec<Completion>) -> io::Result<bool> {
-        // A poll that gives way to another one has seen nothing, which is not enough before the end is
-        // reported (R7).
+        // A poll that gives way to another one has seen nothing, which is not enough before the
+        // end is reported (R7).
         let is_ending = self.ending.is_some() || self.failure.is_some();
         let busy = std::mem::take(&mut self.polls_on) && !is_ending;
         let (memory, failure) = (&mut *self.memory, &mut self.failure);

@@ -385,8 +385,8 @@ async fn a_lost_link_fails_its_calls_once_and_gives_memory_back() {
     }
 }
 
-/// A busy connection has more RECVs and SEND slots than it starts with, and staging; one at rest has
-/// given them back.
+/// A busy connection has more RECVs and SEND slots than it starts with, and staging; one at rest
+/// has given them back.
 #[tokio::test(start_paused = true)]
 async fn a_connection_at_rest_pins_20_kib() {
     let s = setup(SimConfig { seed: 4, delay: 2, ..SimConfig::default() }, 64 << 20).await;
