@@ -1,8 +1,8 @@
 //! The client process of a contender: runs the rounds that it is told to, and says what they gave.
 //!
 //! It reads a line for each thing to do on its standard input, and answers each with a line on its
-//! standard output, both JSON: a [`ClientRequest`], and a [`ClientReply`]. It ends with its input. So
-//! a contender that crashes or hangs takes nobody along.
+//! standard output, both JSON: a [`ClientRequest`], and a [`ClientReply`]. It ends with its input.
+//! So a contender that crashes or hangs takes nobody along.
 
 use std::future::Future;
 use std::io::Write as _;

@@ -48,6 +48,28 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_unused(&pool);
 }
 
+/// What an allocation selects is reported by the next call: the peer has to be asked for it.
+#[test]
+fn chunks_selected_by_an_allocation_are_reported() {
+    let (pool, _ledger) = small();
+    let each = pool.config().chunk / 4;
+    let (mut hog, mut other, mut third) = (pool.landing(), pool.landing(), pool.landing());
+    let held = everything(&mut hog, each);
+    hog.stop_waiting();
+    assert!(other.alloc(each, each).unwrap().is_none());
+    assert_eq!(hog.enforce_share(), Reclaim::New);
+    let selected = held.iter().filter(|piece| piece.is_wanted_back()).count();
+    // A third connection makes the share smaller, and the hog allocates before it looks.
+    assert!(third.alloc(each, each).unwrap().is_none());
+    assert!(hog.alloc(each, each).unwrap().is_none());
+    hog.stop_waiting();
+    assert!(held.iter().filter(|piece| piece.is_wanted_back()).count() > selected);
+    assert_eq!(hog.enforce_share(), Reclaim::New);
+    assert_eq!(hog.enforce_share(), Reclaim::Pending);
+    drop((held, hog, other, third));
+    assert_unused(&pool);
+}
+
 /// Eight connections that keep all their memory still leave room for another one.
 #[test]
 fn connections_that_keep_their_memory_leave_room() {

@@ -28,6 +28,8 @@ pub struct Landing {
     pub(super) chunks: Vec<Arc<Chunk>>,
     /// Some of `chunks` are being reclaimed.
     pub(super) has_reclaimed: bool,
+    /// Some were selected since [`enforce_share`](Landing::enforce_share) was called last.
+    pub(super) has_unreported: bool,
     /// It claims memory beyond its share.
     pub(super) starves: bool,
     pub(super) ledger: Arc<Ledger>,
@@ -41,6 +43,7 @@ impl Landing {
             limit,
             chunks: Vec::new(),
             has_reclaimed: false,
+            has_unreported: false,
             starves: false,
             ledger,
         }
@@ -65,7 +68,7 @@ impl Landing {
         let min = min.div_ceil(GRANULE).max(1);
         if self.has_reclaimed {
             // Perhaps no other connection claims memory any longer.
-            self.enforce_share();
+            self.select();
         }
         let whole = self.take_whole(want);
         if whole.is_some() {

@@ -76,6 +76,17 @@ impl Landing {
     /// when it no longer is. [`LandingBuf::is_wanted_back`] returns whether the chunk of a granted
     /// piece is selected, and [`give_back`](Landing::give_back) returns what is free.
     pub fn enforce_share(&mut self) -> Reclaim {
+        self.select();
+        match (self.has_reclaimed, std::mem::take(&mut self.has_unreported)) {
+            (false, _) => Reclaim::None,
+            (true, false) => Reclaim::Pending,
+            (true, true) => Reclaim::New,
+        }
+    }
+
+    /// Selects the chunks to reclaim. What is new is noted until
+    /// [`enforce_share`](Landing::enforce_share) returns it.
+    pub(super) fn select(&mut self) {
         let leased = self.leased();
         let scarce = self.ledger.landing_free() < MIN_SHARE;
         let cap = match scarce && self.yields_to_starving() {
@@ -84,7 +95,8 @@ impl Landing {
             false => self.lease_cap(),
         };
         if !self.has_reclaimed && leased <= cap {
-            return Reclaim::None;
+            self.has_unreported = false;
+            return;
         }
         let mut order: Vec<_> = self.chunks.iter().collect();
         // Usable chunks first. Of these first what the application holds, and then the fullest,
@@ -113,12 +125,8 @@ impl Landing {
             any_reclaimed = self.chunks.len() > 1;
         }
         self.has_reclaimed = any_reclaimed;
+        self.has_unreported = any_reclaimed && (self.has_unreported || any_new);
         self.waiter.set_gives_back(any_reclaimed);
-        match (any_reclaimed, any_new) {
-            (false, _) => Reclaim::None,
-            (true, false) => Reclaim::Pending,
-            (true, true) => Reclaim::New,
-        }
     }
 
     /// Deregisters the chunks that [`enforce_share`](Landing::enforce_share) has selected and of

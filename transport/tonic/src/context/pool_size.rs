@@ -6,6 +6,8 @@
 //! | of an RDMA device | does not | a sixteenth of memory, within [`PINNED`] |
 //! | for shared memory | pins nothing | an eighth of memory, within [`SHARED`] |
 //!
+//! No default is more than a quarter of memory: what peers may write to has to fit into it.
+//!
 //! Memory is the machine's, or what the control group of this process may use of it. A pool maps
 //! and pins memory on demand, so its size is an upper bound. It is divided among the connections
 //! that transfer bulk at the same time: 64 of them need some MiB each to keep several messages of 1
@@ -23,6 +25,9 @@ const PINNED: RangeInclusive<usize> = DEFAULT_POOL..=1 << 30;
 /// Bytes of the pool for shared memory, of which nothing is pinned and pages are allocated on first
 /// use. Several messages of 16 MiB can land in the smallest in one piece.
 const SHARED: RangeInclusive<usize> = 512 << 20..=2 << 30;
+
+/// Bytes of the smallest default, on a machine whose memory is smaller than any that runs this.
+const SMALLEST: usize = 4 << 20;
 
 /// The default configuration of the pool of an RDMA device. `ignores_ipc_lock`: the device applies
 /// RLIMIT_MEMLOCK to processes with CAP_IPC_LOCK, too.
@@ -52,11 +57,15 @@ fn shared() -> PoolConfig {
     PoolConfig::default().total(part(available_memory(Path::new("/")), 8, SHARED))
 }
 
-/// The `divisor`th part of `memory` in whole MiB, within `range`; its start if the memory is
-/// unknown.
+/// The `divisor`th part of `memory` in whole MiB, within `range`, but at most a quarter of memory;
+/// the start of `range` if the memory is unknown.
 fn part(memory: Option<u64>, divisor: u64, range: RangeInclusive<usize>) -> usize {
     let wanted = memory.map_or(0, |memory| ((memory / divisor) >> 20) << 20);
-    usize::try_from(wanted).unwrap_or(usize::MAX).clamp(*range.start(), *range.end())
+    let size = usize::try_from(wanted).unwrap_or(usize::MAX).clamp(*range.start(), *range.end());
+    let most = memory.map_or(usize::MAX, |memory| {
+        usize::try_from(((memory / 4) >> 20) << 20).unwrap_or(usize::MAX)
+    });
+    size.min(most.max(SMALLEST))
 }
 
 /// Bytes of memory that this process may use: the machine's, or the lowest limit of its control
@@ -100,7 +109,9 @@ mod tests {
     fn a_pool_is_a_part_of_memory_within_its_range() {
         for (memory, pinned, shared) in [
             (None, 64, 512),
-            (Some(GIB / 2), 64, 512),
+            (Some(GIB / 128), 4, 4),
+            (Some(GIB / 8), 32, 32),
+            (Some(GIB / 2), 64, 128),
             (Some(4 * GIB), 256, 512),
             (Some(8 * GIB), 512, 1024),
             (Some(1024 * GIB), 1024, 2048),

@@ -17,6 +17,11 @@ impl ConnectionState {
     /// Grants the landing memory that the protocol wants, from this connection's account.
     #[inline]
     pub(in crate::connection) fn grant(&mut self) {
+        // Nobody writes any more. The protocol does not know of the link's end, and its streams may
+        // still want memory.
+        if matches!(self.life, Life::Dead(_)) {
+            return;
+        }
         let waited = std::mem::take(&mut self.landing.is_short);
         self.landing.limit_standing(&mut self.conn);
         self.landing.is_short = !self.grant_wanted();

@@ -94,9 +94,12 @@ impl LandingMemory {
         }
     }
 
-    /// Everything goes back to the pool.
+    /// Everything goes back to the pool, and other connections make no room any more. This one may
+    /// stay for long, as handles of its streams keep it.
     pub(in crate::connection) fn release(&mut self) {
         self.granted.clear();
+        self.account.stop_waiting();
         self.account.trim();
+        self.is_short = false;
     }
 }
