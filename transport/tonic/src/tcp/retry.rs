@@ -265,9 +265,9 @@ impl KeptBody {
         let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
         let counters = &*client.counters;
         let frame = ready!(rest.poll(counters, cx));
-        match &frame {
+        match frame.as_ref().map(|frame| frame.as_ref().ok().and_then(Frame::data_ref)) {
             None => self.rest = None,
-            Some(Ok(frame)) if let Some(data) = frame.data_ref() => {
+            Some(Some(data)) => {
                 self.count += 1;
                 if self.count == 1 {
                     // Each call in flight has one.
@@ -280,7 +280,8 @@ impl KeptBody {
                     self.read_ahead(counters, cx);
                 }
             }
-            Some(_) => self.forget(),
+            // An error, or trailers.
+            Some(None) => self.forget(),
         }
         Poll::Ready(frame)
     }
