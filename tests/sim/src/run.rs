@@ -334,6 +334,30 @@ async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut
             }
         }
     }
+    if let Some(wrong) = more_than_at_rest(hosts, checker).await {
+        report.wrong.push(wrong);
+    }
+}
+
+/// What is wrong if connections do not return the control memory of their last load. SEND slots go
+/// when all their work has completed, RECVs with one PING each.
+async fn more_than_at_rest(hosts: &Hosts, checker: &WireChecker) -> Option<String> {
+    const EACH: usize = 20 << 10;
+    let mut wrong = None;
+    for _ in 0..60 {
+        let mut control = 0;
+        for context in &hosts.contexts {
+            control += context.pool_stats().await.iter().map(|(_, s)| s.control).sum::<usize>();
+        }
+        let ends = checker.living();
+        if control <= ends * EACH {
+            return None;
+        }
+        wrong =
+            Some(format!("at rest: {control} bytes of control memory for {ends} ends of links"));
+        sleep(Duration::from_secs(1)).await;
+    }
+    wrong
 }
 
 /// Ends channels and servers, and checks that nothing is left.

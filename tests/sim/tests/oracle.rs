@@ -97,7 +97,7 @@ found! {
     a_changed_byte_of_a_write_is_found: FlipWrite, 70%
     a_late_write_is_found: LateWrite, 70%
     a_changed_byte_of_a_send_is_found: FlipSend, 50%
-    lost_completions_are_found: LoseCompletions, 60%
+    lost_completions_are_found: LoseCompletions, 70%
 }
 
 fn is_found(sabotage: Sabotage, words: &str) {
