@@ -13,6 +13,7 @@ use super::id_map::Ids;
 use super::reset_limit::ResetLimit;
 use super::stream::{Out, PeerGrant, RecvHalf, SendHalf, Stream};
 use super::types::{Event, Pending, Side, Stats};
+use super::write_order::WriteOrder;
 use crate::config::Config;
 use crate::error::Breach;
 use crate::frame::{FRAME_HEADER, Frame, MESSAGE_HEADER};
@@ -79,11 +80,8 @@ pub struct Connection {
     /// The header table for receiving, which mirrors the peer's.
     pub(super) received_fields: Received,
     pub(super) send_ready: VecDeque<usize>,
-    /// Streams with a WRITE to hand out: those whose source is staged, those whose source is
-    /// pinned.
-    pub(super) write_ready: [VecDeque<usize>; 2],
-    /// The index in `write_ready` of the queue whose turn it is.
-    pub(super) write_turn: usize,
+    /// Streams with a WRITE to hand out.
+    pub(super) write_ready: WriteOrder,
     pub(super) events: VecDeque<Event>,
     pub(super) grants: Grants,
     pub(super) landing_queue: VecDeque<usize>,
@@ -141,8 +139,7 @@ impl Connection {
             sent_fields: Sent::default(),
             received_fields: Received::default(),
             send_ready: VecDeque::new(),
-            write_ready: [VecDeque::new(), VecDeque::new()],
-            write_turn: 0,
+            write_ready: WriteOrder::default(),
             events: VecDeque::new(),
             grants: Grants::new(&config, now),
             landing_queue: VecDeque::new(),
@@ -388,11 +385,14 @@ impl Connection {
             && let Some(pinned) = stream.can_write()
         {
             stream.in_write_ready = true;
-            let queue = &mut self.write_ready[usize::from(pinned)];
-            match stream.urgent_grants {
-                0 => queue.push_back(key),
-                _ => queue.push_front(key),
-            }
+            let finish = match (stream.urgent_grants, stream.out.front_mut()) {
+                (0, Some(Out::Bulk(bulk))) => {
+                    *bulk.finish.get_or_insert(self.write_ready.finish(bulk.len))
+                }
+                // The peer has recalled the memory.
+                _ => 0,
+            };
+            self.write_ready.push(key, pinned, finish);
         }
     }
 
@@ -419,9 +419,7 @@ impl Connection {
             self.send_ready.retain(|k| *k != key);
         }
         if stream.in_write_ready {
-            for queue in &mut self.write_ready {
-                queue.retain(|k| *k != key);
-            }
+            self.write_ready.remove(key);
         }
         if stream.in_landing_queue {
             self.landing_queue.retain(|k| *k != key);

@@ -18,6 +18,7 @@
 //! | `receive` | receiving messages |
 //! | `reset_limit` | limits streams that a client resets before they are answered |
 //! | `transmit` | composing messages and WRITEs |
+//! | `write_order` | the order in which streams write |
 //! | `shutdown` | GOAWAY, drain, CLOSE |
 //! | `heartbeat` | PING, dead peer |
 //!
@@ -66,6 +67,7 @@ mod stream;
 mod tests;
 mod transmit;
 mod types;
+mod write_order;
 
 pub use self::connection::Connection;
 pub use self::id_map::{IdHasher, StreamMap};

@@ -144,9 +144,7 @@ impl Connection {
     /// Moves a stream to the front of those that wait to write.
     fn write_first(&mut self, key: usize) {
         if std::mem::take(&mut self.streams[key].in_write_ready) {
-            for queue in &mut self.write_ready {
-                queue.retain(|k| *k != key);
-            }
+            self.write_ready.remove(key);
         }
         self.mark_write(key);
     }

@@ -104,6 +104,9 @@ pub(super) struct Bulk {
     /// Bytes of grants received for it.
     pub(super) granted: u64,
     pub(super) len: u64,
+    /// When it ends by the clock of [`WriteOrder`](super::write_order::WriteOrder), once it can be
+    /// written.
+    pub(super) finish: Option<u64>,
     /// Its begin in the peer's memory: see [`phase`](super::phase).
     pub(super) begin: u32,
     pub(super) grants: VecDeque<PeerGrant>,
@@ -113,7 +116,8 @@ impl Bulk {
     /// A transfer to a peer that requires the alignment `align`.
     pub(super) fn new(payload: Payload, end: bool, align: u16) -> Self {
         let (len, begin) = (payload.len() as u64, phase::begin(&payload, align));
-        Bulk { payload, end, prepared: false, granted: 0, len, begin, grants: VecDeque::new() }
+        let grants = VecDeque::new();
+        Bulk { payload, end, prepared: false, granted: 0, len, finish: None, begin, grants }
     }
 }
 

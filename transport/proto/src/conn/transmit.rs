@@ -64,12 +64,12 @@ impl Connection {
 
     /// Whether payload that has to be staged waits to be written.
     pub fn waits_to_stage(&self) -> bool {
-        !self.write_ready[0].is_empty()
+        self.write_ready.has_staged()
     }
 
     /// Whether any payload waits to be written to memory that the peer has granted.
     pub fn waits_to_write(&self) -> bool {
-        self.write_ready.iter().any(|queue| !queue.is_empty())
+        !self.write_ready.is_empty()
     }
 
     /// Whether anything but returned credits waits to be sent.
@@ -269,23 +269,17 @@ impl Connection {
         if !self.waits_to_write() {
             return None;
         }
-        // Staged and pinned sources alternate, so that neither waits for the other's room.
-        for turn in [self.write_turn, 1 - self.write_turn] {
-            if let Some(write) = self.write_from(turn, room) {
-                self.write_turn = 1 - turn;
-                return Some(write);
-            }
-        }
-        None
+        let turns = self.write_ready.turns();
+        turns.into_iter().find_map(|queue| self.write_from(queue, room))
     }
 
     fn write_from(&mut self, queue: usize, room: Room) -> Option<Write> {
-        while let Some(&key) = self.write_ready[queue].front() {
+        while let Some(key) = self.write_ready.first(queue) {
             if self.streams[key].can_write().is_some() {
                 return self.write(queue, key, room);
             }
             // The output of the stream has been dropped.
-            self.write_ready[queue].pop_front();
+            self.write_ready.pop(queue);
             self.streams[key].in_write_ready = false;
         }
         None
@@ -309,7 +303,8 @@ impl Connection {
             Write { src, pinned, addr: grant.addr + u64::from(grant.used), rkey: grant.rkey };
         grant.used += len as u32;
         let finished = bulk.payload.is_empty();
-        if finished || grant.used == grant.len {
+        let ends_grant = finished || grant.used == grant.len;
+        if ends_grant {
             let PeerGrant { id, used: len, begin, .. } = *grant;
             let dones = PendingDone { grant: id, len, begin, end: finished && bulk.end };
             stream.dones.push_back(dones);
@@ -328,13 +323,15 @@ impl Connection {
         self.stats.writes += 1;
         self.stats.write_sent += len as u64;
         self.sent_bytes(key, len);
-        // The next stream has its turn.
-        self.write_ready[queue].pop_front();
-        self.streams[key].in_write_ready = false;
-        if finished {
-            self.prepare_bulk(key);
+        self.write_ready.wrote(queue, len);
+        if ends_grant || self.streams[key].can_write() != Some(pinned) {
+            self.write_ready.pop(queue);
+            self.streams[key].in_write_ready = false;
+            if finished {
+                self.prepare_bulk(key);
+            }
+            self.mark_write(key);
         }
-        self.mark_write(key);
         Some(write)
     }
 }
