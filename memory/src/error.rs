@@ -41,7 +41,7 @@ impl RegisterError {
         self.len == 0
     }
 
-    /// Whether the registration would have exceeded the limit on pinned memory.
+    /// Whether the registration would have exceeded the limit on pinned memory (ENOMEM).
     pub(crate) fn is_limit(&self) -> bool {
         self.source.raw_os_error() == Some(libc::ENOMEM)
     }

@@ -84,7 +84,7 @@ fn whoever_keeps_everything_goes_on_receiving() {
                             assert!(tries < 4, "{total} {len} {limit}: connection {n} is stuck");
                             for other in &mut connections[..n] {
                                 other.enforce_share();
-                                other.give_back();
+                                other.return_reclaimed();
                             }
                             if tries > 1 {
                                 connections[n].starve();

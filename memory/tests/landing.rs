@@ -127,7 +127,7 @@ fn extreme_lengths() {
     let mut landing = huge.landing();
     assert!(landing.alloc(usize::MAX, 1).is_err(), "the kernel does not map that much");
     assert!(take(&mut landing, 1, 1).is_some());
-    assert!(!huge.landing().others_wait());
+    assert!(!huge.landing().others_claim());
     drop((landing, huge));
     registrar.assert_settled();
 }
@@ -218,21 +218,21 @@ fn waiters_are_woken_and_others_learn_of_them() {
     let busy = take(&mut one, budget / 2, 1).unwrap();
     let idle = take(&mut one, budget / 2, 1).unwrap();
     drop(idle);
-    assert!(!one.others_wait());
+    assert!(!one.others_claim());
     assert!(take(&mut two, 4096, 1).is_none());
     assert_eq!((woken1.count(), woken2.count()), (1, 0), "the one above its share is asked, once");
     assert!(take(&mut two, 4096, 1).is_none());
     assert_eq!((woken1.count(), woken2.count()), (1, 0));
-    assert!(one.others_wait() && !two.others_wait());
+    assert!(one.others_claim() && !two.others_claim());
     assert_eq!(one.enforce_share(), Reclaim::New);
-    assert_eq!(one.give_back(), budget / 2);
+    assert_eq!(one.return_reclaimed(), budget / 2);
     assert_eq!(woken2.count(), 1);
     let first = take(&mut two, budget, 1).unwrap();
     assert_eq!(first.capacity(), budget / 2);
-    assert!(!one.others_wait(), "it has something");
+    assert!(!one.others_claim(), "it has something");
     // With its share it is no claim on others: only its own pieces help it, and what others leave.
     assert!(take(&mut two, 4096, 1).is_none());
-    assert!(!one.others_wait());
+    assert!(!one.others_claim());
     let before = (woken1.count(), woken2.count());
     let bytes = busy.filled(usize::MAX);
     std::thread::spawn(move || drop(bytes)).join().unwrap();
@@ -248,13 +248,13 @@ fn waiters_are_woken_and_others_learn_of_them() {
     let second = take(&mut two, budget, 1).unwrap();
     assert!(take(&mut one, 4096, 1).is_none());
     assert_eq!(two.enforce_share(), Reclaim::New);
-    assert_eq!(two.give_back(), 0, "all of it is granted");
+    assert_eq!(two.return_reclaimed(), 0, "all of it is granted");
     let mut pieces = vec![first, second];
-    let goes = pieces.iter().position(LandingBuf::is_wanted_back).unwrap();
+    let goes = pieces.iter().position(LandingBuf::is_reclaiming).unwrap();
     let before = (woken1.count(), woken2.count());
     drop(pieces.swap_remove(goes));
     assert_eq!((woken1.count(), woken2.count()), (before.0, before.1 + 1));
-    assert_eq!(two.give_back(), budget / 2);
+    assert_eq!(two.return_reclaimed(), budget / 2);
     assert_eq!(woken1.count(), before.0 + 1);
     // The end of a whole connection is as good.
     let half = take(&mut one, budget, 1).unwrap();
@@ -275,18 +275,18 @@ fn a_connection_that_stops_waiting_claims_nothing() {
     let held = take(&mut one, budget, 1).unwrap();
     let waits = |two: &mut Landing| {
         assert!(take(two, 1, 1).is_none());
-        assert!(one.others_wait() && three.others_wait());
+        assert!(one.others_claim() && three.others_claim());
     };
     // The waiter gives up.
     waits(&mut two);
     two.stop_waiting();
     two.stop_waiting();
-    assert!(!one.others_wait() && !three.others_wait());
+    assert!(!one.others_claim() && !three.others_claim());
     // The waiter is dropped.
     let mut four = pool.landing();
     waits(&mut four);
     drop(four);
-    assert!(!one.others_wait());
+    assert!(!one.others_claim());
     // The waiter's allocation fails.
     waits(&mut two);
     drop(held);
@@ -294,15 +294,15 @@ fn a_connection_that_stops_waiting_claims_nothing() {
     registrar.fail(true);
     assert!(two.alloc(1, 1).is_err());
     registrar.fail(false);
-    assert!(!one.others_wait());
+    assert!(!one.others_claim());
     // The waiter is served.
     let held = take(&mut one, budget, 1).unwrap();
     assert!(take(&mut two, 1, 1).is_none());
-    assert!(one.others_wait());
+    assert!(one.others_claim());
     drop(held);
     one.trim();
     assert!(take(&mut two, 1, 1).is_some());
-    assert!(!one.others_wait());
+    assert!(!one.others_claim());
 }
 
 #[test]
@@ -396,9 +396,9 @@ fn idle_connections_pin_nothing() {
 /// Acts as a driver that has been woken: returns what exceeds the share, or tries again.
 fn settle(connections: &mut [Landing], wants: &mut [usize], got: &mut Vec<(usize, LandingBuf)>) {
     for (i, landing) in connections.iter_mut().enumerate() {
-        if landing.others_wait() {
+        if landing.others_claim() {
             landing.enforce_share();
-            landing.give_back();
+            landing.return_reclaimed();
         }
         if wants[i] > 0
             && let Some(piece) = take(landing, wants[i], 4096)
@@ -476,7 +476,7 @@ fn a_limited_connection_waits_for_its_own_pieces() {
     assert!(total <= limit && total + (64 << 10) > limit, "{total}");
     assert!(pool.stats().leased <= limit);
     // It is its own limit: nobody else is asked to make room, and others have all the rest.
-    assert!(!other.others_wait());
+    assert!(!other.others_claim());
     let others = everything(&mut other, 64 << 10);
     assert!(others.len() * (64 << 10) + limit + (128 << 10) > pool.config().landing);
     let before = woken.count();

@@ -191,7 +191,7 @@ proptest! {
                         // The rest may be kept for those that have less than their share.
                         let leased = connections[connection].leased();
                         let share = connections[connection].share();
-                        let held = connections[connection].others_wait();
+                        let held = connections[connection].others_claim();
                         // No piece is shorter than a granule.
                         let least = min.max(1).checked_next_multiple_of(4096).unwrap_or(usize::MAX);
                         prop_assert!(
@@ -240,15 +240,15 @@ proptest! {
                     let share = connections[connection].share();
                     let leased = connections[connection].leased();
                     let own = || pieces.iter().filter(|(_, owner)| *owner == connection);
-                    let wanted = own().filter(|(piece, _)| piece.is_wanted_back()).count();
-                    let held = connections[connection].others_wait() && leased > share;
+                    let wanted = own().filter(|(piece, _)| piece.is_reclaiming()).count();
+                    let held = connections[connection].others_claim() && leased > share;
                     prop_assert!(held || (reclaim == Reclaim::None && wanted == 0), "{reclaim:?}");
                     // Pieces that are not reclaimed fit into the share.
-                    let kept: usize = own().filter(|(p, _)| !p.is_wanted_back()).map(|(p, _)| p.capacity()).sum();
+                    let kept: usize = own().filter(|(p, _)| !p.is_reclaiming()).map(|(p, _)| p.capacity()).sum();
                     prop_assert!(!held || kept <= share, "{kept} of {share}");
                     // And nothing more when all that is wanted has come back.
                     prop_assert!(held == (reclaim != Reclaim::None) || pool.stats().held > 0);
-                    connections[connection].give_back();
+                    connections[connection].return_reclaimed();
                 }
                 Op::DropBuf(at) => {
                     if let Some((buf, mark)) = any(&mut bufs, at) {
@@ -275,7 +275,7 @@ proptest! {
                 // Only a connection that waits claims memory. Its share may have changed since, and
                 // its idle chunks do not count.
                 let claims = (0..4).any(|j| j != i && waiting[j]);
-                prop_assert!(claims || !connection.others_wait());
+                prop_assert!(claims || !connection.others_claim());
                 // Active connections have equal shares of the budget.
                 let active = (0..4).filter(|j| waiting[*j] || connections[*j].leased() > 0).count();
                 prop_assert_eq!(connection.share(), (sizes.landing / active.max(1)).max(32 << 10));

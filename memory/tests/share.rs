@@ -13,9 +13,9 @@ fn everything(landing: &mut Landing, each: usize) -> Vec<LandingBuf> {
 }
 
 /// Drops the pieces of chunks that are being reclaimed, as if the peer had returned them.
-fn give_back(pieces: &mut Vec<LandingBuf>) -> usize {
+fn return_reclaimed(pieces: &mut Vec<LandingBuf>) -> usize {
     let before = pieces.len();
-    pieces.retain(|piece| !piece.is_wanted_back());
+    pieces.retain(|piece| !piece.is_reclaiming());
     before - pieces.len()
 }
 
@@ -32,14 +32,14 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_eq!(hog.share(), pool.config().landing / 2);
     assert_eq!(hog.enforce_share(), Reclaim::New);
     assert_eq!(hog.enforce_share(), Reclaim::Pending);
-    let kept: usize = held.iter().filter(|p| !p.is_wanted_back()).map(LandingBuf::capacity).sum();
+    let kept: usize = held.iter().filter(|p| !p.is_reclaiming()).map(LandingBuf::capacity).sum();
     assert!(kept > 0 && kept <= hog.share(), "{kept}");
     // Until then it gets no memory from the chunks that are being reclaimed.
-    let at = held.iter().position(LandingBuf::is_wanted_back).unwrap();
+    let at = held.iter().position(LandingBuf::is_reclaiming).unwrap();
     drop(held.swap_remove(at));
     assert!(hog.alloc(each, each).unwrap().is_none());
-    assert!(give_back(&mut held) > 0);
-    hog.give_back();
+    assert!(return_reclaimed(&mut held) > 0);
+    hog.return_reclaimed();
     assert_eq!(hog.enforce_share(), Reclaim::None);
     let share = everything(&mut other, each);
     let bytes: usize = share.iter().map(LandingBuf::capacity).sum();
@@ -58,12 +58,12 @@ fn chunks_selected_by_an_allocation_are_reported() {
     hog.stop_waiting();
     assert!(other.alloc(each, each).unwrap().is_none());
     assert_eq!(hog.enforce_share(), Reclaim::New);
-    let selected = held.iter().filter(|piece| piece.is_wanted_back()).count();
+    let selected = held.iter().filter(|piece| piece.is_reclaiming()).count();
     // A third connection makes the share smaller, and the hog allocates before it looks.
     assert!(third.alloc(each, each).unwrap().is_none());
     assert!(hog.alloc(each, each).unwrap().is_none());
     hog.stop_waiting();
-    assert!(held.iter().filter(|piece| piece.is_wanted_back()).count() > selected);
+    assert!(held.iter().filter(|piece| piece.is_reclaiming()).count() > selected);
     assert_eq!(hog.enforce_share(), Reclaim::New);
     assert_eq!(hog.enforce_share(), Reclaim::Pending);
     drop((held, hog, other, third));
@@ -88,11 +88,11 @@ fn connections_that_keep_their_memory_leave_room() {
             break;
         }
         for (landing, held) in &mut hoarders {
-            if landing.others_wait() {
+            if landing.others_claim() {
                 landing.enforce_share();
                 // The peer returns the reclaimed pieces, or its connection is closed.
-                give_back(held);
-                landing.give_back();
+                return_reclaimed(held);
+                landing.return_reclaimed();
             }
         }
     }
@@ -109,7 +109,7 @@ fn the_only_chunk_stays_usable_while_the_application_holds_it() {
     let need = landing / 16 * 7;
     assert!(other.alloc(need, need).unwrap().is_none());
     assert_eq!(one.enforce_share(), Reclaim::New, "it is granted, and can be asked back");
-    assert!(long.is_wanted_back());
+    assert!(long.is_reclaiming());
     let read = long.filled(usize::MAX);
     assert_eq!(one.enforce_share(), Reclaim::Pending, "the transport has it, and can copy it");
     assert!(!read.hold(), "it exceeds the share");
@@ -119,7 +119,7 @@ fn the_only_chunk_stays_usable_while_the_application_holds_it() {
     assert_eq!(one.enforce_share(), Reclaim::None, "nothing brings it back");
     drop(read);
     assert_eq!(one.enforce_share(), Reclaim::New);
-    one.give_back();
+    one.return_reclaimed();
     assert!(other.alloc(need, need).unwrap().is_some());
 }
 
@@ -144,9 +144,9 @@ fn nothing_within_a_share_is_given_back() {
             connections.iter_mut().map(|landing| everything(landing, each)).collect();
         for (landing, held) in connections.iter_mut().zip(&held) {
             assert!(held.len() >= share / each, "{} pieces", held.len());
-            assert!(!landing.others_wait(), "who has its share is no claim on others");
+            assert!(!landing.others_claim(), "who has its share is no claim on others");
             assert_eq!(landing.enforce_share(), Reclaim::None);
-            assert_eq!(landing.give_back(), 0);
+            assert_eq!(landing.return_reclaimed(), 0);
         }
     }
     assert_eq!(pool.stats().registrations, registrations);
@@ -172,8 +172,8 @@ fn one_that_starves_gets_a_chunk_of_a_share() {
         // The next one that has something returns it.
         let other = (1..n).map(|at| (victim + at) % n).find(|at| held[*at].is_some()).unwrap();
         assert_eq!(connections[other].enforce_share(), Reclaim::New);
-        held[other] = held[other].take().filter(|piece| !piece.is_wanted_back());
-        assert!(connections[other].give_back() >= each);
+        held[other] = held[other].take().filter(|piece| !piece.is_reclaiming());
+        assert!(connections[other].return_reclaimed() >= each);
         held[victim] = connections[victim].alloc(each, each).unwrap();
         assert!(held[victim].is_some());
         let waits = connections[other].alloc(each, each).unwrap();
@@ -218,7 +218,7 @@ fn spare_pieces_are_within_the_share() {
         spare.push(piece);
     }
     assert!(one.leased() <= landing / 2 && one.leased() + each > landing / 2);
-    assert!(!two.others_wait(), "it waits for nothing");
+    assert!(!two.others_claim(), "it waits for nothing");
     assert!(one.alloc(each, each).unwrap().is_some(), "what is needed goes beyond");
 }
 

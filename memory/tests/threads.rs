@@ -100,9 +100,9 @@ fn send_memory() {
 /// Allocates as a driver does, which keeps to its share while others claim memory.
 fn grant(landing: &mut Landing, want: usize) -> tonic_rdma_memory::LandingBuf {
     loop {
-        if landing.others_wait() {
+        if landing.others_claim() {
             landing.enforce_share();
-            landing.give_back();
+            landing.return_reclaimed();
         }
         if let Some(piece) = landing.alloc(want, 4096).unwrap() {
             return piece;

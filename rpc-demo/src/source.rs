@@ -201,10 +201,10 @@ struct Buffers {
 }
 
 /// Maximum time to wait for memory of the pool.
-const PATIENCE: Duration = Duration::from_millis(50);
+const ALLOC_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Maximum number of buffers to remember: those in the queue, and some that the transport holds.
-const LENT: usize = READ_AHEAD + 4;
+const MAX_LENT: usize = READ_AHEAD + 4;
 
 impl Buffers {
     fn new(pool: Option<Pool>) -> Buffers {
@@ -218,7 +218,7 @@ impl Buffers {
         match pool.try_alloc(size) {
             Ok(pinned) => Some(pinned),
             // A request that can never succeed fails at once.
-            Err(_) => wait(pool.alloc(size), PATIENCE)?.ok(),
+            Err(_) => wait(pool.alloc(size), ALLOC_TIMEOUT)?.ok(),
         }
     }
 
@@ -265,7 +265,7 @@ impl Buffers {
                 return back;
             }
             // Still in use: it is tried again later.
-            Some(Err(out)) if self.lent.len() < LENT => self.lent.push_front(out),
+            Some(Err(out)) if self.lent.len() < MAX_LENT => self.lent.push_front(out),
             _ => {}
         }
         BytesMut::zeroed(size)
@@ -429,7 +429,7 @@ mod tests {
                 buffers.lend(buffer)
             })
             .collect();
-        assert!(buffers.lent.len() <= LENT + 2 && kept.len() == 100);
+        assert!(buffers.lent.len() <= MAX_LENT + 2 && kept.len() == 100);
     }
 
     #[test]

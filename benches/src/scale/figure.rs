@@ -237,7 +237,7 @@ pub(crate) mod tests {
     use crate::footprint::Footprint;
     use crate::machine::Machine;
     use crate::results::Origin;
-    use crate::scale::record::{Beside, Bulk, Memory};
+    use crate::scale::record::{Bulk, LatencyRound, Memory};
 
     /// Two contenders: 2 clients of shm have 1.5 times the throughput of one, with a registration
     /// for every other message.
@@ -314,7 +314,7 @@ pub(crate) mod tests {
             streams: vec![Streams {
                 contender: "shm".into(),
                 streams: 10,
-                rounds: vec![Beside { latency_us: 7.0, cpu_us_per_call: 9.0 }],
+                rounds: vec![LatencyRound { latency_us: 7.0, cpu_us_per_call: 9.0 }],
                 ends: Some(Ends::default()),
                 failure: None,
             }],

@@ -115,7 +115,7 @@ pub struct Streams {
     /// How many.
     pub streams: usize,
     /// Calls beside them, one at a time.
-    pub rounds: Vec<Beside>,
+    pub rounds: Vec<LatencyRound>,
     /// The processes then.
     pub ends: Option<Ends>,
     /// What went wrong.
@@ -124,7 +124,7 @@ pub struct Streams {
 
 /// A round of small calls beside open streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Beside {
+pub struct LatencyRound {
     /// Median latency in microseconds.
     pub latency_us: f64,
     /// Microseconds of processor time of both processes for a call.

@@ -6,7 +6,7 @@ use crate::allocator::Variant;
 use crate::footprint::Footprint;
 use crate::pair::Pair;
 use crate::scale::args::Args;
-use crate::scale::record::{Beside, Ends, Streams};
+use crate::scale::record::{Ends, LatencyRound, Streams};
 use crate::work::{Kind, Row};
 
 /// Measures all contenders, one after the other.
@@ -47,7 +47,7 @@ async fn fill(args: &Args, pair: &mut Pair, found: &mut Streams) -> anyhow::Resu
     anyhow::ensure!(pair.prepare(&row).await?, "it has no such row");
     pair.round(&row).await?;
     for _ in 0..args.rounds {
-        found.rounds.extend(pair.sample(&row).await?.map(|sample| Beside {
+        found.rounds.extend(pair.sample(&row).await?.map(|sample| LatencyRound {
             latency_us: sample.round.figure,
             cpu_us_per_call: (sample.client.cpu_ns + sample.server.cpu_ns) as f64
                 / 1e3

@@ -18,8 +18,8 @@ const MAX_CHUNK: usize = 4 << 20;
 /// One connection's allocator of landing memory.
 ///
 /// It leases chunks from the pool as it needs them, and keeps a chunk until
-/// [`trim`](Landing::trim) or [`give_back`](Landing::give_back) returns it, or until the allocator
-/// and the last piece of the chunk are dropped.
+/// [`trim`](Landing::trim) or [`return_reclaimed`](Landing::return_reclaimed) returns it, or until
+/// the allocator and the last piece of the chunk are dropped.
 #[derive(Debug)]
 pub struct Landing {
     pub(super) waiter: Arc<LandingWaiter>,
@@ -56,7 +56,7 @@ impl Landing {
     ///
     /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
-    /// has less than its share, it also claims memory, and [`Landing::others_wait`] is true for
+    /// has less than its share, it also claims memory, and [`Landing::others_claim`] is true for
     /// the other connections. It waits until the next call returns a piece or an error, or until
     /// [`Landing::stop_waiting`].
     ///
@@ -206,9 +206,7 @@ impl Landing {
     ) -> Result<Option<LandingBuf>, RegisterError> {
         let mut found = self.take_best(want, min);
         for _ in 0..MAX_RETRIES {
-            if !found.as_ref().is_err_and(RegisterError::is_limit)
-                || self.ledger.landing_left().is_none()
-            {
+            if !found.as_ref().is_err_and(|error| self.ledger.exceeded_memlock(error)) {
                 break;
             }
             let state = self.would_wait(self.needed(want, min));
@@ -291,8 +289,8 @@ impl Landing {
     }
 
     /// Sets the waker. It is woken when memory comes free after [`alloc`](Landing::alloc) had none,
-    /// and when this connection has to [give memory back](Landing::give_back). It stays set until
-    /// it is replaced.
+    /// and when this connection has to [give memory back](Landing::return_reclaimed). It stays set
+    /// until it is replaced.
     pub fn register_waker(&mut self, waker: &Waker) {
         if !self.waiter.has_waker(waker) {
             self.waiter.set_waker(Some(waker.clone()));
@@ -342,7 +340,7 @@ impl Landing {
 
     /// Whether another connection claims memory. If so, [`enforce_share`](Landing::enforce_share)
     /// tells whether this one has to give some back.
-    pub fn others_wait(&self) -> bool {
+    pub fn others_claim(&self) -> bool {
         self.ledger.landing_waiters().others_claim(&self.waiter)
     }
 }

@@ -14,10 +14,10 @@
 //! | usable | the start | being reclaimed: another connection claims memory, this one has more than its share, and this chunk exceeds it |
 //! | usable | | being reclaimed: another connection starves, and this chunk is the emptiest |
 //! | being reclaimed | | usable: the connection is within its share, or no longer limited to it |
-//! | being reclaimed | | returned to the pool: nothing of it is granted or filled ([`Landing::give_back`]) |
+//! | being reclaimed | | returned to the pool: nothing of it is granted or filled ([`Landing::return_reclaimed`]) |
 //!
 //! Pieces are allocated from usable chunks only. Granted pieces of a chunk that is being reclaimed
-//! have to be recalled from the peer ([`LandingBuf::is_wanted_back`]). Pieces that the application
+//! have to be recalled from the peer ([`LandingBuf::is_reclaiming`]). Pieces that the application
 //! [holds](crate::Landed::hold) come free when it drops them, which cannot be accelerated. So a
 //! chunk with such a piece is not selected, and a connection that has nothing else keeps one
 //! usable.
@@ -64,7 +64,7 @@ impl Landing {
     pub(super) fn lease_cap(&self) -> usize {
         if self.yields_to_starving() {
             self.share().min(self.leased()).min(self.limit)
-        } else if self.starves || !self.others_wait() {
+        } else if self.starves || !self.others_claim() {
             self.limit
         } else {
             self.share().min(self.limit)
@@ -72,9 +72,9 @@ impl Landing {
     }
 
     /// Selects the chunks to reclaim while another connection claims memory and this one has more
-    /// than its share. Call it while [`others_wait`](Landing::others_wait) is true, and once more
-    /// when it no longer is. [`LandingBuf::is_wanted_back`] returns whether the chunk of a granted
-    /// piece is selected, and [`give_back`](Landing::give_back) returns what is free.
+    /// than its share. Call it while [`others_claim`](Landing::others_claim) is true, and once more
+    /// when it no longer is. [`LandingBuf::is_reclaiming`] returns whether the chunk of a granted
+    /// piece is selected, and [`return_reclaimed`](Landing::return_reclaimed) returns what is free.
     pub fn enforce_share(&mut self) -> Reclaim {
         self.select();
         match (self.has_reclaimed, std::mem::take(&mut self.has_unreported)) {
@@ -126,19 +126,19 @@ impl Landing {
         }
         self.has_reclaimed = any_reclaimed;
         self.has_unreported = any_reclaimed && (self.has_unreported || any_new);
-        self.waiter.set_gives_back(any_reclaimed);
+        self.waiter.set_reclaims(any_reclaimed);
     }
 
     /// Deregisters the chunks that [`enforce_share`](Landing::enforce_share) has selected and of
     /// which nothing is granted or filled, and returns them to the pool. Returns their bytes.
-    pub fn give_back(&mut self) -> usize {
+    pub fn return_reclaimed(&mut self) -> usize {
         if !self.has_reclaimed {
             return 0;
         }
         let bytes = self.return_free(super::chunk::Chunk::is_reclaiming);
         if !self.chunks.iter().any(|chunk| chunk.is_reclaiming()) {
             self.has_reclaimed = false;
-            self.waiter.set_gives_back(false);
+            self.waiter.set_reclaims(false);
         }
         bytes
     }
@@ -147,7 +147,7 @@ impl Landing {
 impl LandingBuf {
     /// Whether the chunk of this piece is being reclaimed, because another connection claims
     /// memory: the piece should be recalled from the peer.
-    pub fn is_wanted_back(&self) -> bool {
+    pub fn is_reclaiming(&self) -> bool {
         self.chunk().is_reclaiming()
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct LandingWaiter {
     /// A [`Waiting`].
     state: AtomicU8,
     /// Some chunks are to be returned as soon as they are free.
-    gives_back: AtomicBool,
+    reclaims: AtomicBool,
     /// Bytes that the owner has leased.
     leased: AtomicUsize,
     /// Bytes that the owner may lease at a time.
@@ -72,7 +72,7 @@ impl LandingWaiter {
     fn new(limit: usize) -> Self {
         LandingWaiter {
             state: AtomicU8::new(0),
-            gives_back: AtomicBool::new(false),
+            reclaims: AtomicBool::new(false),
             leased: AtomicUsize::new(0),
             limit,
             held: AtomicUsize::new(0),
@@ -96,8 +96,8 @@ impl LandingWaiter {
 
     /// Sets whether chunks are to be returned as soon as they are free. After setting `true`, the
     /// owner must check for free ones once more.
-    pub(crate) fn set_gives_back(&self, gives_back: bool) {
-        self.gives_back.store(gives_back, SeqCst);
+    pub(crate) fn set_reclaims(&self, reclaims: bool) {
+        self.reclaims.store(reclaims, SeqCst);
         fence(SeqCst);
     }
 
@@ -124,7 +124,7 @@ impl LandingWaiter {
     pub(crate) fn piece_freed(&self) {
         // Between freeing the memory and reading both.
         fence(SeqCst);
-        if self.state() != Waiting::No || self.gives_back.load(SeqCst) {
+        if self.state() != Waiting::No || self.reclaims.load(SeqCst) {
             self.wake();
         }
     }

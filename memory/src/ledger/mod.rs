@@ -30,6 +30,7 @@ use self::landing_budget::{LandingBudget, NotifyOnDrop};
 pub(crate) use self::landing_waiters::{LandingWaiter, LandingWaiters, MIN_SHARE, Waiting};
 pub(crate) use self::waiter_count::WaiterCount;
 use crate::config::Sizes;
+use crate::error::RegisterError;
 use crate::memlock::Memlock;
 use crate::region::Region;
 use crate::registrar::Registrar;
@@ -109,6 +110,11 @@ impl Ledger {
         let available = memlock.available(self.registrar.ignores_ipc_lock())?;
         let control = self.sizes.control.saturating_sub(self.budgets.used(Use::Control));
         Some((usize::try_from(available).unwrap_or(usize::MAX).saturating_sub(control), memlock))
+    }
+
+    /// Whether a registration failed because the process may not pin more.
+    pub(crate) fn exceeded_memlock(&self, error: &RegisterError) -> bool {
+        error.is_limit() && self.landing_left().is_some()
     }
 
     /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if that is

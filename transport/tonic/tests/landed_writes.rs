@@ -36,7 +36,7 @@ const CALLS: usize = 1000;
 /// WRITEs to a message between two checks for its answer.
 const FLIPS: usize = 64;
 /// Time limit of a call.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// As in `tonic_rdma.v1`, reduced to the fields needed here.
 #[derive(Clone, PartialEq, Message)]
@@ -131,7 +131,7 @@ impl Peer {
         let link =
             LinkConfig { recv_slots: 32, slot_size: 4096, send_slots: 8, ..LinkConfig::default() };
         let at = Addr::Shm(socket.parse().unwrap());
-        let connected = fabric.connect(&at, &link, &pool, &hello, PATIENCE).await.unwrap();
+        let connected = fabric.connect(&at, &link, &pool, &hello, TIMEOUT).await.unwrap();
         let accept = Accept::decode(&connected.private_data).unwrap();
         let conn = Connection::client(config(), accept.settings, Instant::now());
         Peer {
@@ -232,7 +232,7 @@ impl Peer {
         let values = [Bytes::from_static(&[0x81]), Bytes::from_static(&[0x01])];
         let begin = Instant::now();
         while self.open.is_some() {
-            assert!(begin.elapsed() < PATIENCE, "a call does not end; before it: {:?}", self.ended);
+            assert!(begin.elapsed() < TIMEOUT, "a call does not end; before it: {:?}", self.ended);
             if let Some((rkey, remote_addr)) = self.last {
                 for flip in 0..FLIPS {
                     let src = WriteSource::Any(values[flip % 2].clone());

@@ -117,7 +117,7 @@ async fn call(
             port: end.port().into(),
         }),
     };
-    let request = request.map(|()| Late(Some(message)));
+    let request = request.map(|()| LazyMessage(Some(message)));
     // Client streaming, because the message of a unary call is built before the connection is
     // chosen.
     grpc.client_streaming(request, PathAndQuery::from_static(OFFER_PATH), ProstCodec::default())
@@ -127,11 +127,11 @@ async fn call(
 /// A stream of one message, built when the connection that carries the call polls for it. tonic's
 /// channel has one connection at a time and replaces a lost one, so the local address is certain
 /// only at that point.
-struct Late<F>(Option<F>);
+struct LazyMessage<F>(Option<F>);
 
-impl<F> Unpin for Late<F> {}
+impl<F> Unpin for LazyMessage<F> {}
 
-impl<M, F: FnOnce() -> M> Stream for Late<F> {
+impl<M, F: FnOnce() -> M> Stream for LazyMessage<F> {
     type Item = M;
 
     fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<M>> {

@@ -58,7 +58,7 @@ impl Backoff {
 
     /// The pause after an attempt that ended with `code`.
     pub(crate) fn failed(&mut self, code: ReasonCode, rng: &mut impl Rng) -> Duration {
-        let soon = code.mends_itself() || self.quick > 0;
+        let soon = code.is_transient() || self.quick > 0;
         self.quick = self.quick.saturating_sub(1);
         pause(if soon { FAILED } else { BROKEN }, &mut self.failed, rng)
     }

@@ -148,7 +148,7 @@ impl Shared {
         let mut state = self.state.subscribe();
         let decided = |state: &State| match state {
             State::Up(fast) => fast.client.is_open(),
-            State::Down(reason) => !reason.code().mends_itself(),
+            State::Down(reason) => !reason.code().is_transient(),
             State::Idle | State::Trying { .. } => false,
         };
         let decided = tokio::time::timeout(self.fast_path_timeout, state.wait_for(decided)).await;

@@ -122,7 +122,7 @@ impl ReasonCode {
     }
 
     /// Whether the cause may resolve without intervention, so that an early retry is useful.
-    pub(crate) fn mends_itself(self) -> bool {
+    pub(crate) fn is_transient(self) -> bool {
         match self {
             Self::LinkLost
             | Self::GoAway

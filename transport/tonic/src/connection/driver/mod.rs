@@ -206,7 +206,7 @@ impl ConnectionState {
     /// Gives memory back that others wait for, and flushes what the protocol has to send.
     #[inline]
     fn transmit(&mut self) {
-        self.landing.make_room_elsewhere(&mut self.conn);
+        self.landing.enforce_share(&mut self.conn);
         let woke = !(self.wakes.is_empty() && self.streams.opened.is_empty());
         let flush = self.copies.driver_flush(woke);
         if self.conn.is_due() || self.landing.is_short {

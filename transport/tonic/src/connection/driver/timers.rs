@@ -116,22 +116,22 @@ impl Timers {
         // Asks each: asking takes its deadline.
         let wait = state.landing.wait.0.has_new_deadline();
         let clock = state.clock.has_new_deadline();
-        let give_back = state.landing.give_back.0.has_new_deadline();
+        let reclaim_delay = state.landing.reclaim_delay.0.has_new_deadline();
         let stall = state.landing.stall.0.has_new_deadline();
         let heartbeat = match self.heartbeat {
             Heartbeat::Waits => false,
             Heartbeat::Asks => !state.conn.is_asking(),
             Heartbeat::Rests => !state.conn.is_resting(),
         };
-        wait || clock || give_back || stall || heartbeat
+        wait || clock || reclaim_delay || stall || heartbeat
     }
 
     /// Sets the timer for the first deadline, if there is one.
     fn arm(&mut self, state: &ConnectionState) {
         let wait = state.landing.wait.0.deadline().map(Instant::into_std);
-        let give_back = state.landing.give_back.0.deadline().map(Instant::into_std);
+        let reclaim_delay = state.landing.reclaim_delay.0.deadline().map(Instant::into_std);
         let stall = state.landing.stall.0.deadline().map(Instant::into_std);
-        let others = [wait, give_back, stall, state.clock.deadline(), self.tidy.deadline()];
+        let others = [wait, reclaim_delay, stall, state.clock.deadline(), self.tidy.deadline()];
         let deadlines = state.conn.next_timeout().into_iter().chain(others.into_iter().flatten());
         if let Some(at) = deadlines.min() {
             self.timer.set(at);
@@ -149,7 +149,7 @@ impl Timers {
             state.spare_sends();
         }
         state.landing_timeout(now);
-        state.landing.recall_excess(&mut state.conn, now);
+        state.landing.recall_reclaimed(&mut state.conn, now);
         state.clock.expire();
         state.dispatch();
         if let Err(breach) = judged {

@@ -10,6 +10,8 @@ use crate::path::reason::{Reason, ReasonCode};
 
 /// Streams whose shorter wants are granted while the first waits for landing memory.
 const MAX_BEHIND: usize = 8;
+/// How often what could not be registered is tried again at once.
+const MAX_RETRIES: u32 = 3;
 /// Lines about memory that cannot be registered: a peer decides how often some is wanted.
 static UNREGISTERED: LogThrottle = LogThrottle::new();
 
@@ -34,6 +36,7 @@ impl ConnectionState {
 
     /// False when there is no memory for a stream that wants some.
     fn grant_wanted(&mut self) -> bool {
+        let mut retries = MAX_RETRIES;
         while let Some(want) = self.conn.poll_landing() {
             if want.key == WantKey::Standing {
                 self.grant_standing(want);
@@ -66,6 +69,14 @@ impl ConnectionState {
                         continue;
                     }
                     return false;
+                }
+                // Another pool of the process has deregistered memory since.
+                Err(error)
+                    if retries > 0
+                        && self.pool.exceeded_memlock(&error)
+                        && self.pool.may_land().is_ok() =>
+                {
+                    retries -= 1;
                 }
                 Err(error) => self.cannot_land(want.key, &error),
             }
@@ -140,8 +151,12 @@ impl ConnectionState {
 
     /// Refuses the message of a stream: there is no memory for it, and waiting would bring none.
     fn refuse_bulk(&mut self, id: StreamId, error: &RegisterError) {
-        if let Err(limit) = self.pool.may_land() {
-            // Nor is there memory for any other message: calls go on over TCP.
+        let limit = match self.pool.may_land() {
+            Err(limit) => Some(limit.to_string()),
+            Ok(()) => self.pool.exceeded_memlock(error).then(|| error.to_string()),
+        };
+        if let Some(limit) = limit {
+            // Nor is there memory for other messages: calls go on over TCP.
             let text = format!("no landing memory: {limit}");
             self.conn.close(CloseCode::Resources, &text);
             return self.end(Life::Closing(Reason::new(ReasonCode::Memlock, text)));

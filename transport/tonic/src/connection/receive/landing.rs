@@ -4,8 +4,8 @@ use slab::Slab;
 use tonic_rdma_memory::{Landing, LandingBuf, Pool, Reclaim};
 use tonic_rdma_proto::Connection;
 
-use crate::connection::receive::give_back::GiveBack;
 use crate::connection::receive::landing_wait::LandingWait;
+use crate::connection::receive::reclaim::ReclaimDelay;
 use crate::connection::receive::stall::{Grace, Stall};
 
 /// What a connection has of the pool's landing memory, and waits for.
@@ -21,7 +21,7 @@ pub(in crate::connection) struct LandingMemory {
     /// Before delays end.
     pub(in crate::connection) grace: Grace,
     /// Whether memory is to go back to other connections.
-    pub(in crate::connection) give_back: GiveBack,
+    pub(in crate::connection) reclaim_delay: ReclaimDelay,
     /// The account waits for memory.
     pub(in crate::connection) is_short: bool,
     /// The peer is not trusted to leave alone what it has sent.
@@ -37,7 +37,7 @@ impl LandingMemory {
             wait: LandingWait::default(),
             stall: Stall::default(),
             grace: Grace::default(),
-            give_back: GiveBack::default(),
+            reclaim_delay: ReclaimDelay::default(),
             is_short: false,
             copy_on_delivery,
         }
@@ -56,7 +56,7 @@ impl LandingMemory {
     #[inline]
     pub(in crate::connection) fn progresses(&mut self) {
         // A chunk that goes back may still be in the way.
-        if !self.give_back.0.is_over() {
+        if !self.reclaim_delay.0.is_over() {
             self.stall.end();
         }
     }
@@ -64,33 +64,33 @@ impl LandingMemory {
     /// Gives back what exceeds the share of this connection while another claims memory: standing
     /// grants first, then chunks that are idle, then those with grants that have to be recalled.
     #[inline]
-    pub(in crate::connection) fn make_room_elsewhere(&mut self, conn: &mut Connection) {
-        let wanted = self.account.others_wait();
-        if !wanted && self.give_back.0.is_idle() {
+    pub(in crate::connection) fn enforce_share(&mut self, conn: &mut Connection) {
+        let wanted = self.account.others_claim();
+        if !wanted && self.reclaim_delay.0.is_idle() {
             return;
         }
         let reclaim = self.account.enforce_share();
         if reclaim != Reclaim::None {
             self.limit_standing(conn);
             conn.recall_excess_standing();
-            self.account.give_back();
+            self.account.return_reclaimed();
         }
-        self.give_back.chosen(reclaim, conn.dead_peer());
-        if self.give_back.0.is_over() {
+        self.reclaim_delay.chosen(reclaim, conn.dead_peer());
+        if self.reclaim_delay.0.is_over() {
             // What nobody reads is in the way.
             self.stall.begin();
         }
     }
 
     /// Recalls the grants that are in the way of connections that wait, if it is time to.
-    pub(in crate::connection) fn recall_excess(
+    pub(in crate::connection) fn recall_reclaimed(
         &mut self,
         conn: &mut Connection,
         now: tokio::time::Instant,
     ) {
-        if self.give_back.0.expire(now) {
+        if self.reclaim_delay.0.expire(now) {
             let granted = &self.granted;
-            conn.recall_grants(|key| granted.get(key).is_some_and(LandingBuf::is_wanted_back));
+            conn.recall_grants(|key| granted.get(key).is_some_and(LandingBuf::is_reclaiming));
         }
     }
 

@@ -25,9 +25,9 @@ const DRAIN: Duration = Duration::from_millis(50);
 
 /// Over: the grants have been recalled.
 #[derive(Debug, Default)]
-pub(in crate::connection) struct GiveBack(pub(in crate::connection) Delay);
+pub(in crate::connection) struct ReclaimDelay(pub(in crate::connection) Delay);
 
-impl GiveBack {
+impl ReclaimDelay {
     /// Chunks were chosen to go back, or none.
     #[inline]
     pub(in crate::connection) fn chosen(&mut self, reclaim: Reclaim, dead_peer: Duration) {
@@ -51,7 +51,7 @@ mod tests {
     /// The table.
     #[tokio::test(start_paused = true)]
     async fn it_drains_then_asks() {
-        let mut state = GiveBack::default();
+        let mut state = ReclaimDelay::default();
         state.chosen(Reclaim::None, DEAD);
         assert!(state.0.is_idle() && state.0.deadline().is_none() && !state.0.has_new_deadline());
         for reclaim in [Reclaim::New, Reclaim::Pending] {

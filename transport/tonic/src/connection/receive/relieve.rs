@@ -40,7 +40,7 @@ impl ConnectionState {
             io.reading = Reading::Lagging;
             copied += io.unread.copy_out();
             // A chunk that goes back has to be free as a whole.
-            if copied >= want && self.landing.give_back.0.is_idle() {
+            if copied >= want && self.landing.reclaim_delay.0.is_idle() {
                 break;
             }
         }

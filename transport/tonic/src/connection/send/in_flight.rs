@@ -17,7 +17,7 @@
 //! | Draining* | work with a stream open | All |
 //! | Draining* | the link has returned the memory | Few |
 //!
-//! A link whose number of slots is fixed stays in All.
+//! A link whose number of slots is fixed stays in Fixed.
 
 use std::collections::VecDeque;
 
@@ -40,6 +40,8 @@ enum Kind {
 /// Which SEND slots the link has, and which it should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slots {
+    /// The link neither adds nor returns any.
+    Fixed,
     /// Those at rest.
     Few,
     /// Those at rest, and the link should lease memory for all.
@@ -54,8 +56,6 @@ pub(in crate::connection) struct InFlight {
     slot_size: usize,
     slots: usize,
     state: Slots,
-    /// The link neither adds nor returns slots.
-    is_fixed: bool,
     /// The next free slot.
     next: usize,
     /// Slots in flight.
@@ -94,8 +94,7 @@ impl InFlight {
         InFlight {
             slot_size: link.slot_size as usize,
             slots: link.send_slots as usize,
-            state: if link.busy_send_slots > 0 { Slots::Few } else { Slots::All },
-            is_fixed: link.busy_send_slots == 0,
+            state: if link.busy_send_slots > 0 { Slots::Few } else { Slots::Fixed },
             next: 0,
             used: 0,
             staging: Staging { size: block_size, max: blocks, used: 0, next: None },
@@ -110,7 +109,7 @@ impl InFlight {
     #[inline]
     pub(in crate::connection) fn wants_slots(&mut self, streams: bool) -> bool {
         match self.state {
-            Slots::All => return false,
+            Slots::All | Slots::Fixed => return false,
             Slots::Few if streams => self.state = Slots::Wanted,
             Slots::Draining if streams => self.state = Slots::All,
             Slots::Few | Slots::Wanted | Slots::Draining => {}
@@ -121,7 +120,7 @@ impl InFlight {
     /// Whether the next SEND has to report its completion.
     #[inline]
     pub(in crate::connection) fn must_report(&self) -> bool {
-        self.state != Slots::All
+        !matches!(self.state, Slots::All | Slots::Fixed)
     }
 
     /// The connection has been at rest for a while. True: completions are outstanding that no work
@@ -129,8 +128,8 @@ impl InFlight {
     pub(in crate::connection) fn rest(&mut self) -> bool {
         self.state = match self.state {
             Slots::Few | Slots::Wanted => Slots::Few,
-            Slots::All if self.is_fixed => Slots::All,
             Slots::All | Slots::Draining => Slots::Draining,
+            Slots::Fixed => Slots::Fixed,
         };
         self.state == Slots::Draining && !self.is_idle()
     }
@@ -148,6 +147,7 @@ impl InFlight {
         self.state = match self.state {
             Slots::Wanted | Slots::All => Slots::All,
             Slots::Draining | Slots::Few => Slots::Few,
+            Slots::Fixed => Slots::Fixed,
         };
         self.slots = slots as usize;
         self.next = 0;

@@ -20,14 +20,14 @@ use crate::tests::support::world::{Serving, World};
 
 /// A response body that reports when it is polled, waits, ends, and reports what was logged from
 /// then until it is dropped.
-struct Late {
+struct LateBody {
     polled: UnboundedSender<()>,
     go: Arc<Mutex<Receiver<()>>>,
     logs: Option<Logs>,
     logged: UnboundedSender<Vec<String>>,
 }
 
-impl http_body::Body for Late {
+impl http_body::Body for LateBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -44,7 +44,7 @@ impl http_body::Body for Late {
     }
 }
 
-impl Drop for Late {
+impl Drop for LateBody {
     fn drop(&mut self) {
         let lines = self.logs.as_ref().map(|logs| logs.lines_with("")).unwrap_or_default();
         let _ = self.logged.send(lines);
@@ -65,7 +65,7 @@ async fn a_call_given_up_as_its_response_is_made_is_no_fault() {
                 return response;
             }
             let (polled, go, logged) = (polled.clone(), gone.clone(), logged.clone());
-            response.map(|_| Body::new(Late { polled, go, logs: None, logged }))
+            response.map(|_| Body::new(LateBody { polled, go, logs: None, logged }))
         }
     };
     let router = world.builder().layer(MapResponseLayer::new(late)).add_service(Echo);
