@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The compiler in its own words, for the record of counted costs.
+/// The compiler's version string, for the record of counted costs.
 fn compiler() -> Result<String, Box<dyn std::error::Error>> {
     let said = std::process::Command::new(std::env::var("RUSTC")?).arg("--version").output()?;
     Ok(String::from_utf8(said.stdout)?.trim().to_owned())

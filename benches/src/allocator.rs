@@ -1,7 +1,7 @@
-//! Which allocator the processes of a contender use.
+//! The allocators that the processes of a contender use.
 //!
-//! A program's allocator is linked into it, so each has a program of its own. What they run is the
-//! same.
+//! A program's allocator is linked into it, so there is one program per allocator. Apart from that
+//! the programs are the same.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -14,21 +14,21 @@ use clap::{Parser, ValueEnum};
 use crate::contender::Contender;
 use crate::role::{Placement, Role};
 
-/// Whose `malloc`.
+/// The implementation of `malloc`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Allocator {
-    /// The C library's, as the environment sets it
+    /// The C library's, as configured by the environment
     #[default]
     Glibc,
-    /// The C library's, set to keep what is freed
+    /// The C library's, configured to keep freed memory
     GlibcTuned,
-    /// mimalloc, which keeps what is freed for a second
+    /// mimalloc, which keeps freed memory for a second
     Mimalloc,
 }
 
-/// What makes glibc keep what is freed: from where on the end of the heap goes back to the kernel,
-/// how much more the heap grows than it must, and from where on memory is mapped for one allocation
-/// alone. glibc takes no more than 32 MiB for the last.
+/// Settings with which glibc keeps freed memory: the free bytes at the end of the heap from which
+/// on they return to the kernel, the additional bytes by which the heap grows, and the size from
+/// which on an allocation gets a mapping of its own. glibc limits the last to 32 MiB.
 pub const TUNED: [(&str, &str); 3] = [
     ("MALLOC_TRIM_THRESHOLD_", "268435456"),
     ("MALLOC_TOP_PAD_", "67108864"),
@@ -36,12 +36,12 @@ pub const TUNED: [(&str, &str); 3] = [
 ];
 
 impl Allocator {
-    /// The name that it has on the command line and in the results.
+    /// The name on the command line and in the results.
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// What a process that uses it has in its environment.
+    /// Environment variables for the processes.
     pub fn environment(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::GlibcTuned => &TUNED,
@@ -49,18 +49,18 @@ impl Allocator {
         }
     }
 
-    /// The program with this allocator that does what `program` does with the C library's.
-    /// `neighbour`: for others' transports.
+    /// The counterpart of `program` that is linked to this allocator. `neighbour`: for contenders
+    /// of other projects.
     ///
     /// # Errors
-    /// It has not been built, or not since something that it is made of was changed.
+    /// It has not been built, or is older than its sources.
     pub fn program(self, program: &Path, neighbour: bool) -> anyhow::Result<PathBuf> {
         let name = match (self, neighbour) {
             (Self::Glibc | Self::GlibcTuned, _) => return Ok(program.to_owned()),
             (Self::Mimalloc, true) => "neighbours-mimalloc",
             (Self::Mimalloc, false) => "role-mimalloc",
         };
-        // A test lies one directory below the programs.
+        // Test programs lie one directory below.
         let candidates = program.ancestors().skip(1).take(2).map(|directory| directory.join(name));
         let build = "build all programs: cargo build --release -p benches --bins, and benches/neighbours if those take part";
         let Some(found) = candidates.into_iter().find(|path| path.is_file()) else {
@@ -72,10 +72,10 @@ impl Allocator {
         Ok(found)
     }
 
-    /// Its name and version, as its program says.
+    /// Name and version, as reported by its program.
     ///
     /// # Errors
-    /// There is no such program.
+    /// The program is missing.
     pub fn description(self) -> anyhow::Result<String> {
         Ok(match self {
             Self::Glibc => "the C library's".to_owned(),
@@ -100,9 +100,8 @@ impl fmt::Display for Allocator {
     }
 }
 
-/// A source file that has changed since `program` was built, by what cargo has noted beside it:
-/// cargo run builds one program and leaves the others as they are. None where cargo has noted
-/// nothing.
+/// Returns a source file that is newer than `program`, according to cargo's dependency file next to
+/// it, because `cargo run` rebuilds only one program. `None` if there is no dependency file.
 fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
     let Ok(noted) = fs::read_to_string(program.with_extension("d")) else { return Ok(None) };
     let built = fs::metadata(program)?.modified()?;
@@ -111,7 +110,7 @@ fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
         .next()
         .and_then(|line| line.split_once(": "))
         .map_or("", |(_, sources)| sources);
-    // A blank within a name has a backslash before it.
+    // A space in a name is escaped by a backslash.
     let sources = sources.replace("\\ ", "\0");
     let changed = |path: &PathBuf| {
         fs::metadata(path).and_then(|m| m.modified()).is_ok_and(|time| time > built)
@@ -119,18 +118,17 @@ fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
     Ok(sources.split(' ').map(|source| PathBuf::from(source.replace('\0', " "))).find(changed))
 }
 
-/// Who is compared, and with which allocator.
+/// A contender with an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
-    /// Who.
+    /// The contender.
     pub contender: Contender,
-    /// What its processes allocate with.
+    /// The allocator of its processes.
     pub allocator: Allocator,
 }
 
 impl Variant {
-    /// One for each contender and allocator; contenders that allocate nothing take part once.
-    /// Allocator by allocator.
+    /// All combinations, ordered by allocator. Contenders that allocate nothing take part once.
     pub fn all(contenders: &[Contender], allocators: &[Allocator]) -> Vec<Variant> {
         let with = |(at, allocator): (usize, &Allocator)| {
             let allocator = *allocator;
@@ -145,8 +143,8 @@ impl Variant {
         allocators.iter().enumerate().flat_map(with).collect()
     }
 
-    /// The place among `all` of whom it is set against: the first contender, with the same
-    /// allocator if it takes part with that.
+    /// The index in `all` of the variant to compare with: the first contender, with the same
+    /// allocator if present.
     pub fn baseline(self, all: &[Variant]) -> usize {
         let first = |variant: &Variant| {
             variant.contender == all[0].contender && variant.allocator == self.allocator
@@ -185,7 +183,7 @@ impl FromStr for Variant {
 #[derive(Parser, Debug)]
 #[command(version, about = "A process of a contender: compare starts it", long_about = None)]
 struct Args {
-    /// Say which allocator this program has
+    /// Print the allocator of this program
     #[arg(long)]
     allocator: bool,
     #[command(flatten)]
@@ -194,7 +192,7 @@ struct Args {
     role: Role,
 }
 
-/// What a program does that is there for its allocator, which is called `allocator`.
+/// The main function of a program whose allocator is `allocator`.
 pub fn main(program: &str, allocator: &str) -> ExitCode {
     let args = Args::parse();
     if args.allocator {

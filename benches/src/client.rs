@@ -34,14 +34,15 @@ pub struct Client {
     source: Source,
 }
 
-/// The longest payload that is sent from pinned memory, in bytes, as at the server.
+/// Maximum length in bytes of a payload that is sent from pinned memory, as at the server.
 const MAX_PINNED: usize = 8 << 20;
 
 impl Client {
-    /// Connects to what a server process said, with room for so many connections in all.
+    /// Connects to the address that the server process printed. `room` is the total number of
+    /// connections.
     ///
     /// # Errors
-    /// There is no connection, or a tonic-rdma contender is on another path than its own.
+    /// The connection fails, or a tonic-rdma contender uses another path than intended.
     pub async fn connect(
         contender: Contender,
         said: &str,
@@ -54,7 +55,7 @@ impl Client {
         Ok(Self { source: contender.source(), ..client })
     }
 
-    /// A stub with tonic's codec over a channel of tonic's, whatever carries that.
+    /// A stub with tonic's codec over a channel of tonic, on any transport.
     pub fn tonic(channel: tonic::transport::Channel) -> Self {
         Self::with_channel(Channel::Tonic(channel), false)
     }
@@ -79,8 +80,8 @@ impl Client {
 }
 
 impl Calls for Client {
-    /// From the channel's pool where it has one and the codec knows what to do with it, unless it
-    /// is to come from the heap.
+    /// Allocated from the channel's pool if there is one, the codec supports it, and the contender
+    /// does not require heap memory.
     fn payload(&self, length: usize) -> Bytes {
         if self.source == Source::Best
             && let (Channel::Ours(channel), Stub::ZeroCopy(_), 1..=MAX_PINNED) =
@@ -146,7 +147,7 @@ impl Calls for Client {
 /// A channel of any kind.
 #[derive(Clone, Debug)]
 pub(crate) enum Channel {
-    /// None: the service is called in place.
+    /// No channel: the service is called in place.
     InPlace(Routes),
     /// tonic's.
     Tonic(tonic::transport::Channel),
@@ -155,7 +156,7 @@ pub(crate) enum Channel {
 }
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// The response to come.
+/// The future of a response.
 type ResponseFuture = Pin<Box<dyn Future<Output = Result<http::Response<Body>, BoxError>> + Send>>;
 
 impl Service<http::Request<Body>> for Channel {
@@ -172,7 +173,7 @@ impl Service<http::Request<Body>> for Channel {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
-        // One allocation more than a bare channel has, for every contender alike.
+        // One allocation more than a bare channel, equally for every contender.
         match self {
             Self::InPlace(routes) => {
                 let response = routes.call(request);
@@ -190,10 +191,10 @@ impl Service<http::Request<Body>> for Channel {
     }
 }
 
-/// tonic's own, tuned.
+/// tonic's endpoint with tuned settings.
 ///
 /// # Errors
-/// That is no URI.
+/// `uri` is invalid.
 pub fn tonic_endpoint(uri: impl Into<String>) -> anyhow::Result<tonic::transport::Endpoint> {
     let (stream, connection) = WINDOWS;
     Ok(tonic::transport::Endpoint::from_shared(uri.into())?

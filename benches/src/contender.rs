@@ -1,4 +1,4 @@
-//! Who is compared.
+//! The contenders.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use tonic_rdma::FabricKind;
 
-/// What carries the calls.
+/// The implementation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Contender {
     /// tonic over TCP
@@ -19,8 +19,7 @@ pub enum Contender {
     TcpPlain,
     /// tonic-rdma over shared memory, with its codec
     Shm,
-    /// The same, with payloads from the heap, one that lies at an odd address and is sent again and
-    /// again
+    /// The same, with a payload on the heap, at an odd address, that is sent repeatedly
     ShmHeap,
     /// tonic-rdma over shared memory, with tonic's codec
     ShmPlain,
@@ -36,9 +35,9 @@ pub enum Contender {
     MemcpyHot,
     /// A copy within this process, of memory that is not in the cache
     MemcpyCold,
-    /// The same at the distance of a row of copies by distance
+    /// The same at the distance of the row
     MemcpyApart,
-    /// The same by the transport's own copy
+    /// The same with the transport's own copy function
     Copy,
     /// tonic over rdma-io-tonic: HTTP/2 over RDMA
     RdmaIoTonic,
@@ -46,7 +45,7 @@ pub enum Contender {
     Ruapc,
 }
 
-/// A contender that is not this project's, and runs in a program of its own.
+/// An implementation of another project, which runs in a separate program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
     /// tonic over rdma-io-tonic.
@@ -55,17 +54,17 @@ pub enum Neighbour {
     Ruapc,
 }
 
-/// Where payloads come from.
+/// The memory that payloads are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// From where the transport likes it best: pinned memory, if it has some.
+    /// The best memory for the transport: pinned memory, if it has some.
     Best,
-    /// From the heap, at an odd address.
+    /// The heap, at an odd address.
     Heap,
 }
 
 impl Source {
-    /// Memory of the heap.
+    /// Allocates a payload on the heap.
     pub fn heap(self, fill: u8, length: usize) -> Bytes {
         if self == Self::Best {
             return Bytes::from(vec![fill; length]);
@@ -78,10 +77,10 @@ impl Source {
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Where payloads at an odd address begin in one.
+/// Offset in a cache line of a payload at an odd address.
 const ODD: usize = 7;
 
-/// By what is copied, and which memory.
+/// Copy function and memory of a contender that copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyMethod {
     /// The C library, in the cache.
@@ -94,26 +93,26 @@ pub enum CopyMethod {
     Transport,
 }
 
-/// How a contender's two processes find each other.
+/// The transport between a contender's two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// tonic's own transport.
     Tonic {
-        /// By a unix socket, not by TCP.
+        /// Over a unix socket instead of TCP.
         unix: bool,
     },
-    /// tonic-rdma, over this fabric or over TCP.
+    /// tonic-rdma, over this fabric, or over TCP if `None`.
     Ours(Option<FabricKind>),
-    /// A bare link of this fabric.
+    /// A bare link over this fabric.
     Raw(FabricKind),
-    /// No second process: a copy.
+    /// A copy within one process.
     Copy(CopyMethod),
-    /// By the program in `benches/neighbours`.
+    /// The program in `benches/neighbours`.
     Neighbour(Neighbour),
 }
 
 impl Contender {
-    /// How it is set up.
+    /// The transport.
     pub fn transport(self) -> Transport {
         match self {
             Self::TonicTcp => Transport::Tonic { unix: false },
@@ -137,7 +136,7 @@ impl Contender {
         matches!(self, Self::Tcp | Self::Shm | Self::ShmHeap | Self::Verbs)
     }
 
-    /// Where its payloads come from.
+    /// The memory of its payloads.
     pub fn source(self) -> Source {
         if self == Self::ShmHeap { Source::Heap } else { Source::Best }
     }
@@ -147,13 +146,12 @@ impl Contender {
         matches!(self.transport(), Transport::Neighbour(_))
     }
 
-    /// Whether what it does depends on the allocator: bare links and copies use the same memory
-    /// again and again.
+    /// Whether its results depend on the allocator. Bare links and copies reuse the same memory.
     pub fn allocates(self) -> bool {
         !matches!(self.transport(), Transport::Raw(_) | Transport::Copy(_))
     }
 
-    /// The name that it has on the command line and in the results.
+    /// The name on the command line and in the results.
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }

@@ -1,9 +1,8 @@
-/* Counts what a process copies, by processor and through the kernel: loaded before libc
- * (LD_PRELOAD).
+/* Counts the bytes that processes copy. Loaded before libc (LD_PRELOAD).
  *
- * The file that TONIC_RDMA_BENCH_COPIES names holds two counts in bytes, of all processes that have
- * this library: copied by memcpy and memmove, and moved into or out of the kernel by reading and
- * writing. */
+ * The file named by TONIC_RDMA_BENCH_COPIES holds two counts in bytes over all processes that have
+ * loaded this library: copied by memcpy and memmove, and moved into or out of the kernel by reads
+ * and writes. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -32,8 +31,8 @@ __attribute__((constructor)) static void begin(void) {
         counts = at;
 }
 
-/* The next library's function of this name; found on first use, which may be before any
- * constructor. */
+/* The next library's function of this name, resolved on first use, which may precede all
+ * constructors. */
 #define NEXT(result, name, parameters)                                                                                 \
     static result(*next) parameters;                                                                                   \
     if (!next)                                                                                                         \

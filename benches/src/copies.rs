@@ -1,8 +1,8 @@
-//! Counts bytes that processes copy, by a small library that is loaded before libc (`copies.c`).
+//! Counts the bytes that processes copy, with a library that is loaded before libc (`copies.c`).
 //!
-//! It sees copies by memcpy and memmove, and what passes into and out of the kernel by system
-//! calls. It does not see what a kernel copies behind a device (Soft-RoCE and Soft-iWARP copy every
-//! byte), nor a few bytes copied by plain instructions.
+//! It counts copies by memcpy and memmove, and bytes that system calls move into and out of the
+//! kernel. It does not count what the kernel copies for a device (Soft-RoCE and Soft-iWARP copy
+//! every byte), nor short copies by plain instructions.
 
 use std::fs;
 use std::ops::Sub;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 const SOURCE: &str = include_str!("copies.c");
 
-/// The library, and the counts of the processes that have it.
+/// The library, and the counts of the processes that load it.
 #[derive(Debug)]
 pub struct Copies {
     _dir: TempDir,
@@ -22,10 +22,10 @@ pub struct Copies {
     counts: PathBuf,
 }
 
-/// Bytes so far; the difference of two is what was copied between.
+/// Bytes so far. The difference of two values is what was copied in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// By processors, in memory.
+    /// By memcpy and memmove.
     pub memory: u64,
     /// Into and out of the kernel.
     pub kernel: u64,
@@ -39,7 +39,7 @@ impl Sub for Copied {
 }
 
 impl Copies {
-    /// Makes the library.
+    /// Builds the library.
     ///
     /// # Errors
     /// There is no C compiler (`scripts/install-packages bench` installs one).
@@ -58,20 +58,20 @@ impl Copies {
         Ok(Self { _dir: dir, library, counts })
     }
 
-    /// What a process needs in its environment to be counted.
+    /// Environment variables that make a process count.
     pub fn environment(&self) -> [(&'static str, PathBuf); 3] {
         [
             ("LD_PRELOAD", self.library.clone()),
             ("TONIC_RDMA_BENCH_COPIES", self.counts.clone()),
-            // The transport leaves all copies to memcpy, where they are counted (`memory::copy`).
+            // The transport then uses memcpy for all copies, which is counted (`memory::copy`).
             ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824".into()),
         ]
     }
 
-    /// The counts now.
+    /// Reads the current counts.
     ///
     /// # Errors
-    /// The file is gone.
+    /// The file cannot be read.
     pub fn read(&self) -> anyhow::Result<Copied> {
         let bytes = fs::read(&self.counts).context("cannot read the counts")?;
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
@@ -97,7 +97,7 @@ mod tests {
             let out = command.output().unwrap().stdout;
             (out.len(), copies.read().unwrap() - before)
         };
-        // Reads it and writes it.
+        // cat reads and writes the file.
         let (out, copied) = run("cat");
         assert_eq!(out, 1 << 20);
         assert!((2 << 20..(2 << 20) + 65536).contains(&copied.kernel), "{copied:?}");

@@ -1,4 +1,4 @@
-//! What a round costs its two processes.
+//! Costs of a round in its two processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -8,15 +8,15 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, bail};
 
-/// What a process has used so far; the difference of two is what it used between.
+/// Totals of a process so far. The difference of two values is the usage in between.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Nanoseconds on a processor, in the kernel and outside (`/proc/PID/task/TID/schedstat`).
+    /// Processor time in nanoseconds, user and kernel (`/proc/PID/task/TID/schedstat`).
     pub cpu_ns: u64,
-    /// Context switches, voluntary and not (`/proc/PID/task/TID/status`).
+    /// Voluntary and involuntary context switches (`/proc/PID/task/TID/status`).
     pub switches: u64,
-    /// Page faults that needed nothing from a disk (`/proc/PID/stat`): most often memory that the
-    /// allocator has anew.
+    /// Minor page faults (`/proc/PID/stat`), which are mostly due to memory newly mapped by the
+    /// allocator.
     pub faults: u64,
 }
 
@@ -32,7 +32,7 @@ impl Sub for Usage {
 }
 
 impl Usage {
-    /// Of all threads that a process has now.
+    /// Reads the totals of all current threads of a process.
     ///
     /// # Errors
     /// There is no such process.
@@ -42,7 +42,7 @@ impl Usage {
             .with_context(|| format!("process {pid} is gone"))?;
         for task in tasks {
             let path = task?.path();
-            // A thread may end between.
+            // A thread may have ended in the meantime.
             let Ok(status) = fs::read_to_string(path.join("status")) else { continue };
             usage.cpu_ns += cpu_ns(&path);
             let switches = status.lines().filter_map(|line| line.split_once("_ctxt_switches:"));
@@ -54,7 +54,7 @@ impl Usage {
     }
 }
 
-/// Of one thread. Kernels without `schedstat` have it in ticks of 10 ms only.
+/// The processor time of one thread. Kernels without `schedstat` report it in ticks of 10 ms.
 fn cpu_ns(task: &Path) -> u64 {
     if let Ok(schedstat) = fs::read_to_string(task.join("schedstat")) {
         return schedstat.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
@@ -63,8 +63,8 @@ fn cpu_ns(task: &Path) -> u64 {
     stat_fields(task, 11, 2) * 10_000_000
 }
 
-/// The sum of some fields of `stat`, counted from behind the name, which may hold anything in its
-/// brackets.
+/// The sum of `count` fields of `stat`. Fields are counted from the one after the name, which is in
+/// parentheses and may contain anything.
 fn stat_fields(directory: &Path, first: usize, count: usize) -> u64 {
     let stat = fs::read_to_string(directory.join("stat")).unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
@@ -76,18 +76,18 @@ fn stat_fields(directory: &Path, first: usize, count: usize) -> u64 {
         .sum()
 }
 
-/// Counts a process's system calls, with strace, until it is asked for the sum. Slows the process
-/// down: rounds that are counted are not timed.
+/// Counts a process's system calls with strace. This slows the process down, so counted rounds are
+/// not timed.
 #[derive(Debug)]
 pub struct SystemCalls {
     strace: Child,
 }
 
 impl SystemCalls {
-    /// Begins to count, when strace has attached.
+    /// Starts counting, and returns once strace has attached.
     ///
     /// # Errors
-    /// There is no strace, or it may not attach (as an ordinary user under
+    /// strace is not installed, or not allowed to attach (for ordinary users under
     /// `kernel.yama.ptrace_scope` 1).
     pub fn of(pid: u32) -> anyhow::Result<SystemCalls> {
         let mut strace = Command::new("strace")
@@ -99,7 +99,7 @@ impl SystemCalls {
             .context("cannot start strace")?;
         let Some(stderr) = strace.stderr.as_mut() else { bail!("no pipe from strace") };
         let mut line = String::new();
-        // Read byte by byte: what comes later is for `sum`.
+        // Read without buffering: later output belongs to `sum`.
         let mut reader = BufReader::with_capacity(1, stderr);
         reader.read_line(&mut line)?;
         if !line.contains("attached") {
@@ -109,10 +109,10 @@ impl SystemCalls {
         Ok(SystemCalls { strace })
     }
 
-    /// Ends counting.
+    /// Stops counting, and returns the number of calls.
     ///
     /// # Errors
-    /// strace says nothing that makes sense.
+    /// The output of strace cannot be parsed.
     pub fn sum(self) -> anyhow::Result<u64> {
         let SystemCalls { strace } = self;
         let pid = i32::try_from(strace.id()).ok().and_then(rustix::process::Pid::from_raw);

@@ -1,4 +1,4 @@
-//! Which processor a process runs on.
+//! Processor affinity of processes.
 
 use anyhow::Context as _;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -6,13 +6,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// The processors that this process may use, in order.
 ///
 /// # Errors
-/// The kernel does not say.
+/// sched_getaffinity(2) fails.
 pub fn allowed() -> anyhow::Result<Vec<usize>> {
     let set = sched_getaffinity(None).context("cannot read which processors are allowed")?;
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
 }
 
-/// Keeps the calling thread, and those it starts from now on, on one processor.
+/// Pins the calling thread, and threads that it starts afterwards, to one processor.
 ///
 /// # Errors
 /// There is no such processor, or it is not allowed.

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// Turns a result into an exit code; prints an error on standard error, in one line.
+/// Turns a result into an exit code, and prints an error on stderr in one line.
 pub fn exit(program: &str, result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,25 +1,25 @@
-//! What a process has.
+//! Resources that a process holds.
 
 use std::fs;
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-/// At one moment.
+/// Resources at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Footprint {
-    /// KiB of memory that is there: its own, and what it shares (VmRSS).
+    /// Resident memory in KiB, including shared memory (VmRSS).
     pub memory: u64,
-    /// KiB that are pinned for devices (VmPin).
+    /// Memory in KiB that is pinned for devices (VmPin).
     pub pinned: u64,
-    /// Open descriptors.
+    /// Number of open descriptors.
     pub descriptors: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: u64,
 }
 
 impl Footprint {
-    /// Of a process.
+    /// Reads the resources of a process.
     ///
     /// # Errors
     /// There is no such process.

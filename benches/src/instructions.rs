@@ -1,4 +1,4 @@
-//! Instructions of processes, where the kernel and the machine count them (`perf_event_open`).
+//! Counts instructions of processes with hardware counters (`perf_event_open`), where available.
 
 use std::{fs, io};
 
@@ -6,21 +6,21 @@ use anyhow::Context as _;
 use perf_event::events::{Event, Hardware};
 use perf_event::{Builder, Counter};
 
-/// A counter of each thread of a process, and of the threads that these start.
+/// A counter for each thread of a process, inherited by threads that these start.
 #[derive(Debug)]
 pub struct Instructions {
     counters: Vec<Counter>,
-    /// Whether the kernel's are among them.
+    /// Whether instructions in the kernel are included.
     pub kernel: bool,
 }
 
 impl Instructions {
-    /// Of the threads that a process has now, and will have: in the kernel too, where that is
-    /// allowed.
+    /// Counts the current and future threads of a process, including their instructions in the
+    /// kernel if that is allowed.
     ///
     /// # Errors
-    /// The machine has no such counters (most virtual ones), or
-    /// `/proc/sys/kernel/perf_event_paranoid` forbids it.
+    /// The machine has no such counters (most virtual machines), or
+    /// `/proc/sys/kernel/perf_event_paranoid` forbids them.
     pub fn of(pid: u32) -> anyhow::Result<Self> {
         Self::events(pid, Hardware::INSTRUCTIONS)
     }
@@ -41,10 +41,10 @@ impl Instructions {
         with(true).or_else(|_| with(false)).context("this machine does not count instructions")
     }
 
-    /// How many so far.
+    /// The count so far.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// A counter cannot be read.
     pub fn read(&mut self) -> anyhow::Result<u64> {
         let mut sum = 0;
         for counter in &mut self.counters {
@@ -62,14 +62,13 @@ mod tests {
 
     #[test]
     fn all_threads_are_counted_also_those_to_come() {
-        // A clock that every kernel has stands in for instructions, which few virtual machines
-        // count.
+        // Uses a software clock instead of instructions, which few virtual machines count.
         let busy =
             || std::hint::black_box((0..20_000_000u64).fold(0, |a, b| std::hint::black_box(a ^ b)));
         let mut clock = match Instructions::events(std::process::id(), Software::TASK_CLOCK) {
             Ok(clock) => clock,
-            // Not even that, as in a container that forbids the system call: said, as compare says
-            // it.
+            // Even this is unavailable, for example in a container that forbids the system call.
+            // Then the error must be the one that `compare` prints.
             Err(error) => {
                 assert!(format!("{error:#}").contains("does not count"), "{error:#}");
                 return;

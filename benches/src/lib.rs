@@ -1,35 +1,35 @@
-//! Side-by-side comparisons, and counted costs.
+//! Comparative measurements, and counted costs.
 //!
-//! `compare` runs contenders in turns within one run; figures of different runs say little on a
-//! shared machine.
+//! `compare` runs all contenders alternately within one run, because on a shared machine the
+//! figures of different runs cannot be compared.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`contender`] | who is compared |
-//! | [`allocator`] | with which allocator |
-//! | [`role`] | what the processes of a contender are told, and do |
-//! | [`pair`] | those processes, as `compare` sees them |
-//! | [`service`] | what is called, and the server process |
+//! | [`contender`] | the contenders |
+//! | [`allocator`] | allocators of the contenders |
+//! | [`role`] | command line and main function of the processes that `compare` starts |
+//! | [`pair`] | controls these processes |
+//! | [`service`] | the service, and the server process |
 //! | [`session`] | the client process |
 //! | [`client`] | a connection to a server |
-//! | [`raw`] | both, of a bare link: the limit |
-//! | [`memcpy`] | the other limit |
-//! | [`work`] | the rows: which calls, of which size, how many at a time |
+//! | [`raw`] | both ends of a bare link, as an upper bound |
+//! | [`memcpy`] | copies, as another upper bound |
+//! | [`work`] | the rows: kind, size and concurrency of calls |
 //! | [`measure`] | one round of a row |
 //! | [`cost`] | what a round costs: CPU time, context switches, system calls |
-//! | [`instructions`] | the same in instructions, where the machine counts them |
-//! | [`machine`] | processor, kernel, C library and allocator, beside which figures are told |
+//! | [`instructions`] | instructions, where the machine counts them |
+//! | [`machine`] | processor, kernel, C library and allocator, reported with the figures |
 //! | [`footprint`] | memory, descriptors and threads of a process |
-//! | [`server_figures`] | what a server process says of its pools and copies |
-//! | [`copies`] | the same in bytes that are copied |
-//! | [`costs`] | what does not vary: instructions, allocations, doorbells, held against a record |
-//! | [`cpu`] | which processor a process runs on |
+//! | [`server_figures`] | statistics of a server process: pools and copies |
+//! | [`copies`] | counts copied bytes |
+//! | [`costs`] | counted instructions, allocations and doorbells, compared with a record |
+//! | [`cpu`] | processor affinity |
 //! | [`scale`] | many clients, connections and streams |
-//! | [`threads`] | calls on several threads at a time |
+//! | [`threads`] | calls on several threads |
 //! | [`report`] | medians, ratios, table, JSON, assertions |
-//! | [`sample`] | what a round yields |
+//! | [`sample`] | the result of a round |
 //! | [`exit`] | the exit code of a program |
-//! | [`results`] | recorded runs, and the documents made of them |
+//! | [`results`] | recorded runs, and the documents generated from them |
 //! | [`plot`] | SVG |
 
 pub mod allocator;

@@ -1,4 +1,4 @@
-//! What a figure depends on beside the code: processor, kernel, C library and allocator.
+//! What results depend on besides the code: processor, kernel, C library and allocator.
 
 use std::process::Command;
 use std::{fmt, fs};
@@ -7,31 +7,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocator::Allocator;
 
-/// The machine, and what the processes that are measured are told of it.
+/// The machine, and the settings of the measured processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {
-    /// Its name, and for x86 family and model, by which glibc chooses how to copy.
+    /// Model name, and on x86 family and model, by which glibc selects a memcpy.
     pub processor: String,
-    /// Processors that this process may use.
+    /// Number of processors that this process may use.
     pub processors: usize,
     /// `uname -sr`.
     pub kernel: String,
-    /// Name and version.
+    /// Name and version of the C library.
     pub c_library: String,
-    /// Those that the measured processes use, with their versions or settings.
+    /// Allocators of the measured processes, with versions or settings.
     pub allocators: Vec<String>,
-    /// `GLIBC_TUNABLES` and the variables of glibc's malloc, as far as they are set.
+    /// `GLIBC_TUNABLES` and the variables of glibc's malloc that are set.
     pub environment: Vec<String>,
 }
 
-/// What this system does not say.
+/// Placeholder for what the system does not report.
 const UNKNOWN: &str = "unknown";
 
 impl Machine {
-    /// This one, where processes with these allocators are measured.
+    /// Describes this machine and these allocators.
     ///
     /// # Errors
-    /// There is no program with one of them.
+    /// The program of an allocator is missing.
     pub fn here(allocators: &[Allocator]) -> anyhow::Result<Self> {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let uname = rustix::system::uname();
@@ -64,12 +64,12 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Whether a variable changes how the C library copies or allocates.
+/// Whether a variable affects how the C library copies or allocates.
 fn affects_c_library(name: &str) -> bool {
     name == "GLIBC_TUNABLES" || (name.starts_with("MALLOC_") && name.ends_with('_'))
 }
 
-/// Of the first processor in /proc/cpuinfo.
+/// The first processor in /proc/cpuinfo.
 fn processor(info: &str) -> String {
     let of = |wanted: &str| {
         info.lines().find_map(|line| {
@@ -77,7 +77,7 @@ fn processor(info: &str) -> String {
             (name.trim() == wanted).then(|| value.trim())
         })
     };
-    // On aarch64 there are numbers alone.
+    // aarch64 reports only numbers.
     let numbers = |names: &[&str]| {
         let found = names.iter().filter_map(|name| Some(format!("{name} {}", of(name)?)));
         found.collect::<Vec<_>>().join(", ")
@@ -90,7 +90,7 @@ fn processor(info: &str) -> String {
     }
 }
 
-/// As getconf(1) says; musl has no such name.
+/// As reported by getconf(1); musl does not support it.
 fn c_library() -> String {
     let output = Command::new("getconf")
         .arg("GNU_LIBC_VERSION")

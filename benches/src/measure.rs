@@ -1,4 +1,4 @@
-//! One round of a row, over whatever carries calls.
+//! Runs one round of a row over any transport.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,46 +12,48 @@ use serde::{Deserialize, Serialize};
 
 use crate::work::{Direction, Kind, Row, SMALL};
 
-/// What a round gave.
+/// The result of a round.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Round {
     /// The row's figure, in its unit.
     pub figure: f64,
-    /// Latencies in microseconds at the 50th, 99th and 99.9th percentile, where calls are timed one
-    /// by one.
+    /// Latencies in microseconds at the 50th, 99th and 99.9th percentile, if calls are timed
+    /// individually.
     pub percentiles: Option<[f64; 3]>,
-    /// Calls, or messages.
+    /// Number of calls or messages.
     pub calls: usize,
-    /// Payload bytes, both ways together, of the calls that are counted.
+    /// Payload bytes of the counted calls in both directions.
     pub bytes: usize,
-    /// Calls of each client, where several share the server for a time.
+    /// Number of calls of each client, if several clients share the server for a given time.
     #[serde(default)]
     pub shares: Vec<usize>,
 }
 
 /// A connection that carries calls.
 pub trait Calls: Clone + Send + 'static {
-    /// Memory to send: from where this transport likes it best.
+    /// Allocates a payload in the best memory for this transport.
     fn payload(&self, length: usize) -> Bytes;
-    /// One unary call; gives the bytes of the reply, of which `reply` were asked for.
+    /// Makes one unary call that requests a reply of `reply` bytes. Returns the length of the
+    /// reply.
     fn unary(
         &mut self,
         payload: Bytes,
         reply: usize,
     ) -> impl Future<Output = anyhow::Result<usize>> + Send;
-    /// One streaming call, which ends in an error unless `count` messages of `size` bytes came.
+    /// Makes one streaming call. Fails unless `count` messages of `size` bytes arrive.
     fn stream(
         &mut self,
         size: usize,
         count: usize,
     ) -> impl Future<Output = anyhow::Result<()>> + Send;
-    /// A streaming call that stays open, with nothing sent on it, until what it gives is dropped.
+    /// Opens a streaming call on which nothing is sent. It stays open until the returned value is
+    /// dropped.
     fn open(&mut self) -> impl Future<Output = anyhow::Result<Box<dyn Send>>> + Send;
-    /// Whether it can do what this row does.
+    /// Whether it supports this row.
     fn supports(&self, row: &Row) -> bool;
-    /// The path in words, to see that it did not change.
+    /// A description of the path, to detect changes.
     fn path(&self) -> String;
-    /// Bytes that its pool may have, if it has one.
+    /// Maximum size of its pool in bytes, if it has one.
     fn pool(&self) -> Option<usize> {
         None
     }
@@ -63,7 +65,7 @@ async fn call<C: Calls>(client: &mut C, payload: Bytes, reply: usize) -> anyhow:
     Ok(())
 }
 
-/// Runs one round, over as many connections as there are.
+/// Runs one round over the given connections.
 ///
 /// # Errors
 /// A call fails, or a reply has the wrong length.
@@ -110,7 +112,7 @@ async fn rate<C: Calls>(clients: &[C], in_flight: usize, calls: usize) -> anyhow
     Ok(Round { figure, calls, bytes: calls * SMALL * 2, ..Round::default() })
 }
 
-/// The time of each of `calls` small calls, one after the other.
+/// The durations of `calls` sequential small calls.
 async fn sequential_latencies<C: Calls>(client: &C, calls: usize) -> anyhow::Result<Vec<Duration>> {
     let mut client = client.clone();
     let payload = client.payload(SMALL);
@@ -139,8 +141,8 @@ pub(crate) fn latencies(mut times: Vec<Duration>) -> Round {
     }
 }
 
-/// The time of `calls` calls, `in_flight` at a time, spread evenly over the connections. Where
-/// there are more connections than calls in flight, each caller takes its share of them in turn.
+/// The duration of `calls` calls, `in_flight` at a time, spread evenly over the connections. If
+/// there are more connections than calls in flight, each caller cycles through its share of them.
 pub(crate) async fn run_concurrently<C: Calls>(
     clients: &[C],
     payload: Bytes,
@@ -170,9 +172,9 @@ pub(crate) async fn run_concurrently<C: Calls>(
     Ok(begin.elapsed())
 }
 
-/// Large requests of all clients for `time`, `in_flight` of each. The figure and the shares are of
-/// calls that ended in time, so that no client is alone at the end; calls and bytes are of all that
-/// were made, as what they cost is.
+/// Runs large requests of all clients for `time`, `in_flight` per client. Figure and shares count
+/// only calls that ended in time, because at the end a client may run alone. Calls and bytes count
+/// all calls, because costs are measured over all of them.
 async fn puts<C: Calls>(
     clients: &[C],
     payload: Bytes,
@@ -207,11 +209,11 @@ async fn puts<C: Calls>(
     Ok(Round { figure, calls, bytes: calls * size, shares, ..Round::default() })
 }
 
-/// Large requests that end while small calls are measured beside them, at least: each has a
-/// beginning and an end, where calls may wait for longer.
+/// Minimum number of large requests that must end during the measurement, because small calls may
+/// wait longer at the beginning and at the end of a transfer.
 const MIN_TRANSFERS: usize = 8;
-/// Small calls per large request, at most: where it takes more, the large ones are starved, and the
-/// latency worth nothing.
+/// Maximum number of small calls per large request. If more are needed, large requests are starved,
+/// and the latency means nothing.
 const MAX_CALLS_PER_TRANSFER: usize = 20_000;
 
 /// Latency while a large request is always in flight.
@@ -223,7 +225,7 @@ async fn latency_under_load<C: Calls>(
     let (payload, mut bulk, done) =
         (client.payload(size), client.clone(), Arc::new(AtomicUsize::new(0)));
     let ended = done.clone();
-    // Ends with this set.
+    // The task ends when this set is dropped.
     let mut large = tokio::task::JoinSet::new();
     large.spawn(async move {
         loop {

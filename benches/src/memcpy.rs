@@ -1,4 +1,4 @@
-//! The limit within one host: one copy by one processor.
+//! Upper bound within one host: a single copy by one processor.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,12 +10,12 @@ use crate::measure::{Round, throughput};
 use crate::session::RowRunner;
 use crate::work::{Kind, Row};
 
-/// Bytes of either side of a cold copy: many times what a cache holds.
+/// Bytes of each buffer of a cold copy: many times the size of a cache.
 const COLD_BYTES: usize = 256 << 20;
-/// Distances of source and destination are told modulo this.
+/// The modulus of the distance between source and destination.
 const PAGE: usize = 4096;
 
-/// Copies of a row's messages.
+/// Copies instead of a row's messages.
 #[derive(Debug)]
 pub struct Memcpy {
     from: Vec<u8>,
@@ -24,10 +24,10 @@ pub struct Memcpy {
 }
 
 impl Memcpy {
-    /// As `method` says, of memory that was not touched for the last 512 MiB, or of the same two
-    /// pieces each time.
+    /// Copies by `method`: memory that has not been touched for the last 512 MiB, or the same two
+    /// buffers each time.
     pub fn new(method: CopyMethod) -> Self {
-        // With room for a start at a page, and for the distance.
+        // Includes space to align the start to a page, and for the distance.
         Self { from: vec![1; COLD_BYTES + 2 * PAGE], to: vec![2; COLD_BYTES + 2 * PAGE], method }
     }
 }
@@ -86,8 +86,8 @@ mod tests {
     use super::*;
     use crate::work;
 
-    /// Each contender copies to where the row says, or beside it as a limit, and takes part in no
-    /// other row.
+    /// Each contender copies at the distance of the row, or at 0 as the baseline, and takes part in
+    /// no other row.
     #[tokio::test]
     async fn copies_are_as_far_apart_as_the_row_says() {
         let row = Row { kind: Kind::Phase { size: 4096, distance: 22 }, calls: 1 };

@@ -1,4 +1,4 @@
-//! The two processes of a contender, which end with the value.
+//! The two processes of a contender. They end when [`Pair`] is dropped.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -22,20 +22,20 @@ use crate::server_figures::ServerFigures;
 use crate::session::{ClientReply, ClientRequest};
 use crate::work::{Kind, Row};
 
-/// How pairs are set up.
+/// Options of a pair.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// What servers bind.
+    /// The address that servers bind.
     pub addr: IpAddr,
     /// Processors of clients and servers.
     pub cpus: (usize, usize),
-    /// How long a start or a round may take.
+    /// Time limit for a start or a round.
     pub limit: Duration,
-    /// Connections to make room for, beyond what is there by default.
+    /// Number of connections to provide memory for, if more than the default.
     pub room: Option<usize>,
-    /// Whether servers are to answer [`Pair::server_figures`].
+    /// Whether servers must answer [`Pair::server_figures`].
     pub server_figures: bool,
-    /// The program in `benches/neighbours`, built, for contenders that run in it.
+    /// Path of the program in `benches/neighbours`, for contenders that run in it.
     pub neighbours: Option<PathBuf>,
 }
 
@@ -58,10 +58,11 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Starts both, with something more in their environment. Ready when the client has connected.
+    /// Starts both processes with additional environment variables, and waits until the client has
+    /// connected.
     ///
     /// # Errors
-    /// One of them did not start, connect, or say so in time.
+    /// A process did not start, connect or report in time.
     pub async fn start(
         variant: Variant,
         setup: &Setup,
@@ -115,7 +116,7 @@ impl Pair {
             instructions: None,
             _dir: dir,
         };
-        // Any row will do: it answers when it has connected.
+        // Any row will do: the client answers once it has connected.
         let ClientReply::Ready { path, pool, .. } =
             pair.request(ClientRequest::Prepare(Row { kind: Kind::Latency, calls: 1 })).await?
         else {
@@ -126,23 +127,23 @@ impl Pair {
         Ok(pair)
     }
 
-    /// The path that calls take, in words.
+    /// A description of the path.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Bytes that the pool of either end may have, where there is one.
+    /// Maximum size in bytes of the pool of either process, if it has one.
     pub fn pool(&self) -> Option<usize> {
         self.pool
     }
 
-    /// What the server says of its memory. None where its transport has no such figures.
+    /// Statistics of the server's memory. `None` if its transport has none.
     ///
     /// # Errors
-    /// It does not answer, or was not set up to.
+    /// The server does not answer, or was started without [`Setup::server_figures`].
     pub async fn server_figures(&mut self) -> anyhow::Result<Option<ServerFigures>> {
         let questions = self.questions.as_mut().context("the server was not to be asked")?;
-        // A server that has ended does not answer, below.
+        // If the server has ended, reading the answer fails below.
         let _ = questions.write_all(b"\n").await;
         let answer = timeout(self.limit, self.server_answers.next_line()).await;
         let answer = answer.context("the server does not answer")??;
@@ -157,10 +158,10 @@ impl Pair {
         (self.client_id, self.server_id)
     }
 
-    /// Counts instructions from now on.
+    /// Starts counting instructions.
     ///
     /// # Errors
-    /// They cannot be counted here.
+    /// Instructions cannot be counted on this machine.
     pub fn count_instructions(&mut self) -> anyhow::Result<()> {
         self.instructions =
             Some([Instructions::of(self.client_id)?, Instructions::of(self.server_id)?]);
@@ -170,7 +171,7 @@ impl Pair {
     async fn request(&mut self, request: ClientRequest) -> anyhow::Result<ClientReply> {
         let mut line = serde_json::to_string(&request)?;
         line.push('\n');
-        // A client that has ended says why by its exit code, below.
+        // If the client has ended, its exit code below explains why.
         let _ = self.requests.write_all(line.as_bytes()).await;
         let reply = timeout(self.limit, self.replies.next_line()).await;
         let reply =
@@ -187,10 +188,11 @@ impl Pair {
         }
     }
 
-    /// Makes ready for a row, if there is such a row: connections and streams are made.
+    /// Prepares a row: creates its connections and streams. Returns false if the contender does not
+    /// support the row.
     ///
     /// # Errors
-    /// They cannot be made, or the path changes.
+    /// A connection or stream fails, or the path changes.
     pub async fn prepare(&mut self, row: &Row) -> anyhow::Result<bool> {
         let ClientReply::Ready { supports, path, .. } =
             self.request(ClientRequest::Prepare(*row)).await?
@@ -201,10 +203,11 @@ impl Pair {
         Ok(supports)
     }
 
-    /// Runs a row that is prepared once, without what [`sample`](Self::sample) does around it.
+    /// Runs a prepared row once, without the warm-up and the cost measurement of
+    /// [`sample`](Self::sample).
     ///
     /// # Errors
-    /// As of [`sample`](Self::sample).
+    /// Those of [`sample`](Self::sample).
     pub async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
         let ClientReply::Done(round) = self.request(ClientRequest::Round(*row)).await? else {
             bail!("the client does not say what it measured");
@@ -217,12 +220,11 @@ impl Pair {
         Ok(Some(client.read()? + server.read()?))
     }
 
-    /// Runs a row once, after a tenth of its calls that do not count: rows come seconds apart, and
-    /// memory that was given back meanwhile is to be there again. None when this contender has no
-    /// such row.
+    /// Runs a row once, after a warm-up with a tenth of its calls: rows are seconds apart, and
+    /// memory may have been returned in between. `None` if the contender does not support the row.
     ///
     /// # Errors
-    /// A call fails, something takes too long, a process ends, or the path changes.
+    /// A call fails, a time limit expires, a process ends, or the path changes.
     pub async fn sample(&mut self, row: &Row) -> anyhow::Result<Option<Sample>> {
         if !self.prepare(row).await? {
             return Ok(None);
@@ -236,11 +238,11 @@ impl Pair {
         Ok(Some(Sample { round, client, server, instructions }))
     }
 
-    /// Counts a tenth of a row's calls, after as many that are not counted. The pair was started
-    /// with what [`Copies::environment`] names.
+    /// Counts a tenth of a row's calls, after a warm-up of the same length. The pair must have been
+    /// started with [`Copies::environment`].
     ///
     /// # Errors
-    /// As [`sample`](Self::sample); that strace cannot be had is no error.
+    /// Those of [`sample`](Self::sample). A missing strace is not an error.
     pub async fn count(&mut self, row: &Row, copies: &Copies) -> anyhow::Result<Option<Counted>> {
         let row = row.tenth();
         if !self.prepare(&row).await? {

@@ -1,4 +1,4 @@
-//! Figures as SVG.
+//! Plots results as SVG.
 
 use std::fs;
 use std::ops::Range;
@@ -28,12 +28,12 @@ pub(crate) const PALETTE: [RGBColor; 10] = [
     RGBColor(0x79, 0x70, 0x6e),
 ];
 
-/// A curve: who, its colour, and its points.
+/// A curve: name, colour, and points.
 pub(crate) type Curve = (String, RGBColor, Vec<(f64, f64)>);
 
-/// Draws what there is to draw: `latency.svg`, `beside.svg`, `rate.svg`, `up.svg`, `down.svg`,
-/// `cpu.svg`. A figure of rows that did not run is left out, and so is a contender that failed.
-/// Each contender is drawn with the first allocator that it takes part with.
+/// Draws `latency.svg`, `beside.svg`, `rate.svg`, `up.svg`, `down.svg` and `cpu.svg`. Rows that did
+/// not run and contenders that failed are left out. Each contender is drawn with its first
+/// allocator.
 ///
 /// # Errors
 /// The directory cannot be written to.
@@ -77,7 +77,7 @@ pub fn all(results: &[RowResult], directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// So many cells have the first allocator, or need none: those with others come behind.
+/// The number of cells with the first allocator or without one; cells with other allocators follow.
 fn n_drawn(cells: &[Cell]) -> usize {
     let mut contenders: Vec<_> = cells.iter().map(|cell| cell.variant.contender).collect();
     contenders.sort_unstable_by_key(|contender| *contender as usize);
@@ -85,7 +85,7 @@ fn n_drawn(cells: &[Cell]) -> usize {
     contenders.len()
 }
 
-/// For each contender the figures of some rows, over what `x` says of them.
+/// For each contender, the figures of the rows for which `x` returns an abscissa.
 fn curves(results: &[RowResult], x: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> {
     let cells = results.first().map_or(&[][..], |result| &result.cells);
     let curve = |(index, cell): (usize, &Cell)| -> Curve {
@@ -106,7 +106,7 @@ fn curves(results: &[RowResult], x: impl Fn(&Row) -> Option<f64>) -> Vec<Curve> 
         .collect()
 }
 
-/// Draws curves over a logarithmic axis; nothing where there is none.
+/// Draws curves over a logarithmic axis. Draws nothing if there are no points.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -131,7 +131,7 @@ pub(crate) fn lines(
     .map_err(|error| anyhow!("cannot draw {}: {error}", path.display()))
 }
 
-/// What drawing answers.
+/// Result of a drawing function.
 type DrawResult = Result<(), Box<dyn std::error::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
@@ -167,7 +167,7 @@ where
     for (index, (contender, colour, points)) in curves.iter().enumerate() {
         chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
         chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
-        // The legend stands beside the figure, where no curve is.
+        // The legend is to the right of the curves.
         let y = 50 + 18 * i32::try_from(index)?;
         let left = i32::try_from(SIZE.0)? - 125;
         root.draw(&Rectangle::new([(left, y), (left + 12, y + 10)], colour.filled()))?;
@@ -177,10 +177,10 @@ where
     Ok(())
 }
 
-/// A bar: who, its colour, and its value, with a second one where a line goes from it.
+/// A bar: variant, colour, value, and a second value to which a line is drawn.
 type Bar = (Variant, RGBColor, (f64, Option<f64>));
 
-/// A bar for each contender, and a line above it, which is cut off where it would dwarf the bars.
+/// Draws a bar for each contender, and a line above it. Long lines are cut off.
 fn bars(
     path: &Path,
     title: &str,

@@ -1,4 +1,4 @@
-//! The limit: SENDs and WRITEs of a fabric's link, without protocol, calls or messages.
+//! Upper bound: SENDs and WRITEs over a fabric's link, without protocol, calls or messages.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -18,20 +18,19 @@ use crate::session::RowRunner;
 use crate::work::{Kind, Row, SMALL};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest WRITE that is measured, in bytes: Soft-RoCE carries 8 MiB at most.
+/// Maximum length of a measured WRITE in bytes. Soft-RoCE carries at most 8 MiB.
 const MAX_WRITE: usize = 4 << 20;
-/// Pieces of memory of the length of [`MAX_WRITE`] that are written to: what is in flight lies side
-/// by side, as messages that somebody has yet to read do, and not on top of each other in the
-/// cache.
+/// Number of target buffers of [`MAX_WRITE`] bytes. WRITEs in flight go to different memory, like
+/// messages that have not been read yet, so they do not share cache lines.
 const N_TARGETS: usize = 8;
-/// WRITEs in flight at a time where a row does not say.
+/// WRITEs in flight for rows that do not specify it.
 const DEFAULT_WINDOW: usize = 16;
 
 #[derive(Debug)]
 struct Driver {
     link: AnyLink,
     out: Vec<Completion>,
-    /// Messages received and not taken.
+    /// Received messages that have not been taken.
     messages: Vec<Vec<u8>>,
     queued: u64,
     done: u64,
@@ -86,7 +85,7 @@ impl Driver {
     }
 }
 
-/// Where WRITEs go.
+/// The target of a WRITE.
 #[derive(Clone, Copy, Debug)]
 struct WriteTarget {
     addr: u64,
@@ -94,7 +93,7 @@ struct WriteTarget {
 }
 
 impl WriteTarget {
-    /// Bytes of one in a message.
+    /// Encoded length in bytes.
     const LEN: usize = 12;
 
     fn of(landing: &LandingBuf) -> Self {
@@ -123,10 +122,10 @@ fn landing(pool: &Pool) -> anyhow::Result<Vec<LandingBuf>> {
         .collect()
 }
 
-/// Answers SENDs, and grants memory to WRITE to, until the process ends.
+/// Echoes SENDs, and grants memory for WRITEs, until the process ends.
 ///
 /// # Errors
-/// There is no such fabric here, or the client broke off.
+/// The fabric is not available, or the client disconnected early.
 pub async fn serve(
     kind: FabricKind,
     addr: SocketAddr,
@@ -155,7 +154,7 @@ pub async fn serve(
     while let Ok(message) = driver.receive().await {
         driver.send(&message)?;
     }
-    // The queue pair goes before the memory that it could write to.
+    // The queue pair must be destroyed before the memory that it can write to.
     drop(driver);
     drop(landing);
     Ok(())
@@ -171,10 +170,10 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Connects to what a server process said.
+    /// Connects to the address that the server process printed.
     ///
     /// # Errors
-    /// There is no connection.
+    /// The connection fails.
     pub async fn connect(kind: FabricKind, said: &str) -> anyhow::Result<Self> {
         let (fabric, addr): (Fabric, Addr) = match kind {
             FabricKind::Shm => (Fabric::shm(ShmAccess::SameUser)?, said.parse::<ShmAddr>()?.into()),
@@ -197,11 +196,11 @@ impl Raw {
         Ok(Self { driver, pool, targets, path })
     }
 
-    /// Up to `window` WRITEs in flight at a time, each to a place of its own as far as there is
-    /// memory for that.
+    /// Keeps up to `window` WRITEs in flight, each to its own part of the targets as long as there
+    /// is enough memory.
     async fn writes(&mut self, bytes: &Bytes, count: usize, window: usize) -> anyhow::Result<()> {
         let driver = &mut self.driver;
-        // SENDs before these may not have been reported: they count for nothing.
+        // Earlier SENDs may not have been reported yet; they are not counted.
         let first = driver.queued;
         let (last, per_target) = (first + count as u64, MAX_WRITE / bytes.len());
         let (n_slots, window) = (window.min(N_TARGETS * per_target), window as u64);
@@ -216,7 +215,7 @@ impl Raw {
                 let WriteTarget { addr, rkey } = self.targets[slot / per_target];
                 let remote_addr = addr + (slot % per_target * bytes.len()) as u64;
                 let work = Work::Write { src, remote_addr, rkey };
-                // Nothing more is posted before this one is done: it has to say so.
+                // The last WRITE before a wait must be signaled.
                 driver.queue(work, driver.queued + 1 == last || in_flight + 1 == window)?;
             }
             driver.link.ring_doorbell()?;
@@ -229,12 +228,12 @@ impl Raw {
 }
 
 impl RowRunner for Raw {
-    /// Round trips of small messages, and WRITEs in either direction, which is the same thing.
+    /// Round trips of small messages, and WRITEs, for which the direction makes no difference.
     fn supports(&self, row: &Row) -> bool {
         matches!(row.kind, Kind::Latency | Kind::Bulk { .. } | Kind::Stream { .. })
     }
 
-    /// The fabric and device.
+    /// Fabric and device.
     fn path(&self) -> String {
         self.path.clone()
     }
@@ -260,14 +259,14 @@ impl RowRunner for Raw {
             Kind::Stream { size } => (size, DEFAULT_WINDOW),
             _ => bail!("there is no such row for a bare link"),
         };
-        // A longer message goes as several WRITEs.
+        // A longer message is split into several WRITEs.
         let (piece, pieces) = (size.min(MAX_WRITE), size.div_ceil(MAX_WRITE));
         let mut buf = self.pool.try_alloc(piece)?;
         buf.put_bytes(0xa5, piece);
         let bytes = buf.freeze();
         let begin = Instant::now();
         self.writes(&bytes, row.calls * pieces, in_flight * pieces).await?;
-        // The peer has it all when it answers.
+        // The peer's reply confirms that everything has arrived.
         self.driver.send(b"end")?;
         self.driver.receive().await?;
         Ok(throughput(row.calls, size, begin.elapsed()))

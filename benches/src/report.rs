@@ -1,4 +1,4 @@
-//! Medians, ratios, tables, JSON, and bounds that a run must keep.
+//! Medians, ratios, tables, JSON, and bounds to check.
 
 use std::str::FromStr;
 
@@ -13,7 +13,7 @@ use crate::results::Origin;
 use crate::sample::{Counted, Sample};
 use crate::work::Row;
 
-/// The median of `values`; with an even count the mean of the two in the middle, with none NaN.
+/// The median of `values`: the mean of the two middle values for an even count, NaN for none.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -28,20 +28,20 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 /// All rounds of one contender in one row.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// Who.
+    /// The variant.
     pub variant: Variant,
-    /// Round by round.
+    /// One sample per round.
     pub samples: Vec<Sample>,
-    /// What was counted in rounds of its own.
+    /// Counted in separate rounds.
     pub counted: Counted,
-    /// The contender has no such row.
+    /// The contender does not support the row.
     pub absent: bool,
-    /// Why there are no more rounds: the first call that failed.
+    /// The first error. It ends the contender's rounds.
     pub failure: Option<String>,
 }
 
 impl Cell {
-    /// Before the first round.
+    /// A cell without rounds.
     pub fn new(variant: Variant) -> Self {
         Self {
             variant,
@@ -52,7 +52,7 @@ impl Cell {
         }
     }
 
-    /// Whether there are figures, and no failure.
+    /// Whether there are figures and no failure.
     pub fn finished(&self) -> bool {
         self.failure.is_none() && !self.samples.is_empty()
     }
@@ -66,7 +66,7 @@ impl Cell {
         self.of(|s| s.round.figure)
     }
 
-    /// Half of the distance between the quartiles, as a share of the median.
+    /// Half of the interquartile range, relative to the median.
     fn spread(&self) -> f64 {
         let mut figures: Vec<f64> = self.samples.iter().map(|s| s.round.figure).collect();
         figures.sort_unstable_by(f64::total_cmp);
@@ -76,7 +76,7 @@ impl Cell {
         (at(0.75) - at(0.25)) / 2.0 / self.figure()
     }
 
-    /// The median of the rounds' 50th, 99th or 99.9th percentile, by index, where there are any.
+    /// The median over the rounds of the 50th, 99th or 99.9th percentile, by index, if available.
     pub fn percentile(&self, index: usize) -> Option<f64> {
         self.samples.first()?.round.percentiles?;
         Some(self.of(|s| s.round.percentiles.map_or(f64::NAN, |p| p[index])))
@@ -86,17 +86,18 @@ impl Cell {
         self.of(|s| usage(s) as f64 / s.round.calls.max(1) as f64)
     }
 
-    /// Seconds of processor time of both processes for a gigabyte of payload, where the row is
-    /// about payload.
+    /// Processor time of both processes in seconds per gigabyte of payload, for rows with large
+    /// payloads.
     pub fn cpu_per_gb(&self) -> Option<f64> {
         let bytes = |s: &Sample| s.round.bytes.max(1) as f64;
         let rate = self.of(|s| (s.client.cpu_ns + s.server.cpu_ns) as f64 / bytes(s));
-        // Nanoseconds per byte. Small calls carry next to nothing, whatever they cost.
+        // Nanoseconds per byte. Small calls carry almost no payload, so the rate would mean
+        // nothing.
         let small = self.samples.first()?.round.bytes < 1024 * self.samples.first()?.round.calls;
         (!small).then_some(rate)
     }
 
-    /// Page faults of both processes for a call.
+    /// Page faults of both processes per call.
     pub fn page_faults(&self) -> f64 {
         self.per_call(|s| s.client.faults + s.server.faults)
     }
@@ -110,7 +111,7 @@ impl Cell {
 /// All contenders in one row.
 #[derive(Clone, Debug)]
 pub struct RowResult {
-    /// What was done.
+    /// The row.
     pub row: Row,
     /// In the order of [`Variant::all`].
     pub cells: Vec<Cell>,
@@ -121,8 +122,8 @@ impl RowResult {
         self.cells.iter().find(|cell| cell.variant == variant)
     }
 
-    /// The median of what `a`'s figure is to `b`'s in the same round: a machine that slows down for
-    /// a while slows both alike. None when either has no rounds.
+    /// The median of the ratios of `a`'s figure to `b`'s in the same round, because a slow phase of
+    /// the machine affects both alike. `None` if either has no rounds.
     pub fn ratio(&self, a: Variant, b: Variant) -> Option<f64> {
         let (a, b) = (self.cell(a)?, self.cell(b)?);
         if a.failure.is_some()
@@ -136,7 +137,7 @@ impl RowResult {
     }
 }
 
-/// A table that can be pasted into a document.
+/// A table in Markdown.
 pub fn markdown(header: &[String]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
@@ -146,7 +147,7 @@ pub fn markdown(header: &[String]) -> Table {
     table
 }
 
-/// Figures: the median of each participant, and how it stands to the first contender with the same
+/// The figures: the median of each variant, and its ratio to the first contender with the same
 /// allocator.
 pub fn figures(results: &[RowResult]) -> Table {
     let mut header = vec!["row".to_owned(), "unit".to_owned()];
@@ -175,8 +176,8 @@ pub fn figures(results: &[RowResult]) -> Table {
     table
 }
 
-/// Costs: for each call microseconds of CPU on either side, context switches, page faults, system
-/// calls; tails of latencies.
+/// The costs per call: CPU time of either side in microseconds, context switches, page faults and
+/// system calls; and high percentiles of latencies.
 pub fn costs(results: &[RowResult]) -> Table {
     let header = [
         "row",
@@ -215,7 +216,7 @@ pub fn costs(results: &[RowResult]) -> Table {
     table
 }
 
-/// Failures of some contenders, one a line.
+/// Failures of the selected contenders, one per line.
 pub fn failures(results: &[RowResult], is_included: impl Fn(Contender) -> bool) -> Vec<String> {
     let cells = results.iter().flat_map(|r| r.cells.iter().map(move |cell| (r, cell)));
     let cells = cells.filter(|(_, cell)| is_included(cell.variant.contender));
@@ -226,13 +227,13 @@ pub fn failures(results: &[RowResult], is_included: impl Fn(Contender) -> bool) 
 /// A run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Which program and command.
+    /// Program, command line and commit.
     pub origin: Origin,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// How it was done.
+    /// Notes on the procedure.
     pub notes: Vec<String>,
-    /// Row by row.
+    /// One result per row.
     pub results: Vec<RowResult>,
 }
 
@@ -250,10 +251,10 @@ struct JsonCell {
     row: String,
     unit: &'static str,
     contender: String,
-    /// Null where it makes no difference.
+    /// Null if the allocator makes no difference.
     allocator: Option<String>,
     median: Option<f64>,
-    /// To the first contender with the same allocator.
+    /// Ratio to the first contender with the same allocator.
     ratio: Option<f64>,
     rounds: Vec<f64>,
     p50_p99_p999_us: Option<[f64; 3]>,
@@ -269,10 +270,10 @@ struct JsonCell {
     failure: Option<String>,
 }
 
-/// All of it, for programs. What was not measured is null.
+/// The run as JSON. What was not measured is null.
 ///
 /// # Errors
-/// A figure that JSON cannot hold.
+/// A figure cannot be represented in JSON.
 pub fn json(run: &Run) -> anyhow::Result<String> {
     let of = |result: &RowResult, cell: &Cell| {
         let some = |value: f64| (!cell.samples.is_empty()).then_some(value);
@@ -348,10 +349,10 @@ impl FromStr for Bound {
 }
 
 impl Bound {
-    /// Fails when the bound is not kept, or when there is nothing to hold it against.
+    /// Fails if the ratio violates the bound, or cannot be computed.
     ///
     /// # Errors
-    /// Which bound, and by how much.
+    /// The bound, and the actual ratio.
     pub fn check(&self, results: &[RowResult]) -> anyhow::Result<()> {
         let Self { row, a, b, at_most, limit } = self;
         let result = results.iter().find(|r| r.row.name() == *row);

@@ -15,19 +15,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 
-/// Columns that generated text wraps at.
+/// Maximum width of generated text in columns.
 const WIDTH: usize = 100;
-/// Where the headline numbers begin in README.md.
+/// Start marker of the headline numbers in README.md.
 const BEGIN: &str = "<!-- Generated from results/ by the program results: begin -->";
-/// Where they end.
+/// End marker.
 const END: &str = "<!-- Generated: end -->";
 
-/// Where a run comes from.
+/// The origin of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// The heading of the run.
     pub title: String,
-    /// The commit that was measured, `unknown` outside of a repository.
+    /// The measured commit; `unknown` outside of a repository.
     pub commit: String,
     /// The date of that commit.
     pub date: String,
@@ -36,7 +36,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// This process, in the repository that it runs in.
+    /// This process, and the repository in the current directory.
     pub fn here(title: &str) -> Self {
         let git = |args: &[&str]| {
             let out = Command::new("git").args(args).output().ok()?;
@@ -61,7 +61,7 @@ impl Origin {
     }
 }
 
-/// An argument as a shell reads it.
+/// Quotes an argument for a shell if it contains whitespace.
 fn quoted(arg: &str) -> String {
     match arg.contains(char::is_whitespace) {
         true => format!("'{arg}'"),
@@ -69,24 +69,24 @@ fn quoted(arg: &str) -> String {
     }
 }
 
-/// A run as it was recorded.
+/// A recorded run.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Recorded {
     /// The name of its file, without `.json`.
     #[serde(skip)]
     pub name: String,
-    /// Where it comes from.
+    /// The origin.
     #[serde(flatten)]
     pub origin: Origin,
-    /// Where it ran.
+    /// The machine.
     pub machine: Machine,
-    /// How it was done.
+    /// Notes on the procedure.
     pub notes: Vec<String>,
-    /// One for each row and contender.
+    /// One entry per row and contender.
     pub results: Vec<Figures>,
 }
 
-/// A contender in a row: medians over the rounds.
+/// The medians of a contender in a row.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Figures {
@@ -105,10 +105,10 @@ pub struct Figures {
     failure: Option<String>,
 }
 
-/// A figure of [`Figures`].
+/// Selects a figure of [`Figures`].
 type Figure = fn(&Figures) -> Option<f64>;
 
-/// What a call costs, both processes together.
+/// Costs per call of both processes together.
 const COSTS: [(&str, Figure); 6] = [
     ("CPU us/call", |f| f.cpu_us_per_call),
     ("CPU s/GB", |f| f.cpu_s_per_gb),
@@ -119,7 +119,7 @@ const COSTS: [(&str, Figure); 6] = [
 ];
 
 impl Figures {
-    /// The contender, with its allocator where that is not the C library's.
+    /// The contender, with its allocator if that is not the C library's.
     fn variant(&self) -> String {
         match self.allocator.as_deref() {
             None | Some("glibc") => self.contender.clone(),
@@ -184,19 +184,20 @@ const HEADLINES: [Headline; 10] = [
     ),
 ];
 
-/// The runs in `folder`, by the names of their files.
+/// Reads the runs in `folder`, ordered by file name.
 ///
 /// # Errors
-/// A file that cannot be read, or holds no run.
+/// A file cannot be read or parsed.
 pub fn load(folder: &Path) -> anyhow::Result<Vec<Recorded>> {
     let named = |(name, run): (String, Recorded)| Recorded { name, ..run };
     Ok(read(folder)?.into_iter().map(named).collect())
 }
 
-/// What the JSON files in `folder` hold, with their names without `.json`, in the order of these.
+/// Parses the JSON files in `folder`. Returns file names without `.json` and contents, ordered by
+/// name.
 ///
 /// # Errors
-/// A file that cannot be read, or holds no run.
+/// A file cannot be read or parsed.
 pub fn read<T: DeserializeOwned>(folder: &Path) -> anyhow::Result<Vec<(String, T)>> {
     let cannot_read = || format!("cannot read {}", folder.display());
     let mut runs = Vec::new();
@@ -215,7 +216,7 @@ pub fn read<T: DeserializeOwned>(folder: &Path) -> anyhow::Result<Vec<(String, T
     Ok(runs)
 }
 
-/// RESULTS.md.
+/// Generates RESULTS.md.
 pub fn document(runs: &[Recorded]) -> String {
     let mut out = String::from("# Results\n\n");
     out += &wrapped(
@@ -240,7 +241,7 @@ pub fn document(runs: &[Recorded]) -> String {
     out
 }
 
-/// How a run came about: command, commit, machine, notes.
+/// The origin of a run: command, commit, machine, notes.
 pub(crate) fn came_about(origin: &Origin, machine: &Machine, notes: &[String]) -> String {
     let mut out = format!("```sh\n{}\n```\n\n", origin.command);
     out += &wrapped("- ", &format!("Commit {} of {}.", origin.commit, origin.date));
@@ -251,7 +252,7 @@ pub(crate) fn came_about(origin: &Origin, machine: &Machine, notes: &[String]) -
     out
 }
 
-/// Rows by contenders; empty when there are no figures.
+/// The figures: a table of rows by contenders. Empty if there are no figures.
 fn figures(run: &Recorded) -> String {
     let measured = || run.results.iter().filter(|f| f.median.is_some() || f.failure.is_some());
     let variants = unique(measured().map(Figures::variant));
@@ -273,7 +274,7 @@ fn figures(run: &Recorded) -> String {
     table(&lines, 2)
 }
 
-/// What calls cost; empty when nothing was counted.
+/// The costs per call. Empty if nothing was counted.
 fn costs(run: &Recorded) -> String {
     let some = |figure: &Figure| run.results.iter().any(|f| figure(f).is_some());
     let columns: Vec<_> = COSTS.iter().filter(|(_, figure)| some(figure)).collect();
@@ -289,18 +290,18 @@ fn costs(run: &Recorded) -> String {
     table(&lines, 2)
 }
 
-/// README.md with the headline numbers of `runs`.
+/// Replaces the headline numbers in the text of README.md by those of `runs`.
 ///
 /// # Errors
-/// There is no place for them, or a run has not what a headline shows.
+/// The markers are missing, or a run lacks a headline number.
 pub fn readme(text: &str, runs: &[Recorded]) -> anyhow::Result<String> {
     between(text, BEGIN, &headlines(runs)?).context("README.md and the headline numbers")
 }
 
-/// A document with `generated` between its marks, of which the first is `begin`.
+/// Replaces the text between the markers `begin` and [`END`] by `generated`.
 ///
 /// # Errors
-/// It has no such marks.
+/// A marker is missing.
 pub(crate) fn between(text: &str, begin: &str, generated: &str) -> anyhow::Result<String> {
     let place = || format!("there is no place between {begin} and {END}");
     let (before, rest) = text.split_once(begin).with_context(place)?;
@@ -321,7 +322,7 @@ fn headlines(runs: &[Recorded]) -> anyhow::Result<String> {
         };
         let ((_, tonic), (cell, ours)) = (of("tonic-tcp")?, of(contender)?);
         ensure!(tonic > 0.0, "{name}: {row} of tonic-tcp is {tonic}");
-        // The ratio of medians is not the median of ratios, which the run tells.
+        // The ratio of the medians differs from the median of the ratios, which the run contains.
         let reported = cell.ratio.filter(|_| figure(cell) == cell.median);
         let factor = reported.unwrap_or(ours / tonic);
         let link = format!("[{name}](RESULTS.md#{})", anchor(&run.origin.title));
@@ -330,7 +331,7 @@ fn headlines(runs: &[Recorded]) -> anyhow::Result<String> {
     Ok(table(&lines, 1))
 }
 
-/// Markdown; the columns from `left` on are aligned to the right.
+/// A Markdown table. The columns from `left` on are right-aligned.
 pub(crate) fn table(lines: &[Vec<String>], left: usize) -> String {
     let mut out = String::new();
     for (index, line) in lines.iter().enumerate() {
@@ -343,7 +344,7 @@ pub(crate) fn table(lines: &[Vec<String>], left: usize) -> String {
     out
 }
 
-/// Three significant digits, and no fewer before the point.
+/// Three significant digits, and all digits before the decimal point.
 pub(crate) fn digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");
@@ -367,7 +368,7 @@ fn unique(names: impl Iterator<Item = String>) -> Vec<String> {
     out
 }
 
-/// With a capital and a full stop.
+/// Capitalizes the text and adds a full stop.
 pub(crate) fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
@@ -375,14 +376,14 @@ pub(crate) fn sentence(text: &str) -> String {
     format!("{first}{}{stop}", letters.as_str())
 }
 
-/// A heading's anchor, as GitHub makes it.
+/// The anchor that GitHub generates for a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
-/// A paragraph of lines of at most [`WIDTH`] columns. The first begins with `bullet`, the others
-/// with as many spaces.
+/// A paragraph wrapped at [`WIDTH`] columns. The first line begins with `bullet`, the others are
+/// indented by its length.
 pub(crate) fn wrapped(bullet: &str, text: &str) -> String {
     let mut out = bullet.to_owned();
     let mut column = bullet.len();

@@ -1,4 +1,4 @@
-//! What `compare` tells the processes that it starts, and what those do.
+//! Command line and main function of the processes that `compare` starts.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,10 +19,10 @@ use crate::server_figures::{self, Served};
 use crate::service::{self, ListenAddr, MAX_REPLY};
 use crate::session::{self, CallRunner};
 
-/// Where things are.
+/// Addresses and processors.
 #[derive(Args, Clone, Debug)]
 pub struct Placement {
-    /// Address that servers bind; for RDMA one that lies on an RDMA device
+    /// Address that servers bind; for RDMA an address of an RDMA device
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub addr: IpAddr,
     /// Processor of the clients [default: the first that is allowed]
@@ -33,28 +33,28 @@ pub struct Placement {
     pub server_cpu: Option<usize>,
 }
 
-/// What a process is started for.
+/// The role of a process.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Role {
-    /// Be the server of a contender
+    /// Run the server of a contender
     #[arg(long, hide = true)]
     pub serve: Option<Contender>,
-    /// Where that server listens, if not on an address
+    /// Path of the server's unix socket
     #[arg(long, hide = true)]
     pub socket: Option<PathBuf>,
-    /// Be the client of a contender
+    /// Run the client of a contender
     #[arg(long, hide = true, conflicts_with = "serve")]
     pub client: Option<Contender>,
-    /// What the server said
+    /// The line that the server printed
     #[arg(long, hide = true, default_value = "")]
     pub said: String,
-    /// Have room for so many connections
+    /// Provide memory for this number of connections
     #[arg(long, hide = true)]
     pub room: Option<usize>,
 }
 
 impl Placement {
-    /// Processors of clients and of servers.
+    /// The processors of clients and of servers.
     ///
     /// # Errors
     /// No processor is allowed.
@@ -67,7 +67,7 @@ impl Placement {
 }
 
 impl Role {
-    /// The arguments that tell a process its role and its processor.
+    /// Command-line arguments for a process with this role and these processors.
     pub fn arguments(&self, addr: IpAddr, cpus: (usize, usize)) -> Vec<OsString> {
         let mut arguments = vec![
             format!("--addr={addr}"),
@@ -87,37 +87,37 @@ impl Role {
         arguments
     }
 
-    /// Whether it is for something.
+    /// Whether a role is set.
     pub fn is_some(&self) -> bool {
         self.serve.is_some() || self.client.is_some()
     }
 
-    /// Does what it is for, on the processor that it is to be on.
+    /// Runs the role on its processor.
     ///
     /// # Errors
-    /// As of [`runtime`](Self::runtime) and [`run`](Self::run).
+    /// Those of [`runtime`](Self::runtime) and [`run`](Self::run).
     pub fn start(&self, placement: &Placement) -> anyhow::Result<()> {
         self.runtime(placement)?.block_on(self.run(placement))
     }
 
-    /// Keeps this process on its processor, and starts a runtime of one thread.
+    /// Pins this process to its processor, and creates a single-threaded runtime.
     ///
     /// # Errors
     /// The processor is not allowed.
     pub fn runtime(&self, placement: &Placement) -> anyhow::Result<tokio::runtime::Runtime> {
         let (client, server) = placement.cpus()?;
         cpu::pin(if self.serve.is_some() { server } else { client })?;
-        // Whoever ends `compare` with a signal ends its processes too.
+        // If a signal ends `compare`, its processes end, too.
         set_parent_process_death_signal(Some(Signal::KILL))
             .context("cannot follow the parent process")?;
-        // Each connection has a few. Whoever runs into the hard limit says so: see `scale`.
+        // Each connection needs a few descriptors. `scale` reports a reached hard limit.
         let files = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })
             .context("cannot have more descriptors")?;
         Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
     }
 
-    /// Does what it is for, if it is for something: contenders of this crate.
+    /// Runs the role, if one is set, for contenders of this crate.
     ///
     /// # Errors
     /// The server cannot listen, or the client cannot connect.
@@ -150,8 +150,8 @@ impl Role {
     }
 }
 
-/// Runs it as a task, as callers run. The future that a runtime blocks on is polled only once the
-/// runtime has looked for events another time, which costs each call several system calls.
+/// Runs the session as a task, like typical callers. The future passed to `block_on` is polled only
+/// after the runtime has polled for events once more, which costs several system calls per call.
 async fn as_task(
     session: impl Future<Output = anyhow::Result<()>> + Send + 'static,
 ) -> anyhow::Result<()> {

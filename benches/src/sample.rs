@@ -1,26 +1,26 @@
-//! What a round yields.
+//! Results of a round.
 
 use crate::cost::Usage;
 use crate::measure::Round;
 
-/// One round of one contender, with what it cost.
+/// One round of one contender, and its costs.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// What was measured.
+    /// The measured figures.
     pub round: Round,
-    /// What the client's process used.
+    /// Usage of the client process.
     pub client: Usage,
-    /// What the server's process used.
+    /// Usage of the server process.
     pub server: Usage,
-    /// Instructions of both, where they are counted.
+    /// Instructions of both processes, if counted.
     pub instructions: Option<u64>,
 }
 
-/// What is counted in rounds that are not timed, of both processes together.
+/// Counts of both processes from rounds that are not timed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counted {
-    /// System calls for one call.
+    /// System calls per call.
     pub system_calls: Option<f64>,
-    /// How often each byte of payload is copied, by processors and through the kernel.
+    /// Number of copies of each payload byte, by processors and through the kernel.
     pub copies: Option<f64>,
 }

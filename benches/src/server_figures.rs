@@ -1,9 +1,7 @@
-//! What a server process says of itself while it serves: the figures of its pools, and what it has
-//! copied.
+//! Statistics of a server process: its pools, and the bytes that it has copied.
 //!
-//! It answers each line on its standard input with a line on its standard output, in JSON. So the
-//! question reaches it whatever state the transport is in, and is none of the calls that are
-//! measured.
+//! The server process answers each line on stdin with a line of JSON on stdout. This works in any
+//! state of the transport, and adds no calls to those that are measured.
 
 use std::io::Write as _;
 
@@ -15,15 +13,15 @@ use tonic_rdma::{Context, ServerStats};
 /// Sums over the server's pools and connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerFigures {
-    /// Registrations of memory since the process began.
+    /// Memory registrations since the process started.
     pub registrations: u64,
-    /// Bytes that are mapped and registered now.
+    /// Bytes that are currently mapped and registered.
     pub registered: usize,
-    /// Payload bytes that were copied because landing memory was scarce, since the process began.
+    /// Payload bytes that were copied because landing memory was scarce, since the process started.
     pub pressure: u64,
 }
 
-/// Where a server's figures are.
+/// The sources of a server's statistics.
 #[derive(Clone, Debug)]
 pub struct Meter {
     context: Context,
@@ -35,17 +33,17 @@ pub struct Meter {
 pub struct Served {
     /// Its address, or the path of its socket.
     pub at: String,
-    /// None where the transport is not tonic-rdma's.
+    /// `None` if the transport is not tonic-rdma's.
     pub meter: Option<Meter>,
 }
 
 impl Meter {
-    /// Of a server with this context.
+    /// The statistics of a server with this context.
     pub fn new(context: Context, stats: ServerStats) -> Self {
         Self { context, stats }
     }
 
-    /// The figures now.
+    /// Reads the current statistics.
     pub async fn read(&self) -> ServerFigures {
         let mut figures = ServerFigures {
             pressure: self.stats.get().copied_fast.pressure,
@@ -59,10 +57,10 @@ impl Meter {
     }
 }
 
-/// Answers until the input ends.
+/// Answers requests until stdin ends.
 ///
 /// # Errors
-/// Input or output is broken.
+/// Stdin or stdout fails.
 pub async fn answer(meter: Option<Meter>) -> anyhow::Result<()> {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while lines.next_line().await.context("cannot read questions")?.is_some() {

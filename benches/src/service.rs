@@ -1,4 +1,4 @@
-//! What is called, and the server process of a contender.
+//! The benchmark service, and the server process of a contender.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,18 +21,18 @@ use crate::raw;
 use crate::server_figures::{Meter, Served};
 use crate::work::SMALL;
 
-/// The largest reply that a row asks for, in bytes.
+/// Maximum reply that a row requests, in bytes.
 pub const MAX_REPLY: usize = 64 << 20;
 
-/// Largest message in bytes that the programs here exchange.
+/// Maximum message in bytes.
 pub const MAX_MESSAGE: usize = 128 << 20;
 
-/// HTTP/2 windows in bytes, of a stream and of a connection. Wide enough that 8 calls of 1 MiB
-/// never wait for a window: TCP is to be compared at its best.
+/// HTTP/2 windows in bytes, of a stream and of a connection: large enough that 8 calls of 1 MiB
+/// never wait for a window, so that TCP performs at its best.
 pub const WINDOWS: (u32, u32) = (8 << 20, 16 << 20);
 
-/// Answers from memory that is there already, so that the transport is measured and not the
-/// handler: from pinned memory where the connection has some, as a storage server would.
+/// Replies from preallocated memory, so that the handler costs little: from pinned memory if the
+/// connection has some, as a storage server would.
 #[derive(Clone, Debug)]
 struct Replies {
     source: Source,
@@ -40,8 +40,7 @@ struct Replies {
     pinned: Arc<OnceLock<Bytes>>,
 }
 
-/// The longest reply that comes from pinned memory, in bytes: what fits into half of what the
-/// default pool has for sending.
+/// Maximum length in bytes of a reply from pinned memory: half of the default pool's send budget.
 const MAX_PINNED: usize = 8 << 20;
 
 impl Replies {
@@ -119,7 +118,7 @@ impl pb::zero_copy::bench_server::Bench for Replies {
     }
 }
 
-/// The service, with replies of up to so many bytes.
+/// The service, with replies of up to `largest_reply` bytes.
 pub fn routes(zero_copy: bool, source: Source, largest_reply: usize) -> Routes {
     let replies = Replies::new(source, largest_reply);
     match zero_copy {
@@ -136,7 +135,7 @@ pub fn routes(zero_copy: bool, source: Source, largest_reply: usize) -> Routes {
     }
 }
 
-/// tonic's own server, tuned.
+/// tonic's server with tuned settings.
 pub fn tonic_server() -> tonic::transport::Server {
     let (stream, connection) = WINDOWS;
     tonic::transport::Server::builder()
@@ -144,15 +143,15 @@ pub fn tonic_server() -> tonic::transport::Server {
         .initial_connection_window_size(connection)
 }
 
-/// Connections that there is room for beyond those that are measured: some that are closed are not
-/// gone yet.
+/// Number of connections to provide memory for in addition to the measured ones, because closed
+/// connections are released with a delay.
 const SPARE: usize = 8;
 
-/// Streams that a connection may have where there is to be room.
+/// Maximum number of streams of a connection if `room` is given.
 const MAX_STREAMS: u32 = 16 << 10;
 
-/// The process's own pools, with the default sizes; or pools with control memory for so many
-/// connections, and otherwise the default sizes.
+/// The global context; or, with `room`, a context whose pools have control memory for that number
+/// of connections and otherwise the default sizes.
 pub(crate) fn context(room: Option<usize>, fabric: Option<FabricKind>) -> Context {
     static SHARED: OnceLock<Context> = OnceLock::new();
     let Some(connections) = room else { return Context::global() };
@@ -163,17 +162,17 @@ pub(crate) fn context(room: Option<usize>, fabric: Option<FabricKind>) -> Contex
     SHARED.get_or_init(|| Context::builder().pool(pool).build()).clone()
 }
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, Debug)]
 pub enum ListenAddr {
-    /// An IP address; port 0 takes a free one.
+    /// An IP address; port 0 picks a free port.
     Ip(SocketAddr),
     /// A unix socket at this path.
     Unix(PathBuf),
 }
 
-/// Serves until the process ends, with room for so many connections if that is said, calling
-/// `ready` once clients can connect.
+/// Serves until the process ends, with memory for `room` connections if given. Calls `ready` once
+/// clients can connect.
 ///
 /// # Errors
 /// The address cannot be bound, or serving fails.

@@ -1,8 +1,8 @@
-//! The client process of a contender: runs the rounds that it is told to, and says what they gave.
+//! The client process of a contender: runs rounds on request, and reports their results.
 //!
-//! It reads a line for each thing to do on its standard input, and answers each with a line on its
-//! standard output, both JSON: a [`ClientRequest`], and a [`ClientReply`]. It ends with its input.
-//! So a contender that crashes or hangs takes nobody along.
+//! It reads requests from stdin and writes replies to stdout, as JSON, one per line: a
+//! [`ClientRequest`] and a [`ClientReply`]. It ends when stdin ends. A separate process isolates
+//! `compare` from contenders that crash or hang.
 
 use std::future::Future;
 use std::io::Write as _;
@@ -13,56 +13,56 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use crate::measure::{self, Calls, Round};
 use crate::work::Row;
 
-/// What a client is told.
+/// A request to the client process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClientRequest {
-    /// Have as many connections, and open streams, as this row wants.
+    /// Create the connections and streams of this row.
     Prepare(Row),
-    /// Run it once.
+    /// Run the row once.
     Round(Row),
 }
 
-/// What it answers.
+/// The reply to a request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ClientReply {
-    /// Connected: the path in words, and whether this contender does what the row does.
+    /// Connected and prepared.
     Ready {
-        /// The path.
+        /// A description of the path.
         path: String,
-        /// Whether there is such a row.
+        /// Whether the contender supports the row.
         #[serde(rename = "runs")]
         supports: bool,
-        /// Bytes that the pool of its connections may have, if they have one.
+        /// Maximum size in bytes of the pool of its connections, if they have one.
         pool: Option<usize>,
     },
-    /// A round is over.
+    /// The result of a round.
     Done(Round),
-    /// It failed, and why.
+    /// The error message of a failure.
     Failed(String),
 }
 
-/// What runs rounds.
+/// Runs rounds.
 pub trait RowRunner {
-    /// Whether it has a counterpart of this row.
+    /// Whether it supports this row.
     fn supports(&self, row: &Row) -> bool;
-    /// The path in words.
+    /// A description of the path.
     fn path(&self) -> String;
-    /// Bytes that the pool of its connections may have, if they have one.
+    /// Maximum size in bytes of the pool of its connections, if they have one.
     fn pool(&self) -> Option<usize> {
         None
     }
-    /// Makes as many connections, and opens as many streams, as a row wants.
+    /// Creates the connections and streams of a row.
     fn prepare(&mut self, row: &Row) -> impl Future<Output = anyhow::Result<()>>;
     /// Runs a row once.
     fn round(&mut self, row: &Row) -> impl Future<Output = anyhow::Result<Round>>;
 }
 
-/// Calls over connections that are made when rows want them.
+/// Makes calls over connections that it creates on demand.
 pub struct CallRunner<C, F> {
     clients: Vec<C>,
-    /// Streams that are open on the first of them.
+    /// Open streams of the first connection.
     open: Vec<Box<dyn Send>>,
     connect: F,
 }
@@ -76,10 +76,10 @@ impl<C, F> std::fmt::Debug for CallRunner<C, F> {
 }
 
 impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> CallRunner<C, F> {
-    /// Makes the first connection.
+    /// Creates the first connection.
     ///
     /// # Errors
-    /// When the connection cannot be made.
+    /// The connection fails.
     pub async fn new(connect: F) -> anyhow::Result<Self> {
         Ok(Self { clients: vec![connect().await?], open: Vec::new(), connect })
     }
@@ -90,7 +90,7 @@ impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> RowRunner for CallRunner<C, F>
         self.clients.iter().all(|client| client.supports(row))
     }
 
-    /// Those of the first connection.
+    /// The path of the first connection.
     fn path(&self) -> String {
         self.clients.first().map(Calls::path).unwrap_or_default()
     }
@@ -118,18 +118,18 @@ impl<C: Calls, F: AsyncFn() -> anyhow::Result<C>> RowRunner for CallRunner<C, F>
     }
 }
 
-/// Says why there is nobody to be told anything.
+/// Reports that the client could not be started.
 ///
 /// # Errors
-/// Output is broken.
+/// Stdout cannot be written.
 pub fn report_failure(error: &anyhow::Error) -> anyhow::Result<()> {
     reply(&ClientReply::Failed(format!("{error:#}")))
 }
 
-/// Does what it is told, until there is nothing more.
+/// Handles requests until stdin ends.
 ///
 /// # Errors
-/// Input or output is broken.
+/// Stdin or stdout fails.
 pub async fn run(mut runner: impl RowRunner) -> anyhow::Result<()> {
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await? {
@@ -149,7 +149,7 @@ pub async fn run(mut runner: impl RowRunner) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One write, before the next line is read.
+/// Writes the reply in a single write, before the next request is read.
 fn reply(reply: &ClientReply) -> anyhow::Result<()> {
     let mut text = serde_json::to_string(reply)?;
     text.push('\n');

@@ -1,5 +1,4 @@
-//! Calls that are made on several threads at a time, over one connection and over one for each
-//! thread.
+//! Calls on several threads, over one connection and over one connection per thread.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -16,20 +15,20 @@ fn runtime(workers: usize) -> anyhow::Result<Runtime> {
     Ok(Builder::new_multi_thread().worker_threads(workers).enable_all().build()?)
 }
 
-/// A client and a server in this process, each with a runtime of its own.
+/// A client and a server in this process, each with its own runtime.
 #[derive(Debug)]
 pub struct Threads {
     clients: Vec<(usize, Client)>,
-    /// Before the server ends.
+    /// Dropped before the server.
     client: Runtime,
     _server: Runtime,
 }
 
 impl Threads {
-    /// With so many workers in each runtime, and a channel for each number of connections.
+    /// Creates both runtimes with `workers` threads, and a channel for each number of connections.
     ///
     /// # Errors
-    /// There are no threads, or no fast path.
+    /// Threads cannot be started, or there is no fast path.
     pub fn new(
         contender: Contender,
         workers: usize,
@@ -67,7 +66,7 @@ impl Threads {
         })
     }
 
-    /// Thousands of small calls a second, by connections.
+    /// The rate of small calls in thousands per second, by number of connections.
     ///
     /// # Errors
     /// A call fails.
@@ -75,7 +74,7 @@ impl Threads {
         let row = Row { kind: Kind::Rate { in_flight, connections: 1 }, calls };
         let rate = |(count, client): &(usize, Client)| {
             let client = client.clone();
-            // In a task, as calls are made: not by the thread that waits for all.
+            // Runs as a task, like typical callers, and not on the blocked thread.
             let round = self.client.spawn(async move { round(&[client], &row).await });
             let Round { figure, .. } = self.client.block_on(round)??;
             ensure!(figure > 0.0, "no calls");

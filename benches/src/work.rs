@@ -1,12 +1,11 @@
-//! The rows of the comparison: which calls, of which size, how many at a time, over how many
-//! connections.
+//! The rows of the comparison: kind, size and concurrency of calls, and number of connections.
 
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a small message.
 pub const SMALL: usize = 64;
 
-/// Which way the payload goes.
+/// The direction of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -16,44 +15,45 @@ pub enum Direction {
     Down,
 }
 
-/// What is done, and which figure comes of it.
+/// The kind of calls, and the figure that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Small unary calls one after the other: microseconds.
+    /// Sequential small unary calls: microseconds.
     Latency,
-    /// Small unary calls, so many at a time: thousands of calls per second.
+    /// Concurrent small unary calls: thousands of calls per second.
     Rate {
-        /// Calls in flight, over all connections together.
+        /// Calls in flight over all connections.
         in_flight: usize,
-        /// Connections that they are spread over, or go round where there are more.
+        /// Number of connections. If there are more than calls in flight, the calls cycle through
+        /// them.
         connections: usize,
     },
-    /// Small unary calls, so many at a time, on one connection while others rest: thousands of
-    /// calls per second.
+    /// Concurrent small unary calls on one connection while other connections are idle: thousands
+    /// of calls per second.
     Resting {
         /// Calls in flight.
         in_flight: usize,
-        /// Connections, the one with the calls included.
+        /// Number of connections, including the one with the calls.
         connections: usize,
     },
-    /// Large requests of many clients, each with a connection of its own, for a time: megabytes per
-    /// second, of all together.
+    /// Large requests of many clients, each on its own connection, for a given time: megabytes per
+    /// second of all clients together.
     Clients {
-        /// Connections.
+        /// Number of clients.
         clients: usize,
         /// Bytes of a message.
         size: usize,
-        /// Calls in flight of each.
+        /// Calls in flight per client.
         in_flight: usize,
-        /// Milliseconds.
+        /// Duration in milliseconds.
         time: u64,
     },
     /// Large unary calls: megabytes per second.
     Bulk {
         /// Bytes of a message.
         size: usize,
-        /// Which way they go.
+        /// Direction of the payload.
         direction: Direction,
         /// Calls in flight.
         in_flight: usize,
@@ -63,23 +63,21 @@ pub enum Kind {
         /// Bytes of a message.
         size: usize,
     },
-    /// Latency of small calls beside one large transfer that is always in flight: microseconds.
+    /// Latency of small calls while a large transfer is always in flight: microseconds.
     LatencyUnderLoad {
         /// Bytes of the large message.
         size: usize,
     },
-    /// Latency of small calls on a connection that has so many streams open, on which nothing
-    /// moves: microseconds.
+    /// Latency of small calls on a connection with idle open streams: microseconds.
     IdleStreams {
-        /// Streams.
+        /// Number of idle streams.
         streams: usize,
     },
-    /// Copies of memory that is in no cache, by where the destination lies behind the source:
-    /// megabytes per second.
+    /// Copies of uncached memory by the distance of source and destination: megabytes per second.
     Phase {
         /// Bytes of a copy.
         size: usize,
-        /// Bytes modulo a page.
+        /// Distance of the destination behind the source in bytes, modulo a page.
         distance: usize,
     },
 }
@@ -87,9 +85,9 @@ pub enum Kind {
 /// One row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
-    /// What is done.
+    /// The kind of calls.
     pub kind: Kind,
-    /// Calls, or messages, in a round; 0 where the kind has a time.
+    /// Number of calls or messages in a round; 0 if the kind has a duration instead.
     pub calls: usize,
 }
 
@@ -121,7 +119,7 @@ impl Row {
         }
     }
 
-    /// The unit of its figure.
+    /// The unit of the figure.
     pub fn unit(&self) -> &'static str {
         match self.kind {
             Kind::Latency | Kind::LatencyUnderLoad { .. } | Kind::IdleStreams { .. } => "us",
@@ -132,7 +130,7 @@ impl Row {
         }
     }
 
-    /// How many connections it wants.
+    /// The number of connections.
     pub fn connections(&self) -> usize {
         match self.kind {
             Kind::Rate { connections, .. } | Kind::Resting { connections, .. } => connections,
@@ -141,7 +139,7 @@ impl Row {
         }
     }
 
-    /// The fewest calls that say something: each place in flight is used.
+    /// Minimum number of calls for a meaningful figure: every call in flight at least once.
     pub fn min_calls(&self) -> usize {
         match self.kind {
             Kind::Bulk { in_flight, .. } => in_flight,
@@ -150,12 +148,12 @@ impl Row {
         }
     }
 
-    /// A tenth of its calls, but no fewer than say something.
+    /// The row with a tenth of its calls, but at least [`min_calls`](Self::min_calls).
     pub fn tenth(&self) -> Row {
         Row { calls: (self.calls / 10).max(self.min_calls()), ..*self }
     }
 
-    /// How many streams it wants to be open meanwhile.
+    /// The number of idle streams.
     pub fn streams(&self) -> usize {
         match self.kind {
             Kind::IdleStreams { streams } => streams,
@@ -164,7 +162,7 @@ impl Row {
     }
 }
 
-/// A size in words: `64`, `4KiB`, `1MiB`.
+/// Formats a size: `64`, `4KiB`, `1MiB`.
 pub(crate) fn bytes(size: usize) -> String {
     match size {
         s if s >= 1 << 20 => format!("{}MiB", s >> 20),
@@ -182,7 +180,7 @@ fn bulk(size: usize, direction: Direction, in_flight: usize, bytes: usize) -> Ro
     Row { kind: Kind::Bulk { size, direction, in_flight }, calls }
 }
 
-/// The rows that show most in a short time.
+/// The most informative rows, for a short run.
 pub fn short() -> Vec<Row> {
     let mut rows = vec![Row { kind: Kind::Latency, calls: 2000 }, rate(64, 1)];
     for in_flight in [1, 8] {
@@ -212,12 +210,12 @@ pub fn full() -> Vec<Row> {
     rows
 }
 
-/// Distances of source and destination: none, those behind headers, alignments, and the end of a
-/// page.
+/// Distances of source and destination: none, those behind headers, alignments, and near the end of
+/// a page.
 const DISTANCES: [usize; 16] =
     [0, 1, 6, 8, 16, 22, 32, 38, 48, 64, 128, 256, 512, 1024, 2048, 4090];
 
-/// Copies by distance of source and destination.
+/// The rows of copies by distance.
 pub fn phase() -> Vec<Row> {
     let of = |size: usize| {
         let row =

@@ -1,4 +1,4 @@
-//! `compare` as it is called, with few calls.
+//! Runs `compare` with few calls.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use std::process::Command;
 fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("out.json");
-    // No RDMA device has the loopback address, so this one is not on the path that it is to be on.
+    // No RDMA device has the loopback address, so this contender cannot use its intended path.
     let out = Command::new(env!("CARGO_BIN_EXE_compare"))
         .args([
             "--contenders",
@@ -51,12 +51,12 @@ fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
         }
         assert!(cell(row, "verbs")["failure"].is_string(), "{row}");
     }
-    // It copies, and carries no calls.
+    // It copies, and supports no calls.
     assert!(cell("up-64KiB-x8", "memcpy-hot")["median"].is_f64());
     assert!(cell("latency-64", "memcpy-hot")["median"].is_null());
-    // TCP: into the message, into the kernel, out of it, out of the message. Shared memory: once,
-    // and twice until the client has learnt that the server's stub uses the codec. Without
-    // optimisation whatever is moved is copied, too.
+    // TCP copies each byte into the message, into the kernel, out of it, and out of the message.
+    // Shared memory copies it once, or twice until the client has learnt that the server's stub
+    // uses the codec. Without optimization, moves are copies, too.
     let copies = |contender| cell("up-64KiB-x8", contender)["copies"].as_f64().unwrap();
     assert!(
         copies("tonic-tcp") >= 4.0 && (1.0..copies("tonic-tcp") / 1.5).contains(&copies("shm")),
@@ -110,7 +110,7 @@ fn contenders_take_part_with_both_allocators() {
         .args(["--divide", "1000", "--rounds", "3", "--limit", "900", "--json"])
         .arg(&json)
         .args(["--assert", "up-16MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=0.01"])
-        // However slow this machine is.
+        // Independent of the speed of the machine.
         .env("MIMALLOC_PURGE_DELAY", "-1")
         .output()
         .unwrap();
@@ -126,7 +126,7 @@ fn contenders_take_part_with_both_allocators() {
     let both = |allocator| [("tonic-tcp", allocator), ("shm-plain", allocator)];
     let expected = [&both(glibc)[..], &[("memcpy-hot", None)], &both(mimalloc)].concat();
     assert_eq!(who, expected);
-    // A message has 4096 pages. glibc maps most of them anew for each, mimalloc keeps them.
+    // A message has 4096 pages. glibc maps most of them anew for each message, mimalloc keeps them.
     let faults = |cell: &serde_json::Value| cell["page_faults_per_call"].as_f64().unwrap();
     for (kept, given_back) in [(cells[3], cells[0]), (cells[4], cells[1])] {
         assert!(faults(kept) < faults(given_back) / 4.0 && faults(given_back) > 1000.0, "{said}");

@@ -1,4 +1,4 @@
-//! RESULTS.md and the headline numbers are what the recorded runs make them.
+//! RESULTS.md and the headline numbers match the recorded runs.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! `scale` as it is called, with few clients and connections and in a short time.
+//! Runs `scale` with few clients and connections and for a short time.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]
@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Everything, as short as it can be.
+/// All parts, as short as possible.
 const SHORT: [&str; 22] = [
     "--bulk",
     "1,2",
@@ -79,7 +79,7 @@ fn clients_connections_and_streams_are_measured() {
             assert!((0.0..=1.0).contains(&figure(&round["slowest_to_mean"])), "{row}");
             // A message has 1 MiB.
             assert_eq!(figure(&round["bytes"]), figure(&round["messages"]) * 1_048_576.0);
-            // tonic has no pool, and over TCP there is none.
+            // tonic-tcp has no memory statistics, and below only shm has a pool.
             assert_eq!(round["memory"].is_null(), row["contender"] == "tonic-tcp", "{row}");
         }
         assert_eq!(row["pool"].is_u64(), row["contender"] == "shm", "{row}");
@@ -124,7 +124,7 @@ fn what_cannot_run_is_said_and_the_run_goes_on() {
 
 #[test]
 fn connections_beyond_a_limit_name_it() {
-    // 100 descriptors do not suffice for 128 connections of either end.
+    // 100 descriptors do not suffice for 128 connections in either process.
     let out = Command::new("prlimit")
         .args(["--nofile=100:100", env!("CARGO_BIN_EXE_scale")])
         .args(["--only", "connections", "--contenders", "tonic-tcp", "--connections", "1,128"])

@@ -1,4 +1,4 @@
-//! tonic over rdma-io-tonic: HTTP/2 over a stream of bytes, which is carried by SENDs.
+//! tonic over rdma-io-tonic: HTTP/2 over a byte stream that is carried by SENDs.
 
 use anyhow::Context as _;
 use benches::{
@@ -13,14 +13,14 @@ use std::net::{IpAddr, SocketAddr};
 
 /// HTTP/2 windows in bytes, of a stream and of a connection.
 ///
-/// Nothing keeps a sender from sending more than the other end has receives posted for: HTTP/2
-/// sends a frame of 16 KiB as two messages, of which 8 receives, the default, are soon used up.
-/// Then the connection comes to a stop over RoCE, and ends over iWARP. With these windows and
-/// receives there is always one.
+/// rdma-io-tonic does not limit a sender to the receives that the peer has posted. HTTP/2 sends a
+/// frame of 16 KiB as two messages, which soon exhaust the default of 8 receives. Then the
+/// connection stalls over RoCE and breaks over iWARP. With these windows and receives there is
+/// always one left.
 const WINDOW: u32 = 512 << 10;
 
-/// As many receives as that takes, and some; 64 connections with more, each a memory region, are
-/// more than Soft-iWARP has room for. Several sends at a time, where the default is one.
+/// Enough receives for the windows, and some more. With many more, each a memory region, 64
+/// connections exceed the limits of Soft-iWARP. Allows several sends at a time; the default is one.
 fn settings() -> SendRecvConfig {
     SendRecvConfig { num_recv_bufs: 72, num_send_bufs: 4, ..SendRecvConfig::stream() }
 }

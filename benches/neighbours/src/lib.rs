@@ -1,7 +1,6 @@
-//! Transports that are not this project's, as contenders: rdma-io-tonic, which is tonic over a byte
-//! stream over RDMA, and ruapc, an RPC stack of its own. `compare --neighbours` starts this program
-//! for their processes as it starts itself for those of all others. Each is set up as its own
-//! documents say.
+//! Contenders of other projects: rdma-io-tonic, which is tonic over a byte stream over RDMA, and
+//! ruapc, an independent RPC stack. `compare --neighbours` starts this program for their processes.
+//! Each is configured as its documentation recommends.
 
 mod byte_stream;
 mod rpc_stack;
@@ -23,7 +22,7 @@ struct Args {
     role: Role,
 }
 
-/// What its programs do; they differ in their allocators.
+/// The main function of the programs, which differ in their allocators.
 pub fn main() -> ExitCode {
     let args = Args::parse();
     match start(args) {
@@ -35,8 +34,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// As a task, for the future that a runtime blocks on is polled only once it has looked for events
-/// another time.
+/// Runs as a task, because the future passed to `block_on` is polled only after the runtime has
+/// polled for events once more.
 fn start(args: Args) -> anyhow::Result<()> {
     let runtime = args.role.runtime(&args.placement)?;
     runtime.block_on(async { tokio::spawn(run(args)).await.context("it has panicked")? })

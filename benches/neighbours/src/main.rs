@@ -1,4 +1,4 @@
-//! See the library, with the C library's allocator.
+//! The program with the C library's allocator; see the library.
 
 fn main() -> std::process::ExitCode {
     neighbours::main()

@@ -1,5 +1,5 @@
-//! ruapc: messages as MessagePack, up to 256 KiB by SEND, longer ones by READ. It has unary calls
-//! only.
+//! ruapc: messages in MessagePack, up to 256 KiB by SEND, longer ones by READ. It supports only
+//! unary calls.
 
 use anyhow::Context as _;
 use benches::{
@@ -21,12 +21,12 @@ use std::{
     time::Duration,
 };
 
-/// What goes there and back.
+/// Request and reply.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 struct Blob {
     #[schemars(with = "Vec<u8>")]
     payload: Bytes,
-    /// In requests: how many bytes to answer with.
+    /// In requests: length of the reply in bytes.
     reply: u64,
 }
 
@@ -35,7 +35,7 @@ trait Bench {
     async fn exchange(&self, ctx: &Context, request: &Blob) -> ruapc::Result<Blob>;
 }
 
-/// Answers from memory that is there already, as the other servers do.
+/// Replies from preallocated memory, like the other servers.
 struct Replies(Bytes);
 
 impl Bench for Replies {
@@ -48,12 +48,11 @@ impl Bench for Replies {
     }
 }
 
-/// The most connections that a row has.
+/// Maximum number of connections of a row.
 const CONNECTIONS: usize = 64;
 
-/// Its own settings, but for two: the memory that its own benchmark gives it, and so much of that
-/// for what is in flight that 8 messages of 16 MiB, each of which takes a buffer of 64 MiB, are not
-/// refused.
+/// Default settings with two exceptions: the buffer memory of ruapc's own benchmark, and a limit on
+/// data in flight that admits 8 messages of 16 MiB, each of which takes a buffer of 64 MiB.
 fn config() -> SocketPoolConfig {
     let connection =
         RdmaConnectionTuningConfig { max_inflight_large_bytes: 512 << 20, ..Default::default() };
@@ -61,8 +60,7 @@ fn config() -> SocketPoolConfig {
     SocketPoolConfig { buffer_pool_memory: 1 << 30, rdma: Some(rdma), ..Default::default() }
 }
 
-/// Listens on a port for each connection: a client keeps one connection for each address that it is
-/// told.
+/// Listens on one port per connection, because a client keeps only one connection per address.
 pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
     let mut router = Router::default();
     Bench::ruapc_export(Arc::new(Replies(Bytes::from(vec![0x5a; MAX_REPLY]))), &mut router);
@@ -114,7 +112,7 @@ impl Calls for Connection {
         anyhow::bail!("it has no streams")
     }
 
-    /// A message, with what surrounds the payload, has at most 64 MiB.
+    /// A message, including its framing, has at most 64 MiB.
     fn supports(&self, row: &Row) -> bool {
         match row.kind {
             Kind::Stream { .. }
@@ -142,7 +140,7 @@ pub(crate) async fn client(said: String) -> anyhow::Result<()> {
         let addr = free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let addr = addr.context("there is no address for so many connections")?;
         let leased = LeasedAddr { addr, free: Arc::clone(&free) };
-        // `compare` has a limit of its own, the same for all.
+        // `compare` has its own time limit, which is the same for all contenders.
         let client = Client { timeout: Duration::from_secs(3600), ..Client::default() };
         let endpoint = Endpoint::rdma(Transport::TCP, [addr])?;
         let mut connection = Connection {
@@ -150,7 +148,7 @@ pub(crate) async fn client(said: String) -> anyhow::Result<()> {
             client,
             _leased: Arc::new(leased),
         };
-        // It connects with the first call.
+        // The first call connects.
         connection.unary(Bytes::new(), 0).await.context("cannot connect")?;
         Ok(connection)
     };

@@ -1,7 +1,7 @@
-//! Compares transports for tonic in one run: each contender's client and server in processes of
-//! their own, all clients on one processor and all servers on another, the contenders in turns.
+//! Compares transports for tonic in one run. Each contender has a client and a server process. All
+//! clients share one processor and all servers another, and the contenders run alternately.
 //!
-//! What is printed, plotted and asserted are medians over the rounds.
+//! Medians over the rounds are printed, plotted and checked.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,32 +23,30 @@ use clap::{Parser, ValueEnum};
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 struct Args {
-    /// Who takes part; the others are set against the first, each against it with the same
-    /// allocator
+    /// Contenders. Each is compared with the first one, with the same allocator
     #[arg(long, value_delimiter = ',', default_values_t = [
         Contender::TonicTcp, Contender::TonicUnix, Contender::TcpPlain, Contender::ShmPlain, Contender::Shm,
         Contender::RawShm, Contender::MemcpyHot, Contender::MemcpyCold,
     ], default_value_ifs = [("rows", "phase", "copy,memcpy-apart,memcpy-cold")])]
     contenders: Vec<Contender>,
-    /// Allocators that each of them takes part with, but for bare links and copies, which allocate
-    /// nothing
+    /// Allocators for each contender, except bare links and copies, which allocate nothing
     #[arg(long, value_delimiter = ',', default_values_t = [Allocator::Glibc, Allocator::Mimalloc])]
     allocators: Vec<Allocator>,
     #[command(flatten)]
     placement: Placement,
-    /// Rounds of each row and contender, after one that does not count
+    /// Rounds of each row and contender, after one uncounted round
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Which rows
+    /// The set of rows
     #[arg(long, value_enum, default_value_t = Rows::Short)]
     rows: Rows,
-    /// Only rows whose names contain this
+    /// Only rows whose names contain this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Divide the calls of each row by this, on a slow machine
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     divide: u32,
-    /// Seconds that a round may take before it counts as failed
+    /// Time limit for a round in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     limit: u64,
     /// Count system calls (with strace) and copies, in rounds that are not timed
@@ -63,10 +61,10 @@ struct Args {
     /// Draw figures as SVG into this directory
     #[arg(long, value_name = "DIRECTORY")]
     plots: Option<PathBuf>,
-    /// The program that rdma-io-tonic and ruapc run in, built from benches/neighbours
+    /// The program of rdma-io-tonic and ruapc, built from benches/neighbours
     #[arg(long, value_name = "PROGRAM")]
     neighbours: Option<PathBuf>,
-    /// Fail unless a ratio of medians keeps a bound, such as latency-64:shm/tonic-tcp<=0.35, or
+    /// Fail if a ratio of medians violates this bound, such as latency-64:shm/tonic-tcp<=0.35, or
     /// with an allocator up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3
     #[arg(long, value_name = "BOUND")]
     assert: Vec<Bound>,
@@ -76,17 +74,17 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Rows {
-    /// Those that show most in a short time
+    /// The most informative rows, for a short run
     Short,
-    /// All that are about calls
+    /// All rows with calls
     Full,
-    /// Copies by distance of source and destination: for the contenders copy, memcpy-apart and
-    /// memcpy-cold, which take part unless others are named
+    /// Copies by distance of source and destination. The default contenders are copy, memcpy-apart
+    /// and memcpy-cold
     Phase,
 }
 
 impl Args {
-    /// The program of contenders that are not this project's, if some take part.
+    /// The program of contenders of other projects, if some take part.
     fn neighbours(&self) -> anyhow::Result<Option<PathBuf>> {
         let Some(contender) = self.contenders.iter().find(|contender| contender.is_neighbour())
         else {
@@ -132,17 +130,16 @@ fn run(args: &Args) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(compare(args))
 }
 
-/// A participant, and its processes while they are well.
+/// A variant, and its processes while they run.
 struct Participant {
     variant: Variant,
     pair: Option<Pair>,
-    /// Why there are none.
+    /// Why there are no processes.
     failure: Option<String>,
 }
 
 impl Participant {
-    /// A failed pair is not to be trusted with another row: it ends, and the next row gets a new
-    /// one.
+    /// Starts new processes. After a failure the old ones may be in an undefined state.
     async fn restart(&mut self, setup: &Setup) {
         self.pair = None;
         match Pair::start(self.variant, setup, &[]).await {
@@ -151,7 +148,7 @@ impl Participant {
         }
     }
 
-    /// One round of a row, into its cell.
+    /// Runs one round of a row, and adds its sample to the cell.
     async fn round(&mut self, cell: &mut Cell, row: &Row, counted: bool, setup: &Setup) {
         let Some(pair) = &mut self.pair else {
             cell.failure.clone_from(&self.failure);
@@ -176,7 +173,7 @@ impl Participant {
 async fn compare(args: &Args) -> anyhow::Result<()> {
     let rows = args.rows()?;
     let cpus = args.placement.cpus()?;
-    // The default pool of a device has room for some three dozen connections.
+    // A device's default pool has memory for about three dozen connections.
     let room = rows.iter().map(Row::connections).max().filter(|n| *n > 1);
     let limit = Duration::from_secs(args.limit);
     let setup = Setup {
@@ -225,12 +222,12 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     let cells = || participants.iter().map(|participant| Cell::new(participant.variant)).collect();
     let mut results: Vec<RowResult> =
         rows.iter().map(|row| RowResult { row: *row, cells: cells() }).collect();
-    // One round of each that does not count: what is set up by first use is set up.
+    // The first round is an uncounted warm-up.
     for round in 0..=args.rounds as usize {
         eprintln!("round {round} of {}", args.rounds);
         for result in &mut results {
-            // In another order each round: who comes first finds the machine in another state than
-            // the rest.
+            // The order rotates from round to round, because the first contender finds the machine
+            // in another state than the others.
             for turn in 0..participants.len() {
                 let at = (round + turn) % participants.len();
                 participants[at].round(&mut result.cells[at], &result.row, round > 0, &setup).await;
@@ -263,13 +260,13 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
         .map(|error| error.to_string())
         .collect();
     ensure!(broken.is_empty(), "{}", broken.join("\n"));
-    // What others' transports cannot do is for the table to say.
+    // Failures of other projects' transports appear only in the table.
     let ours = report::failures(&run.results, |contender| !contender.is_neighbour());
     ensure!(ours.is_empty(), "{} contenders failed in a row", ours.len());
     Ok(())
 }
 
-/// Counts what takes other processes, or slows them down.
+/// Counts in separate processes, because counting slows them down.
 async fn count(
     results: &mut [RowResult],
     variants: &[Variant],

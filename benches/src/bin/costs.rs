@@ -1,5 +1,5 @@
-//! Counts what calls cost, in instructions, allocations, control messages and doorbells, and holds
-//! the counts against the record.
+//! Counts the costs of calls in instructions, allocations, control messages and doorbells, and
+//! compares them with the record.
 
 use std::alloc::System;
 use std::path::PathBuf;
@@ -21,22 +21,23 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 struct Args {
-    /// Only scenarios whose names contain this
+    /// Only scenarios whose names contain this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
-    /// Fail when a count is more than 5 % above the record, or is not in it
+    /// Fail if a count exceeds the record by more than 5 %, or is not recorded
     #[arg(long)]
     check: bool,
     /// Write the counts to the record
     #[arg(long, conflicts_with = "check")]
     record: bool,
-    /// The record
+    /// The file of recorded counts
     #[arg(long, value_name = "FILE", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/costs.toml"))]
     file: PathBuf,
-    /// Print which functions the instructions of this scenario are in, and count nothing else
+    /// Print the functions in which this scenario's instructions are executed, and count nothing
+    /// else
     #[arg(long, value_name = "SCENARIO")]
     profile: Option<String>,
-    /// In a profile, count what functions call as theirs
+    /// In a profile, include the callees of each function
     #[arg(long, requires = "profile")]
     inclusive: bool,
     /// Run this scenario, without counting its instructions
@@ -58,8 +59,8 @@ fn named(name: &str) -> anyhow::Result<Scenario> {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(name) = &args.run {
-        // Which processor an end runs on decides whether shared memory is looked at: always the
-        // same one.
+        // Shared memory is busy-polled depending on the processors of both ends, so the processor
+        // must be fixed.
         cpu::pin(*cpu::allowed()?.first().context("no processor is allowed")?)?;
         let counts = (named(name)?.run)()?;
         println!("{}", serde_json::to_string(&counts)?);
@@ -104,7 +105,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts scenarios, as many at a time as there are processors.
+/// Counts scenarios in parallel, one per processor.
 fn count(
     callgrind: &Callgrind,
     scenarios: Vec<Scenario>,
@@ -129,7 +130,7 @@ fn count(
     })
 }
 
-/// Says what the transports' parts of a call of 64 B are: the whole less what is answered in place.
+/// Prints the transports' parts of a call of 64 B: the total less that of a call in place.
 fn transport_part(now: &Record) {
     let instructions = |name: &str| now.costs.get(name)?.get("instructions").copied();
     let Some(nothing) = instructions("call-64-nothing") else { return };

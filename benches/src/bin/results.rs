@@ -12,10 +12,10 @@ use clap::Parser;
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 struct Args {
-    /// Where README.md, RESULTS.md and results/ are, with docs/ beside it
+    /// The directory of README.md, RESULTS.md and results/; docs/ is next to it
     #[arg(long, value_name = "DIRECTORY", default_value = env!("CARGO_MANIFEST_DIR"))]
     benches: PathBuf,
-    /// Write nothing; fail when a document is not what the runs make it
+    /// Write nothing, and fail if a document differs from what would be generated
     #[arg(long)]
     check: bool,
 }

@@ -1,5 +1,4 @@
-//! A contender's processes with mimalloc: `compare` starts it as it starts itself for those with
-//! the C library's allocator.
+//! The processes of a contender with mimalloc, started by `compare` in place of itself.
 
 use std::process::ExitCode;
 

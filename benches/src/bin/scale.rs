@@ -1,4 +1,5 @@
-//! What many clients, connections and streams cost, and what each does to the cost of a call.
+//! Measures the costs of many clients, connections and streams, and their effect on the cost of a
+//! call.
 
 use std::process::ExitCode;
 
@@ -89,7 +90,7 @@ async fn measure(args: &Args) -> anyhow::Result<Run> {
     Ok(Run { origin: Origin::here(&args.title), machine, notes, bulk, connections, streams })
 }
 
-/// The load averages: those before tell what else the machine has to do.
+/// The load averages. Those before a run show the other load of the machine.
 fn load() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split_whitespace().take(3).collect::<Vec<_>>().join(" ")

@@ -1,5 +1,4 @@
-//! The rate of small calls that are made on several threads at a time, by the number of connections
-//! that they go over.
+//! The rate of small calls made on several threads, by number of connections.
 
 use std::process::ExitCode;
 
@@ -15,13 +14,13 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 struct Args {
-    /// Whose
+    /// The contender
     #[arg(long, default_value_t = Contender::Shm)]
     contender: Contender,
-    /// Threads that make calls, and as many that answer them
+    /// Number of client threads, and of server threads
     #[arg(long, default_value_t = 2)]
     workers: usize,
-    /// Connections of a channel
+    /// Numbers of connections of a channel
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4])]
     connections: Vec<usize>,
     /// Calls in flight
@@ -30,7 +29,7 @@ struct Args {
     /// Calls in a round
     #[arg(long, default_value_t = 50_000)]
     calls: usize,
-    /// Rounds, after one that does not count
+    /// Rounds, after one uncounted round
     #[arg(long, default_value_t = 7)]
     rounds: usize,
 }

@@ -10,10 +10,10 @@ use tempfile::TempDir;
 use super::meter::{COUNTED, Counts};
 use super::scenario::Scenario;
 
-/// The clock and the randomness of what is counted.
+/// Deterministic clock and randomness for the counted process.
 const FIXED: &str = include_str!("fixed.c");
 
-/// Where scenarios are run.
+/// A directory to run scenarios in.
 #[derive(Debug)]
 pub struct Callgrind {
     dir: TempDir,
@@ -21,11 +21,11 @@ pub struct Callgrind {
 }
 
 impl Callgrind {
-    /// Makes ready.
+    /// Checks the tools and builds the library.
     ///
     /// # Errors
-    /// There is no valgrind or no C compiler (`scripts/install-packages bench` installs both), or
-    /// no room for files.
+    /// valgrind or the C compiler is missing (`scripts/install-packages bench` installs both), or
+    /// files cannot be written.
     pub fn new() -> anyhow::Result<Self> {
         valgrind_version()?;
         let dir = tempfile::tempdir().context("cannot make a directory for counts")?;
@@ -37,7 +37,7 @@ impl Callgrind {
         Ok(Self { dir, fixed })
     }
 
-    /// Counts one scenario: this program is run again with `--run NAME`.
+    /// Counts one scenario by running this program with `--run NAME`.
     ///
     /// # Errors
     /// The scenario fails, or callgrind counted nothing.
@@ -54,10 +54,11 @@ impl Callgrind {
         Ok(counts)
     }
 
-    /// Where the instructions of one scenario go, as `callgrind_annotate` tells it.
+    /// The functions in which a scenario's instructions are executed, as printed by
+    /// `callgrind_annotate`.
     ///
     /// # Errors
-    /// As [`count`](Self::count), or there is no `callgrind_annotate`, which comes with valgrind.
+    /// Those of [`count`](Self::count), or `callgrind_annotate`, a part of valgrind, is missing.
     pub fn annotate(&self, scenario: &Scenario, inclusive: bool) -> anyhow::Result<String> {
         let profile = self.profile(scenario)?;
         let mut annotate = Command::new("callgrind_annotate");
@@ -79,7 +80,7 @@ impl Callgrind {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("LD_PRELOAD", &self.fixed)
-            // `rep movsb` counts as one instruction for each byte.
+            // `rep movsb` would count as one instruction per byte.
             .env("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824")
             .stdin(Stdio::null());
         let output = run_checked(&mut command).with_context(|| scenario.name)?;
@@ -92,7 +93,7 @@ struct Profile {
     file: PathBuf,
 }
 
-/// The sum in a file of callgrind's.
+/// The total of a callgrind file.
 fn total(file: &Path) -> anyhow::Result<u64> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -101,7 +102,7 @@ fn total(file: &Path) -> anyhow::Result<u64> {
     sum.trim().parse().with_context(|| format!("callgrind's summary makes no sense: {sum}"))
 }
 
-/// Runs a command that has to succeed.
+/// Runs a command that must succeed.
 fn run_checked(command: &mut Command) -> anyhow::Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| {
@@ -118,10 +119,10 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&both).trim().to_owned()
 }
 
-/// What counts, apart from the code: compiler, C library, valgrind, and the kind of processor.
+/// What counts depend on besides the code: compiler, C library, valgrind, and architecture.
 ///
 /// # Errors
-/// There is no valgrind.
+/// valgrind is missing.
 pub fn toolchain() -> anyhow::Result<String> {
     let libc = run_checked(Command::new("getconf").arg("GNU_LIBC_VERSION"));
     let libc = libc.map_or_else(|_| "another libc".to_owned(), |out| text(&out));

@@ -1,8 +1,7 @@
 //! Whole calls: client and server in one thread.
 //!
-//! What tonic's stubs, codec and routes cost is counted by calls that are answered in place, by the
-//! service itself without a transport ([`TransportKind::Nothing`]). A transport's part of a call is
-//! the whole less this.
+//! Calls to the service without a transport ([`TransportKind::Nothing`]) show the costs of tonic's
+//! stubs, codec and routes. A transport's part of a call is the difference.
 
 use std::io;
 use std::sync::Mutex;
@@ -101,7 +100,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// What carries the calls.
+/// The transport of the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportKind {
     /// The service is called in place.
@@ -110,7 +109,7 @@ pub enum TransportKind {
     TonicDuplex,
     /// tonic over TCP.
     TonicTcp,
-    /// tonic-rdma, kept on TCP.
+    /// tonic-rdma, restricted to TCP.
     Tcp,
     /// tonic-rdma over the simulated fabric.
     Sim,
@@ -118,7 +117,7 @@ pub enum TransportKind {
     Shm,
 }
 
-/// Which calls, and how many.
+/// Size and number of calls.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     request: usize,
@@ -130,7 +129,7 @@ struct Load {
 const SMALL: Load = Load { request: 64, reply: 64, in_flight: 1, times: 512 };
 const UP: Load = Load { request: 1 << 20, reply: 0, in_flight: 1, times: 16 };
 const DOWN: Load = Load { request: 0, reply: 1 << 20, in_flight: 1, times: 16 };
-/// The pipe in memory holds so many bytes.
+/// Capacity of the pipe in memory, in bytes.
 const PIPE_CAPACITY: usize = 256 << 10;
 
 fn small(transport: TransportKind, in_flight: usize) -> anyhow::Result<Counts> {
@@ -144,7 +143,7 @@ fn count(transport: TransportKind, zero_copy: bool, load: Load) -> anyhow::Resul
     let payload = client.payload(load.request);
     let run =
         |times| -> anyhow::Result<()> { calls(&runtime, &client, payload.clone(), load, times) };
-    // Tables fill, windows open, what is learnt is learnt.
+    // Warm-up: fills tables, opens windows, and lets the connection learn methods and codecs.
     run(load.times)?;
     let before = net.stats();
     let mut result = Ok(());

@@ -1,5 +1,5 @@
-/* A clock and randomness that go by a rule, for counts that do not vary: loaded before libc
- * (LD_PRELOAD). */
+/* Deterministic clock and randomness, so that counts do not vary. Loaded before libc (LD_PRELOAD).
+ */
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/timerfd.h>
@@ -8,7 +8,7 @@
 
 static uint64_t state = 0x9e3779b97f4a7c15u;
 
-/* splitmix64: another number each time, so that what must differ (keys, tickets) differs. */
+/* splitmix64: a different number each time, because keys and tickets must be distinct. */
 ssize_t getrandom(void *buf, size_t len, unsigned flags) {
     unsigned char *to = buf;
     (void)flags;
@@ -21,7 +21,7 @@ ssize_t getrandom(void *buf, size_t len, unsigned flags) {
     return (ssize_t)len;
 }
 
-/* Each look is 100 ns later than the last one. */
+/* Each call advances the clock by 100 ns. */
 static uint64_t now = 1000000000u;
 
 int clock_gettime(clockid_t id, struct timespec *at) {
@@ -31,7 +31,7 @@ int clock_gettime(clockid_t id, struct timespec *at) {
     return 0;
 }
 
-/* The kernel's timers would go by another clock: none goes off. */
+/* The kernel's timers use another clock, so they are disabled. */
 int timerfd_settime(int fd, int flags, const struct itimerspec *value, struct itimerspec *old) {
     (void)fd;
     (void)flags;

@@ -5,31 +5,30 @@ use std::hint::black_box;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region};
 
-/// Counts of one repetition, by name: `instructions`, `allocations`, `allocated_bytes`, `sends`,
-/// ...
+/// Counts per repetition, by name: `instructions`, `allocations`, `allocated_bytes`, `sends`, ...
 pub type Counts = BTreeMap<String, f64>;
 
-/// The function whose instructions callgrind counts, with those of what it calls; the pattern
-/// matches its name however the compiler decorates it.
+/// The function whose instructions callgrind counts, including its callees. The pattern matches its
+/// mangled name.
 pub const COUNTED: &str = "*costs*meter*counted*";
 
-/// Does what is counted.
+/// Runs the work to be counted.
 #[inline(never)]
 pub fn counted(work: &mut dyn FnMut()) {
     work();
-    // Not a tail call: callgrind has to see the return.
+    // Prevents a tail call: callgrind must see the return.
     black_box(());
 }
 
-/// Does `times` repetitions of something, in one go, and counts allocations of one of them. The
-/// binary's global allocator is [`INSTRUMENTED_SYSTEM`], which costs some ten instructions per
-/// allocation everywhere alike.
+/// Counts the allocations of `work`, which performs `times` repetitions. The program's global
+/// allocator must be [`INSTRUMENTED_SYSTEM`], which adds about ten instructions to every
+/// allocation.
 pub fn measure(times: usize, mut work: impl FnMut()) -> Counts {
     let region = Region::new(&INSTRUMENTED_SYSTEM);
     counted(&mut work);
     let change = region.change();
     let each = |count: usize| count as f64 / times as f64;
-    // A reallocation may move: it counts as one.
+    // A reallocation may move, so it counts as an allocation.
     let allocations = each(change.allocations + change.reallocations);
     Counts::from([
         ("times".to_owned(), times as f64),

@@ -1,12 +1,11 @@
-//! Counted costs: what a piece of work takes in instructions, allocations, control messages and
-//! doorbells.
+//! Counted costs: instructions, allocations, control messages and doorbells of a piece of work.
 //!
-//! Counts do not depend on what else a machine does, so they show a loss of a few percent that no
-//! clock would. `costs` holds them against the record in `costs.toml`.
+//! Counts do not depend on the load of the machine, so they reveal a loss of a few percent that
+//! timings would not. `costs` compares them with the record in `costs.toml`.
 //!
-//! Each [`Scenario`] runs in a process of its own under callgrind, which counts the instructions of
-//! [`meter::counted`] and of what it calls. Nothing else may move the counts: the process has one
-//! thread, an empty environment, and a clock and randomness that go by a rule (`fixed.c`, loaded
+//! Each [`Scenario`] runs in its own process under callgrind, which counts the instructions of
+//! [`meter::counted`] and its callees. To make the counts deterministic, the process has one
+//! thread, an empty environment, and a replaced clock and source of randomness (`fixed.c`, loaded
 //! before libc).
 //!
 //! | module | what |
@@ -17,7 +16,7 @@
 //! | [`calls`] | whole calls, client and server in one thread |
 //! | [`callgrind`] | runs a scenario under callgrind |
 //! | [`scenario`] | a piece of work that is counted |
-//! | [`record`] | the recorded counts, and how the ones at hand compare |
+//! | [`record`] | the recorded counts, and their comparison with the current ones |
 
 pub mod callgrind;
 pub mod calls;
@@ -29,7 +28,7 @@ pub mod scenario;
 
 use scenario::Scenario;
 
-/// All scenarios, in the order in which they are shown.
+/// All scenarios in display order.
 pub fn all() -> Vec<Scenario> {
     [proto::SCENARIOS, parts::SCENARIOS, calls::SCENARIOS].concat()
 }

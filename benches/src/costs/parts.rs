@@ -1,4 +1,4 @@
-//! The pool, and the codec.
+//! The pool and the codec.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn pool() -> anyhow::Result<Pool> {
     Ok(Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default()))?)
 }
 
-/// Runs `once` [`TIMES`] times to get used to it, and as often to be counted.
+/// Runs `once` [`TIMES`] times as a warm-up, and as often to be counted.
 fn count(mut once: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Counts> {
     let mut run = || (0..TIMES).try_for_each(|_| once());
     run()?;
@@ -76,7 +76,7 @@ fn send(len: usize) -> anyhow::Result<Counts> {
     let pool = pool()?;
     count(|| {
         let mut buf = pool.try_alloc(len)?;
-        // Written by a device, or by the disk: not counted.
+        // A device or disk would fill it: not counted.
         buf.truncate(0);
         drop(black_box(buf.freeze()));
         Ok(())
@@ -109,7 +109,7 @@ fn blob(len: usize) -> Blob {
     Blob { payload: vec![7; len].into(), reply: 0, count: 0 }
 }
 
-/// Messages up to so many bytes are not taken apart.
+/// Maximum length in bytes of a message that is not split.
 const WHOLE: usize = 4000;
 
 fn encode(len: usize) -> anyhow::Result<Counts> {
@@ -122,10 +122,10 @@ fn encode(len: usize) -> anyhow::Result<Counts> {
 }
 
 fn decode(len: usize) -> anyhow::Result<Counts> {
-    // As with a call: a method is remembered from its first request on.
+    // As with calls: a method is known from its first request on.
     let method = fuzz::OneMethod::default();
     let pieces = method.encode(vec![blob(len)], WHOLE, None)?;
-    // As it arrives: in one piece.
+    // As received: in one piece.
     let message: Bytes = pieces.concat().concat().into();
     count(|| {
         let decoded = method.decode::<Blob>(vec![(message.clone(), len > WHOLE)], usize::MAX);

@@ -64,13 +64,13 @@ fn frames(encode: bool) -> Counts {
     })
 }
 
-/// Two connections, and what is sent between them at once.
+/// Two connections, between which messages are delivered at once.
 struct Pair {
     /// Client and server.
     ends: [Connection; 2],
     slot: Vec<u8>,
     now: Instant,
-    /// Keys of landing memory, and messages and WRITEs so far.
+    /// Keys of landing memory, and numbers of messages and WRITEs so far.
     keys: usize,
     messages: u64,
     writes: u64,
@@ -85,7 +85,7 @@ impl Pair {
         Pair { ends: [client, server], slot: vec![0; SLOT], now, keys: 0, messages: 0, writes: 0 }
     }
 
-    /// Transmits until there is nothing more to transmit.
+    /// Transmits until neither side has anything left.
     fn settle(&mut self) -> anyhow::Result<()> {
         let room = Room { write: 1 << 20, staging: 64 << 10, chunk: 0 };
         loop {
@@ -118,8 +118,8 @@ impl Pair {
         }
     }
 
-    /// Takes what has arrived at one end, and says which stream was opened and how many bytes of
-    /// bodies came.
+    /// Handles the events at one end. Returns the opened stream, if any, and the number of body
+    /// bytes received.
     fn take(&mut self, end: usize) -> (Option<StreamId>, usize) {
         let (mut opened, mut bytes) = (None, 0);
         while let Some(event) = self.ends[end].poll_event() {
@@ -159,7 +159,7 @@ impl Pair {
     }
 }
 
-/// Unary calls of `len` bytes; what is longer than a slot is answered with nothing.
+/// Unary calls of `len` bytes. If that is more than a slot, the reply is empty.
 fn exchange(len: usize) -> anyhow::Result<Counts> {
     let mut pair = Pair::new();
     let (block, request) = (Bytes::from(vec![7; 200]), Bytes::from(vec![7; len]));

@@ -1,4 +1,4 @@
-//! The recorded counts, and how the ones at hand compare.
+//! The recorded counts, and their comparison with the current ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::meter::Counts;
 
-/// By this much a count may grow.
+/// Allowed relative growth of a count.
 pub const MARGIN: f64 = 0.05;
-/// Counts are kept to a hundredth, so less than this is no growth.
+/// Counts are rounded to hundredths, so smaller differences are ignored.
 const RESOLUTION: f64 = 0.011;
 
 const HEAD: &str = "\
@@ -29,39 +29,39 @@ const HEAD: &str = "\
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// With what they were counted.
+    /// The toolchain that they were counted with.
     pub toolchain: String,
-    /// By scenario.
+    /// Counts by scenario.
     pub costs: BTreeMap<String, Counts>,
 }
 
-/// How a count stands to its record.
+/// Comparison of a count with its record.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Verdict {
     /// Within the margin.
     Same,
-    /// Less by more than the margin: worth recording.
+    /// Less by more than the margin: should be recorded.
     Less,
     /// More than allowed.
     More,
-    /// Counted, and not recorded.
+    /// Counted, but not recorded.
     New,
-    /// Recorded, and not counted.
+    /// Recorded, but not counted.
     Gone,
 }
 
-/// One count beside its record.
+/// One count and its record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     /// The scenario.
     pub scenario: String,
-    /// What was counted.
+    /// The name of the count.
     pub count: String,
-    /// As recorded.
+    /// Recorded value.
     pub recorded: Option<f64>,
-    /// Now.
+    /// Current value.
     pub now: Option<f64>,
-    /// How they compare.
+    /// Result of the comparison.
     pub verdict: Verdict,
 }
 
@@ -69,7 +69,7 @@ impl Record {
     /// Reads the record.
     ///
     /// # Errors
-    /// There is none, or it is damaged.
+    /// The file is missing or invalid.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -91,8 +91,7 @@ impl Record {
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Sets what was counted now beside this record. Scenarios for which `is_selected` says no are
-    /// left out.
+    /// Compares the current counts with this record, for scenarios that `is_selected` accepts.
     pub fn compare(&self, now: &Record, is_selected: impl Fn(&str) -> bool) -> Vec<Line> {
         let scenarios = self.costs.keys().chain(now.costs.keys()).filter(|name| is_selected(name));
         let scenarios: BTreeSet<&String> = scenarios.collect();
@@ -133,7 +132,7 @@ fn verdict(recorded: Option<f64>, now: Option<f64>) -> Verdict {
 }
 
 impl Line {
-    /// What is wrong with it, if anything is.
+    /// A description of the violation, if there is one.
     pub fn violation(&self) -> Option<String> {
         let Self { scenario, count, recorded, now, verdict } = self;
         let number = |value: &Option<f64>| value.map_or_else(String::new, format_count);
@@ -149,7 +148,7 @@ impl Line {
         }
     }
 
-    /// The count, and by how much it differs from the record.
+    /// The count, and its difference from the record.
     fn with_difference(&self) -> String {
         match (self.recorded, self.now) {
             (_, None) => "-".to_owned(),
@@ -163,7 +162,7 @@ impl Line {
     }
 }
 
-/// Without a fraction that is none.
+/// Formats a count, without decimals if it is whole.
 fn format_count(value: f64) -> String {
     if value.fract().abs() < 0.005 || value >= 1000.0 {
         format!("{value:.0}")
@@ -172,7 +171,7 @@ fn format_count(value: f64) -> String {
     }
 }
 
-/// The counts in the order in which a table shows them; others stand behind.
+/// Column order of the table. Other counts follow.
 const COLUMNS: [&str; 7] = [
     "instructions",
     "allocations",
@@ -183,7 +182,7 @@ const COLUMNS: [&str; 7] = [
     "completions",
 ];
 
-/// A table of all counts, and by how much those that differ from the record do.
+/// A table of all counts, with their differences from the record.
 pub fn table(lines: &[Line]) -> Table {
     let others =
         lines.iter().map(|line| line.count.as_str()).filter(|count| !COLUMNS.contains(count));

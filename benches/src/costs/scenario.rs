@@ -1,15 +1,15 @@
-//! A piece of work that is counted.
+//! A scenario: a piece of work whose costs are counted.
 
 use super::meter::Counts;
 
-/// Something whose costs are counted.
+/// A piece of work whose costs are counted.
 #[derive(Clone, Copy)]
 pub struct Scenario {
-    /// Its name, in the record too.
+    /// Its name, also in the record.
     pub name: &'static str,
-    /// What is done, and what one repetition is.
+    /// A description of one repetition.
     pub what: &'static str,
-    /// Does it.
+    /// Runs it.
     pub run: fn() -> anyhow::Result<Counts>,
 }
 

@@ -11,13 +11,13 @@ use crate::pair::Setup;
 use crate::role::{Placement, Role};
 use crate::scale::bound::Bound;
 
-/// What many clients, connections and streams cost: throughput and fairness, processor time of
-/// calls and at rest, memory, pinned memory and descriptors, of client and server in processes of
-/// their own
+/// Measures the costs of many clients, connections and streams: throughput and fairness, processor
+/// time of calls and of idle connections, memory, pinned memory and descriptors, of a client and a
+/// server process
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 pub struct Args {
-    /// Contenders to measure; ratios are also to the first
+    /// Contenders; ratios are relative to the first one
     #[arg(long, overrides_with = "contenders", value_delimiter = ',', default_values_t = [
         Contender::TonicTcp, Contender::Tcp, Contender::Shm,
     ])]
@@ -28,40 +28,40 @@ pub struct Args {
     /// Addresses and processors
     #[command(flatten)]
     pub placement: Placement,
-    /// Measure only these [default: all]
+    /// Parts to measure [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Part>,
-    /// Clients that put messages of 1 MiB, 8 in flight each, into one server
+    /// Numbers of clients that send messages of 1 MiB, 8 in flight each, to one server
     #[arg(long, overrides_with = "bulk", value_delimiter = ',', default_values_t = [1, 2, 8, 16, 64],
         value_parser = clap::value_parser!(u32).range(1..))]
     pub bulk: Vec<u32>,
-    /// Seconds that they do so in each round
+    /// Duration of a round with these clients in seconds
     #[arg(long, value_parser = seconds, default_value = "5")]
     pub seconds: Duration,
-    /// Seconds that they do so before that, uncounted
+    /// Duration of the uncounted warm-up of such a round in seconds
     #[arg(long, value_parser = seconds, default_value = "2")]
     pub warm_up: Duration,
-    /// Connections between two processes
+    /// Numbers of connections between the two processes
     #[arg(long, overrides_with = "connections", value_delimiter = ',', default_values_t = [1, 8, 64, 1000, 10_000],
         value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: Vec<u32>,
-    /// Seconds without calls in which processor time is counted
+    /// Duration of the measurement of idle connections in seconds
     #[arg(long, overrides_with = "rest", value_parser = seconds, default_value = "10")]
     pub rest: Duration,
-    /// Seconds without calls before that, after which a connection has given back what only a busy
-    /// one needs
+    /// Idle time before that measurement in seconds, in which connections release what only busy
+    /// ones need
     #[arg(long, value_parser = seconds, default_value = "20")]
     pub settle: Duration,
-    /// Streams that are open on one connection
+    /// Numbers of open streams on one connection
     #[arg(long, overrides_with = "streams", value_delimiter = ',', default_values_t = [0, 1000, 10_000])]
     pub streams: Vec<u32>,
-    /// Rounds, of which medians are shown
+    /// Rounds; tables show their medians
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Small calls in a round; twice the connections where that is more
+    /// Small calls in a round, but at least two per connection
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(64..))]
     pub calls: u32,
-    /// Seconds that anything else may take before it counts as failed
+    /// Time limit for any other step in seconds
     #[arg(long, overrides_with = "limit", value_name = "SECONDS", default_value_t = 300)]
     pub limit: u64,
     /// The heading of this run in docs/scale.md
@@ -73,16 +73,16 @@ pub struct Args {
     /// Draw figures as SVG into this directory
     #[arg(long, overrides_with = "plots", value_name = "DIRECTORY")]
     pub plots: Option<PathBuf>,
-    /// Fail unless a count or a ratio keeps a bound, such as bulk-16:shm:registrations<=0.01,
+    /// Fail if a count or a ratio violates this bound, such as bulk-16:shm:registrations<=0.01,
     /// bulk-16:shm/bulk-1>=0.8 or connections-64:shm:all-rate/tonic-tcp>=4
     #[arg(long, value_name = "BOUND")]
     pub assert: Vec<Bound>,
-    /// What a process is started for, none for the first
+    /// The role of a process that `scale` starts
     #[command(flatten)]
     pub role: Role,
 }
 
-/// What `scale` measures.
+/// A part of the measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
     /// Clients that send large messages
@@ -94,12 +94,12 @@ pub enum Part {
 }
 
 impl Args {
-    /// Whether a part is to be measured.
+    /// Whether a part is selected.
     pub fn measures(&self, part: Part) -> bool {
         self.only.is_empty() || self.only.contains(&part)
     }
 
-    /// How pairs are set up, with room for so many connections beyond the default.
+    /// Options of the pairs, with memory for `room` connections if given.
     ///
     /// # Errors
     /// No processor is allowed.
@@ -107,7 +107,7 @@ impl Args {
         Ok(Setup {
             addr: self.placement.addr,
             cpus: self.placement.cpus()?,
-            // A round of a time may take that time in any case.
+            // The limit applies in addition to the intended duration of a round.
             limit: Duration::from_secs(self.limit) + self.seconds.max(self.warm_up),
             room,
             server_figures: true,
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!((&args.bulk[..], args.seconds), (&[1, 2][..], Duration::from_millis(500)));
         assert!(args.measures(Part::Bulk) && !args.measures(Part::Connections));
         assert!(parse(&[]).unwrap().measures(Part::Connections));
-        // As `benches/in-guest` passes its own options, and then those it was called with.
+        // `benches/in-guest` passes its own options first and those of its caller after them.
         let args =
             parse(&["--connections", "1,8", "--rest", "60", "--connections", "1,9", "--rest", "2"]);
         let args = args.unwrap();

@@ -1,4 +1,4 @@
-//! Bounds that a run must keep: on counts, and on ratios within the run, never on times.
+//! Bounds for a run: on counts, and on ratios within the run, but not on times.
 //!
 //! ```text
 //! ROW:CONTENDER[:FIGURE]<=NUMBER             a count: bulk-16:shm:registrations<=0.01
@@ -6,7 +6,7 @@
 //! ROW:CONTENDER[:FIGURE]/CONTENDER>=NUMBER   to another contender: bulk-16:shm/tonic-tcp>=2
 //! ```
 //!
-//! `super::figure` has the rows and figures.
+//! `super::figure` defines the rows and figures.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ pub struct Bound {
     row: Row,
     contender: String,
     figure: Figure,
-    /// What the figure is set against.
+    /// The row and contender to compare the figure with.
     to: Option<(Row, String)>,
     at_most: bool,
     limit: f64,
@@ -90,10 +90,10 @@ impl fmt::Display for Bound {
 }
 
 impl Bound {
-    /// Says that the bound is kept.
+    /// Checks the bound, and describes it with the actual value.
     ///
     /// # Errors
-    /// It is not, or there is nothing in the run to hold it against.
+    /// The run violates the bound, or lacks the figure.
     pub fn check(&self, run: &Run) -> anyhow::Result<String> {
         let Self { row, contender, figure, to, at_most, limit } = self;
         let value = match to {

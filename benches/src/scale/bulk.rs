@@ -1,7 +1,7 @@
-//! Many clients that put large messages into one server, whose reader drops them at once.
+//! Many clients that send large messages to one server, which discards them on receipt.
 //!
-//! The clients are connections of one process, which share its pool. All send one buffer of that
-//! pool, so that a client more adds nothing to the memory that is read.
+//! The clients are connections of one process and share its pool. All send the same buffer of that
+//! pool, so that another client does not increase the memory that is read.
 
 use anyhow::Context as _;
 
@@ -14,16 +14,16 @@ use crate::work::{Kind, Row};
 
 /// Bytes of a message.
 pub const SIZE: usize = 1 << 20;
-/// Messages in flight of each client.
+/// Messages in flight per client.
 pub const IN_FLIGHT: usize = 8;
 
-/// Measures all contenders with all numbers of clients, in turns: in each round a contender gets
-/// new processes, and other contenders come first.
+/// Measures all contenders with all numbers of clients. Each round starts new processes for each
+/// contender, and rotates the order of the contenders.
 ///
 /// # Errors
-/// There is no processor to run on. What fails otherwise is in the record.
+/// No processor is allowed. Other failures are recorded in the result.
 pub async fn measure(args: &Args) -> anyhow::Result<Vec<Bulk>> {
-    // With the pools as they are by default.
+    // Pools have their default sizes.
     let setup = args.setup(None)?;
     let mut rows: Vec<Bulk> = Vec::new();
     for contender in &args.contenders {
@@ -44,7 +44,7 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Bulk>> {
     Ok(rows)
 }
 
-/// One round of each row. Processes in which something failed are replaced for the next row.
+/// Runs one round of each row. After a failure the next row gets new processes.
 async fn of_contender(args: &Args, variant: Variant, setup: &Setup, rows: &mut [Bulk]) {
     let mut pair = None;
     for row in rows.iter_mut().filter(|row| row.failure.is_none()) {
@@ -90,7 +90,7 @@ async fn round(args: &Args, pair: &mut Pair, clients: usize) -> anyhow::Result<O
         slowest_to_mean: slowest as f64 / mean,
         messages: round.calls,
         bytes: round.bytes,
-        // Nanoseconds for a byte.
+        // Nanoseconds per byte equal seconds per gigabyte.
         cpu_s_per_gb: cpu as f64 / round.bytes as f64,
         memory: after.zip(before).map(|(after, before)| Memory {
             registrations: after.registrations - before.registrations,

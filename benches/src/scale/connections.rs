@@ -1,5 +1,5 @@
-//! Many connections between two processes: small calls that go round all of them, what they take
-//! at rest, and small calls on one of them while the others rest.
+//! Many connections between two processes: small calls on all of them in turn, the resources of
+//! idle connections, and small calls on one of them while the others are idle.
 
 use anyhow::Context as _;
 
@@ -16,11 +16,11 @@ use crate::work::{Kind, Row};
 /// Calls in flight.
 pub const IN_FLIGHT: usize = 64;
 
-/// Measures all contenders, one after the other: each keeps its processes, to which connections are
-/// added, unless something fails.
+/// Measures all contenders one after the other. A contender keeps its processes, and connections
+/// are added to them; after a failure it gets new processes.
 ///
 /// # Errors
-/// There is no processor to run on. What fails otherwise is in the record.
+/// No processor is allowed. Other failures are recorded in the result.
 pub async fn measure(args: &Args) -> anyhow::Result<Vec<Connections>> {
     let setup = args.setup(args.connections.iter().max().map(|most| *most as usize))?;
     let mut rows = Vec::new();
@@ -51,7 +51,7 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Connections>> {
     Ok(rows)
 }
 
-/// How near both processes are to their limits.
+/// The usage and the limits of both processes.
 fn near_limits(pair: &Pair) -> String {
     let (client, server) = pair.processes();
     let told = |pid| limits::told(pid).unwrap_or_else(|error| format!("{error:#}"));
@@ -65,7 +65,7 @@ async fn fill(args: &Args, pair: &mut Pair, found: &mut Connections) -> anyhow::
     let one = Row { kind: Kind::Resting { in_flight: IN_FLIGHT, connections }, ..all };
     anyhow::ensure!(pair.prepare(&all).await?, "it has no such row");
     let (client, server) = pair.processes();
-    // What first use sets up is set up.
+    // Warm-up.
     pair.round(&all).await?;
     for _ in 0..args.rounds {
         found.all.extend(pair.sample(&all).await?.as_ref().map(load));
@@ -78,7 +78,7 @@ async fn fill(args: &Args, pair: &mut Pair, found: &mut Connections) -> anyhow::
     if !args.rest.is_zero() {
         let before = usage()?;
         tokio::time::sleep(args.rest).await;
-        // A thread that ends takes its time along.
+        // The processor time of a thread that has ended is lost, so the sum may decrease.
         let cpu = usage()?.saturating_sub(before) as f64 / 1e3;
         found.rest_cpu_us_per_s = Some(cpu / args.rest.as_secs_f64());
     }

@@ -8,21 +8,21 @@ use crate::results::{between, came_about, read};
 use crate::scale::record::Run;
 use crate::scale::tables;
 
-/// Where the measured part begins; it ends where that of benches/README.md does.
+/// Start marker of the measured part. The end marker is that of benches/README.md.
 const BEGIN: &str = "<!-- Generated from benches/results/scale/ by the program results: begin -->";
 
-/// The runs in `folder`, by the names of their files.
+/// Reads the runs in `folder`, ordered by file name.
 ///
 /// # Errors
-/// A file that cannot be read, or holds no run of `scale`.
+/// A file cannot be read, or is not a run of `scale`.
 pub fn load(folder: &Path) -> anyhow::Result<Vec<Run>> {
     Ok(read(folder)?.into_iter().map(|(_, run)| run).collect())
 }
 
-/// docs/scale.md with the tables of `runs`.
+/// Inserts the tables of `runs` into the text of docs/scale.md.
 ///
 /// # Errors
-/// There is no place for them.
+/// A marker is missing.
 pub fn document(text: &str, runs: &[Run]) -> anyhow::Result<String> {
     let parts: Vec<String> = runs.iter().map(part).collect();
     between(text, BEGIN, &parts.join("\n")).context("docs/scale.md and its tables")

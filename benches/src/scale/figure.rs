@@ -11,11 +11,11 @@ use crate::scale::record::{BulkRound, Connections, Ends, Load, Run, Streams};
 /// A row of a run, for each contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Row {
-    /// So many clients.
+    /// The row with this number of clients.
     Bulk(usize),
-    /// So many connections.
+    /// The row with this number of connections.
     Connections(usize),
-    /// So many streams.
+    /// The row with this number of streams.
     Streams(usize),
 }
 
@@ -45,12 +45,12 @@ impl FromStr for Row {
     }
 }
 
-/// What a figure is.
+/// The kind of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// A count, or a ratio of counts: the same on every machine.
     Count,
-    /// A time, or what depends on one: says something beside another of the same run only.
+    /// A time, or a value derived from one: comparable only within a run.
     Time,
 }
 
@@ -59,7 +59,7 @@ pub enum Unit {
 pub struct Figure {
     /// The name.
     pub name: &'static str,
-    /// What it is.
+    /// Its kind.
     pub unit: Unit,
     of: Of,
 }
@@ -76,8 +76,8 @@ impl PartialEq for Figure {
     }
 }
 
-/// Where a figure comes from. What one connection takes is counted against the contender's first
-/// row, which is the second argument.
+/// Computes a figure. The resources per connection are relative to the contender's first row, which
+/// is the second argument.
 #[derive(Clone, Copy)]
 enum Of {
     Bulk(fn(&BulkRound) -> Option<f64>),
@@ -110,27 +110,28 @@ const fn streams(name: &'static str, unit: Unit, of: fn(&Streams) -> Vec<f64>) -
     Figure { name, unit, of: Of::Streams(of) }
 }
 
-/// Figures of rows of clients; the first is meant where none is named.
+/// Figures of rows of clients. The first is the default.
 pub const BULK: [Figure; 5] = [
     bulk("rate", Unit::Time, |round| Some(round.mb_per_s)),
     bulk("fairness", Unit::Count, |round| Some(round.slowest_to_mean)),
     bulk("cpu", Unit::Time, |round| Some(round.cpu_s_per_gb)),
-    // For each message.
+    // Per message.
     bulk("registrations", Unit::Count, |round| {
         Some(round.memory?.registrations as f64 / round.messages as f64)
     }),
-    // Of all bytes.
+    // Per payload byte.
     bulk("pressure", Unit::Count, |round| Some(round.memory?.pressure as f64 / round.bytes as f64)),
 ];
 
-/// Figures of rows of connections; the first is meant where none is named. `all-`: calls go round
-/// all; `one-`: calls on one while the others rest; the rest is of one connection at rest.
+/// Figures of rows of connections. The first is the default. `all-`: calls on all connections in
+/// turn; `one-`: calls on one connection while the others are idle; other figures: per idle
+/// connection.
 pub const CONNECTIONS: [Figure; 10] = [
     load("all-rate", |row| &row.all, |load| load.kcalls_per_s),
     load("all-cpu", |row| &row.all, |load| load.cpu_us_per_call),
     load("one-rate", |row| &row.one, |load| load.kcalls_per_s),
     load("one-cpu", |row| &row.one, |load| load.cpu_us_per_call),
-    // Microseconds a second of both processes.
+    // Microseconds per second, of both processes.
     rest("rest-cpu", Unit::Time, |row, _| Some(row.rest_cpu_us_per_s? / row.connections as f64)),
     // KiB.
     rest("server-memory", Unit::Count, |row, first| each(row, first, |ends| ends.server.memory)),
@@ -140,25 +141,25 @@ pub const CONNECTIONS: [Figure; 10] = [
     rest("threads", Unit::Count, |row, _| Some(row.rest?.server.threads as f64)),
 ];
 
-/// Figures of rows of streams; the first is meant where none is named.
+/// Figures of rows of streams. The first is the default.
 pub const STREAMS: [Figure; 2] = [
     streams("latency", Unit::Time, |row| row.rounds.iter().map(|r| r.latency_us).collect()),
     streams("cpu", Unit::Time, |row| row.rounds.iter().map(|r| r.cpu_us_per_call).collect()),
 ];
 
-/// What one more connection at rest takes, against the first row.
+/// The resources of one more idle connection, relative to the first row.
 fn each(row: &Connections, first: &Connections, of: fn(&Ends) -> u64) -> Option<f64> {
     between((row.connections, of(&row.rest?)), (first.connections, of(&first.rest?)))
 }
 
-/// What one more takes, from one count and sum to another.
+/// The increase per item from one count and sum to another.
 pub fn between((count, sum): (usize, u64), (first, base): (usize, u64)) -> Option<f64> {
     let more = count.checked_sub(first).filter(|more| *more > 0)?;
     Some((sum as f64 - base as f64) / more as f64)
 }
 
 impl Figure {
-    /// A figure of a row by its name; the row's first where none is given.
+    /// Returns the figure of a row with this name, by default the row's first.
     ///
     /// # Errors
     /// There is no such figure.
@@ -178,7 +179,8 @@ impl Figure {
         })
     }
 
-    /// Round by round, as far as there is such a row, it did not fail, and this was measured.
+    /// The values of the rounds. Empty if there is no such row, it failed, or the figure was not
+    /// measured.
     pub fn rounds(&self, run: &Run, row: Row, contender: &str) -> Vec<f64> {
         match (self.of, row) {
             (Of::Bulk(of), Row::Bulk(clients)) => {
@@ -210,8 +212,8 @@ impl Figure {
         (!rounds.is_empty()).then(|| median(rounds))
     }
 
-    /// What the figure of one row and contender is to that of another: the median over rounds,
-    /// which a machine that is slower for a while slows alike.
+    /// The median of the ratios of one row and contender to another in the same round, because a
+    /// slow phase of the machine affects both alike.
     pub fn ratio(&self, run: &Run, this: (Row, &str), to: (Row, &str)) -> Option<f64> {
         let (this, to) = (self.rounds(run, this.0, this.1), self.rounds(run, to.0, to.1));
         let rounds: Vec<f64> = this.iter().zip(&to).map(|(a, b)| a / b).collect();

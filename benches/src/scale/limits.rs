@@ -1,15 +1,15 @@
-//! The limits of a process, and how near it is to them: what stands in the way of more connections.
+//! The resource usage of a process and its limits, which explain why a connection was refused.
 
 use std::fs;
 
 use anyhow::Context as _;
 
-/// What a process has of something, and may have.
+/// The usage of a resource, and its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Use {
     what: &'static str,
     has: u64,
-    /// None: without limit.
+    /// `None` if unlimited.
     may: Option<u64>,
 }
 
@@ -31,8 +31,8 @@ impl std::fmt::Display for Use {
     }
 }
 
-/// Descriptors, mappings and memory of a process beside their limits, with a mark on a limit that
-/// is reached.
+/// Describes descriptors, mappings and memory of a process with their limits, and marks limits that
+/// are reached.
 ///
 /// # Errors
 /// There is no such process.
@@ -63,13 +63,13 @@ pub fn told(pid: u32) -> anyhow::Result<String> {
     Ok(format!("{}, {resident} MiB resident, {free} MiB of the machine's free", uses.join(", ")))
 }
 
-/// The number behind a name at the start of a line.
+/// The number that follows `name` at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The soft limit in `/proc/PID/limits`; None where there is none.
+/// The soft limit in `/proc/PID/limits`; `None` if unlimited.
 fn soft(limits: &str, name: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()

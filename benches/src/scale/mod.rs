@@ -1,15 +1,15 @@
-//! `scale`: what many clients, connections and streams cost.
+//! `scale`: the costs of many clients, connections and streams.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`args`] | the command line |
 //! | [`bulk`] | many clients that send large messages |
-//! | [`connections`] | many connections, most of them at rest |
+//! | [`connections`] | many connections, mostly idle |
 //! | [`streams`] | many streams on one connection |
-//! | [`limits`] | the limits of a process, and how near it is to them |
-//! | [`record`] | what was measured, as it is kept in JSON |
+//! | [`limits`] | resource usage of a process, and its limits |
+//! | [`record`] | the recorded results |
 //! | [`figure`] | the figures of a record, by row and name |
-//! | [`bound`] | bounds that a run must keep |
+//! | [`bound`] | bounds for a run |
 //! | [`tables`] | tables of a record |
 //! | [`plots`] | a record as SVG |
 //! | [`document`] | docs/scale.md |

@@ -1,4 +1,4 @@
-//! A record as SVG: throughput by clients, and what a call costs by connections.
+//! Plots a record as SVG: throughput by clients, and the cost of a call by connections.
 
 use std::fs;
 use std::path::Path;
@@ -9,8 +9,8 @@ use crate::plot::{Curve, PALETTE, lines};
 use crate::scale::figure::{Figure, Row};
 use crate::scale::record::Run;
 
-/// Draws `scale-bulk.svg`, `scale-all.svg`, `scale-one.svg` and `scale-rest.svg`, as far as there
-/// are two points of a contender.
+/// Draws `scale-bulk.svg`, `scale-all.svg`, `scale-one.svg` and `scale-rest.svg`, each if a
+/// contender has at least two points.
 ///
 /// # Errors
 /// The directory cannot be written to.
@@ -35,7 +35,7 @@ pub fn all(run: &Run, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A curve of each contender that has more than one point.
+/// The curves of all contenders with more than one point.
 fn curves<'a>(
     run: &Run,
     rows: impl Iterator<Item = (&'a str, usize)>,

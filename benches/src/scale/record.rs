@@ -1,5 +1,5 @@
-//! What `scale` measured, as it is kept in JSON: the rounds as they were. Ratios and medians are
-//! computed where they are shown.
+//! The results of `scale`, as recorded in JSON. They contain all rounds; ratios and medians are
+//! computed on display.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,12 +10,12 @@ use crate::results::Origin;
 /// A run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
-    /// Which program, command and commit.
+    /// The origin.
     #[serde(flatten)]
     pub origin: Origin,
-    /// Where.
+    /// The machine.
     pub machine: Machine,
-    /// How it was done.
+    /// Notes on the procedure.
     pub notes: Vec<String>,
     /// Clients that send large messages.
     pub bulk: Vec<Bulk>,
@@ -25,42 +25,42 @@ pub struct Run {
     pub streams: Vec<Streams>,
 }
 
-/// Clients of a contender that put large messages into one server.
+/// Clients of a contender that send large messages to one server.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Bulk {
-    /// Who.
+    /// The contender.
     pub contender: String,
-    /// Clients, each with a connection.
+    /// Number of clients, each with its own connection.
     pub clients: usize,
-    /// Bytes that the pool of either end may have, where there is one.
+    /// Maximum size in bytes of the pool of either process, if it has one.
     pub pool: Option<usize>,
-    /// Round by round.
+    /// The rounds.
     pub rounds: Vec<BulkRound>,
-    /// Why there are no more rounds.
+    /// The error that ended the rounds.
     pub failure: Option<String>,
 }
 
 /// A round of [`Bulk`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BulkRound {
-    /// Megabytes a second of all clients together.
+    /// Megabytes per second of all clients together.
     pub mb_per_s: f64,
-    /// Messages of the slowest client to those of the mean.
+    /// Messages of the slowest client relative to the mean.
     pub slowest_to_mean: f64,
-    /// Messages, those at the end that are not in `mb_per_s` included.
+    /// Number of messages, including those that ended too late to count in `mb_per_s`.
     pub messages: usize,
-    /// Bytes of these.
+    /// Bytes of these messages.
     pub bytes: usize,
-    /// Seconds of processor time of both processes for a gigabyte.
+    /// Processor time of both processes in seconds per gigabyte.
     pub cpu_s_per_gb: f64,
-    /// What the server's memory did meanwhile, where it has such figures.
+    /// Statistics of the server's memory, if available.
     pub memory: Option<Memory>,
 }
 
-/// What a server's memory did in a round.
+/// Statistics of a server's memory in a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Registrations.
+    /// Number of registrations.
     pub registrations: u64,
     /// Payload bytes that were copied because landing memory was scarce.
     pub pressure: u64,
@@ -71,68 +71,68 @@ pub struct Memory {
 /// Connections of a contender.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Connections {
-    /// Who.
+    /// The contender.
     pub contender: String,
-    /// How many.
+    /// Number of connections.
     pub connections: usize,
-    /// Calls that go round all of them.
+    /// Rounds of calls on all connections in turn.
     pub all: Vec<Load>,
-    /// The processes right after those.
+    /// The processes immediately after those rounds.
     pub busy: Option<Ends>,
-    /// The processes at rest.
+    /// The processes when idle.
     pub rest: Option<Ends>,
-    /// Microseconds of processor time of both processes in a second of rest.
+    /// Idle processor time of both processes in microseconds per second.
     pub rest_cpu_us_per_s: Option<f64>,
-    /// Calls on one of them while the others rest.
+    /// Rounds of calls on one connection while the others are idle.
     pub one: Vec<Load>,
-    /// What went wrong, and how near the processes were to their limits.
+    /// The error, with the usage and the limits of both processes.
     pub failure: Option<String>,
 }
 
 /// A round of small calls, 64 in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Load {
-    /// Thousands of calls a second.
+    /// Thousands of calls per second.
     pub kcalls_per_s: f64,
-    /// Microseconds of processor time of both processes for a call.
+    /// Processor time of both processes per call in microseconds.
     pub cpu_us_per_call: f64,
 }
 
 /// Both processes at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ends {
-    /// The client's.
+    /// The client process.
     pub client: Footprint,
-    /// The server's.
+    /// The server process.
     pub server: Footprint,
 }
 
 /// Streams that are open on one connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Streams {
-    /// Who.
+    /// The contender.
     pub contender: String,
-    /// How many.
+    /// Number of open streams.
     pub streams: usize,
-    /// Calls beside them, one at a time.
+    /// Rounds of sequential small calls with the streams open.
     pub rounds: Vec<LatencyRound>,
-    /// The processes then.
+    /// The processes after the rounds.
     pub ends: Option<Ends>,
-    /// What went wrong.
+    /// The error.
     pub failure: Option<String>,
 }
 
-/// A round of small calls beside open streams.
+/// A round of small calls with open streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyRound {
     /// Median latency in microseconds.
     pub latency_us: f64,
-    /// Microseconds of processor time of both processes for a call.
+    /// Processor time of both processes per call in microseconds.
     pub cpu_us_per_call: f64,
 }
 
 impl Run {
-    /// Failures, one a line.
+    /// All failures, one per line.
     pub fn failures(&self) -> Vec<String> {
         let of = |row: String, contender: &str, failure: &Option<String>| {
             failure.as_ref().map(|why| format!("{row} {contender}: {why}"))

@@ -1,4 +1,4 @@
-//! Many streams that are open on one connection, and small calls beside them.
+//! Many open streams on one connection, and small calls on the same connection.
 
 use anyhow::Context as _;
 
@@ -9,12 +9,12 @@ use crate::scale::args::Args;
 use crate::scale::record::{Ends, LatencyRound, Streams};
 use crate::work::{Kind, Row};
 
-/// Measures all contenders, one after the other.
+/// Measures all contenders one after the other.
 ///
 /// # Errors
-/// There is no processor to run on. What fails otherwise is in the record.
+/// No processor is allowed. Other failures are recorded in the result.
 pub async fn measure(args: &Args) -> anyhow::Result<Vec<Streams>> {
-    // A server with room for more than one connection has room for more streams, too.
+    // Servers raise their stream limit only if `room` is given.
     let setup = args.setup(Some(1))?;
     let mut rows = Vec::new();
     for contender in &args.contenders {
@@ -41,7 +41,7 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Streams>> {
 }
 
 async fn fill(args: &Args, pair: &mut Pair, found: &mut Streams) -> anyhow::Result<()> {
-    // One at a time, a call takes several times as long as with 64 in flight.
+    // A sequential call takes several times as long as one of 64 in flight.
     let calls = (args.calls as usize / 4).max(16);
     let row = Row { kind: Kind::IdleStreams { streams: found.streams }, calls };
     anyhow::ensure!(pair.prepare(&row).await?, "it has no such row");

@@ -5,10 +5,10 @@ use crate::results::{digits, table};
 use crate::scale::figure::{Figure, Row, between};
 use crate::scale::record::{Connections, Ends, Run};
 
-/// A table: its heading and its lines, the names of the columns first.
+/// A table: heading and lines. The first line contains the column names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// What it shows.
+    /// The heading.
     pub heading: &'static str,
     lines: Vec<Vec<String>>,
 }
@@ -18,7 +18,7 @@ impl Table {
         Self { heading, lines: vec![header.iter().map(|name| (*name).to_owned()).collect()] }
     }
 
-    /// A line; one that failed has no figures.
+    /// Adds a line, without figures if the row failed.
     fn add(&mut self, contender: &str, count: usize, failed: bool, figures: Vec<String>) {
         let mut line = vec![contender.to_owned(), count.to_string()];
         match failed {
@@ -31,12 +31,12 @@ impl Table {
         self.lines.push(line);
     }
 
-    /// For a document.
+    /// Formats the table for a document.
     pub fn markdown(&self) -> String {
         table(&self.lines, 1)
     }
 
-    /// For a terminal: in columns of one width.
+    /// Formats the table for a terminal, with aligned columns.
     pub fn aligned(&self) -> String {
         let (header, lines) = self.lines.split_at(1);
         let mut table = report::markdown(&header[0]);
@@ -45,7 +45,7 @@ impl Table {
     }
 }
 
-/// All tables of what was measured.
+/// All tables of a run.
 pub fn all(run: &Run) -> Vec<Table> {
     let tables = [bulk(run), calls(run), rest(run), streams(run)];
     tables.into_iter().filter(|table| table.lines.len() > 1).collect()
@@ -59,7 +59,7 @@ fn median(run: &Run, row: Row, contender: &str, name: &str) -> Option<f64> {
     Figure::of(row, Some(name)).ok()?.median(run, row, contender)
 }
 
-/// To the same contender's row with a count of 1.
+/// The ratio to the same contender's row with a count of 1.
 fn to_one(run: &Run, row: Row, contender: &str, name: &str) -> Option<f64> {
     let one = match row {
         Row::Bulk(_) => Row::Bulk(1),
@@ -70,7 +70,7 @@ fn to_one(run: &Run, row: Row, contender: &str, name: &str) -> Option<f64> {
     (row != one).then(|| figure.ratio(run, (row, contender), (one, contender))).flatten()
 }
 
-/// To the first contender of the run, in the same row.
+/// The ratio to the first contender of the run in the same row.
 fn to_first(run: &Run, row: Row, contender: &str, name: &str) -> Option<f64> {
     let first = match row {
         Row::Bulk(_) => &run.bulk.first()?.contender,
@@ -208,7 +208,8 @@ fn rest(run: &Run) -> Table {
     table
 }
 
-/// KiB that the server has pinned for one more connection right after calls on all.
+/// Pinned memory of the server per additional connection in KiB, immediately after calls on all
+/// connections.
 fn busy_pinned(run: &Run, row: &Connections) -> Option<f64> {
     let same = |other: &&Connections| {
         other.contender == row.contender && other.failure.is_none() && other.busy.is_some()

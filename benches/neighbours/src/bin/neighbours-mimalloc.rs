@@ -1,4 +1,4 @@
-//! See the library, with mimalloc.
+//! The program with mimalloc; see the library.
 
 use mimalloc::MiMalloc;
 
