@@ -4,7 +4,8 @@ use std::fmt::Display;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use tonic_rdma::diagnose::{
-    Cure, Device, Finding, Measured, MemlockReport, ModuleState, Peer, PoolSizeBy, RunsIn, Step,
+    Cure, DescriptorsReport, Device, Finding, Measured, MemlockReport, ModuleState, Peer,
+    PoolSizeBy, RunsIn, Step,
 };
 use tonic_rdma::{Diagnosis, Reason, Side};
 
@@ -34,6 +35,9 @@ pub(super) fn print(found: &Diagnosis) -> Result<(), Failure> {
         pinned(memlock)?;
     }
     huge_pages(found)?;
+    if let Some(found) = &found.descriptors {
+        descriptors(found)?;
+    }
     if let Some(peer) = &found.peer {
         self::peer(peer)?;
     }
@@ -269,6 +273,18 @@ fn huge_pages(found: &Diagnosis) -> Result<(), Failure> {
             huge.free
         ),
     ]);
+    output::line(format_args!("{table}"))
+}
+
+fn descriptors(found: &DescriptorsReport) -> Result<(), Failure> {
+    let limit = |limit: Option<u64>| limit.map_or("no limit".to_owned(), |n| n.to_string());
+    let mut table = table(["Descriptors", ""]);
+    table.add_row([
+        "limit, soft and hard",
+        &format!("{}, {}", limit(found.soft), limit(found.hard)),
+    ]);
+    table.add_row(["in use", &found.in_use.to_string()]);
+    table.add_row(["limit for a server's connections", &found.wanted.to_string()]);
     output::line(format_args!("{table}"))
 }
 

@@ -1,7 +1,7 @@
 //! Commands that fix problems. A command can be used unchanged, except for parts in capitals, which
 //! the description explains.
 
-use crate::diagnose::report::{Cure, Host, MemlockReport, RunsIn};
+use crate::diagnose::report::{Cure, DescriptorsReport, Host, MemlockReport, RunsIn};
 
 const MIB: u64 = 1 << 20;
 
@@ -85,40 +85,85 @@ pub(super) fn memlock(
     // Round up, and ask for no less than the transport needs.
     let wanted =
         memlock.map_or(128 * MIB, |m| m.wanted.max(m.needed)).div_ceil(MIB).saturating_mul(MIB);
-    let kib = wanted / 1024;
-    let unit = host.unit.as_deref().unwrap_or("UNIT.service");
-    let drop_in = |unit: &str| {
-        let dir = quoted(&format!("/etc/systemd/system/{unit}.d"));
-        format!(
-            "mkdir -p {dir} && printf '[Service]\\nLimitMEMLOCK={wanted}\\n' > {dir}/memlock.conf && systemctl \
-             daemon-reload && systemctl restart {}",
-            quoted(unit)
-        )
+    let raised = Raised {
+        name: "memlock",
+        directive: "LimitMEMLOCK",
+        value: wanted,
+        per_user: wanted / 1024,
+        container: "--device /dev/infiniband ",
     };
-    let now = parent.map(|pid| {
-        root(
-            format!("at once, for process {pid}, which started this one (a shell, say), and what it starts from now on"),
-            format!("prlimit --pid {pid} --memlock={wanted}:{wanted}"),
-        )
+    raised.cures(host, parent)
+}
+
+/// Raises the limit, so that a server has room for its connections.
+pub(super) fn descriptors(
+    host: &Host,
+    limit: &DescriptorsReport,
+    parent: Option<u32>,
+) -> Vec<Cure> {
+    let value = limit.wanted.next_multiple_of(1024);
+    let raised =
+        Raised { name: "nofile", directive: "LimitNOFILE", value, per_user: value, container: "" };
+    // Within the hard limit every user may raise it.
+    let own = limit.hard.is_none_or(|hard| value <= hard).then(|| {
+        user("at once, in the shell that starts the server", format!("ulimit -n {value}"))
     });
-    let lasting = root(
-        "for good, for users: counts from the next login",
-        format!("echo '* - memlock {kib}' > /etc/security/limits.d/90-memlock.conf"),
-    );
-    let service = root("for a systemd service", drop_in(unit));
-    let docker = root(
-        "for a container: start it with this option",
-        format!("docker run --ulimit memlock={wanted}:{wanted} --device /dev/infiniband IMAGE"),
-    );
-    let kubernetes = root(
-        "for Kubernetes, which has no setting for it: on the node, for all containers; then restart the pod",
-        drop_in("containerd.service"),
-    );
-    match host.runs_in {
-        RunsIn::Session => now.into_iter().chain([lasting, service, docker]).collect(),
-        RunsIn::Service => vec![service, docker, lasting],
-        RunsIn::Container => vec![docker, service, kubernetes],
-        RunsIn::Kubernetes => vec![kubernetes, docker],
+    own.into_iter().chain(raised.cures(host, parent)).collect()
+}
+
+/// A limit of processes that is too low.
+struct Raised<'a> {
+    /// Its name for prlimit, pam_limits and Docker.
+    name: &'a str,
+    /// Its name for systemd.
+    directive: &'a str,
+    value: u64,
+    /// The value in the unit of pam_limits.
+    per_user: u64,
+    /// Further options of Docker, each with a space behind it.
+    container: &'a str,
+}
+
+impl Raised<'_> {
+    fn cures(&self, host: &Host, parent: Option<u32>) -> Vec<Cure> {
+        let Raised { name, directive, value, per_user, container } = self;
+        let unit = host.unit.as_deref().unwrap_or("UNIT.service");
+        let drop_in = |unit: &str| {
+            let dir = quoted(&format!("/etc/systemd/system/{unit}.d"));
+            format!(
+                "mkdir -p {dir} && printf '[Service]\\n{directive}={value}\\n' > {dir}/{name}.conf && systemctl \
+                 daemon-reload && systemctl restart {}",
+                quoted(unit)
+            )
+        };
+        let now = parent.map(|pid| {
+            root(
+                format!(
+                    "at once, for process {pid}, which started this one (a shell, say), and what \
+                     it starts from now on"
+                ),
+                format!("prlimit --pid {pid} --{name}={value}:{value}"),
+            )
+        });
+        let lasting = root(
+            "for good, for users: counts from the next login",
+            format!("echo '* - {name} {per_user}' > /etc/security/limits.d/90-{name}.conf"),
+        );
+        let service = root("for a systemd service", drop_in(unit));
+        let docker = root(
+            "for a container: start it with this option",
+            format!("docker run --ulimit {name}={value}:{value} {container}IMAGE"),
+        );
+        let kubernetes = root(
+            "for Kubernetes, which has no setting for it: on the node, for all containers; then restart the pod",
+            drop_in("containerd.service"),
+        );
+        match host.runs_in {
+            RunsIn::Session => now.into_iter().chain([lasting, service, docker]).collect(),
+            RunsIn::Service => vec![service, docker, lasting],
+            RunsIn::Container => vec![docker, service, kubernetes],
+            RunsIn::Kubernetes => vec![kubernetes, docker],
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use crate::diagnose::report::{
     Cure, Device, Diagnosis, Finding, Module, ModuleState, Port, RunsIn,
 };
 use crate::path::reason::{Reason, ReasonCode, Side};
+use crate::server::{DESCRIPTORS, MAX_CONNECTIONS};
 
 /// Network drivers of RDMA-capable adapters, and the module that provides the RDMA device of each.
 const MODULE_OF: [(&str, &str); 10] = [
@@ -61,6 +62,22 @@ pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
                 memlock.pool_configured, memlock.wanted
             ),
             cures: this.memlock(),
+        });
+    }
+    if let Some(limit) = &diagnosis.descriptors
+        && let Some(soft) = limit.soft.filter(|soft| *soft < limit.wanted)
+    {
+        found.push(Finding {
+            code: ReasonCode::LimitReached,
+            blocks: false,
+            device: None,
+            what: format!(
+                "a process may have {soft} descriptors, and {} of this one are in use: a server has room for {} \
+                 connections with three each, of the {MAX_CONNECTIONS} that it allows by default",
+                limit.in_use,
+                soft.saturating_sub(limit.in_use) / DESCRIPTORS as u64
+            ),
+            cures: cures::descriptors(&diagnosis.host, limit, facts.parent),
         });
     }
     // The limit belongs to the process, not to a device.

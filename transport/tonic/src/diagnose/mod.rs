@@ -23,8 +23,8 @@ mod serialize;
 mod tests;
 
 pub use report::{
-    Cure, Device, DeviceFile, Diagnosis, Finding, Gid, Host, HugePagesReport, Library, Limits,
-    Measured, MemlockReport, Module, ModuleState, Offered, Peer, PoolSizeBy, Port, Refused, RunsIn,
-    Settings, Step,
+    Cure, DescriptorsReport, Device, DeviceFile, Diagnosis, Finding, Gid, Host, HugePagesReport,
+    Library, Limits, Measured, MemlockReport, Module, ModuleState, Offered, Peer, PoolSizeBy, Port,
+    Refused, RunsIn, Settings, Step,
 };
 pub use run::{Diagnose, diagnose};

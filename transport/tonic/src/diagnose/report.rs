@@ -37,6 +37,8 @@ pub struct Diagnosis {
     pub memlock: Option<MemlockReport>,
     /// Huge pages.
     pub huge_pages: HugePagesReport,
+    /// How many descriptors this process may have. `None` if it cannot be read.
+    pub descriptors: Option<DescriptorsReport>,
     /// The server that was queried, if any.
     pub peer: Option<Peer>,
 }
@@ -325,6 +327,22 @@ pub struct MemlockReport {
     pub pool_size_by: PoolSizeBy,
     /// The size of the pool under the limit. `None` if there can be no pool.
     pub pool_gets: Option<u64>,
+}
+
+/// How many descriptors this process may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct DescriptorsReport {
+    /// The soft limit, RLIMIT_NOFILE. `None` means no limit.
+    pub soft: Option<u64>,
+    /// The hard limit, up to which a process may raise the soft one. `None` means no limit.
+    pub hard: Option<u64>,
+    /// The number of descriptors in use.
+    pub in_use: u64,
+    /// The limit for as many connections as a server allows by default
+    /// ([`Server::max_connections`](crate::Server::max_connections)), three descriptors each.
+    pub wanted: u64,
 }
 
 /// Huge pages.

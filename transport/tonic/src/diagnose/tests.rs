@@ -613,6 +613,7 @@ async fn names_in_json_are_stable() {
     assert_eq!(
         keys,
         [
+            "descriptors",
             "devices",
             "files",
             "findings",

@@ -26,14 +26,12 @@ use crate::path::Path;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::server::listeners::{ListenerKey, Listeners};
-use crate::server::settings::Settings;
+use crate::server::settings::{MAX_CONNECTIONS, Settings};
 use crate::server::stack::Layered;
 use crate::telemetry::metrics;
 
 /// Time limit for an accepted connection to be established.
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
-/// Default maximum number of fast-path connections.
-const MAX_CONNECTIONS: usize = 4096;
 /// Default maximum number of handshakes in progress.
 const MAX_HANDSHAKES: usize = 64;
 /// Pause before the server tries to listen again while nothing changes on this host: an operator

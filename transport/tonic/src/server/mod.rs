@@ -24,3 +24,4 @@ mod tcp;
 
 pub use builder::Server;
 pub use router::Router;
+pub(crate) use settings::{DESCRIPTORS, MAX_CONNECTIONS};

@@ -9,6 +9,11 @@ use crate::context::Context;
 use crate::path::policy::{FabricKind, Policy};
 use crate::telemetry::stats::ServerStats;
 
+/// Default maximum number of fast-path connections.
+pub(crate) const MAX_CONNECTIONS: usize = 4096;
+/// Maximum number of descriptors of a fast-path connection, with its TCP connection.
+pub(crate) const DESCRIPTORS: usize = 3;
+
 /// Makes the span of a request from its headers.
 pub(super) type TraceFn = Arc<dyn Fn(&Request<()>) -> tracing::Span + Send + Sync>;
 

@@ -10,7 +10,7 @@ use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
 use crate::context::Context;
 use crate::diagnose::host::facts::Facts;
 use crate::diagnose::host::system_files::SystemFiles;
-use crate::diagnose::host::{kernel, loopback, memory, sysfs};
+use crate::diagnose::host::{descriptors, kernel, loopback, memory, sysfs};
 use crate::diagnose::report::{
     Device, Diagnosis, Finding, HugePagesReport, Library, Limits, MemlockReport, Port, Settings,
     Step,
@@ -78,6 +78,7 @@ pub(in crate::diagnose) fn read(files: &SystemFiles, request: &Request) -> (Diag
         devices: sysfs::devices(files, &interfaces),
         memlock: None::<MemlockReport>,
         huge_pages: HugePagesReport { ..memory::huge_pages(files) },
+        descriptors: descriptors::descriptors(files),
         peer: None,
     };
     let facts = Facts {
