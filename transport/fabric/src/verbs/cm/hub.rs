@@ -17,6 +17,10 @@ use crate::verbs::cm::channel::{Channel, RawEvent, RawId};
 /// Connect requests that wait to be accepted; more are rejected.
 pub(in crate::verbs) const BACKLOG: usize = 128;
 
+/// Events that are taken in one turn of a task: whoever floods this host with connect requests does
+/// not keep a worker of the runtime.
+const MAX_EVENTS: usize = 64;
+
 /// Hubs of this process, one for each runtime with ids, so that no id depends on another runtime's
 /// being polled.
 static HUBS: Mutex<Vec<Weak<Hub>>> = Mutex::new(Vec::new());
@@ -126,16 +130,17 @@ impl Hub {
         Subscription { hub: self.clone(), id, queue }
     }
 
-    /// Takes all events from the channel.
-    fn take_events(self: &Arc<Hub>) -> io::Result<()> {
-        loop {
+    /// Takes events from the channel, [`MAX_EVENTS`] at most. False: there are no more.
+    fn take_events(self: &Arc<Hub>) -> io::Result<bool> {
+        for _ in 0..MAX_EVENTS {
             let reading = lock(&self.reading);
             let Some(waker) = self.channel().next(|event| self.deliver(event))? else {
-                return Ok(());
+                return Ok(false);
             };
             drop(reading);
             waker.into_iter().for_each(Waker::wake);
         }
+        Ok(true)
     }
 
     /// Puts an event into the queue of its id, and gives the waker of the task that waits for it.
@@ -219,12 +224,18 @@ impl Reactor {
         loop {
             let Poll::Ready(ready) = hub.channel.poll_read_ready(cx) else { return Poll::Pending };
             let Ok(mut guard) = ready else { return Poll::Ready(()) };
-            if let Err(error) = hub.take_events() {
-                // Whoever polls an id hears of it too.
-                tracing::error!(%error, "rdma_get_cm_event failed");
-                return Poll::Ready(());
+            match hub.take_events() {
+                Ok(false) => guard.clear_ready(),
+                Ok(true) => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Err(error) => {
+                    // Whoever polls an id hears of it too.
+                    tracing::error!(%error, "rdma_get_cm_event failed");
+                    return Poll::Ready(());
+                }
             }
-            guard.clear_ready();
         }
     }
 }
