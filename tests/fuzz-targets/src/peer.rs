@@ -166,7 +166,8 @@ impl Side {
             6 => {
                 let len = usize::from(input.byte()?) * 8;
                 // This fails on a server, and beyond the limit of streams.
-                let _ = self.conn.open(Bytes::from(vec![1; len]), len.is_multiple_of(16));
+                let opened = self.conn.open(Bytes::from(vec![1; len]), len.is_multiple_of(16));
+                self.opened.extend(opened);
             }
             7 => {
                 let (id, len) = (self.id(input)?, usize::from(input.byte()?));
@@ -223,7 +224,7 @@ impl Side {
         self.config.align.into()
     }
 
-    /// A stream that the peer opened.
+    /// A stream that either side opened.
     fn id(&self, input: &mut Input<'_>) -> Option<StreamId> {
         let n = usize::from(input.byte()?);
         let known: Vec<StreamId> = self.opened.iter().copied().collect();

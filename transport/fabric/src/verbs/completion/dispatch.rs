@@ -24,7 +24,9 @@ const MAX_KEPT: usize = 64;
 pub(crate) enum Armed {
     /// None.
     Not,
-    /// Those of received messages, and errors (IBV_SEND_SOLICITED, ibv_req_notify_cq(3)).
+    /// Those of received messages, and errors (IBV_SEND_SOLICITED, ibv_req_notify_cq(3)). Soft-RoCE
+    /// makes no event for an error then (`rxe_cq_post` in Linux goes by the packet's bit alone):
+    /// the peer's silence tells.
     Solicited,
     /// All.
     All,
