@@ -385,6 +385,31 @@ async fn a_lost_link_fails_its_calls_once_and_gives_memory_back() {
     }
 }
 
+/// A program may keep a response for long after its connection has ended.
+#[tokio::test]
+async fn a_connection_that_has_ended_claims_no_memory() {
+    let s = setup(SimConfig { seed: 8, delay: 2, ..SimConfig::default() }, 4 << 20).await;
+    let mut other = s.pools[1].landing();
+    let held: Vec<_> = std::iter::from_fn(|| other.alloc(64 << 10, 64 << 10).unwrap()).collect();
+    other.stop_waiting();
+    let response = s.client.call(request("/echo", full(pattern(1 << 20)))).await.unwrap();
+    while !other.others_claim() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    s.server_device.remove();
+    s.server.await.unwrap();
+    let until = tokio::time::Instant::now() + Duration::from_secs(60);
+    while other.others_claim() && tokio::time::Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(!other.others_claim());
+    let before = s.pools[1].stats().leased;
+    drop(held);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(s.pools[1].stats().leased, before, "nor does it lease what comes free");
+    drop(response);
+}
+
 /// A busy connection has more RECVs and SEND slots than it starts with, and staging; one at rest
 /// has given them back.
 #[tokio::test(start_paused = true)]
