@@ -346,11 +346,16 @@ fn a_failed_spare_piece_is_told_of_once() {
     registrar.fail(true);
     assert!(one.alloc_spare(64 * KIB).unwrap().is_none() && !one.is_pending());
     wait_until("it is woken", || woken.count() > 0);
+    assert!(one.is_making());
+    one.collect();
     assert!(!one.is_making());
     assert!(one.alloc_spare(64 * KIB).is_err());
     registrar.fail(false);
     assert!(one.alloc_spare(64 * KIB).unwrap().is_none());
-    wait_until("it is made", || !one.is_making());
+    wait_until("it is made", || {
+        one.collect();
+        !one.is_making()
+    });
     assert!(one.alloc_spare(64 * KIB).unwrap().is_some());
     drop(one);
     settle(pool, &registrar);

@@ -371,8 +371,8 @@ impl Landing {
     }
 
     /// Sets the waker. It is woken when memory comes free after [`alloc`](Landing::alloc) had none,
-    /// when a thread of the pool has made a chunk, and when this connection has to [give memory back](Landing::return_reclaimed). It stays set
-    /// until it is replaced.
+    /// when a thread of the pool has made a chunk, and when this connection has to
+    /// [give memory back](Landing::return_reclaimed). It stays set until it is replaced.
     pub fn register_waker(&mut self, waker: &Waker) {
         if !self.waiter.has_waker(waker) {
             self.waiter.set_waker(Some(waker.clone()));

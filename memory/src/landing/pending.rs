@@ -20,8 +20,9 @@ impl Landing {
         self.record_leased();
     }
 
-    /// Takes the chunk that has been made since the last call, or the error.
-    pub(super) fn collect(&mut self) {
+    /// Takes the chunk that has been made since the last call, or the error. So do the functions
+    /// that allocate.
+    pub fn collect(&mut self) {
         if self.making.is_some() {
             self.collect_result();
         }
@@ -73,9 +74,9 @@ impl Landing {
             && self.ledger.landing_free().saturating_add(freeing) >= needed
     }
 
-    /// Whether a chunk is being made. Until then the owner is woken, and should allocate again.
-    pub fn is_making(&mut self) -> bool {
-        self.collect();
+    /// Whether a chunk is being made, or has been and waits to be [collected](Landing::collect):
+    /// the owner is woken, and should allocate again.
+    pub fn is_making(&self) -> bool {
         self.making.is_some()
     }
 

@@ -617,6 +617,36 @@ async fn calls_do_not_wait_for_a_registration() {
     until("all is returned", || pool.stats().leased == 0).await;
 }
 
+/// A grant in advance that has to wait for its memory is given when that is registered, and not
+/// when something happens next.
+#[tokio::test]
+async fn standing_grants_follow_a_registration() {
+    let s = setup(SimConfig::default(), 64 << 20).await;
+    let body = pattern(3 << 20);
+    for _ in 0..2 {
+        s.client.call(request("/collect", full(body.clone()))).await.unwrap();
+    }
+    s.server_device.hold_registrations(true);
+    let pool = s.pools[0].clone();
+    let mut calls = Vec::new();
+    while pool.stats().leased - pool.stats().granted - pool.stats().filled < body.len() {
+        let (before, call) = (pool.stats().filled, request("/hang", full(body.clone())));
+        calls.push(tokio::spawn(s.client.call(call)));
+        until("it has landed, or waits", || {
+            let stats = pool.stats();
+            stats.filled > before || stats.leased - stats.granted - stats.filled >= body.len()
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let (granted, sends) = (pool.stats().granted, s.net.stats().sends);
+    s.server_device.hold_registrations(false);
+    until("it is granted", || pool.stats().granted > granted).await;
+    assert!(s.net.stats().sends - sends <= 1, "a message was needed");
+    calls.iter().for_each(JoinHandle::abort);
+    s.finish().await;
+}
+
 /// A connection that ends while its memory is being registered leaves nothing behind.
 #[tokio::test]
 async fn a_connection_may_end_during_a_registration() {

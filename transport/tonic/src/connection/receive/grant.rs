@@ -25,6 +25,7 @@ impl ConnectionState {
             return;
         }
         let waited = std::mem::take(&mut self.landing.is_short);
+        self.landing.account.collect();
         self.landing.limit_standing(&mut self.conn);
         self.landing.is_short = !self.grant_wanted();
         self.landing.is_making = self.landing.account.is_making();
@@ -59,7 +60,7 @@ impl ConnectionState {
                     if self.landing.account.is_pending() {
                         self.landing.progresses();
                     } else {
-                        self.is_short_of_memory(!parts);
+                        self.wait_for_memory(!parts);
                     }
                     if self.grant_behind() {
                         // Asks for the first again, so that the account waits for what it wants.
@@ -85,7 +86,8 @@ impl ConnectionState {
     }
 
     /// There is no memory for a stream, which wants a whole piece or not.
-    fn is_short_of_memory(&mut self, wants_whole: bool) {
+    fn wait_for_memory(&mut self, wants_whole: bool) {
+        self.landing.retries = 0;
         // A stream needs it more than a standing grant that is unused.
         self.conn.recall_standing();
         let begins = wants_whole && self.landing.wait.short();
