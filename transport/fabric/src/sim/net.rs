@@ -165,6 +165,11 @@ impl SimDevice {
         self.state.faults.hold_registrations(on);
     }
 
+    /// The number of registrations that are [held](Self::hold_registrations).
+    pub fn held_registrations(&self) -> u64 {
+        self.state.faults.held_registrations()
+    }
+
     /// Fault: links made on this device from now on carry `work` work requests and fail the next
     /// (`retry exceeded`). `None` ends it.
     pub fn kill_links_after(&self, work: Option<u64>) {

@@ -593,7 +593,8 @@ async fn calls_do_not_wait_for_a_registration() {
     s.server_device.hold_registrations(true);
     let first = s.client.call(request("/collect", full(body.clone())));
     let first = tokio::spawn(async move { collect(first.await.unwrap()).await.0 });
-    until("the memory is asked for", || leased() != before).await;
+    until("it is being registered", || s.server_device.held_registrations() == 1).await;
+    assert!(leased() > before);
     let registrations = s.pools[0].stats().registrations;
     let begin = std::time::Instant::now();
     for _ in 0..20 {
@@ -618,8 +619,8 @@ async fn calls_do_not_wait_for_a_registration() {
 }
 
 /// A grant in advance that has to wait for its memory is given when that is registered, and not
-/// when something happens next.
-#[tokio::test]
+/// when something happens next. While the test polls, the clock stands, and no timer expires.
+#[tokio::test(start_paused = true)]
 async fn standing_grants_follow_a_registration() {
     let s = setup(SimConfig::default(), 64 << 20).await;
     let body = pattern(1 << 20);
@@ -638,6 +639,7 @@ async fn standing_grants_follow_a_registration() {
         calls.push(tokio::spawn(s.client.call(request("/hang", full(body.clone())))));
         until("it has landed", || stats().1 > filled).await;
     }
+    until("it is being registered", || s.server_device.held_registrations() == 1).await;
     let (granted, sends) = (stats().0, s.net.stats().sends);
     s.server_device.hold_registrations(false);
     until("it is granted", || stats().0 > granted).await;
@@ -653,7 +655,7 @@ async fn a_connection_may_end_during_a_registration() {
     let device = s.server_device.clone();
     device.hold_registrations(true);
     let call = tokio::spawn(s.client.call(request("/collect", full(pattern(1 << 20)))));
-    until("the memory is asked for", || s.pools[0].stats().leased > 0).await;
+    until("it is being registered", || device.held_registrations() == 1).await;
     call.abort();
     let pool = s.pools[0].clone();
     s.finish().await;

@@ -28,6 +28,8 @@ pub(crate) struct Faults {
     slow: AtomicBool,
     /// Registrations of landing memory wait.
     held: Mutex<bool>,
+    /// The number of those that do.
+    waiting: AtomicU64,
     released: Condvar,
 }
 
@@ -36,6 +38,10 @@ impl Faults {
         self.slow.store(true, SeqCst);
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = on;
         self.released.notify_all();
+    }
+
+    pub(crate) fn held_registrations(&self) -> u64 {
+        self.waiting.load(SeqCst)
     }
 
     pub(crate) fn is_slow(&self) -> bool {
@@ -48,7 +54,9 @@ impl Faults {
             return true;
         }
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_add(1, SeqCst);
         let waited = self.released.wait_timeout_while(held, MAX_HOLD, |held| *held);
+        self.waiting.fetch_sub(1, SeqCst);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
