@@ -116,6 +116,7 @@ struct Pair {
     server: JoinHandle<Reason>,
     drain: oneshot::Sender<()>,
     counters: Arc<Counters>,
+    server_counters: Arc<Counters>,
     dropped: mpsc::UnboundedReceiver<()>,
 }
 
@@ -128,7 +129,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
         Pool::new(PoolConfig::default().total(total), f.registrar())
             .expect("a pool over the simulated device")
     });
-    let Pair { client, server, drain, counters, dropped } = connect(&fabrics, &pools).await;
+    let Pair { client, server, drain, counters, dropped, .. } = connect(&fabrics, &pools).await;
     let drain = Some(drain);
     Setup { net, server_device, client_device, client, server, drain, pools, counters, dropped }
 }
@@ -141,6 +142,8 @@ async fn connect(fabrics: &[Fabric; 2], pools: &[Pool; 2]) -> Pair {
     let (drop_tx, dropped) = mpsc::unbounded_channel();
     let (drain, drained) = oneshot::channel();
     let server_pool = pools[0].clone();
+    let server_counters = Arc::<Counters>::default();
+    let counted = server_counters.clone();
     let server = tokio::spawn(async move {
         let options = ConnectionConfig::for_pool(&server_pool, true, None);
         let incoming = listener.accept().await.unwrap();
@@ -160,7 +163,7 @@ async fn connect(fabrics: &[Fabric; 2], pools: &[Pool; 2]) -> Pair {
             pool: server_pool,
             peer: hello.settings,
             options,
-            counters: Arc::default(),
+            counters: counted,
             methods: Arc::default(),
             extensions: http::Extensions::new(),
             drain: Box::pin(drain),
@@ -185,7 +188,7 @@ async fn connect(fabrics: &[Fabric; 2], pools: &[Pool; 2]) -> Pair {
             user_agent: None,
         }),
     );
-    Pair { client, server, drain, counters, dropped }
+    Pair { client, server, drain, counters, server_counters, dropped }
 }
 
 fn request(path: &str, body: Body) -> Request<Body> {
@@ -616,6 +619,33 @@ async fn calls_do_not_wait_for_a_registration() {
     let pool = s.pools[0].clone();
     s.finish().await;
     until("all is returned", || pool.stats().leased == 0).await;
+}
+
+/// A stream that waits for a registration is not short of memory: nothing makes room for it.
+#[tokio::test]
+async fn a_registration_is_no_shortage_of_memory() {
+    let s = setup(SimConfig::default(), 64 << 20).await;
+    let fabrics = [&s.server_device, &s.client_device].map(|device| Fabric::Sim(device.clone()));
+    let other = connect(&fabrics, &s.pools).await;
+    let body = pattern(1 << 20);
+    let call = |path| other.client.call(request(path, full(body.clone())));
+    call("/collect").await.unwrap();
+    s.server_device.hold_registrations(true);
+    // Nobody reads what these send. Some find memory, the others wait for it.
+    let calls: Vec<_> = (0..16).map(|_| tokio::spawn(call("/hang"))).collect();
+    until("it is being registered", || s.server_device.held_registrations() == 1).await;
+    // Several of the periods after which what nobody reads is copied.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let filled = s.pools[0].stats().filled;
+    assert!((body.len()..16 * body.len()).contains(&filled), "{filled}");
+    s.server_device.hold_registrations(false);
+    until("all have landed", || s.pools[0].stats().filled >= 16 * body.len()).await;
+    let copied = other.server_counters.snapshot().copied_fast;
+    assert_eq!((copied.pressure, copied.joined), (0, 0), "{copied:?}");
+    calls.iter().for_each(JoinHandle::abort);
+    drop(other.client);
+    assert_eq!(other.server.await.unwrap().code(), ReasonCode::GoAway);
+    s.finish().await;
 }
 
 /// A grant in advance that has to wait for its memory is given when that is registered, and not
