@@ -58,6 +58,14 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
+    /// Whether to map and register memory takes so long that a task of a runtime should not wait
+    /// for it. If so, a thread of the pool does it for landing memory, and the reverse: see
+    /// [`Landing::register_waker`](crate::Landing::register_waker). Such a registrar must not
+    /// expect its calls on any particular thread.
+    fn is_slow(&self) -> bool {
+        false
+    }
+
     /// Registers memory. The caller may hold a lock of the pool, so this must not use the pool.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
 
 use tonic_rdma_memory::{
     HeapRegistrar, Landing, LandingBuf, MIN_POOL, Memlock, Memory, Pool, PoolConfig, PoolError,
@@ -14,7 +15,10 @@ use tonic_rdma_memory::{
 
 /// A registrar that pins memory and applies the limit to every process, as Soft-iWARP does. By
 /// system calls, because the sanitizers make the functions of libc do nothing.
-struct Pinning(HeapRegistrar);
+struct Pinning {
+    heap: HeapRegistrar,
+    slow: bool,
+}
 
 struct Pinned {
     /// Dropped after the memory has been unpinned.
@@ -51,6 +55,9 @@ unsafe impl Registrar for Pinning {
     fn ignores_ipc_lock(&self) -> bool {
         true
     }
+    fn is_slow(&self) -> bool {
+        self.slow
+    }
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let (addr, len) = (memory.addr.as_ptr() as usize, memory.len);
         if Memlock::read().unwrap().available(true).unwrap() < len as u64 {
@@ -59,7 +66,7 @@ unsafe impl Registrar for Pinning {
         // SAFETY: the caller guarantees that the range is mapped; mlock accesses no contents.
         assert_eq!(unsafe { libc::syscall(libc::SYS_mlock, addr, len) }, 0);
         // SAFETY: the caller's guarantee.
-        let registration = unsafe { self.0.register(memory) }?;
+        let registration = unsafe { self.heap.register(memory) }?;
         Ok(Box::new(Pinned { registration, addr, len }))
     }
 }
@@ -73,19 +80,40 @@ impl Wake for Woken {
     }
 }
 
+/// Waits for what the landing thread does, if the pool has one.
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Allocates 64 KiB of landing memory, if there are any.
+fn piece(landing: &mut Landing) -> Option<LandingBuf> {
+    let mut found = None;
+    wait_until("the chunk is made", || {
+        found = landing.alloc(64 << 10, 64 << 10).unwrap();
+        !landing.is_pending()
+    });
+    found
+}
+
 /// Allocates all landing memory in pieces of 64 KiB.
 fn everything(landing: &mut Landing) -> Vec<LandingBuf> {
-    std::iter::from_fn(|| landing.alloc(64 << 10, 64 << 10).unwrap()).collect()
+    std::iter::from_fn(|| piece(landing)).collect()
 }
 
 /// Two pools together need more than the process may pin: each continues with what it has.
-fn two_pools_share_the_limit() {
-    let [first, second, third] = [(); 3].map(|()| pool().unwrap());
+fn two_pools_share_the_limit(slow: bool) {
+    let [first, second, third] = [(); 3].map(|()| registering(slow).unwrap());
     let sizes = first.config().clone();
     assert_eq!(second.config(), &sizes);
-    let mut seconds = second.landing();
-    let one = seconds.alloc(64 << 10, 64 << 10).unwrap().unwrap();
-    let mut firsts = first.landing();
+    let [mut firsts, mut seconds] = [&first, &second].map(Pool::landing);
+    for landing in [&mut firsts, &mut seconds] {
+        landing.register_waker(Waker::noop());
+    }
+    let one = piece(&mut seconds).unwrap();
     let mut held = everything(&mut firsts);
     // The first pool leases all its landing memory, and leaves what its connections may need.
     assert_eq!(first.stats().leased, sizes.landing);
@@ -106,11 +134,13 @@ fn two_pools_share_the_limit() {
     // Memory that one pool returns is available to the other, which is woken.
     let woken = Arc::new(Woken::default());
     seconds.register_waker(&Waker::from(woken.clone()));
-    assert!(seconds.alloc(64 << 10, 64 << 10).unwrap().is_none());
+    assert!(piece(&mut seconds).is_none());
     held.clear();
     assert!(!woken.0.load(SeqCst));
     assert_eq!(firsts.trim(), sizes.landing);
-    assert!(woken.0.load(SeqCst));
+    assert!(slow || woken.0.load(SeqCst));
+    wait_until("it is woken", || woken.0.load(SeqCst));
+    wait_until("all is returned", || first.stats().leased == 0);
     let more = everything(&mut seconds);
     assert_eq!(second.stats().leased, sizes.landing);
     // The same holds for memory of a pool that is dropped.
@@ -119,7 +149,11 @@ fn two_pools_share_the_limit() {
     firsts.register_waker(&Waker::from(woken.clone()));
     assert!(!held.is_empty() && first.stats().leased < sizes.landing);
     drop((one, landed, more, controls, seconds, second));
-    assert!(woken.0.load(SeqCst));
+    assert!(slow || woken.0.load(SeqCst));
+    wait_until("it is woken", || woken.0.load(SeqCst));
+    wait_until("all is unpinned", || {
+        Memlock::read().unwrap().pinned <= first.stats().registered as u64
+    });
     held.extend(everything(&mut firsts));
     assert_eq!(first.stats().leased, sizes.landing);
 }
@@ -132,14 +166,21 @@ fn limit(soft: u64, hard: u64) {
 }
 
 fn pool() -> Result<Pool, PoolError> {
-    Pool::new(PoolConfig::default(), Arc::new(Pinning(HeapRegistrar::default())))
+    registering(false)
+}
+
+fn registering(slow: bool) -> Result<Pool, PoolError> {
+    let heap = HeapRegistrar::default();
+    Pool::new(PoolConfig::default(), Arc::new(Pinning { heap, slow }))
 }
 
 #[test]
 fn the_limit_determines_the_size() {
     const MARGIN: usize = 256 << 10;
     limit(64 << 10, 8 << 20);
-    two_pools_share_the_limit();
+    two_pools_share_the_limit(false);
+    two_pools_share_the_limit(true);
+    wait_until("all is unpinned", || Memlock::read().unwrap().pinned == 0);
     let all = pool().unwrap();
     assert_eq!(all.config().total, (8 << 20) - MARGIN);
     assert_eq!(

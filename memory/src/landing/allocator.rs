@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::chunk::{Chunk, GRANULE, Lease};
+use super::making::{Failed, Kind, Making, Request};
 use super::piece::LandingBuf;
 use crate::error::RegisterError;
 use crate::ledger::{LandingWaiter, Ledger, Waiting};
@@ -32,6 +33,16 @@ pub struct Landing {
     pub(super) has_unreported: bool,
     /// It claims memory beyond its share.
     pub(super) starves: bool,
+    /// Can be told that a chunk has been made.
+    pub(super) has_waker: bool,
+    /// The chunk that the landing thread makes.
+    pub(super) making: Option<Making>,
+    /// Why it did not make the last one.
+    pub(super) failed: Option<Failed>,
+    /// Attempts since the last success that failed by what another pool has pinned.
+    pub(super) retries: usize,
+    /// [`alloc`](Landing::alloc) has found no memory only because the landing thread has it.
+    pub(super) is_pending: bool,
     pub(super) ledger: Arc<Ledger>,
 }
 
@@ -45,6 +56,11 @@ impl Landing {
             has_reclaimed: false,
             has_unreported: false,
             starves: false,
+            has_waker: false,
+            making: None,
+            failed: None,
+            retries: 0,
+            is_pending: false,
             ledger,
         }
     }
@@ -54,6 +70,11 @@ impl Landing {
     /// budget allows it and, while another connection claims memory, the [share](Landing::share) of
     /// this one. A chunk has room for several pieces of `want` bytes, or is as long as the piece.
     ///
+    /// Where the registrar [is slow](crate::Registrar::is_slow), and a waker is
+    /// [registered](Landing::register_waker), a thread of the pool makes the chunk:
+    /// [`Landing::is_pending`] is true while only that is missing, and the waker is woken when it
+    /// is made. Otherwise it is made here.
+    ///
     /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
     /// has less than its share, it also claims memory, and [`Landing::others_claim`] is true for
@@ -62,10 +83,12 @@ impl Landing {
     ///
     /// # Errors
     /// The budget allowed another chunk, but the system did not map it or the device did not
-    /// register it. The chunks leased before are unaffected.
+    /// register it. The chunks leased before are unaffected. If a thread made the chunk, the next
+    /// call for one that is as long returns the error.
     pub fn alloc(&mut self, want: usize, min: usize) -> Result<Option<LandingBuf>, RegisterError> {
         let want = want.max(min).div_ceil(GRANULE).max(1);
         let min = min.div_ceil(GRANULE).max(1);
+        self.collect();
         if self.has_reclaimed {
             // Perhaps no other connection claims memory any longer.
             self.select();
@@ -83,17 +106,25 @@ impl Landing {
             self.stop_waiting();
             return found;
         }
-        // Waiting begins before the last attempt, so memory freed from now on wakes this
-        // connection.
-        let state = self.would_wait(self.needed(want, min));
-        let before = self.ledger.landing_waiters().set(&self.waiter, state);
-        if state != before {
+        let before = self.waiter.state();
+        let state = loop {
+            // Waiting begins before the last attempt, so memory freed from now on wakes this
+            // connection.
+            let state = self.would_wait(self.needed(want, min));
+            if self.ledger.landing_waiters().set(&self.waiter, state) == state {
+                break state;
+            }
             found = self.take_best_retrying(want, min);
             if !matches!(found, Ok(None)) {
                 self.stop_waiting();
                 return found;
             }
-        }
+            if !self.is_pending && self.making.is_none() {
+                break state;
+            }
+            // The landing thread may have freed the chunks meanwhile, and another connection may
+            // have got their memory; or this attempt has had a chunk made.
+        };
         if state.is_claim() && state != before {
             let kept = if state == Waiting::Starving { 0 } else { self.share() };
             self.ledger.landing_waiters().wake_above(&self.waiter, kept);
@@ -108,12 +139,13 @@ impl Landing {
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_spare(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
         let want = want.div_ceil(GRANULE).max(1);
+        self.collect();
         let whole = self.take_whole(want);
         let bytes = want.saturating_mul(GRANULE);
         if whole.is_some() || self.leased().saturating_add(bytes) > self.share() {
             return Ok(whole);
         }
-        self.take_best(want, want)
+        self.take_best(want, want, Kind::Spare)
     }
 
     /// As [`alloc`](Self::alloc), for a piece of exactly `want` bytes, while a longer one is waited
@@ -123,13 +155,16 @@ impl Landing {
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_meanwhile(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
         let want = want.div_ceil(GRANULE).max(1);
-        self.take_best(want, want)
+        self.collect();
+        self.take_best(want, want, Kind::Meanwhile)
     }
 
     /// Stops waiting for the piece that [`alloc`](Landing::alloc) could not return, because it is
     /// no longer needed. Until then other connections return memory that this one claims.
     pub fn stop_waiting(&mut self) {
         self.starves = false;
+        self.is_pending = false;
+        self.failed = None;
         self.ledger.landing_waiters().set(&self.waiter, Waiting::No);
     }
 
@@ -156,7 +191,14 @@ impl Landing {
 
     /// What this connection waits for if it finds no memory, and a chunk of `needed` bytes would
     /// help.
-    fn would_wait(&self, needed: usize) -> Waiting {
+    fn would_wait(&mut self, needed: usize) -> Waiting {
+        let (is_made, is_freed) = (self.is_made(needed), self.is_freed(needed));
+        self.is_pending = is_made || is_freed;
+        if is_made {
+            return Waiting::ForOwn;
+        } else if is_freed {
+            return Waiting::AtShare;
+        }
         // Idle chunks make room for the one that is needed.
         let busy = self.leased() - self.idle();
         let then = busy.saturating_add(needed);
@@ -204,44 +246,61 @@ impl Landing {
         want: usize,
         min: usize,
     ) -> Result<Option<LandingBuf>, RegisterError> {
-        let mut found = self.take_best(want, min);
-        for _ in 0..MAX_RETRIES {
-            if !found.as_ref().is_err_and(|error| self.ledger.exceeded_memlock(error)) {
-                break;
-            }
+        let mut found = self.take_best(want, min, Kind::Needed);
+        while self.retries < MAX_RETRIES
+            && found.as_ref().is_err_and(|error| self.ledger.exceeded_memlock(error))
+        {
+            self.retries += 1;
             let state = self.would_wait(self.needed(want, min));
             self.ledger.landing_waiters().set(&self.waiter, state);
-            found = self.take_best(want, min);
+            found = self.take_best(want, min, Kind::Needed);
+        }
+        if self.making.is_none() {
+            self.retries = 0;
         }
         found
     }
 
+    /// The longest free run, if it has at least `min` granules: `want` of them.
+    fn take_longest(&self, want: usize, min: usize) -> Option<LandingBuf> {
+        let (chunk, at, run) = self.longest()?;
+        let run = run.min(want);
+        (run >= min).then(|| LandingBuf::new(chunk, at, run))
+    }
+
     /// The longest piece of at most `want` and at least `min` granules, from the chunks leased so
     /// far or from a new one.
-    fn take_best(&mut self, want: usize, min: usize) -> Result<Option<LandingBuf>, RegisterError> {
+    fn take_best(
+        &mut self,
+        want: usize,
+        min: usize,
+        kind: Kind,
+    ) -> Result<Option<LandingBuf>, RegisterError> {
         let whole = self.take_whole(want);
         if whole.is_some() {
             return Ok(whole);
         }
-        let needed = self.needed(want, min);
-        let longest = self.longest();
-        // A run may have become long enough since.
-        let run = longest.map_or(0, |(_, _, run)| run.min(want));
-        let lease = match self.may_lease_more(needed).then(|| self.ledger.fit_landing(needed)) {
-            Some(Some(left)) if run < want => self.lease(want, needed, left),
-            Some(None) if run < min => {
-                return Err(RegisterError::new(needed, io::Error::from_raw_os_error(libc::ENOMEM)));
-            }
-            _ => None,
+        let request = Request { kind, needed: self.needed(want, min) };
+        if self.is_made(request.needed) {
+            return Ok(None);
+        }
+        let made = match self.take_failed(request) {
+            Some(error) => Err(error),
+            None => match self.lease_for(want, min, request.needed)? {
+                Some(lease) if self.uses_thread() => {
+                    self.begin_making(lease, request);
+                    return Ok(None);
+                }
+                Some(lease) => {
+                    // The connection has its lease now. If registering fails, returning the lease
+                    // must not wake the connection itself.
+                    self.ledger.landing_waiters().set(&self.waiter, Waiting::No);
+                    Chunk::new(lease)
+                }
+                None => return Ok(self.take_longest(want, min)),
+            },
         };
-        let found = longest.filter(|_| run >= min).map(|(chunk, at, _)| (chunk, at, run));
-        let Some(lease) = lease else {
-            return Ok(found.map(|(chunk, at, run)| LandingBuf::new(chunk, at, run)));
-        };
-        // The connection has its lease now. If registering fails, returning the lease must not wake
-        // the connection itself.
-        self.ledger.landing_waiters().set(&self.waiter, Waiting::No);
-        match Chunk::new(lease) {
+        match made {
             Ok(chunk) => {
                 let chunk = Arc::new(chunk);
                 let piece = LandingBuf::new(&chunk, 0, chunk.bitmap.len().min(want));
@@ -249,19 +308,42 @@ impl Landing {
                 self.record_leased();
                 Ok(Some(piece))
             }
-            Err(error) => match found {
-                Some((chunk, at, run)) => {
+            Err(error) => match self.take_longest(want, min) {
+                Some(piece) => {
                     tracing::debug!(%error, "no further landing chunk; using what is leased");
-                    Ok(Some(LandingBuf::new(chunk, at, run)))
+                    Ok(Some(piece))
                 }
                 None => Err(error),
             },
         }
     }
 
+    /// Takes the lease of a chunk of at least `needed` bytes for a piece of `want` granules. An
+    /// error if there is none, nor any to wait for, and no free run of `min` granules.
+    fn lease_for(
+        &self,
+        want: usize,
+        min: usize,
+        needed: usize,
+    ) -> Result<Option<Lease>, RegisterError> {
+        if self.making.is_some() || !self.may_lease_more(needed) {
+            return Ok(None);
+        }
+        let left = self.ledger.fit_landing(needed);
+        // A run may have become long enough since.
+        let run = self.longest().map_or(0, |(_, _, run)| run.min(want));
+        match left {
+            Some(left) if run < want => Ok(self.lease(want, needed, left)),
+            None if run < min => {
+                Err(RegisterError::new(needed, io::Error::from_raw_os_error(libc::ENOMEM)))
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// Whether the limit and, while others claim memory, the share allow `bytes` more.
     fn may_lease_more(&self, bytes: usize) -> bool {
-        self.leased().saturating_add(bytes) <= self.lease_cap()
+        self.leased().saturating_add(self.freeing()).saturating_add(bytes) <= self.lease_cap()
     }
 
     /// Takes the lease of a chunk with room for several pieces of `want` granules, or for `needed`
@@ -273,7 +355,7 @@ impl Landing {
         let piece = want.saturating_mul(GRANULE).checked_next_multiple_of(page());
         let piece = piece.unwrap_or(usize::MAX);
         let (leased, cap) = (self.leased(), self.lease_cap());
-        let room = cap.saturating_sub(leased).min(left);
+        let room = cap.saturating_sub(leased + self.freeing()).min(left);
         // Readers that hold a piece of a chunk keep all of it from other connections.
         let longest = MAX_CHUNK.min(self.ledger.sizes.landing / 8);
         let usual = self.ledger.sizes.chunk.max(leased.min(longest));
@@ -289,17 +371,22 @@ impl Landing {
     }
 
     /// Sets the waker. It is woken when memory comes free after [`alloc`](Landing::alloc) had none,
-    /// and when this connection has to [give memory back](Landing::return_reclaimed). It stays set
-    /// until it is replaced.
+    /// when a thread of the pool has made a chunk, and when this connection has to
+    /// [give memory back](Landing::return_reclaimed). It stays set until it is replaced.
     pub fn register_waker(&mut self, waker: &Waker) {
         if !self.waiter.has_waker(waker) {
             self.waiter.set_waker(Some(waker.clone()));
         }
+        self.has_waker = true;
     }
 
     /// Deregisters the chunks without granted or filled pieces and returns them to the pool.
-    /// Returns their bytes.
+    /// Returns their bytes. Unless the connection waits, it gives up the chunk that is being made.
     pub fn trim(&mut self) -> usize {
+        self.collect();
+        if self.waiter.state() == Waiting::No && self.making.take().is_some() {
+            self.record_leased();
+        }
         self.return_free(|_| true)
     }
 
@@ -321,6 +408,9 @@ impl Landing {
     /// Returns idle chunks, which are each too short, if that makes room for a chunk of `needed`
     /// bytes. Returns whether it did.
     fn make_room(&mut self, needed: usize) -> bool {
+        if self.making.is_some() || self.freeing() > 0 {
+            return false;
+        }
         let room = self.lease_cap().saturating_sub(self.leased()).min(self.ledger.landing_free());
         if room >= needed || room.saturating_add(self.idle()) < needed {
             return false;
@@ -334,7 +424,7 @@ impl Landing {
     }
 
     /// Publishes how much is leased, for the shares of the other connections.
-    fn record_leased(&self) {
+    pub(super) fn record_leased(&self) {
         self.ledger.landing_waiters().record_leased(&self.waiter, self.leased());
     }
 

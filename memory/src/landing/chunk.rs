@@ -4,7 +4,12 @@
 //! that an earlier peer knew no longer works, and no data of an earlier peer can be read (R12). Its
 //! address is random, so a peer of another connection that learns the key cannot find it
 //! (`region::random_address`). [Pieces](super::piece) of it are runs of granules of 4 KiB.
+//!
+//! Whoever drops the last piece of a chunk, or its allocator, does not deregister and unmap it: the
+//! landing thread does (`ledger::landing_thread`), if the pool has one. Until then the chunk
+//! belongs to its lease.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -42,6 +47,11 @@ impl Lease {
         let len = ledger.budgets.take_some(Use::Landing, max, min, unit, budget)?;
         Some(Lease { len, waiter: waiter.clone(), ledger: ledger.clone() })
     }
+
+    /// The length in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.len
+    }
 }
 
 impl Drop for Lease {
@@ -52,12 +62,37 @@ impl Drop for Lease {
     }
 }
 
+/// The region of a lease. The order of the fields matters: it is deregistered and unmapped before
+/// the budget gets its bytes back.
+#[derive(Debug)]
+struct Memory {
+    region: Region,
+    lease: Lease,
+}
+
+impl Memory {
+    /// Has the landing thread deregister and unmap the region.
+    fn free(self) {
+        let ledger = self.lease.ledger.clone();
+        if !ledger.landing_thread.is_started() {
+            return;
+        }
+        self.lease.waiter.freeing.fetch_add(self.lease.len, SeqCst);
+        ledger.landing_thread.run(Box::new(move || {
+            let Memory { region, lease } = self;
+            drop(region);
+            // Before the budget has them: whoever still finds them here is woken by the lease.
+            lease.waiter.freeing.fetch_sub(lease.len, SeqCst);
+            drop(lease);
+        }));
+    }
+}
+
 /// A leased region and the bitmap of its granules.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    /// Dropped before the lease: deregistered and unmapped before the budget gets its bytes back.
-    pub(super) region: Region,
-    pub(super) lease: Lease,
+    /// Taken in drop only.
+    memory: ManuallyDrop<Memory>,
     pub(crate) bitmap: ChunkBitmap,
     /// The granules that the application [holds](super::held).
     pub(super) held: ChunkBitmap,
@@ -90,11 +125,10 @@ impl Chunk {
         ledger.region_registered(&region);
         let (len, bitmap) = (*len, ChunkBitmap::new(len / GRANULE));
         Ok(Chunk {
-            region,
+            memory: ManuallyDrop::new(Memory { region, lease }),
             bitmap,
             held: ChunkBitmap::new(len / GRANULE),
             n_held: AtomicUsize::new(0),
-            lease,
             granted: AtomicUsize::new(0),
             reclaiming: AtomicBool::new(false),
         })
@@ -102,15 +136,19 @@ impl Chunk {
 
     /// The length in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.lease.len
+        self.memory.lease.len
+    }
+
+    pub(super) fn region(&self) -> &Region {
+        &self.memory.region
     }
 
     pub(super) fn waiter(&self) -> &LandingWaiter {
-        &self.lease.waiter
+        &self.memory.lease.waiter
     }
 
     pub(super) fn ledger(&self) -> &Ledger {
-        &self.lease.ledger
+        &self.memory.lease.ledger
     }
 
     /// The number of granules that a peer may write to.
@@ -130,6 +168,8 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.lease.ledger.index.remove(&self.region);
+        self.ledger().index.remove(self.region());
+        // SAFETY: this is the only place that takes it, and the chunk is not used afterwards (R8).
+        unsafe { ManuallyDrop::take(&mut self.memory) }.free();
     }
 }

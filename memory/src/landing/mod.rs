@@ -3,6 +3,8 @@
 //! | file | what |
 //! |---|---|
 //! | `allocator` | [`Landing`]: one connection's allocator of landing memory |
+//! | `making` | the chunk that the landing thread makes for a connection |
+//! | `pending` | what an allocator has the landing thread do, and waits for |
 //! | `share` | what a connection may lease while others claim memory |
 //! | `chunk` | chunks leased to connections |
 //! | `piece` | the pieces of chunks that are granted to peers, and filled by them |
@@ -15,6 +17,8 @@ mod chunk;
 mod chunk_bitmap;
 mod held;
 mod landed;
+mod making;
+mod pending;
 mod piece;
 mod share;
 

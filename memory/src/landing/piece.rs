@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 
-use super::chunk::{Chunk, GRANULE, Lease};
+use super::chunk::{Chunk, GRANULE};
 use super::held::Origin;
 use super::landed::Landed;
 
@@ -47,7 +47,7 @@ impl Piece {
     /// Frees the granules after the first `n`, which have nothing to read.
     fn truncate(&mut self, n: usize) {
         let Some(rest @ 1..) = self.granules.checked_sub(n) else { return };
-        let Lease { ledger, waiter, .. } = &self.chunk.lease;
+        let (ledger, waiter) = (self.chunk.ledger(), self.chunk.waiter());
         ledger.counters.granted.fetch_sub(rest * GRANULE, Relaxed);
         self.chunk.granted.fetch_sub(rest, Relaxed);
         if !self.chunk.bitmap.free(self.start + n, rest) {
@@ -60,7 +60,7 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        let Lease { ledger, waiter, .. } = &self.chunk.lease;
+        let (ledger, waiter) = (self.chunk.ledger(), self.chunk.waiter());
         if self.filled {
             self.chunk.let_go(self.start, self.granules);
         }
@@ -82,14 +82,14 @@ impl LandingBuf {
         chunk.bitmap.take(start, granules);
         chunk.granted.fetch_add(granules, Relaxed);
         let piece = Piece { chunk: chunk.clone(), start, granules, filled: false };
-        chunk.lease.ledger.counters.granted.fetch_add(piece.bytes(), Relaxed);
+        chunk.ledger().counters.granted.fetch_add(piece.bytes(), Relaxed);
         LandingBuf { piece }
     }
 
     /// The address to which a peer directs its WRITEs (iova). It is random, and in general not the
     /// virtual address.
     pub fn addr(&self) -> u64 {
-        self.piece.chunk.region.iova() + (self.piece.start * GRANULE) as u64
+        self.piece.chunk.region().iova() + (self.piece.start * GRANULE) as u64
     }
 
     pub(crate) fn chunk(&self) -> &Chunk {
@@ -98,7 +98,7 @@ impl LandingBuf {
 
     /// The remote key of the chunk.
     pub fn rkey(&self) -> u32 {
-        self.piece.chunk.region.rkey()
+        self.piece.chunk.region().rkey()
     }
 
     /// The length in bytes, a multiple of 4 KiB.
@@ -120,7 +120,7 @@ impl LandingBuf {
         let begin = begin.min(piece.bytes());
         let len = len.min(piece.bytes() - begin);
         piece.truncate((begin + len).div_ceil(GRANULE).max(1));
-        let counters = &piece.chunk.lease.ledger.counters;
+        let counters = &piece.chunk.ledger().counters;
         // Added first: the bytes may be counted twice for a moment, but are never missing.
         counters.filled.fetch_add(piece.bytes(), Relaxed);
         counters.granted.fetch_sub(piece.bytes(), Relaxed);
@@ -151,7 +151,10 @@ impl AsRef<[u8]> for Filled {
         // what it sent itself (R12), and `Landed` hides the bytes from all code that would rely on
         // them; the application, which may see them, is told so.
         unsafe {
-            std::slice::from_raw_parts(self.piece.chunk.region.ptr().as_ptr().add(start), self.len)
+            std::slice::from_raw_parts(
+                self.piece.chunk.region().ptr().as_ptr().add(start),
+                self.len,
+            )
         }
     }
 }

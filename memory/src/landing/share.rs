@@ -44,9 +44,9 @@ pub enum Reclaim {
 }
 
 impl Landing {
-    /// Bytes that this connection has leased.
+    /// Bytes that this connection has leased, including those of a chunk that is being made.
     pub fn leased(&self) -> usize {
-        self.chunks.iter().map(|chunk| chunk.bytes()).sum()
+        self.chunks.iter().map(|chunk| chunk.bytes()).sum::<usize>() + self.making_bytes()
     }
 
     /// Bytes that this connection may lease while others claim memory: the current landing budget
@@ -76,6 +76,7 @@ impl Landing {
     /// when it no longer is. [`LandingBuf::is_reclaiming`] returns whether the chunk of a granted
     /// piece is selected, and [`return_reclaimed`](Landing::return_reclaimed) returns what is free.
     pub fn enforce_share(&mut self) -> Reclaim {
+        self.collect();
         self.select();
         match (self.has_reclaimed, std::mem::take(&mut self.has_unreported)) {
             (false, _) => Reclaim::None,
@@ -104,7 +105,8 @@ impl Landing {
         order.sort_by_key(|chunk| {
             (chunk.is_reclaiming(), !chunk.is_held(), Reverse(chunk.bitmap.taken()))
         });
-        let (mut usable, mut any_reclaimed, mut any_new) = (0, false, false);
+        // A chunk that is being made cannot be returned, but others for it.
+        let (mut usable, mut any_reclaimed, mut any_new) = (self.making_bytes(), false, false);
         for chunk in &order {
             let stays = chunk.is_held() && !chunk.is_reclaiming();
             let fits = stays || usable + chunk.bytes() <= cap;

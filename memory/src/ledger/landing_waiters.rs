@@ -5,7 +5,7 @@
 //! | it waits | for | the other connections |
 //! |---|---|---|
 //! | not at all | | |
-//! | for its own pieces | pieces of its own that come free, since its limit rules out another chunk | cannot help it |
+//! | for its own pieces | pieces of its own that come free, since its limit rules out another chunk, or its chunk is being made | cannot help it, or need not |
 //! | at its share | its own pieces, and what comes free in the budget | keep what they have |
 //! | for its share | as above, and has less than its share | return what exceeds their shares |
 //! | starving | as above, since nothing that it has can take even its shortest piece | return a chunk, even of their shares |
@@ -63,6 +63,8 @@ pub(crate) struct LandingWaiter {
     pub(crate) held: AtomicUsize,
     /// Bytes of the chunks that such pieces lie in.
     pub(crate) pinned: AtomicUsize,
+    /// Bytes of the owner's chunks that wait to be deregistered and unmapped.
+    pub(crate) freeing: AtomicUsize,
     /// The owner has leased memory, or waits for some.
     active: AtomicBool,
     waker: Mutex<Option<Waker>>,
@@ -77,6 +79,7 @@ impl LandingWaiter {
             limit,
             held: AtomicUsize::new(0),
             pinned: AtomicUsize::new(0),
+            freeing: AtomicUsize::new(0),
             active: AtomicBool::new(false),
             waker: Mutex::new(None),
         }
@@ -112,7 +115,7 @@ impl LandingWaiter {
         self.waker().as_ref().is_some_and(|current| current.will_wake(waker))
     }
 
-    fn wake(&self) {
+    pub(crate) fn wake(&self) {
         let waker = self.waker().clone();
         if let Some(waker) = waker {
             waker.wake();

@@ -9,6 +9,7 @@
 //! | `counters` | the counters behind [`PoolStats`](crate::PoolStats) |
 //! | `index` | finds the lkey and the iova of an address |
 //! | `landing_budget` | the landing budget, which RLIMIT_MEMLOCK may lower |
+//! | `landing_thread` | the thread that makes and frees landing memory |
 //! | `landing_waiters` | wakes the connections that wait for landing memory |
 //! | `waiter_count` | the number of waiters, counted so that no wake-up is lost |
 
@@ -16,6 +17,7 @@ mod budgets;
 mod counters;
 mod index;
 mod landing_budget;
+mod landing_thread;
 mod landing_waiters;
 mod waiter_count;
 
@@ -27,6 +29,7 @@ use self::counters::Counters;
 use self::index::Index;
 pub(crate) use self::landing_budget::deregistered;
 use self::landing_budget::{LandingBudget, NotifyOnDrop};
+use self::landing_thread::LandingThread;
 pub(crate) use self::landing_waiters::{LandingWaiter, LandingWaiters, MIN_SHARE, Waiting};
 pub(crate) use self::waiter_count::WaiterCount;
 use crate::config::Sizes;
@@ -44,6 +47,7 @@ pub(crate) struct Ledger {
     pub(crate) index: Index,
     landing: Arc<LandingBudget>,
     pub(crate) registrar: Arc<dyn Registrar>,
+    pub(crate) landing_thread: LandingThread,
     _notify: NotifyOnDrop,
 }
 
@@ -62,6 +66,7 @@ impl Ledger {
             landing: Arc::new(LandingBudget::new(sizes.landing)),
             sizes,
             registrar,
+            landing_thread: LandingThread::default(),
             _notify: NotifyOnDrop,
         }
     }

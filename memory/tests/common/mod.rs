@@ -39,6 +39,7 @@ struct Records {
 pub(crate) struct RecordingRegistrar {
     records: Mutex<Records>,
     fails: AtomicBool,
+    slow: AtomicBool,
     /// The number of broken invariants found in Drop, where a panic would hide the cause.
     violations: AtomicUsize,
 }
@@ -51,6 +52,15 @@ impl RecordingRegistrar {
     /// Makes registrations fail from now on, or succeed again.
     pub(crate) fn fail(&self, fails: bool) {
         self.fails.store(fails, SeqCst);
+    }
+
+    /// From now on landing memory is made and freed by the landing thread.
+    pub(crate) fn slow(&self) {
+        self.slow.store(true, SeqCst);
+    }
+
+    pub(crate) fn is_slow(&self) -> bool {
+        self.slow.load(SeqCst)
     }
 
     pub(crate) fn limit(&self, bytes: usize) {
@@ -158,6 +168,10 @@ fn is_mapped(entry: Entry) -> bool {
 unsafe impl Registrar for Keeper {
     fn pins(&self) -> bool {
         false
+    }
+
+    fn is_slow(&self) -> bool {
+        self.0.is_slow()
     }
 
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {

@@ -158,6 +158,18 @@ impl SimDevice {
         self.state.faults.fail_registrations(after, count);
     }
 
+    /// Fault: registering landing memory blocks, for 20 s at most, until this is called with
+    /// `false`. From the first call on the device's registrar
+    /// [is slow](tonic_rdma_memory::Registrar::is_slow).
+    pub fn hold_registrations(&self, on: bool) {
+        self.state.faults.hold_registrations(on);
+    }
+
+    /// The number of registrations that are [held](Self::hold_registrations).
+    pub fn held_registrations(&self) -> u64 {
+        self.state.faults.held_registrations()
+    }
+
     /// Fault: links made on this device from now on carry `work` work requests and fail the next
     /// (`retry exceeded`). `None` ends it.
     pub fn kill_links_after(&self, work: Option<u64>) {

@@ -81,6 +81,10 @@ unsafe impl Registrar for VerbsRegistrar {
         self.0.ignores_iova
     }
 
+    fn is_slow(&self) -> bool {
+        true
+    }
+
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, .. } = memory;
         let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;

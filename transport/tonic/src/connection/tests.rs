@@ -110,6 +110,16 @@ struct Setup {
     dropped: mpsc::UnboundedReceiver<()>,
 }
 
+/// One connection of a [`Setup`].
+struct Pair {
+    client: FastClient,
+    server: JoinHandle<Reason>,
+    drain: oneshot::Sender<()>,
+    counters: Arc<Counters>,
+    server_counters: Arc<Counters>,
+    dropped: mpsc::UnboundedReceiver<()>,
+}
+
 async fn setup(config: SimConfig, total: usize) -> Setup {
     let net = SimNet::new(config);
     let server_device = net.device("sim0", "10.0.0.1".parse().unwrap());
@@ -119,12 +129,21 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
         Pool::new(PoolConfig::default().total(total), f.registrar())
             .expect("a pool over the simulated device")
     });
+    let Pair { client, server, drain, counters, dropped, .. } = connect(&fabrics, &pools).await;
+    let drain = Some(drain);
+    Setup { net, server_device, client_device, client, server, drain, pools, counters, dropped }
+}
+
+/// Connects the second of these to the first.
+async fn connect(fabrics: &[Fabric; 2], pools: &[Pool; 2]) -> Pair {
     let mut listener = fabrics[0].listen(&Addr::Ip("10.0.0.1:0".parse().unwrap())).unwrap();
     let addr = listener.local_addr();
     let time = Duration::from_secs(5);
     let (drop_tx, dropped) = mpsc::unbounded_channel();
     let (drain, drained) = oneshot::channel();
     let server_pool = pools[0].clone();
+    let server_counters = Arc::<Counters>::default();
+    let counted = server_counters.clone();
     let server = tokio::spawn(async move {
         let options = ConnectionConfig::for_pool(&server_pool, true, None);
         let incoming = listener.accept().await.unwrap();
@@ -144,7 +163,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
             pool: server_pool,
             peer: hello.settings,
             options,
-            counters: Arc::default(),
+            counters: counted,
             methods: Arc::default(),
             extensions: http::Extensions::new(),
             drain: Box::pin(drain),
@@ -169,17 +188,7 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
             user_agent: None,
         }),
     );
-    Setup {
-        net,
-        server_device,
-        client_device,
-        client,
-        server,
-        drain: Some(drain),
-        pools,
-        counters,
-        dropped,
-    }
+    Pair { client, server, drain, counters, server_counters, dropped }
 }
 
 fn request(path: &str, body: Body) -> Request<Body> {
@@ -582,5 +591,152 @@ async fn a_device_that_registers_no_more_costs_the_call_that_needs_it() {
     s.server_device.fail_registrations(0, 0);
     let response = s.client.call(request("/collect", full(pattern(3 << 20)))).await.unwrap();
     assert_eq!(collect(response).await.0, pattern(3 << 20));
+    s.finish().await;
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{what}");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// No call waits for the registration of another one's memory, of its own connection or another.
+#[tokio::test]
+async fn calls_do_not_wait_for_a_registration() {
+    let s = setup(SimConfig::default(), 64 << 20).await;
+    let fabrics = [&s.server_device, &s.client_device].map(|device| Fabric::Sim(device.clone()));
+    let other = connect(&fabrics, &s.pools).await;
+    let body = pattern(1 << 20);
+    let bulk = async |client: &FastClient| {
+        let response = client.call(request("/collect", full(body.clone()))).await.unwrap();
+        assert!(collect(response).await.0 == body);
+    };
+    for _ in 0..4 {
+        bulk(&other.client).await;
+    }
+    let leased = || s.pools[0].stats().leased;
+    let before = leased();
+    s.server_device.hold_registrations(true);
+    let first = s.client.call(request("/collect", full(body.clone())));
+    let first = tokio::spawn(async move { collect(first.await.unwrap()).await.0 });
+    until("it is being registered", || s.server_device.held_registrations() == 1).await;
+    assert!(leased() > before);
+    let registrations = s.pools[0].stats().registrations;
+    let begin = std::time::Instant::now();
+    for _ in 0..20 {
+        let small = s.client.call(request("/collect", full(&b"hello"[..]))).await.unwrap();
+        assert_eq!(&collect(small).await.0[..], b"hello");
+        bulk(&other.client).await;
+    }
+    assert!(!first.is_finished());
+    assert_eq!(s.pools[0].stats().registrations, registrations);
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    s.server_device.hold_registrations(false);
+    assert!(first.await.unwrap() == body);
+    // Those that follow find the memory that was granted in advance.
+    for _ in 0..4 {
+        bulk(&s.client).await;
+    }
+    drop(other.client);
+    assert_eq!(other.server.await.unwrap().code(), ReasonCode::GoAway);
+    let pool = s.pools[0].clone();
+    s.finish().await;
+    until("all is returned", || pool.stats().leased == 0).await;
+}
+
+/// A stream that waits for a registration is not short of memory: nothing makes room for it.
+#[tokio::test]
+async fn a_registration_is_no_shortage_of_memory() {
+    let s = setup(SimConfig::default(), 64 << 20).await;
+    let fabrics = [&s.server_device, &s.client_device].map(|device| Fabric::Sim(device.clone()));
+    let other = connect(&fabrics, &s.pools).await;
+    let body = pattern(1 << 20);
+    let call = |path| other.client.call(request(path, full(body.clone())));
+    call("/collect").await.unwrap();
+    s.server_device.hold_registrations(true);
+    // Nobody reads what these send. Some find memory, the others wait for it.
+    let calls: Vec<_> = (0..16).map(|_| tokio::spawn(call("/hang"))).collect();
+    until("it is being registered", || s.server_device.held_registrations() == 1).await;
+    // Several of the periods after which what nobody reads is copied.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let filled = s.pools[0].stats().filled;
+    assert!((body.len()..16 * body.len()).contains(&filled), "{filled}");
+    s.server_device.hold_registrations(false);
+    until("all have landed", || s.pools[0].stats().filled >= 16 * body.len()).await;
+    let copied = other.server_counters.snapshot().copied_fast;
+    assert_eq!((copied.pressure, copied.joined), (0, 0), "{copied:?}");
+    calls.iter().for_each(JoinHandle::abort);
+    drop(other.client);
+    assert_eq!(other.server.await.unwrap().code(), ReasonCode::GoAway);
+    s.finish().await;
+}
+
+/// A grant in advance that has to wait for its memory is given when that is registered, and not
+/// when something happens next. While the test polls, the clock stands, and no timer expires.
+#[tokio::test(start_paused = true)]
+async fn standing_grants_follow_a_registration() {
+    let s = setup(SimConfig::default(), 64 << 20).await;
+    let body = pattern(1 << 20);
+    for _ in 0..4 {
+        s.client.call(request("/collect", full(body.clone()))).await.unwrap();
+    }
+    let pool = s.pools[0].clone();
+    let stats = || (pool.stats().granted, pool.stats().filled, pool.stats().leased);
+    assert!(stats().0 > 0, "some is granted in advance");
+    let leased = stats().2;
+    s.server_device.hold_registrations(true);
+    // Nobody reads these messages, so that others have to be granted in advance.
+    let mut calls = Vec::new();
+    while stats().2 == leased {
+        let (_, filled, _) = stats();
+        calls.push(tokio::spawn(s.client.call(request("/hang", full(body.clone())))));
+        until("it has landed", || stats().1 > filled).await;
+    }
+    until("it is being registered", || s.server_device.held_registrations() == 1).await;
+    let (granted, sends) = (stats().0, s.net.stats().sends);
+    s.server_device.hold_registrations(false);
+    until("it is granted", || stats().0 > granted).await;
+    assert!(s.net.stats().sends - sends <= 1, "a message was needed");
+    calls.iter().for_each(JoinHandle::abort);
+    s.finish().await;
+}
+
+/// A connection that ends while its memory is being registered leaves nothing behind.
+#[tokio::test]
+async fn a_connection_may_end_during_a_registration() {
+    let s = setup(SimConfig::default(), 64 << 20).await;
+    let device = s.server_device.clone();
+    device.hold_registrations(true);
+    let call = tokio::spawn(s.client.call(request("/collect", full(pattern(1 << 20)))));
+    until("it is being registered", || device.held_registrations() == 1).await;
+    call.abort();
+    let pool = s.pools[0].clone();
+    s.finish().await;
+    assert!(pool.stats().leased > 0, "it cannot be interrupted");
+    device.hold_registrations(false);
+    until("it is returned", || pool.stats().leased == 0).await;
+}
+
+/// Where a registration on the pool's thread fails, the call fails, and the next one succeeds.
+#[tokio::test]
+async fn a_registration_that_fails_later_fails_its_call() {
+    let s = setup(SimConfig::default(), 64 << 20).await;
+    s.server_device.hold_registrations(false);
+    s.server_device.fail_registrations(0, u64::MAX);
+    let body = pattern(5_000_000);
+    for n in 0..3 {
+        let call = s.client.call(request("/collect", full(body.clone())));
+        match tokio::time::timeout(Duration::from_secs(20), call).await.unwrap() {
+            Err(CallError::Status(status)) => {
+                assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{n}: {status}");
+            }
+            other => panic!("{n}: {other:?}"),
+        }
+    }
+    s.server_device.fail_registrations(0, 0);
+    let response = s.client.call(request("/collect", full(body.clone()))).await.unwrap();
+    assert!(collect(response).await.0 == body);
     s.finish().await;
 }

@@ -119,6 +119,10 @@ unsafe impl Registrar for ShmRegistrar {
         true
     }
 
+    fn is_slow(&self) -> bool {
+        true
+    }
+
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, file } = memory;
         let addr = addr.as_ptr().addr() as u64;

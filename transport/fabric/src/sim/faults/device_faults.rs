@@ -2,6 +2,11 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A registration that is held for longer fails.
+const MAX_HOLD: Duration = Duration::from_secs(20);
 
 /// The switches of one device. All off at first.
 #[derive(Debug, Default)]
@@ -19,9 +24,42 @@ pub(crate) struct Faults {
     /// Peers are not told that a link has ended.
     lose_disconnects: AtomicBool,
     removed: AtomicBool,
+    /// Registrations have been held: the registrar is slow from then on.
+    slow: AtomicBool,
+    /// Registrations of landing memory wait.
+    held: Mutex<bool>,
+    /// The number of those that do.
+    waiting: AtomicU64,
+    released: Condvar,
 }
 
 impl Faults {
+    pub(crate) fn hold_registrations(&self, on: bool) {
+        self.slow.store(true, SeqCst);
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = on;
+        self.released.notify_all();
+    }
+
+    pub(crate) fn held_registrations(&self) -> u64 {
+        self.waiting.load(SeqCst)
+    }
+
+    pub(crate) fn is_slow(&self) -> bool {
+        self.slow.load(SeqCst)
+    }
+
+    /// Waits while registrations are held. False if that takes too long.
+    pub(crate) fn registration_passes(&self) -> bool {
+        if !self.is_slow() {
+            return true;
+        }
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        self.waiting.fetch_add(1, SeqCst);
+        let waited = self.released.wait_timeout_while(held, MAX_HOLD, |held| *held);
+        self.waiting.fetch_sub(1, SeqCst);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
     pub(crate) fn fail_registrations(&self, after: u64, count: u64) {
         self.registrations_before.store(after, SeqCst);
         self.registrations_failing.store(count, SeqCst);

@@ -52,14 +52,21 @@ unsafe impl Registrar for SimRegistrar {
         false
     }
 
+    fn is_slow(&self) -> bool {
+        self.device.faults.is_slow()
+    }
+
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, .. } = memory;
         let device = &self.device;
+        let remote = matches!(access, Access::RemoteWrite);
+        if remote && !device.faults.registration_passes() {
+            return Err(RegisterError::new(len, std::io::ErrorKind::TimedOut.into()));
+        }
         if device.faults.registration_fails() {
             return Err(RegisterError::new(len, std::io::Error::from_raw_os_error(libc::ENOMEM)));
         }
         let addr = addr.as_ptr().expose_provenance() as u64;
-        let remote = matches!(access, Access::RemoteWrite);
         let iova = if remote { device.net.fresh_iova() } else { addr };
         let lkey = device.table.add(addr, iova, len, access);
         device.net.emit(Event::Registered { device: &device.name, addr: iova, len, remote });

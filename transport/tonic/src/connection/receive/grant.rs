@@ -25,8 +25,10 @@ impl ConnectionState {
             return;
         }
         let waited = std::mem::take(&mut self.landing.is_short);
+        self.landing.account.collect();
         self.landing.limit_standing(&mut self.conn);
         self.landing.is_short = !self.grant_wanted();
+        self.landing.is_making = self.landing.account.is_making();
         if waited && !self.landing.is_short {
             // Other connections need not make room any more.
             self.landing.account.stop_waiting();
@@ -36,7 +38,6 @@ impl ConnectionState {
 
     /// False when there is no memory for a stream that wants some.
     fn grant_wanted(&mut self) -> bool {
-        let mut retries = MAX_RETRIES;
         while let Some(want) = self.conn.poll_landing() {
             if want.key == WantKey::Standing {
                 self.grant_standing(want);
@@ -44,25 +45,22 @@ impl ConnectionState {
             }
             let parts = self.landing.wait.takes_parts()
                 || !self.landing.account.may_have(want.want as usize);
-            let landed = match self.land(want, if parts { want.min } else { want.want }) {
+            match self.land(want, if parts { want.min } else { want.want }) {
                 // There may be memory for a part where there is none for the whole.
-                Err(_) if !parts && want.min < want.want => self.land(want, want.min),
-                landed => landed,
-            };
-            match landed {
+                Err(_) if !parts && want.min < want.want => self.landing.wait.impossible(),
                 Ok(Some(len)) => {
                     self.landing.progresses();
+                    self.landing.retries = 0;
                     if len == want.want {
                         self.landing.wait.whole();
                     }
                 }
                 Ok(None) => {
-                    // The driver is woken when memory is freed. A stream needs it more than a
-                    // standing grant that is unused.
-                    self.conn.recall_standing();
-                    let begins = !parts && self.landing.wait.short();
-                    if self.landing.stall.begin() || begins {
-                        self.wake_driver();
+                    // The driver is woken when memory is freed, or a chunk is made.
+                    if self.landing.account.is_pending() {
+                        self.landing.progresses();
+                    } else {
+                        self.wait_for_memory(!parts);
                     }
                     if self.grant_behind() {
                         // Asks for the first again, so that the account waits for what it wants.
@@ -72,19 +70,34 @@ impl ConnectionState {
                 }
                 // Another pool of the process has deregistered memory since.
                 Err(error)
-                    if retries > 0
+                    if self.landing.retries < MAX_RETRIES
                         && self.pool.exceeded_memlock(&error)
                         && self.pool.may_land().is_ok() =>
                 {
-                    retries -= 1;
+                    self.landing.retries += 1;
                 }
-                Err(error) => self.cannot_land(want.key, &error),
+                Err(error) => {
+                    self.landing.retries = 0;
+                    self.cannot_land(want.key, &error);
+                }
             }
         }
         true
     }
 
-    /// Gives a standing grant, if there is memory that nobody else has a claim to.
+    /// There is no memory for a stream, which wants a whole piece or not.
+    fn wait_for_memory(&mut self, wants_whole: bool) {
+        self.landing.retries = 0;
+        // A stream needs it more than a standing grant that is unused.
+        self.conn.recall_standing();
+        let begins = wants_whole && self.landing.wait.short();
+        if self.landing.stall.begin() || begins {
+            self.wake_driver();
+        }
+    }
+
+    /// Gives a standing grant, if there is memory that nobody else has a claim to. If a chunk is
+    /// made for it, the driver is woken and grants again.
     fn grant_standing(&mut self, want: LandingWant) {
         let found = self.landing.account.alloc_spare(want.want as usize);
         match found.map(|buf| buf.map(|buf| self.provide(want, buf))) {

@@ -24,6 +24,10 @@ pub(in crate::connection) struct LandingMemory {
     pub(in crate::connection) reclaim_delay: ReclaimDelay,
     /// The account waits for memory.
     pub(in crate::connection) is_short: bool,
+    /// The account has a chunk made: then grants may go on.
+    pub(in crate::connection) is_making: bool,
+    /// How often what could not be registered was tried again, since the last grant.
+    pub(super) retries: u32,
     /// The peer is not trusted to leave alone what it has sent.
     pub(in crate::connection) copy_on_delivery: bool,
 }
@@ -39,6 +43,8 @@ impl LandingMemory {
             grace: Grace::default(),
             reclaim_delay: ReclaimDelay::default(),
             is_short: false,
+            is_making: false,
+            retries: 0,
             copy_on_delivery,
         }
     }
@@ -101,5 +107,6 @@ impl LandingMemory {
         self.account.stop_waiting();
         self.account.trim();
         self.is_short = false;
+        self.is_making = false;
     }
 }

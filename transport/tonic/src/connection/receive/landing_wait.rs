@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | Idle | no whole piece | Running |
 //! | Running | [`MAX_WAIT`] has passed | Over |
+//! | Idle, Running | memory in one piece cannot be registered | Over |
 //! | any | a whole piece for whoever has waited longest | Idle |
 //!
 //! When it is over, parts are taken at once.
@@ -36,6 +37,11 @@ impl LandingWait {
             self.0.begin(MAX_WAIT);
         }
         begins
+    }
+
+    /// Memory in one piece cannot be registered.
+    pub(in crate::connection) fn impossible(&mut self) {
+        self.0 = Delay::Over;
     }
 
     /// There was memory in one piece for the first that wants it.
@@ -69,5 +75,7 @@ mod tests {
         landing_wait.whole();
         assert!(!landing_wait.takes_parts());
         assert!(landing_wait.short());
+        landing_wait.impossible();
+        assert!(landing_wait.takes_parts() && landing_wait.0.deadline().is_none());
     }
 }

@@ -48,7 +48,7 @@ impl ConnectionState {
         // What the peer is about to write, or is about to be read, comes free by itself.
         let moves = !self.landing.granted.is_empty()
             || self.streams.io.values().any(|io| io.unread.has_landed());
-        if copied == 0 && !moves && self.landing.is_short {
+        if copied == 0 && !moves && self.landing.is_short && !self.landing.account.is_pending() {
             self.landing.account.starve();
         }
         self.landing.stall.end();

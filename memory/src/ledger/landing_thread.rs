@@ -1,0 +1,132 @@
+//! The landing thread of a pool: makes and frees landing memory, so that no task waits for it.
+//!
+//! To map, zero and register a chunk takes milliseconds, and so does the reverse. Connections ask
+//! for chunks on the workers of a runtime, with their lock held. So these jobs run on a thread of
+//! the pool, where the [registrar is slow](crate::Registrar::is_slow).
+//!
+//! | the thread | on | next |
+//! |---|---|---|
+//! | not started | the first chunk is to be made | waits; not started if the system has no thread: the job runs where it was queued |
+//! | waits | a job is queued | works: one job after the other, in the order in which they were queued |
+//! | works | the queue is empty | waits |
+//! | waits, works | the ledger is dropped, and with it the sender of the queue | ended, after the jobs in the queue |
+//!
+//! Jobs may keep the ledger alive; the thread does not, and nobody waits for its end. So the last
+//! job may drop the ledger on the thread itself.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
+
+/// What the thread does, once.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
+
+/// The queue of the thread, if it has started.
+#[derive(Debug, Default)]
+pub(crate) struct LandingThread(Mutex<Option<Sender<Job>>>);
+
+impl LandingThread {
+    fn queue(&self) -> MutexGuard<'_, Option<Sender<Job>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_started(&self) -> bool {
+        self.queue().is_some()
+    }
+
+    /// Queues a job. Starts the thread for the first one. Runs the job here if there is no thread.
+    pub(crate) fn run(&self, job: Job) {
+        let mut queue = self.queue();
+        if queue.is_none() {
+            *queue = start();
+        }
+        let rejected = match &*queue {
+            Some(sender) => sender.send(job).err().map(|error| error.0),
+            None => Some(job),
+        };
+        drop(queue);
+        if let Some(job) = rejected {
+            job();
+        }
+    }
+}
+
+fn start() -> Option<Sender<Job>> {
+    static WARNED: Once = Once::new();
+    let (sender, jobs) = mpsc::channel();
+    let thread = thread::Builder::new().name("tonic-rdma-land".to_owned());
+    match thread.spawn(|| work(jobs)) {
+        Ok(_) => Some(sender),
+        Err(error) => {
+            WARNED.call_once(|| {
+                tracing::warn!(%error, "no thread to register landing memory: calls wait for it");
+            });
+            None
+        }
+    }
+}
+
+fn work(jobs: Receiver<Job>) {
+    for job in jobs {
+        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            tracing::error!("a job of the landing thread panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn jobs_run_in_their_order_and_a_panic_ends_only_its_own() {
+        let thread = LandingThread::default();
+        assert!(!thread.is_started());
+        let (done, told) = mpsc::channel();
+        for n in 0..100 {
+            let done = done.clone();
+            thread.run(Box::new(move || {
+                done.send((n, thread::current().name().map(str::to_owned))).unwrap();
+                assert!(n % 10 != 0, "asked to");
+            }));
+        }
+        assert!(thread.is_started());
+        for n in 0..100 {
+            let name = Some("tonic-rdma-land".to_owned());
+            assert_eq!(told.recv_timeout(TIMEOUT), Ok((n, name)));
+        }
+    }
+
+    /// The last job drops what the thread belongs to, on the thread itself.
+    #[test]
+    fn the_thread_ends_with_its_owner() {
+        struct Told(mpsc::Sender<()>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                self.0.send(()).unwrap();
+            }
+        }
+        thread_local! {
+            static ENDS: std::cell::RefCell<Option<Told>> = const { std::cell::RefCell::new(None) };
+        }
+        let (done, told) = mpsc::channel();
+        let owner = Arc::new(LandingThread::default());
+        let (go, wait) = mpsc::channel::<()>();
+        let last = owner.clone();
+        owner.run(Box::new(move || {
+            ENDS.set(Some(Told(done)));
+            wait.recv().unwrap();
+            drop(last);
+        }));
+        drop(owner);
+        assert!(told.try_recv().is_err());
+        go.send(()).unwrap();
+        told.recv_timeout(TIMEOUT).unwrap();
+    }
+}
