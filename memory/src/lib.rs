@@ -22,7 +22,7 @@
 //! | `buf` | buffers to fill and send, and how to wait for them |
 //! | `landing` | landing memory: allocator, chunks, [`Landed`] bytes |
 //! | `arena` | slots in size classes, and the queue of requests for them |
-//! | `ledger` | budgets, counters, the index of regions, the waiters for landing memory |
+//! | `ledger` | budgets, counters, the index of regions, the waiters for landing memory, the landing thread |
 //! | `config` | the sizes of a pool, and how they shrink to fit RLIMIT_MEMLOCK |
 //! | `region` | mapped and registered memory; [`memfd`] |
 //! | `registrar` | the interface to devices |

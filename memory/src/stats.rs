@@ -40,7 +40,7 @@ pub struct ClassStats {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Memory that is mapped and registered, in use or not.
+    /// Memory that is mapped and registered, in use or not, and landing memory that is about to be.
     pub registered: usize,
     /// Send memory held as buffers or `Bytes`.
     pub send: usize,

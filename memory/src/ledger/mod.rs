@@ -1,5 +1,5 @@
 //! The accounting of a pool: budgets, counters, the index of regions, the waiters for landing
-//! memory, and the registrar of the device.
+//! memory, the thread that makes it, and the registrar of the device.
 //!
 //! Arenas, slots, chunks and pieces hold the ledger, not the pool, so that they can outlive it.
 //!

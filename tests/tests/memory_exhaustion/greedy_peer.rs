@@ -76,11 +76,14 @@ impl GreedyPeer {
         self.conn.pending().peer_grants
     }
 
-    /// Runs until it holds this many grants.
-    pub(crate) async fn hold_grants(&mut self, grants: usize) {
+    /// Runs until it holds this many grants. Returns false if the connection ends before.
+    pub(crate) async fn hold_grants(&mut self, grants: usize) -> bool {
         while self.peer_grants() < grants {
-            self.step().await.unwrap();
+            if self.step().await.is_err() {
+                return false;
+            }
         }
+        true
     }
 
     /// Runs until the server closes the connection, and returns the server's reason.
