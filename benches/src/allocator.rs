@@ -85,10 +85,11 @@ impl Allocator {
             }
             Self::Mimalloc => {
                 let program = self.program(&std::env::current_exe()?, false)?;
-                let said = Command::new(&program).arg("--allocator").output();
-                let said = said.with_context(|| format!("cannot start {}", program.display()))?;
-                ensure!(said.status.success(), "{}: {}", program.display(), said.status);
-                String::from_utf8(said.stdout)?.trim().to_owned()
+                let output = Command::new(&program).arg("--allocator").output();
+                let output =
+                    output.with_context(|| format!("cannot start {}", program.display()))?;
+                ensure!(output.status.success(), "{}: {}", program.display(), output.status);
+                String::from_utf8(output.stdout)?.trim().to_owned()
             }
         })
     }
@@ -234,8 +235,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let program = |name: &str| Allocator::Mimalloc.program(&at(name), false);
-        let said = program("compare").unwrap_err().to_string();
-        assert!(said.starts_with("mimalloc runs in role-mimalloc, which is not beside "), "{said}");
+        let error = program("compare").unwrap_err().to_string();
+        assert!(
+            error.starts_with("mimalloc runs in role-mimalloc, which is not beside "),
+            "{error}"
+        );
         for file in ["role-mimalloc", "a b.rs", "c.rs"] {
             fs::write(at(file), "").unwrap();
         }
@@ -257,10 +261,10 @@ mod tests {
         date("role-mimalloc", 2);
         assert!(program("compare").is_ok());
         date("a b.rs", 3);
-        let said = program("compare").unwrap_err().to_string();
+        let error = program("compare").unwrap_err().to_string();
         assert!(
-            said.contains("role-mimalloc is older than ") && said.contains("a b.rs;"),
-            "{said}"
+            error.contains("role-mimalloc is older than ") && error.contains("a b.rs;"),
+            "{error}"
         );
     }
 }

@@ -45,11 +45,11 @@ impl Client {
     /// The connection fails, or a tonic-rdma contender uses another path than intended.
     pub async fn connect(
         contender: Contender,
-        said: &str,
+        server_addr: &str,
         room: Option<usize>,
     ) -> anyhow::Result<Self> {
         let client = Self::with_channel(
-            Channel::connect(contender, said, room).await?,
+            Channel::connect(contender, server_addr, room).await?,
             contender.zero_copy(),
         );
         Ok(Self { source: contender.source(), ..client })
@@ -206,16 +206,16 @@ pub fn tonic_endpoint(uri: impl Into<String>) -> anyhow::Result<tonic::transport
 impl Channel {
     async fn connect(
         contender: Contender,
-        said: &str,
+        server_addr: &str,
         room: Option<usize>,
     ) -> anyhow::Result<Self> {
         let (stream, connection) = WINDOWS;
         Ok(match contender.transport() {
             Transport::Tonic { unix: false } => {
-                Self::Tonic(tonic_endpoint(format!("http://{said}"))?.connect().await?)
+                Self::Tonic(tonic_endpoint(format!("http://{server_addr}"))?.connect().await?)
             }
             Transport::Tonic { unix: true } => {
-                let path = said.to_owned();
+                let path = server_addr.to_owned();
                 let connector = service_fn(move |_| {
                     let path = path.clone();
                     async move {
@@ -229,7 +229,7 @@ impl Channel {
                 )
             }
             Transport::Ours(fabric) => {
-                let channel = tonic_rdma::Endpoint::from_shared(format!("http://{said}"))?
+                let channel = tonic_rdma::Endpoint::from_shared(format!("http://{server_addr}"))?
                     .fabrics(fabric)
                     .context(service::context(room, fabric))
                     .initial_stream_window_size(stream)

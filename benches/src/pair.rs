@@ -93,13 +93,13 @@ impl Pair {
         let questions = if setup.server_figures { Stdio::piped() } else { Stdio::null() };
         let mut server = spawn(role, questions)?;
         let mut server_answers = lines(&mut server)?;
-        let said = timeout(setup.limit, server_answers.next_line())
+        let server_addr = timeout(setup.limit, server_answers.next_line())
             .await
             .context("the server did not start in time")?;
-        let Some(said) = said? else {
+        let Some(server_addr) = server_addr? else {
             bail!("the server did not start: {}", server.wait().await?);
         };
-        let role = Role { client: Some(contender), said, room, ..Role::default() };
+        let role = Role { client: Some(contender), server_addr, room, ..Role::default() };
         let mut client = spawn(role, Stdio::piped())?;
         let mut pair = Self {
             requests: client.stdin.take().context("no pipe to the client process")?,

@@ -174,11 +174,13 @@ impl Raw {
     ///
     /// # Errors
     /// The connection fails.
-    pub async fn connect(kind: FabricKind, said: &str) -> anyhow::Result<Self> {
+    pub async fn connect(kind: FabricKind, server_addr: &str) -> anyhow::Result<Self> {
         let (fabric, addr): (Fabric, Addr) = match kind {
-            FabricKind::Shm => (Fabric::shm(ShmAccess::SameUser)?, said.parse::<ShmAddr>()?.into()),
+            FabricKind::Shm => {
+                (Fabric::shm(ShmAccess::SameUser)?, server_addr.parse::<ShmAddr>()?.into())
+            }
             _ => {
-                let addr: SocketAddr = said.parse()?;
+                let addr: SocketAddr = server_addr.parse()?;
                 (Fabric::toward(addr, None, TIMEOUT).await?, addr.into())
             }
         };

@@ -230,7 +230,7 @@ pub fn document(runs: &[Recorded]) -> String {
         out += &format!(
             "\n## {}\n\n{}",
             run.origin.title,
-            came_about(&run.origin, &run.machine, &run.notes)
+            provenance(&run.origin, &run.machine, &run.notes)
         );
         for table in [figures(run), costs(run)] {
             if !table.is_empty() {
@@ -242,7 +242,7 @@ pub fn document(runs: &[Recorded]) -> String {
 }
 
 /// The origin of a run: command, commit, machine, notes.
-pub(crate) fn came_about(origin: &Origin, machine: &Machine, notes: &[String]) -> String {
+pub(crate) fn provenance(origin: &Origin, machine: &Machine, notes: &[String]) -> String {
     let mut out = format!("```sh\n{}\n```\n\n", origin.command);
     out += &wrapped("- ", &format!("Commit {} of {}.", origin.commit, origin.date));
     out += &wrapped("- ", &format!("Machine: {machine}."));

@@ -47,7 +47,7 @@ pub struct Role {
     pub client: Option<Contender>,
     /// The line that the server printed
     #[arg(long, hide = true, default_value = "")]
-    pub said: String,
+    pub server_addr: String,
     /// Provide memory for this number of connections
     #[arg(long, hide = true)]
     pub room: Option<usize>,
@@ -78,7 +78,7 @@ impl Role {
         arguments.extend(self.client.map(|contender| format!("--client={contender}")));
         arguments.extend(self.room.map(|room| format!("--room={room}")));
         if self.client.is_some() {
-            arguments.push(format!("--said={}", self.said));
+            arguments.push(format!("--server-addr={}", self.server_addr));
         }
         let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
         if let Some(socket) = &self.socket {
@@ -138,12 +138,12 @@ impl Role {
         let Some(contender) = self.client else { return Ok(()) };
         match contender.transport() {
             Transport::Raw(kind) => {
-                as_task(session::run(Raw::connect(kind, &self.said).await?)).await
+                as_task(session::run(Raw::connect(kind, &self.server_addr).await?)).await
             }
             Transport::Copy(method) => as_task(session::run(Memcpy::new(method))).await,
             _ => {
-                let (said, room) = (self.said.clone(), self.room);
-                let connect = async move || Client::connect(contender, &said, room).await;
+                let (server_addr, room) = (self.server_addr.clone(), self.room);
+                let connect = async move || Client::connect(contender, &server_addr, room).await;
                 as_task(session::run(CallRunner::new(connect).await?)).await
             }
         }

@@ -37,9 +37,9 @@ pub(crate) async fn serve(addr: IpAddr) -> anyhow::Result<()> {
         .await?)
 }
 
-pub(crate) async fn client(said: String) -> anyhow::Result<()> {
+pub(crate) async fn client(server_addr: String) -> anyhow::Result<()> {
     let connect = async move || {
-        let endpoint = tonic_endpoint(format!("http://{said}"))?
+        let endpoint = tonic_endpoint(format!("http://{server_addr}"))?
             .initial_stream_window_size(WINDOW)
             .initial_connection_window_size(WINDOW);
         let connector = RdmaConnector::new(settings());

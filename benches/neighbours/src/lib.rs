@@ -42,7 +42,7 @@ fn start(args: Args) -> anyhow::Result<()> {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
-    let Role { serve, client, said, .. } = args.role;
+    let Role { serve, client, server_addr, .. } = args.role;
     let transport = |contender: Option<Contender>| contender.map(Contender::transport);
     match (transport(serve), transport(client)) {
         (Some(Transport::Neighbour(Neighbour::RdmaIoTonic)), _) => {
@@ -51,8 +51,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
         (Some(Transport::Neighbour(Neighbour::Ruapc)), _) => {
             rpc_stack::serve(args.placement.addr).await
         }
-        (_, Some(Transport::Neighbour(Neighbour::RdmaIoTonic))) => byte_stream::client(said).await,
-        (_, Some(Transport::Neighbour(Neighbour::Ruapc))) => rpc_stack::client(said).await,
+        (_, Some(Transport::Neighbour(Neighbour::RdmaIoTonic))) => {
+            byte_stream::client(server_addr).await
+        }
+        (_, Some(Transport::Neighbour(Neighbour::Ruapc))) => rpc_stack::client(server_addr).await,
         _ => {
             bail!("compare starts this program, when it is told where it is: see benches/README.md")
         }

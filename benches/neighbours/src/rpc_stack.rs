@@ -132,8 +132,8 @@ impl Calls for Connection {
     }
 }
 
-pub(crate) async fn client(said: String) -> anyhow::Result<()> {
-    let addresses: Result<Vec<SocketAddr>, _> = said.split(',').map(str::parse).collect();
+pub(crate) async fn client(server_addr: String) -> anyhow::Result<()> {
+    let addresses: Result<Vec<SocketAddr>, _> = server_addr.split(',').map(str::parse).collect();
     let free = Arc::new(Mutex::new(addresses.context("no addresses to connect to")?));
     let context = Context::create(&config())?;
     let connect = async move || {

@@ -128,7 +128,7 @@ mod tests {
         check("connections-101:shm:one-cpu/connections-1<=2").unwrap();
         check("connections-101:shm:all-cpu/tonic-tcp<=0.4").unwrap();
         check("connections-101:shm/connections-1>=0.5").unwrap();
-        for (text, said) in [
+        for (text, message) in [
             (
                 "bulk-2:shm:registrations<=0.01",
                 "bulk-2: registrations of shm is 0.5000, at most 0.01 wanted",
@@ -143,7 +143,7 @@ mod tests {
                 "connections-101: all-cpu of shm to tonic-tcp is 0.3125, at most 0.3 wanted",
             ),
         ] {
-            assert_eq!(check(text), Err(said.to_owned()));
+            assert_eq!(check(text), Err(message.to_owned()));
         }
     }
 
@@ -156,8 +156,8 @@ mod tests {
             "bulk-2:shm/bulk-64>=0",
             "connections-1:shm:descriptors<=5",
         ] {
-            let said = check(text).unwrap_err();
-            assert!(said.ends_with("was not measured in this run"), "{said}");
+            let message = check(text).unwrap_err();
+            assert!(message.ends_with("was not measured in this run"), "{message}");
         }
         let mut failed = run();
         failed.bulk[3].failure = Some("no".into());
@@ -174,14 +174,14 @@ mod tests {
             "connections-101:shm:rest-cpu<=2",
             "streams-10:shm<=9",
         ] {
-            let said = text.parse::<Bound>().unwrap_err().to_string();
-            assert!(said.contains("is a time"), "{text}: {said}");
+            let message = text.parse::<Bound>().unwrap_err().to_string();
+            assert!(message.contains("is a time"), "{text}: {message}");
         }
     }
 
     #[test]
     fn a_bad_bound_says_what_is_wrong() {
-        for (text, said) in [
+        for (text, message) in [
             ("", "has the form"),
             ("bulk-2:shm", "has the form"),
             ("bulk-2<=1", "has the form"),
@@ -193,7 +193,7 @@ mod tests {
             ("bulk-2:shm/bulk<=1", "bulk is no contender and no row"),
         ] {
             let error = format!("{:#}", text.parse::<Bound>().unwrap_err());
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(message), "{text}: {error}");
         }
     }
 }

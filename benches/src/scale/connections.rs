@@ -40,7 +40,7 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Connections>> {
             };
             if let Err(error) = measured.await {
                 row.failure = Some(match &pair {
-                    Some(pair) => format!("{error:#}; {}", near_limits(pair)),
+                    Some(pair) => format!("{error:#}; {}", describe_usage(pair)),
                     None => format!("{error:#}"),
                 });
                 pair = None;
@@ -52,10 +52,10 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Connections>> {
 }
 
 /// The usage and the limits of both processes.
-fn near_limits(pair: &Pair) -> String {
+fn describe_usage(pair: &Pair) -> String {
     let (client, server) = pair.processes();
-    let told = |pid| limits::told(pid).unwrap_or_else(|error| format!("{error:#}"));
-    format!("client: {}; server: {}", told(client), told(server))
+    let usage = |pid| limits::describe(pid).unwrap_or_else(|error| format!("{error:#}"));
+    format!("client: {}; server: {}", usage(client), usage(server))
 }
 
 async fn fill(args: &Args, pair: &mut Pair, found: &mut Connections) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use crate::results::{between, came_about, read};
+use crate::results::{between, provenance, read};
 use crate::scale::record::Run;
 use crate::scale::tables;
 
@@ -30,7 +30,7 @@ pub fn document(text: &str, runs: &[Run]) -> anyhow::Result<String> {
 
 fn part(run: &Run) -> String {
     let mut out = format!("### {}\n\n", run.origin.title);
-    out += &came_about(&run.origin, &run.machine, &run.notes);
+    out += &provenance(&run.origin, &run.machine, &run.notes);
     for table in tables::all(run) {
         out += &format!("\n{}:\n\n{}", table.heading, table.markdown());
     }

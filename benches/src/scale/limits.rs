@@ -8,24 +8,24 @@ use anyhow::Context as _;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Use {
     what: &'static str,
-    has: u64,
+    used: u64,
     /// `None` if unlimited.
-    may: Option<u64>,
+    limit: Option<u64>,
 }
 
 impl Use {
     /// Whether the next connection may be refused.
     fn is_spent(&self) -> bool {
-        self.may.is_some_and(|may| self.has.saturating_mul(100) >= may.saturating_mul(99))
+        self.limit.is_some_and(|limit| self.used.saturating_mul(100) >= limit.saturating_mul(99))
     }
 }
 
 impl std::fmt::Display for Use {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { what, has, may } = self;
-        match may {
-            Some(may) => write!(f, "{has} of {may} {what}")?,
-            None => write!(f, "{has} {what}")?,
+        let Self { what, used, limit } = self;
+        match limit {
+            Some(limit) => write!(f, "{used} of {limit} {what}")?,
+            None => write!(f, "{used} {what}")?,
         }
         if self.is_spent() { f.write_str(" (limit reached)") } else { Ok(()) }
     }
@@ -36,7 +36,7 @@ impl std::fmt::Display for Use {
 ///
 /// # Errors
 /// There is no such process.
-pub fn told(pid: u32) -> anyhow::Result<String> {
+pub fn describe(pid: u32) -> anyhow::Result<String> {
     let gone = || format!("process {pid} is gone");
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).with_context(gone)?;
     let status = fs::read_to_string(format!("/proc/{pid}/status")).with_context(gone)?;
@@ -47,16 +47,16 @@ pub fn told(pid: u32) -> anyhow::Result<String> {
     let resident = field(&status, "VmRSS:").unwrap_or(0) >> 10;
     let free = field(&memory, "MemAvailable:").unwrap_or(0) >> 10;
     let uses = [
-        Use { what: "descriptors", has: descriptors, may: soft(&limits, "Max open files") },
+        Use { what: "descriptors", used: descriptors, limit: soft(&limits, "Max open files") },
         Use {
             what: "mappings",
-            has: maps.lines().count() as u64,
-            may: number("/proc/sys/vm/max_map_count"),
+            used: maps.lines().count() as u64,
+            limit: number("/proc/sys/vm/max_map_count"),
         },
         Use {
             what: "KiB pinned",
-            has: field(&status, "VmPin:").unwrap_or(0).max(field(&status, "VmLck:").unwrap_or(0)),
-            may: soft(&limits, "Max locked memory").map(|bytes| bytes >> 10),
+            used: field(&status, "VmPin:").unwrap_or(0).max(field(&status, "VmLck:").unwrap_or(0)),
+            limit: soft(&limits, "Max locked memory").map(|bytes| bytes >> 10),
         },
     ];
     let uses: Vec<String> = uses.iter().map(Use::to_string).collect();
@@ -86,16 +86,16 @@ mod tests {
                       Max open files            20000                20000                files     \n";
         assert_eq!(soft(limits, "Max open files"), Some(20_000));
         assert_eq!(soft(limits, "Max locked memory"), None);
-        let descriptors = |has| Use { what: "descriptors", has, may: Some(20_000) }.to_string();
+        let descriptors = |used| Use { what: "descriptors", used, limit: Some(20_000) }.to_string();
         assert_eq!(descriptors(19_990), "19990 of 20000 descriptors (limit reached)");
         assert_eq!(descriptors(400), "400 of 20000 descriptors");
-        assert_eq!(Use { what: "KiB pinned", has: 7, may: None }.to_string(), "7 KiB pinned");
+        assert_eq!(Use { what: "KiB pinned", used: 7, limit: None }.to_string(), "7 KiB pinned");
     }
 
     #[test]
     fn this_process_has_its_descriptors() {
-        let told = told(std::process::id()).unwrap();
-        assert!(told.contains(" descriptors") && told.contains(" mappings"), "{told}");
-        assert!(super::told(u32::MAX).is_err());
+        let usage = describe(std::process::id()).unwrap();
+        assert!(usage.contains(" descriptors") && usage.contains(" mappings"), "{usage}");
+        assert!(super::describe(u32::MAX).is_err());
     }
 }

@@ -44,7 +44,7 @@ impl ShmDevice {
         NAME
     }
 
-    /// No ports, no addresses.
+    /// No ports, no addresses. Never fails.
     pub fn info(&self) -> Result<DeviceInfo, FabricError> {
         Ok(DeviceInfo {
             name: NAME.to_owned(),
