@@ -126,10 +126,12 @@ fn contenders_take_part_with_both_allocators() {
     let both = |allocator| [("tonic-tcp", allocator), ("shm-plain", allocator)];
     let expected = [&both(glibc)[..], &[("memcpy-hot", None)], &both(mimalloc)].concat();
     assert_eq!(who, expected);
-    // A message has 4096 pages. glibc maps most of them anew for each message, mimalloc keeps them.
+    // A message has 4096 pages. glibc maps most of them anew for each message over TCP; over shared
+    // memory that depends on which buffers are freed first. mimalloc keeps them.
     let faults = |cell: &serde_json::Value| cell["page_faults_per_call"].as_f64().unwrap();
-    for (kept, given_back) in [(cells[3], cells[0]), (cells[4], cells[1])] {
-        assert!(faults(kept) < faults(given_back) / 4.0 && faults(given_back) > 1000.0, "{said}");
+    assert!(faults(cells[0]) > 1000.0, "{said}");
+    for kept in [cells[3], cells[4]] {
+        assert!(faults(kept) < faults(cells[0]) / 4.0, "{said}");
     }
 }
 
