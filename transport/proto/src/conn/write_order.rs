@@ -153,7 +153,7 @@ mod tests {
                 let key = order.first(1).unwrap();
                 order.wrote(1, WRITE as usize);
                 written[key] += WRITE;
-                if key > 0 && written[key] % SHORT == 0 {
+                if key > 0 && written[key].is_multiple_of(SHORT) {
                     order.pop(1);
                 }
             }
