@@ -164,12 +164,8 @@ impl ConnectionState {
 
     /// Refuses the message of a stream: there is no memory for it, and waiting would bring none.
     fn refuse_bulk(&mut self, id: StreamId, error: &RegisterError) {
-        let limit = match self.pool.may_land() {
-            Err(limit) => Some(limit.to_string()),
-            Ok(()) => self.pool.exceeded_memlock(error).then(|| error.to_string()),
-        };
-        if let Some(limit) = limit {
-            // Nor is there memory for other messages: calls go on over TCP.
+        if let Err(limit) = self.pool.may_land() {
+            // Nor is there memory for any other message: calls go on over TCP.
             let text = format!("no landing memory: {limit}");
             self.conn.close(CloseCode::Resources, &text);
             return self.end(Life::Closing(Reason::new(ReasonCode::Memlock, text)));
