@@ -324,7 +324,14 @@ impl Host {
         poll_until("the loss is not in the server's log", read, |now| *now > before).await;
     }
 
+    /// Connects a peer, once those that were dropped have returned their memory: a queue pair is
+    /// destroyed in the background, also that of a connect that was abandoned. The pool has room for
+    /// three, and at most one other is in use.
     async fn connect_with_ticket(&self) -> Peer {
+        let LinkConfig { recv_slots, slot_size, send_slots, staging, .. } = config();
+        let of_one = (recv_slots + send_slots) as usize * slot_size as usize + staging as usize;
+        let read = || async { self.pool.stats().control };
+        poll_until("peers that have ended hold memory", read, |control| *control <= of_one).await;
         let (ticket, place) = self.request_ticket().await;
         let mut config = Config::default();
         (config.slot_size, config.recv_slots) = (4096, 32);
