@@ -138,3 +138,45 @@ pub enum PoolError {
     #[error(transparent)]
     Register(#[from] RegisterError),
 }
+
+/// Why memory of the application is not registered.
+///
+/// | variant | cause |
+/// |---|---|
+/// | `Memlock`, `Register` | the environment: a process limit, the kernel or the device |
+/// | `Overlap` | the caller |
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// The environment: RLIMIT_MEMLOCK does not leave enough beside what the pool may use.
+    #[error(
+        "{len} bytes of the application's were to be registered; the limit on pinned memory is {limit} bytes, \
+         {pinned} of them pinned already, and {reserved} kept for the pool: raise the limit \
+         (`ulimit -l {kib}` in KiB, LimitMEMLOCK= in a systemd unit, `docker run --ulimit memlock=-1`) \
+         or configure a smaller pool",
+        kib = (*.len as u64 + .pinned + .reserved).div_ceil(1024)
+    )]
+    Memlock {
+        /// Bytes that were to be registered.
+        len: usize,
+        /// RLIMIT_MEMLOCK in bytes.
+        limit: u64,
+        /// Bytes that the process has already pinned or locked.
+        pinned: u64,
+        /// Bytes that the pool may still pin.
+        reserved: u64,
+    },
+    /// The caller: a part of the memory is registered already, or is memory of the pool, which can
+    /// be sent as it is.
+    #[error(
+        "a part of the {len} bytes that were to be registered is registered already: with an earlier \
+         call, or as memory of the pool, which needs no registration"
+    )]
+    Overlap {
+        /// Bytes that were to be registered.
+        len: usize,
+    },
+    /// The environment: the device did not register the memory.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+}

@@ -9,10 +9,11 @@ use bytes::Bytes;
 use crate::arena::Arenas;
 use crate::buf::{Alloc, PinnedBuf, PinnedBytes, try_alloc};
 use crate::config::{PoolConfig, Sizes};
-use crate::error::{PoolError, RegisterError};
+use crate::error::{PoolError, RegionError, RegisterError};
 use crate::landing::Landing;
 use crate::ledger::Ledger;
 use crate::memlock::Memlock;
+use crate::registered::PoolRegistration;
 use crate::registrar::Registrar;
 use crate::stats::{PoolStats, Use};
 
@@ -125,14 +126,30 @@ impl Pool {
     }
 
     /// Returns the bytes with their key, if they lie in this pool: any slice of what
-    /// [`PinnedBuf::freeze`] returned, or of bytes that landed over any connection. A look-up in a
-    /// sorted list, without an exclusive lock.
+    /// [`PinnedBuf::freeze`] returned, of bytes that landed over any connection, or of
+    /// [registered](Pool::register) memory. A look-up in a sorted list, without an exclusive lock.
     pub fn resolve(&self, bytes: &Bytes) -> Option<PinnedBytes> {
         if bytes.is_empty() {
             return None;
         }
-        let (lkey, iova) = self.0.ledger.index.find(bytes.as_ptr().addr(), bytes.len())?;
-        Some(PinnedBytes::new(bytes.clone(), lkey, iova))
+        let found = self.0.ledger.index.find(bytes.as_ptr().addr(), bytes.len())?;
+        Some(PinnedBytes::new(bytes.clone(), found))
+    }
+
+    /// Registers memory of the application with the device, so that any part of it can be sent from
+    /// where it lies. It stays registered while the returned value, a clone of it, or
+    /// [bytes](Pool::resolve) that were found through it are alive, also longer than the pool. Then
+    /// it is deregistered, and `memory` dropped: from 1 MiB on by a thread of its own, if the
+    /// device takes time for it.
+    ///
+    /// The device only reads it. It need not be page-aligned. Blocks while the pages are pinned.
+    ///
+    /// # Errors
+    /// [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beside what the pool may
+    /// use; [`RegionError::Overlap`] if a part of it is registered already, or is memory of this
+    /// pool; [`RegionError::Register`] if the device or the kernel refuses.
+    pub fn register(&self, memory: Bytes) -> Result<PoolRegistration, RegionError> {
+        PoolRegistration::new(self.0.ledger.clone(), memory)
     }
 
     /// The allocator of landing memory for one connection, limited by the landing budget only.

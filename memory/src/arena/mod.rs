@@ -320,7 +320,7 @@ impl Arenas {
     /// back.
     fn remove_dedicated(&self, handle: Handle) {
         let region = &handle.arena.region;
-        self.ledger.index.remove(region);
+        self.ledger.index.remove(region.start());
         let bytes = region.len();
         drop(handle);
         self.ledger.budgets.release(self.usage, bytes);
@@ -401,7 +401,7 @@ impl Arenas {
             return false;
         }
         class.slots.fetch_sub(total, Relaxed);
-        self.ledger.index.remove(&arena.region);
+        self.ledger.index.remove(arena.region.start());
         let bytes = arena.region.len();
         // All handles are here, so these are the last references: the arena is deregistered and
         // unmapped before the budget gets its bytes back.
@@ -460,7 +460,7 @@ impl Drop for Arenas {
         }
         let arenas = self.arenas.get_mut().unwrap_or_else(PoisonError::into_inner);
         for arena in std::mem::take(arenas).into_iter().map(|(_, arena)| arena) {
-            self.ledger.index.remove(&arena.region);
+            self.ledger.index.remove(arena.region.start());
             let bytes = arena.region.len();
             drop(arena);
             self.ledger.budgets.release(self.usage, bytes);

@@ -168,7 +168,7 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.ledger().index.remove(self.region());
+        self.ledger().index.remove(self.region().start());
         // SAFETY: this is the only place that takes it, and the chunk is not used afterwards (R8).
         unsafe { ManuallyDrop::take(&mut self.memory) }.free();
     }

@@ -27,6 +27,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use self::budgets::Budgets;
 use self::counters::Counters;
 use self::index::Index;
+pub(crate) use self::index::{Found, KeepAlive};
 pub(crate) use self::landing_budget::deregistered;
 use self::landing_budget::{LandingBudget, NotifyOnDrop};
 use self::landing_thread::LandingThread;
@@ -105,14 +106,20 @@ impl Ledger {
         self.index.insert(region);
     }
 
-    /// The bytes that landing memory may still pin under RLIMIT_MEMLOCK, and the limit. `None`
-    /// means that no limit applies.
-    pub(crate) fn landing_left(&self) -> Option<(usize, Memlock)> {
+    /// The bytes that the process may still pin under RLIMIT_MEMLOCK, and the limit. `None` means
+    /// that no limit applies.
+    pub(crate) fn memlock_left(&self) -> Option<(u64, Memlock)> {
         if !self.registrar.pins() {
             return None;
         }
         let memlock = Memlock::read().ok()?;
-        let available = memlock.available(self.registrar.ignores_ipc_lock())?;
+        Some((memlock.available(self.registrar.ignores_ipc_lock())?, memlock))
+    }
+
+    /// The bytes that landing memory may still pin under RLIMIT_MEMLOCK, and the limit. `None`
+    /// means that no limit applies.
+    pub(crate) fn landing_left(&self) -> Option<(usize, Memlock)> {
+        let (available, memlock) = self.memlock_left()?;
         let control = self.sizes.control.saturating_sub(self.budgets.used(Use::Control));
         Some((usize::try_from(available).unwrap_or(usize::MAX).saturating_sub(control), memlock))
     }

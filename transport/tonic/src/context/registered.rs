@@ -1,0 +1,164 @@
+//! Memory of the application that is sent from where it lies.
+
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bytes::Bytes;
+use tonic_rdma_memory::{Pool, PoolRegistration, RegionError};
+
+/// Memory that [`Context::register`](crate::Context::register) could not register.
+#[derive(Debug, thiserror::Error)]
+#[error("{device}: {source}")]
+pub struct RegisterRegionError {
+    /// The device that it could not be registered with, or `shm`.
+    pub device: String,
+    /// Why.
+    pub source: RegionError,
+}
+
+/// Memory of the application, registered with the devices of a [`Context`](crate::Context).
+///
+/// [`bytes`](Self::bytes) and [`slice`](Self::slice) give [`Bytes`] of it. In the `bytes` fields of
+/// messages they are sent without being copied, over every device and over shared memory, wherever
+/// [pool memory](crate::Channel::pool) would be. Over TCP they are written to the socket as any
+/// other bytes.
+///
+/// The memory is deregistered and dropped when this value and all bytes of it are gone, and the
+/// devices are done with them, never before.
+pub struct Registered {
+    region: Arc<Region>,
+    /// Holds `region`.
+    bytes: Bytes,
+}
+
+impl Registered {
+    pub(super) fn of(region: Arc<Region>) -> Self {
+        let bytes = match region.memory.is_empty() {
+            true => Bytes::new(),
+            false => Bytes::from_owner(Whole(region.clone())),
+        };
+        Registered { region, bytes }
+    }
+
+    /// All of the memory.
+    pub fn bytes(&self) -> Bytes {
+        self.bytes.clone()
+    }
+
+    /// A part of the memory.
+    ///
+    /// # Panics
+    /// If the range reaches past the end.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Bytes {
+        self.bytes.slice(range)
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The names of the devices that the memory is registered with at the moment, `shm` for shared
+    /// memory, in alphabetical order.
+    pub fn devices(&self) -> Vec<String> {
+        let mut names: Vec<_> =
+            self.region.registrations().iter().map(|(device, _)| device.clone()).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+impl fmt::Debug for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registered")
+            .field("len", &self.len())
+            .field("devices", &self.devices())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The owner of the bytes that the application has.
+struct Whole(Arc<Region>);
+
+impl AsRef<[u8]> for Whole {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.memory
+    }
+}
+
+/// Memory of the application, and its registrations by device. The memory is dropped last, as each
+/// registration holds it.
+pub(super) struct Region {
+    memory: Bytes,
+    registrations: Mutex<Vec<(String, PoolRegistration)>>,
+}
+
+impl Region {
+    pub(super) fn new(memory: impl AsRef<[u8]> + Send + 'static) -> Arc<Self> {
+        let registrations = Mutex::default();
+        Arc::new(Region { memory: Bytes::from_owner(memory), registrations })
+    }
+
+    fn registrations(&self) -> MutexGuard<'_, Vec<(String, PoolRegistration)>> {
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers the memory with the device of a pool.
+    pub(super) async fn register_with(
+        &self,
+        device: &str,
+        pool: &Pool,
+    ) -> Result<(), RegisterRegionError> {
+        let fails = |source| RegisterRegionError { device: device.to_owned(), source };
+        let (memory, pool) = (self.memory.clone(), pool.clone());
+        let registration = match tokio::task::spawn_blocking(move || pool.register(memory)).await {
+            Ok(registration) => registration.map_err(fails)?,
+            // The runtime is shutting down.
+            Err(_) => return Ok(()),
+        };
+        self.registrations().push((device.to_owned(), registration));
+        Ok(())
+    }
+}
+
+/// All memory of the application that is registered with a context.
+#[derive(Default)]
+pub(super) struct Regions(Mutex<Vec<Weak<Region>>>);
+
+impl Regions {
+    fn all(&self) -> Vec<Arc<Region>> {
+        let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.retain(|region| region.strong_count() > 0);
+        regions.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(super) fn add(&self, region: &Arc<Region>) {
+        let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.retain(|region| region.strong_count() > 0);
+        regions.push(Arc::downgrade(region));
+    }
+
+    /// Registers all of it with a device that the context has begun to use.
+    pub(super) async fn register_with(&self, device: &str, pool: &Pool) {
+        for region in self.all() {
+            // The device was removed, and has come back.
+            region.registrations().retain(|(name, _)| name != device);
+            if let Err(error) = region.register_with(device, pool).await {
+                tracing::warn!(%error, "memory of the application is not registered: it is copied");
+            }
+        }
+    }
+
+    /// Ends the registrations with a device that has been removed.
+    pub(super) fn forget(&self, device: &str) {
+        for region in self.all() {
+            region.registrations().retain(|(name, _)| name != device);
+        }
+    }
+}
