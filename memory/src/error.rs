@@ -21,6 +21,10 @@ fn hint(error: &io::Error) -> &'static str {
             " (more would be pinned than RLIMIT_MEMLOCK allows: raise it with `ulimit -l`, LimitMEMLOCK= or \
              `docker run --ulimit memlock=-1`)"
         }
+        Some(libc::EFAULT) => {
+            " (a file that is mapped shared and read-only cannot be pinned by Linux before 6.2: map it private, as \
+             `MmapOptions::map_copy_read_only` of memmap2 does)"
+        }
         _ => "",
     }
 }

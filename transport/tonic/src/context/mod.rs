@@ -279,15 +279,17 @@ impl Context {
     /// The pages are pinned on a thread that may block.
     ///
     /// The memory need not be page-aligned, and devices only read it, so it may be mapped
-    /// read-only. A file that is mapped must not be truncated meanwhile: reading behind its end
-    /// kills the process (SIGBUS), as with any mapping.
+    /// read-only. A file that is mapped private is copied from the page cache when it is pinned,
+    /// once; one that is mapped shared is not, but Linux before 6.2 pins it only if it is mapped
+    /// writable (EFAULT). A file that is mapped must not be truncated meanwhile: reading behind its
+    /// end kills the process (SIGBUS), as with any mapping.
     ///
     /// ```no_run
     /// # async fn send(file: std::fs::File) -> Result<(), Box<dyn std::error::Error>> {
     /// use tonic_rdma::Context;
     ///
-    /// // SAFETY: nobody changes or truncates the file while it is mapped.
-    /// let map = unsafe { memmap2::Mmap::map(&file)? };
+    /// // SAFETY: nobody truncates the file while it is mapped.
+    /// let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file)? };
     /// let weights = Context::global().register(map).await?;
     /// let block = weights.slice(..4 << 20); // for a field of a message
     /// # drop(block);
