@@ -11,7 +11,7 @@ use crate::buf::{Alloc, PinnedBuf, PinnedBytes, try_alloc};
 use crate::config::{PoolConfig, Sizes};
 use crate::error::{PoolError, RegisterError};
 use crate::landing::Landing;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, unpinning};
 use crate::memlock::Memlock;
 use crate::registrar::Registrar;
 use crate::stats::{PoolStats, Use};
@@ -57,6 +57,11 @@ impl Pool {
                     |error| tracing::warn!(%error, "RLIMIT_MEMLOCK cannot be read; taken as unlimited"),
                 )
                 .ok()
+                // Pools that have ended are about to give it back.
+                .map(|limits| Memlock {
+                    pinned: limits.pinned.saturating_sub(unpinning() as u64),
+                    ..limits
+                })
         } else {
             None
         };
@@ -159,7 +164,8 @@ impl Pool {
         match self.0.ledger.landing_left() {
             // Leased memory comes free again, so connections can wait for it.
             Some((left, memlock))
-                if (left < sizes.chunk && budgets.used(Use::Landing) == 0) || over(&memlock) =>
+                if (left < sizes.chunk && budgets.used(Use::Landing) == 0 && unpinning() == 0)
+                    || over(&memlock) =>
             {
                 let Memlock { soft, pinned, .. } = memlock;
                 Err(PoolError::Memlock {

@@ -154,8 +154,8 @@ impl Landing {
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_meanwhile(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
+        // A chunk that has been made meanwhile is the first one's.
         let want = want.div_ceil(GRANULE).max(1);
-        self.collect();
         self.take_best(want, want, Kind::Meanwhile)
     }
 
@@ -192,11 +192,11 @@ impl Landing {
     /// What this connection waits for if it finds no memory, and a chunk of `needed` bytes would
     /// help.
     fn would_wait(&mut self, needed: usize) -> Waiting {
-        let (is_made, is_freed) = (self.is_made(needed), self.is_freed(needed));
-        self.is_pending = is_made || is_freed;
+        let is_made = self.is_made(needed);
+        self.is_pending = is_made || self.is_freed(needed) || self.is_next(needed);
         if is_made {
             return Waiting::ForOwn;
-        } else if is_freed {
+        } else if self.is_pending {
             return Waiting::AtShare;
         }
         // Idle chunks make room for the one that is needed.

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use super::chunk_bitmap::ChunkBitmap;
+use super::freeing::Freeing;
 use crate::error::{PoolError, RegisterError};
 use crate::ledger::{LandingWaiter, Ledger, deregistered};
 use crate::region::Region;
@@ -67,24 +68,20 @@ impl Drop for Lease {
 #[derive(Debug)]
 struct Memory {
     region: Region,
+    /// It waits for the landing thread.
+    freeing: Option<Freeing>,
     lease: Lease,
 }
 
 impl Memory {
     /// Has the landing thread deregister and unmap the region.
-    fn free(self) {
-        let ledger = self.lease.ledger.clone();
-        if !ledger.landing_thread.is_started() {
-            return;
+    fn free(mut self) {
+        let Lease { len, waiter, ledger } = &self.lease;
+        let ledger = ledger.clone();
+        if ledger.landing_thread.is_started() {
+            self.freeing = Some(Freeing::begin(&ledger, waiter, *len));
+            ledger.landing_thread.run(Box::new(move || drop(self)));
         }
-        self.lease.waiter.freeing.fetch_add(self.lease.len, SeqCst);
-        ledger.landing_thread.run(Box::new(move || {
-            let Memory { region, lease } = self;
-            drop(region);
-            // Before the budget has them: whoever still finds them here is woken by the lease.
-            lease.waiter.freeing.fetch_sub(lease.len, SeqCst);
-            drop(lease);
-        }));
     }
 }
 
@@ -125,7 +122,7 @@ impl Chunk {
         ledger.region_registered(&region);
         let (len, bitmap) = (*len, ChunkBitmap::new(len / GRANULE));
         Ok(Chunk {
-            memory: ManuallyDrop::new(Memory { region, lease }),
+            memory: ManuallyDrop::new(Memory { region, freeing: None, lease }),
             bitmap,
             held: ChunkBitmap::new(len / GRANULE),
             n_held: AtomicUsize::new(0),

@@ -22,7 +22,8 @@ mod landing_waiters;
 mod waiter_count;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use self::budgets::Budgets;
 use self::counters::Counters;
@@ -39,6 +40,14 @@ use crate::region::Region;
 use crate::registrar::Registrar;
 use crate::stats::Use;
 
+/// Bytes of this process that are about to be unpinned.
+pub(crate) static UNPINNING: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes that pools of this process are about to unpin.
+pub(crate) fn unpinning() -> usize {
+    UNPINNING.load(SeqCst)
+}
+
 /// The accounting of one pool.
 pub(crate) struct Ledger {
     pub(crate) sizes: Sizes,
@@ -48,6 +57,8 @@ pub(crate) struct Ledger {
     landing: Arc<LandingBudget>,
     pub(crate) registrar: Arc<dyn Registrar>,
     pub(crate) landing_thread: LandingThread,
+    /// Bytes of chunks that wait for the landing thread to free them.
+    pub(crate) freeing: AtomicUsize,
     _notify: NotifyOnDrop,
 }
 
@@ -67,6 +78,7 @@ impl Ledger {
             sizes,
             registrar,
             landing_thread: LandingThread::default(),
+            freeing: AtomicUsize::new(0),
             _notify: NotifyOnDrop,
         }
     }
@@ -86,6 +98,12 @@ impl Ledger {
         self.landing_budget().saturating_sub(self.budgets.used(Use::Landing))
     }
 
+    /// As [`landing_free`](Self::landing_free), with those that the landing thread is about to
+    /// free.
+    pub(crate) fn landing_free_soon(&self) -> usize {
+        self.landing_free().saturating_add(self.freeing.load(SeqCst))
+    }
+
     /// The bytes that the owner of the waiter may have leased, including those that are leased
     /// already: its share, or more while no other connection claims memory.
     pub(crate) fn may_lease(&self, waiter: &LandingWaiter) -> usize {
@@ -93,7 +111,11 @@ impl Ledger {
         let share = waiters.share(self.landing_budget());
         let bytes = match waiters.others_claim(waiter) {
             true => share,
-            false => share.max(waiter.leased().saturating_add(self.landing_free())),
+            false => {
+                let freeing = waiter.freeing.load(SeqCst);
+                let free = self.landing_free().saturating_add(freeing);
+                share.max(waiter.leased().saturating_add(free))
+            }
         };
         bytes.min(waiter.limit)
     }
@@ -123,8 +145,8 @@ impl Ledger {
     }
 
     /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if that is
-    /// less than `min`. `None` means that the pool has no landing memory at all, so waiting for
-    /// some to come free would never end.
+    /// less than `min`. `None` means that the pool has no landing memory at all, and no pool of
+    /// the process is about to unpin some, so waiting for it would never end.
     pub(crate) fn fit_landing(&self, min: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);
         if used.saturating_add(min) > self.sizes.landing {
@@ -141,6 +163,6 @@ impl Ledger {
         if left >= min {
             self.landing.restore();
         }
-        (left >= min || self.budgets.used(Use::Landing) > 0).then_some(left)
+        (left >= min || self.budgets.used(Use::Landing) > 0 || unpinning() > 0).then_some(left)
     }
 }
