@@ -24,13 +24,13 @@ impl ConnectionState {
         if matches!(self.life, Life::Dead(_)) {
             return;
         }
-        let waited = std::mem::take(&mut self.landing.is_short);
         self.landing.account.collect();
         self.landing.limit_standing(&mut self.conn);
-        self.landing.is_short = !self.grant_wanted();
+        let done = self.grant_wanted();
         self.landing.is_making = self.landing.account.is_making();
-        if waited && !self.landing.is_short {
-            // Other connections need not make room any more.
+        if done && std::mem::take(&mut self.landing.is_short) {
+            // Other connections need not make room any more. It may have begun to wait just now,
+            // for a stream whose want what was granted behind it has used up.
             self.landing.account.stop_waiting();
             self.landing.progresses();
         }
@@ -56,6 +56,7 @@ impl ConnectionState {
                     }
                 }
                 Ok(None) => {
+                    self.landing.is_short = true;
                     // The driver is woken when memory is freed, or a chunk is made.
                     if self.landing.account.is_pending() {
                         self.landing.progresses();
