@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::arena::Arenas;
 use crate::buf::{Alloc, PinnedBuf, PinnedBytes, try_alloc};
 use crate::config::{PoolConfig, Sizes};
-use crate::error::{PoolError, RegisterError};
+use crate::error::PoolError;
 use crate::landing::Landing;
 use crate::ledger::{Ledger, unpinning};
 use crate::memlock::Memlock;
@@ -176,12 +176,6 @@ impl Pool {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Whether a registration failed because the process may not pin more, and not for another
-    /// reason of the system or the device.
-    pub fn exceeded_memlock(&self, error: &RegisterError) -> bool {
-        self.0.ledger.exceeded_memlock(error)
     }
 
     /// The sizes, after fitting into RLIMIT_MEMLOCK.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::ledger::{LandingWaiter, Ledger, UNPINNING};
+use crate::ledger::{LandingWaiter, Ledger};
 
 /// A chunk that is queued to be freed. Dropped when it has been unmapped, and before the budget
 /// gets its bytes: whoever still finds them here is woken by the budget.
@@ -22,21 +22,20 @@ pub(super) struct Freeing {
 impl Freeing {
     pub(super) fn begin(ledger: &Arc<Ledger>, waiter: &Arc<LandingWaiter>, len: usize) -> Freeing {
         let freeing = Freeing { len, waiter: waiter.clone(), ledger: ledger.clone() };
-        for counter in freeing.counters().into_iter().flatten() {
+        for counter in freeing.counters() {
             counter.fetch_add(len, SeqCst);
         }
         freeing
     }
 
-    fn counters(&self) -> [Option<&AtomicUsize>; 3] {
-        let pinned = self.ledger.registrar.pins().then_some(&UNPINNING);
-        [Some(&self.waiter.freeing), Some(&self.ledger.freeing), pinned]
+    fn counters(&self) -> [&AtomicUsize; 2] {
+        [&self.waiter.freeing, &self.ledger.budgets.freeing]
     }
 }
 
 impl Drop for Freeing {
     fn drop(&mut self) {
-        for counter in self.counters().into_iter().flatten() {
+        for counter in self.counters() {
             counter.fetch_sub(self.len, SeqCst);
         }
     }
