@@ -44,7 +44,8 @@ impl Pool {
     /// KiB, for the rest of the process. Only memory that the process has already pinned counts: a
     /// second pool of the process does not know what the first one will pin later. If the limit
     /// turns out to leave less, connections wait for landing memory as in a smaller pool, provided
-    /// that it has any, and other requests fail with [`PoolError::Register`].
+    /// that it has any or that other pools of the process return some, and other requests fail with
+    /// [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL);

@@ -79,12 +79,12 @@ impl Landing {
     /// [`Landing::is_pending`] is true while only that is missing, and the waker is woken when it
     /// is made. Otherwise it is made here.
     ///
-    /// Returns `None` if there is no such piece now, also where RLIMIT_MEMLOCK leaves nothing and
-    /// other pools of the process hold what it allows ([`waited`](Landing::waited)). The connection then waits: the waker given to
+    /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
     /// has less than its share, it also claims memory, and [`Landing::others_claim`] is true for
     /// the other connections. It waits until the next call returns a piece or an error, or until
-    /// [`Landing::stop_waiting`].
+    /// [`Landing::stop_waiting`]. It also waits where RLIMIT_MEMLOCK leaves nothing because of what
+    /// other pools of the process hold: see [`Landing::waited`].
     ///
     /// # Errors
     /// The budget allowed another chunk, but the system did not map it or the device did not
