@@ -101,6 +101,21 @@ fn who_has_none_waits_for_another_pool() {
     }
 }
 
+/// As it is by prlimit(1), of which no pool is told.
+#[test]
+fn a_limit_that_is_raised_is_used_at_once() {
+    for slow in [false, true] {
+        let _alone = alone();
+        let ((one, _), (two, _)) = (pool(slow), pool(slow));
+        let ((mut ones, _), (mut twos, _)) = (landing(&one), landing(&two));
+        let _held = take(&mut ones, one.config().landing);
+        leave_none(&two);
+        assert!(alloc(&mut twos, WANT).unwrap().is_none());
+        limit(8 << 20, 8 << 20);
+        take(&mut twos, WANT);
+    }
+}
+
 /// Memory for sending goes back with its pool.
 #[test]
 fn send_memory_is_waited_for_too() {
@@ -180,7 +195,8 @@ fn who_is_late_waits() {
         let allocs: [Alloc; 3] = [
             |twos| alloc(twos, WANT),
             |twos| twos.alloc_meanwhile(WANT),
-            |twos| twos.alloc_spare(WANT),
+            // At most the smallest share.
+            |twos| twos.alloc_spare(16 * KIB),
         ];
         for alloc in allocs {
             for _ in 0..3 {
@@ -236,6 +252,12 @@ fn others_are_woken_for_a_claim_after_a_late_attempt() {
         assert!(alloc(&mut twos, WANT).unwrap().is_none());
         assert!(ones.others_claim());
         assert!(woken.count() > before);
+        // They are told of each claim.
+        twos.stop_waiting();
+        let before = woken.count();
+        assert!(!ones.others_claim());
+        assert!(alloc(&mut twos, WANT).unwrap().is_none());
+        assert!(ones.others_claim() && woken.count() > before);
         drop(held);
     }
 }
