@@ -9,9 +9,9 @@ use bytes::Bytes;
 use crate::arena::Arenas;
 use crate::buf::{Alloc, PinnedBuf, PinnedBytes, try_alloc};
 use crate::config::{PoolConfig, Sizes};
-use crate::error::{PoolError, RegionError, RegisterError};
+use crate::error::{PoolError, RegionError};
 use crate::landing::Landing;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, unpinning};
 use crate::memlock::Memlock;
 use crate::registered::PoolRegistration;
 use crate::registrar::Registrar;
@@ -45,7 +45,8 @@ impl Pool {
     /// KiB, for the rest of the process. Only memory that the process has already pinned counts: a
     /// second pool of the process does not know what the first one will pin later. If the limit
     /// turns out to leave less, connections wait for landing memory as in a smaller pool, provided
-    /// that it has any, and other requests fail with [`PoolError::Register`].
+    /// that it has any or that other pools of the process return some, and other requests fail with
+    /// [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL);
@@ -58,6 +59,11 @@ impl Pool {
                     |error| tracing::warn!(%error, "RLIMIT_MEMLOCK cannot be read; taken as unlimited"),
                 )
                 .ok()
+                // Pools that have ended are about to give it back.
+                .map(|limits| Memlock {
+                    pinned: limits.pinned.saturating_sub(unpinning() as u64),
+                    ..limits
+                })
         } else {
             None
         };
@@ -176,7 +182,8 @@ impl Pool {
         match self.0.ledger.landing_left() {
             // Leased memory comes free again, so connections can wait for it.
             Some((left, memlock))
-                if (left < sizes.chunk && budgets.used(Use::Landing) == 0) || over(&memlock) =>
+                if (left < sizes.chunk && budgets.used(Use::Landing) == 0 && unpinning() == 0)
+                    || over(&memlock) =>
             {
                 let Memlock { soft, pinned, .. } = memlock;
                 Err(PoolError::Memlock {
@@ -187,12 +194,6 @@ impl Pool {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Whether a registration failed because the process may not pin more, and not for another
-    /// reason of the system or the device.
-    pub fn exceeded_memlock(&self, error: &RegisterError) -> bool {
-        self.0.ledger.exceeded_memlock(error)
     }
 
     /// The sizes, after fitting into RLIMIT_MEMLOCK.

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use bytes::Bytes;
 
 use crate::error::RegionError;
-use crate::ledger::{KeepAlive, Ledger, deregistered};
+use crate::ledger::{KeepAlive, Ledger};
 use crate::registrar::{Access, Memory, Registration};
 
 /// Bytes from which a thread of its own unpins the memory: to unpin a mebibyte takes about as long
@@ -107,10 +107,8 @@ impl Drop for Registered {
 impl Drop for Held {
     fn drop(&mut self) {
         self.registration = None;
-        if self.ledger.registrar.pins() {
-            // Connections may wait until the process can pin memory again.
-            deregistered();
-        }
+        // Connections may wait until the process can pin memory again.
+        self.ledger.deregistered();
     }
 }
 

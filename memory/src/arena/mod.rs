@@ -26,7 +26,7 @@ use slab::Slab;
 
 pub(crate) use self::wait_queue::WaitQueue;
 use crate::error::PoolError;
-use crate::ledger::{Ledger, deregistered};
+use crate::ledger::Ledger;
 use crate::region::Region;
 use crate::region::mapping::{Mapping, Place};
 use crate::region::page::{HUGE_PAGE, page};
@@ -192,7 +192,7 @@ impl Arenas {
         };
         // Other pools are notified only after this one has registered what it needs.
         if self.must_notify.swap(false, Relaxed) {
-            deregistered();
+            self.ledger.deregistered();
         }
         slot
     }
@@ -312,7 +312,7 @@ impl Arenas {
         old.into_iter().for_each(|(handle, _)| self.remove_dedicated(handle));
         drop(arenas);
         if self.must_notify.swap(false, Relaxed) {
-            deregistered();
+            self.ledger.deregistered();
         }
     }
 
@@ -468,6 +468,6 @@ impl Drop for Arenas {
         let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner);
         let handles = std::mem::take(&mut idle.arenas);
         handles.into_iter().for_each(|(handle, _)| self.remove_dedicated(handle));
-        deregistered();
+        self.ledger.deregistered();
     }
 }

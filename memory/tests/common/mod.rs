@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod pinning;
+
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
