@@ -196,6 +196,11 @@ impl Pool {
         }
     }
 
+    /// Whether to register memory pins pages, which takes time.
+    pub fn pins(&self) -> bool {
+        self.0.ledger.registrar.pins()
+    }
+
     /// The sizes, after fitting into RLIMIT_MEMLOCK.
     pub fn config(&self) -> &Sizes {
         &self.0.ledger.sizes

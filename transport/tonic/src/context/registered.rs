@@ -117,11 +117,16 @@ impl Region {
     ) -> Result<(), RegisterRegionError> {
         let fails = |source| RegisterRegionError { device: device.to_owned(), source };
         let (memory, pool) = (self.memory.clone(), pool.clone());
-        let registration = match tokio::task::spawn_blocking(move || pool.register(memory)).await {
-            Ok(registration) => registration.map_err(fails)?,
-            // The runtime is shutting down.
-            Err(_) => return Ok(()),
+        let registration = if pool.pins() {
+            match tokio::task::spawn_blocking(move || pool.register(memory)).await {
+                Ok(registration) => registration,
+                // The runtime is shutting down.
+                Err(_) => return Ok(()),
+            }
+        } else {
+            pool.register(memory)
         };
+        let registration = registration.map_err(fails)?;
         self.registrations().push((device.to_owned(), registration));
         Ok(())
     }
