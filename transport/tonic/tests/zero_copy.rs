@@ -13,6 +13,8 @@ use tonic::Code;
 use tonic_rdma::{Channel, Copied};
 
 const MIB: usize = 1 << 20;
+/// How often a check is tried that a busy machine can fail, as events are related by time.
+const TRIES: usize = 5;
 
 fn in_pool(channel: &Channel, bytes: &Bytes) -> bool {
     channel.pool().resolve(bytes).is_some()
@@ -78,16 +80,23 @@ async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
             tokio::join!(echo(&small), echo(&small), echo(&small), echo(&small));
             echo(&large).await;
         }
-        let before = world.copied();
-        tokio::join!(
-            echo(&large),
-            echo(&large),
-            echo(&large),
-            echo(&large),
-            echo(&large),
-            echo(&large)
-        );
-        let copied = world.copied() - before;
+        // A reader that does not run for 50 ms, on a busy machine, makes the others copy.
+        let mut copied = Copied::default();
+        for _ in 0..TRIES {
+            let before = world.copied();
+            tokio::join!(
+                echo(&large),
+                echo(&large),
+                echo(&large),
+                echo(&large),
+                echo(&large),
+                echo(&large)
+            );
+            copied = world.copied() - before;
+            if copied.joined + copied.pressure == 0 {
+                break;
+            }
+        }
         assert_eq!((copied.joined, copied.pressure), (0, 0), "{fabric:?}: {copied:?}");
     }
 }
@@ -209,7 +218,7 @@ async fn every_place_where_bytes_may_be() {
 /// each try.
 async fn little_is_copied_beside_small_calls(of_another: bool, most: u64) {
     let mut seen = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..TRIES {
         let world = World::new(Fabric::Shm, Which::Ours).await;
         let client = match of_another {
             true => common::Client::new(world.connect().await, Which::Ours, LIMIT),
