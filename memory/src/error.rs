@@ -22,7 +22,8 @@ fn hint(error: &io::Error) -> &'static str {
              `docker run --ulimit memlock=-1`)"
         }
         Some(libc::EFAULT) => {
-            " (a file that is mapped shared and read-only cannot be pinned by Linux before 6.2: map it private, as \
+            " (the memory is not mapped to its end, as with a file that was truncated; or it is a file that is mapped \
+             shared and read-only, which Linux before 6.2 does not pin: map it private, as \
              `MmapOptions::map_copy_read_only` of memmap2 does)"
         }
         _ => "",
@@ -155,10 +156,9 @@ pub enum RegionError {
     /// The environment: RLIMIT_MEMLOCK does not leave enough beside what the pool may use.
     #[error(
         "{len} bytes of the application's were to be registered; the limit on pinned memory is {limit} bytes, \
-         {pinned} of them pinned already, and {reserved} kept for the pool: raise the limit \
-         (`ulimit -l {kib}` in KiB, LimitMEMLOCK= in a systemd unit, `docker run --ulimit memlock=-1`) \
-         or configure a smaller pool",
-        kib = (*.len as u64 + .pinned + .reserved).div_ceil(1024)
+         {pinned} of them pinned already, and {reserved} kept for the pool: configure a smaller pool \
+         (PoolConfig::total), or lift the limit (`ulimit -l unlimited`, LimitMEMLOCK=infinity in a systemd \
+         unit, `docker run --ulimit memlock=-1`)"
     )]
     Memlock {
         /// Bytes that were to be registered.
@@ -173,12 +173,14 @@ pub enum RegionError {
     /// The caller: a part of the memory is registered already, or is memory of the pool, which can
     /// be sent as it is.
     #[error(
-        "a part of the {len} bytes that were to be registered is registered already: with an earlier \
-         call, or as memory of the pool, which needs no registration"
+        "a part of the {len} bytes that were to be registered {}",
+        if *.pool { "is memory of the pool, which is sent as it is" } else { "is registered already, by an earlier call" }
     )]
     Overlap {
         /// Bytes that were to be registered.
         len: usize,
+        /// The part is memory of the pool, and not of the application.
+        pool: bool,
     },
     /// The environment: the device did not register the memory.
     #[error(transparent)]

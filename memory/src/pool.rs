@@ -13,7 +13,7 @@ use crate::error::{PoolError, RegionError};
 use crate::landing::Landing;
 use crate::ledger::{Ledger, unpinning};
 use crate::memlock::Memlock;
-use crate::registered::PoolRegistration;
+use crate::registered::{PoolRegistration, freeing};
 use crate::registrar::Registrar;
 use crate::stats::{PoolStats, Use};
 
@@ -59,10 +59,10 @@ impl Pool {
                     |error| tracing::warn!(%error, "RLIMIT_MEMLOCK cannot be read; taken as unlimited"),
                 )
                 .ok()
-                // Pools that have ended are about to give it back.
-                .map(|limits| Memlock {
-                    pinned: limits.pinned.saturating_sub(unpinning() as u64),
-                    ..limits
+                // Pools that have ended, and the application, are about to give it back.
+                .map(|limits| {
+                    let soon = (unpinning() + freeing::bytes()) as u64;
+                    Memlock { pinned: limits.pinned.saturating_sub(soon), ..limits }
                 })
         } else {
             None
@@ -145,8 +145,8 @@ impl Pool {
     /// Registers memory of the application with the device, so that any part of it can be sent from
     /// where it lies. It stays registered while the returned value, a clone of it, or
     /// [bytes](Pool::resolve) that were found through it are alive, also longer than the pool. Then
-    /// it is deregistered, and `memory` dropped: from 1 MiB on by a thread of its own, if the
-    /// device takes time for it.
+    /// it is deregistered, and `memory` dropped: by a thread of its own, if the device takes time
+    /// for it.
     ///
     /// The device only reads it. It need not be page-aligned. Blocks while the pages are pinned.
     ///

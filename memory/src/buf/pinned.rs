@@ -282,6 +282,12 @@ impl PinnedBytes {
         PinnedBytes { bytes, lkey: self.lkey, iova, keep_alive }
     }
 
+    /// Returns the bytes without the key. They keep the memory registered: what has been found to
+    /// be registered stays so until it is posted.
+    pub fn into_registered(self) -> Bytes {
+        if self.keep_alive.is_some() { Bytes::from_owner(self) } else { self.bytes }
+    }
+
     /// Returns the bytes without the key.
     pub fn into_bytes(self) -> Bytes {
         self.bytes

@@ -39,7 +39,8 @@ impl Index {
     pub(crate) fn insert(&self, region: &Region) {
         let (start, lkey, iova) = (region.start(), region.lkey(), region.iova());
         let end = start + region.len();
-        self.insert_entry(Entry { start, end, lkey, iova, application: None });
+        let is_new = self.insert_entry(Entry { start, end, lkey, iova, application: None });
+        debug_assert!(is_new, "mapped, and in the index already");
     }
 
     /// Adds application memory. Returns false, and adds nothing, if a part of it is known already.
@@ -56,7 +57,7 @@ impl Index {
 
     fn insert_entry(&self, entry: Entry) -> bool {
         let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let free = !overlaps(&entries, entry.start, entry.end);
+        let free = overlapping(&entries, entry.start, entry.end).is_none();
         if free {
             let at = entries.partition_point(|e| e.start < entry.start);
             entries.insert(at, entry);
@@ -64,11 +65,11 @@ impl Index {
         free
     }
 
-    /// Whether a part of the memory is known.
-    pub(crate) fn overlaps(&self, memory: &[u8]) -> bool {
+    /// Whether a part of the memory is known, and then whether it is memory of the pool.
+    pub(crate) fn overlaps(&self, memory: &[u8]) -> Option<bool> {
         let start = memory.as_ptr().addr();
         let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        overlaps(&entries, start, start + memory.len())
+        overlapping(&entries, start, start + memory.len()).map(|e| e.application.is_none())
     }
 
     /// Removes the region that begins at `start`.
@@ -95,7 +96,7 @@ impl Index {
     }
 }
 
-fn overlaps(entries: &[Entry], start: usize, end: usize) -> bool {
+fn overlapping(entries: &[Entry], start: usize, end: usize) -> Option<&Entry> {
     let before_end = entries.partition_point(|e| e.start < end);
-    before_end.checked_sub(1).and_then(|last| entries.get(last)).is_some_and(|e| start < e.end)
+    before_end.checked_sub(1).and_then(|last| entries.get(last)).filter(|e| start < e.end)
 }

@@ -101,6 +101,65 @@ async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
     }
 }
 
+/// Messages that wait for landing memory stay registered when the application drops all it has.
+#[tokio::test]
+async fn a_registration_lasts_until_the_message_is_written() {
+    for fabric in Fabric::FAST {
+        // Room for one message of 4 MiB at a time: the others wait.
+        let world = World::with(*fabric, Which::Ours, 16 << 20, LIMIT).await;
+        let learn = Blob::of(pooled(&world.channel, MIB, 1).await);
+        for _ in 0..2 {
+            world.client(Which::Ours).echo(learn.clone()).await.unwrap();
+        }
+        // The application's bytes do not keep the registration; its handle does.
+        let own: Bytes = pattern(4 * MIB, 3).into();
+        let registered = world.channel.context().register(own.clone()).await.unwrap();
+        assert_eq!(registered.devices().len(), 1);
+        let calls: Vec<_> = (0..4)
+            .map(|_| {
+                let (mut client, blob) = (world.client(Which::Ours), Blob::of(own.clone()));
+                tokio::spawn(async move { client.echo(blob).await.unwrap() })
+            })
+            .collect();
+        while world.channel.pool().stats().filled == 0 && !calls[0].is_finished() {
+            tokio::task::yield_now().await;
+        }
+        drop(registered);
+        for call in calls {
+            assert!(call.await.unwrap().data == own, "{fabric:?}: other bytes than were sent");
+        }
+        let kept = world.channel.pool();
+        while kept.stats().application > 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        assert!(!in_pool(&world.channel, &own));
+    }
+}
+
+/// Memory is registered with a device that the context uses later, too.
+#[tokio::test]
+async fn memory_is_registered_with_devices_that_come_later() {
+    for fabric in Fabric::FAST {
+        let [server, client] = fabric.hosts(16 << 20);
+        let context = client.clone().unwrap();
+        let registered = context.register(pattern(MIB, 5)).await.unwrap();
+        assert_eq!(registered.devices(), Vec::<String>::new());
+        let blobs =
+            common::Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
+        let world = World::between(*fabric, [server, client], blobs).await;
+        assert_eq!(registered.devices().len(), 1, "{fabric:?}");
+        assert!(in_pool(&world.channel, &registered.slice(5..7)));
+        let pool = world.channel.pool();
+        assert_eq!(pool.stats().application, MIB);
+        let reply = world.client(Which::Ours).echo(Blob::of(registered.bytes())).await.unwrap();
+        assert!(reply.data == registered.bytes());
+        drop(registered);
+        while pool.stats().application > 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_a_method_costs_until_it_is_known() {
     let world = World::new(Fabric::Sim, Which::Ours).await;

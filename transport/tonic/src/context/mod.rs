@@ -302,19 +302,34 @@ impl Context {
     /// memory is registered with this context already: the error names the device. Then the memory
     /// is registered with no device, and dropped.
     ///
+    /// # Panics
+    /// Outside of a tokio runtime, if a device pins memory.
+    ///
     /// # Cancel safety
-    /// If the future is dropped, the memory is not registered, and dropped.
+    /// If the future is dropped, the memory is registered with no device, and dropped when the
+    /// kernel has done what it had begun.
     pub async fn register<T>(&self, memory: T) -> Result<Registered, RegisterRegionError>
     where
         T: AsRef<[u8]> + Send + 'static,
     {
         let region = Region::new(memory);
-        let pools = self.0.pools.lock().await;
-        for (device, held) in pools.iter().filter(|(_, held)| !held.fabric.is_removed()) {
-            region.register_with(device, &held.pool).await?;
+        loop {
+            // Connections do not wait while pages are pinned. A pool that is made meanwhile is
+            // found in the next round.
+            let (device, held) = {
+                let pools = self.0.pools.lock().await;
+                let mut pools = pools.iter().filter(|(_, held)| !held.fabric.is_removed());
+                let Some((device, held)) = pools.find(|(device, _)| !region.is_with(device)) else {
+                    self.0.regions.add(&region);
+                    break Ok(Registered::of(region));
+                };
+                (device.clone(), Held { fabric: held.fabric.clone(), pool: held.pool.clone() })
+            };
+            match region.register_with(&device, &held.pool).await {
+                Err(error) if !held.fabric.is_removed() => break Err(error),
+                _ => {}
+            }
         }
-        self.0.regions.add(&region);
-        Ok(Registered::of(region))
     }
 
     /// The pool of a device, created at its first use.
@@ -323,6 +338,8 @@ impl Context {
         if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
             return Ok(held.pool.clone());
         }
+        // The device was removed, and has come back.
+        self.0.regions.forget(fabric.name());
         let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {
             // Pinning a few megabytes takes milliseconds.
@@ -333,8 +350,14 @@ impl Context {
             Pool::new(config, registrar)
         };
         let pool = made.map_err(|e| from_error::pool(&e))?;
-        self.0.regions.register_with(fabric.name(), &pool).await;
         pools.insert(fabric.name().to_owned(), Held { fabric: fabric.clone(), pool: pool.clone() });
+        let registering =
+            registered::register_all(self.0.regions.all(), fabric.name().to_owned(), pool.clone());
+        match pool.pins() {
+            // The connection does not wait for it, nor ends it when it is given up.
+            true => drop(tokio::spawn(registering)),
+            false => registering.await,
+        }
         if fabric.provider() == "verbs" {
             self.watch_devices();
         }

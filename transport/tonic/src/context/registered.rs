@@ -1,11 +1,11 @@
 //! Memory of the application that is sent from where it lies.
 
-use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::{fmt, io};
 
 use bytes::Bytes;
-use tonic_rdma_memory::{Pool, PoolRegistration, RegionError};
+use tonic_rdma_memory::{Pool, PoolRegistration, RegionError, RegisterError};
 
 /// Memory that [`Context::register`](crate::Context::register) could not register.
 #[derive(Debug, thiserror::Error)]
@@ -109,6 +109,11 @@ impl Region {
         self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether it is registered with a device.
+    pub(super) fn is_with(&self, device: &str) -> bool {
+        self.registrations().iter().any(|(name, _)| name == device)
+    }
+
     /// Registers the memory with the device of a pool.
     pub(super) async fn register_with(
         &self,
@@ -120,8 +125,13 @@ impl Region {
         let registration = if pool.pins() {
             match tokio::task::spawn_blocking(move || pool.register(memory)).await {
                 Ok(registration) => registration,
-                // The runtime is shutting down.
-                Err(_) => return Ok(()),
+                Err(error) => match error.try_into_panic() {
+                    Ok(panic) => std::panic::resume_unwind(panic),
+                    Err(_) => {
+                        let error = io::Error::other("the tokio runtime is shutting down");
+                        Err(RegisterError::new(self.memory.len(), error).into())
+                    }
+                },
             }
         } else {
             pool.register(memory)
@@ -137,10 +147,11 @@ impl Region {
 pub(super) struct Regions(Mutex<Vec<Weak<Region>>>);
 
 impl Regions {
-    fn all(&self) -> Vec<Arc<Region>> {
+    /// Those that are in use.
+    pub(super) fn all(&self) -> Vec<Weak<Region>> {
         let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         regions.retain(|region| region.strong_count() > 0);
-        regions.iter().filter_map(Weak::upgrade).collect()
+        regions.clone()
     }
 
     pub(super) fn add(&self, region: &Arc<Region>) {
@@ -149,21 +160,21 @@ impl Regions {
         regions.push(Arc::downgrade(region));
     }
 
-    /// Registers all of it with a device that the context has begun to use.
-    pub(super) async fn register_with(&self, device: &str, pool: &Pool) {
-        for region in self.all() {
-            // The device was removed, and has come back.
-            region.registrations().retain(|(name, _)| name != device);
-            if let Err(error) = region.register_with(device, pool).await {
-                tracing::warn!(%error, "memory of the application is not registered: it is copied");
-            }
-        }
-    }
-
     /// Ends the registrations with a device that has been removed.
     pub(super) fn forget(&self, device: &str) {
-        for region in self.all() {
+        for region in self.all().iter().filter_map(Weak::upgrade) {
             region.registrations().retain(|(name, _)| name != device);
+        }
+    }
+}
+
+/// Registers regions with a device that the context has begun to use.
+pub(super) async fn register_all(regions: Vec<Weak<Region>>, device: String, pool: Pool) {
+    for region in regions {
+        // Those that have been dropped meanwhile are left out.
+        let Some(region) = region.upgrade() else { continue };
+        if let Err(error) = region.register_with(&device, &pool).await {
+            tracing::warn!(%error, "memory of the application is not registered: it is copied");
         }
     }
 }

@@ -5,22 +5,23 @@
 //! | the application | it can send from the memory |
 //! | the bytes of a work request ([`PinnedBytes`](crate::PinnedBytes)) | the keys work until the device is done (R9) |
 //!
-//! The last of them deregisters the memory, and then drops it.
+//! The last of them deregisters the memory, and then drops it: by a thread of its own (`freeing`)
+//! if the device takes time for it.
 
-use std::fmt;
+pub(crate) mod freeing;
+
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use std::{fmt, thread};
 
 use bytes::Bytes;
 
 use crate::error::RegionError;
 use crate::ledger::{KeepAlive, Ledger};
+use crate::region::page::page;
 use crate::registrar::{Access, Memory, Registration};
-
-/// Bytes from which a thread of its own unpins the memory: to unpin a mebibyte takes about as long
-/// as to start a thread.
-const OWN_THREAD: usize = 1 << 20;
 
 /// A registration of application memory with the device of one pool. Cheap to clone; the last clone
 /// deregisters it.
@@ -45,16 +46,19 @@ impl PoolRegistration {
         let Some(addr) = NonNull::new(memory.as_ptr().cast_mut()).filter(|_| len > 0) else {
             return Ok(PoolRegistration(Arc::new(Registered(None))));
         };
-        if ledger.index.overlaps(&memory) {
-            return Err(RegionError::Overlap { len });
+        if let Some(pool) = ledger.index.overlaps(&memory) {
+            return Err(RegionError::Overlap { len, pool });
         }
-        check_limit(&ledger, len)?;
+        let pinning = PINNING.lock().unwrap_or_else(PoisonError::into_inner);
+        check_limit(&ledger, &memory)?;
         // SAFETY: `memory` keeps the range readable, and is dropped after the registration: `Held`.
         // Nobody writes to it by this registration, which allows reading only (R9, R12).
         let registration = unsafe {
             let access = Access::LocalRead;
             ledger.registrar.register(Memory { addr, len, access, file: None })
-        }?;
+        };
+        drop(pinning);
+        let registration = registration.inspect_err(|_| ledger.not_registered())?;
         let keys = (registration.lkey(), registration.iova());
         let range = memory.clone();
         ledger.counters.registrations.fetch_add(1, Relaxed);
@@ -72,19 +76,32 @@ impl PoolRegistration {
             ledger.counters.application.fetch_sub(len, Relaxed);
             drop(held);
         }
-        Err(RegionError::Overlap { len })
+        Err(RegionError::Overlap { len, pool: false })
     }
 }
 
-/// Checks that the pool could still use all of its memory.
-fn check_limit(ledger: &Ledger, len: usize) -> Result<(), RegionError> {
-    let Some((left, memlock)) = ledger.memlock_left() else { return Ok(()) };
-    let reserved = ledger.sizes.total.saturating_sub(ledger.budgets.total()) as u64;
-    if len as u64 <= left.saturating_sub(reserved) {
-        return Ok(());
+/// Held from the check of the limit to the end of the registration, so that no two regions take the
+/// same rest.
+static PINNING: Mutex<()> = Mutex::new(());
+
+/// Checks that the pool could still use all of its memory. Waits for what is being unpinned if that
+/// makes the difference.
+fn check_limit(ledger: &Ledger, memory: &[u8]) -> Result<(), RegionError> {
+    let start = memory.as_ptr().addr();
+    let pages = (start + memory.len()).next_multiple_of(page()) - (start - start % page());
+    loop {
+        let unpinning = freeing::bytes();
+        let Some((left, memlock)) = ledger.memlock_left() else { return Ok(()) };
+        let reserved = ledger.sizes.total.saturating_sub(ledger.budgets.total()) as u64;
+        if pages as u64 <= left.saturating_sub(reserved) {
+            return Ok(());
+        }
+        if unpinning == 0 {
+            let (len, limit) = (memory.len(), memlock.soft.unwrap_or(u64::MAX));
+            return Err(RegionError::Memlock { len, limit, pinned: memlock.pinned, reserved });
+        }
+        thread::sleep(Duration::from_millis(1));
     }
-    let limit = memlock.soft.unwrap_or(u64::MAX);
-    Err(RegionError::Memlock { len, limit, pinned: memlock.pinned, reserved })
 }
 
 impl Drop for Registered {
@@ -93,13 +110,11 @@ impl Drop for Registered {
         let len = held.memory.len();
         held.ledger.index.remove(held.memory.as_ptr().addr());
         held.ledger.counters.application.fetch_sub(len, Relaxed);
-        if len < OWN_THREAD || !held.ledger.registrar.is_slow() {
-            return drop(held);
-        }
-        // If there is no thread for it, the memory is dropped with the closure, here.
-        let thread = std::thread::Builder::new().name("tonic-rdma-unpin".into());
-        if let Err(error) = thread.spawn(move || drop(held)) {
-            tracing::debug!(%error, len, "no thread to deregister memory");
+        // The last holder may be a completion, whose connection is locked: to unpin the memory
+        // takes time, and its owner is the application's, whose Drop may use the connection.
+        match held.ledger.registrar.is_slow() {
+            true => freeing::free(if held.ledger.registrar.pins() { len } else { 0 }, held),
+            false => drop(held),
         }
     }
 }
