@@ -153,7 +153,9 @@ pub use tonic_rdma_fabric::ShmAccess;
 #[cfg(feature = "test-util")]
 #[doc(no_inline)]
 pub use tonic_rdma_fabric::sim;
-pub use tonic_rdma_memory::{HugePages, PinnedBuf, Pool, PoolConfig, PoolStats, RegionError};
+pub use tonic_rdma_memory::{
+    HugePages, PinnedBuf, Pool, PoolConfig, PoolError, PoolStats, RegionError,
+};
 
 /// Compiles and runs the snippets of the documents as doctests.
 #[cfg(doctest)]
