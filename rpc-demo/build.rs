@@ -7,10 +7,5 @@ fn main() -> Result<(), Error> {
     let file = "proto/rpc_demo/v1/store.proto";
     println!("cargo:rerun-if-changed={file}");
     let descriptors = protox::compile([file], ["proto"])?;
-    tonic_prost_build::configure()
-        // `bytes` fields are sent from where they lie, and received as slices of what landed.
-        .codec_path("tonic_rdma::codec::ProstCodec")
-        .bytes(".")
-        .compile_fds(descriptors)?;
-    Ok(())
+    Ok(tonic_rdma_build::compile_fds(descriptors)?)
 }

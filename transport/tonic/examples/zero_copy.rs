@@ -1,12 +1,10 @@
-//! An existing service, changed to zero copy in three lines.
+//! An existing service, changed to zero copy in two lines.
 //!
 //! In `build.rs`:
 //!
 //! ```text
-//!   tonic_prost_build::configure()
-//! +     .codec_path("tonic_rdma::codec::ProstCodec")
-//! +     .bytes(".")
-//!       .compile_protos(&["store.proto"], &["."])?;
+//! -   tonic_prost_build::compile_protos("store.proto")?;
+//! +   tonic_rdma_build::compile_protos("store.proto")?;
 //! ```
 //!
 //! and in the code, for buffers that are sent without a copy:

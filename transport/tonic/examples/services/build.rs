@@ -6,11 +6,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Existing services, unchanged.
     let plain = protox::compile(["proto/greeter.proto", "proto/numbers.proto"], ["proto"])?;
     tonic_prost_build::configure().compile_fds(plain)?;
-    // A service whose `bytes` fields are not copied.
+    // A service whose `bytes` fields are not copied, and whose `connect` makes our channel.
     let store = protox::compile(["proto/store.proto"], ["proto"])?;
-    tonic_prost_build::configure()
-        .codec_path("tonic_rdma::codec::ProstCodec")
-        .bytes(".")
-        .compile_fds(store)?;
-    Ok(())
+    Ok(tonic_rdma_build::compile_fds(store)?)
 }

@@ -5,7 +5,8 @@
 //! `bytes` field from the memory that holds it, and a received field is a slice of the memory that
 //! it landed in. Over any other transport it behaves like the plain codec.
 //!
-//! To use it, set it in the `build.rs` of a service; no other change is needed:
+//! Stubs that tonic-rdma-build generates use it. With tonic-prost-build, set it in the `build.rs`
+//! of a service; no other change is needed:
 //!
 //! ```no_run
 //! # fn build() -> std::io::Result<()> {

@@ -17,7 +17,7 @@ pub mod numbers {
     tonic::include_proto!("numbers");
 }
 
-/// `store.proto`, with the zero-copy codec.
+/// `store.proto`, by tonic-rdma-build.
 pub mod store {
     tonic::include_proto!("store");
 }

@@ -2,7 +2,7 @@
 //! crate need no compiler of proto files.
 //!
 //! To regenerate it after a change of the proto file:
-//! `TONIC_RDMA_REGENERATE=1 cargo test -p tonic-rdma --test generated`.
+//! `TONIC_RDMA_REGENERATE=1 cargo test -p tonic-rdma --test stubs`.
 
 use std::path::Path;
 use std::{env, fs};

@@ -1,0 +1,161 @@
+//! Settings.
+
+use std::io;
+use std::path::Path;
+
+use prost_build::Config;
+use prost_types::FileDescriptorSet;
+
+use crate::channel::Generator;
+
+/// What is generated, and where. Made by [`configure`](crate::configure), or from a
+/// [`tonic_prost_build::Builder`].
+///
+/// The methods are those of [`tonic_prost_build::Builder`], which has their documentation.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    tonic: tonic_prost_build::Builder,
+    /// Whether `bytes` was called: what it names is all then.
+    bytes_named: bool,
+}
+
+/// Defines methods that set the same of tonic-prost-build's builder.
+macro_rules! passed_through {
+    ($($name:ident $([$($generic:ident: $bound:path),*])? ($($argument:ident: $of:ty),*);)*) => {
+        impl Builder {
+            $(
+                #[doc = concat!("As [`tonic_prost_build::Builder::", stringify!($name), "`].")]
+                pub fn $name$(<$($generic: $bound),*>)?(self, $($argument: $of),*) -> Self {
+                    Builder { tonic: self.tonic.$name($($argument),*), ..self }
+                }
+            )*
+
+            /// The methods that pass through, for a test that compares them.
+            #[doc(hidden)]
+            pub const PASSED_THROUGH: &[&str] = &[$(stringify!($name)),*];
+        }
+    };
+}
+
+passed_through! {
+    build_client(enable: bool);
+    build_server(enable: bool);
+    build_transport(enable: bool);
+    out_dir(out_dir: impl AsRef<Path>);
+    extern_path(proto_path: impl AsRef<str>, rust_path: impl AsRef<str>);
+    field_attribute[P: AsRef<str>, A: AsRef<str>](path: P, attribute: A);
+    message_attribute[P: AsRef<str>, A: AsRef<str>](path: P, attribute: A);
+    enum_attribute[P: AsRef<str>, A: AsRef<str>](path: P, attribute: A);
+    type_attribute[P: AsRef<str>, A: AsRef<str>](path: P, attribute: A);
+    boxed[P: AsRef<str>](path: P);
+    btree_map[P: AsRef<str>](path: P);
+    server_mod_attribute[P: AsRef<str>, A: AsRef<str>](path: P, attribute: A);
+    server_attribute[P: AsRef<str>, A: AsRef<str>](path: P, attribute: A);
+    trait_attribute[P: AsRef<str>, A: AsRef<str>](path: P, attribute: A);
+    client_mod_attribute[P: AsRef<str>, A: AsRef<str>](path: P, attribute: A);
+    client_attribute[P: AsRef<str>, A: AsRef<str>](path: P, attribute: A);
+    proto_path(proto_path: impl AsRef<str>);
+    compile_well_known_types(enable: bool);
+    with_extended_rust_types(enable: bool);
+    emit_package(enable: bool);
+    file_descriptor_set_path(path: impl AsRef<Path>);
+    skip_protoc_run();
+    protoc_arg[A: AsRef<str>](arg: A);
+    include_file(path: impl AsRef<Path>);
+    emit_rerun_if_changed(enable: bool);
+    use_arc_self(enable: bool);
+    generate_default_stubs(enable: bool);
+    codec_path(path: impl AsRef<str>);
+}
+
+impl From<tonic_prost_build::Builder> for Builder {
+    /// Keeps what was set, but for the codec: name another one by
+    /// [`codec_path`](Builder::codec_path) of the result.
+    fn from(tonic: tonic_prost_build::Builder) -> Self {
+        Builder { tonic: tonic.codec_path(crate::CODEC), bytes_named: false }
+    }
+}
+
+impl Builder {
+    /// Only the `bytes` fields that match one of these paths are `Bytes`, as by
+    /// [`tonic_prost_build::Builder::bytes`]; the others are `Vec<u8>`, which are copied. Without a
+    /// call, all are `Bytes`.
+    pub fn bytes<P: AsRef<str>>(self, path: P) -> Self {
+        Builder { tonic: self.tonic.bytes(path), bytes_named: true }
+    }
+
+    /// As [`tonic_prost_build::Builder::disable_comments`].
+    pub fn disable_comments<I, S>(self, path: I) -> Self
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<str>,
+    {
+        Builder { tonic: self.tonic.disable_comments(path), ..self }
+    }
+
+    /// As [`tonic_prost_build::Builder::skip_debug`].
+    pub fn skip_debug<I, S>(self, paths: I) -> Self
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<str>,
+    {
+        Builder { tonic: self.tonic.skip_debug(paths), ..self }
+    }
+
+    /// Compiles `.proto` files with protoc and generates their stubs.
+    ///
+    /// # Errors
+    /// If protoc is missing or refuses a file, and if the code cannot be written.
+    pub fn compile_protos<P: AsRef<Path>>(self, protos: &[P], includes: &[P]) -> io::Result<()> {
+        self.compile_with_config(Config::new(), protos, includes)
+    }
+
+    /// The same, with more settings of prost. A service generator of `config` is not used.
+    ///
+    /// # Errors
+    /// As [`compile_protos`](Self::compile_protos).
+    pub fn compile_with_config<P: AsRef<Path>>(
+        self,
+        mut config: Config,
+        protos: &[P],
+        includes: &[P],
+    ) -> io::Result<()> {
+        self.messages(&mut config).compile_with_config(config, protos, includes)
+    }
+
+    /// Generates the stubs of compiled descriptors.
+    ///
+    /// # Errors
+    /// If the code cannot be generated or written.
+    pub fn compile_fds(self, fds: FileDescriptorSet) -> io::Result<()> {
+        self.compile_fds_with_config(fds, Config::new())
+    }
+
+    /// The same, with more settings of prost. A service generator of `config` is not used.
+    ///
+    /// # Errors
+    /// As [`compile_fds`](Self::compile_fds).
+    pub fn compile_fds_with_config(
+        self,
+        fds: FileDescriptorSet,
+        mut config: Config,
+    ) -> io::Result<()> {
+        self.messages(&mut config).compile_fds_with_config(fds, config)
+    }
+
+    /// Turns the builder into a generator of services for
+    /// [`prost_build::Config::service_generator`].
+    pub fn service_generator(self) -> Box<dyn prost_build::ServiceGenerator> {
+        Box::new(Generator { inner: self.tonic.service_generator() })
+    }
+
+    /// Adds the services to `config`, and returns the builder of the messages.
+    fn messages(self, config: &mut Config) -> tonic_prost_build::Builder {
+        let bytes_named = self.bytes_named;
+        let messages = self.tonic.clone();
+        config.service_generator(self.service_generator());
+        // A builder that generates neither leaves the generator of `config` in its place.
+        let messages = messages.build_client(false).build_server(false);
+        if bytes_named { messages } else { messages.bytes(".") }
+    }
+}

@@ -1,0 +1,55 @@
+//! Stubs for tonic-rdma, generated in `build.rs`.
+//!
+//! tonic-prost-build does the work. This crate changes three of its choices: the stubs use
+//! `tonic_rdma::codec::ProstCodec`, which does not copy `bytes` fields; these fields are `Bytes`;
+//! and the clients' `connect` makes a `tonic_rdma::Channel`, where that of tonic-prost-build stays
+//! on TCP. All else is as set by the methods of [`Builder`], which are those of
+//! [`tonic_prost_build::Builder`].
+//!
+//! ```no_run
+//! fn main() -> std::io::Result<()> {
+//!     tonic_rdma_build::compile_protos("proto/service.proto")
+//! }
+//! ```
+//!
+//! The generated code names the crates `tonic`, `prost` and `tonic_rdma`: a package that includes
+//! it depends on these.
+
+mod builder;
+mod channel;
+
+use std::io;
+use std::path::Path;
+
+pub use builder::Builder;
+
+/// The codec of generated stubs, unless [`Builder::codec_path`] names another.
+const CODEC: &str = "tonic_rdma::codec::ProstCodec";
+
+/// A builder with the defaults of this crate.
+pub fn configure() -> Builder {
+    Builder::from(tonic_prost_build::configure())
+}
+
+/// Generates the stubs of one `.proto` file into `OUT_DIR`. It may import files of its own folder.
+///
+/// # Errors
+/// If protoc is missing or refuses the file. [`compile_fds`] needs no protoc.
+pub fn compile_protos(proto: impl AsRef<Path>) -> io::Result<()> {
+    let proto = proto.as_ref();
+    // As tonic-prost-build: an empty parent is the current folder.
+    let folder = match proto.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    configure().compile_protos(&[proto], &[folder])
+}
+
+/// Generates the stubs of descriptors into `OUT_DIR`: of protox for example, which compiles
+/// `.proto` files without protoc.
+///
+/// # Errors
+/// If the code cannot be generated or written.
+pub fn compile_fds(fds: prost_types::FileDescriptorSet) -> io::Result<()> {
+    configure().compile_fds(fds)
+}
