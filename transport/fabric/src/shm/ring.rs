@@ -9,7 +9,7 @@
 //! | 1 | sender | CHUNK messages that it had put on the socket when it published the tail |
 //! | 2 | sender | when it last woke the receiver: nanoseconds of CLOCK_MONOTONIC |
 //! | 8 | receiver | head: messages whose slots are free again |
-//! | 16 | both | 1: the receiver waits for its eventfd |
+//! | 16 | both | not 0: the receiver waits, and is to be woken as this says (`wakeup::member`) |
 //! | 24 | receiver | the processor it last ran on |
 //! | 32 .. 32 + slots | sender | bytes in each slot |
 //! | then, from the next multiple of 8 | sender | the slots, `slot_size` bytes each |
@@ -184,10 +184,10 @@ impl<W: Words> Reader<W> {
         }
     }
 
-    /// Announces that this end waits: from now on the peer wakes it. False when a message may have
-    /// come meanwhile; this end then does not wait.
-    pub(crate) fn wait(&self) -> bool {
-        wait_flag::raise(self.word(WAITING));
+    /// Announces that this end waits: from now on the peer wakes it, in the way that `value` says.
+    /// False when a message may have come meanwhile; this end then does not wait.
+    pub(crate) fn wait(&self, value: u64) -> bool {
+        wait_flag::raise(self.word(WAITING), value);
         let waits = !self.has_pending_recv();
         if !waits {
             self.stop_waiting();
@@ -326,10 +326,11 @@ impl<W: Words> Writer<W> {
         self.published != self.written
     }
 
-    /// Shows the peer what was written. True when the peer waits, and is to be woken.
-    pub(crate) fn publish(&mut self) -> bool {
+    /// Shows the peer what was written. Not 0 when the peer waits, and is to be woken: what it said
+    /// when it began to wait.
+    pub(crate) fn publish(&mut self) -> u64 {
         if !self.has_unpublished() {
-            return false;
+            return 0;
         }
         self.published = self.written;
         self.word(CHUNKS).store(self.chunks, Ordering::Relaxed);

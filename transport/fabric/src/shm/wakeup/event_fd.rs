@@ -1,6 +1,6 @@
-//! The eventfd of a connection: both ends wait for it, and wake each other with it.
+//! The eventfd of two processes: both wait for it, and wake each other with it.
 //!
-//! The client makes it and the server takes it. A write to an eventfd wakes those that wait to read
+//! One of them makes it and the other takes it. A write to an eventfd wakes those that wait to read
 //! it, and nobody else; a read wakes those that wait to write. The kernel tells the two apart, and
 //! tokio waits for edges, so neither end wakes itself:
 //!
@@ -18,22 +18,19 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::task::Context;
+use std::task::{Context, Poll};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::shm::ready_fd::ReadyFd;
-use crate::shm::socket::seqpacket::Socket;
-use crate::shm::socket::wire::Message;
-
 /// Wake-ups that one end may have sent more than the other.
 const START: u32 = 1 << 31;
 
+/// Which end of it a process has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(crate) enum End {
     Maker,
     Taker,
 }
@@ -41,7 +38,7 @@ enum End {
 /// The eventfd, as one end has it.
 #[derive(Debug)]
 pub(crate) struct EventFd {
-    fd: ReadyFd,
+    fd: AsyncFd<OwnedFd>,
     end: End,
 }
 
@@ -63,7 +60,7 @@ impl EventFd {
     fn new(fd: OwnedFd, end: End) -> io::Result<EventFd> {
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
         let fd = unsafe { AsyncFd::register_with_interest(fd, end.waits_for()) }?;
-        Ok(EventFd { fd: ReadyFd::new(fd), end })
+        Ok(EventFd { fd, end })
     }
 
     /// The descriptor to send to the peer.
@@ -72,7 +69,34 @@ impl EventFd {
         self.fd.get_ref()
     }
 
-    fn wake(&self) -> io::Result<()> {
+    /// Which end this is.
+    pub(crate) fn end(&self) -> End {
+        self.end
+    }
+
+    /// From now on the waker is woken when the peer wakes this end; one waker at a time. Earlier
+    /// wake-ups are forgotten.
+    ///
+    /// # Errors
+    /// The runtime ends.
+    pub(crate) fn arm(&self, cx: &mut Context<'_>) -> io::Result<()> {
+        loop {
+            let ready = match self.end {
+                End::Maker => self.fd.poll_read_ready(cx),
+                End::Taker => self.fd.poll_write_ready(cx),
+            };
+            match ready {
+                Poll::Ready(ready) => ready?.clear_ready(),
+                Poll::Pending => return Ok(()),
+            }
+        }
+    }
+
+    /// Wakes the peer.
+    ///
+    /// # Errors
+    /// The peer has moved the counter to a limit, and is not woken.
+    pub(crate) fn wake(&self) -> io::Result<()> {
         let fd = self.fd.get_ref();
         let add = |n: u64| rustix::io::write(fd, &n.to_ne_bytes());
         let mut counter = [0; 8];
@@ -91,6 +115,14 @@ impl EventFd {
 }
 
 impl End {
+    /// The other one.
+    pub(crate) fn other(self) -> End {
+        match self {
+            End::Maker => End::Taker,
+            End::Taker => End::Maker,
+        }
+    }
+
     fn waits_for(self) -> Interest {
         match self {
             End::Maker => Interest::READABLE,
@@ -119,36 +151,6 @@ pub(crate) fn check(fd: &OwnedFd) -> io::Result<bool> {
 fn link_of(fd: &OwnedFd) -> String {
     use std::os::fd::AsRawFd;
     format!("/proc/self/fd/{}", fd.as_raw_fd())
-}
-
-/// How the ends of a connection wake each other.
-#[derive(Debug)]
-pub(crate) enum Wakeup {
-    Event(EventFd),
-    /// By a message on the socket.
-    Message,
-}
-
-impl Wakeup {
-    /// From now on the task is woken when the peer wakes this end. Earlier wake-ups are forgotten.
-    #[inline]
-    pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        match self {
-            Wakeup::Event(EventFd { fd, end }) => fd.listen(end.waits_for(), cx),
-            // Whoever waits polls the socket in any case.
-            Wakeup::Message => Ok(()),
-        }
-    }
-
-    /// Wakes the peer. Fails only when the peer has left the last 2^64 wake-ups, or a full socket,
-    /// unread, or has moved the counter itself. It is awake then, so the failure is ignored.
-    #[inline]
-    pub(crate) fn wake(&self, socket: &Socket) {
-        let _ = match self {
-            Wakeup::Event(event_fd) => event_fd.wake(),
-            Wakeup::Message => socket.send(&Message::Wake.encode(), &[]),
-        };
-    }
 }
 
 #[cfg(test)]
@@ -193,10 +195,9 @@ mod tests {
             Pair { ends: [made, EventFd::take(taken).unwrap()], woken: Default::default() }
         }
 
-        fn listen(&mut self, end: usize) {
+        fn listen(&self, end: usize) {
             let waker = Waker::from(self.woken[end].clone());
-            let EventFd { fd, end } = &mut self.ends[end];
-            fd.listen(end.waits_for(), &mut Context::from_waker(&waker)).unwrap();
+            self.ends[end].arm(&mut Context::from_waker(&waker)).unwrap();
         }
 
         fn woken(&self) -> [usize; 2] {
@@ -213,7 +214,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_end_wakes_the_other_and_never_itself() {
-        let mut pair = Pair::of(EventFd::make().unwrap());
+        let pair = Pair::of(EventFd::make().unwrap());
         let mut expected = [0; 2];
         // Either end is ready when it is made.
         turns().await;
@@ -240,7 +241,7 @@ mod tests {
     async fn a_counter_at_its_limit_hurts_its_owner_only() {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let plain = EventFd::new(eventfd(0, flags).unwrap(), End::Maker).unwrap();
-        let mut pair = Pair::of(plain);
+        let pair = Pair::of(plain);
         turns().await;
         for round in 1..4 {
             pair.listen(1);

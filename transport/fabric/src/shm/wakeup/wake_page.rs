@@ -1,0 +1,155 @@
+//! The page that two processes share to wake each other's connections: the words of one direction.
+//!
+//! | words | written by | what |
+//! |---|---|---|
+//! | 0 | both | 1: the receiving process sleeps, and the eventfd wakes it |
+//! | 1 | receiver, for its own | 1: the channel is in use at this end |
+//! | 8 | both | which of the 64 words that follow have bits |
+//! | 16 .. 80 | both | a bit for each connection that has been sent something while it waited |
+//!
+//! The sender sets the bit and then checks whether the process sleeps. The receiver says that it
+//! sleeps, and then checks the bits (`wait_flag`). Whoever takes bits wakes their connections. The
+//! peer may write anything to any word at any time: that wakes connections in vain, or wakes those
+//! of the peer late. Checked with loom.
+
+use crate::atomics::{AtomicU64, Ordering};
+use crate::shm::wakeup::wait_flag;
+
+const SLEEPS: usize = 0;
+const IN_USE: usize = 1;
+const SUMMARY: usize = 8;
+const BITS: usize = 16;
+
+/// Connections of a channel, at most.
+pub(crate) const CAPACITY: u16 = 64 * 64;
+/// Words of a direction.
+pub(crate) const WORDS: usize = 128;
+
+/// One direction. The slice has [`WORDS`] words.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Direction<'a>(pub(crate) &'a [AtomicU64]);
+
+impl<'a> Direction<'a> {
+    /// The sender has sent something on this connection, which waited. True when the process sleeps
+    /// and is to be woken; once for each time that it does.
+    pub(crate) fn set(self, connection: u16) -> bool {
+        let (word, bit) = (usize::from(connection / 64), 1 << (connection % 64));
+        // The bit first: who takes a bit of the summary finds those that it stands for.
+        self.0[BITS + word].fetch_or(bit, Ordering::AcqRel);
+        self.0[SUMMARY].fetch_or(1 << word, Ordering::AcqRel);
+        wait_flag::must_wake(&self.0[SLEEPS]) != 0
+    }
+
+    /// Whether any bit is set. Cheap: one load.
+    pub(crate) fn has_bits(self) -> bool {
+        self.0[SUMMARY].load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes all bits that are set.
+    pub(crate) fn take(self) -> Taken<'a> {
+        let summary = match self.has_bits() {
+            true => self.0[SUMMARY].swap(0, Ordering::AcqRel),
+            false => 0,
+        };
+        Taken { words: self.0, summary, word: 0, bits: 0 }
+    }
+
+    /// The receiving process is about to sleep, as far as these connections go. It must check for
+    /// bits once more before it does.
+    pub(crate) fn raise(self) {
+        wait_flag::raise(&self.0[SLEEPS], 1);
+    }
+
+    /// The receiving process takes bits without being woken.
+    pub(crate) fn lower(self) {
+        wait_flag::lower(&self.0[SLEEPS]);
+    }
+
+    /// Says whether the receiving end has the channel in use.
+    pub(crate) fn set_in_use(self, in_use: bool) {
+        self.0[IN_USE].store(u64::from(in_use), Ordering::Release);
+    }
+
+    /// Whether the receiving end says that it has the channel in use.
+    pub(crate) fn is_in_use(self) -> bool {
+        self.0[IN_USE].load(Ordering::Acquire) == 1
+    }
+}
+
+/// The connections whose bits were taken.
+#[derive(Debug)]
+pub(crate) struct Taken<'a> {
+    words: &'a [AtomicU64],
+    summary: u64,
+    /// The word that `bits` are of.
+    word: u16,
+    bits: u64,
+}
+
+impl Iterator for Taken<'_> {
+    type Item = u16;
+
+    fn next(&mut self) -> Option<u16> {
+        while self.bits == 0 {
+            if self.summary == 0 {
+                return None;
+            }
+            self.word = self.summary.trailing_zeros() as u16;
+            self.summary &= self.summary - 1;
+            self.bits = self.words[BITS + usize::from(self.word)].swap(0, Ordering::AcqRel);
+        }
+        let bit = self.bits.trailing_zeros() as u16;
+        self.bits &= self.bits - 1;
+        Some(self.word * 64 + bit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words() -> Vec<AtomicU64> {
+        (0..WORDS).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    #[test]
+    fn each_bit_that_was_set_is_taken_once() {
+        let words = words();
+        let direction = Direction(&words);
+        assert_eq!(direction.take().count(), 0);
+        let set = [0, 1, 63, 64, 1000, CAPACITY - 1];
+        for connection in set.iter().chain(&set) {
+            assert!(!direction.set(*connection), "the process does not sleep");
+        }
+        assert!(direction.has_bits());
+        assert!(direction.take().eq(set));
+        assert!(!direction.has_bits() && direction.take().next().is_none());
+    }
+
+    #[test]
+    fn a_process_that_sleeps_is_woken_once() {
+        let words = words();
+        let direction = Direction(&words);
+        direction.raise();
+        assert_eq!([7, 7, 8].map(|connection| direction.set(connection)), [true, false, false]);
+        direction.raise();
+        direction.lower();
+        assert!(!direction.set(9));
+        assert!(direction.take().eq([7, 8, 9]));
+    }
+
+    /// A peer that writes anything has connections woken, each once.
+    #[test]
+    fn any_content_is_taken() {
+        let words = words();
+        words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        let direction = Direction(&words);
+        assert!(direction.take().eq(0..CAPACITY));
+        assert_eq!(direction.take().count(), 0);
+        words[SUMMARY].store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(direction.take().count(), 0, "no bits");
+        assert!(!direction.is_in_use());
+        direction.set_in_use(true);
+        assert!(direction.is_in_use());
+    }
+}
