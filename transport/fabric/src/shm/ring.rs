@@ -407,7 +407,7 @@ mod tests {
             let message: Vec<u8> = (0..len).collect();
             assert_eq!(writer.put(&message), Ok(Put::Done));
             assert_eq!(take(&mut reader), None, "not published");
-            assert!(!writer.publish(), "nobody waits");
+            assert_eq!(writer.publish(), 0, "nobody waits");
             assert_eq!(take(&mut reader), Some((u32::from(len) % 4, message)));
             reader.free(|_| true);
         }
@@ -472,19 +472,19 @@ mod tests {
     #[test]
     fn whoever_waits_is_woken_once() {
         let (mut writer, mut reader, _) = pair();
-        assert!(reader.wait());
+        assert!(reader.wait(7));
         writer.put(b"a").unwrap();
-        assert!(writer.publish());
+        assert_eq!(writer.publish(), 7);
         writer.put(b"b").unwrap();
-        assert!(!writer.publish(), "woken already");
-        assert!(!reader.wait(), "a message is there");
+        assert_eq!(writer.publish(), 0, "woken already");
+        assert!(!reader.wait(7), "a message is there");
         take(&mut reader).unwrap();
-        assert!(!reader.wait());
+        assert!(!reader.wait(7));
         take(&mut reader).unwrap();
-        assert!(reader.wait());
+        assert!(reader.wait(7));
         reader.stop_waiting();
         writer.put(b"c").unwrap();
-        assert!(!writer.publish());
+        assert_eq!(writer.publish(), 0);
     }
 
     #[test]
@@ -533,7 +533,7 @@ mod tests {
             let mut next = 0;
             while next < MESSAGES {
                 let Some((_, bytes)) = take(&mut reader) else {
-                    if reader.wait() {
+                    if reader.wait(7) {
                         // A lost wake-up would leave this thread here for ever.
                         std::thread::park();
                     }
@@ -550,7 +550,7 @@ mod tests {
                 Put::Done => sent += 1,
                 Put::Full => std::thread::yield_now(),
             }
-            if writer.publish() {
+            if writer.publish() != 0 {
                 receiver.thread().unpark();
             }
         }

@@ -67,9 +67,7 @@ impl PeerEnd {
             Ok(())
         })?;
         let files = match usable {
-            true => {
-                Some(PeerFiles { event_fd: fds.swap_remove(1), page, page_id, user })
-            }
+            true => Some(PeerFiles { event_fd: fds.swap_remove(1), page, page_id, user }),
             false => None,
         };
         Ok(PeerEnd { writer, files })

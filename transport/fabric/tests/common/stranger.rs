@@ -8,6 +8,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -37,8 +38,18 @@ pub const SLOT_SIZE: u32 = 1024;
 /// The size of this ring: 40 words, then the slots.
 pub const RING_BYTES: u64 = 40 * 8 + (SLOTS * SLOT_SIZE) as u64;
 
+/// The size of a channel's page, and offsets in what a stranger that has made it is woken by, and
+/// in what it wakes its peer by.
+pub const PAGE_BYTES: u64 = 2048;
+pub const INBOUND: u64 = 0;
+pub const OUTBOUND: u64 = 1024;
+pub const SLEEPS: u64 = 0;
+pub const IN_USE: u64 = 8;
+pub const SUMMARY: u64 = 64;
+pub const BITS: u64 = 128;
+
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x03".as_slice()].concat()
+    [&[kind], b"trdshm\x04".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
@@ -74,11 +85,19 @@ pub fn event_fd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
+/// RING with a channel of this number, which the stranger has made.
+pub fn ring_message(number: u64) -> Vec<u8> {
+    [&[RING], number.to_le_bytes().as_slice(), &1_u64.to_le_bytes(), &[0]].concat()
+}
+
 /// A connected process that may send anything. Its socket blocks.
 pub struct Stranger {
     pub socket: OwnedFd,
     pub ring: File,
     pub event_fd: OwnedFd,
+    /// Of its wake-up channel.
+    pub page: File,
+    pub number: u64,
 }
 
 impl Stranger {
@@ -90,7 +109,10 @@ impl Stranger {
         // Makes a test fail that would otherwise hang.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT)).unwrap();
-        Stranger { socket, ring: sealed(RING_BYTES).into(), event_fd: event_fd() }
+        static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let (ring, page) = (sealed(RING_BYTES).into(), sealed(PAGE_BYTES).into());
+        Stranger { socket, ring, event_fd: event_fd(), page, number }
     }
 
     pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -139,12 +161,12 @@ impl Stranger {
     }
 
     /// As [`accepted`](Self::accepted), without blocking the test's runtime; then sends `fds` as
-    /// its ring and its eventfd.
+    /// its ring, and eventfd and page of its channel.
     pub async fn enters(self: &Arc<Self>, fds: Vec<OwnedFd>) -> File {
         let (this, (told, entered)) = (self.clone(), tokio::sync::oneshot::channel());
         std::thread::spawn(move || {
             let ring = this.accepted();
-            this.send(&[RING], &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+            this.send(&ring_message(this.number), &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
             let _ = told.send(ring);
             // The thread that closes them last may have to wait.
             drop(fds);
@@ -152,9 +174,11 @@ impl Stranger {
         entered.await.unwrap()
     }
 
-    /// The ring and the eventfd that it has made.
+    /// The ring, the eventfd and the page that it has made.
     pub fn own(&self) -> Vec<OwnedFd> {
-        vec![self.ring.as_fd().try_clone_to_owned().unwrap(), self.event_fd.try_clone().unwrap()]
+        [self.ring.as_fd(), self.event_fd.as_fd(), self.page.as_fd()]
+            .map(|fd| fd.try_clone_to_owned().unwrap())
+            .into()
     }
 
     /// Receives REFUSED, and returns its text.

@@ -281,3 +281,231 @@ impl WakeChannel {
         self.event_fd.fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+    use super::*;
+    use crate::shm::memory::peer_map::Usage;
+    use crate::shm::wakeup::member::{Member, Wakeup};
+
+    fn words() -> Vec<AtomicU64> {
+        (0..WORDS).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    #[test]
+    fn each_bit_that_was_set_is_taken_once() {
+        let words = words();
+        let direction = Direction(&words);
+        assert_eq!(direction.take().count(), 0);
+        let set = [0, 1, 63, 64, 1000, CAPACITY - 1];
+        for connection in set.iter().chain(&set) {
+            assert!(!direction.set(*connection), "the process does not sleep");
+        }
+        assert!(direction.has_bits());
+        assert!(direction.take().eq(set));
+        assert!(!direction.has_bits() && direction.take().next().is_none());
+    }
+
+    #[test]
+    fn a_process_that_sleeps_is_woken_once() {
+        let words = words();
+        let direction = Direction(&words);
+        direction.raise();
+        assert_eq!([7, 7, 8].map(|connection| direction.set(connection)), [true, false, false]);
+        direction.raise();
+        direction.lower();
+        assert!(!direction.set(9));
+        assert!(direction.take().eq([7, 8, 9]));
+    }
+
+    /// A peer that writes anything has connections woken, each once.
+    #[test]
+    fn any_content_is_taken() {
+        let words = words();
+        words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        let direction = Direction(&words);
+        assert!(direction.take().eq(0..CAPACITY));
+        assert_eq!(direction.take().count(), 0);
+        words[8].store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(direction.take().count(), 0, "no bits");
+        assert!(!direction.is_in_use());
+        direction.set_in_use(true);
+        assert!(direction.is_in_use());
+    }
+
+    /// Both ends of a channel.
+    fn channel() -> [Arc<WakeChannel>; 2] {
+        let maker = WakeChannel::make().unwrap();
+        let (file, mut id) = (maker.offer().flatten().unwrap(), (0, 0));
+        let page = Map::new(&file, PAGE_BYTES, |file| {
+            id = file;
+            Ok(())
+        });
+        let page = PeerMap::adopt(page.unwrap(), id, 0, Usage::Page).unwrap();
+        let event_fd = maker.event_fd.fd().as_fd().try_clone_to_owned().unwrap();
+        let taker = WakeChannel::take(event_fd, page).unwrap();
+        [maker, taker]
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Connections that wait, and how often each was woken.
+    struct Waiting {
+        ends: Vec<Wakeup>,
+        counts: Vec<Arc<Count>>,
+    }
+
+    impl Waiting {
+        fn on(channel: &Arc<WakeChannel>, connections: usize) -> Waiting {
+            let counts: Vec<Arc<Count>> = (0..connections).map(|_| Arc::default()).collect();
+            let ends = counts.iter().map(|count| {
+                let mut end = Wakeup::Channel(Member::join(channel).unwrap());
+                let waker = Waker::from(count.clone());
+                end.listen(&mut Context::from_waker(&waker)).unwrap();
+                end
+            });
+            Waiting { ends: ends.collect(), counts }
+        }
+
+        fn woken(&self) -> Vec<usize> {
+            self.counts.iter().map(|count| count.0.load(Ordering::SeqCst)).collect()
+        }
+    }
+
+    /// As long as the reactor and the pollers need.
+    async fn turns() {
+        for _ in 0..16 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Other tasks run once.
+    async fn other_tasks() {
+        let mut ran = false;
+        std::future::poll_fn(|cx| match std::mem::replace(&mut ran, true) {
+            true => std::task::Poll::Ready(()),
+            false => {
+                cx.waker().wake_by_ref();
+                std::task::Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    /// Number of system calls.
+    fn wake(channel: &WakeChannel, connections: impl IntoIterator<Item = u16>) -> usize {
+        connections.into_iter().filter(|connection| channel.wake_peer(*connection, || ())).count()
+    }
+
+    #[tokio::test]
+    async fn exactly_those_that_were_sent_something_are_woken() {
+        for connections in [1, 2, 70] {
+            let ends = channel();
+            let waiting = ends.each_ref().map(|end| Waiting::on(end, connections));
+            turns().await;
+            let mut expected = [vec![0; connections], vec![0; connections]];
+            for round in 0..20_usize {
+                for from in [round % 2, 0, 1] {
+                    let some = (0..connections).step_by(1 + round % 3);
+                    let system_calls = wake(&ends[from], some.clone().map(|at| at as u16));
+                    assert_eq!(system_calls, 1, "one for all of them");
+                    some.for_each(|at| expected[1 - from][at] += 1);
+                    turns().await;
+                    assert_eq!(waiting.each_ref().map(Waiting::woken), expected, "{round}");
+                }
+            }
+        }
+    }
+
+    /// While a runtime works, the poller sees bits without a system call.
+    #[tokio::test]
+    async fn a_runtime_that_is_awake_is_not_woken() {
+        // A task, as the runtime lets its main future wait for many of them.
+        let works = tokio::spawn(async {
+            let [maker, taker] = channel();
+            let waiting = Waiting::on(&taker, 2);
+            turns().await;
+            assert_eq!(wake(&maker, [0]), 1);
+            while waiting.woken() == [0, 0] {
+                tokio::task::yield_now().await;
+            }
+            for round in 1..100 {
+                assert_eq!(wake(&maker, [1, 0]), 0, "{round}");
+                while waiting.woken()[1] < round {
+                    other_tasks().await;
+                }
+            }
+            turns().await;
+            assert_eq!(wake(&maker, [1]), 1, "it sleeps again");
+        });
+        works.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn any_bits_wake_each_connection_once_and_no_other() {
+        let [maker, taker] = channel();
+        let waiting = Waiting::on(&taker, 40);
+        turns().await;
+        for connection in 0..CAPACITY {
+            maker.outbound().set(connection);
+        }
+        assert_eq!((taker.wake_tasks(), taker.wake_tasks()), (40, 0));
+        assert_eq!(waiting.woken(), [1; 40]);
+        let gone = waiting.counts.clone();
+        drop(waiting);
+        maker.outbound().set(3);
+        assert_eq!((taker.wake_tasks(), gone[3].0.load(Ordering::SeqCst)), (0, 1));
+    }
+
+    #[tokio::test]
+    async fn it_takes_as_many_connections_as_it_has_bits_and_ends_with_the_last() {
+        let [maker, taker] = channel();
+        let mut members: Vec<_> = (0..CAPACITY).map(|_| Member::join(&maker).unwrap()).collect();
+        assert!(Member::join(&maker).is_none());
+        members.truncate(7);
+        assert!(Member::join(&maker).is_some());
+        assert!(matches!(maker.offer(), Some(None)), "the peer has the page");
+        drop(Waiting::on(&taker, 1));
+        assert!(taker.has_ended() && maker.offer().is_none(), "the peer's end has ended");
+        drop(members);
+        assert!(maker.has_ended() && Member::join(&maker).is_none());
+        let held = Arc::downgrade(&maker);
+        drop(maker);
+        turns().await;
+        assert!(held.upgrade().is_none(), "the poller has ended");
+    }
+
+    #[test]
+    fn it_ends_with_its_runtime() {
+        for connections in [1, 2] {
+            let build = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let (one, other) = (build().unwrap(), build().unwrap());
+            let make = |connections| {
+                let ends = channel();
+                let waiting = Waiting::on(&ends[1], connections);
+                (ends, waiting)
+            };
+            let (_ended, mut lost) = one.block_on(async { make(connections) });
+            let (ends, waiting) = other.block_on(async { make(connections) });
+            drop(one);
+            assert!(lost.woken().iter().all(|woken| *woken >= 1), "told that it has ended");
+            let cx = &mut Context::from_waker(Waker::noop());
+            assert!(lost.ends.iter_mut().all(|end| end.listen(cx).is_err()));
+            other.block_on(async {
+                turns().await;
+                assert_eq!(wake(&ends[0], [0]), 1);
+                turns().await;
+            });
+            assert_eq!(waiting.woken()[0], 1);
+        }
+    }
+}

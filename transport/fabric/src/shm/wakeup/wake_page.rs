@@ -25,7 +25,7 @@ pub(crate) const CAPACITY: u16 = 64 * 64;
 /// Words of a direction.
 pub(crate) const WORDS: usize = 128;
 
-/// One direction. The slice has [`WORDS`] words.
+/// One direction, whose first word is the first of the slice.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Direction<'a>(pub(crate) &'a [AtomicU64]);
 
@@ -101,55 +101,5 @@ impl Iterator for Taken<'_> {
         let bit = self.bits.trailing_zeros() as u16;
         self.bits &= self.bits - 1;
         Some(self.word * 64 + bit)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn words() -> Vec<AtomicU64> {
-        (0..WORDS).map(|_| AtomicU64::new(0)).collect()
-    }
-
-    #[test]
-    fn each_bit_that_was_set_is_taken_once() {
-        let words = words();
-        let direction = Direction(&words);
-        assert_eq!(direction.take().count(), 0);
-        let set = [0, 1, 63, 64, 1000, CAPACITY - 1];
-        for connection in set.iter().chain(&set) {
-            assert!(!direction.set(*connection), "the process does not sleep");
-        }
-        assert!(direction.has_bits());
-        assert!(direction.take().eq(set));
-        assert!(!direction.has_bits() && direction.take().next().is_none());
-    }
-
-    #[test]
-    fn a_process_that_sleeps_is_woken_once() {
-        let words = words();
-        let direction = Direction(&words);
-        direction.raise();
-        assert_eq!([7, 7, 8].map(|connection| direction.set(connection)), [true, false, false]);
-        direction.raise();
-        direction.lower();
-        assert!(!direction.set(9));
-        assert!(direction.take().eq([7, 8, 9]));
-    }
-
-    /// A peer that writes anything has connections woken, each once.
-    #[test]
-    fn any_content_is_taken() {
-        let words = words();
-        words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
-        let direction = Direction(&words);
-        assert!(direction.take().eq(0..CAPACITY));
-        assert_eq!(direction.take().count(), 0);
-        words[SUMMARY].store(u64::MAX, Ordering::Relaxed);
-        assert_eq!(direction.take().count(), 0, "no bits");
-        assert!(!direction.is_in_use());
-        direction.set_in_use(true);
-        assert!(direction.is_in_use());
     }
 }
