@@ -32,8 +32,6 @@ use crate::shm::wakeup::wake_page::{CAPACITY, Direction, WORDS};
 
 /// Bytes of the page.
 pub(crate) const PAGE_BYTES: usize = 2 * WORDS * 8;
-/// Tasks that are woken at a time, without the lock.
-const BATCH: usize = 16;
 
 /// The page, by whose file it is.
 #[derive(Debug)]
@@ -62,6 +60,8 @@ pub(crate) struct WakeChannel {
     /// What the eventfd wakes.
     waker: Waker,
     ended: AtomicBool,
+    /// It has several connections.
+    is_shared: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -101,6 +101,7 @@ impl WakeChannel {
             event_fd,
             waker: Waker::from(Arc::new(Signal(channel.clone()))),
             ended: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
             state: Mutex::new(state),
         });
         channel.arm()?;
@@ -148,36 +149,29 @@ impl WakeChannel {
         if self.arm().is_err() {
             return self.end();
         }
-        let state = self.state();
-        match &state.poller {
-            Some(poller) if state.members > 1 => poller.wake_by_ref(),
-            _ => self.inbound().raise(),
+        let poller = match self.is_shared.load(Ordering::Relaxed) {
+            true => self.state().poller.clone(),
+            false => None,
+        };
+        match poller {
+            Some(poller) => poller.wake(),
+            None => self.inbound().raise(),
         }
-        drop(state);
         self.wake_tasks();
     }
 
     /// Wakes the tasks of the connections whose bits are set, and returns their number.
     pub(super) fn wake_tasks(&self) -> usize {
-        let (mut taken, mut woken) = (self.inbound().take(), 0);
-        loop {
-            let mut batch = [const { None }; BATCH];
-            let (state, mut found) = (self.state(), 0);
-            while found < BATCH
-                && let Some(connection) = taken.next()
-            {
-                if let Some(Some(task)) = state.tasks.get(usize::from(connection)) {
-                    batch[found] = Some(task.clone());
-                    found += 1;
-                }
-            }
-            drop(state);
-            batch.iter_mut().take(found).filter_map(Option::take).for_each(Waker::wake);
-            woken += found;
-            if found < BATCH {
-                return woken;
+        let mut woken = 0;
+        for connection in self.inbound().take() {
+            // Woken without the lock.
+            let task = self.state().tasks.get(usize::from(connection)).and_then(Option::clone);
+            if let Some(task) = task {
+                task.wake();
+                woken += 1;
             }
         }
+        woken
     }
 
     /// Wakes a connection of the peer, which waits. True if that took a system call; `stamp` comes
@@ -208,6 +202,7 @@ impl WakeChannel {
             }
         };
         state.members += 1;
+        self.is_shared.store(state.members > 1, Ordering::Relaxed);
         let spawn = state.members > 1 && !state.has_poller;
         state.has_poller |= spawn;
         Some((connection, spawn))
@@ -219,6 +214,7 @@ impl WakeChannel {
         let task = state.tasks.get_mut(usize::from(connection)).and_then(Option::take);
         state.free.push(connection);
         state.members -= 1;
+        self.is_shared.store(state.members > 1, Ordering::Relaxed);
         let last = state.members == 0;
         if last {
             self.ended.store(true, Ordering::Release);
