@@ -24,6 +24,10 @@ const ADDR: &str = "SHM_ADDR";
 
 fn main() -> ExitCode {
     if let Ok(role) = std::env::var(ROLE) {
+        if role == "guess" {
+            a_guess();
+            return ExitCode::SUCCESS;
+        }
         if role == "namespace" {
             in_another_namespace();
             return ExitCode::SUCCESS;
@@ -39,6 +43,7 @@ fn main() -> ExitCode {
         ),
         process::self_test("two_processes_talk", two_processes_talk),
         process::self_test("connections_share_an_eventfd", connections_share_an_eventfd),
+        process::self_test("channels_are_those_of_one_process", channels_are_those_of_one_process),
         process::self_test(
             "a_peer_of_another_namespace_is_not_waited_for",
             a_peer_of_another_namespace,
@@ -269,6 +274,41 @@ async fn a_killed_peer_leaves_nothing_behind() {
         let closed = tokio::time::timeout(TIMEOUT, closed).await;
         assert!(closed.is_ok(), "round {round}: {:?}, before {before:?}", held());
     }
+}
+
+/// Names a channel that another process has with the listener, and prints how the listener then
+/// wants to be woken.
+fn a_guess() {
+    let stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
+    stranger.greet();
+    let ring = stranger.accepted();
+    stranger.send(&ring_message(1), &[stranger.ring.as_fd()]);
+    let mut waiting = [0; 8];
+    while waiting == [0; 8] {
+        ring.read_exact_at(&mut waiting, WAITING).unwrap();
+        std::thread::yield_now();
+    }
+    println!("told {}", u64::from_ne_bytes(waiting));
+}
+
+/// A process that names a channel of another, of the same user, does not get into it.
+async fn channels_are_those_of_one_process() {
+    BUSY_POLL_LIMIT.set(Duration::ZERO);
+    let me = side();
+    // The first channel that a process makes has the number 1.
+    let (mut process, mut end) = with_process(&me, "connect").await;
+    process.says("stands");
+    let mut listener = me.listen();
+    let mut other = start("guess", listener.local_addr().shm().unwrap().name());
+    let incoming = listener.accept().await.unwrap();
+    let accepted = incoming.accept(&config(), &me.pool, b"", TIMEOUT).await;
+    let mut guessed = End::new(accepted.unwrap());
+    assert!(guessed.is_quiet().await);
+    assert_eq!(other.says("told"), u64::MAX.to_string(), "by messages");
+    end.send(0, b"still here").await;
+    assert_eq!(end.receive().await.unwrap(), b"still here");
+    drop((guessed, end));
+    assert!(other.ends_well() && process.ends_well());
 }
 
 /// Runs as the first process of a PID namespace, and so cannot stop its peer outside. It tries to

@@ -88,10 +88,11 @@ mod tests {
 
     #[test]
     fn a_process_is_told_by_its_start() {
-        let child = std::process::Command::new("true").spawn().unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
         let (own, later) = (start_of(std::process::id()).unwrap(), start_of(child.id()).unwrap());
         assert!(0 < own && own <= later, "{own}, {later}");
         assert_eq!(start_of(0), None);
+        child.wait().unwrap();
     }
 
     #[test]

@@ -12,11 +12,14 @@
 //! | several | the poller runs, and there are bits | takes them; the poller runs again after other tasks |
 //! | several | the poller has run [`LINGER`](super::poller::LINGER) times for nothing | says that it sleeps, takes the bits |
 //!
-//! So while the runtime is busy with these connections, it sees bits without a system call. Nothing
-//! here is the task of a connection: what a task of the user's does, or fails to do, holds up no
-//! other connection.
+//! So while the runtime is busy with these connections, it sees bits without a system call, and a
+//! channel of one connection costs what an eventfd of its own would. The poller is a task of its
+//! own, and no part of a connection's, because the runtime then polls it for certain: a task that
+//! does not poll its link holds up no other connection.
 //!
-//! A channel ends with its last connection, and with its runtime.
+//! A channel ends with its last connection, and with its runtime. A peer that sets bits for ever has
+//! the poller run for ever, in turn with all other tasks, and its own connections woken in vain, each
+//! once in a turn.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -229,17 +232,21 @@ impl WakeChannel {
     /// From now on this task is woken for the connection.
     pub(super) fn set_task(&self, connection: u16, task: &Waker) {
         let mut state = self.state();
-        if let Some(slot) = state.tasks.get_mut(usize::from(connection)) {
-            *slot = Some(task.clone());
-        }
+        let task = Some(task.clone());
+        let old = match state.tasks.get_mut(usize::from(connection)) {
+            Some(known) => std::mem::replace(known, task),
+            None => None,
+        };
+        // Without the lock, as the last of a task's wakers may drop connections with it.
+        drop((state, old));
     }
 
     /// The poller's task.
     pub(super) fn set_poller(&self, task: &Waker) {
-        let poller = &mut self.state().poller;
-        if poller.as_ref().is_none_or(|known| !known.will_wake(task)) {
-            *poller = Some(task.clone());
-        }
+        let mut state = self.state();
+        let is_known = state.poller.as_ref().is_some_and(|known| known.will_wake(task));
+        let old = if is_known { None } else { state.poller.replace(task.clone()) };
+        drop((state, old));
     }
 
     /// Nobody is woken by this channel any more: its connections find that out, and the poller
