@@ -201,8 +201,8 @@ fn a_channel_wakes_each_connection() {
     });
 }
 
-/// With one connection there is no poller: what the eventfd wakes says that it sleeps, and takes the
-/// bits, also while another thread does so.
+/// With one connection there is no poller: what the eventfd wakes says that it sleeps, and takes
+/// the bits, also while another thread does so.
 #[test]
 fn a_channel_without_a_poller_wakes_its_connection() {
     let mut model = loom::model::Builder::new();

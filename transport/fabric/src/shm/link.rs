@@ -425,8 +425,8 @@ impl ShmLink {
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
                 return Poll::Pending;
             }
-            // The task is registered for socket and wake-ups before the flag is set, and the ring is checked
-            // after: nothing is missed in between.
+            // The task is registered for socket and wake-ups before the flag is set, and the ring
+            // is checked after: nothing is missed in between.
             match self.poll_socket(cx) {
                 Poll::Ready(Ok(())) => continue,
                 Poll::Ready(Err(error)) => {

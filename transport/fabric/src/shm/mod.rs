@@ -25,15 +25,16 @@
 //! (`crate::busy_poll`).
 //!
 //! At rest a connection has one descriptor at either end, the socket; the eventfd is the one more
-//! that all of them share. It has one page of each ring: the sending end gives the others back when nothing lies in them
-//! ([`Link::shrink`](crate::Link::shrink)), as nobody else writes there.
+//! that all of them share. It has one page of each ring: the sending end gives the others back when
+//! nothing lies in them ([`Link::shrink`](crate::Link::shrink)), as nobody else writes there.
 //!
 //! A handshake is three messages: HELLO, which carries a ticket and no descriptor; ACCEPT, with the
-//! ring of the end that accepts, and the number of its runtime; RING, with that of the other end, the
-//! number of the channel that it has chosen (`wakeup::channels`), and the channel's eventfd and page
-//! until the other end has them. No descriptor of a peer's is opened before its ticket was checked, and calls that may block on one run on threads
-//! of their own (`blocking`). In particular no task opens, waits for or closes an unknown file:
-//! tasks wait only for sockets, and for eventfds that were found to be some.
+//! ring of the end that accepts, and the number of its runtime; RING, with that of the other end,
+//! the number of the channel that it has chosen (`wakeup::channels`), and the channel's eventfd and
+//! page until the other end has them. No descriptor of a peer's is opened before its ticket was
+//! checked, and calls that may block on one run on threads of their own (`blocking`). In particular
+//! no task opens, waits for or closes an unknown file: tasks wait only for sockets, and for
+//! eventfds that were found to be some.
 //!
 //! Everything in shared memory is as untrusted as a packet: `ring` reads each word once, and checks
 //! the copy. A peer that breaks the rules reaches only the ring and the chunks that it was given,

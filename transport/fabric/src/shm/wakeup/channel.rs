@@ -17,9 +17,9 @@
 //! own, and no part of a connection's, because the runtime then polls it for certain: a task that
 //! does not poll its link holds up no other connection.
 //!
-//! A channel ends with its last connection, and with its runtime. A peer that sets bits for ever has
-//! the poller run for ever, in turn with all other tasks, and its own connections woken in vain, each
-//! once in a turn.
+//! A channel ends with its last connection, and with its runtime. A peer that sets bits for ever
+//! has the poller run for ever, in turn with all other tasks, and its own connections woken in
+//! vain, each once in a turn.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

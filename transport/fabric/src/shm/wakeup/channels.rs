@@ -2,10 +2,10 @@
 //!
 //! The connecting end chooses: a channel of its runtime to the same process and the same runtime
 //! there, whichever of the two made it; else it makes one. It names the channel by the number that
-//! the maker gave it, and sends eventfd and page along until the peer says, in the page, that it has
-//! them in use. The accepting end joins the channel of that number, if it is one with this process
-//! and of this runtime; else it takes what came along. With neither it has no channel: both ends of
-//! the connection are then woken by messages, or the other alone is by its own.
+//! the maker gave it, and sends eventfd and page along until the peer says, in the page, that it
+//! has them in use. The accepting end joins the channel of that number, if it is one with this
+//! process and of this runtime; else it takes what came along. With neither it has no channel: both
+//! ends of the connection are then woken by messages, or the other alone is by its own.
 //!
 //! A number means nothing without the process that it comes with: pid and start time, which were
 //! checked while a pidfd said that the process lives (`same_user`). So neither a child of a process

@@ -1,8 +1,9 @@
 //! How the ends of a connection wake each other.
 //!
 //! An end that waits says in its ring how it is to be woken: by the bit of its connection in the
-//! channel of the two processes, or by a message on the socket, as strangers are. An end that has no
-//! channel wakes its peer by a message, whatever that says: whoever waits polls the socket as well.
+//! channel of the two processes, or by a message on the socket, as strangers are. An end that has
+//! no channel wakes its peer by a message, whatever that says: whoever waits polls the socket as
+//! well.
 
 use std::io;
 use std::sync::Arc;
