@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::body::Body;
 use tonic::service::Routes;
+use tonic_rdma_memory::PoolRegistration;
 use tower::{Service, service_fn};
 
 use crate::contender::{Contender, Source, Transport};
@@ -32,6 +34,8 @@ pub struct Client {
     channel: Channel,
     stub: Stub,
     source: Source,
+    /// Registrations of its payloads.
+    registered: Arc<Mutex<Vec<PoolRegistration>>>,
 }
 
 /// Maximum length in bytes of a payload that is sent from pinned memory, as at the server.
@@ -75,13 +79,13 @@ impl Client {
                     .max_encoding_message_size(MAX_MESSAGE),
             ),
         };
-        Self { channel, stub, source: Source::Best }
+        Self { channel, stub, source: Source::Best, registered: Arc::default() }
     }
 }
 
 impl Calls for Client {
     /// Allocated from the channel's pool if there is one, the codec supports it, and the contender
-    /// does not require heap memory.
+    /// does not require heap memory. Registered memory stays so as long as the client.
     fn payload(&self, length: usize) -> Bytes {
         if self.source == Source::Best
             && let (Channel::Ours(channel), Stub::ZeroCopy(_), 1..=MAX_PINNED) =
@@ -91,7 +95,16 @@ impl Calls for Client {
             buf.put_bytes(0xa5, length);
             return buf.freeze();
         }
-        self.source.heap(0xa5, length)
+        let payload = self.source.heap(0xa5, length);
+        if let (Source::Registered, Channel::Ours(channel)) = (self.source, &self.channel) {
+            match channel.pool().register(payload.clone()) {
+                Ok(registered) => {
+                    self.registered.lock().unwrap_or_else(PoisonError::into_inner).push(registered)
+                }
+                Err(error) => eprintln!("requests come from the heap: {error}"),
+            }
+        }
+        payload
     }
 
     async fn unary(&mut self, payload: Bytes, reply: usize) -> anyhow::Result<usize> {

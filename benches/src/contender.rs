@@ -25,6 +25,8 @@ pub enum Contender {
     ShmPlain,
     /// tonic-rdma over RDMA, with its codec
     Verbs,
+    /// The same, with a payload of the application's at an odd address, which is registered
+    VerbsRegistered,
     /// tonic-rdma over RDMA, with tonic's codec
     VerbsPlain,
     /// Bare SENDs and WRITEs over shared memory
@@ -61,6 +63,8 @@ pub enum Source {
     Best,
     /// The heap, at an odd address.
     Heap,
+    /// The same, registered with the device.
+    Registered,
 }
 
 impl Source {
@@ -119,7 +123,9 @@ impl Contender {
             Self::TonicUnix => Transport::Tonic { unix: true },
             Self::Tcp | Self::TcpPlain => Transport::Ours(None),
             Self::Shm | Self::ShmHeap | Self::ShmPlain => Transport::Ours(Some(FabricKind::Shm)),
-            Self::Verbs | Self::VerbsPlain => Transport::Ours(Some(FabricKind::Verbs)),
+            Self::Verbs | Self::VerbsRegistered | Self::VerbsPlain => {
+                Transport::Ours(Some(FabricKind::Verbs))
+            }
             Self::RawShm => Transport::Raw(FabricKind::Shm),
             Self::RawVerbs => Transport::Raw(FabricKind::Verbs),
             Self::MemcpyHot => Transport::Copy(CopyMethod::MemcpyHot),
@@ -133,12 +139,16 @@ impl Contender {
 
     /// Whether both ends use the zero-copy codec.
     pub fn zero_copy(self) -> bool {
-        matches!(self, Self::Tcp | Self::Shm | Self::ShmHeap | Self::Verbs)
+        matches!(self, Self::Tcp | Self::Shm | Self::ShmHeap | Self::Verbs | Self::VerbsRegistered)
     }
 
     /// The memory of its payloads.
     pub fn source(self) -> Source {
-        if self == Self::ShmHeap { Source::Heap } else { Source::Best }
+        match self {
+            Self::ShmHeap => Source::Heap,
+            Self::VerbsRegistered => Source::Registered,
+            _ => Source::Best,
+        }
     }
 
     /// Whether it runs in the program in `benches/neighbours`.

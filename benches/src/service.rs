@@ -14,6 +14,7 @@ use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 use tonic_rdma::{Context, FabricKind, PoolConfig};
+use tonic_rdma_memory::PoolRegistration;
 
 use crate::contender::{Contender, Source, Transport};
 use crate::pb::{self, Blob};
@@ -38,6 +39,8 @@ struct Replies {
     source: Source,
     heap: Bytes,
     pinned: Arc<OnceLock<Bytes>>,
+    /// Keeps `heap` registered.
+    registered: Arc<OnceLock<Option<PoolRegistration>>>,
 }
 
 /// Maximum length in bytes of a reply from pinned memory: half of the default pool's send budget.
@@ -45,7 +48,8 @@ const MAX_PINNED: usize = 8 << 20;
 
 impl Replies {
     fn new(source: Source, largest: usize) -> Self {
-        Self { source, heap: source.heap(0x5a, largest), pinned: Arc::default() }
+        let (heap, pinned) = (source.heap(0x5a, largest), Arc::default());
+        Self { source, heap, pinned, registered: Arc::default() }
     }
 
     fn reply(&self, request: &Request<Blob>) -> Result<Blob, Status> {
@@ -56,6 +60,9 @@ impl Replies {
                 self.heap.len()
             )));
         }
+        if self.source == Source::Registered {
+            self.register(request);
+        }
         let pinned =
             self.source == Source::Best && tonic_rdma::connect_info(request).path.is_fast();
         let payload = match pinned && (SMALL + 1..=MAX_PINNED).contains(&length) {
@@ -63,6 +70,13 @@ impl Replies {
             false => self.heap.slice(..length),
         };
         Ok(Blob { payload, reply: 0, count: 0 })
+    }
+
+    fn register(&self, request: &Request<Blob>) {
+        self.registered.get_or_init(|| {
+            let registered = tonic_rdma::pool(request).register(self.heap.clone());
+            registered.inspect_err(|error| eprintln!("replies come from the heap: {error}")).ok()
+        });
     }
 
     fn pinned(&self, request: &Request<Blob>) -> Bytes {

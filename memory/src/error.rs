@@ -21,6 +21,11 @@ fn hint(error: &io::Error) -> &'static str {
             " (more would be pinned than RLIMIT_MEMLOCK allows: raise it with `ulimit -l`, LimitMEMLOCK= or \
              `docker run --ulimit memlock=-1`)"
         }
+        Some(libc::EFAULT) => {
+            " (the memory is not mapped to its end, as with a file that was truncated; or it is a file that is mapped \
+             shared and read-only, which Linux before 6.2 does not pin: map it private, as \
+             `MmapOptions::map_copy_read_only` of memmap2 does)"
+        }
         _ => "",
     }
 }
@@ -135,6 +140,49 @@ pub enum PoolError {
         source: io::Error,
     },
     /// The environment: the device did not register memory.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+}
+
+/// Why memory of the application is not registered.
+///
+/// | variant | cause |
+/// |---|---|
+/// | `Memlock`, `Register` | the environment: a process limit, the kernel or the device |
+/// | `Overlap` | the caller |
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// The environment: RLIMIT_MEMLOCK does not leave enough beside what the pool may use.
+    #[error(
+        "{len} bytes of the application's were to be registered; the limit on pinned memory is {limit} bytes, \
+         {pinned} of them pinned already, and {reserved} kept for the pool: configure a smaller pool \
+         (PoolConfig::total), or lift the limit (`ulimit -l unlimited`, LimitMEMLOCK=infinity in a systemd \
+         unit, `docker run --ulimit memlock=-1`)"
+    )]
+    Memlock {
+        /// Bytes that were to be registered.
+        len: usize,
+        /// RLIMIT_MEMLOCK in bytes.
+        limit: u64,
+        /// Bytes that the process has already pinned or locked.
+        pinned: u64,
+        /// Bytes that the pool may still pin.
+        reserved: u64,
+    },
+    /// The caller: a part of the memory is registered already, or is memory of the pool, which can
+    /// be sent as it is.
+    #[error(
+        "a part of the {len} bytes that were to be registered {}",
+        if *.pool { "is memory of the pool, which is sent as it is" } else { "is registered already, by an earlier call" }
+    )]
+    Overlap {
+        /// Bytes that were to be registered.
+        len: usize,
+        /// The part is memory of the pool, and not of the application.
+        pool: bool,
+    },
+    /// The environment: the device did not register the memory.
     #[error(transparent)]
     Register(#[from] RegisterError),
 }

@@ -9,6 +9,7 @@
 //! | sending | [`Pool::alloc`], [`Pool::try_alloc`] | [`PinnedBuf`], then `Bytes` |
 //! | landing (what peers write to) | [`Landing::alloc`] | [`LandingBuf`] until the peer sends DONE, then [`Landed`] |
 //! | connections | [`Pool::control`] | [`PinnedBuf`] |
+//! | sending, by the application | [`Pool::register`] | `Bytes` of the application |
 //!
 //! Each use has its own budget, so that sending cannot starve receiving (R11). All of them together
 //! stay below RLIMIT_MEMLOCK, down to a pool of [`MIN_POOL`] bytes. Memory that is in use outlives
@@ -22,6 +23,7 @@
 //! | `buf` | buffers to fill and send, and how to wait for them |
 //! | `landing` | landing memory: allocator, chunks, [`Landed`] bytes |
 //! | `arena` | slots in size classes, and the queue of requests for them |
+//! | `registered` | memory of the application, registered with the device |
 //! | `ledger` | budgets, counters, the index of regions, the waiters for landing memory, the landing thread |
 //! | `config` | the sizes of a pool, and how they shrink to fit RLIMIT_MEMLOCK |
 //! | `region` | mapped and registered memory; [`memfd`] |
@@ -43,6 +45,7 @@ mod ledger;
 pub mod memlock;
 mod pool;
 mod region;
+mod registered;
 mod registrar;
 mod stats;
 #[cfg(any(test, feature = "test-util"))]
@@ -56,12 +59,13 @@ mod atomics {
 pub use buf::{Alloc, PinnedBuf, PinnedBytes, Segment, SegmentBuf};
 pub use config::{DEFAULT_POOL, MIN_MEMLOCK, MIN_POOL, PoolConfig, Sizes};
 pub use copy::{copy, copy_slice};
-pub use error::{PoolError, RegisterError};
+pub use error::{PoolError, RegionError, RegisterError};
 pub use landing::{Landed, LandedReader, Landing, LandingBuf, Reclaim, Window};
 pub use memlock::Memlock;
 pub use pool::Pool;
 pub use region::memfd;
 pub use region::page::HugePages;
 pub use region::random_address::random_iova;
+pub use registered::PoolRegistration;
 pub use registrar::{Access, HeapRegistrar, Memory, Registrar, Registration};
 pub use stats::{ClassStats, PoolStats, Use};

@@ -9,10 +9,11 @@ use bytes::Bytes;
 use crate::arena::Arenas;
 use crate::buf::{Alloc, PinnedBuf, PinnedBytes, try_alloc};
 use crate::config::{PoolConfig, Sizes};
-use crate::error::{PoolError, RegisterError};
+use crate::error::{PoolError, RegionError};
 use crate::landing::Landing;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, unpinning};
 use crate::memlock::Memlock;
+use crate::registered::{PoolRegistration, freeing};
 use crate::registrar::Registrar;
 use crate::stats::{PoolStats, Use};
 
@@ -44,7 +45,8 @@ impl Pool {
     /// KiB, for the rest of the process. Only memory that the process has already pinned counts: a
     /// second pool of the process does not know what the first one will pin later. If the limit
     /// turns out to leave less, connections wait for landing memory as in a smaller pool, provided
-    /// that it has any, and other requests fail with [`PoolError::Register`].
+    /// that it has any or that other pools of the process return some, and other requests fail with
+    /// [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL);
@@ -57,6 +59,11 @@ impl Pool {
                     |error| tracing::warn!(%error, "RLIMIT_MEMLOCK cannot be read; taken as unlimited"),
                 )
                 .ok()
+                // Pools that have ended, and the application, are about to give it back.
+                .map(|limits| {
+                    let soon = (unpinning() + freeing::bytes()) as u64;
+                    Memlock { pinned: limits.pinned.saturating_sub(soon), ..limits }
+                })
         } else {
             None
         };
@@ -125,14 +132,30 @@ impl Pool {
     }
 
     /// Returns the bytes with their key, if they lie in this pool: any slice of what
-    /// [`PinnedBuf::freeze`] returned, or of bytes that landed over any connection. A look-up in a
-    /// sorted list, without an exclusive lock.
+    /// [`PinnedBuf::freeze`] returned, of bytes that landed over any connection, or of
+    /// [registered](Pool::register) memory. A look-up in a sorted list, without an exclusive lock.
     pub fn resolve(&self, bytes: &Bytes) -> Option<PinnedBytes> {
         if bytes.is_empty() {
             return None;
         }
-        let (lkey, iova) = self.0.ledger.index.find(bytes.as_ptr().addr(), bytes.len())?;
-        Some(PinnedBytes::new(bytes.clone(), lkey, iova))
+        let found = self.0.ledger.index.find(bytes.as_ptr().addr(), bytes.len())?;
+        Some(PinnedBytes::new(bytes.clone(), found))
+    }
+
+    /// Registers memory of the application with the device, so that any part of it can be sent from
+    /// where it lies. It stays registered while the returned value, a clone of it, or
+    /// [bytes](Pool::resolve) that were found through it are alive, also longer than the pool. Then
+    /// it is deregistered, and `memory` dropped: by a thread of its own, if the device takes time
+    /// for it.
+    ///
+    /// The device only reads it. It need not be page-aligned. Blocks while the pages are pinned.
+    ///
+    /// # Errors
+    /// [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beside what the pool may
+    /// use; [`RegionError::Overlap`] if a part of it is registered already, or is memory of this
+    /// pool; [`RegionError::Register`] if the device or the kernel refuses.
+    pub fn register(&self, memory: Bytes) -> Result<PoolRegistration, RegionError> {
+        PoolRegistration::new(self.0.ledger.clone(), memory)
     }
 
     /// The allocator of landing memory for one connection, limited by the landing budget only.
@@ -159,7 +182,8 @@ impl Pool {
         match self.0.ledger.landing_left() {
             // Leased memory comes free again, so connections can wait for it.
             Some((left, memlock))
-                if (left < sizes.chunk && budgets.used(Use::Landing) == 0) || over(&memlock) =>
+                if (left < sizes.chunk && budgets.used(Use::Landing) == 0 && unpinning() == 0)
+                    || over(&memlock) =>
             {
                 let Memlock { soft, pinned, .. } = memlock;
                 Err(PoolError::Memlock {
@@ -172,10 +196,9 @@ impl Pool {
         }
     }
 
-    /// Whether a registration failed because the process may not pin more, and not for another
-    /// reason of the system or the device.
-    pub fn exceeded_memlock(&self, error: &RegisterError) -> bool {
-        self.0.ledger.exceeded_memlock(error)
+    /// Whether to register memory pins pages, which takes time.
+    pub fn pins(&self) -> bool {
+        self.0.ledger.registrar.pins()
     }
 
     /// The sizes, after fitting into RLIMIT_MEMLOCK.

@@ -9,6 +9,9 @@ use crate::error::RegisterError;
 /// What a device, and through it a peer, may do with registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
+    /// The device may read it for work requests of this side, and nobody may write it: the mapping
+    /// may be read-only.
+    LocalRead,
     /// The device may read and write it for work requests of this side.
     Local,
     /// As [`Access::Local`], and peers that have the rkey may write to it, too.
@@ -72,7 +75,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// The device, or the kernel for it, refused.
     ///
     /// # Safety
-    /// The range is mapped, readable and writable, and stays so until the registration is dropped.
+    /// The range is mapped and readable, and unless [`Access::LocalRead`] is asked for writable. It
+    /// stays so until the registration is dropped.
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError>;
 }
 
@@ -83,8 +87,8 @@ pub trait Registration: Send + Sync {
     fn lkey(&self) -> u32;
     /// The key for peers.
     fn rkey(&self) -> u32;
-    /// The address of the first byte in work requests with either key. For [`Access::Local`] it is
-    /// the virtual address; for [`Access::RemoteWrite`] over a network, peers cannot guess it.
+    /// The address of the first byte in work requests with either key. For local access it is the
+    /// virtual address; for [`Access::RemoteWrite`] over a network, peers cannot guess it.
     fn iova(&self) -> u64;
 }
 

@@ -40,8 +40,11 @@ pub struct ClassStats {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Memory that is mapped and registered, in use or not, and landing memory that is about to be.
+    /// Memory of the pool that is mapped and registered, in use or not, and landing memory that is
+    /// about to be.
     pub registered: usize,
+    /// Memory of the application that is registered with the pool's device.
+    pub application: usize,
     /// Send memory held as buffers or `Bytes`.
     pub send: usize,
     /// Control memory held by connections.

@@ -423,3 +423,64 @@ fn a_chunk_that_is_being_made_counts_towards_the_share() {
     drop((one, two));
     settle(pool, &registrar);
 }
+
+/// A longer want than that of the chunk in the making is next, and no shortage.
+#[test]
+fn a_longer_want_waits_for_the_chunk_that_is_being_made() {
+    let (pool, registrar, gate) = slow();
+    let ((mut one, _), (two, _)) = (landing(&pool), landing(&pool));
+    assert!(one.alloc_spare(64 * KIB).unwrap().is_none() && one.is_making());
+    let long = pool.config().landing / 2;
+    assert!(one.alloc(long, long).unwrap().is_none());
+    assert!(one.is_pending() && !two.others_claim());
+    gate.let_pass(None);
+    let piece = wait_for(&mut one, long);
+    drop((piece, one, two));
+    settle(pool, &registrar);
+}
+
+/// A chunk that waits to be freed is enough for who starves: others return no more for it.
+#[test]
+fn who_starves_gets_one_chunk_of_another() {
+    let (pool, registrar, gate) = slow();
+    gate.let_pass(None);
+    let ((mut one, _), (mut two, _)) = (landing(&pool), landing(&pool));
+    let mut pieces = Vec::new();
+    while pool.stats().leased + 64 * KIB <= pool.config().landing {
+        pieces.push(wait_for(&mut one, 64 * KIB));
+    }
+    drop(pieces);
+    let before = one.leased();
+    gate.let_pass(Some(0));
+    two.starve();
+    assert!(two.alloc(64 * KIB, 64 * KIB).unwrap().is_none());
+    let returned: Vec<usize> = (0..5)
+        .map(|_| {
+            one.enforce_share();
+            one.return_reclaimed()
+        })
+        .collect();
+    assert!(returned[0] > 0 && returned[1..] == [0; 4], "{returned:?} of {before}");
+    gate.let_pass(None);
+    let piece = wait_for(&mut two, 64 * KIB);
+    drop((piece, one, two));
+    settle(pool, &registrar);
+}
+
+/// An error that nobody has waited for is no answer to a later call.
+#[test]
+fn an_error_that_comes_too_late_is_dropped() {
+    let (pool, registrar, gate) = slow();
+    let (mut one, woken) = landing(&pool);
+    let before = woken.count();
+    registrar.fail(true);
+    assert!(one.alloc(64 * KIB, 64 * KIB).unwrap().is_none());
+    one.stop_waiting();
+    gate.let_pass(None);
+    wait_until("it has failed", || woken.count() > before);
+    one.collect();
+    registrar.fail(false);
+    let piece = wait_for(&mut one, 64 * KIB);
+    drop((piece, one));
+    settle(pool, &registrar);
+}

@@ -2,92 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod common;
+
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::SeqCst;
-use std::task::{Wake, Waker};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use common::Woken;
+use common::pinning::{Pinning, limit, wait_until};
 use tonic_rdma_memory::{
-    HeapRegistrar, Landing, LandingBuf, MIN_POOL, Memlock, Memory, Pool, PoolConfig, PoolError,
-    RegisterError, Registrar, Registration,
+    HeapRegistrar, Landing, LandingBuf, MIN_POOL, Memlock, Pool, PoolConfig, PoolError,
 };
-
-/// A registrar that pins memory and applies the limit to every process, as Soft-iWARP does. By
-/// system calls, because the sanitizers make the functions of libc do nothing.
-struct Pinning {
-    heap: HeapRegistrar,
-    slow: bool,
-}
-
-struct Pinned {
-    /// Dropped after the memory has been unpinned.
-    registration: Box<dyn Registration>,
-    addr: usize,
-    len: usize,
-}
-
-impl Registration for Pinned {
-    fn lkey(&self) -> u32 {
-        self.registration.lkey()
-    }
-    fn rkey(&self) -> u32 {
-        self.registration.rkey()
-    }
-    fn iova(&self) -> u64 {
-        self.registration.iova()
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: the range is mapped until the registration is dropped; munlock accesses no
-        // contents.
-        assert_eq!(unsafe { libc::syscall(libc::SYS_munlock, self.addr, self.len) }, 0);
-    }
-}
-
-// SAFETY: as HeapRegistrar.
-unsafe impl Registrar for Pinning {
-    fn pins(&self) -> bool {
-        true
-    }
-    fn ignores_ipc_lock(&self) -> bool {
-        true
-    }
-    fn is_slow(&self) -> bool {
-        self.slow
-    }
-    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
-        let (addr, len) = (memory.addr.as_ptr() as usize, memory.len);
-        if Memlock::read().unwrap().available(true).unwrap() < len as u64 {
-            return Err(RegisterError::new(len, std::io::Error::from_raw_os_error(libc::ENOMEM)));
-        }
-        // SAFETY: the caller guarantees that the range is mapped; mlock accesses no contents.
-        assert_eq!(unsafe { libc::syscall(libc::SYS_mlock, addr, len) }, 0);
-        // SAFETY: the caller's guarantee.
-        let registration = unsafe { self.heap.register(memory) }?;
-        Ok(Box::new(Pinned { registration, addr, len }))
-    }
-}
-
-#[derive(Default)]
-struct Woken(AtomicBool);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, SeqCst);
-    }
-}
-
-/// Waits for what the landing thread does, if the pool has one.
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !holds() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
-        std::thread::yield_now();
-    }
-}
 
 /// Allocates 64 KiB of landing memory, if there are any.
 fn piece(landing: &mut Landing) -> Option<LandingBuf> {
@@ -128,29 +53,35 @@ fn two_pools_share_the_limit(slow: bool) {
     let kept = landed.iter().filter(|landed| landed.hold()).count();
     assert!(kept > 0 && kept < landed.len(), "{kept} of {}", landed.len());
     assert!(second.may_land().is_ok());
-    // A third pool has no memory to wait for.
-    assert!(third.landing().alloc(64 << 10, 64 << 10).is_err());
+    // A third pool waits for theirs, but not for ever.
+    let (mut thirds, begin) = (third.landing(), Instant::now());
+    for n in 0..=20 {
+        assert!(piece(&mut thirds).is_none());
+        thirds.waited(begin + Duration::from_millis(100) * n);
+    }
+    assert!(thirds.alloc(64 << 10, 64 << 10).is_err());
     assert!(third.may_land().is_err());
+    drop((thirds, third));
     // Memory that one pool returns is available to the other, which is woken.
-    let woken = Arc::new(Woken::default());
-    seconds.register_waker(&Waker::from(woken.clone()));
+    let (woken, waker) = Woken::new();
+    seconds.register_waker(&waker);
     assert!(piece(&mut seconds).is_none());
     held.clear();
-    assert!(!woken.0.load(SeqCst));
+    assert!(woken.count() == 0);
     assert_eq!(firsts.trim(), sizes.landing);
-    assert!(slow || woken.0.load(SeqCst));
-    wait_until("it is woken", || woken.0.load(SeqCst));
+    assert!(slow || woken.count() > 0);
+    wait_until("it is woken", || woken.count() > 0);
     wait_until("all is returned", || first.stats().leased == 0);
     let more = everything(&mut seconds);
     assert_eq!(second.stats().leased, sizes.landing);
     // The same holds for memory of a pool that is dropped.
     held = everything(&mut firsts);
-    let woken = Arc::new(Woken::default());
-    firsts.register_waker(&Waker::from(woken.clone()));
+    let (woken, waker) = Woken::new();
+    firsts.register_waker(&waker);
     assert!(!held.is_empty() && first.stats().leased < sizes.landing);
     drop((one, landed, more, controls, seconds, second));
-    assert!(slow || woken.0.load(SeqCst));
-    wait_until("it is woken", || woken.0.load(SeqCst));
+    assert!(slow || woken.count() > 0);
+    wait_until("it is woken", || woken.count() > 0);
     wait_until("all is unpinned", || {
         Memlock::read().unwrap().pinned <= first.stats().registered as u64
     });
@@ -158,20 +89,12 @@ fn two_pools_share_the_limit(slow: bool) {
     assert_eq!(first.stats().leased, sizes.landing);
 }
 
-fn limit(soft: u64, hard: u64) {
-    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
-    // SAFETY: limit is a valid rlimit.
-    let result = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
-    assert_eq!(result, 0, "needs a hard limit of 8 MiB or more");
-}
-
 fn pool() -> Result<Pool, PoolError> {
     registering(false)
 }
 
 fn registering(slow: bool) -> Result<Pool, PoolError> {
-    let heap = HeapRegistrar::default();
-    Pool::new(PoolConfig::default(), Arc::new(Pinning { heap, slow }))
+    Pool::new(PoolConfig::default(), Arc::new(Pinning::new(slow)))
 }
 
 #[test]

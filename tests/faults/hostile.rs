@@ -325,8 +325,8 @@ impl Host {
     }
 
     /// Connects a peer, once those that were dropped have returned their memory: a queue pair is
-    /// destroyed in the background, also that of a connect that was abandoned. The pool has room for
-    /// three, and at most one other is in use.
+    /// destroyed in the background, also that of a connect that was abandoned. The pool has room
+    /// for three, and at most one other is in use.
     async fn connect_with_ticket(&self) -> Peer {
         let LinkConfig { recv_slots, slot_size, send_slots, staging, .. } = config();
         let of_one = (recv_slots + send_slots) as usize * slot_size as usize + staging as usize;

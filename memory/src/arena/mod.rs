@@ -26,7 +26,7 @@ use slab::Slab;
 
 pub(crate) use self::wait_queue::WaitQueue;
 use crate::error::PoolError;
-use crate::ledger::{Ledger, deregistered};
+use crate::ledger::Ledger;
 use crate::region::Region;
 use crate::region::mapping::{Mapping, Place};
 use crate::region::page::{HUGE_PAGE, page};
@@ -192,7 +192,7 @@ impl Arenas {
         };
         // Other pools are notified only after this one has registered what it needs.
         if self.must_notify.swap(false, Relaxed) {
-            deregistered();
+            self.ledger.deregistered();
         }
         slot
     }
@@ -312,7 +312,7 @@ impl Arenas {
         old.into_iter().for_each(|(handle, _)| self.remove_dedicated(handle));
         drop(arenas);
         if self.must_notify.swap(false, Relaxed) {
-            deregistered();
+            self.ledger.deregistered();
         }
     }
 
@@ -320,7 +320,7 @@ impl Arenas {
     /// back.
     fn remove_dedicated(&self, handle: Handle) {
         let region = &handle.arena.region;
-        self.ledger.index.remove(region);
+        self.ledger.index.remove(region.start());
         let bytes = region.len();
         drop(handle);
         self.ledger.budgets.release(self.usage, bytes);
@@ -401,7 +401,7 @@ impl Arenas {
             return false;
         }
         class.slots.fetch_sub(total, Relaxed);
-        self.ledger.index.remove(&arena.region);
+        self.ledger.index.remove(arena.region.start());
         let bytes = arena.region.len();
         // All handles are here, so these are the last references: the arena is deregistered and
         // unmapped before the budget gets its bytes back.
@@ -460,7 +460,7 @@ impl Drop for Arenas {
         }
         let arenas = self.arenas.get_mut().unwrap_or_else(PoisonError::into_inner);
         for arena in std::mem::take(arenas).into_iter().map(|(_, arena)| arena) {
-            self.ledger.index.remove(&arena.region);
+            self.ledger.index.remove(arena.region.start());
             let bytes = arena.region.len();
             drop(arena);
             self.ledger.budgets.release(self.usage, bytes);
@@ -468,6 +468,6 @@ impl Drop for Arenas {
         let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner);
         let handles = std::mem::take(&mut idle.arenas);
         handles.into_iter().for_each(|(handle, _)| self.remove_dedicated(handle));
-        deregistered();
+        self.ledger.deregistered();
     }
 }

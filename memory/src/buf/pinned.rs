@@ -9,6 +9,7 @@ use bytes::{Buf, BufMut, Bytes};
 
 use crate::arena::SlotRef;
 use crate::copy::copy;
+use crate::ledger::{Found, KeepAlive};
 
 /// A uniquely owned buffer in registered memory: fill it, [`freeze`](PinnedBuf::freeze) it and send
 /// it without a copy.
@@ -227,17 +228,20 @@ unsafe impl BufMut for PinnedBuf {
     }
 }
 
-/// Bytes in pool memory, with the key by which the device reads them. Keeps the memory alive.
+/// Bytes in registered memory, with the key by which the device reads them. Keeps the memory alive,
+/// and registered.
 #[derive(Clone, Debug)]
 pub struct PinnedBytes {
     bytes: Bytes,
     lkey: u32,
     iova: u64,
+    /// Application memory stays registered as long as this.
+    keep_alive: Option<KeepAlive>,
 }
 
 impl PinnedBytes {
-    pub(crate) fn new(bytes: Bytes, lkey: u32, iova: u64) -> Self {
-        PinnedBytes { bytes, lkey, iova }
+    pub(crate) fn new(bytes: Bytes, Found { lkey, iova, keep_alive }: Found) -> Self {
+        PinnedBytes { bytes, lkey, iova, keep_alive }
     }
 
     /// The local key of the memory.
@@ -274,7 +278,14 @@ impl PinnedBytes {
         let bytes = self.bytes.slice(range);
         // An empty slice may point anywhere; it is never read.
         let by = bytes.as_ptr().addr().wrapping_sub(self.bytes.as_ptr().addr()) as u64;
-        PinnedBytes { bytes, lkey: self.lkey, iova: self.iova.wrapping_add(by) }
+        let (iova, keep_alive) = (self.iova.wrapping_add(by), self.keep_alive.clone());
+        PinnedBytes { bytes, lkey: self.lkey, iova, keep_alive }
+    }
+
+    /// Returns the bytes without the key. They keep the memory registered: what has been found to
+    /// be registered stays so until it is posted.
+    pub fn into_registered(self) -> Bytes {
+        if self.keep_alive.is_some() { Bytes::from_owner(self) } else { self.bytes }
     }
 
     /// Returns the bytes without the key.

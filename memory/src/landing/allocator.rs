@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Instant;
 
 use super::chunk::{Chunk, GRANULE, Lease};
 use super::making::{Failed, Kind, Making, Request};
@@ -41,6 +42,8 @@ pub struct Landing {
     pub(super) failed: Option<Failed>,
     /// Attempts since the last success that failed by what another pool has pinned.
     pub(super) retries: usize,
+    /// The claim that other connections have been woken for; `No` if there is none.
+    announced: Waiting,
     /// [`alloc`](Landing::alloc) has found no memory only because the landing thread has it.
     pub(super) is_pending: bool,
     pub(super) ledger: Arc<Ledger>,
@@ -60,6 +63,7 @@ impl Landing {
             making: None,
             failed: None,
             retries: 0,
+            announced: Waiting::No,
             is_pending: false,
             ledger,
         }
@@ -79,7 +83,8 @@ impl Landing {
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
     /// has less than its share, it also claims memory, and [`Landing::others_claim`] is true for
     /// the other connections. It waits until the next call returns a piece or an error, or until
-    /// [`Landing::stop_waiting`].
+    /// [`Landing::stop_waiting`]. It also waits where RLIMIT_MEMLOCK leaves nothing because of what
+    /// other pools of the process hold: see [`Landing::waited`].
     ///
     /// # Errors
     /// The budget allowed another chunk, but the system did not map it or the device did not
@@ -106,12 +111,11 @@ impl Landing {
             self.stop_waiting();
             return found;
         }
-        let before = self.waiter.state();
         let state = loop {
             // Waiting begins before the last attempt, so memory freed from now on wakes this
             // connection.
             let state = self.would_wait(self.needed(want, min));
-            if self.ledger.landing_waiters().set(&self.waiter, state) == state {
+            if self.set_waiting(state) == state {
                 break state;
             }
             found = self.take_best_retrying(want, min);
@@ -125,7 +129,8 @@ impl Landing {
             // The landing thread may have freed the chunks meanwhile, and another connection may
             // have got their memory; or this attempt has had a chunk made.
         };
-        if state.is_claim() && state != before {
+        if state.is_claim() && state != self.announced {
+            self.announced = state;
             let kept = if state == Waiting::Starving { 0 } else { self.share() };
             self.ledger.landing_waiters().wake_above(&self.waiter, kept);
         }
@@ -145,7 +150,8 @@ impl Landing {
         if whole.is_some() || self.leased().saturating_add(bytes) > self.share() {
             return Ok(whole);
         }
-        self.take_best(want, want, Kind::Spare)
+        let found = self.take_best(want, want, Kind::Spare);
+        self.or_wait(found)
     }
 
     /// As [`alloc`](Self::alloc), for a piece of exactly `want` bytes, while a longer one is waited
@@ -154,9 +160,10 @@ impl Landing {
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_meanwhile(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
+        // A chunk that has been made meanwhile is the first one's.
         let want = want.div_ceil(GRANULE).max(1);
-        self.collect();
-        self.take_best(want, want, Kind::Meanwhile)
+        let found = self.take_best(want, want, Kind::Meanwhile);
+        self.or_wait(found)
     }
 
     /// Stops waiting for the piece that [`alloc`](Landing::alloc) could not return, because it is
@@ -165,7 +172,24 @@ impl Landing {
         self.starves = false;
         self.is_pending = false;
         self.failed = None;
-        self.ledger.landing_waiters().set(&self.waiter, Waiting::No);
+        self.set_waiting(Waiting::No);
+    }
+
+    /// Sets what the connection waits for. Returns the state before.
+    fn set_waiting(&mut self, state: Waiting) -> Waiting {
+        if state != self.announced {
+            // Others may see that the claim has ended, so the next one is announced again.
+            self.announced = Waiting::No;
+        }
+        self.ledger.landing_waiters().set(&self.waiter, state)
+    }
+
+    /// This connection has waited for memory until `now`, by the caller's clock. To be called some
+    /// times a second while [`alloc`](Landing::alloc) has none. It bounds the wait for memory that
+    /// only other pools of the process hold: if none of them returns any for two seconds, and this
+    /// pool has no landing memory, `alloc` returns an error.
+    pub fn waited(&self, now: Instant) {
+        self.ledger.waited(now);
     }
 
     /// The shortest piece that would help has been missing for long, because readers keep what this
@@ -192,11 +216,11 @@ impl Landing {
     /// What this connection waits for if it finds no memory, and a chunk of `needed` bytes would
     /// help.
     fn would_wait(&mut self, needed: usize) -> Waiting {
-        let (is_made, is_freed) = (self.is_made(needed), self.is_freed(needed));
-        self.is_pending = is_made || is_freed;
+        let is_made = self.is_made(needed);
+        self.is_pending = is_made || self.is_freed(needed) || self.is_next(needed);
         if is_made {
             return Waiting::ForOwn;
-        } else if is_freed {
+        } else if self.is_pending {
             return Waiting::AtShare;
         }
         // Idle chunks make room for the one that is needed.
@@ -252,13 +276,30 @@ impl Landing {
         {
             self.retries += 1;
             let state = self.would_wait(self.needed(want, min));
-            self.ledger.landing_waiters().set(&self.waiter, state);
+            self.set_waiting(state);
             found = self.take_best(want, min, Kind::Needed);
         }
         if self.making.is_none() {
             self.retries = 0;
         }
-        found
+        self.or_wait(found)
+    }
+
+    /// No memory now, instead of an error, if other pools of the process hold what RLIMIT_MEMLOCK
+    /// allows: it has been taken between the decision to register and the attempt.
+    fn or_wait(
+        &self,
+        found: Result<Option<LandingBuf>, RegisterError>,
+    ) -> Result<Option<LandingBuf>, RegisterError> {
+        match found {
+            Err(error)
+                if self.ledger.exceeded_memlock(&error) && self.ledger.waits_for_others() =>
+            {
+                self.ledger.pause_landing();
+                Ok(None)
+            }
+            found => found,
+        }
     }
 
     /// The longest free run, if it has at least `min` granules: `want` of them.
@@ -294,7 +335,7 @@ impl Landing {
                 Some(lease) => {
                     // The connection has its lease now. If registering fails, returning the lease
                     // must not wake the connection itself.
-                    self.ledger.landing_waiters().set(&self.waiter, Waiting::No);
+                    self.set_waiting(Waiting::No);
                     Chunk::new(lease)
                 }
                 None => return Ok(self.take_longest(want, min)),

@@ -15,8 +15,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use super::chunk_bitmap::ChunkBitmap;
+use super::freeing::Freeing;
 use crate::error::{PoolError, RegisterError};
-use crate::ledger::{LandingWaiter, Ledger, deregistered};
+use crate::ledger::{LandingWaiter, Ledger};
 use crate::region::Region;
 use crate::region::mapping::{Mapping, Place};
 use crate::registrar::Access;
@@ -29,6 +30,8 @@ pub(crate) const GRANULE: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Lease {
     len: usize,
+    /// A region has been registered for it.
+    is_registered: bool,
     pub(super) waiter: Arc<LandingWaiter>,
     pub(super) ledger: Arc<Ledger>,
 }
@@ -45,7 +48,7 @@ impl Lease {
     ) -> Option<Self> {
         let budget = ledger.landing_budget();
         let len = ledger.budgets.take_some(Use::Landing, max, min, unit, budget)?;
-        Some(Lease { len, waiter: waiter.clone(), ledger: ledger.clone() })
+        Some(Lease { len, is_registered: false, waiter: waiter.clone(), ledger: ledger.clone() })
     }
 
     /// The length in bytes.
@@ -58,7 +61,10 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.ledger.budgets.release(Use::Landing, self.len);
         self.ledger.landing_waiters().budget_freed();
-        deregistered();
+        match self.is_registered {
+            true => self.ledger.deregistered(),
+            false => self.ledger.not_registered(),
+        }
     }
 }
 
@@ -67,24 +73,20 @@ impl Drop for Lease {
 #[derive(Debug)]
 struct Memory {
     region: Region,
+    /// It waits for the landing thread.
+    freeing: Option<Freeing>,
     lease: Lease,
 }
 
 impl Memory {
     /// Has the landing thread deregister and unmap the region.
-    fn free(self) {
-        let ledger = self.lease.ledger.clone();
-        if !ledger.landing_thread.is_started() {
-            return;
+    fn free(mut self) {
+        let Lease { len, waiter, ledger, .. } = &self.lease;
+        let ledger = ledger.clone();
+        if ledger.landing_thread.is_started() {
+            self.freeing = Some(Freeing::begin(&ledger, waiter, *len));
+            ledger.landing_thread.run(Box::new(move || drop(self)));
         }
-        self.lease.waiter.freeing.fetch_add(self.lease.len, SeqCst);
-        ledger.landing_thread.run(Box::new(move || {
-            let Memory { region, lease } = self;
-            drop(region);
-            // Before the budget has them: whoever still finds them here is woken by the lease.
-            lease.waiter.freeing.fetch_sub(lease.len, SeqCst);
-            drop(lease);
-        }));
     }
 }
 
@@ -106,8 +108,8 @@ pub(crate) struct Chunk {
 
 impl Chunk {
     /// Maps and registers a chunk for this lease.
-    pub(crate) fn new(lease: Lease) -> Result<Self, RegisterError> {
-        let Lease { len, ledger, .. } = &lease;
+    pub(crate) fn new(mut lease: Lease) -> Result<Self, RegisterError> {
+        let Lease { len, ledger, is_registered, .. } = &mut lease;
         let (mapping, file) = if ledger.registrar.wants_file() {
             let mapped = Mapping::shared(*len, ledger.sizes.huge_pages);
             let (mapping, file) = mapped.map_err(|source| RegisterError::new(*len, source))?;
@@ -123,9 +125,10 @@ impl Chunk {
         };
         let region = Region::new(mapping, file, &*ledger.registrar, Access::RemoteWrite)?;
         ledger.region_registered(&region);
-        let (len, bitmap) = (*len, ChunkBitmap::new(len / GRANULE));
+        *is_registered = true;
+        let (len, bitmap) = (*len, ChunkBitmap::new(*len / GRANULE));
         Ok(Chunk {
-            memory: ManuallyDrop::new(Memory { region, lease }),
+            memory: ManuallyDrop::new(Memory { region, freeing: None, lease }),
             bitmap,
             held: ChunkBitmap::new(len / GRANULE),
             n_held: AtomicUsize::new(0),
@@ -168,7 +171,7 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.ledger().index.remove(self.region());
+        self.ledger().index.remove(self.region().start());
         // SAFETY: this is the only place that takes it, and the chunk is not used afterwards (R8).
         unsafe { ManuallyDrop::take(&mut self.memory) }.free();
     }

@@ -70,7 +70,7 @@ impl Making {
             if result.strong_count() == 0 {
                 return;
             }
-            let made = catch_unwind(AssertUnwindSafe(|| Chunk::new(lease))).unwrap_or_else(|_| {
+            let made = catch_unwind(AssertUnwindSafe(|| make(lease))).unwrap_or_else(|_| {
                 tracing::error!("registering landing memory panicked");
                 Err(RegisterError::new(bytes, io::Error::other("it panicked")))
             });
@@ -85,5 +85,17 @@ impl Making {
     /// The chunk, or why there is none, once.
     pub(super) fn take_result(&self) -> Option<Result<Chunk, RegisterError>> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Makes the chunk, if the process may still pin it and what the pool keeps for connections: chunks
+/// in front of it in the queue have been pinned since the lease was taken.
+fn make(lease: Lease) -> Result<Chunk, RegisterError> {
+    let bytes = lease.bytes();
+    match lease.ledger.landing_left() {
+        Some((left, _)) if left < bytes => {
+            Err(RegisterError::new(bytes, io::Error::from_raw_os_error(libc::ENOMEM)))
+        }
+        _ => Chunk::new(lease),
     }
 }

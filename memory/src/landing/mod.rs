@@ -5,6 +5,7 @@
 //! | `allocator` | [`Landing`]: one connection's allocator of landing memory |
 //! | `making` | the chunk that the landing thread makes for a connection |
 //! | `pending` | what an allocator has the landing thread do, and waits for |
+//! | `freeing` | chunks that wait for the landing thread to free them |
 //! | `share` | what a connection may lease while others claim memory |
 //! | `chunk` | chunks leased to connections |
 //! | `piece` | the pieces of chunks that are granted to peers, and filled by them |
@@ -15,6 +16,7 @@
 mod allocator;
 mod chunk;
 mod chunk_bitmap;
+mod freeing;
 mod held;
 mod landed;
 mod making;

@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::allocator::Landing;
 use super::chunk::Lease;
-use super::making::{Failed, Making, Request};
+use super::making::{Failed, Kind, Making, Request};
 use crate::error::RegisterError;
+use crate::ledger::Waiting;
 
 impl Landing {
     /// Whether the landing thread makes the chunks. It has to wake the owner.
@@ -39,6 +40,8 @@ impl Landing {
                 self.retries = 0;
                 self.chunks.push(Arc::new(chunk));
             }
+            // Nobody waits for it any more, so it is no answer to a later call.
+            Err(_) if request.kind != Kind::Spare && self.waiter.state() == Waiting::No => {}
             Err(error) => self.failed = Some(Failed { request, error }),
         }
         self.record_leased();
@@ -72,6 +75,15 @@ impl Landing {
         freeing > 0
             && self.leased().saturating_add(needed) <= self.lease_cap()
             && self.ledger.landing_free().saturating_add(freeing) >= needed
+    }
+
+    /// Whether a chunk of `needed` bytes can be made as soon as a shorter one has been: one is made
+    /// at a time.
+    pub(super) fn is_next(&self, needed: usize) -> bool {
+        self.making.is_some()
+            && self.leased().saturating_add(self.freeing()).saturating_add(needed)
+                <= self.lease_cap()
+            && self.ledger.landing_free() >= needed
     }
 
     /// Whether a chunk is being made, or has been and waits to be [collected](Landing::collect):

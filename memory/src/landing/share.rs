@@ -89,7 +89,7 @@ impl Landing {
     /// [`enforce_share`](Landing::enforce_share) returns it.
     pub(super) fn select(&mut self) {
         let leased = self.leased();
-        let scarce = self.ledger.landing_free() < MIN_SHARE;
+        let scarce = self.ledger.landing_free_soon() < MIN_SHARE;
         let cap = match scarce && self.yields_to_starving() {
             // One chunk is too many.
             true => self.lease_cap().min(leased.saturating_sub(1)),

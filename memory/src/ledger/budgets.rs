@@ -11,6 +11,8 @@ pub(crate) struct Budgets {
     send: AtomicUsize,
     landing: AtomicUsize,
     control: AtomicUsize,
+    /// Of `landing`, the bytes of chunks that wait for the landing thread to free them.
+    pub(crate) freeing: AtomicUsize,
     /// Raised after the part and lowered before it, so that it never exceeds the sum of the parts.
     total: AtomicUsize,
     high_water: AtomicUsize,
@@ -65,6 +67,12 @@ impl Budgets {
 
     pub(crate) fn used(&self, usage: Use) -> usize {
         self.of(usage).load(Acquire)
+    }
+
+    /// The mapped bytes that a pool returns in the course of time: all but those of connections,
+    /// which may last.
+    pub(super) fn returnable(&self) -> usize {
+        self.used(Use::Send) + self.used(Use::Landing)
     }
 
     pub(crate) fn total(&self) -> usize {

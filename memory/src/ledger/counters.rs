@@ -16,6 +16,8 @@ pub(crate) struct Counters {
     pub(crate) held: AtomicUsize,
     /// Bytes of the chunks that such pieces lie in.
     pub(crate) pinned: AtomicUsize,
+    /// Bytes of the application that are registered.
+    pub(crate) application: AtomicUsize,
     pub(crate) registrations: AtomicU64,
     pub(crate) waits: AtomicU64,
 }
@@ -36,6 +38,7 @@ impl Counters {
             granted: self.granted.load(Relaxed),
             filled: self.filled.load(Relaxed),
             held: self.held.load(Relaxed),
+            application: self.application.load(Relaxed),
             registrations: self.registrations.load(Relaxed),
             waits: self.waits.load(Relaxed),
             ..PoolStats::default()

@@ -1,15 +1,33 @@
 //! Finds the registered region that an address range lies in.
 
+use std::any::Any;
+use std::sync::{Arc, PoisonError, Weak};
+
 use crossbeam::sync::ShardedLock;
 
 use crate::region::Region;
 
-#[derive(Clone, Copy, Debug)]
+/// What keeps a registration of application memory alive.
+pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
+
+#[derive(Debug)]
 struct Entry {
     start: usize,
     end: usize,
     lkey: u32,
     iova: u64,
+    /// Application memory. That of the pool is kept alive by the bytes that lie in it; here the
+    /// application can have bytes of its own that do not keep the registration.
+    application: Option<Weak<dyn Any + Send + Sync>>,
+}
+
+/// The keys of a range.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) lkey: u32,
+    pub(crate) iova: u64,
+    /// Of application memory: what keeps it registered.
+    pub(crate) keep_alive: Option<KeepAlive>,
 }
 
 /// The registered regions, sorted by address. Every sender reads it, but it changes only when an
@@ -20,23 +38,65 @@ pub(crate) struct Index(ShardedLock<Vec<Entry>>);
 impl Index {
     pub(crate) fn insert(&self, region: &Region) {
         let (start, lkey, iova) = (region.start(), region.lkey(), region.iova());
-        let entry = Entry { start, end: start + region.len(), lkey, iova };
-        let mut entries = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let at = entries.partition_point(|e| e.start < entry.start);
-        entries.insert(at, entry);
+        let end = start + region.len();
+        let is_new = self.insert_entry(Entry { start, end, lkey, iova, application: None });
+        debug_assert!(is_new, "mapped, and in the index already");
     }
 
-    pub(crate) fn remove(&self, region: &Region) {
-        let mut entries = self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        entries.retain(|e| e.start != region.start());
+    /// Adds application memory. Returns false, and adds nothing, if a part of it is known already.
+    pub(crate) fn insert_application(
+        &self,
+        memory: &[u8],
+        (lkey, iova): (u32, u64),
+        keep_alive: &KeepAlive,
+    ) -> bool {
+        let start = memory.as_ptr().addr();
+        let (end, application) = (start + memory.len(), Some(Arc::downgrade(keep_alive)));
+        self.insert_entry(Entry { start, end, lkey, iova, application })
     }
 
-    /// The lkey and the iova of a range, if it lies in one region.
-    pub(crate) fn find(&self, start: usize, len: usize) -> Option<(u32, u64)> {
-        let entries = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    fn insert_entry(&self, entry: Entry) -> bool {
+        let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let free = overlapping(&entries, entry.start, entry.end).is_none();
+        if free {
+            let at = entries.partition_point(|e| e.start < entry.start);
+            entries.insert(at, entry);
+        }
+        free
+    }
+
+    /// Whether a part of the memory is known, and then whether it is memory of the pool.
+    pub(crate) fn overlaps(&self, memory: &[u8]) -> Option<bool> {
+        let start = memory.as_ptr().addr();
+        let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        overlapping(&entries, start, start + memory.len()).map(|e| e.application.is_none())
+    }
+
+    /// Removes the region that begins at `start`.
+    pub(crate) fn remove(&self, start: usize) {
+        let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|e| e.start != start);
+    }
+
+    /// The keys of a range, if it lies in one region.
+    pub(crate) fn find(&self, start: usize, len: usize) -> Option<Found> {
+        let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let at = entries.partition_point(|e| e.start <= start).checked_sub(1)?;
         let entry = entries.get(at)?;
-        let within = start.checked_add(len)? <= entry.end;
-        within.then(|| (entry.lkey, entry.iova + (start - entry.start) as u64))
+        if start.checked_add(len)? > entry.end {
+            return None;
+        }
+        let keep_alive = match &entry.application {
+            None => None,
+            // The last of its bytes is being dropped.
+            Some(application) => Some(application.upgrade()?),
+        };
+        let iova = entry.iova + (start - entry.start) as u64;
+        Some(Found { lkey: entry.lkey, iova, keep_alive })
     }
+}
+
+fn overlapping(entries: &[Entry], start: usize, end: usize) -> Option<&Entry> {
+    let before_end = entries.partition_point(|e| e.start < end);
+    before_end.checked_sub(1).and_then(|last| entries.get(last)).filter(|e| start < e.end)
 }

@@ -3,19 +3,25 @@
 //! A pool is sized by the limit when it is made, but pins memory later. If several pools share a
 //! process, or the limit is lowered, a pool may find that it cannot pin more. It then works with
 //! what it has leased, like a smaller pool: connections wait for memory, and landed data is copied
-//! out if readers hold on to it. The part of the control budget that is not pinned yet stays
-//! reserved, so landing memory never prevents a new connection.
+//! out if readers hold on to it. A pool that has leased nothing waits for what
+//! [other pools](super::pinning_pools) of the process return. The part of the control budget that
+//! is not pinned yet stays reserved, so landing memory never prevents a new connection.
 //!
 //! | a landing budget is | from | to, by |
 //! |---|---|---|
 //! | as configured | the start | lowered: a chunk was needed and the process may not pin it |
 //! | lowered | | as configured: a pool of the process deregisters memory, or the limit allows a chunk again |
+//! | any | | paused: the limit allows a chunk, but the device has refused one, as other pools were faster |
+//! | paused | what is leased | lowered: a connection has [waited](crate::Landing::waited) for a while |
+//! | paused | | as configured: a pool of the process deregisters memory |
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize, fence};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use super::budgets::Budgets;
 use super::landing_waiters::LandingWaiters;
+use super::others_wait::OthersWait;
 
 /// The landing budget of a pool, and the waiters that it wakes when it grows.
 #[derive(Debug)]
@@ -24,20 +30,27 @@ pub(crate) struct LandingBudget {
     configured: usize,
     /// The current budget in bytes, at most `configured`.
     bytes: AtomicUsize,
+    /// Whatever the limit leaves, nothing is tried.
+    is_paused: AtomicBool,
     pub(crate) waiters: LandingWaiters,
+    /// What the pool has mapped.
+    pub(super) budgets: Arc<Budgets>,
+    /// How long it waits for other pools.
+    pub(super) others_wait: OthersWait,
 }
 
-/// The lowered budgets of this process.
-static LOWERED: Mutex<Vec<Weak<LandingBudget>>> = Mutex::new(Vec::new());
-/// Whether `LOWERED` has entries, so that deregistering memory need not take its lock.
-static ANY_LOWERED: AtomicBool = AtomicBool::new(false);
+/// Whether any budget may be lowered, so that deregistering memory need not look for those.
+pub(super) static ANY_LOWERED: AtomicBool = AtomicBool::new(false);
 
 impl LandingBudget {
-    pub(crate) fn new(bytes: usize) -> Self {
+    pub(super) fn new(bytes: usize, budgets: Arc<Budgets>) -> Self {
         LandingBudget {
             configured: bytes,
             bytes: AtomicUsize::new(bytes),
+            is_paused: AtomicBool::new(false),
             waiters: LandingWaiters::default(),
+            budgets,
+            others_wait: OthersWait::default(),
         }
     }
 
@@ -46,48 +59,35 @@ impl LandingBudget {
         self.bytes.load(SeqCst)
     }
 
+    pub(super) fn is_lowered(&self) -> bool {
+        self.bytes() < self.configured
+    }
+
     /// Sets the budget back to the configured one.
     pub(crate) fn restore(&self) {
+        self.resume();
         self.bytes.store(self.configured, SeqCst);
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_paused.load(SeqCst)
+    }
+
+    pub(super) fn pause(&self, bytes: usize) {
+        self.is_paused.store(true, SeqCst);
+        self.lower(bytes);
+    }
+
+    pub(super) fn resume(&self) {
+        self.is_paused.store(false, SeqCst);
     }
 
     /// Lowers the budget until memory is deregistered in this process. The caller must then check
     /// once more what the process may pin.
-    pub(crate) fn lower(self: &Arc<Self>, bytes: usize) {
-        let mut lowered = LOWERED.lock().unwrap_or_else(PoisonError::into_inner);
-        if !lowered.iter().any(|budget| budget.as_ptr() == Arc::as_ptr(self)) {
-            lowered.push(Arc::downgrade(self));
-        }
+    pub(crate) fn lower(&self, bytes: usize) {
         self.bytes.store(bytes.min(self.configured), SeqCst);
+        // After it: who deregisters memory sees both, or its memory is found by the check.
         ANY_LOWERED.store(true, SeqCst);
         fence(SeqCst);
-    }
-}
-
-/// Calls [`deregistered`] when dropped. The last field of a ledger, so that it is dropped after the
-/// registrations.
-#[derive(Debug)]
-pub(crate) struct NotifyOnDrop;
-
-impl Drop for NotifyOnDrop {
-    fn drop(&mut self) {
-        deregistered();
-    }
-}
-
-/// Restores lowered budgets and wakes their waiters: memory has been deregistered in this process.
-pub(crate) fn deregistered() {
-    fence(SeqCst);
-    if !ANY_LOWERED.load(SeqCst) {
-        return;
-    }
-    let budgets = {
-        let mut lowered = LOWERED.lock().unwrap_or_else(PoisonError::into_inner);
-        ANY_LOWERED.store(false, SeqCst);
-        std::mem::take(&mut *lowered)
-    };
-    for budget in budgets.iter().filter_map(Weak::upgrade) {
-        budget.restore();
-        budget.waiters.budget_freed();
     }
 }

@@ -11,6 +11,8 @@
 //! | `landing_budget` | the landing budget, which RLIMIT_MEMLOCK may lower |
 //! | `landing_thread` | the thread that makes and frees landing memory |
 //! | `landing_waiters` | wakes the connections that wait for landing memory |
+//! | `others_wait` | how long a pool waits for what other pools return |
+//! | `pinning_pools` | the pools of the process, which share RLIMIT_MEMLOCK |
 //! | `waiter_count` | the number of waiters, counted so that no wake-up is lost |
 
 mod budgets;
@@ -19,18 +21,22 @@ mod index;
 mod landing_budget;
 mod landing_thread;
 mod landing_waiters;
+mod others_wait;
+mod pinning_pools;
 mod waiter_count;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Instant;
 
 use self::budgets::Budgets;
 use self::counters::Counters;
 use self::index::Index;
-pub(crate) use self::landing_budget::deregistered;
-use self::landing_budget::{LandingBudget, NotifyOnDrop};
+pub(crate) use self::index::{Found, KeepAlive};
+use self::landing_budget::LandingBudget;
 use self::landing_thread::LandingThread;
 pub(crate) use self::landing_waiters::{LandingWaiter, LandingWaiters, MIN_SHARE, Waiting};
+pub(crate) use self::pinning_pools::unpinning;
 pub(crate) use self::waiter_count::WaiterCount;
 use crate::config::Sizes;
 use crate::error::RegisterError;
@@ -43,12 +49,24 @@ use crate::stats::Use;
 pub(crate) struct Ledger {
     pub(crate) sizes: Sizes,
     pub(crate) counters: Counters,
-    pub(crate) budgets: Budgets,
+    pub(crate) budgets: Arc<Budgets>,
     pub(crate) index: Index,
     landing: Arc<LandingBudget>,
     pub(crate) registrar: Arc<dyn Registrar>,
     pub(crate) landing_thread: LandingThread,
+    /// The last field, so that it is dropped after the registrar.
     _notify: NotifyOnDrop,
+}
+
+/// Wakes other pools when dropped. Holds whether this one pins memory.
+struct NotifyOnDrop(bool);
+
+impl Drop for NotifyOnDrop {
+    fn drop(&mut self) {
+        if self.0 {
+            pinning_pools::returned();
+        }
+    }
 }
 
 impl std::fmt::Debug for Ledger {
@@ -59,15 +77,21 @@ impl std::fmt::Debug for Ledger {
 
 impl Ledger {
     pub(crate) fn new(sizes: Sizes, registrar: Arc<dyn Registrar>) -> Self {
+        let budgets = Arc::<Budgets>::default();
+        let landing = Arc::new(LandingBudget::new(sizes.landing, budgets.clone()));
+        let pins = registrar.pins();
+        if pins {
+            pinning_pools::add(&landing);
+        }
         Ledger {
             counters: Counters::default(),
-            budgets: Budgets::default(),
+            budgets,
             index: Index::default(),
-            landing: Arc::new(LandingBudget::new(sizes.landing)),
+            landing,
             sizes,
             registrar,
             landing_thread: LandingThread::default(),
-            _notify: NotifyOnDrop,
+            _notify: NotifyOnDrop(pins),
         }
     }
 
@@ -86,6 +110,12 @@ impl Ledger {
         self.landing_budget().saturating_sub(self.budgets.used(Use::Landing))
     }
 
+    /// As [`landing_free`](Self::landing_free), with those that the landing thread is about to
+    /// free.
+    pub(crate) fn landing_free_soon(&self) -> usize {
+        self.landing_free().saturating_add(self.budgets.freeing.load(SeqCst))
+    }
+
     /// The bytes that the owner of the waiter may have leased, including those that are leased
     /// already: its share, or more while no other connection claims memory.
     pub(crate) fn may_lease(&self, waiter: &LandingWaiter) -> usize {
@@ -93,7 +123,11 @@ impl Ledger {
         let share = waiters.share(self.landing_budget());
         let bytes = match waiters.others_claim(waiter) {
             true => share,
-            false => share.max(waiter.leased().saturating_add(self.landing_free())),
+            false => {
+                let freeing = waiter.freeing.load(SeqCst);
+                let free = self.landing_free().saturating_add(freeing);
+                share.max(waiter.leased().saturating_add(free))
+            }
         };
         bytes.min(waiter.limit)
     }
@@ -105,14 +139,20 @@ impl Ledger {
         self.index.insert(region);
     }
 
-    /// The bytes that landing memory may still pin under RLIMIT_MEMLOCK, and the limit. `None`
-    /// means that no limit applies.
-    pub(crate) fn landing_left(&self) -> Option<(usize, Memlock)> {
+    /// The bytes that the process may still pin under RLIMIT_MEMLOCK, and the limit. `None` means
+    /// that no limit applies.
+    pub(crate) fn memlock_left(&self) -> Option<(u64, Memlock)> {
         if !self.registrar.pins() {
             return None;
         }
         let memlock = Memlock::read().ok()?;
-        let available = memlock.available(self.registrar.ignores_ipc_lock())?;
+        Some((memlock.available(self.registrar.ignores_ipc_lock())?, memlock))
+    }
+
+    /// The bytes that landing memory may still pin under RLIMIT_MEMLOCK, and the limit. `None`
+    /// means that no limit applies.
+    pub(crate) fn landing_left(&self) -> Option<(usize, Memlock)> {
+        let (available, memlock) = self.memlock_left()?;
         let control = self.sizes.control.saturating_sub(self.budgets.used(Use::Control));
         Some((usize::try_from(available).unwrap_or(usize::MAX).saturating_sub(control), memlock))
     }
@@ -122,16 +162,56 @@ impl Ledger {
         error.is_limit() && self.landing_left().is_some()
     }
 
+    /// Memory has been deregistered: wakes the pools that wait for the limit to leave more.
+    pub(crate) fn deregistered(&self) {
+        if self.registrar.pins() {
+            pinning_pools::returned();
+        }
+    }
+
+    /// As [`deregistered`](Self::deregistered), for a registration that has failed: part of the
+    /// memory may have been pinned for a moment, but nothing has been returned.
+    pub(crate) fn not_registered(&self) {
+        if self.registrar.pins() {
+            pinning_pools::wake();
+        }
+    }
+
+    /// A connection waits for landing memory at `now`, by the caller's clock.
+    pub(crate) fn waited(&self, now: Instant) {
+        if self.landing.is_lowered() {
+            self.landing.others_wait.waited(now, pinning_pools::returns());
+            self.landing.resume();
+        }
+    }
+
+    /// Whether waiting helps because other pools of the process hold memory under the limit, and
+    /// have not kept it for too long.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        !self.landing.others_wait.is_over(pinning_pools::returns())
+            && self.registrar.pins()
+            && pinning_pools::others_hold(&self.landing)
+    }
+
+    /// The device has refused what the limit allows: no chunk is made until a pool of the process
+    /// returns memory, or a connection has waited for a while.
+    pub(crate) fn pause_landing(&self) {
+        self.landing.pause(self.budgets.used(Use::Landing));
+    }
+
     /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if that is
-    /// less than `min`. `None` means that the pool has no landing memory at all, so waiting for
-    /// some to come free would never end.
+    /// less than `min`. `None` means that there is nothing to wait for: the pool has no landing
+    /// memory, and [other pools](Self::waits_for_others) hold none.
     pub(crate) fn fit_landing(&self, min: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);
         if used.saturating_add(min) > self.sizes.landing {
             // The configured budget does not allow it, whatever the limit.
             return Some(0);
         }
-        let room = || self.landing_left().map_or(usize::MAX, |(left, _)| left);
+        let room = || match self.landing.is_paused() {
+            true => 0,
+            false => self.landing_left().map_or(usize::MAX, |(left, _)| left),
+        };
         let mut left = room();
         if left < min {
             self.landing.lower(used.saturating_add(left));
@@ -141,6 +221,7 @@ impl Ledger {
         if left >= min {
             self.landing.restore();
         }
-        (left >= min || self.budgets.used(Use::Landing) > 0).then_some(left)
+        let waits = || self.budgets.used(Use::Landing) > 0 || self.waits_for_others();
+        (left >= min || waits()).then_some(left)
     }
 }

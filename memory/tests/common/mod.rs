@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod pinning;
+
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -160,8 +162,10 @@ impl Drop for Kept {
 
 /// madvise(2) fails with ENOMEM on ranges that are not mapped throughout.
 fn is_mapped(entry: Entry) -> bool {
+    let in_page = entry.start % 4096;
+    let (start, len) = (entry.start - in_page, entry.len + in_page);
     // SAFETY: MADV_WILLNEED changes nothing, and the kernel checks the range.
-    unsafe { libc::madvise(entry.start as *mut libc::c_void, entry.len, libc::MADV_WILLNEED) == 0 }
+    unsafe { libc::madvise(start as *mut libc::c_void, len, libc::MADV_WILLNEED) == 0 }
 }
 
 // SAFETY: no device knows the keys.

@@ -1,17 +1,20 @@
-//! Payload in pool memory is not copied in any kind of call: checked by counters and by the
-//! addresses of the fields.
+//! Payload in pool memory and in registered memory is not copied in any kind of call: checked by
+//! counters and by the addresses of the fields.
 
 use bytes::{BufMut, Bytes};
+use tokio::sync::oneshot;
 use tokio_stream::{StreamExt, iter};
 use tonic_rdma::{Copied, Pool};
 use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::connect;
 use tonic_rdma_tests::harness::{TestEnv, client_of};
+use tonic_rdma_tests::load::with_timeout;
 use tonic_rdma_tests::pb::Message;
 use tonic_rdma_tests::service::script::{echo, echo_all, payload, steps};
 
 cases![for Some(tonic_rdma_tests::fabric::Fabric::FAST);
     every_kind_of_call,
+    memory_of_the_application,
 ];
 
 /// Fits the pool of a host with the usual memlock limit.
@@ -75,4 +78,68 @@ async fn every_kind_of_call(env: &TestEnv) {
             CodecKind::Plain => assert!(copied.plain_codec >= 6 * LEN as u64, "{copied:?}"),
         }
     }
+}
+
+/// Registered memory of the application, at an odd address, is sent from where it lies by one
+/// connection after the other, and belongs to the application again when all bytes of it are gone.
+async fn memory_of_the_application(env: &TestEnv) {
+    /// An owner that tells when it is dropped.
+    struct Owner(Vec<u8>, Option<oneshot::Sender<()>>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0[1..]
+        }
+    }
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            let _ = self.1.take().map(|dropped| dropped.send(()));
+        }
+    }
+
+    let server = env.server().await;
+    let (told, mut dropped) = oneshot::channel();
+    let mut bytes = vec![0];
+    bytes.extend_from_slice(&payload(1, LEN).payload);
+    let owner = Owner(bytes, Some(told));
+    let addr = owner.as_ref().as_ptr().addr();
+    let mut registered = None;
+    let mut owner = Some(owner);
+    for _ in 0..2 {
+        let channel = connect!(env, server);
+        let mut client = client_of(channel.clone());
+        let channel = channel.rdma();
+        if let Some(owner) = owner.take() {
+            registered = Some(channel.context().register(owner).await.unwrap());
+        }
+        let registered = registered.as_ref().unwrap();
+        let blob = registered.bytes();
+        assert_eq!((blob.as_ptr().addr(), registered.len()), (addr, LEN));
+        let again = channel.context().register(blob.slice(5..9)).await.map(drop);
+        let again = again.unwrap_err().to_string();
+        assert!(again.contains("is registered already"), "{again}");
+        let mut before = Copied::default();
+        for round in 0..4 {
+            if round == 3 {
+                before = channel.stats().copied_fast;
+            }
+            let message = Message { payload: blob.clone(), seed: 1, ..steps("", [echo(1)]) };
+            client.unary(message).await.unwrap().into_inner().expect(1, LEN);
+        }
+        let copied = channel.stats().copied_fast - before;
+        let resolved = channel.pool().resolve(&blob.slice(7..)).unwrap();
+        assert_eq!(resolved.addr(), addr as u64 + 7);
+        match env.fabric().codecs().0 {
+            CodecKind::ZeroCopy => {
+                assert!(copied.total() == copied.eager && copied.eager < 200, "{copied:?}")
+            }
+            CodecKind::Plain => assert!(copied.plain_codec >= LEN as u64, "{copied:?}"),
+        }
+    }
+    let devices = registered.as_ref().unwrap().devices();
+    assert_eq!(devices.len(), 1, "once with the device: {devices:?}");
+    let slice = registered.as_ref().unwrap().slice(3..4);
+    drop(registered);
+    assert!(dropped.try_recv().is_err(), "a slice is left");
+    drop(slice);
+    with_timeout("the memory does not come back", dropped).await.unwrap();
 }

@@ -58,10 +58,39 @@ async fn perform(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Outco
     }
 }
 
-/// The bytes of a request: in the channel's pool if the plan says so and the pool has room.
-fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
+/// Memory of the application. What it holds is overwritten when its owner gets it back, so that
+/// whoever reads it later, a device for instance, sends wrong bytes.
+struct Reused(Vec<u8>);
+
+impl AsRef<[u8]> for Reused {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Reused {
+    fn drop(&mut self) {
+        self.0.fill(0xa5);
+        std::hint::black_box(&mut self.0);
+    }
+}
+
+/// The bytes of a request: in the channel's pool if the plan says so and the pool has room, and for
+/// every other call in registered memory of the application, at an odd address.
+async fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
     let key = Key { call: call.id, down: false, index };
     let len = call.requests[index];
+    if !call.pinned && call.id.is_multiple_of(2) {
+        // The message lands at the same place modulo a cache line: the same in each run of a seed.
+        const LINE: usize = 64;
+        let mut own = vec![0; len + LINE + 1];
+        let at = own.as_ptr().align_offset(LINE) + 1;
+        pattern::fill(key, &mut own[at..at + len]);
+        // Registrations fail in some runs.
+        if let Ok(registered) = channel.context().register(Reused(own)).await {
+            return registered.slice(at..at + len);
+        }
+    }
     if call.pinned
         && let Ok(mut buf) = channel.pool().try_alloc(len)
     {
@@ -78,7 +107,7 @@ fn requests(channel: Channel, call: CallPlan) -> Pin<Box<dyn Stream<Item = Messa
             if !call.request_gap.is_zero() {
                 sleep(call.request_gap).await;
             }
-            yield Message { body: request(&channel, &call, index) };
+            yield Message { body: request(&channel, &call, index).await };
         }
     })
 }
@@ -151,7 +180,7 @@ async fn through_tonic<C: AnyCodec>(
     let mut responses = match call.kind {
         Kind::Unary | Kind::ClientStreaming => {
             let response = if call.kind == Kind::Unary {
-                let message = Message { body: request(&channel, call, 0) };
+                let message = Message { body: request(&channel, call, 0).await };
                 grpc.unary(tagged(call, message), path, codec).await?
             } else {
                 let stream = requests(channel, call.clone());
@@ -164,7 +193,7 @@ async fn through_tonic<C: AnyCodec>(
             return Ok(true);
         }
         Kind::ServerStreaming => {
-            let message = Message { body: request(&channel, call, 0) };
+            let message = Message { body: request(&channel, call, 0).await };
             grpc.server_streaming(tagged(call, message), path, codec).await?.into_inner()
         }
         _ => {
@@ -214,7 +243,7 @@ async fn raw(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Result<bo
                 if !call.request_gap.is_zero() {
                     sleep(call.request_gap).await;
                 }
-                let message = request(&channel, &call, index);
+                let message = request(&channel, &call, index).await;
                 yield Ok::<_, Status>(Frame::data(prefix(message.len())));
                 if !message.is_empty() {
                     yield Ok(Frame::data(message));

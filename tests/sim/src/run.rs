@@ -329,7 +329,7 @@ async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut
     report.wrong.extend(left.into_iter().map(|left| format!("at rest: {left}")));
     for context in &hosts.contexts {
         for (device, stats) in context.pool_stats().await {
-            if stats.send + stats.granted + stats.filled > 0 {
+            if stats.send + stats.granted + stats.filled + stats.application > 0 {
                 report.wrong.push(format!("at rest: memory of {device} is in use: {stats:?}"));
             }
         }
@@ -400,7 +400,7 @@ async fn close(
     }
     for context in &hosts.contexts {
         for (device, stats) in context.pool_stats().await {
-            if stats.in_use_bytes() > 0 || stats.leased > 0 {
+            if stats.in_use_bytes() + stats.application > 0 || stats.leased > 0 {
                 report.wrong.push(format!("at the end: memory of {device} is in use: {stats:?}"));
             }
         }

@@ -668,6 +668,50 @@ async fn any_order_of_drops_is_fine() {
     common::sends_of_all_sizes(&side, &side).await;
 }
 
+/// Memory of the application may be mapped read-only, at any address, and the device reads it only:
+/// not even a peer that knows its address and key can write to it.
+#[tokio::test]
+async fn a_mapped_file_is_sent_from_where_it_lies_and_cannot_be_written() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let mut file = tempfile::tempfile().unwrap();
+    let content = pattern(100_001, 7);
+    std::io::Write::write_all(&mut file, &content).unwrap();
+    // SAFETY: nobody else has the file.
+    let shared = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+    // Linux pins this since 6.2; before, the error says what to do.
+    match side.pool.register(bytes::Bytes::from_owner(shared)) {
+        Ok(registered) => drop(registered),
+        Err(error) => assert!(error.to_string().contains("map_copy_read_only"), "{error}"),
+    }
+    // SAFETY: as above.
+    let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file) }.unwrap();
+    let memory = bytes::Bytes::from_owner(map).slice(1..);
+    let registered = side.pool.register(memory.clone()).unwrap();
+    let source = side.pool.resolve(&memory).unwrap();
+    let (mut s, mut c) = greeted_pair(&side, &side).await;
+    let landing = side.landing(memory.len());
+    let (remote_addr, rkey) = (landing.addr(), landing.rkey());
+    c.queue(Work::Write { src: WriteSource::Bytes(source.clone()), remote_addr, rkey }, false)
+        .unwrap();
+    // The application has dropped everything; the work in flight has not.
+    drop(registered);
+    c.queue_send(1, b"landed", true).unwrap();
+    c.link.ring_doorbell().unwrap();
+    assert_eq!(s.receive().await.unwrap(), b"landed");
+    assert!(landing.filled(memory.len()).lend()[..] == content[1..]);
+    let stats = side.pool.stats();
+    assert_eq!(stats.application, memory.len(), "registered while bytes with its key are left");
+
+    let written = end_of_a_write(&side, source.iova(), source.lkey()).await;
+    assert!(written.is_some(), "a peer has written to memory of the application");
+    assert!(memory[..] == content[1..]);
+    drop((source, s, c));
+    while side.pool.stats().application > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// Registration beyond the limit fails with the device's error.
 #[tokio::test]
 async fn registration_beyond_the_limit_is_an_error() {

@@ -132,7 +132,7 @@ mod tests;
 
 pub use channel::{Change, Channel, ResponseFuture};
 pub use connect_info::{RdmaConnectInfo, connect_info, pool};
-pub use context::{Context, ContextBuilder};
+pub use context::{Context, ContextBuilder, RegisterRegionError, Registered};
 #[doc(inline)]
 pub use diagnose::{Diagnosis, diagnose};
 pub use endpoint::Endpoint;
@@ -153,7 +153,7 @@ pub use tonic_rdma_fabric::ShmAccess;
 #[cfg(feature = "test-util")]
 #[doc(no_inline)]
 pub use tonic_rdma_fabric::sim;
-pub use tonic_rdma_memory::{HugePages, PinnedBuf, Pool, PoolConfig, PoolStats};
+pub use tonic_rdma_memory::{HugePages, PinnedBuf, Pool, PoolConfig, PoolStats, RegionError};
 
 /// Compiles and runs the snippets of the documents as doctests.
 #[cfg(doctest)]

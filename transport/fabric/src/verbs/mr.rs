@@ -89,6 +89,7 @@ unsafe impl Registrar for VerbsRegistrar {
         let Memory { addr, len, access, .. } = memory;
         let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
         let flags = match access {
+            Access::LocalRead => ibv_access_flags(0),
             Access::Local => local,
             Access::RemoteWrite => local | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
         };

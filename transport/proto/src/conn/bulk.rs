@@ -97,6 +97,13 @@ impl Connection {
                 if u64::from(grant.len) < rest.min(MIN_GRANT.into()) {
                     return bad("too short a part of what was asked for");
                 }
+                if bulk.grants.is_empty()
+                    && let Some(finish) = &mut bulk.finish
+                {
+                    // It has waited for memory, not for its turn: this part is queued like others
+                    // that begin now.
+                    *finish = self.write_ready.finish(grant.len.into()).max(*finish);
+                }
                 bulk.granted += u64::from(grant.len);
                 bulk.grants.push_back(grant);
             }

@@ -259,6 +259,16 @@ impl Channel {
         }
     }
 
+    /// The context whose devices and pools the channel uses, for instance to
+    /// [register](crate::Context::register) memory with them. For a
+    /// [balanced](Channel::balance_list) channel the global one.
+    pub fn context(&self) -> crate::Context {
+        match &self.0 {
+            Kind::One(one) => one.context.clone(),
+            Kind::Balanced(_) => crate::Context::global(),
+        }
+    }
+
     /// The counters of all clones of this channel. For a balanced channel they cover all its
     /// endpoints, including removed ones.
     pub fn stats(&self) -> TransportStats {

@@ -136,6 +136,15 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
 
 /// Connects the second of these to the first.
 async fn connect(fabrics: &[Fabric; 2], pools: &[Pool; 2]) -> Pair {
+    connect_to(fabrics, pools, |_| {}).await
+}
+
+/// As [`connect`], to a server that is configured.
+async fn connect_to(
+    fabrics: &[Fabric; 2],
+    pools: &[Pool; 2],
+    configure: fn(&mut ConnectionConfig),
+) -> Pair {
     let mut listener = fabrics[0].listen(&Addr::Ip("10.0.0.1:0".parse().unwrap())).unwrap();
     let addr = listener.local_addr();
     let time = Duration::from_secs(5);
@@ -145,7 +154,8 @@ async fn connect(fabrics: &[Fabric; 2], pools: &[Pool; 2]) -> Pair {
     let server_counters = Arc::<Counters>::default();
     let counted = server_counters.clone();
     let server = tokio::spawn(async move {
-        let options = ConnectionConfig::for_pool(&server_pool, true, None);
+        let mut options = ConnectionConfig::for_pool(&server_pool, true, None);
+        configure(&mut options);
         let incoming = listener.accept().await.unwrap();
         let hello = Hello::decode(incoming.private_data()).unwrap();
         assert_eq!(hello.ticket, [9; 16]);
@@ -417,6 +427,40 @@ async fn a_connection_that_has_ended_claims_no_memory() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(s.pools[1].stats().leased, before, "nor does it lease what comes free");
     drop(response);
+}
+
+/// The first stream in line finds no memory, and what is granted behind it leaves the connection
+/// too little of what its streams may have together.
+#[tokio::test]
+async fn a_stream_that_may_have_no_memory_claims_none() {
+    const LONG: usize = 900_000;
+    const SHORT: usize = 600_000;
+    let s = setup(SimConfig::default(), 4 << 20).await;
+    let fabrics = [&s.server_device, &s.client_device].map(|device| Fabric::Sim(device.clone()));
+    let pair = connect_to(&fabrics, &s.pools, |options| {
+        options.proto.standing_grants = 0;
+        (options.proto.bulk_window, options.proto.whole) = (1 << 20, 0);
+        options.proto.bulk_total = 1 << 20;
+    });
+    let Pair { client, server, .. } = pair.await;
+    // There is a chunk for the short one, and others have the rest.
+    collect(client.call(request("/collect", full(pattern(SHORT)))).await.unwrap()).await;
+    let mut other = s.pools[0].landing();
+    let rest = [64 << 10, 4 << 10]
+        .map(|len| std::iter::from_fn(|| other.alloc(len, len).unwrap()).collect::<Vec<_>>());
+    other.stop_waiting();
+    // The server hears of both at once.
+    s.server_device.freeze(true);
+    let call = |len| tokio::spawn(client.call(request("/hang", full(pattern(len)))));
+    let calls = [LONG, SHORT].map(call);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    s.server_device.freeze(false);
+    until("the short one has landed", || s.pools[0].stats().filled >= SHORT).await;
+    assert!(!other.others_claim());
+    calls.iter().for_each(JoinHandle::abort);
+    drop((rest, other, client));
+    assert_eq!(server.await.unwrap().code(), ReasonCode::GoAway);
+    s.finish().await;
 }
 
 /// A busy connection has more RECVs and SEND slots than it starts with, and staging; one at rest

@@ -1,7 +1,9 @@
 //! Devices and their memory, which the channels and servers of a process share.
 
+mod builder;
 mod device_monitor;
 mod pool_size;
+mod registered;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,18 +11,18 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+pub use builder::ContextBuilder;
+use builder::Settings;
 use device_monitor::{Changes, DeviceMonitor};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use registered::{Region, Regions};
+pub use registered::{RegisterRegionError, Registered};
 use tokio::sync::Mutex;
-#[cfg(feature = "test-util")]
-use tonic_rdma_fabric::sim::SimDevice;
-use tonic_rdma_fabric::{Addr, Fabric, FabricError, ShmAccess};
+use tonic_rdma_fabric::{Addr, Fabric, FabricError};
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
-use tonic_rdma_proto::Config;
 
 use crate::connection::ConnectionConfig;
-use crate::error::Error;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
@@ -42,18 +44,13 @@ use crate::path::{Path, from_error};
 pub struct Context(Arc<Inner>);
 
 struct Inner {
-    /// None: the default size.
-    pool: Option<PoolConfig>,
-    device: Option<String>,
-    #[cfg(feature = "test-util")]
-    sim: Option<SimDevice>,
+    settings: Settings,
     shm: OnceLock<Fabric>,
-    shm_access: ShmAccess,
-    pinned_per_peer: Option<usize>,
-    busy_poll_limit: Option<Duration>,
-    landing_alignment: Option<u16>,
-    /// Keyed by device name. Locked while a pool is created, so that it is created once.
+    /// Keyed by device name. Locked while a pool is created, so that it is created once, and while
+    /// memory of the application is registered with all of them.
     pools: Mutex<HashMap<String, Held>>,
+    /// Memory of the application.
+    regions: Regions,
     device_monitor: DeviceMonitor,
     /// A pool of memory that is not registered with any device.
     ordinary: OnceLock<Pool>,
@@ -81,22 +78,13 @@ impl Context {
 
     /// Create a builder for a separate context.
     pub fn builder() -> ContextBuilder {
-        ContextBuilder {
-            pool: None,
-            device: None,
-            #[cfg(feature = "test-util")]
-            sim: None,
-            shm_access: ShmAccess::default(),
-            pinned_per_peer: None,
-            busy_poll_limit: None,
-            landing_alignment: None,
-        }
+        ContextBuilder::default()
     }
 
     /// The paths of this context for these fabrics, in their order.
     pub(crate) fn paths(&self, fabrics: &[FabricKind]) -> Vec<Path> {
         #[cfg(feature = "test-util")]
-        if self.0.sim.is_some() {
+        if self.0.settings.sim.is_some() {
             return vec![Path::Sim];
         }
         let path = |fabric: &FabricKind| match fabric {
@@ -108,24 +96,24 @@ impl Context {
 
     /// The only device to use, if any; the environment takes precedence over the builder.
     pub(crate) fn only(&self, env: Option<&str>) -> Option<String> {
-        env.map(str::to_owned).or_else(|| self.0.device.clone())
+        env.map(str::to_owned).or_else(|| self.0.settings.device.clone())
     }
 
     fn shm(&self) -> Result<Fabric, FabricError> {
         if let Some(fabric) = self.0.shm.get() {
             return Ok(fabric.clone());
         }
-        let fabric = Fabric::shm(self.0.shm_access.clone())?;
+        let fabric = Fabric::shm(self.0.settings.shm_access.clone())?;
         Ok(self.0.shm.get_or_init(|| fabric).clone())
     }
 
     /// The configuration of a connection over this fabric.
     pub(crate) fn connection_config(&self, pool: &Pool, grows: bool) -> ConnectionConfig {
-        let mut options = ConnectionConfig::for_pool(pool, grows, self.0.pinned_per_peer);
-        if let Some(limit) = self.0.busy_poll_limit {
+        let mut options = ConnectionConfig::for_pool(pool, grows, self.0.settings.pinned_per_peer);
+        if let Some(limit) = self.0.settings.busy_poll_limit {
             options.link.busy_poll_limit = limit;
         }
-        if let Some(align) = self.0.landing_alignment {
+        if let Some(align) = self.0.settings.landing_alignment {
             options.proto.align = align;
         }
         options
@@ -134,16 +122,16 @@ impl Context {
     /// The configuration of the pool of an RDMA device. `ignores_ipc_lock`: the device applies
     /// RLIMIT_MEMLOCK to processes with CAP_IPC_LOCK, too.
     pub(crate) fn pool_config(&self, ignores_ipc_lock: bool) -> PoolConfig {
-        self.0.pool.clone().unwrap_or_else(|| pool_size::pinned(ignores_ipc_lock))
+        self.0.settings.pool.clone().unwrap_or_else(|| pool_size::pinned(ignores_ipc_lock))
     }
 
     /// Whether the size of pools is the default.
     pub(crate) fn has_default_pools(&self) -> bool {
-        self.0.pool.is_none()
+        self.0.settings.pool.is_none()
     }
 
     fn pool_config_of(&self, fabric: &Fabric) -> PoolConfig {
-        match &self.0.pool {
+        match &self.0.settings.pool {
             Some(config) => config.clone(),
             None => pool_size::of(fabric),
         }
@@ -159,7 +147,7 @@ impl Context {
 
     #[cfg(feature = "test-util")]
     fn sim(&self) -> Result<Fabric, FabricError> {
-        self.0.sim.clone().map(Fabric::Sim).ok_or(FabricError::NoDevice)
+        self.0.settings.sim.clone().map(Fabric::Sim).ok_or(FabricError::NoDevice)
     }
 
     /// Checks whether this host has a usable device for the path. If there is a single RDMA device,
@@ -249,7 +237,7 @@ impl Context {
     pub(crate) fn ordinary_pool(&self) -> Pool {
         let make = |config: PoolConfig| Pool::new(config, Arc::new(HeapRegistrar::default()));
         let pool = self.0.ordinary.get_or_init(|| {
-            let own = make(self.0.pool.clone().unwrap_or_default());
+            let own = make(self.0.settings.pool.clone().unwrap_or_default());
             match own.or_else(|_| make(PoolConfig::default())) {
                 Ok(pool) => pool,
                 Err(error) => unreachable!("ordinary memory has no limit to fit into: {error}"),
@@ -261,7 +249,7 @@ impl Context {
     /// A random generator, seeded by the operating system or by a simulated network.
     pub(crate) fn rng(&self) -> StdRng {
         #[cfg(feature = "test-util")]
-        if let Some(device) = &self.0.sim {
+        if let Some(device) = &self.0.settings.sim {
             return StdRng::seed_from_u64(device.draw());
         }
         StdRng::from_rng(&mut rand::rng())
@@ -280,12 +268,78 @@ impl Context {
         stats
     }
 
+    /// Registers memory of the application: a mapped file, a boxed slice, huge pages, a slab of a
+    /// cache, anything that owns bytes that stay where they are and do not change. Bytes of the
+    /// returned value are sent from where they lie.
+    ///
+    /// The memory is registered once with each device that the context uses, at once or when the
+    /// context first uses the device, and counts against RLIMIT_MEMLOCK beside the pools. With a
+    /// device that the context uses later the registration may fail; this is logged as a warning,
+    /// [`Registered::devices`] does not have it, and over it the bytes are copied as any others.
+    /// The pages are pinned on a thread that may block.
+    ///
+    /// The memory need not be page-aligned, and devices only read it, so it may be mapped
+    /// read-only. A file that is mapped private is copied from the page cache when it is pinned,
+    /// once; one that is mapped shared is not, but Linux before 6.2 pins it only if it is mapped
+    /// writable (EFAULT). A file that is mapped must not be truncated meanwhile: reading behind its
+    /// end kills the process (SIGBUS), as with any mapping.
+    ///
+    /// ```no_run
+    /// # async fn send(file: std::fs::File) -> Result<(), Box<dyn std::error::Error>> {
+    /// use tonic_rdma::Context;
+    ///
+    /// // SAFETY: nobody truncates the file while it is mapped.
+    /// let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file)? };
+    /// let weights = Context::global().register(map).await?;
+    /// let block = weights.slice(..4 << 20); // for a field of a message
+    /// # drop(block);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// A device that the context uses refuses it, its limit does not allow it, or a part of the
+    /// memory is registered with this context already: the error names the device. Then the memory
+    /// is registered with no device, and dropped.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime, if a device pins memory.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the memory is registered with no device, and dropped when the
+    /// kernel has done what it had begun.
+    pub async fn register<T>(&self, memory: T) -> Result<Registered, RegisterRegionError>
+    where
+        T: AsRef<[u8]> + Send + 'static,
+    {
+        let region = Region::new(memory);
+        loop {
+            // Connections do not wait while pages are pinned. A pool that is made meanwhile is
+            // found in the next round.
+            let (device, held) = {
+                let pools = self.0.pools.lock().await;
+                let mut pools = pools.iter().filter(|(_, held)| !held.fabric.is_removed());
+                let Some((device, held)) = pools.find(|(device, _)| !region.is_with(device)) else {
+                    self.0.regions.add(&region);
+                    break Ok(Registered::of(region));
+                };
+                (device.clone(), Held { fabric: held.fabric.clone(), pool: held.pool.clone() })
+            };
+            match region.register_with(&device, &held.pool).await {
+                Err(error) if !held.fabric.is_removed() => break Err(error),
+                _ => {}
+            }
+        }
+    }
+
     /// The pool of a device, created at its first use.
     pub(crate) async fn pool(&self, fabric: &Fabric) -> Result<Pool, Reason> {
         let mut pools = self.0.pools.lock().await;
         if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
             return Ok(held.pool.clone());
         }
+        // The device was removed, and has come back.
+        self.0.regions.forget(fabric.name());
         let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {
             // Pinning a few megabytes takes milliseconds.
@@ -297,6 +351,13 @@ impl Context {
         };
         let pool = made.map_err(|e| from_error::pool(&e))?;
         pools.insert(fabric.name().to_owned(), Held { fabric: fabric.clone(), pool: pool.clone() });
+        let registering =
+            registered::register_all(self.0.regions.all(), fabric.name().to_owned(), pool.clone());
+        match pool.pins() {
+            // The connection does not wait for it, nor ends it when it is given up.
+            true => drop(tokio::spawn(registering)),
+            false => registering.await,
+        }
         if fabric.provider() == "verbs" {
             self.watch_devices();
         }
@@ -325,7 +386,13 @@ impl Context {
     async fn forget_removed(&self) -> bool {
         let mut pools = self.0.pools.lock().await;
         let before = pools.len();
-        pools.retain(|_, held| !held.fabric.is_removed());
+        pools.retain(|name, held| {
+            let stays = !held.fabric.is_removed();
+            if !stays {
+                self.0.regions.forget(name);
+            }
+            stays
+        });
         before != pools.len()
     }
 }
@@ -370,8 +437,8 @@ fn stopping() -> Reason {
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Context")
-            .field("pool", &self.0.pool)
-            .field("device", &self.0.device)
+            .field("pool", &self.0.settings.pool)
+            .field("device", &self.0.settings.device)
             .field("sim", &self.simulated().is_some())
             .finish_non_exhaustive()
     }
@@ -383,114 +450,14 @@ impl Default for Context {
     }
 }
 
-/// Builds a [`Context`].
-#[derive(Debug, Clone)]
-#[must_use]
-pub struct ContextBuilder {
-    pool: Option<PoolConfig>,
-    device: Option<String>,
-    #[cfg(feature = "test-util")]
-    sim: Option<SimDevice>,
-    shm_access: ShmAccess,
-    pinned_per_peer: Option<usize>,
-    busy_poll_limit: Option<Duration>,
-    landing_alignment: Option<u16>,
-}
-
 impl ContextBuilder {
-    /// Set the size and kind of the pool of each device, and of shared memory. Default is 64 MiB
-    /// for a device, or less if the memlock limit requires it, and 512 MiB for shared memory, which
-    /// is not pinned and allocated only as it is used.
-    pub fn pool(mut self, config: PoolConfig) -> Self {
-        self.pool = Some(config);
-        self
-    }
-
-    /// Use only this RDMA device, named as in `rdma link`. `TONIC_RDMA_DEVICE`, if set, overrides
-    /// this.
-    pub fn device(mut self, name: impl Into<String>) -> Self {
-        self.device = Some(name.into());
-        self
-    }
-
-    /// Set which processes on this host may share memory, by the user that they run as. Default is
-    /// the process's own user, and root. A client checks its server and a server its clients;
-    /// connections that fail the check stay on RDMA or TCP.
-    pub fn shm_access(mut self, access: ShmAccess) -> Self {
-        self.shm_access = access;
-        self
-    }
-
-    /// Limit the number of bytes that one connection may have pinned: control memory, 82 to 432
-    /// KiB, and landing memory that its peer may write to, or that holds data not yet released.
-    /// Default is the size of the pool; at least 256 KiB remain for landing.
-    ///
-    /// While other connections wait for memory, a connection returns what exceeds its share of the
-    /// pool, whatever the limit; until then it may use up to the limit. Messages that do not fit
-    /// into the rest of the limit land in parts, or wait until the reader has released others. The
-    /// longest message that lands in one piece is half the limit.
-    pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
-        self.pinned_per_peer = Some(bytes);
-        self
-    }
-
-    /// Limit how long an end of a connection polls for a message before it sleeps. Default is 2 ms.
-    ///
-    /// Within the limit, an end polls for as long as a wake-up takes on this machine, which the
-    /// transport measures (twice as long if the peer has to be woken, too), and only while it
-    /// expects messages within that time. In the long run, the unsuccessful polls of all
-    /// connections of the process take at most one eighth of one processor, and an idle connection
-    /// does not poll. Zero disables polling, and costs a wake-up for each message that arrives
-    /// alone.
-    pub fn busy_poll_limit(mut self, limit: Duration) -> Self {
-        self.busy_poll_limit = Some(limit);
-        self
-    }
-
-    /// Align received payload to this many bytes: the longest field of type `bytes` of a message
-    /// begins at a multiple of the value in landing memory. Default is 64, a cache line. Most
-    /// buffers that are sent begin at such an address, too, so on shared memory source and
-    /// destination of the copy are equal modulo 64, which is the fastest case on any processor.
-    /// With 1 such a field keeps the alignment of its source, modulo 64.
-    ///
-    /// This applies to messages that the peer sends with
-    /// [`codec::ProstCodec`](crate::codec::ProstCodec) and to fields of at least
-    /// [`codec::SEGMENT`](crate::codec::SEGMENT) bytes; not to data that is
-    /// [copied before delivery](crate::Copied). Memory is allocated in units of 4 KiB, so a message
-    /// takes up to 4 KiB more.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidAlignment`]: `bytes` is not a power of two, or above 4096.
-    pub fn landing_alignment(mut self, bytes: usize) -> Result<Self, Error> {
-        let align = u16::try_from(bytes).map_err(|_| Error::InvalidAlignment(bytes))?;
-        let config = Config { align, ..Config::default() };
-        config.check().map_err(|_| Error::InvalidAlignment(bytes))?;
-        self.landing_alignment = Some(align);
-        Ok(self)
-    }
-
-    /// Use a device of a simulated network instead of RDMA devices, for tests. Client and server
-    /// each need a device of the same network, in the same process.
-    #[cfg(feature = "test-util")]
-    pub fn sim(mut self, device: SimDevice) -> Self {
-        self.sim = Some(device);
-        self
-    }
-
     /// Build the context. It opens nothing yet.
     pub fn build(self) -> Context {
         Context(Arc::new(Inner {
-            pool: self.pool,
-            device: self.device,
-            #[cfg(feature = "test-util")]
-            sim: self.sim,
+            settings: self.0,
             shm: OnceLock::new(),
-            shm_access: self.shm_access,
-            pinned_per_peer: self.pinned_per_peer,
-            busy_poll_limit: self.busy_poll_limit,
-            landing_alignment: self.landing_alignment,
             pools: Mutex::default(),
+            regions: Regions::default(),
             device_monitor: DeviceMonitor::default(),
             ordinary: OnceLock::new(),
         }))

@@ -48,8 +48,8 @@ pub(in crate::connection) enum Turn {
 }
 
 /// Runs a connection until it has ended; `serve` gets the streams that the peer opens, and `drain`
-/// asks for an orderly end. Returns why it ended; everything that the device could touch is free by
-/// then.
+/// asks for an orderly end. Returns why it ended; the queue pair is gone by then, and landing
+/// memory is free, or in the queue of the pool's thread to be freed.
 pub(in crate::connection) async fn drive(
     shared: Arc<Shared>,
     mut serve: impl FnMut(Turn),

@@ -10,8 +10,6 @@ use crate::path::reason::{Reason, ReasonCode};
 
 /// Streams whose shorter wants are granted while the first waits for landing memory.
 const MAX_BEHIND: usize = 8;
-/// How often what could not be registered is tried again at once.
-const MAX_RETRIES: u32 = 3;
 /// Lines about memory that cannot be registered: a peer decides how often some is wanted.
 static UNREGISTERED: LogThrottle = LogThrottle::new();
 
@@ -24,13 +22,13 @@ impl ConnectionState {
         if matches!(self.life, Life::Dead(_)) {
             return;
         }
-        let waited = std::mem::take(&mut self.landing.is_short);
         self.landing.account.collect();
         self.landing.limit_standing(&mut self.conn);
-        self.landing.is_short = !self.grant_wanted();
+        let done = self.grant_wanted();
         self.landing.is_making = self.landing.account.is_making();
-        if waited && !self.landing.is_short {
-            // Other connections need not make room any more.
+        if done && std::mem::take(&mut self.landing.is_short) {
+            // Other connections need not make room any more. It may have begun to wait just now,
+            // for a stream whose want what was granted behind it has used up.
             self.landing.account.stop_waiting();
             self.landing.progresses();
         }
@@ -50,12 +48,12 @@ impl ConnectionState {
                 Err(_) if !parts && want.min < want.want => self.landing.wait.impossible(),
                 Ok(Some(len)) => {
                     self.landing.progresses();
-                    self.landing.retries = 0;
                     if len == want.want {
                         self.landing.wait.whole();
                     }
                 }
                 Ok(None) => {
+                    self.landing.is_short = true;
                     // The driver is woken when memory is freed, or a chunk is made.
                     if self.landing.account.is_pending() {
                         self.landing.progresses();
@@ -68,18 +66,7 @@ impl ConnectionState {
                     }
                     return false;
                 }
-                // Another pool of the process has deregistered memory since.
-                Err(error)
-                    if self.landing.retries < MAX_RETRIES
-                        && self.pool.exceeded_memlock(&error)
-                        && self.pool.may_land().is_ok() =>
-                {
-                    self.landing.retries += 1;
-                }
-                Err(error) => {
-                    self.landing.retries = 0;
-                    self.cannot_land(want.key, &error);
-                }
+                Err(error) => self.cannot_land(want.key, &error),
             }
         }
         true
@@ -87,7 +74,6 @@ impl ConnectionState {
 
     /// There is no memory for a stream, which wants a whole piece or not.
     fn wait_for_memory(&mut self, wants_whole: bool) {
-        self.landing.retries = 0;
         // A stream needs it more than a standing grant that is unused.
         self.conn.recall_standing();
         let begins = wants_whole && self.landing.wait.short();

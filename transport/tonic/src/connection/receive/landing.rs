@@ -26,8 +26,6 @@ pub(in crate::connection) struct LandingMemory {
     pub(in crate::connection) is_short: bool,
     /// The account has a chunk made: then grants may go on.
     pub(in crate::connection) is_making: bool,
-    /// How often what could not be registered was tried again, since the last grant.
-    pub(super) retries: u32,
     /// The peer is not trusted to leave alone what it has sent.
     pub(in crate::connection) copy_on_delivery: bool,
 }
@@ -44,7 +42,6 @@ impl LandingMemory {
             reclaim_delay: ReclaimDelay::default(),
             is_short: false,
             is_making: false,
-            retries: 0,
             copy_on_delivery,
         }
     }

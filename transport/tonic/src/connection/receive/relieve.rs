@@ -32,6 +32,9 @@ impl ConnectionState {
         if !self.landing.stall.0.expire(now) {
             return;
         }
+        if self.landing.is_short {
+            self.landing.account.waited(now.into_std());
+        }
         let want = self.conn.poll_landing().map_or(0, |want| want.want as usize);
         let suspects = self.suspect_readers();
         let mut copied = 0;

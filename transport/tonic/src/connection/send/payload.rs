@@ -1,5 +1,6 @@
 //! Bodies as the protocol takes them.
 
+use tonic_rdma_memory::PinnedBytes;
 use tonic_rdma_proto::Payload;
 
 use crate::codec::Chunk;
@@ -17,7 +18,11 @@ impl ConnectionState {
             // A WRITE can have it as it lies: the device knows the memory, or the link copies from
             // any.
             let framing = chunk.apart && bytes.len() <= FRAMING;
-            let in_pool = !eager && !framing && self.pool.resolve(&bytes).is_some();
+            let registered = if eager || framing { None } else { self.pool.resolve(&bytes) };
+            let in_pool = registered.is_some();
+            // It is resolved again when it is posted, which may be after the application has
+            // dropped its registration.
+            let bytes = registered.map_or(bytes, PinnedBytes::into_registered);
             let pinned = !eager && (in_pool || self.send.any_memory);
             if !(eager || framing || in_pool) {
                 let len = bytes.len() as u64;

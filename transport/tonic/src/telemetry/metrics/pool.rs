@@ -30,7 +30,7 @@ impl Context {
 }
 
 /// All registered bytes, by their current use.
-fn states(stats: &PoolStats) -> [(&'static str, usize); 6] {
+fn states(stats: &PoolStats) -> [(&'static str, usize); 7] {
     let landed = stats.granted + stats.filled;
     // The values are read one by one while they change, so the difference must not underflow.
     let leased = stats.leased.saturating_sub(landed);
@@ -42,6 +42,7 @@ fn states(stats: &PoolStats) -> [(&'static str, usize); 6] {
         ("filled", stats.filled),
         ("leased", leased),
         ("free", free),
+        ("application", stats.application),
     ]
 }
 
@@ -70,6 +71,9 @@ mod tests {
         for state in ["send", "control", "granted", "filled", "leased"] {
             assert!(of(&stats, state) > 0, "{state} in {stats:?}");
         }
+        let own = pool.register(vec![0; 777].into()).unwrap();
+        assert_eq!(of(&pool.stats(), "application"), 777, "beside what belongs to the pool");
+        drop(own);
         assert_eq!(states(&stats).iter().map(|(_, bytes)| bytes).sum::<usize>(), stats.registered);
         drop((control, buffer, granted, filled, landing));
         let stats = pool.stats();

@@ -1,0 +1,88 @@
+//! How long a pool without landing memory waits for what other pools of the process return.
+//!
+//! They may keep it for ever. Then a message is refused after a while, as it would be if nobody
+//! held any.
+//!
+//! | the wait | on | next |
+//! |---|---|---|
+//! | none | a connection has waited | running |
+//! | running | a pool of the process has returned memory | running, anew |
+//! | running | no connection has told of its waiting for [`MAX_WAIT`] | running, anew |
+//! | running | [`MAX_WAIT`] has passed | over |
+//! | over | a pool of the process has returned memory | none |
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Connections that end, those of a server that is replaced for example, return their memory by
+/// then on a busy machine, too.
+const MAX_WAIT: Duration = Duration::from_secs(2);
+
+/// The wait of a pool. It has no clock: connections tell it the time.
+#[derive(Debug, Default)]
+pub(crate) struct OthersWait(Mutex<Option<Wait>>);
+
+#[derive(Debug)]
+struct Wait {
+    since: Instant,
+    /// When a connection last told of its waiting.
+    told: Instant,
+    /// How often pools had returned memory when it began.
+    returns: usize,
+    is_over: bool,
+}
+
+impl OthersWait {
+    fn wait(&self) -> MutexGuard<'_, Option<Wait>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection waits at `now`. Pools have returned memory `returns` times so far.
+    pub(super) fn waited(&self, now: Instant, returns: usize) {
+        let mut wait = self.wait();
+        let passed = |since: Instant| now.saturating_duration_since(since) >= MAX_WAIT;
+        match &mut *wait {
+            Some(wait) if wait.returns == returns && (wait.is_over || !passed(wait.told)) => {
+                wait.is_over |= passed(wait.since);
+                wait.told = now;
+            }
+            _ => *wait = Some(Wait { since: now, told: now, returns, is_over: false }),
+        }
+    }
+
+    pub(super) fn is_over(&self, returns: usize) -> bool {
+        self.wait().as_ref().is_some_and(|wait| wait.is_over && wait.returns == returns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table.
+    #[test]
+    fn it_lasts_until_nothing_has_been_returned_for_long() {
+        let (wait, begin) = (OthersWait::default(), Instant::now());
+        let tell = |periods: u32, returns| {
+            wait.waited(begin + MAX_WAIT / 4 * periods, returns);
+            wait.is_over(returns)
+        };
+        assert!(!wait.is_over(7));
+        assert_eq!(
+            [0, 1, 2, 3, 4, 5].map(|n| tell(n, 7)),
+            [false, false, false, false, true, true]
+        );
+        assert!(tell(500, 7), "it stays over");
+        assert!(!wait.is_over(8), "until memory is returned");
+        assert_eq!(
+            [501, 502, 503, 504, 505].map(|n| tell(n, 8)),
+            [false, false, false, false, true]
+        );
+        // What is returned meanwhile begins it anew.
+        let told = [(600, 9), (603, 9), (603, 10), (606, 10), (607, 10)];
+        assert_eq!(told.map(|(n, r)| tell(n, r)), [false, false, false, false, true]);
+        // So does a pause: it was another wait.
+        let told = [(700, 11), (703, 11), (707, 11), (710, 11), (711, 11)];
+        assert_eq!(told.map(|(n, r)| tell(n, r)), [false, false, false, false, true]);
+    }
+}

@@ -1,0 +1,62 @@
+//! The pools of this process that pin memory, which share RLIMIT_MEMLOCK.
+//!
+//! A pool that finds nothing left by the limit waits while others hold memory that they will
+//! return: for landing, or for sending. It is woken when any of them deregisters some.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicUsize, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::landing_budget::{ANY_LOWERED, LandingBudget};
+
+static POOLS: Mutex<Vec<Weak<LandingBudget>>> = Mutex::new(Vec::new());
+/// How often any of them has returned memory.
+static RETURNS: AtomicUsize = AtomicUsize::new(0);
+
+fn list() -> MutexGuard<'static, Vec<Weak<LandingBudget>>> {
+    POOLS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn pools() -> Vec<Arc<LandingBudget>> {
+    list().iter().filter_map(Weak::upgrade).collect()
+}
+
+/// Adds a pool. It is one of them until its last memory is gone.
+pub(super) fn add(pool: &Arc<LandingBudget>) {
+    let mut list = list();
+    list.retain(|pool| pool.strong_count() > 0);
+    list.push(Arc::downgrade(pool));
+}
+
+/// Whether pools other than this one hold memory that they will return.
+pub(super) fn others_hold(pool: &LandingBudget) -> bool {
+    pools().iter().any(|other| !std::ptr::eq(&**other, pool) && other.budgets.returnable() > 0)
+}
+
+/// Bytes that landing threads are about to unpin.
+pub(crate) fn unpinning() -> usize {
+    pools().iter().map(|pool| pool.budgets.freeing.load(SeqCst)).sum()
+}
+
+pub(super) fn returns() -> usize {
+    RETURNS.load(SeqCst)
+}
+
+/// A pool has deregistered memory: restores lowered budgets and wakes their waiters.
+pub(super) fn returned() {
+    RETURNS.fetch_add(1, SeqCst);
+    wake();
+}
+
+/// Restores lowered budgets and wakes their waiters.
+pub(super) fn wake() {
+    fence(SeqCst);
+    if !ANY_LOWERED.load(SeqCst) {
+        return;
+    }
+    ANY_LOWERED.store(false, SeqCst);
+    for pool in pools().iter().filter(|pool| pool.is_lowered()) {
+        pool.restore();
+        pool.waiters.budget_freed();
+    }
+}

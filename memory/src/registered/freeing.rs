@@ -1,0 +1,61 @@
+//! The thread that deregisters memory of the application and drops it. It ends when there is
+//! nothing left to do.
+
+use std::any::Any;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// What is to be dropped, and the number of its bytes that are pinned.
+type Job = (usize, Box<dyn Any + Send>);
+
+struct Queue {
+    jobs: Vec<Job>,
+    /// There is a thread that takes them.
+    runs: bool,
+}
+
+static QUEUE: Mutex<Queue> = Mutex::new(Queue { jobs: Vec::new(), runs: false });
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+fn queue() -> MutexGuard<'static, Queue> {
+    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The bytes that are still to be unpinned.
+pub(crate) fn bytes() -> usize {
+    BYTES.load(SeqCst)
+}
+
+/// Drops something by the thread; here if the system gives no thread.
+pub(super) fn free(len: usize, held: impl Send + 'static) {
+    BYTES.fetch_add(len, SeqCst);
+    let mut state = queue();
+    state.jobs.push((len, Box::new(held)));
+    if std::mem::replace(&mut state.runs, true) {
+        return;
+    }
+    drop(state);
+    if let Err(error) = thread::Builder::new().name("tonic-rdma-unpin".into()).spawn(run) {
+        tracing::debug!(%error, "no thread to deregister memory");
+        run();
+    }
+}
+
+fn run() {
+    loop {
+        let mut state = queue();
+        let Some((len, held)) = state.jobs.pop() else {
+            state.runs = false;
+            return;
+        };
+        drop(state);
+        // A panic in the Drop of an owner ends this job, and no other.
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(held)));
+        BYTES.fetch_sub(len, SeqCst);
+        if dropped.is_err() {
+            tracing::warn!(len, "the owner of registered memory panicked when it was dropped");
+        }
+    }
+}

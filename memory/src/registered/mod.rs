@@ -1,0 +1,135 @@
+//! Memory of the application that is registered with the device of a pool.
+//!
+//! | who holds a [`PoolRegistration`] | so that |
+//! |---|---|
+//! | the application | it can send from the memory |
+//! | the bytes of a work request ([`PinnedBytes`](crate::PinnedBytes)) | the keys work until the device is done (R9) |
+//!
+//! The last of them deregisters the memory, and then drops it: by a thread of its own (`freeing`)
+//! if the device takes time for it.
+
+pub(crate) mod freeing;
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use std::{fmt, thread};
+
+use bytes::Bytes;
+
+use crate::error::RegionError;
+use crate::ledger::{KeepAlive, Ledger};
+use crate::region::page::page;
+use crate::registrar::{Access, Memory, Registration};
+
+/// A registration of application memory with the device of one pool. Cheap to clone; the last clone
+/// deregisters it.
+#[derive(Clone)]
+pub struct PoolRegistration(KeepAlive);
+
+/// The fields are dropped in their order: the keys stop working before the memory is dropped, and
+/// the registrar outlives them.
+struct Held {
+    /// `None` once it has been dropped.
+    registration: Option<Box<dyn Registration>>,
+    memory: Bytes,
+    ledger: Arc<Ledger>,
+}
+
+/// What is registered, and in the index.
+struct Registered(Option<Held>);
+
+impl PoolRegistration {
+    pub(crate) fn new(ledger: Arc<Ledger>, memory: Bytes) -> Result<Self, RegionError> {
+        let len = memory.len();
+        let Some(addr) = NonNull::new(memory.as_ptr().cast_mut()).filter(|_| len > 0) else {
+            return Ok(PoolRegistration(Arc::new(Registered(None))));
+        };
+        if let Some(pool) = ledger.index.overlaps(&memory) {
+            return Err(RegionError::Overlap { len, pool });
+        }
+        let pinning = PINNING.lock().unwrap_or_else(PoisonError::into_inner);
+        check_limit(&ledger, &memory)?;
+        // SAFETY: `memory` keeps the range readable, and is dropped after the registration: `Held`.
+        // Nobody writes to it by this registration, which allows reading only (R9, R12).
+        let registration = unsafe {
+            let access = Access::LocalRead;
+            ledger.registrar.register(Memory { addr, len, access, file: None })
+        };
+        drop(pinning);
+        let registration = registration.inspect_err(|_| ledger.not_registered())?;
+        let keys = (registration.lkey(), registration.iova());
+        let range = memory.clone();
+        ledger.counters.registrations.fetch_add(1, Relaxed);
+        ledger.counters.application.fetch_add(len, Relaxed);
+        let held = Held { registration: Some(registration), memory, ledger: ledger.clone() };
+        let keep_alive: KeepAlive = Arc::new(Registered(Some(held)));
+        if ledger.index.insert_application(&range, keys, &keep_alive) {
+            return Ok(PoolRegistration(keep_alive));
+        }
+        // Another thread has registered a part of it meanwhile. Its entry stays.
+        if let Ok(mut registered) = keep_alive.downcast::<Registered>()
+            && let Some(registered) = Arc::get_mut(&mut registered)
+            && let Some(held) = registered.0.take()
+        {
+            ledger.counters.application.fetch_sub(len, Relaxed);
+            drop(held);
+        }
+        Err(RegionError::Overlap { len, pool: false })
+    }
+}
+
+/// Held from the check of the limit to the end of the registration, so that no two regions take the
+/// same rest.
+static PINNING: Mutex<()> = Mutex::new(());
+
+/// Checks that the pool could still use all of its memory. Waits for what is being unpinned if that
+/// makes the difference.
+fn check_limit(ledger: &Ledger, memory: &[u8]) -> Result<(), RegionError> {
+    let start = memory.as_ptr().addr();
+    let pages = (start + memory.len()).next_multiple_of(page()) - (start - start % page());
+    loop {
+        let unpinning = freeing::bytes();
+        let Some((left, memlock)) = ledger.memlock_left() else { return Ok(()) };
+        let reserved = ledger.sizes.total.saturating_sub(ledger.budgets.total()) as u64;
+        if pages as u64 <= left.saturating_sub(reserved) {
+            return Ok(());
+        }
+        if unpinning == 0 {
+            let (len, limit) = (memory.len(), memlock.soft.unwrap_or(u64::MAX));
+            return Err(RegionError::Memlock { len, limit, pinned: memlock.pinned, reserved });
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let Some(held) = self.0.take() else { return };
+        let len = held.memory.len();
+        held.ledger.index.remove(held.memory.as_ptr().addr());
+        held.ledger.counters.application.fetch_sub(len, Relaxed);
+        // The last holder may be a completion, whose connection is locked: to unpin the memory
+        // takes time, and its owner is the application's, whose Drop may use the connection.
+        match held.ledger.registrar.is_slow() {
+            true => freeing::free(if held.ledger.registrar.pins() { len } else { 0 }, held),
+            false => drop(held),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.registration = None;
+        // Connections may wait until the process can pin memory again.
+        self.ledger.deregistered();
+    }
+}
+
+impl fmt::Debug for PoolRegistration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let holders = Arc::strong_count(&self.0);
+        f.debug_struct("PoolRegistration").field("holders", &holders).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,313 @@
+//! Pools of one process that need more together than RLIMIT_MEMLOCK allows.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use common::Woken;
+use common::pinning::{Pinning, leave, limit, wait_until};
+use tonic_rdma_memory::{
+    Landing, LandingBuf, Memlock, Pool, PoolConfig, RegionError, RegisterError,
+};
+
+const KIB: usize = 1024;
+/// How long a pool waits for another that returns nothing.
+const MAX_WAIT: Duration = Duration::from_secs(2);
+/// More than any test leaves below the limit.
+const WANT: usize = 512 * KIB;
+
+/// The limit applies to the whole process: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    wait_until("all is unpinned", || Memlock::read().unwrap().pinned == 0);
+    limit(8 << 20, 8 << 20);
+    guard
+}
+
+fn pool(slow: bool) -> (Pool, Arc<Pinning>) {
+    let registrar = Arc::new(Pinning::new(slow));
+    (Pool::new(PoolConfig::default(), registrar.clone()).unwrap(), registrar)
+}
+
+fn landing(pool: &Pool) -> (Landing, Arc<Woken>) {
+    let (mut landing, (woken, waker)) = (pool.landing(), Woken::new());
+    landing.register_waker(&waker);
+    (landing, woken)
+}
+
+/// Allocates, and waits for the landing thread only.
+fn alloc(landing: &mut Landing, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
+    let mut found = Ok(None);
+    wait_until("the landing thread is done", || {
+        found = landing.alloc(want, want);
+        !landing.is_pending()
+    });
+    found
+}
+
+fn take(landing: &mut Landing, want: usize) -> LandingBuf {
+    alloc(landing, want).unwrap().unwrap()
+}
+
+/// Returns what is free, and waits until it is unpinned.
+fn trim(landing: &mut Landing, pool: &Pool) {
+    let left = pool.stats().leased - landing.trim();
+    wait_until("it is returned", || pool.stats().leased == left);
+}
+
+/// Leaves all but what a landing chunk of this pool would need: its connections may need the rest.
+fn leave_none(pool: &Pool) {
+    leave(pool.config().control + 64 * KIB);
+}
+
+/// Waits at times that are `from` to `to` after `begin`. Whether it waits still.
+fn waits(landing: &mut Landing, begin: Instant, from: Duration, to: Duration) -> bool {
+    let mut at = from;
+    while at <= to {
+        match alloc(landing, WANT) {
+            Ok(found) => assert!(found.is_none()),
+            Err(_) => return false,
+        }
+        landing.waited(begin + at);
+        at += Duration::from_millis(50);
+    }
+    alloc(landing, WANT).is_ok()
+}
+
+#[test]
+fn who_has_none_waits_for_another_pool() {
+    for slow in [false, true] {
+        let _alone = alone();
+        let ((one, _), (two, _)) = (pool(slow), pool(slow));
+        let ((mut ones, _), (mut twos, woken)) = (landing(&one), landing(&two));
+        let held = take(&mut ones, one.config().landing);
+        leave_none(&two);
+        for _ in 0..3 {
+            assert!(twos.alloc(WANT, WANT).unwrap().is_none() && !twos.is_pending());
+            assert!(twos.alloc_meanwhile(WANT).unwrap().is_none());
+            assert!(twos.alloc_spare(WANT).unwrap().is_none());
+        }
+        assert_eq!((woken.count(), two.stats().leased), (0, 0));
+        assert!(two.may_land().is_err(), "no new connection");
+        drop(held);
+        assert_eq!(woken.count(), 0, "it is still pinned");
+        trim(&mut ones, &one);
+        wait_until("it is woken", || woken.count() > 0);
+        assert!(two.may_land().is_ok());
+        drop(take(&mut twos, WANT));
+    }
+}
+
+/// As it is by prlimit(1), of which no pool is told.
+#[test]
+fn a_limit_that_is_raised_is_used_at_once() {
+    for slow in [false, true] {
+        let _alone = alone();
+        let ((one, _), (two, _)) = (pool(slow), pool(slow));
+        let ((mut ones, _), (mut twos, _)) = (landing(&one), landing(&two));
+        let _held = take(&mut ones, one.config().landing);
+        leave_none(&two);
+        assert!(alloc(&mut twos, WANT).unwrap().is_none());
+        limit(8 << 20, 8 << 20);
+        take(&mut twos, WANT);
+    }
+}
+
+/// Memory for sending goes back with its pool.
+#[test]
+fn send_memory_is_waited_for_too() {
+    let _alone = alone();
+    let ((one, _), (two, _)) = (pool(false), pool(false));
+    let (mut twos, woken) = landing(&two);
+    let buf = one.try_alloc(one.config().send).unwrap();
+    leave_none(&two);
+    assert!(alloc(&mut twos, WANT).unwrap().is_none());
+    drop(buf);
+    assert!(alloc(&mut twos, WANT).unwrap().is_none());
+    assert_eq!(woken.count(), 0);
+    drop(one);
+    assert!(woken.count() > 0);
+    take(&mut twos, WANT);
+}
+
+#[test]
+fn nobody_waits_for_ever() {
+    for slow in [false, true] {
+        let _alone = alone();
+        let ((one, _), (two, _)) = (pool(slow), pool(slow));
+        let ((mut ones, _), (mut twos, _)) = (landing(&one), landing(&two));
+        let mut held: Vec<_> = (0..4).map(|_| take(&mut ones, 256 * KIB)).collect();
+        leave_none(&two);
+        let begin = Instant::now();
+        let almost = MAX_WAIT - Duration::from_millis(1);
+        assert!(waits(&mut twos, begin, Duration::ZERO, almost));
+        // What is returned is too little, but begins the wait anew.
+        held.pop();
+        trim(&mut ones, &one);
+        leave_none(&two);
+        assert!(waits(&mut twos, begin, MAX_WAIT, MAX_WAIT + almost));
+        assert!(!waits(&mut twos, begin, 2 * MAX_WAIT, 2 * MAX_WAIT));
+        assert!(two.may_land().is_err());
+        // Others of this pool do not wait again.
+        let (mut others, _) = landing(&two);
+        assert!(alloc(&mut others, WANT).is_err() && alloc(&mut twos, WANT).is_err());
+        // Until something is returned again.
+        held.pop();
+        trim(&mut ones, &one);
+        leave_none(&two);
+        assert!(alloc(&mut twos, WANT).unwrap().is_none());
+        held.clear();
+        trim(&mut ones, &one);
+        take(&mut twos, WANT);
+    }
+}
+
+/// Failed attempts of a pool are nothing that is returned.
+#[test]
+fn attempts_that_fail_do_not_prolong_the_wait() {
+    for slow in [false, true] {
+        let _alone = alone();
+        let ((one, _), (two, registrar)) = (pool(slow), pool(slow));
+        let ((mut ones, _), (mut twos, woken)) = (landing(&one), landing(&two));
+        let _held = take(&mut ones, 256 * KIB);
+        registrar.refuses.store(true, SeqCst);
+        let begin = Instant::now();
+        assert!(waits(&mut twos, begin, Duration::ZERO, MAX_WAIT / 2));
+        assert!(!waits(&mut twos, begin, MAX_WAIT / 2, MAX_WAIT));
+        drop((twos, woken));
+    }
+}
+
+/// The limit has left enough until another pool was faster.
+#[test]
+fn who_is_late_waits() {
+    for slow in [false, true] {
+        let _alone = alone();
+        let ((one, _), (two, registrar)) = (pool(slow), pool(slow));
+        let ((mut ones, _), (mut twos, woken)) = (landing(&one), landing(&two));
+        let held = take(&mut ones, one.config().landing);
+        leave(two.config().control + WANT + 64 * KIB);
+        registrar.refuses.store(true, SeqCst);
+        type Alloc = fn(&mut Landing) -> Result<Option<LandingBuf>, RegisterError>;
+        let allocs: [Alloc; 3] = [
+            |twos| alloc(twos, WANT),
+            |twos| twos.alloc_meanwhile(WANT),
+            // At most the smallest share.
+            |twos| twos.alloc_spare(16 * KIB),
+        ];
+        for alloc in allocs {
+            for _ in 0..3 {
+                assert!(alloc(&mut twos).unwrap().is_none());
+                wait_until("the landing thread is done", || {
+                    twos.collect();
+                    !twos.is_making()
+                });
+            }
+            // It does not try again and again.
+            let tried = registrar.tried.load(SeqCst);
+            assert!(alloc(&mut twos).unwrap().is_none());
+            assert_eq!(registrar.tried.load(SeqCst), tried);
+            twos.waited(Instant::now());
+        }
+        registrar.refuses.store(false, SeqCst);
+        registrar.is_late.store(true, SeqCst);
+        assert!(alloc(&mut twos, WANT).unwrap().is_none());
+        assert!(!registrar.is_late.load(SeqCst));
+        let before = woken.count();
+        drop(held);
+        trim(&mut ones, &one);
+        wait_until("it is woken", || woken.count() > before);
+        take(&mut twos, WANT);
+    }
+}
+
+#[test]
+fn without_another_pool_there_is_nothing_to_wait_for() {
+    let _alone = alone();
+    let ((one, _), (two, registrar)) = (pool(false), pool(false));
+    let mut twos = two.landing();
+    registrar.refuses.store(true, SeqCst);
+    assert!(twos.alloc(WANT, WANT).is_err());
+    // What connections have, they may keep.
+    let _control = one.control(80 * KIB).unwrap();
+    assert!(twos.alloc(WANT, WANT).is_err());
+    registrar.refuses.store(false, SeqCst);
+    leave_none(&two);
+    assert!(twos.alloc(WANT, WANT).is_err() && two.may_land().is_err());
+}
+
+/// A claim that begins when an attempt has failed is told to those who have more.
+#[test]
+fn others_are_woken_for_a_claim_after_a_late_attempt() {
+    for slow in [false, true] {
+        let _alone = alone();
+        let (one, registrar) = pool(slow);
+        let ((mut ones, woken), (mut twos, _)) = (landing(&one), landing(&one));
+        let held = take(&mut ones, one.config().landing / 4 * 3);
+        registrar.is_late.store(true, SeqCst);
+        let before = woken.count();
+        assert!(alloc(&mut twos, WANT).unwrap().is_none());
+        assert!(ones.others_claim());
+        assert!(woken.count() > before);
+        // They are told of each claim.
+        twos.stop_waiting();
+        let before = woken.count();
+        assert!(!ones.others_claim());
+        assert!(alloc(&mut twos, WANT).unwrap().is_none());
+        assert!(ones.others_claim() && woken.count() > before);
+        drop(held);
+    }
+}
+
+/// Chunks in the queue of the landing thread leave what connections may need.
+#[test]
+fn what_is_queued_counts_under_the_limit() {
+    let _alone = alone();
+    let (one, registrar) = pool(true);
+    let ((mut ones, _), (mut twos, _)) = (landing(&one), landing(&one));
+    leave(one.config().control + WANT + 64 * KIB);
+    let gate = registrar.gate.lock().unwrap();
+    assert!(ones.alloc(WANT, WANT).unwrap().is_none() && ones.is_pending());
+    assert!(twos.alloc(WANT, WANT).unwrap().is_none() && twos.is_pending());
+    drop(gate);
+    let found = [alloc(&mut ones, WANT).unwrap(), alloc(&mut twos, WANT).unwrap()];
+    assert!(found[0].is_some() && found[1].is_none());
+    one.control(one.config().control).unwrap();
+}
+
+/// Memory of the application leaves room for all that the pool may use, and what it gave back lands
+/// messages.
+#[test]
+fn memory_of_the_application_fits_beside_the_pool() {
+    let _alone = alone();
+    let (pool, _) = pool(true);
+    let whole = pool.config().total;
+    let memory = |len: usize| Bytes::from(vec![1; len]);
+    leave(whole + 256 * KIB);
+    let fits = pool.register(memory(200 * KIB)).unwrap();
+    assert_eq!(pool.stats().application, 200 * KIB);
+    let error = pool.register(memory(100 * KIB)).unwrap_err();
+    let RegionError::Memlock { len, reserved, .. } = error else { panic!("{error}") };
+    assert_eq!((len, reserved), (100 * KIB, whole as u64));
+    assert!(error.to_string().contains("PoolConfig::total"), "{error}");
+
+    // Whatever the pool uses, it has room.
+    let (mut landing, woken) = landing(&pool);
+    let chunk = take(&mut landing, 64 * KIB);
+    pool.register(memory(100 * KIB)).unwrap_err();
+    let longest = pool.config().landing - pool.stats().leased;
+    leave(pool.config().control + 32 * KIB);
+    assert!(alloc(&mut landing, longest.min(WANT)).unwrap().is_none(), "the limit leaves none");
+    limit(8 << 20, 8 << 20);
+    let before = woken.count();
+    drop(fits);
+    wait_until("the connection is woken", || woken.count() > before);
+    assert!(alloc(&mut landing, 64 * KIB).unwrap().is_some());
+    drop(chunk);
+}

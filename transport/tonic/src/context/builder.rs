@@ -1,0 +1,112 @@
+//! The settings of a context.
+
+use std::time::Duration;
+
+use tonic_rdma_fabric::ShmAccess;
+#[cfg(feature = "test-util")]
+use tonic_rdma_fabric::sim::SimDevice;
+use tonic_rdma_memory::PoolConfig;
+use tonic_rdma_proto::Config;
+
+use crate::error::Error;
+
+/// Builds a [`Context`](super::Context).
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct ContextBuilder(pub(super) Settings);
+
+/// What a context is set to.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Settings {
+    /// None: the default size.
+    pub(super) pool: Option<PoolConfig>,
+    pub(super) device: Option<String>,
+    #[cfg(feature = "test-util")]
+    pub(super) sim: Option<SimDevice>,
+    pub(super) shm_access: ShmAccess,
+    pub(super) pinned_per_peer: Option<usize>,
+    pub(super) busy_poll_limit: Option<Duration>,
+    pub(super) landing_alignment: Option<u16>,
+}
+
+impl ContextBuilder {
+    /// Set the size and kind of the pool of each device, and of shared memory. Default is 64 MiB
+    /// for a device, or less if the memlock limit requires it, and 512 MiB for shared memory, which
+    /// is not pinned and allocated only as it is used.
+    pub fn pool(mut self, config: PoolConfig) -> Self {
+        self.0.pool = Some(config);
+        self
+    }
+
+    /// Use only this RDMA device, named as in `rdma link`. `TONIC_RDMA_DEVICE`, if set, overrides
+    /// this.
+    pub fn device(mut self, name: impl Into<String>) -> Self {
+        self.0.device = Some(name.into());
+        self
+    }
+
+    /// Set which processes on this host may share memory, by the user that they run as. Default is
+    /// the process's own user, and root. A client checks its server and a server its clients;
+    /// connections that fail the check stay on RDMA or TCP.
+    pub fn shm_access(mut self, access: ShmAccess) -> Self {
+        self.0.shm_access = access;
+        self
+    }
+
+    /// Limit the number of bytes that one connection may have pinned: control memory, 82 to 432
+    /// KiB, and landing memory that its peer may write to, or that holds data not yet released.
+    /// Default is the size of the pool; at least 256 KiB remain for landing.
+    ///
+    /// While other connections wait for memory, a connection returns what exceeds its share of the
+    /// pool, whatever the limit; until then it may use up to the limit. Messages that do not fit
+    /// into the rest of the limit land in parts, or wait until the reader has released others. The
+    /// longest message that lands in one piece is half the limit.
+    pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
+        self.0.pinned_per_peer = Some(bytes);
+        self
+    }
+
+    /// Limit how long an end of a connection polls for a message before it sleeps. Default is 2 ms.
+    ///
+    /// Within the limit, an end polls for as long as a wake-up takes on this machine, which the
+    /// transport measures (twice as long if the peer has to be woken, too), and only while it
+    /// expects messages within that time. In the long run, the unsuccessful polls of all
+    /// connections of the process take at most one eighth of one processor, and an idle connection
+    /// does not poll. Zero disables polling, and costs a wake-up for each message that arrives
+    /// alone.
+    pub fn busy_poll_limit(mut self, limit: Duration) -> Self {
+        self.0.busy_poll_limit = Some(limit);
+        self
+    }
+
+    /// Align received payload to this many bytes: the longest field of type `bytes` of a message
+    /// begins at a multiple of the value in landing memory. Default is 64, a cache line. Most
+    /// buffers that are sent begin at such an address, too, so on shared memory source and
+    /// destination of the copy are equal modulo 64, which is the fastest case on any processor.
+    /// With 1 such a field keeps the alignment of its source, modulo 64.
+    ///
+    /// This applies to messages that the peer sends with
+    /// [`codec::ProstCodec`](crate::codec::ProstCodec) and to fields of at least
+    /// [`codec::SEGMENT`](crate::codec::SEGMENT) bytes; not to data that is
+    /// [copied before delivery](crate::Copied). Memory is allocated in units of 4 KiB, so a message
+    /// takes up to 4 KiB more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidAlignment`]: `bytes` is not a power of two, or above 4096.
+    pub fn landing_alignment(mut self, bytes: usize) -> Result<Self, Error> {
+        let align = u16::try_from(bytes).map_err(|_| Error::InvalidAlignment(bytes))?;
+        let config = Config { align, ..Config::default() };
+        config.check().map_err(|_| Error::InvalidAlignment(bytes))?;
+        self.0.landing_alignment = Some(align);
+        Ok(self)
+    }
+
+    /// Use a device of a simulated network instead of RDMA devices, for tests. Client and server
+    /// each need a device of the same network, in the same process.
+    #[cfg(feature = "test-util")]
+    pub fn sim(mut self, device: SimDevice) -> Self {
+        self.0.sim = Some(device);
+        self
+    }
+}

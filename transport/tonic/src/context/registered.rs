@@ -1,0 +1,180 @@
+//! Memory of the application that is sent from where it lies.
+
+use std::ops::RangeBounds;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::{fmt, io};
+
+use bytes::Bytes;
+use tonic_rdma_memory::{Pool, PoolRegistration, RegionError, RegisterError};
+
+/// Memory that [`Context::register`](crate::Context::register) could not register.
+#[derive(Debug, thiserror::Error)]
+#[error("{device}: {source}")]
+pub struct RegisterRegionError {
+    /// The device that it could not be registered with, or `shm`.
+    pub device: String,
+    /// Why.
+    pub source: RegionError,
+}
+
+/// Memory of the application, registered with the devices of a [`Context`](crate::Context).
+///
+/// [`bytes`](Self::bytes) and [`slice`](Self::slice) give [`Bytes`] of it. In the `bytes` fields of
+/// messages they are sent without being copied, over every device and over shared memory, wherever
+/// [pool memory](crate::Channel::pool) would be. Over TCP they are written to the socket as any
+/// other bytes.
+///
+/// The memory is deregistered and dropped when this value and all bytes of it are gone, and the
+/// devices are done with them, never before.
+pub struct Registered {
+    region: Arc<Region>,
+    /// Holds `region`.
+    bytes: Bytes,
+}
+
+impl Registered {
+    pub(super) fn of(region: Arc<Region>) -> Self {
+        let bytes = match region.memory.is_empty() {
+            true => Bytes::new(),
+            false => Bytes::from_owner(Whole(region.clone())),
+        };
+        Registered { region, bytes }
+    }
+
+    /// All of the memory.
+    pub fn bytes(&self) -> Bytes {
+        self.bytes.clone()
+    }
+
+    /// A part of the memory.
+    ///
+    /// # Panics
+    /// If the range reaches past the end.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Bytes {
+        self.bytes.slice(range)
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The names of the devices that the memory is registered with at the moment, `shm` for shared
+    /// memory, in alphabetical order.
+    pub fn devices(&self) -> Vec<String> {
+        let mut names: Vec<_> =
+            self.region.registrations().iter().map(|(device, _)| device.clone()).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+impl fmt::Debug for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registered")
+            .field("len", &self.len())
+            .field("devices", &self.devices())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The owner of the bytes that the application has.
+struct Whole(Arc<Region>);
+
+impl AsRef<[u8]> for Whole {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.memory
+    }
+}
+
+/// Memory of the application, and its registrations by device. The memory is dropped last, as each
+/// registration holds it.
+pub(super) struct Region {
+    memory: Bytes,
+    registrations: Mutex<Vec<(String, PoolRegistration)>>,
+}
+
+impl Region {
+    pub(super) fn new(memory: impl AsRef<[u8]> + Send + 'static) -> Arc<Self> {
+        let registrations = Mutex::default();
+        Arc::new(Region { memory: Bytes::from_owner(memory), registrations })
+    }
+
+    fn registrations(&self) -> MutexGuard<'_, Vec<(String, PoolRegistration)>> {
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is registered with a device.
+    pub(super) fn is_with(&self, device: &str) -> bool {
+        self.registrations().iter().any(|(name, _)| name == device)
+    }
+
+    /// Registers the memory with the device of a pool.
+    pub(super) async fn register_with(
+        &self,
+        device: &str,
+        pool: &Pool,
+    ) -> Result<(), RegisterRegionError> {
+        let fails = |source| RegisterRegionError { device: device.to_owned(), source };
+        let (memory, pool) = (self.memory.clone(), pool.clone());
+        let registration = if pool.pins() {
+            match tokio::task::spawn_blocking(move || pool.register(memory)).await {
+                Ok(registration) => registration,
+                Err(error) => match error.try_into_panic() {
+                    Ok(panic) => std::panic::resume_unwind(panic),
+                    Err(_) => {
+                        let error = io::Error::other("the tokio runtime is shutting down");
+                        Err(RegisterError::new(self.memory.len(), error).into())
+                    }
+                },
+            }
+        } else {
+            pool.register(memory)
+        };
+        let registration = registration.map_err(fails)?;
+        self.registrations().push((device.to_owned(), registration));
+        Ok(())
+    }
+}
+
+/// All memory of the application that is registered with a context.
+#[derive(Default)]
+pub(super) struct Regions(Mutex<Vec<Weak<Region>>>);
+
+impl Regions {
+    /// Those that are in use.
+    pub(super) fn all(&self) -> Vec<Weak<Region>> {
+        let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.retain(|region| region.strong_count() > 0);
+        regions.clone()
+    }
+
+    pub(super) fn add(&self, region: &Arc<Region>) {
+        let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        regions.retain(|region| region.strong_count() > 0);
+        regions.push(Arc::downgrade(region));
+    }
+
+    /// Ends the registrations with a device that has been removed.
+    pub(super) fn forget(&self, device: &str) {
+        for region in self.all().iter().filter_map(Weak::upgrade) {
+            region.registrations().retain(|(name, _)| name != device);
+        }
+    }
+}
+
+/// Registers regions with a device that the context has begun to use.
+pub(super) async fn register_all(regions: Vec<Weak<Region>>, device: String, pool: Pool) {
+    for region in regions {
+        // Those that have been dropped meanwhile are left out.
+        let Some(region) = region.upgrade() else { continue };
+        if let Err(error) = region.register_with(&device, &pool).await {
+            tracing::warn!(%error, "memory of the application is not registered: it is copied");
+        }
+    }
+}
