@@ -16,7 +16,7 @@ use crate::shm::link::{ShmLink, is_end};
 use crate::shm::same_user::same_user;
 use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::seqpacket::{Socket, SocketMessage};
-use crate::shm::socket::wire::Message;
+use crate::shm::socket::wire::{Message, VERSION, other_version};
 use crate::shm::wakeup::channels::{self, Chosen};
 use crate::shm::wakeup::member::Wakeup;
 
@@ -96,8 +96,8 @@ async fn attempt(
                 .map_err(failed)?;
             let ring = own_end.file.as_fd();
             let process = if runtime == 0 { None } else { same_user(&socket) };
-            let chosen = process.map(|process| channels::choose(process, runtime)).transpose();
-            let (sent, wakeup) = match chosen.map_err(failed)? {
+            let chosen = process.and_then(|process| channels::choose(process, runtime));
+            let (sent, wakeup) = match chosen {
                 Some(Chosen { member, name, files }) => {
                     let message = Message::Ring { channel: Some(name) }.encode();
                     let sent = match &files {
@@ -132,8 +132,14 @@ async fn attempt(
             io::ErrorKind::PermissionDenied,
             format!("the peer says: {text:?}"),
         ))),
-        _ => {
-            Err(failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense")))
-        }
+        _ => Err(match other_version(&bytes) {
+            Some(version) => {
+                ConnectError::OtherVersion { addr: addr.clone().into(), version, own: VERSION }
+            }
+            None => failed(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "an answer that makes no sense",
+            )),
+        }),
     }
 }

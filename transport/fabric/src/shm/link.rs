@@ -366,7 +366,7 @@ impl ShmLink {
         let ShmLink { writer, wakeup, socket, .. } = self;
         let woken = match writer.publish() {
             0 => false,
-            value => wakeup.wake(value, socket, || writer.set_woken_at(monotonic())),
+            value => wakeup.wake(value, socket, |now| writer.set_woken_at(now)),
         };
         self.stats.wakes += u64::from(woken);
         self.stats.wakes_spared += u64::from(!woken);
@@ -393,6 +393,7 @@ impl ShmLink {
         cx: &mut Context<'_>,
         out: &mut Vec<Completion>,
     ) -> Poll<Result<(), LinkError>> {
+        self.wakeup.wake_others();
         self.record_wake_up();
         self.tell_revoked()?;
         for _ in 0..MAX_ROUNDS {
@@ -437,7 +438,11 @@ impl ShmLink {
                 Poll::Pending => {}
             }
             if let Err(error) = self.wakeup.listen(cx) {
-                return Poll::Ready(Err(self.device_error("epoll", error)));
+                let error = match error.kind() {
+                    io::ErrorKind::InvalidData => self.breach(error.to_string()),
+                    _ => self.device_error("epoll", error),
+                };
+                return Poll::Ready(Err(error));
             }
             let since = monotonic();
             if self.reader.wait(self.wakeup.value()) {

@@ -30,7 +30,7 @@ use crate::shm::same_user::same_user;
 use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::blocking::{PEERS, STRANGERS};
 use crate::shm::socket::seqpacket::{Credentials, ListenSocket, Socket, SocketMessage};
-use crate::shm::socket::wire::Message;
+use crate::shm::socket::wire::{Message, VERSION, other_version};
 use crate::shm::wakeup::channels;
 use crate::shm::wakeup::member::Wakeup;
 
@@ -168,7 +168,10 @@ async fn hello(
         return None;
     }
     let Some(Message::Hello { shape, private_data }) = Message::decode(&bytes) else {
-        refuse("a greeting that makes no sense, or of another version".to_owned());
+        refuse(match other_version(&bytes) {
+            Some(version) => format!("a greeting of version {version}, this end has {VERSION}"),
+            None => "a greeting that makes no sense".to_owned(),
+        });
         return None;
     };
     Some(ShmIncoming { context, local, socket, private_data, shape })
@@ -267,7 +270,7 @@ impl ShmIncoming {
             .await
             .map_err(refuse)?;
         let member = match (process, channel) {
-            (Some(process), Some(name)) => channels::join(process, name, files).map_err(failed)?,
+            (Some(process), Some(name)) => channels::join(process, name, files),
             _ => None,
         };
         let wakeup = member.map_or(Wakeup::Message, Wakeup::Channel);

@@ -32,7 +32,7 @@ const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
 pub(super) struct Process {
     pub(super) pid: u32,
     /// When it started, in clock ticks since the system did.
-    start: u64,
+    pub(super) start: u64,
 }
 
 /// The process that made the other end of the socket, if it runs as the user of this process, in

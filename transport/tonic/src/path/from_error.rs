@@ -34,6 +34,9 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         ConnectError::NotWelcome { .. } => {
             return Reason::from_peer(ReasonCode::OtherUser, error.to_string());
         }
+        ConnectError::OtherVersion { .. } => {
+            return Reason::from_peer(ReasonCode::VersionMismatch, error.to_string());
+        }
         ConnectError::NotAllowed { .. } => ReasonCode::OtherUser,
         ConnectError::Timeout { .. } => ReasonCode::HandshakeTimeout,
         ConnectError::NoRoute { .. } => ReasonCode::NoRoute,

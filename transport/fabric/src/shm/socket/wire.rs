@@ -12,7 +12,8 @@
 //! | FORGET | kind, rkey u32 | |
 //! | WAKE | kind | |
 //!
-//! Numbers are little-endian. The magic holds the version; an end that speaks another is refused.
+//! Numbers are little-endian. The magic ends with the version; an end that speaks another is
+//! refused, and finds the version of the one that refuses it in the magic of the answer.
 //! `runtime` of ACCEPT is 0 when the server takes no wake-up channel: both then wake each other by
 //! WAKE. Otherwise it tells the server's runtime from others of its process, as `runtime` of RING
 //! does for the client. `end` is 0 when the client has made the channel, 1 when the server has.
@@ -22,8 +23,14 @@ use crate::shm::ring::Shape;
 use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 
+/// Of the protocol.
+pub(crate) const VERSION: u8 = 4;
+const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Protocol and version.
-const MAGIC: [u8; 7] = *b"trdshm\x04";
+const MAGIC: [u8; 7] = {
+    let [a, b, c, d, e, f] = PROTOCOL;
+    [a, b, c, d, e, f, VERSION]
+};
 
 const HELLO: u8 = 1;
 const ACCEPT: u8 = 2;
@@ -167,6 +174,17 @@ impl Message {
     }
 }
 
+/// The version of a message of a handshake, if it is not this end's.
+pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
+    match bytes {
+        [HELLO | ACCEPT | REJECT | REFUSED | OTHER_USER, rest @ ..] => {
+            let version = *rest.strip_prefix(&PROTOCOL)?.first()?;
+            (version != VERSION).then_some(version)
+        }
+        _ => None,
+    }
+}
+
 fn u32_of(bytes: &[u8]) -> Option<(u32, &[u8])> {
     let (number, rest) = bytes.split_first_chunk()?;
     Some((u32::from_le_bytes(*number), rest))
@@ -212,6 +230,14 @@ mod tests {
         let mut other = Message::Reject { private_data: vec![] }.encode();
         other[7] = 1;
         assert_eq!(Message::decode(&other), None, "another version");
+        assert_eq!(other_version(&other), Some(1));
+        other[7] = VERSION;
+        assert_eq!(other_version(&other), None);
+        let mut refused = Message::Refused { text: "of another version".into() }.encode();
+        refused[7] = 3;
+        assert_eq!(other_version(&refused), Some(3));
+        assert_eq!(other_version(&[REFUSED]), None);
+        assert_eq!(other_version(b"\x07trdshm\x03"), None, "no message of a handshake");
         assert_eq!(
             Message::decode(&Message::Chunk { rkey: 1, addr: u64::MAX, len: 1 }.encode()),
             None

@@ -31,7 +31,8 @@ use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::PeerMap;
 use crate::shm::ring::Words as _;
 use crate::shm::wakeup::event_fd::{End, EventFd};
-use crate::shm::wakeup::wake_page::{CAPACITY, Direction, WORDS};
+use crate::shm::wakeup::wake_cost::monotonic;
+use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 
 /// Bytes of the page.
 pub(crate) const PAGE_BYTES: usize = 2 * WORDS * 8;
@@ -51,7 +52,7 @@ struct State {
     members: u16,
     poller: Option<Waker>,
     has_poller: bool,
-    /// The page, to be sent to the peer until that has it in use.
+    /// The page, to be sent to the peer until that has had it in use.
     file: Option<Arc<OwnedFd>>,
 }
 
@@ -62,9 +63,15 @@ pub(crate) struct WakeChannel {
     event_fd: EventFd,
     /// What the eventfd wakes.
     waker: Waker,
+    /// The process that made it. A child of fork(2) has it too, without the page.
+    process: u32,
     ended: AtomicBool,
+    /// The peer is to blame for its end.
+    is_broken: AtomicBool,
     /// It has several connections.
     is_shared: AtomicBool,
+    /// Bits were taken by a connection's task since the poller last ran.
+    found: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -103,12 +110,15 @@ impl WakeChannel {
             page,
             event_fd,
             waker: Waker::from(Arc::new(Signal(channel.clone()))),
+            process: std::process::id(),
             ended: AtomicBool::new(false),
+            is_broken: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
+            found: AtomicBool::new(false),
             state: Mutex::new(state),
         });
         channel.arm()?;
-        channel.inbound().set_in_use(true);
+        channel.inbound().set_stage(Stage::InUse);
         channel.inbound().raise();
         Ok(channel)
     }
@@ -142,14 +152,24 @@ impl WakeChannel {
         self.ended.load(Ordering::Acquire)
     }
 
+    /// Why it has ended, as an error for those that it does not wake any more.
+    pub(super) fn why_ended(&self) -> io::Error {
+        match self.is_broken.load(Ordering::Acquire) {
+            true => io::Error::new(io::ErrorKind::InvalidData, "it has broken the wake-up channel"),
+            false => io::Error::other("the runtime that this end is woken by has ended"),
+        }
+    }
+
     /// Has the eventfd wake this end.
-    pub(super) fn arm(&self) -> io::Result<()> {
+    fn arm(&self) -> io::Result<()> {
         self.event_fd.arm(&mut Context::from_waker(&self.waker))
     }
 
     /// The eventfd was written, or the runtime ends.
     fn signalled(&self) {
-        if self.arm().is_err() {
+        if let Err(error) = self.arm() {
+            let is_broken = error.kind() == io::ErrorKind::InvalidData;
+            self.is_broken.store(is_broken, Ordering::Release);
             return self.end();
         }
         let poller = match self.is_shared.load(Ordering::Relaxed) {
@@ -165,24 +185,54 @@ impl WakeChannel {
 
     /// Wakes the tasks of the connections whose bits are set, and returns their number.
     pub(super) fn wake_tasks(&self) -> usize {
+        self.wake_tasks_except(CAPACITY)
+    }
+
+    fn wake_tasks_except(&self, running: u16) -> usize {
         let mut woken = 0;
         for connection in self.inbound().take() {
             // Woken without the lock.
             let task = self.state().tasks.get(usize::from(connection)).and_then(Option::clone);
             if let Some(task) = task {
-                task.wake();
+                if connection != running {
+                    task.wake();
+                }
                 woken += 1;
             }
         }
         woken
     }
 
-    /// Wakes a connection of the peer, which waits. True if that took a system call; `stamp` comes
-    /// before it.
-    pub(super) fn wake_peer(&self, connection: u16, stamp: impl FnOnce()) -> bool {
-        let sleeps = self.outbound().set(connection);
+    /// As [`wake_tasks`](Self::wake_tasks), from a task of a connection that is about to check for
+    /// messages: it takes bits where the poller may have to wait. Cheap while there are none: one
+    /// load.
+    #[inline]
+    pub(super) fn wake_others(&self, running: u16) {
+        if self.inbound().has_bits() && self.wake_tasks_except(running) > 0 {
+            self.found.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The poller's turn: wakes the tasks of the connections whose bits are set. Whether any were,
+    /// also to a connection's task.
+    pub(super) fn poll(&self) -> bool {
+        let found = self.found.load(Ordering::Relaxed);
+        if found {
+            self.found.store(false, Ordering::Relaxed);
+        }
+        self.wake_tasks() > 0 || found
+    }
+
+    /// Wakes a connection of the peer, which waits. True if that took a system call. `stamp` comes
+    /// before it, and gets the time.
+    pub(super) fn wake_peer(&self, connection: u16, stamp: impl FnOnce(u64)) -> bool {
+        let outbound = self.outbound();
+        // Read first: with the bit the peer may run and begin its next wait, which is not the one
+        // that this ends.
+        let now = outbound.may_sleep().then(monotonic);
+        let sleeps = outbound.set(connection);
         if sleeps {
-            stamp();
+            now.map(stamp);
             // Fails only when the peer has moved the counter itself.
             let _ = self.event_fd.wake();
         }
@@ -196,12 +246,12 @@ impl WakeChannel {
         if self.has_ended() {
             return None;
         }
-        let next = u16::try_from(state.tasks.len()).ok().filter(|next| *next < CAPACITY);
         let connection = match state.free.pop() {
             Some(free) => free,
             None => {
+                let next = u16::try_from(state.tasks.len()).ok().filter(|next| *next < CAPACITY)?;
                 state.tasks.push(None);
-                next?
+                next
             }
         };
         state.members += 1;
@@ -253,7 +303,10 @@ impl WakeChannel {
     /// ends.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::Release);
-        self.inbound().set_in_use(false);
+        if self.process != std::process::id() {
+            return;
+        }
+        self.inbound().set_stage(Stage::Ended);
         let mut state = self.state();
         let (tasks, poller) = (state.tasks.clone(), state.poller.take());
         state.file = None;
@@ -264,19 +317,21 @@ impl WakeChannel {
     /// The page, for the peer, if it may not have that yet. `None`: the peer has ended its end, so
     /// further connections need another channel.
     pub(super) fn offer(&self) -> Option<Option<Arc<OwnedFd>>> {
-        self.settle();
-        match (&self.state().file, self.outbound().is_in_use()) {
-            (_, true) => Some(None),
-            (Some(file), false) => Some(Some(file.clone())),
-            (None, false) => None,
+        match self.settle() {
+            Stage::Offered => self.state().file.clone().map(Some),
+            Stage::InUse => Some(None),
+            Stage::Ended => None,
         }
     }
 
-    /// Closes the page's descriptor if the peer has the page.
-    pub(super) fn settle(&self) {
-        if self.outbound().is_in_use() {
+    /// Closes the page's descriptor if the peer has had the page. Returns what has become of the
+    /// channel there.
+    pub(super) fn settle(&self) -> Stage {
+        let stage = self.outbound().stage();
+        if stage != Stage::Offered {
             drop(self.state().file.take());
         }
+        stage
     }
 
     /// The eventfd, for the peer.

@@ -4,19 +4,28 @@
 //! there, whichever of the two made it; else it makes one. It names the channel by the number that
 //! the maker gave it, and sends eventfd and page along until the peer says, in the page, that it
 //! has them in use. The accepting end joins the channel of that number, if it is one with this
-//! process and of this runtime; else it takes what came along. With neither it has no channel: both
-//! ends of the connection are then woken by messages, or the other alone is by its own.
+//! process and of this runtime; else it takes what came along.
+//!
+//! A connection works with any of these:
+//!
+//! | connecting end | accepting end | when |
+//! |---|---|---|
+//! | channel | channel | always, as a rule |
+//! | channel | messages | the accepting end has ended the channel meanwhile, has it full, or cannot map it. It wakes its peer by messages, too; the connecting end's place in the channel stays unused |
+//! | messages | messages | the ends are strangers (`same_user`), or the connecting end cannot make a channel |
 //!
 //! A number means nothing without the process that it comes with: pid and start time, which were
 //! checked while a pidfd said that the process lives (`same_user`). So neither a child of a process
 //! nor a later one with its pid gets into its channels, and what a process says about channels of
-//! its own concerns itself.
+//! its own concerns itself. A process that executes another program (exec(2)) stays the same
+//! process: numbers begin anywhere, so that the new program names no channel of the old one, and a
+//! page that comes along has to be the one that is known.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::runtime::{Handle, Id};
 
@@ -30,7 +39,9 @@ use crate::shm::wakeup::member::Member;
 
 /// They are few: a list is enough.
 static CHANNELS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
-static NUMBERS: AtomicU64 = AtomicU64::new(1);
+/// Random, and another after exec(2).
+static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+static NUMBERS: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(KEYS.hash_one("numbers")));
 
 #[derive(Debug)]
 struct Entry {
@@ -41,10 +52,26 @@ struct Entry {
     peer_runtime: u64,
     number: u64,
     end: End,
+    /// The page, if the peer has made it.
+    page: Option<FileId>,
     channel: Weak<WakeChannel>,
 }
 
 impl Entry {
+    /// One of the current runtime.
+    fn new(
+        peer: Process,
+        peer_runtime: u64,
+        number: u64,
+        end: End,
+        page: Option<FileId>,
+        channel: &Arc<WakeChannel>,
+    ) -> Entry {
+        let (process, runtime) = (std::process::id(), Handle::current().id());
+        let channel = Arc::downgrade(channel);
+        Entry { process, runtime, peer, peer_runtime, number, end, page, channel }
+    }
+
     /// Whether it is one of the current runtime with this peer.
     fn is_with(&self, peer: Process) -> bool {
         self.process == std::process::id()
@@ -59,9 +86,7 @@ fn lock() -> MutexGuard<'static, Vec<Entry>> {
 
 /// What tells the current runtime from others of this process. Not 0.
 pub(crate) fn runtime() -> u64 {
-    let mut hasher = DefaultHasher::new();
-    Handle::current().id().hash(&mut hasher);
-    hasher.finish().max(1)
+    KEYS.hash_one(Handle::current().id()).max(1)
 }
 
 /// Eventfd and page of a peer's, found usable.
@@ -83,8 +108,9 @@ pub(crate) struct Chosen {
     pub(crate) files: Option<(Arc<WakeChannel>, Arc<OwnedFd>)>,
 }
 
-/// Chooses the channel of a connection to a runtime of this process, or makes one.
-pub(crate) fn choose(peer: Process, peer_runtime: u64) -> io::Result<Chosen> {
+/// Chooses the channel of a connection to a runtime of this process, or makes one. `None`: there is
+/// none, and none can be made.
+pub(crate) fn choose(peer: Process, peer_runtime: u64) -> Option<Chosen> {
     let mut channels = lock();
     // With itself a process has both ends of a channel: it connects by that of the maker.
     let own = peer.pid == std::process::id();
@@ -99,57 +125,47 @@ pub(crate) fn choose(peer: Process, peer_runtime: u64) -> io::Result<Chosen> {
             && let Some(member) = Member::join(&channel)
         {
             let name = ChannelName { number: *number, end: *end, runtime: runtime() };
-            return Ok(Chosen { member, name, files: page.map(|page| (channel, page)) });
+            return Some(Chosen { member, name, files: page.map(|page| (channel, page)) });
         }
     }
-    let channel = WakeChannel::make()?;
+    let channel = usable(WakeChannel::make())?;
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-    let page = channel.offer().flatten().ok_or(io::ErrorKind::Other)?;
-    let member = Member::join(&channel).ok_or(io::ErrorKind::Other)?;
-    add(&mut channels, peer, peer_runtime, number, End::Maker, &channel);
+    let page = channel.offer().flatten()?;
+    let member = Member::join(&channel)?;
     let name = ChannelName { number, end: End::Maker, runtime: runtime() };
-    Ok(Chosen { member, name, files: Some((channel, page)) })
+    add(&mut channels, Entry::new(peer, peer_runtime, number, End::Maker, None, &channel));
+    Some(Chosen { member, name, files: Some((channel, page)) })
+}
+
+/// What cannot be had is done without: its connections are woken by messages.
+fn usable<T>(made: io::Result<T>) -> Option<T> {
+    made.inspect_err(|error| tracing::debug!(%error, "no wake-up channel")).ok()
 }
 
 /// Joins the channel that a connecting peer has named; `files` came along. `None`: there is no such
-/// channel, and nothing to make it of.
-pub(crate) fn join(
-    peer: Process,
-    name: ChannelName,
-    files: Option<PeerFiles>,
-) -> io::Result<Option<Member>> {
+/// channel, and nothing that it can be made of.
+pub(crate) fn join(peer: Process, name: ChannelName, files: Option<PeerFiles>) -> Option<Member> {
     let mut channels = lock();
     let end = name.end.other();
     let named =
-        |entry: &&Entry| entry.is_with(peer) && entry.number == name.number && entry.end == end;
-    let mut known = channels.iter().filter(named).filter_map(|entry| entry.channel.upgrade());
+        |entry: &Entry| entry.is_with(peer) && entry.number == name.number && entry.end == end;
+    let page = files.as_ref().map(|files| files.page_id);
+    // One of another page is of a program that the process ran before.
+    channels.retain(|entry| !named(entry) || page.is_none() || entry.page == page);
+    let known = channels.iter().filter(|entry| named(entry));
+    let mut known = known.filter_map(|entry| entry.channel.upgrade());
     if let Some(member) = known.find_map(|channel| Member::join(&channel)) {
-        return Ok(Some(member));
+        return Some(member);
     }
-    let (Some(files), End::Taker) = (files, end) else { return Ok(None) };
-    let page = PeerMap::adopt(files.page, files.page_id, files.user, Usage::Page)?;
-    let channel = WakeChannel::take(files.event_fd, page)?;
+    let (Some(files), End::Taker) = (files, end) else { return None };
+    let map = PeerMap::adopt(files.page, files.page_id, files.user, Usage::Page);
+    let channel = usable(map.and_then(|map| WakeChannel::take(files.event_fd, map)))?;
     let member = Member::join(&channel);
-    add(&mut channels, peer, name.runtime, name.number, end, &channel);
-    Ok(member)
+    add(&mut channels, Entry::new(peer, name.runtime, name.number, end, page, &channel));
+    member
 }
 
-fn add(
-    channels: &mut Vec<Entry>,
-    peer: Process,
-    peer_runtime: u64,
-    number: u64,
-    end: End,
-    channel: &Arc<WakeChannel>,
-) {
+fn add(channels: &mut Vec<Entry>, entry: Entry) {
     channels.retain(|entry| entry.channel.strong_count() > 0);
-    channels.push(Entry {
-        process: std::process::id(),
-        runtime: Handle::current().id(),
-        peer,
-        peer_runtime,
-        number,
-        end,
-        channel: Arc::downgrade(channel),
-    });
+    channels.push(entry);
 }

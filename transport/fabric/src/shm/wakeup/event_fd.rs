@@ -9,24 +9,34 @@
 //! | Maker | readable | a read, which takes 1 from the counter |
 //! | Taker | writable | a write, which adds 1 |
 //!
-//! The counter begins at [`START`], far from either limit, so that both are always possible. A peer
-//! that moves it to a limit delays what it is woken for itself, and nothing else.
+//! Whether it is ready is checked when it is reported, so a wake-up that takes the counter to a limit
+//! before that is lost. The counter begins at [`START`], which honest ends never move to a limit. A
+//! peer that does delays what its own connections are woken for. One that has the kernel move the
+//! counter beyond what can be written (AIO, io_uring) leaves an error behind, which tokio takes for
+//! an end that stays: the channel then ends.
 //!
 //! A read or write of an eventfd that a stranger shares can block for ever: the stranger can move
 //! the counter and clear O_NONBLOCK at any time. So the eventfd is for peers that could stop this
 //! process anyway (`same_user`). Others are woken by a message on the socket.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::task::{Context, Poll};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
+use tokio::task::unconstrained;
 
-/// Wake-ups that one end may have sent more than the other.
-const START: u32 = 1 << 31;
+/// Wake-ups that one end may have sent more than the other: with one in each nanosecond it takes
+/// them a century.
+const START: u64 = 1 << 62;
+/// Earlier wake-ups that are forgotten when an end listens. There is one, or a few while others
+/// come.
+const MAX_ROUNDS: usize = 16;
 
 /// Which end of it a process has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +57,9 @@ impl EventFd {
     #[inline]
     pub(crate) fn make() -> io::Result<EventFd> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        EventFd::new(eventfd(START, flags)?, End::Maker)
+        let fd = eventfd(0, flags)?;
+        rustix::io::write(&fd, &START.to_ne_bytes())?;
+        EventFd::new(fd, End::Maker)
     }
 
     /// Takes what the peer has made and [`check`] has found usable. Must be called within a tokio
@@ -78,18 +90,32 @@ impl EventFd {
     /// wake-ups are forgotten.
     ///
     /// # Errors
-    /// The runtime ends.
+    /// The runtime ends. `InvalidData`: the peer has broken it, and no end is woken by it again.
     pub(crate) fn arm(&self, cx: &mut Context<'_>) -> io::Result<()> {
-        loop {
-            let ready = match self.end {
-                End::Maker => self.fd.poll_read_ready(cx),
-                End::Taker => self.fd.poll_write_ready(cx),
-            };
-            match ready {
-                Poll::Ready(ready) => ready?.clear_ready(),
+        for _ in 0..MAX_ROUNDS {
+            let mut ready = match self.poll(cx) {
+                Poll::Ready(ready) => ready?,
                 Poll::Pending => return Ok(()),
+            };
+            // An error counts as closed, which cannot be cleared.
+            let state = ready.ready();
+            if state.is_read_closed() || state.is_write_closed() {
+                break;
             }
+            ready.clear_ready();
         }
+        let what = "the peer has moved the counter of an eventfd beyond its limit";
+        Err(io::Error::new(io::ErrorKind::InvalidData, what))
+    }
+
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<AsyncFdReadyGuard<'_, OwnedFd>>> {
+        // A task without any budget left would have the waker woken at once, and that would poll
+        // again.
+        let ready = poll_fn(|cx| match self.end {
+            End::Maker => self.fd.poll_read_ready(cx),
+            End::Taker => self.fd.poll_write_ready(cx),
+        });
+        pin!(unconstrained(ready)).poll(cx)
     }
 
     /// Wakes the peer.
@@ -104,7 +130,7 @@ impl EventFd {
             End::Taker => add(1)?,
             End::Maker => match rustix::io::read(fd, &mut counter) {
                 Err(Errno::AGAIN) => {
-                    add(START.into())?;
+                    add(START)?;
                     rustix::io::read(fd, &mut counter)?
                 }
                 read => read?,

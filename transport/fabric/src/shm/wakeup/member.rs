@@ -15,6 +15,7 @@ use crate::shm::socket::seqpacket::Socket;
 use crate::shm::socket::wire::Message;
 use crate::shm::wakeup::channel::WakeChannel;
 use crate::shm::wakeup::poller::Poller;
+use crate::shm::wakeup::wake_cost::monotonic;
 use crate::shm::wakeup::wake_page::CAPACITY;
 
 /// In the ring of an end that waits: it is to be woken by a message. Numbers from 1 stand for the
@@ -61,7 +62,7 @@ impl Wakeup {
     /// From now on the task is woken when the peer wakes this end.
     ///
     /// # Errors
-    /// The runtime has ended.
+    /// The runtime has ended. `InvalidData`: the peer has broken the channel.
     #[inline]
     pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Wakeup::Channel(Member { channel, connection, task }) = self else { return Ok(()) };
@@ -70,7 +71,7 @@ impl Wakeup {
             channel.set_task(*connection, cx.waker());
         }
         match channel.has_ended() {
-            true => Err(io::Error::other("the runtime that this end is woken by has ended")),
+            true => Err(channel.why_ended()),
             false => Ok(()),
         }
     }
@@ -84,17 +85,27 @@ impl Wakeup {
         }
     }
 
+    /// Wakes the other connections that have been sent something: this one runs, and their poller
+    /// may have to wait. To be called before this one checks for messages, as its own wake-up is
+    /// taken too.
+    #[inline]
+    pub(crate) fn wake_others(&self) {
+        if let Wakeup::Channel(member) = self {
+            member.channel.wake_others(member.connection);
+        }
+    }
+
     /// Wakes the peer, which waits and says `value`. True if that took a system call; `stamp` comes
-    /// before it. Whether it fails does not matter: the peer has then left a full socket unread, or
+    /// before it, and gets the time. Whether it fails does not matter: the peer has then left a full socket unread, or
     /// has moved the eventfd's counter itself.
     #[inline]
-    pub(crate) fn wake(&self, value: u64, socket: &Socket, stamp: impl FnOnce()) -> bool {
+    pub(crate) fn wake(&self, value: u64, socket: &Socket, stamp: impl FnOnce(u64)) -> bool {
         if let Wakeup::Channel(member) = self
             && (1..=u64::from(CAPACITY)).contains(&value)
         {
             return member.channel.wake_peer((value - 1) as u16, stamp);
         }
-        stamp();
+        stamp(monotonic());
         let _ = socket.send(&Message::Wake.encode(), &[]);
         true
     }
@@ -102,7 +113,7 @@ impl Wakeup {
     /// Gives back what is not needed once the peer has all that it was sent.
     pub(crate) fn settle(&self) {
         if let Wakeup::Channel(member) = self {
-            member.channel.settle();
+            let _ = member.channel.settle();
         }
     }
 }

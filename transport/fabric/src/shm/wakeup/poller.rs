@@ -4,8 +4,8 @@
 //! | the poller | event | next |
 //! |---|---|---|
 //! | Sleeps | the eventfd is written | Runs |
-//! | Runs | it wakes a connection | Runs, after the other tasks |
-//! | Runs | it wakes none, for the [`LINGER`]th time | Sleeps: the flag is up, and there are no bits |
+//! | Runs | a connection is woken, by it or by a connection's task | Runs, after the other tasks |
+//! | Runs | none is, for the [`LINGER`]th time | Sleeps: the flag is up, and there are no bits |
 //! | any | the channel has ended | Ended |
 //! | any | the runtime ends | Ended, and the channel with it |
 
@@ -22,7 +22,7 @@ pub(super) const LINGER: u32 = 2;
 #[derive(Debug)]
 pub(super) struct Poller {
     channel: Arc<WakeChannel>,
-    /// Turns in vain since it woke a connection.
+    /// Turns in vain since a connection was woken.
     in_vain: u32,
 }
 
@@ -41,7 +41,7 @@ impl Future for Poller {
         if channel.has_ended() {
             return Poll::Ready(());
         }
-        *in_vain = if channel.wake_tasks() > 0 { 0 } else { *in_vain + 1 };
+        *in_vain = if channel.poll() { 0 } else { *in_vain + 1 };
         if *in_vain >= LINGER {
             *in_vain = 0;
             channel.inbound().raise();

@@ -3,7 +3,7 @@
 //! | words | written by | what |
 //! |---|---|---|
 //! | 0 | both | 1: the receiving process sleeps, and the eventfd wakes it |
-//! | 1 | receiver, for its own | 1: the channel is in use at this end |
+//! | 1 | receiver | what has become of the channel at this end: 0 nothing yet, 1 in use, 2 ended |
 //! | 8 | both | which of the 64 words that follow have bits |
 //! | 16 .. 80 | both | a bit for each connection that has been sent something while it waited |
 //!
@@ -16,9 +16,18 @@ use crate::atomics::{AtomicU64, Ordering};
 use crate::shm::wakeup::wait_flag;
 
 const SLEEPS: usize = 0;
-const IN_USE: usize = 1;
+const STAGE: usize = 1;
 const SUMMARY: usize = 8;
 const BITS: usize = 16;
+
+/// What has become of a channel at one end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It has not been joined.
+    Offered = 0,
+    InUse = 1,
+    Ended = 2,
+}
 
 /// Connections of a channel, at most.
 pub(crate) const CAPACITY: u16 = 64 * 64;
@@ -65,14 +74,23 @@ impl<'a> Direction<'a> {
         wait_flag::lower(&self.0[SLEEPS]);
     }
 
-    /// Says whether the receiving end has the channel in use.
-    pub(crate) fn set_in_use(self, in_use: bool) {
-        self.0[IN_USE].store(u64::from(in_use), Ordering::Release);
+    /// Whether the receiving process may sleep. Cheap: one load.
+    pub(crate) fn may_sleep(self) -> bool {
+        self.0[SLEEPS].load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the receiving end says that it has the channel in use.
-    pub(crate) fn is_in_use(self) -> bool {
-        self.0[IN_USE].load(Ordering::Acquire) == 1
+    /// Tells what has become of the channel at the receiving end.
+    pub(crate) fn set_stage(self, stage: Stage) {
+        self.0[STAGE].store(stage as u64, Ordering::Release);
+    }
+
+    /// What the receiving end says has become of the channel.
+    pub(crate) fn stage(self) -> Stage {
+        match self.0[STAGE].load(Ordering::Acquire) {
+            0 => Stage::Offered,
+            1 => Stage::InUse,
+            _ => Stage::Ended,
+        }
     }
 }
 
