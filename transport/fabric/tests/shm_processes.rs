@@ -24,8 +24,8 @@ const ADDR: &str = "SHM_ADDR";
 
 fn main() -> ExitCode {
     if let Ok(role) = std::env::var(ROLE) {
-        if role == "guess" {
-            a_guess();
+        if role == "names" {
+            names_a_channel();
             return ExitCode::SUCCESS;
         }
         if role == "namespace" {
@@ -276,39 +276,53 @@ async fn a_killed_peer_leaves_nothing_behind() {
     }
 }
 
-/// Names a channel that another process has with the listener, and prints how the listener then
-/// wants to be woken.
-fn a_guess() {
-    let stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
-    stranger.greet();
-    let ring = stranger.accepted();
-    stranger.send(&ring_message(1), &[stranger.ring.as_fd()]);
-    let mut waiting = [0; 8];
-    while waiting == [0; 8] {
-        ring.read_exact_at(&mut waiting, WAITING).unwrap();
-        std::thread::yield_now();
+/// Makes a channel with the number 7 and enters, and then once more by its number alone. Prints how
+/// the listener wants to be woken each time. A second process with this role names the channel of
+/// the first.
+fn names_a_channel() {
+    let mut strangers = Vec::new();
+    for fds in [1, 3, 1] {
+        let mut stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
+        stranger.number = 7;
+        stranger.greet();
+        let ring = stranger.accepted();
+        let own = stranger.own();
+        let own: Vec<_> = own[..fds].iter().map(|fd| fd.as_fd()).collect();
+        stranger.send(&ring_message(7), &own);
+        let mut waiting = [0; 8];
+        while waiting == [0; 8] {
+            ring.read_exact_at(&mut waiting, WAITING).unwrap();
+            std::thread::yield_now();
+        }
+        println!("told {}", u64::from_ne_bytes(waiting));
+        strangers.push(stranger);
     }
-    println!("told {}", u64::from_ne_bytes(waiting));
+    // Until the test ends.
+    while strangers[0].receive().is_some() {}
 }
 
 /// A process that names a channel of another, of the same user, does not get into it.
 async fn channels_are_those_of_one_process() {
     BUSY_POLL_LIMIT.set(Duration::ZERO);
     let me = side();
-    // The first channel that a process makes has the number 1.
-    let (mut process, mut end) = with_process(&me, "connect").await;
-    process.says("stands");
     let mut listener = me.listen();
-    let mut other = start("guess", listener.local_addr().shm().unwrap().name());
-    let incoming = listener.accept().await.unwrap();
-    let accepted = incoming.accept(&config(), &me.pool, b"", TIMEOUT).await;
-    let mut guessed = End::new(accepted.unwrap());
-    assert!(guessed.is_quiet().await);
-    assert_eq!(other.says("told"), u64::MAX.to_string(), "by messages");
-    end.send(0, b"still here").await;
-    assert_eq!(end.receive().await.unwrap(), b"still here");
-    drop((guessed, end));
-    assert!(other.ends_well() && process.ends_well());
+    let mut processes = Vec::new();
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        let mut process = start("names", listener.local_addr().shm().unwrap().name());
+        // Without one by messages; then by the first and second place of its own.
+        for told in [u64::MAX, 1, 2] {
+            let incoming = listener.accept().await.unwrap();
+            let accepted = incoming.accept(&config(), &me.pool, b"", TIMEOUT).await;
+            let mut end = End::new(accepted.unwrap());
+            assert!(end.is_quiet().await);
+            assert_eq!(process.says("told"), told.to_string());
+            ends.push(end);
+        }
+        processes.push(process);
+    }
+    drop(ends);
+    assert!(processes.into_iter().all(|process| process.ends_well()));
 }
 
 /// Runs as the first process of a PID namespace, and so cannot stop its peer outside. It tries to

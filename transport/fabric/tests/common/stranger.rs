@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -44,7 +44,7 @@ pub const PAGE_BYTES: u64 = 2048;
 pub const INBOUND: u64 = 0;
 pub const OUTBOUND: u64 = 1024;
 pub const SLEEPS: u64 = 0;
-pub const IN_USE: u64 = 8;
+pub const STAGE: u64 = 8;
 pub const SUMMARY: u64 = 64;
 pub const BITS: u64 = 128;
 
@@ -83,6 +83,40 @@ pub fn sealed(len: u64) -> OwnedFd {
 
 pub fn event_fd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+/// Has the kernel move the counter of an eventfd to u64::MAX, which no write can.
+pub fn overflow(event_fd: &OwnedFd) {
+    // struct iocb, as linux/aio_abi.h has it: IOCB_CMD_PREAD of nothing, IOCB_FLAG_RESFD.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Iocb {
+        data: u64,
+        key: u32,
+        rw_flags: u32,
+        opcode: u16,
+        priority: i16,
+        fd: u32,
+        buf: u64,
+        bytes: u64,
+        offset: i64,
+        reserved: u64,
+        flags: u32,
+        event_fd: u32,
+    }
+    rustix::io::write(event_fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let (file, at) = (sealed(4096), event_fd.as_raw_fd() as u32);
+    let request = Iocb { fd: file.as_raw_fd() as u32, flags: 1, event_fd: at, ..Iocb::default() };
+    let (mut context, requests) = (0_u64, [&raw const request]);
+    // SAFETY: the kernel writes the context, reads the request, and has answered it when the
+    // context is destroyed.
+    unsafe {
+        assert_eq!(libc::syscall(libc::SYS_io_setup, 1, &raw mut context), 0, "needs CONFIG_AIO");
+        assert_eq!(libc::syscall(libc::SYS_io_submit, context, 1, requests.as_ptr()), 1);
+        assert_eq!(libc::syscall(libc::SYS_io_destroy, context), 0);
+    }
+    let again = rustix::io::write(event_fd, &1_u64.to_ne_bytes());
+    assert_eq!(again, Err(rustix::io::Errno::AGAIN));
 }
 
 /// RING with a channel of this number, which the stranger has made.

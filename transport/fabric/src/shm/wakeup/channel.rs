@@ -342,7 +342,9 @@ impl WakeChannel {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future as _;
     use std::sync::atomic::{AtomicU64, AtomicUsize};
+    use std::task::Poll;
 
     use super::*;
     use crate::shm::memory::peer_map::Usage;
@@ -388,9 +390,11 @@ mod tests {
         assert_eq!(direction.take().count(), 0);
         words[8].store(u64::MAX, Ordering::Relaxed);
         assert_eq!(direction.take().count(), 0, "no bits");
-        assert!(!direction.is_in_use());
-        direction.set_in_use(true);
-        assert!(direction.is_in_use());
+        assert_eq!(direction.stage(), Stage::Ended, "no number of a stage");
+        for stage in [Stage::InUse, Stage::Ended, Stage::Offered] {
+            direction.set_stage(stage);
+            assert_eq!(direction.stage(), stage);
+        }
     }
 
     /// Both ends of a channel.
@@ -450,10 +454,10 @@ mod tests {
     async fn other_tasks() {
         let mut ran = false;
         std::future::poll_fn(|cx| match std::mem::replace(&mut ran, true) {
-            true => std::task::Poll::Ready(()),
+            true => Poll::Ready(()),
             false => {
                 cx.waker().wake_by_ref();
-                std::task::Poll::Pending
+                Poll::Pending
             }
         })
         .await;
@@ -461,7 +465,7 @@ mod tests {
 
     /// Number of system calls.
     fn wake(channel: &WakeChannel, connections: impl IntoIterator<Item = u16>) -> usize {
-        connections.into_iter().filter(|connection| channel.wake_peer(*connection, || ())).count()
+        connections.into_iter().filter(|connection| channel.wake_peer(*connection, |_| ())).count()
     }
 
     #[tokio::test]
@@ -528,7 +532,8 @@ mod tests {
     async fn it_takes_as_many_connections_as_it_has_bits_and_ends_with_the_last() {
         let [maker, taker] = channel();
         let mut members: Vec<_> = (0..CAPACITY).map(|_| Member::join(&maker).unwrap()).collect();
-        assert!(Member::join(&maker).is_none());
+        assert!((0..9).all(|_| Member::join(&maker).is_none()));
+        assert_eq!(maker.state().tasks.len(), usize::from(CAPACITY), "no room for those refused");
         members.truncate(7);
         assert!(Member::join(&maker).is_some());
         assert!(matches!(maker.offer(), Some(None)), "the peer has the page");
@@ -540,6 +545,92 @@ mod tests {
         drop(maker);
         turns().await;
         assert!(held.upgrade().is_none(), "the poller has ended");
+    }
+
+    /// Also where this end never looked while the peer had it in use.
+    #[tokio::test]
+    async fn an_end_that_the_peer_has_ended_is_not_offered_again() {
+        let [maker, taker] = channel();
+        drop(Waiting::on(&taker, 1));
+        assert!(maker.state().file.is_some() && maker.offer().is_none());
+        assert!(maker.state().file.is_none(), "closed");
+    }
+
+    /// A bit may be set for a connection that is gone, and its place may be another's by then.
+    #[tokio::test]
+    async fn a_place_is_used_again() {
+        let [maker, taker] = channel();
+        let mut waiting = Waiting::on(&taker, 3);
+        turns().await;
+        maker.outbound().set(1);
+        let gone = (waiting.ends.remove(1), waiting.counts.remove(1));
+        drop(gone.0);
+        let new = Waiting::on(&taker, 1);
+        assert_eq!(new.ends[0].value(), 2, "the place of the one that is gone");
+        taker.wake_tasks();
+        assert_eq!((new.woken(), waiting.woken()), (vec![1], vec![0, 0]), "once in vain");
+        assert_eq!(gone.1.0.load(Ordering::SeqCst), 0);
+        taker.inbound().raise();
+        assert_eq!(wake(&maker, [1]), 1);
+        turns().await;
+        assert_eq!((new.woken(), waiting.woken()), (vec![2], vec![0, 0]));
+    }
+
+    /// The poller may stand behind a task that blocks its thread.
+    #[tokio::test]
+    async fn a_task_that_runs_wakes_the_others() {
+        let [maker, taker] = channel();
+        let waiting = Waiting::on(&taker, 3);
+        // The poller runs, as far as the peer is told.
+        taker.inbound().lower();
+        assert_eq!(wake(&maker, [0, 2]), 0);
+        waiting.ends[0].wake_others();
+        assert_eq!(waiting.woken(), [0, 0, 1], "the one that runs is not woken");
+        assert!(taker.poll() && !taker.poll(), "the poller is told");
+        waiting.ends[0].wake_others();
+        assert_eq!(waiting.woken(), [0, 0, 1]);
+    }
+
+    /// tokio wakes a task at once that has used up its budget.
+    #[test]
+    fn it_is_made_without_any_budget_left() {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+        runtime.block_on(std::future::poll_fn(|cx| {
+            while tokio::task::coop::has_budget_remaining() {
+                let _ = std::pin::pin!(tokio::task::coop::consume_budget()).poll(cx);
+            }
+            let ends = channel();
+            ends[0].signalled();
+            assert!(!tokio::task::coop::has_budget_remaining());
+            assert!(ends.iter().all(|end| !end.has_ended()));
+            Poll::Ready(())
+        }));
+    }
+
+    /// The child has the channel and not the page.
+    #[tokio::test]
+    async fn a_child_may_drop_it() {
+        let [maker, taker] = channel();
+        let waiting = Waiting::on(&taker, 2);
+        // SAFETY: the child calls what is safe after fork(2) beside other threads: the C library
+        // keeps its heap usable, and no other thread has the locks of this channel. This rests on
+        // no rule.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: takes a number; it ends the child if a lock is never freed.
+            unsafe { libc::alarm(20) };
+            drop(waiting);
+            // SAFETY: ends this process, which has nothing to tidy up.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: writes to `status` until it returns.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "{}", libc::WTERMSIG(status));
+        assert_eq!(maker.outbound().stage(), Stage::InUse, "it is the parent's");
+        drop(waiting);
+        assert_eq!(maker.outbound().stage(), Stage::Ended);
     }
 
     #[test]

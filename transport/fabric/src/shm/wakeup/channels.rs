@@ -169,3 +169,131 @@ fn add(channels: &mut Vec<Entry>, entry: Entry) {
     channels.retain(|entry| entry.channel.strong_count() > 0);
     channels.push(entry);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+    use crate::shm::wakeup::channel::PAGE_BYTES;
+
+    const RUNTIME: u64 = 5;
+
+    /// Eventfd and page of a channel as its maker sends them.
+    fn files(page: impl std::os::fd::AsFd, channel: &WakeChannel) -> PeerFiles {
+        let mut page_id = (0, 0);
+        let page = Map::new(page, PAGE_BYTES, |id| {
+            page_id = id;
+            Ok(())
+        });
+        let event_fd = channel.event_fd().as_fd().try_clone_to_owned().unwrap();
+        PeerFiles { event_fd, page: page.unwrap(), page_id, user: 0 }
+    }
+
+    /// A channel of a peer's, and its page.
+    fn made() -> (Arc<WakeChannel>, Arc<OwnedFd>) {
+        let channel = WakeChannel::make().unwrap();
+        let page = channel.offer().flatten().unwrap();
+        (channel, page)
+    }
+
+    fn is_joined(channel: &WakeChannel) -> bool {
+        matches!(channel.offer(), Some(None))
+    }
+
+    #[tokio::test]
+    async fn a_channel_is_that_of_one_process() {
+        let (peer, number) = (Process { pid: 1 << 30, start: 7 }, 11);
+        let name = ChannelName { number, runtime: RUNTIME, end: End::Maker };
+        let (maker, page) = made();
+        assert!(join(peer, name, None).is_none());
+        let first = join(peer, name, Some(files(&page, &maker))).unwrap();
+        assert!(is_joined(&maker) && join(peer, name, None).is_some());
+        let chosen = choose(peer, RUNTIME).unwrap();
+        assert_eq!((chosen.name.number, chosen.name.end), (number, End::Taker));
+        // The pid is another process's by now.
+        let later = Process { start: 8, ..peer };
+        assert!(join(later, name, None).is_none());
+        assert_ne!(choose(later, RUNTIME).unwrap().name.number, number);
+        for other in [
+            ChannelName { number: number + 1, ..name },
+            ChannelName { end: End::Taker, ..name },
+        ] {
+            assert!(join(peer, other, None).is_none(), "{other:?}");
+        }
+        let elsewhere = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async { join(peer, name, None).is_none() })
+        });
+        assert!(elsewhere.join().unwrap(), "another runtime");
+        drop((first, chosen));
+    }
+
+    /// A process that has executed another program has its pid and its start.
+    #[tokio::test]
+    async fn a_page_that_is_not_the_known_one_is_another_channel() {
+        let peer = Process { pid: (1 << 30) + 1, start: 7 };
+        let name = ChannelName { number: 11, runtime: RUNTIME, end: End::Maker };
+        let (old, new) = (made(), made());
+        let first = join(peer, name, Some(files(&old.1, &old.0))).unwrap();
+        let second = join(peer, name, Some(files(&new.1, &new.0))).unwrap();
+        assert!(is_joined(&old.0) && is_joined(&new.0));
+        drop(first);
+        assert!(!is_joined(&old.0) && is_joined(&new.0));
+        assert!(join(peer, name, None).is_some(), "the new one");
+        drop(second);
+        assert!(!is_joined(&new.0));
+    }
+
+    #[tokio::test]
+    async fn a_channel_that_has_ended_is_made_again_or_done_without() {
+        let peer = Process { pid: (1 << 30) + 2, start: 7 };
+        let name = ChannelName { number: 11, runtime: RUNTIME, end: End::Maker };
+        let (maker, page) = made();
+        drop(join(peer, name, Some(files(&page, &maker))).unwrap());
+        assert!(join(peer, name, None).is_none(), "it has ended");
+        // The page is unmapped by another thread. Until then it cannot be mapped again.
+        let again = loop {
+            match join(peer, name, Some(files(&page, &maker))) {
+                Some(member) => break member,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        assert!(is_joined(&maker));
+        drop(again);
+        let again = files(&page, &maker);
+        let mapped = loop {
+            let PeerFiles { page, page_id, user, .. } = files(&page, &maker);
+            match PeerMap::adopt(page, page_id, user, Usage::Page) {
+                Ok(mapped) => break mapped,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        };
+        assert!(join(peer, name, Some(again)).is_none(), "it is mapped");
+        drop(mapped);
+    }
+
+    #[tokio::test]
+    async fn the_connections_to_a_runtime_share_a_channel_until_it_ends() {
+        let peer = Process { pid: (1 << 30) + 3, start: 7 };
+        let first = choose(peer, RUNTIME).unwrap();
+        let (channel, page) = first.files.unwrap();
+        let again = choose(peer, RUNTIME).unwrap();
+        assert!(again.name == first.name && again.files.is_some(), "the peer has not joined it");
+        assert_ne!(choose(peer, RUNTIME + 1).unwrap().name.number, first.name.number);
+        let PeerFiles { event_fd, page, page_id, user } = files(&page, &channel);
+        let page = PeerMap::adopt(page, page_id, user, Usage::Page).unwrap();
+        let theirs = WakeChannel::take(event_fd, page).unwrap();
+        let member = Member::join(&theirs).unwrap();
+        let again = choose(peer, RUNTIME).unwrap();
+        assert!(again.name == first.name && again.files.is_none());
+        drop(member);
+        assert_ne!(choose(peer, RUNTIME).unwrap().name.number, first.name.number);
+    }
+
+    /// They begin anywhere: a program that the process executes later names none of these.
+    #[test]
+    fn numbers_are_not_guessed() {
+        assert!(NUMBERS.load(Ordering::Relaxed) > 1 << 20);
+    }
+}

@@ -181,6 +181,7 @@ fn link_of(fd: &OwnedFd) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::{Wake, Waker};
@@ -260,6 +261,28 @@ mod tests {
             }
             assert_eq!(pair.woken(), expected, "{round}");
         }
+    }
+
+    /// What has happened to the descriptor is an error for tokio, which nothing clears.
+    #[tokio::test]
+    async fn one_that_is_broken_is_not_waited_for() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
+        let end = EventFd::new(writer.into(), End::Taker).unwrap();
+        drop(reader);
+        turns().await;
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert_eq!(end.arm(cx).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[tokio::test]
+    async fn the_counter_begins_far_from_its_limits() {
+        let made = EventFd::make().unwrap();
+        let at = made.fd.get_ref().as_raw_fd();
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{at}")).unwrap();
+        let count = info.lines().find_map(|line| line.strip_prefix("eventfd-count:")).unwrap();
+        let count = u64::from_str_radix(count.trim(), 16).unwrap();
+        assert!(count.min(u64::MAX - count) >= 1 << 62, "{count}");
     }
 
     /// A peer may make an eventfd of another kind, and move its counter.
