@@ -322,7 +322,7 @@ async fn channels_are_those_of_one_process() {
         processes.push(process);
     }
     drop(ends);
-    assert!(processes.into_iter().all(|process| process.ends_well()));
+    assert!(processes.into_iter().all(|mut process| process.ends_well()));
 }
 
 /// Runs as the first process of a PID namespace, and so cannot stop its peer outside. It tries to
