@@ -335,6 +335,34 @@ fn wake(page: &File, event_fd: &OwnedFd, connection: u64) {
     rustix::io::read(event_fd, &mut [0; 8]).unwrap();
 }
 
+/// The poller may stand behind a task that blocks its thread. A connection that runs then wakes the
+/// others of its channel.
+#[tokio::test]
+async fn a_connection_that_runs_wakes_the_others() {
+    BUSY_POLL_LIMIT.set(Duration::ZERO);
+    let side = side();
+    let mut listener = side.listen();
+    let mut all = strangers(&mut listener, &side, 2).await;
+    let (mut end, _stranger, ring) = all.pop().unwrap();
+    let woken = tokio::spawn(async move { end.receive().await.unwrap() });
+    while get(&ring, WAITING) == 0 {
+        tokio::task::yield_now().await;
+    }
+    put(&ring, LENGTHS, 4);
+    put(&ring, TAIL, 1);
+    let (first, stranger, _) = &mut all[0];
+    // As if the eventfd had been written, and the poller had not run since.
+    put(&stranger.page, OUTBOUND + SLEEPS, 0);
+    put(&stranger.page, OUTBOUND + BITS, 2);
+    put(&stranger.page, OUTBOUND + SUMMARY, 1);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!woken.is_finished());
+    assert!(first.is_quiet().await);
+    assert_eq!(tokio::time::timeout(TIMEOUT, woken).await.unwrap().unwrap().len(), 4);
+}
+
 /// An eventfd that reports an error ends the connections that use it, and holds up no other.
 #[tokio::test]
 async fn a_full_eventfd_ends_its_channel() {

@@ -18,7 +18,8 @@ use common::*;
 use rustix::fs::{FallocateFlags, SealFlags, fallocate, fstat};
 use rustix::net::sockopt;
 use tonic_rdma_fabric::{
-    AnyLink, ConnectError, Fabric, Link, LinkError, Listener, ShmAccess, Verb, Work, WriteSource,
+    AnyLink, ConnectError, Fabric, Link, LinkError, Listener, ShmAccess, ShmAddr, Verb, Work,
+    WriteSource,
 };
 
 fn side() -> Side {
@@ -27,6 +28,27 @@ fn side() -> Side {
 
 fn stranger_at(listener: &Listener) -> Stranger {
     Stranger::connect(listener.local_addr().shm().expect("no socket").name())
+}
+
+/// A listener of another version cannot read the greeting, and its refusal says of which version it
+/// is.
+#[tokio::test]
+async fn a_listener_of_another_version_is_named_as_such() {
+    let name = format!("tonic-rdma-test-version-{}", std::process::id());
+    let listener = stranger_listener(&name);
+    let server = std::thread::spawn(move || {
+        let client = rustix::net::accept(&listener).unwrap();
+        assert_eq!(rustix::io::read(&client, &mut [0; 256]).unwrap(), hello(0, 0).len() + 5);
+        let mut refused = head(REFUSED);
+        *refused.last_mut().unwrap() = 3;
+        refused.extend(b"a greeting that makes no sense");
+        rustix::io::write(&client, &refused).unwrap();
+        client
+    });
+    let addr: ShmAddr = name.parse().unwrap();
+    let error = side().connect(&addr.into()).await.unwrap_err();
+    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 4, .. }), "{error}");
+    drop(server.join().unwrap());
 }
 
 /// A link to a stranger after the handshake, the stranger, and the ring that it sends through.

@@ -136,10 +136,9 @@ async fn attempt(
             Some(version) => {
                 ConnectError::OtherVersion { addr: addr.clone().into(), version, own: VERSION }
             }
-            None => failed(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "an answer that makes no sense",
-            )),
+            None => {
+                failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense"))
+            }
         }),
     }
 }

@@ -14,8 +14,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
-    sendmsg, socket_with, sockopt,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    listen, recvmsg, sendmsg, socket_with, sockopt,
 };
 
 use super::TIMEOUT;
@@ -122,6 +122,16 @@ pub fn overflow(event_fd: &OwnedFd) {
 /// RING with a channel of this number, which the stranger has made.
 pub fn ring_message(number: u64) -> Vec<u8> {
     [&[RING], number.to_le_bytes().as_slice(), &1_u64.to_le_bytes(), &[0]].concat()
+}
+
+/// A socket that listens under this name, and blocks.
+pub fn stranger_listener(name: &str) -> OwnedFd {
+    let listener =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .unwrap();
+    bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+    listen(&listener, 1).unwrap();
+    listener
 }
 
 /// A connected process that may send anything. Its socket blocks.

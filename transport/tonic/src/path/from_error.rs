@@ -99,6 +99,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn another_version_of_shared_memory_is_named_as_such() {
+        let addr = Addr::Process(7);
+        let reason = connect(ConnectError::OtherVersion { addr, version: 3, own: 4 });
+        assert_eq!(reason.code(), ReasonCode::VersionMismatch);
+        assert!(reason.to_string().contains("has version 3"), "{reason}");
+    }
+
+    #[test]
     fn who_was_met_comes_before_what_could_not_be_tried_and_rdma_first() {
         let reason = |path: Path, code| (path, Reason::new(code, "why"));
         let shm = reason(Path::Shm, ReasonCode::OtherUser);

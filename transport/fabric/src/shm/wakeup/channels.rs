@@ -215,10 +215,9 @@ mod tests {
         let later = Process { start: 8, ..peer };
         assert!(join(later, name, None).is_none());
         assert_ne!(choose(later, RUNTIME).unwrap().name.number, number);
-        for other in [
-            ChannelName { number: number + 1, ..name },
-            ChannelName { end: End::Taker, ..name },
-        ] {
+        for other in
+            [ChannelName { number: number + 1, ..name }, ChannelName { end: End::Taker, ..name }]
+        {
             assert!(join(peer, other, None).is_none(), "{other:?}");
         }
         let elsewhere = std::thread::spawn(move || {
