@@ -9,11 +9,11 @@
 //! | Maker | readable | a read, which takes 1 from the counter |
 //! | Taker | writable | a write, which adds 1 |
 //!
-//! Whether it is ready is checked when it is reported, so a wake-up that takes the counter to a limit
-//! before that is lost. The counter begins at [`START`], which honest ends never move to a limit. A
-//! peer that does delays what its own connections are woken for. One that has the kernel move the
-//! counter beyond what can be written (AIO, io_uring) leaves an error behind, which tokio takes for
-//! an end that stays: the channel then ends.
+//! The kernel checks once more whether it is ready when it reports that, so a counter that has come
+//! to a limit by then loses a wake-up. The counter begins at [`START`], far from either limit, where
+//! honest ends never take it. A peer that does delays what its own connections are woken for. One
+//! that has the kernel move the counter beyond what can be written (AIO, io_uring) leaves an error
+//! behind, which tokio takes for an end that stays: the channel then ends.
 //!
 //! A read or write of an eventfd that a stranger shares can block for ever: the stranger can move
 //! the counter and clear O_NONBLOCK at any time. So the eventfd is for peers that could stop this
