@@ -9,11 +9,11 @@
 //! | Maker | readable | a read, which takes 1 from the counter |
 //! | Taker | writable | a write, which adds 1 |
 //!
-//! The kernel checks once more whether it is ready when it reports that, so a counter that has come
-//! to a limit by then loses a wake-up. The counter begins at [`START`], far from either limit, where
-//! honest ends never take it. A peer that does delays what its own connections are woken for. One
-//! that has the kernel move the counter beyond what can be written (AIO, io_uring) leaves an error
-//! behind, which tokio takes for an end that stays: the channel then ends.
+//! The kernel checks once more whether it is ready when it reports that, so a wake-up is lost if the
+//! counter has come to a limit by then. It begins at [`START`], and honest ends never take it to
+//! either limit. A peer that does delays what its own connections are woken for. One that has the
+//! kernel move the counter beyond what can be written (AIO, io_uring) leaves an error behind, which
+//! tokio takes for an end that stays: the channel then ends.
 //!
 //! A read or write of an eventfd that a stranger shares can block for ever: the stranger can move
 //! the counter and clear O_NONBLOCK at any time. So the eventfd is for peers that could stop this
