@@ -10,6 +10,7 @@
 //! | one | the eventfd is written | says that it sleeps, takes the bits |
 //! | several | the eventfd is written | takes the bits, and has the poller run |
 //! | several | the poller runs, and there are bits | takes them; the poller runs again after other tasks |
+//! | several | a connection's task runs, and there are bits | takes them; the poller does not count its next run as one for nothing |
 //! | several | the poller has run [`LINGER`](super::poller::LINGER) times for nothing | says that it sleeps, takes the bits |
 //!
 //! So while the runtime is busy with these connections, it sees bits without a system call, and a
@@ -17,7 +18,11 @@
 //! own, and no part of a connection's, because the runtime then polls it for certain: a task that
 //! does not poll its link holds up no other connection.
 //!
-//! A channel ends with its last connection, and with its runtime. A peer that sets bits for ever
+//! The poller may stand in the queue of a thread that a task blocks. Whatever connection of the
+//! channel runs meanwhile, on another thread, takes the bits.
+//!
+//! A channel ends with its last connection, with its runtime, and with an error of the eventfd, for
+//! which the peer is to blame. A peer that sets bits for ever
 //! has the poller run for ever, in turn with all other tasks, and its own connections woken in
 //! vain, each once in a turn.
 

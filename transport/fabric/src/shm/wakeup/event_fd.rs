@@ -9,7 +9,7 @@
 //! | Maker | readable | a read, which takes 1 from the counter |
 //! | Taker | writable | a write, which adds 1 |
 //!
-//! The kernel checks once more whether it is ready when it reports that, so a wake-up is lost if the
+//! When the kernel reports that it is ready, it checks that once more, so a wake-up is lost if the
 //! counter has come to a limit by then. It begins at [`START`], and honest ends never take it to
 //! either limit. A peer that does delays what its own connections are woken for. One that has the
 //! kernel move the counter beyond what can be written (AIO, io_uring) leaves an error behind, which
