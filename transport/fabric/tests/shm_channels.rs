@@ -49,26 +49,30 @@ async fn asks(end: &mut End, times: u32) {
 /// waiting, and few take a system call.
 #[tokio::test]
 async fn messages_on_many_connections_take_few_system_calls() {
-    few_system_calls(8).await;
+    few_system_calls().await;
 }
 
 /// The same on a runtime of several threads, any of which runs the poller, and wakes others as it
-/// does. Without a poller there would be twice as many.
+/// does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_on_many_connections_take_few_system_calls_of_several_threads() {
-    few_system_calls(6).await;
+    few_system_calls().await;
 }
 
-/// Fewer than one in `messages`.
-async fn few_system_calls(messages: u64) {
+/// One in some 30 messages without a poller.
+async fn few_system_calls() {
     const CONNECTIONS: usize = 64;
     const ROUNDS: u32 = 200;
     BUSY_POLL_LIMIT.set(Duration::ZERO);
     let (server, client) = (side(), side());
     let mut listener = server.listen();
-    let mut tasks = Vec::new();
+    let mut pairs = Vec::new();
     for _ in 0..CONNECTIONS {
-        let (s, mut c) = pair_over(&mut listener, &server, &client, &config()).await;
+        pairs.push(pair_over(&mut listener, &server, &client, &config()).await);
+    }
+    // All at once: a handshake takes long on a busy machine, and a message alone is a system call.
+    let mut tasks = Vec::new();
+    for (s, mut c) in pairs {
         let asks = async move {
             asks(&mut c, ROUNDS).await;
             // The other end ends with it.
@@ -86,8 +90,7 @@ async fn few_system_calls(messages: u64) {
     }
     assert_eq!(sends, 2 * CONNECTIONS as u64 * u64::from(ROUNDS));
     assert!(waits > sends * 9 / 10, "{waits} waits, {sends} messages");
-    println!("{wakes} system calls for {sends} messages, {waits} waits");
-    assert!(wakes < sends / messages, "{wakes} system calls for {sends} messages");
+    assert!(wakes < sends / 64, "{wakes} system calls for {sends} messages");
 }
 
 /// A server on a runtime of its own, which ends when this is dropped.
