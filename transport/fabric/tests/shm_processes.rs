@@ -75,8 +75,8 @@ fn event_fds_and_memfds() -> (usize, usize) {
     (count("anon_inode:[eventfd]"), memfds)
 }
 
-/// The same once there is one eventfd more than `before` and no more memfds: other threads close what
-/// a peer has sent. Otherwise what there is after a while.
+/// The same once there is one eventfd more than `before` and no more memfds, as other threads close
+/// what a peer has sent. Otherwise what there is after a while.
 async fn at_rest(before: (usize, usize)) -> (usize, usize) {
     let end = tokio::time::Instant::now() + TIMEOUT;
     loop {
