@@ -42,8 +42,9 @@ const PARALLEL: usize = 10;
 /// Bytes by which the heap may exceed the baseline: queues and tables keep spare capacity.
 const HEAP_SLACK: usize = 64 << 10;
 
-/// Descriptors of a connection at rest, the TCP connection included, at either end.
-const FDS_AT_REST: usize = 3;
+/// Descriptors of a connection at rest, the TCP connection included, at either end. The eventfd of
+/// shared memory is one for all.
+const FDS_AT_REST: usize = 2;
 /// KiB of memory (VmRSS) of a connection at rest, likewise.
 const KIB_AT_REST: usize = 128;
 /// How long nothing happens.

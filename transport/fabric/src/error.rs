@@ -285,6 +285,16 @@ pub enum ConnectError {
         /// The effective user of this process, as the peer sees it.
         uid: u32,
     },
+    /// The peer has another version of the protocol for shared memory.
+    #[error("{addr} has version {version} of the shared-memory protocol, this process {own}")]
+    OtherVersion {
+        /// The peer.
+        addr: Addr,
+        /// Its version.
+        version: u8,
+        /// The version of this process.
+        own: u8,
+    },
     /// The caller gave more than [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes of private
     /// data.
     #[error("private data of {len} bytes: at most 56 fit into a connect request")]

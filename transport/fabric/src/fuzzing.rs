@@ -107,7 +107,7 @@ impl Ends {
                 self.held = if all { 0 } else { self.held };
             }
             5 => {
-                if self.reader.wait() {
+                if self.reader.wait(1) {
                     self.reader.stop_waiting();
                 }
                 self.reader.runs_on(u64::from(operand));

@@ -4,14 +4,16 @@
 
 mod common;
 
+use std::future::Future;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, ExitCode};
 use std::sync::mpsc;
+use std::task::Poll;
 use std::time::Duration;
 
 use common::process::{self, Process};
-use common::stranger::{RING, Stranger, TAIL, WAITING};
+use common::stranger::{Stranger, TAIL, WAITING, ring_message};
 use common::*;
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{Addr, Fabric, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource};
@@ -22,6 +24,10 @@ const ADDR: &str = "SHM_ADDR";
 
 fn main() -> ExitCode {
     if let Ok(role) = std::env::var(ROLE) {
+        if role == "names" {
+            names_a_channel();
+            return ExitCode::SUCCESS;
+        }
         if role == "namespace" {
             in_another_namespace();
             return ExitCode::SUCCESS;
@@ -36,6 +42,8 @@ fn main() -> ExitCode {
             a_killed_peer_leaves_nothing_behind,
         ),
         process::self_test("two_processes_talk", two_processes_talk),
+        process::self_test("connections_share_an_eventfd", connections_share_an_eventfd),
+        process::self_test("channels_are_those_of_one_process", channels_are_those_of_one_process),
         process::self_test(
             "a_peer_of_another_namespace_is_not_waited_for",
             a_peer_of_another_namespace,
@@ -58,6 +66,83 @@ fn held() -> (usize, usize) {
     (files, maps.lines().filter(|line| line.contains("/memfd:tonic-rdma")).count())
 }
 
+/// Eventfds and memfds among the descriptors.
+fn event_fds_and_memfds() -> (usize, usize) {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    let names: Vec<_> = files.filter_map(|file| file.unwrap().path().read_link().ok()).collect();
+    let count = |name: &str| names.iter().filter(|file| file.starts_with(name)).count();
+    let memfds = names.iter().filter(|file| file.to_string_lossy().contains("/memfd:")).count();
+    (count("anon_inode:[eventfd]"), memfds)
+}
+
+/// The same once there is one eventfd more than `before` and no more memfds, as other threads close
+/// what a peer has sent. Otherwise what there is after a while.
+async fn at_rest(before: (usize, usize)) -> (usize, usize) {
+    let end = tokio::time::Instant::now() + TIMEOUT;
+    loop {
+        let now = event_fds_and_memfds();
+        if now == (before.0 + 1, before.1) || tokio::time::Instant::now() > end {
+            return now;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+const MANY: usize = 20;
+
+/// Another process that has many connections to this one, and what it holds for them at rest.
+async fn many_connections(side: &Side) {
+    let before = event_fds_and_memfds();
+    let addr: ShmAddr = std::env::var(ADDR).expect(ADDR).parse().unwrap();
+    let addr = Addr::from(addr);
+    // All at once, as polled one after the other.
+    let mut connecting: Vec<_> = (0..MANY).map(|_| Box::pin(side.connect(&addr))).collect();
+    let mut ends = Vec::new();
+    std::future::poll_fn(|cx| {
+        connecting.retain_mut(|connecting| match connecting.as_mut().poll(cx) {
+            Poll::Ready(connected) => {
+                ends.push(End::new(connected.unwrap().link));
+                false
+            }
+            Poll::Pending => true,
+        });
+        if connecting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    for end in &mut ends {
+        assert_eq!(end.receive().await.unwrap(), b"rest");
+        end.link.shrink();
+    }
+    let after = at_rest(before).await;
+    println!("holds {} {}", after.0 - before.0, after.1 - before.1);
+    ends[0].death().await;
+}
+
+/// One eventfd at either end for all connections of two processes, also where all connect at once,
+/// and no descriptor of the page at rest.
+async fn connections_share_an_eventfd() {
+    let me = side();
+    let before = event_fds_and_memfds();
+    let mut listener = me.listen();
+    let mut process = start("many", listener.local_addr().shm().unwrap().name());
+    let mut ends = Vec::new();
+    for _ in 0..MANY {
+        let incoming = listener.accept().await.unwrap();
+        ends.push(End::new(incoming.accept(&config(), &me.pool, b"", TIMEOUT).await.unwrap()));
+    }
+    for end in &mut ends {
+        end.send(0, b"rest").await;
+    }
+    assert_eq!(process.says("holds"), "1 0");
+    for end in &mut ends {
+        end.link.shrink();
+    }
+    let after = at_rest(before).await;
+    assert_eq!((after.0 - before.0, after.1), (1, before.1));
+    drop(ends);
+    assert!(process.ends_well());
+}
+
 /// Names in /dev/shm. There must never be any.
 fn named() -> Vec<std::ffi::OsString> {
     let Ok(entries) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
@@ -69,6 +154,9 @@ fn named() -> Vec<std::ffi::OsString> {
 /// The other process.
 async fn another_process(role: String) {
     let side = side();
+    if role == "many" {
+        return many_connections(&side).await;
+    }
     let mut end = match role.as_str() {
         "serve" => {
             let mut listener = side.listen();
@@ -201,6 +289,55 @@ async fn a_killed_peer_leaves_nothing_behind() {
     }
 }
 
+/// Makes a channel with the number 7 and enters, and then once more by its number alone. Prints how
+/// the listener wants to be woken each time. A second process with this role names the channel of
+/// the first.
+fn names_a_channel() {
+    let mut strangers = Vec::new();
+    for fds in [1, 3, 1] {
+        let mut stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
+        stranger.number = 7;
+        stranger.greet();
+        let ring = stranger.accepted();
+        let own = stranger.own();
+        let own: Vec<_> = own[..fds].iter().map(|fd| fd.as_fd()).collect();
+        stranger.send(&ring_message(7), &own);
+        let mut waiting = [0; 8];
+        while waiting == [0; 8] {
+            ring.read_exact_at(&mut waiting, WAITING).unwrap();
+            std::thread::yield_now();
+        }
+        println!("told {}", u64::from_ne_bytes(waiting));
+        strangers.push(stranger);
+    }
+    // Until the test ends.
+    while strangers[0].receive().is_some() {}
+}
+
+/// A process that names a channel of another, of the same user, does not get into it.
+async fn channels_are_those_of_one_process() {
+    BUSY_POLL_LIMIT.set(Duration::ZERO);
+    let me = side();
+    let mut listener = me.listen();
+    let mut processes = Vec::new();
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        let mut process = start("names", listener.local_addr().shm().unwrap().name());
+        // Without one by messages; then by the first and second place of its own.
+        for told in [u64::MAX, 1, 2] {
+            let incoming = listener.accept().await.unwrap();
+            let accepted = incoming.accept(&config(), &me.pool, b"", TIMEOUT).await;
+            let mut end = End::new(accepted.unwrap());
+            assert!(end.is_quiet().await);
+            assert_eq!(process.says("told"), told.to_string());
+            ends.push(end);
+        }
+        processes.push(process);
+    }
+    drop(ends);
+    assert!(processes.into_iter().all(|mut process| process.ends_well()));
+}
+
 /// Runs as the first process of a PID namespace, and so cannot stop its peer outside. It tries to
 /// make the peer wait forever in a write to an eventfd that is full, and that was made blocking
 /// after the peer had checked it.
@@ -210,7 +347,9 @@ fn in_another_namespace() {
     stranger.greet();
     let _ring = stranger.accepted();
     rustix::io::write(&stranger.event_fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-    stranger.send(&[RING], &[stranger.ring.as_fd(), stranger.event_fd.as_fd()]);
+    let fds = stranger.own();
+    let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+    stranger.send(&ring_message(stranger.number), &fds);
     let mut tail = [0; 8];
     while tail == [0; 8] {
         stranger.ring.read_exact_at(&mut tail, TAIL).unwrap();

@@ -18,7 +18,8 @@ use common::*;
 use rustix::fs::{FallocateFlags, SealFlags, fallocate, fstat};
 use rustix::net::sockopt;
 use tonic_rdma_fabric::{
-    AnyLink, ConnectError, Fabric, Link, LinkError, Listener, ShmAccess, Verb, Work, WriteSource,
+    AnyLink, ConnectError, Fabric, Link, LinkError, Listener, ShmAccess, ShmAddr, Verb, Work,
+    WriteSource,
 };
 
 fn side() -> Side {
@@ -27,6 +28,27 @@ fn side() -> Side {
 
 fn stranger_at(listener: &Listener) -> Stranger {
     Stranger::connect(listener.local_addr().shm().expect("no socket").name())
+}
+
+/// A listener of another version cannot read the greeting, and its refusal says of which version it
+/// is.
+#[tokio::test]
+async fn a_listener_of_another_version_is_named_as_such() {
+    let name = format!("tonic-rdma-test-version-{}", std::process::id());
+    let listener = stranger_listener(&name);
+    let server = std::thread::spawn(move || {
+        let client = rustix::net::accept(&listener).unwrap();
+        assert_eq!(rustix::io::read(&client, &mut [0; 256]).unwrap(), hello(0, 0).len() + 5);
+        let mut refused = head(REFUSED);
+        *refused.last_mut().unwrap() = 3;
+        refused.extend(b"a greeting that makes no sense");
+        rustix::io::write(&client, &refused).unwrap();
+        client
+    });
+    let addr: ShmAddr = name.parse().unwrap();
+    let error = side().connect(&addr.into()).await.unwrap_err();
+    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 4, .. }), "{error}");
+    drop(server.join().unwrap());
 }
 
 /// A link to a stranger after the handshake, the stranger, and the ring that it sends through.
@@ -82,7 +104,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
     let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
         (b"GET / HTTP/1.1", &[], "makes no sense"),
-        (&other_version, &[], "another version"),
+        (&other_version, &[], "a greeting of version 1, this end has 4"),
         (&good[..12], &[], "makes no sense"),
         (&[0; 300], &[], "longer"),
     ];
@@ -115,23 +137,32 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     drop(silent);
 }
 
-/// An admitted peer sends other descriptors than a ring and perhaps an eventfd.
+/// An admitted peer sends other descriptors than a ring and perhaps a channel.
 #[tokio::test]
 async fn rings_that_cannot_be_used_are_refused_by_name() {
     let side = side();
     let mut listener = side.listen();
     let unsealed = || file(RING_BYTES, SealFlags::SHRINK);
+    let page = || sealed(PAGE_BYTES);
     let pipe = || std::io::pipe().unwrap().0.into();
     let cases: Vec<(Vec<OwnedFd>, &str)> = vec![
-        (vec![unsealed(), event_fd()], "not sealed"),
-        (vec![tempfile::tempfile().unwrap().into(), event_fd()], "not a file that can be sealed"),
-        (vec![sealed(8192), event_fd()], "8192 bytes"),
-        (vec![sealed(1 << 20), event_fd()], "1048576 bytes"),
-        (vec![event_fd(), sealed(RING_BYTES)], "not a file that can be sealed"),
-        (vec![sealed(RING_BYTES), pipe()], "no eventfd"),
+        (vec![unsealed(), event_fd(), page()], "not sealed"),
+        (
+            vec![tempfile::tempfile().unwrap().into(), event_fd(), page()],
+            "not a file that can be sealed",
+        ),
+        (vec![sealed(8192), event_fd(), page()], "8192 bytes"),
+        (vec![sealed(1 << 20), event_fd(), page()], "1048576 bytes"),
+        (vec![event_fd(), sealed(RING_BYTES), page()], "not a file that can be sealed"),
+        (vec![sealed(RING_BYTES), pipe(), page()], "no eventfd"),
+        (vec![sealed(RING_BYTES), page(), event_fd()], "no eventfd"),
+        (vec![sealed(RING_BYTES), event_fd(), event_fd()], "not a file that can be sealed"),
+        (vec![sealed(RING_BYTES), event_fd(), file(PAGE_BYTES, SealFlags::GROW)], "not sealed"),
+        (vec![sealed(RING_BYTES), event_fd(), sealed(1024)], "1024 bytes"),
+        (vec![sealed(RING_BYTES), event_fd()], "neither a ring nor a ring, an eventfd and a page"),
         (vec![event_fd()], "not a file that can be sealed"),
         (vec![], "did not give its ring"),
-        (vec![sealed(RING_BYTES), event_fd(), event_fd()], "more descriptors"),
+        (vec![sealed(RING_BYTES), event_fd(), page(), page()], "more descriptors"),
         ((0..40).map(|_| event_fd()).collect(), "more descriptors"),
     ];
     for (fds, why) in cases {
@@ -197,7 +228,7 @@ async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
         (vec![(chunk(1, u64::MAX, 2), vec![good.as_fd()])], "makes no sense"),
         (vec![(chunk(1, 0, page), vec![])], "makes no sense"),
         (vec![(chunk(1, 0, page), vec![small.as_fd(); 2])], "not exactly one file"),
-        (vec![(chunk(1, 0, page), vec![good.as_fd(); 3])], "more descriptors"),
+        (vec![(chunk(1, 0, page), vec![good.as_fd(); 4])], "more descriptors"),
         (
             vec![(chunk(1, 0, 65 << 30), vec![good.as_fd()])],
             "more landing memory than a peer may give",
@@ -493,10 +524,11 @@ async fn what_peers_pass_holds_up_nobody() {
     let mut listener = side.listen();
     let lingering = Lingering::new();
     let socket = || lingering.socket();
-    let rings: [Vec<OwnedFd>; 4] = [
-        vec![socket(), event_fd()],
-        vec![sealed(RING_BYTES), socket()],
+    let rings: [Vec<OwnedFd>; 5] = [
+        vec![socket(), event_fd(), sealed(PAGE_BYTES)],
+        vec![sealed(RING_BYTES), socket(), sealed(PAGE_BYTES)],
         vec![sealed(RING_BYTES), event_fd(), socket()],
+        vec![sealed(RING_BYTES), event_fd(), sealed(PAGE_BYTES), socket()],
         (0..12).map(|_| socket()).collect(),
     ];
     for fds in rings {

@@ -13,11 +13,12 @@ use crate::error::{ConnectError, ConnectStep};
 use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
 use crate::shm::context::DeviceContext;
 use crate::shm::link::{ShmLink, is_end};
-use crate::shm::same_user::is_same_user;
+use crate::shm::same_user::same_user;
 use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::seqpacket::{Socket, SocketMessage};
-use crate::shm::socket::wire::Message;
-use crate::shm::wakeup::event_fd::{EventFd, Wakeup};
+use crate::shm::socket::wire::{Message, VERSION, other_version};
+use crate::shm::wakeup::channels::{self, Chosen};
+use crate::shm::wakeup::member::Wakeup;
 
 /// Pause before another try where the listener has more to do than it takes on.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
@@ -87,20 +88,31 @@ async fn attempt(
     };
     let Some(SocketMessage { bytes, has_fds }) = answer else { return Err(gone()) };
     match (Message::decode(&bytes), has_fds) {
-        (Some(Message::Accept { shape, events, private_data }), true) => {
-            // The server makes none.
+        (Some(Message::Accept { shape, runtime, private_data }), true) => {
+            // The server sends no channel.
             let PeerEnd { writer, .. } = socket
                 .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, false))
                 .await
                 .map_err(failed)?;
-            let ring = Message::Ring.encode();
-            let (sent, wakeup) = match events && is_same_user(&socket) {
-                true => {
-                    let event_fd = EventFd::make().map_err(failed)?;
-                    let sent = socket.send(&ring, &[own_end.file.as_fd(), event_fd.fd().as_fd()]);
-                    (sent, Wakeup::Event(event_fd))
+            let ring = own_end.file.as_fd();
+            let process = if runtime == 0 { None } else { same_user(&socket) };
+            let chosen = process.and_then(|process| channels::choose(process, runtime));
+            let (sent, wakeup) = match chosen {
+                Some(Chosen { member, name, files }) => {
+                    let message = Message::Ring { channel: Some(name) }.encode();
+                    let sent = match &files {
+                        Some((channel, page)) => {
+                            let event_fd = channel.event_fd();
+                            socket.send(&message, &[ring, event_fd.as_fd(), page.as_fd()])
+                        }
+                        None => socket.send(&message, &[ring]),
+                    };
+                    (sent, Wakeup::Channel(member))
                 }
-                false => (socket.send(&ring, &[own_end.file.as_fd()]), Wakeup::Message),
+                None => {
+                    let message = Message::Ring { channel: None }.encode();
+                    (socket.send(&message, &[ring]), Wakeup::Message)
+                }
             };
             match sent {
                 // The link says so, after what the peer sent before.
@@ -120,8 +132,13 @@ async fn attempt(
             io::ErrorKind::PermissionDenied,
             format!("the peer says: {text:?}"),
         ))),
-        _ => {
-            Err(failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense")))
-        }
+        _ => Err(match other_version(&bytes) {
+            Some(version) => {
+                ConnectError::OtherVersion { addr: addr.clone().into(), version, own: VERSION }
+            }
+            None => {
+                failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense"))
+            }
+        }),
     }
 }

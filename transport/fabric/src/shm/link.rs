@@ -40,7 +40,7 @@ use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer};
 use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds};
 use crate::shm::socket::wire::Message;
-use crate::shm::wakeup::event_fd::Wakeup;
+use crate::shm::wakeup::member::Wakeup;
 use crate::shm::wakeup::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
 
 /// Completions per poll, at most.
@@ -57,9 +57,10 @@ pub struct ShmStats {
     pub writes: u64,
     /// Their bytes.
     pub write_bytes: u64,
-    /// Times that the peer waited and was woken, one system call each.
+    /// Times that the peer's process slept and was woken, one system call each.
     pub wakes: u64,
-    /// Times that messages were published and the peer did not wait.
+    /// Times that messages were published without one: the peer did not wait, or its process was
+    /// awake.
     pub wakes_spared: u64,
     /// Times that this end began to wait.
     pub waits: u64,
@@ -362,14 +363,13 @@ impl ShmLink {
         if !self.writer.has_unpublished() {
             return;
         }
-        let woken = self.writer.publish();
-        if woken {
-            self.stats.wakes += 1;
-            self.writer.set_woken_at(monotonic());
-            self.wakeup.wake(&self.socket);
-        } else {
-            self.stats.wakes_spared += 1;
-        }
+        let ShmLink { writer, wakeup, socket, .. } = self;
+        let woken = match writer.publish() {
+            0 => false,
+            value => wakeup.wake(value, socket, |now| writer.set_woken_at(now)),
+        };
+        self.stats.wakes += u64::from(woken);
+        self.stats.wakes_spared += u64::from(!woken);
         self.busy_poll.sent(Some(woken));
     }
 
@@ -386,13 +386,14 @@ impl ShmLink {
         }
     }
 
-    /// Polls the ring, the socket and the eventfd until a message has come, or this end has to
+    /// Polls the ring and the socket until a message has come, or this end has to
     /// wait.
     fn poll_sources(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut Vec<Completion>,
     ) -> Poll<Result<(), LinkError>> {
+        self.wakeup.wake_others();
         self.record_wake_up();
         self.tell_revoked()?;
         for _ in 0..MAX_ROUNDS {
@@ -425,8 +426,8 @@ impl ShmLink {
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
                 return Poll::Pending;
             }
-            // Socket and eventfd are registered before the flag is set, and the ring is checked
-            // after: nothing is missed in between.
+            // The task is registered for socket and wake-ups before the flag is set, and the ring
+            // is checked after: nothing is missed in between.
             match self.poll_socket(cx) {
                 Poll::Ready(Ok(())) => continue,
                 Poll::Ready(Err(error)) => {
@@ -437,10 +438,14 @@ impl ShmLink {
                 Poll::Pending => {}
             }
             if let Err(error) = self.wakeup.listen(cx) {
-                return Poll::Ready(Err(self.device_error("eventfd", error)));
+                let error = match error.kind() {
+                    io::ErrorKind::InvalidData => self.breach(error.to_string()),
+                    _ => self.device_error("epoll", error),
+                };
+                return Poll::Ready(Err(error));
             }
             let since = monotonic();
-            if self.reader.wait() {
+            if self.reader.wait(self.wakeup.value()) {
                 self.waiting = Some(since);
                 self.stats.waits += 1;
                 return Poll::Pending;
@@ -587,6 +592,7 @@ impl Link for ShmLink {
 
     fn shrink(&mut self) {
         self.recv_slots.shrink();
+        self.wakeup.settle();
         // Nobody but this end writes to the slots, so it knows that nothing is lost with them.
         if self.dead.is_none() && self.writer.is_drained() {
             let (ring, keep) = self.writer.memory();

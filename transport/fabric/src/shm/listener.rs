@@ -3,8 +3,8 @@
 //! | client | messages | with descriptors |
 //! |---|---|---|
 //! | before its ticket is checked | HELLO: private data with a ticket, and the shape of its ring | no: refused |
-//! | admitted | ACCEPT: ring of this end, and whether it takes an eventfd | yes |
-//! | | RING: ring of the client, and its eventfd, taken by a thread that may block | yes |
+//! | admitted | ACCEPT: ring of this end, and whether it takes a wake-up channel | yes |
+//! | | RING: ring of the client, and maybe eventfd and page of a channel, taken by a thread that may block | yes |
 //!
 //! So no file of a client is opened here before its ticket is checked. Descriptors that it sends
 //! all the same are closed with its socket, on other threads than those of admitted clients. While
@@ -26,12 +26,13 @@ use crate::log_throttle::LogThrottle;
 use crate::shm::context::DeviceContext;
 use crate::shm::link::{ShmLink, is_end};
 use crate::shm::ring::Shape;
-use crate::shm::same_user::is_same_user;
+use crate::shm::same_user::same_user;
 use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::blocking::{PEERS, STRANGERS};
 use crate::shm::socket::seqpacket::{Credentials, ListenSocket, Socket, SocketMessage};
-use crate::shm::socket::wire::Message;
-use crate::shm::wakeup::event_fd::{EventFd, Wakeup};
+use crate::shm::socket::wire::{Message, VERSION, other_version};
+use crate::shm::wakeup::channels;
+use crate::shm::wakeup::member::Wakeup;
 
 /// A connection that has not sent HELLO by then is closed.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -167,7 +168,10 @@ async fn hello(
         return None;
     }
     let Some(Message::Hello { shape, private_data }) = Message::decode(&bytes) else {
-        refuse("a greeting that makes no sense, or of another version".to_owned());
+        refuse(match other_version(&bytes) {
+            Some(version) => format!("a greeting of version {version}, this end has {VERSION}"),
+            None => "a greeting that makes no sense".to_owned(),
+        });
         return None;
     };
     Some(ShmIncoming { context, local, socket, private_data, shape })
@@ -239,9 +243,10 @@ impl ShmIncoming {
         };
         let block = ControlBlock::without_recvs(pool, config)?;
         let own_end = OwnEnd::new(config).map_err(failed)?;
-        let events = is_same_user(&socket);
+        let process = same_user(&socket);
+        let runtime = process.map_or(0, |_| channels::runtime());
         let private_data = private_data.to_vec();
-        let accept = Message::Accept { shape: own_end.shape, events, private_data };
+        let accept = Message::Accept { shape: own_end.shape, runtime, private_data };
         while PEERS.closing(peer.uid) >= MAX_CLOSING {
             tokio::time::sleep(CLOSING_PAUSE).await;
         }
@@ -255,18 +260,20 @@ impl ShmIncoming {
             let _ = socket.send(&Message::Refused { text: error.to_string() }.encode(), &[]);
             failed(error)
         };
-        if !has_fds || Message::decode(&bytes) != Some(Message::Ring) {
+        let (Some(Message::Ring { channel }), true) = (Message::decode(&bytes), has_fds) else {
             let what = "it was let in, and did not give its ring";
             return Err(refuse(io::Error::new(io::ErrorKind::InvalidData, what)));
-        }
-        let PeerEnd { writer, event_fd } = socket
-            .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, events))
+        };
+        let takes_channel = process.is_some();
+        let PeerEnd { writer, files } = socket
+            .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, takes_channel))
             .await
             .map_err(refuse)?;
-        let wakeup = match event_fd {
-            Some(event_fd) => Wakeup::Event(EventFd::take(event_fd).map_err(failed)?),
-            None => Wakeup::Message,
+        let member = match (process, channel) {
+            (Some(process), Some(name)) => channels::join(process, name, files),
+            _ => None,
         };
+        let wakeup = member.map_or(Wakeup::Message, Wakeup::Channel);
         let ends = (own_end.reader, writer, wakeup);
         Ok(ShmLink::new(&context.table, socket, ends, block, config))
     }

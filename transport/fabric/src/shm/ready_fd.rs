@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::task::{Context, Poll};
 
-use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 
 use crate::wake_gate::WakeGate;
@@ -23,43 +22,8 @@ impl<T: AsRawFd> ReadyFd<T> {
     }
 
     #[inline]
-    pub(crate) fn get_ref(&self) -> &T {
-        self.fd.get_ref()
-    }
-
-    #[inline]
     pub(crate) fn fd(&self) -> &AsyncFd<T> {
         &self.fd
-    }
-
-    /// From now on the task is woken when the descriptor becomes ready for `interest`, which is one
-    /// of reading and writing, and always the same. Earlier readiness is forgotten.
-    ///
-    /// # Errors
-    /// The runtime ends.
-    #[inline]
-    pub(crate) fn listen(&mut self, interest: Interest, cx: &mut Context<'_>) -> io::Result<()> {
-        let ReadyFd { fd, gate } = self;
-        let ended = gate.poll(cx, |cx| {
-            // This clears earlier readiness; the result means nothing.
-            let _ =
-                fd.try_io(interest, |_| io::Result::<()>::Err(io::ErrorKind::WouldBlock.into()));
-            loop {
-                let ready = match interest.is_writable() {
-                    true => fd.poll_write_ready(cx),
-                    false => fd.poll_read_ready(cx),
-                };
-                match ready {
-                    Poll::Ready(Ok(mut guard)) => guard.clear_ready(),
-                    Poll::Ready(Err(error)) => return Poll::Ready(error),
-                    Poll::Pending => return Poll::Pending,
-                }
-            }
-        });
-        match ended {
-            Poll::Ready(error) => Err(error),
-            Poll::Pending => Ok(()),
-        }
     }
 
     /// Ready to be read, as far as tokio knows; otherwise the task is woken when it is. Who finds

@@ -9,7 +9,7 @@
 //! | 1 | sender | CHUNK messages that it had put on the socket when it published the tail |
 //! | 2 | sender | when it last woke the receiver: nanoseconds of CLOCK_MONOTONIC |
 //! | 8 | receiver | head: messages whose slots are free again |
-//! | 16 | both | 1: the receiver waits for its eventfd |
+//! | 16 | both | not 0: the receiver waits, and is to be woken as this says (`wakeup::member`) |
 //! | 24 | receiver | the processor it last ran on |
 //! | 32 .. 32 + slots | sender | bytes in each slot |
 //! | then, from the next multiple of 8 | sender | the slots, `slot_size` bytes each |
@@ -184,10 +184,10 @@ impl<W: Words> Reader<W> {
         }
     }
 
-    /// Announces that this end waits: from now on the peer wakes it. False when a message may have
-    /// come meanwhile; this end then does not wait.
-    pub(crate) fn wait(&self) -> bool {
-        wait_flag::raise(self.word(WAITING));
+    /// Announces that this end waits: from now on the peer wakes it, in the way that `value` says.
+    /// False when a message may have come meanwhile; this end then does not wait.
+    pub(crate) fn wait(&self, value: u64) -> bool {
+        wait_flag::raise(self.word(WAITING), value);
         let waits = !self.has_pending_recv();
         if !waits {
             self.stop_waiting();
@@ -326,10 +326,11 @@ impl<W: Words> Writer<W> {
         self.published != self.written
     }
 
-    /// Shows the peer what was written. True when the peer waits, and is to be woken.
-    pub(crate) fn publish(&mut self) -> bool {
+    /// Shows the peer what was written. Not 0 when the peer waits, and is to be woken: what it said
+    /// when it began to wait.
+    pub(crate) fn publish(&mut self) -> u64 {
         if !self.has_unpublished() {
-            return false;
+            return 0;
         }
         self.published = self.written;
         self.word(CHUNKS).store(self.chunks, Ordering::Relaxed);
@@ -406,7 +407,7 @@ mod tests {
             let message: Vec<u8> = (0..len).collect();
             assert_eq!(writer.put(&message), Ok(Put::Done));
             assert_eq!(take(&mut reader), None, "not published");
-            assert!(!writer.publish(), "nobody waits");
+            assert_eq!(writer.publish(), 0, "nobody waits");
             assert_eq!(take(&mut reader), Some((u32::from(len) % 4, message)));
             reader.free(|_| true);
         }
@@ -471,19 +472,19 @@ mod tests {
     #[test]
     fn whoever_waits_is_woken_once() {
         let (mut writer, mut reader, _) = pair();
-        assert!(reader.wait());
+        assert!(reader.wait(7));
         writer.put(b"a").unwrap();
-        assert!(writer.publish());
+        assert_eq!(writer.publish(), 7);
         writer.put(b"b").unwrap();
-        assert!(!writer.publish(), "woken already");
-        assert!(!reader.wait(), "a message is there");
+        assert_eq!(writer.publish(), 0, "woken already");
+        assert!(!reader.wait(7), "a message is there");
         take(&mut reader).unwrap();
-        assert!(!reader.wait());
+        assert!(!reader.wait(7));
         take(&mut reader).unwrap();
-        assert!(reader.wait());
+        assert!(reader.wait(7));
         reader.stop_waiting();
         writer.put(b"c").unwrap();
-        assert!(!writer.publish());
+        assert_eq!(writer.publish(), 0);
     }
 
     #[test]
@@ -532,7 +533,7 @@ mod tests {
             let mut next = 0;
             while next < MESSAGES {
                 let Some((_, bytes)) = take(&mut reader) else {
-                    if reader.wait() {
+                    if reader.wait(7) {
                         // A lost wake-up would leave this thread here for ever.
                         std::thread::park();
                     }
@@ -549,7 +550,7 @@ mod tests {
                 Put::Done => sent += 1,
                 Put::Full => std::thread::yield_now(),
             }
-            if writer.publish() {
+            if writer.publish() != 0 {
                 receiver.thread().unpark();
             }
         }

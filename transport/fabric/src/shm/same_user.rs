@@ -27,17 +27,33 @@ const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
     false => None,
 };
 
-/// Whether the process that made the other end of the socket runs as the user of this process, in
+/// A process, told from earlier ones of its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    /// When it started, in clock ticks since the system did.
+    pub(super) start: u64,
+}
+
+/// The process that made the other end of the socket, if it runs as the user of this process, in
 /// its PID namespace.
-pub(super) fn is_same_user(socket: &Socket) -> bool {
+pub(super) fn same_user(socket: &Socket) -> Option<Process> {
     let peer = socket.peer();
     if peer.uid != own_user() || is_overflow_user(peer.uid) || peer.pid == 0 {
-        return false;
+        return None;
     }
-    let Some(process) = pidfd(socket.fd()) else { return false };
+    let process = pidfd(socket.fd())?;
     let same = in_this_namespace("self", std::process::id())
         && in_this_namespace(&peer.pid.to_string(), peer.pid);
-    same && lives(&process)
+    let start = start_of(peer.pid)?;
+    (same && lives(&process)).then_some(Process { pid: peer.pid, start })
+}
+
+/// Field 22 of its /proc/pid/stat (proc(5)). The second is its name, in parentheses, which may hold
+/// anything.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Whether `pid` is the only number of this process, in the namespace of /proc and those below it.
@@ -69,6 +85,15 @@ fn lives(process: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_is_told_by_its_start() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let (own, later) = (start_of(std::process::id()).unwrap(), start_of(child.id()).unwrap());
+        assert!(0 < own && own <= later, "{own}, {later}");
+        assert_eq!(start_of(0), None);
+        child.wait().unwrap();
+    }
 
     #[test]
     fn a_number_says_whose_namespace_it_is() {

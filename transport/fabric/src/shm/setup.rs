@@ -7,6 +7,8 @@ use crate::link::LinkConfig;
 use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::{PeerMap, Usage};
 use crate::shm::ring::{Reader, Shape, Writer};
+use crate::shm::wakeup::channel::PAGE_BYTES;
+use crate::shm::wakeup::channels::PeerFiles;
 use crate::shm::wakeup::event_fd;
 
 /// This end's ring.
@@ -27,38 +29,47 @@ impl OwnEnd {
     }
 }
 
-/// The peer's ring, and the eventfd that it made, if it is to be used.
+/// The peer's ring, and what a wake-up channel is made of, if it is to be used.
 #[derive(Debug)]
 pub(super) struct PeerEnd {
     pub(super) writer: Writer<PeerMap>,
-    pub(super) event_fd: Option<OwnedFd>,
+    pub(super) files: Option<PeerFiles>,
 }
 
 impl PeerEnd {
     /// Checks what the peer sent: a ring that keeps its size and holds the shape, and, from a
-    /// client, maybe an eventfd. May block: a descriptor can be of any file. Those that are not
-    /// kept stay in `fds`, for the caller to close where that may block. Dropping the result does
-    /// not block, as closing an eventfd never does.
+    /// client, maybe eventfd and page of a wake-up channel. May block: a descriptor can be of any
+    /// file. Those that are not kept stay in `fds`, for the caller to close where that may block.
+    /// Dropping the result does not block for a file's sake, as closing an eventfd never does.
     ///
-    /// `user`: the peer's. `takes_events`: the peer could stop this process anyway, and may send an
-    /// eventfd.
+    /// `user`: the peer's. `takes_channel`: the peer could stop this process anyway, and may send
+    /// an eventfd.
     pub(super) fn new(
         shape: Shape,
         fds: &mut Vec<OwnedFd>,
         user: u32,
-        takes_events: bool,
+        takes_channel: bool,
     ) -> io::Result<PeerEnd> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        let (ring, event_fd) = match fds.as_slice() {
+        let (ring, channel) = match fds.as_slice() {
             [ring] => (ring, None),
-            [ring, event_fd] => (ring, Some(event_fd)),
-            _ => return Err(wrong("the peer's handshake comes without a ring")),
+            [ring, event_fd, page] => (ring, Some((event_fd, page))),
+            _ => return Err(wrong("neither a ring nor a ring, an eventfd and a page")),
         };
         let map = PeerMap::new(ring, shape.bytes(), user, Usage::Ring)?;
         let writer =
             Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
-        let events = event_fd.map(event_fd::check).transpose()?.unwrap_or(false);
-        let event_fd = if events && takes_events { fds.pop() } else { None };
-        Ok(PeerEnd { writer, event_fd })
+        let Some((event_fd, page)) = channel else { return Ok(PeerEnd { writer, files: None }) };
+        let usable = event_fd::check(event_fd)? && takes_channel;
+        let mut page_id = (0, 0);
+        let page = Map::new(page, PAGE_BYTES, |id| {
+            page_id = id;
+            Ok(())
+        })?;
+        let files = match usable {
+            true => Some(PeerFiles { event_fd: fds.swap_remove(1), page, page_id, user }),
+            false => None,
+        };
+        Ok(PeerEnd { writer, files })
     }
 }

@@ -6,15 +6,16 @@
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
-    sendmsg, socket_with, sockopt,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    listen, recvmsg, sendmsg, socket_with, sockopt,
 };
 
 use super::TIMEOUT;
@@ -37,8 +38,18 @@ pub const SLOT_SIZE: u32 = 1024;
 /// The size of this ring: 40 words, then the slots.
 pub const RING_BYTES: u64 = 40 * 8 + (SLOTS * SLOT_SIZE) as u64;
 
+/// The size of a channel's page, and offsets in what a stranger that has made it is woken by, and
+/// in what it wakes its peer by.
+pub const PAGE_BYTES: u64 = 2048;
+pub const INBOUND: u64 = 0;
+pub const OUTBOUND: u64 = 1024;
+pub const SLEEPS: u64 = 0;
+pub const STAGE: u64 = 8;
+pub const SUMMARY: u64 = 64;
+pub const BITS: u64 = 128;
+
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x03".as_slice()].concat()
+    [&[kind], b"trdshm\x04".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
@@ -74,11 +85,63 @@ pub fn event_fd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
 }
 
+/// Has the kernel move the counter of an eventfd to u64::MAX, which no write can.
+pub fn overflow(event_fd: &OwnedFd) {
+    // struct iocb, as linux/aio_abi.h has it: IOCB_CMD_PREAD of nothing, IOCB_FLAG_RESFD.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Iocb {
+        data: u64,
+        key: u32,
+        rw_flags: u32,
+        opcode: u16,
+        priority: i16,
+        fd: u32,
+        buf: u64,
+        bytes: u64,
+        offset: i64,
+        reserved: u64,
+        flags: u32,
+        event_fd: u32,
+    }
+    rustix::io::write(event_fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let (file, at) = (sealed(4096), event_fd.as_raw_fd() as u32);
+    let request = Iocb { fd: file.as_raw_fd() as u32, flags: 1, event_fd: at, ..Iocb::default() };
+    let (mut context, requests) = (0_u64, [&raw const request]);
+    // SAFETY: the kernel writes the context, reads the request, and has answered it when the
+    // context is destroyed.
+    unsafe {
+        assert_eq!(libc::syscall(libc::SYS_io_setup, 1, &raw mut context), 0, "needs CONFIG_AIO");
+        assert_eq!(libc::syscall(libc::SYS_io_submit, context, 1, requests.as_ptr()), 1);
+        assert_eq!(libc::syscall(libc::SYS_io_destroy, context), 0);
+    }
+    let again = rustix::io::write(event_fd, &1_u64.to_ne_bytes());
+    assert_eq!(again, Err(rustix::io::Errno::AGAIN));
+}
+
+/// RING with a channel of this number, which the stranger has made.
+pub fn ring_message(number: u64) -> Vec<u8> {
+    [&[RING], number.to_le_bytes().as_slice(), &1_u64.to_le_bytes(), &[0]].concat()
+}
+
+/// A socket that listens under this name, and blocks.
+pub fn stranger_listener(name: &str) -> OwnedFd {
+    let listener =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .unwrap();
+    bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+    listen(&listener, 1).unwrap();
+    listener
+}
+
 /// A connected process that may send anything. Its socket blocks.
 pub struct Stranger {
     pub socket: OwnedFd,
     pub ring: File,
     pub event_fd: OwnedFd,
+    /// Of its wake-up channel.
+    pub page: File,
+    pub number: u64,
 }
 
 impl Stranger {
@@ -90,7 +153,10 @@ impl Stranger {
         // Makes a test fail that would otherwise hang.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT)).unwrap();
-        Stranger { socket, ring: sealed(RING_BYTES).into(), event_fd: event_fd() }
+        static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let (ring, page) = (sealed(RING_BYTES).into(), sealed(PAGE_BYTES).into());
+        Stranger { socket, ring, event_fd: event_fd(), page, number }
     }
 
     pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -139,12 +205,12 @@ impl Stranger {
     }
 
     /// As [`accepted`](Self::accepted), without blocking the test's runtime; then sends `fds` as
-    /// its ring and its eventfd.
+    /// its ring, and eventfd and page of its channel.
     pub async fn enters(self: &Arc<Self>, fds: Vec<OwnedFd>) -> File {
         let (this, (told, entered)) = (self.clone(), tokio::sync::oneshot::channel());
         std::thread::spawn(move || {
             let ring = this.accepted();
-            this.send(&[RING], &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+            this.send(&ring_message(this.number), &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
             let _ = told.send(ring);
             // The thread that closes them last may have to wait.
             drop(fds);
@@ -152,9 +218,11 @@ impl Stranger {
         entered.await.unwrap()
     }
 
-    /// The ring and the eventfd that it has made.
+    /// The ring, the eventfd and the page that it has made.
     pub fn own(&self) -> Vec<OwnedFd> {
-        vec![self.ring.as_fd().try_clone_to_owned().unwrap(), self.event_fd.try_clone().unwrap()]
+        [self.ring.as_fd(), self.event_fd.as_fd(), self.page.as_fd()]
+            .map(|fd| fd.try_clone_to_owned().unwrap())
+            .into()
     }
 
     /// Receives REFUSED, and returns its text.

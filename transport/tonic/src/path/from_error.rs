@@ -34,6 +34,9 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         ConnectError::NotWelcome { .. } => {
             return Reason::from_peer(ReasonCode::OtherUser, error.to_string());
         }
+        ConnectError::OtherVersion { .. } => {
+            return Reason::from_peer(ReasonCode::VersionMismatch, error.to_string());
+        }
         ConnectError::NotAllowed { .. } => ReasonCode::OtherUser,
         ConnectError::Timeout { .. } => ReasonCode::HandshakeTimeout,
         ConnectError::NoRoute { .. } => ReasonCode::NoRoute,
@@ -94,6 +97,14 @@ pub(crate) fn pool(error: &PoolError) -> Reason {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_version_of_shared_memory_is_named_as_such() {
+        let addr = Addr::Process(7);
+        let reason = connect(ConnectError::OtherVersion { addr, version: 3, own: 4 });
+        assert_eq!(reason.code(), ReasonCode::VersionMismatch);
+        assert!(reason.to_string().contains("has version 3"), "{reason}");
+    }
 
     #[test]
     fn who_was_met_comes_before_what_could_not_be_tried_and_rdma_first() {

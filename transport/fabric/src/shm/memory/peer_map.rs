@@ -23,6 +23,8 @@ const MIN_CHUNKS: usize = 8;
 pub(crate) enum Usage {
     /// A connection has one.
     Ring,
+    /// Of a wake-up channel, which has one.
+    Page,
     /// Landing memory of a connection that has given `others` before.
     Chunk { others: usize },
 }
@@ -44,7 +46,7 @@ impl Mapped {
     fn has_room(&self, usage: Usage, limit: usize) -> bool {
         let mapped = self.files.len();
         match usage {
-            Usage::Ring => mapped < limit,
+            Usage::Ring | Usage::Page => mapped < limit,
             Usage::Chunk { .. } if mapped < limit / 2 => true,
             Usage::Chunk { others } => {
                 let share = (limit / 4 / self.rings.max(1)).max(MIN_CHUNKS);
@@ -115,6 +117,14 @@ impl PeerMap {
             Ok(())
         })?;
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user })
+    }
+
+    /// Counts a file that is mapped already.
+    ///
+    /// # Errors
+    /// It is counted already, or there are too many.
+    pub(crate) fn adopt(map: Map, file: FileId, user: u32, usage: Usage) -> io::Result<PeerMap> {
+        Ok(PeerMap { mapped: Some((map, Entry::new(file, usage)?)), user })
     }
 
     /// Copies `src` to `offset`. False when it does not fit there.

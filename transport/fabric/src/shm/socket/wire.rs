@@ -3,8 +3,8 @@
 //! | message | bytes | descriptors |
 //! |---|---|---|
 //! | HELLO | kind, magic, slots u32, slot_size u32, private data | |
-//! | ACCEPT | kind, magic, slots u32, slot_size u32, events u8, private data | ring |
-//! | RING | kind | ring of the shape that HELLO named, and an eventfd, if both ends want one |
+//! | ACCEPT | kind, magic, slots u32, slot_size u32, runtime u64, private data | ring |
+//! | RING | kind; with a channel also its number u64, runtime u64, end u8 | ring of the shape that HELLO named; the channel's eventfd and page, if the other end may not have them |
 //! | REJECT | kind, magic, private data | |
 //! | REFUSED | kind, magic, text | |
 //! | OTHER_USER | kind, magic, the user that is refused u32; REFUSED follows | |
@@ -12,14 +12,25 @@
 //! | FORGET | kind, rkey u32 | |
 //! | WAKE | kind | |
 //!
-//! Numbers are little-endian. The magic holds the version; an end that speaks another is refused.
-//! `events` is 1 for an end that takes an eventfd, and else 0: then both wake each other by WAKE.
+//! Numbers are little-endian. The magic ends with the version; an end that speaks another is
+//! refused, and finds the version of the one that refuses it in the magic of the answer.
+//! `runtime` of ACCEPT is 0 when the server takes no wake-up channel: both then wake each other by
+//! WAKE. Otherwise it tells the server's runtime from others of its process, as `runtime` of RING
+//! does for the client. `end` is 0 when the client has made the channel, 1 when the server has.
 
 use crate::link::MAX_PRIVATE_DATA;
 use crate::shm::ring::Shape;
+use crate::shm::wakeup::channel_name::ChannelName;
+use crate::shm::wakeup::event_fd::End;
 
+/// Of the protocol.
+pub(crate) const VERSION: u8 = 4;
+const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Protocol and version.
-const MAGIC: [u8; 7] = *b"trdshm\x03";
+const MAGIC: [u8; 7] = {
+    let [a, b, c, d, e, f] = PROTOCOL;
+    [a, b, c, d, e, f, VERSION]
+};
 
 const HELLO: u8 = 1;
 const ACCEPT: u8 = 2;
@@ -35,14 +46,14 @@ const OTHER_USER: u8 = 9;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
     Hello { shape: Shape, private_data: Vec<u8> },
-    Accept { shape: Shape, events: bool, private_data: Vec<u8> },
+    Accept { shape: Shape, runtime: u64, private_data: Vec<u8> },
     Reject { private_data: Vec<u8> },
     Refused { text: String },
     OtherUser { uid: u32 },
     Chunk { rkey: u32, addr: u64, len: u64 },
     Forget { rkey: u32 },
     Wake,
-    Ring,
+    Ring { channel: Option<ChannelName> },
 }
 
 impl Message {
@@ -58,10 +69,10 @@ impl Message {
                 out.extend(shape.to_bytes());
                 out.extend(private_data);
             }
-            Message::Accept { shape, events, private_data } => {
+            Message::Accept { shape, runtime, private_data } => {
                 head(ACCEPT);
                 out.extend(shape.to_bytes());
-                out.push(u8::from(*events));
+                out.extend(runtime.to_le_bytes());
                 out.extend(private_data);
             }
             Message::Reject { private_data } => {
@@ -87,7 +98,14 @@ impl Message {
                 out.extend(rkey.to_le_bytes());
             }
             Message::Wake => out.push(WAKE),
-            Message::Ring => out.push(RING),
+            Message::Ring { channel } => {
+                out.push(RING);
+                if let Some(ChannelName { number, runtime, end }) = channel {
+                    out.extend(number.to_le_bytes());
+                    out.extend(runtime.to_le_bytes());
+                    out.push(u8::from(*end == End::Taker));
+                }
+            }
         }
         out
     }
@@ -100,10 +118,9 @@ impl Message {
                 let (slots, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
                 let (slot_size, rest) = u32_of(rest)?;
                 let shape = Shape { slots, slot_size };
-                let (events, rest) = match (*kind, rest) {
-                    (HELLO, rest) => (false, rest),
-                    (_, [events @ (0 | 1), rest @ ..]) => (*events == 1, rest),
-                    _ => return None,
+                let (runtime, rest) = match *kind {
+                    HELLO => (0, rest),
+                    _ => u64_of(rest)?,
                 };
                 let private_data = rest.to_vec();
                 if !shape.is_sound() || private_data.len() > MAX_PRIVATE_DATA {
@@ -111,7 +128,7 @@ impl Message {
                 }
                 Some(match *kind {
                     HELLO => Message::Hello { shape, private_data },
-                    _ => Message::Accept { shape, events, private_data },
+                    _ => Message::Accept { shape, runtime, private_data },
                 })
             }
             REJECT => {
@@ -141,9 +158,30 @@ impl Message {
                 rest.is_empty().then_some(Message::Forget { rkey })
             }
             WAKE => rest.is_empty().then_some(Message::Wake),
-            RING => rest.is_empty().then_some(Message::Ring),
+            RING if rest.is_empty() => Some(Message::Ring { channel: None }),
+            RING => {
+                let (number, rest) = u64_of(rest)?;
+                let (runtime, rest) = u64_of(rest)?;
+                let end = match rest {
+                    [0] => End::Maker,
+                    [1] => End::Taker,
+                    _ => return None,
+                };
+                Some(Message::Ring { channel: Some(ChannelName { number, runtime, end }) })
+            }
             _ => None,
         }
+    }
+}
+
+/// The version of a message of a handshake, if it is not this end's.
+pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
+    match bytes {
+        [HELLO | ACCEPT | REJECT | REFUSED | OTHER_USER, rest @ ..] => {
+            let version = *rest.strip_prefix(&PROTOCOL)?.first()?;
+            (version != VERSION).then_some(version)
+        }
+        _ => None,
     }
 }
 
@@ -167,15 +205,17 @@ mod tests {
         let private_data = vec![7; MAX_PRIVATE_DATA];
         for message in [
             Message::Hello { shape, private_data: private_data.clone() },
-            Message::Accept { shape, events: true, private_data: vec![] },
-            Message::Accept { shape, events: false, private_data: vec![9; 3] },
+            Message::Accept { shape, runtime: u64::MAX, private_data: vec![] },
+            Message::Accept { shape, runtime: 0, private_data: vec![9; 3] },
             Message::Reject { private_data: private_data.clone() },
             Message::Refused { text: "no".into() },
             Message::OtherUser { uid: 1000 },
             Message::Chunk { rkey: 1, addr: 2, len: 3 },
             Message::Forget { rkey: 9 },
             Message::Wake,
-            Message::Ring,
+            Message::Ring { channel: None },
+            Message::Ring { channel: Some(ChannelName { number: 1, runtime: 2, end: End::Maker }) },
+            Message::Ring { channel: Some(ChannelName { number: 1, runtime: 2, end: End::Taker }) },
         ] {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message.clone()));
@@ -190,6 +230,14 @@ mod tests {
         let mut other = Message::Reject { private_data: vec![] }.encode();
         other[7] = 1;
         assert_eq!(Message::decode(&other), None, "another version");
+        assert_eq!(other_version(&other), Some(1));
+        other[7] = VERSION;
+        assert_eq!(other_version(&other), None);
+        let mut refused = Message::Refused { text: "of another version".into() }.encode();
+        refused[7] = 3;
+        assert_eq!(other_version(&refused), Some(3));
+        assert_eq!(other_version(&[REFUSED]), None);
+        assert_eq!(other_version(b"\x07trdshm\x03"), None, "no message of a handshake");
         assert_eq!(
             Message::decode(&Message::Chunk { rkey: 1, addr: u64::MAX, len: 1 }.encode()),
             None

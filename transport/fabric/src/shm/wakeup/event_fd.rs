@@ -1,6 +1,6 @@
-//! The eventfd of a connection: both ends wait for it, and wake each other with it.
+//! The eventfd of two processes: both wait for it, and wake each other with it.
 //!
-//! The client makes it and the server takes it. A write to an eventfd wakes those that wait to read
+//! One of them makes it and the other takes it. A write to an eventfd wakes those that wait to read
 //! it, and nobody else; a read wakes those that wait to write. The kernel tells the two apart, and
 //! tokio waits for edges, so neither end wakes itself:
 //!
@@ -9,31 +9,38 @@
 //! | Maker | readable | a read, which takes 1 from the counter |
 //! | Taker | writable | a write, which adds 1 |
 //!
-//! The counter begins at [`START`], far from either limit, so that both are always possible. A peer
-//! that moves it to a limit delays what it is woken for itself, and nothing else.
+//! When the kernel reports that it is ready, it checks that once more, so a wake-up is lost if the
+//! counter has come to a limit by then. It begins at [`START`], and honest ends never take it to
+//! either limit. A peer that does delays what its own connections are woken for. One that has the
+//! kernel move the counter beyond what can be written (AIO, io_uring) leaves an error behind, which
+//! tokio takes for an end that stays: the channel then ends.
 //!
 //! A read or write of an eventfd that a stranger shares can block for ever: the stranger can move
 //! the counter and clear O_NONBLOCK at any time. So the eventfd is for peers that could stop this
 //! process anyway (`same_user`). Others are woken by a message on the socket.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::task::Context;
+use std::pin::pin;
+use std::task::{Context, Poll};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
+use tokio::task::unconstrained;
 
-use crate::shm::ready_fd::ReadyFd;
-use crate::shm::socket::seqpacket::Socket;
-use crate::shm::socket::wire::Message;
+/// Wake-ups that one end may have sent more than the other: with one in each nanosecond it takes
+/// them a century.
+const START: u64 = 1 << 62;
+/// Earlier wake-ups that are forgotten when an end listens. There is one, or a few while others
+/// come.
+const MAX_ROUNDS: usize = 16;
 
-/// Wake-ups that one end may have sent more than the other.
-const START: u32 = 1 << 31;
-
+/// Which end of it a process has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(crate) enum End {
     Maker,
     Taker,
 }
@@ -41,7 +48,7 @@ enum End {
 /// The eventfd, as one end has it.
 #[derive(Debug)]
 pub(crate) struct EventFd {
-    fd: ReadyFd,
+    fd: AsyncFd<OwnedFd>,
     end: End,
 }
 
@@ -50,7 +57,9 @@ impl EventFd {
     #[inline]
     pub(crate) fn make() -> io::Result<EventFd> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        EventFd::new(eventfd(START, flags)?, End::Maker)
+        let fd = eventfd(0, flags)?;
+        rustix::io::write(&fd, &START.to_ne_bytes())?;
+        EventFd::new(fd, End::Maker)
     }
 
     /// Takes what the peer has made and [`check`] has found usable. Must be called within a tokio
@@ -63,7 +72,7 @@ impl EventFd {
     fn new(fd: OwnedFd, end: End) -> io::Result<EventFd> {
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
         let fd = unsafe { AsyncFd::register_with_interest(fd, end.waits_for()) }?;
-        Ok(EventFd { fd: ReadyFd::new(fd), end })
+        Ok(EventFd { fd, end })
     }
 
     /// The descriptor to send to the peer.
@@ -72,7 +81,48 @@ impl EventFd {
         self.fd.get_ref()
     }
 
-    fn wake(&self) -> io::Result<()> {
+    /// Which end this is.
+    pub(crate) fn end(&self) -> End {
+        self.end
+    }
+
+    /// From now on the waker is woken when the peer wakes this end; one waker at a time. Earlier
+    /// wake-ups are forgotten.
+    ///
+    /// # Errors
+    /// The runtime ends. `InvalidData`: the peer has broken it, and no end is woken by it again.
+    pub(crate) fn arm(&self, cx: &mut Context<'_>) -> io::Result<()> {
+        for _ in 0..MAX_ROUNDS {
+            let mut ready = match self.poll(cx) {
+                Poll::Ready(ready) => ready?,
+                Poll::Pending => return Ok(()),
+            };
+            // An error counts as closed, which cannot be cleared.
+            let state = ready.ready();
+            if state.is_read_closed() || state.is_write_closed() {
+                break;
+            }
+            ready.clear_ready();
+        }
+        let what = "the peer has moved the counter of an eventfd beyond its limit";
+        Err(io::Error::new(io::ErrorKind::InvalidData, what))
+    }
+
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<AsyncFdReadyGuard<'_, OwnedFd>>> {
+        // A task without any budget left would have the waker woken at once, and that would poll
+        // again.
+        let ready = poll_fn(|cx| match self.end {
+            End::Maker => self.fd.poll_read_ready(cx),
+            End::Taker => self.fd.poll_write_ready(cx),
+        });
+        pin!(unconstrained(ready)).poll(cx)
+    }
+
+    /// Wakes the peer.
+    ///
+    /// # Errors
+    /// The peer has moved the counter to a limit, and is not woken.
+    pub(crate) fn wake(&self) -> io::Result<()> {
         let fd = self.fd.get_ref();
         let add = |n: u64| rustix::io::write(fd, &n.to_ne_bytes());
         let mut counter = [0; 8];
@@ -80,7 +130,7 @@ impl EventFd {
             End::Taker => add(1)?,
             End::Maker => match rustix::io::read(fd, &mut counter) {
                 Err(Errno::AGAIN) => {
-                    add(START.into())?;
+                    add(START)?;
                     rustix::io::read(fd, &mut counter)?
                 }
                 read => read?,
@@ -91,6 +141,14 @@ impl EventFd {
 }
 
 impl End {
+    /// The other one.
+    pub(crate) fn other(self) -> End {
+        match self {
+            End::Maker => End::Taker,
+            End::Taker => End::Maker,
+        }
+    }
+
     fn waits_for(self) -> Interest {
         match self {
             End::Maker => Interest::READABLE,
@@ -121,38 +179,9 @@ fn link_of(fd: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// How the ends of a connection wake each other.
-#[derive(Debug)]
-pub(crate) enum Wakeup {
-    Event(EventFd),
-    /// By a message on the socket.
-    Message,
-}
-
-impl Wakeup {
-    /// From now on the task is woken when the peer wakes this end. Earlier wake-ups are forgotten.
-    #[inline]
-    pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        match self {
-            Wakeup::Event(EventFd { fd, end }) => fd.listen(end.waits_for(), cx),
-            // Whoever waits polls the socket in any case.
-            Wakeup::Message => Ok(()),
-        }
-    }
-
-    /// Wakes the peer. Fails only when the peer has left the last 2^64 wake-ups, or a full socket,
-    /// unread, or has moved the counter itself. It is awake then, so the failure is ignored.
-    #[inline]
-    pub(crate) fn wake(&self, socket: &Socket) {
-        let _ = match self {
-            Wakeup::Event(event_fd) => event_fd.wake(),
-            Wakeup::Message => socket.send(&Message::Wake.encode(), &[]),
-        };
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::{Wake, Waker};
@@ -193,10 +222,9 @@ mod tests {
             Pair { ends: [made, EventFd::take(taken).unwrap()], woken: Default::default() }
         }
 
-        fn listen(&mut self, end: usize) {
+        fn listen(&self, end: usize) {
             let waker = Waker::from(self.woken[end].clone());
-            let EventFd { fd, end } = &mut self.ends[end];
-            fd.listen(end.waits_for(), &mut Context::from_waker(&waker)).unwrap();
+            self.ends[end].arm(&mut Context::from_waker(&waker)).unwrap();
         }
 
         fn woken(&self) -> [usize; 2] {
@@ -213,7 +241,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_end_wakes_the_other_and_never_itself() {
-        let mut pair = Pair::of(EventFd::make().unwrap());
+        let pair = Pair::of(EventFd::make().unwrap());
         let mut expected = [0; 2];
         // Either end is ready when it is made.
         turns().await;
@@ -235,12 +263,34 @@ mod tests {
         }
     }
 
+    /// What has happened to the descriptor is an error for tokio, which nothing clears.
+    #[tokio::test]
+    async fn one_that_is_broken_is_not_waited_for() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
+        let end = EventFd::new(writer.into(), End::Taker).unwrap();
+        drop(reader);
+        turns().await;
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert_eq!(end.arm(cx).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[tokio::test]
+    async fn the_counter_begins_far_from_its_limits() {
+        let made = EventFd::make().unwrap();
+        let at = made.fd.get_ref().as_raw_fd();
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{at}")).unwrap();
+        let count = info.lines().find_map(|line| line.strip_prefix("eventfd-count:")).unwrap();
+        let count = u64::from_str_radix(count.trim(), 16).unwrap();
+        assert!(count.min(u64::MAX - count) >= 1 << 62, "{count}");
+    }
+
     /// A peer may make an eventfd of another kind, and move its counter.
     #[tokio::test]
     async fn a_counter_at_its_limit_hurts_its_owner_only() {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let plain = EventFd::new(eventfd(0, flags).unwrap(), End::Maker).unwrap();
-        let mut pair = Pair::of(plain);
+        let pair = Pair::of(plain);
         turns().await;
         for round in 1..4 {
             pair.listen(1);

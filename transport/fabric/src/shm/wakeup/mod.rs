@@ -3,9 +3,21 @@
 //! | module | what |
 //! |---|---|
 //! | `wait_flag` | the flag that tells the sender whether the receiver waits; checked with loom |
-//! | `event_fd` | the eventfd that both ends wait for and wake each other with |
+//! | `wake_page` | the page of two processes: which connections have something; checked with loom |
+//! | `event_fd` | the eventfd that two processes wait for and wake each other with |
+//! | `channel` | eventfd and page, for all connections of two runtimes |
+//! | `channel_name` | how a handshake names one |
+//! | `poller` | the task that looks at the page while the runtime is busy |
+//! | `member` | a connection's place in a channel; how its ends wake each other |
+//! | `channels` | the channels of this process, and which of them a connection joins |
 //! | `wake_cost` | how long wake-ups take, learnt from those of a link |
 
+pub(super) mod channel;
+pub(super) mod channel_name;
+pub(super) mod channels;
 pub(super) mod event_fd;
+pub(super) mod member;
+mod poller;
 pub(super) mod wait_flag;
 pub(super) mod wake_cost;
+mod wake_page;

@@ -7,12 +7,13 @@
 
 use crate::atomics::{AtomicU64, Ordering, fence};
 
-/// The receiver is about to wait. It must check for messages once more before it does.
+/// The receiver is about to wait, and says by `value`, which is not 0, how it is to be woken. It
+/// must check for messages once more before it waits.
 #[inline]
-pub(crate) fn raise(flag: &AtomicU64) {
+pub(crate) fn raise(flag: &AtomicU64, value: u64) {
     // Exchanged, not stored, so that it comes after whatever the sender took down: this happens
     // before a sleep only.
-    flag.swap(1, Ordering::AcqRel);
+    flag.swap(value, Ordering::AcqRel);
     fence(Ordering::SeqCst);
 }
 
@@ -22,10 +23,13 @@ pub(crate) fn lower(flag: &AtomicU64) {
     flag.store(0, Ordering::Relaxed);
 }
 
-/// The sender has published something. True when it has to wake the receiver: once for each time
-/// that it waits.
+/// The sender has published something. Not 0 when it has to wake the receiver: the value with which
+/// the flag was raised, once for each time that it was.
 #[inline]
-pub(crate) fn must_wake(flag: &AtomicU64) -> bool {
+pub(crate) fn must_wake(flag: &AtomicU64) -> u64 {
     fence(Ordering::SeqCst);
-    flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0
+    match flag.load(Ordering::Relaxed) {
+        0 => 0,
+        _ => flag.swap(0, Ordering::AcqRel),
+    }
 }

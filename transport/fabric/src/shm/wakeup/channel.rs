@@ -1,0 +1,665 @@
+//! The wake-up channel of two processes, as one of them has it: an eventfd and a page, for all
+//! connections between a runtime of the one and a runtime of the other.
+//!
+//! A sender that finds a connection waiting sets its bit in the page, and writes the eventfd only
+//! if the receiving process sleeps. The receiver takes the bits, and wakes exactly the tasks of
+//! those connections:
+//!
+//! | connections | event | what it does |
+//! |---|---|---|
+//! | one | the eventfd is written | says that it sleeps, takes the bits |
+//! | several | the eventfd is written | takes the bits, and has the poller run |
+//! | several | the poller runs, and there are bits | takes them; the poller runs again after other tasks |
+//! | several | a connection's task runs, and there are bits | takes them; the poller does not count its next run as one for nothing |
+//! | several | the poller has run [`LINGER`](super::poller::LINGER) times for nothing | says that it sleeps, takes the bits |
+//!
+//! So while the runtime is busy with these connections, it sees bits without a system call, and a
+//! channel of one connection costs what an eventfd of its own would. The poller is a task of its
+//! own, and no part of a connection's, because the runtime then polls it for certain: a task that
+//! does not poll its link holds up no other connection.
+//!
+//! The poller may stand in the queue of a thread that a task blocks. Whatever connection of the
+//! channel runs meanwhile, on another thread, takes the bits.
+//!
+//! A channel ends with its last connection, with its runtime, and with an error of the eventfd, for
+//! which the peer is to blame. A peer that sets bits for ever
+//! has the poller run for ever, in turn with all other tasks, and its own connections woken in
+//! vain, each once in a turn.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Wake, Waker};
+
+use crate::shm::memory::map::Map;
+use crate::shm::memory::peer_map::PeerMap;
+use crate::shm::ring::Words as _;
+use crate::shm::wakeup::event_fd::{End, EventFd};
+use crate::shm::wakeup::wake_cost::monotonic;
+use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
+
+/// Bytes of the page.
+pub(crate) const PAGE_BYTES: usize = 2 * WORDS * 8;
+
+/// The page, by whose file it is.
+#[derive(Debug)]
+enum Page {
+    Own(Map),
+    Peer(PeerMap),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The task of each connection, once it has waited.
+    tasks: Vec<Option<Waker>>,
+    free: Vec<u16>,
+    members: u16,
+    poller: Option<Waker>,
+    has_poller: bool,
+    /// The page, to be sent to the peer until that has had it in use.
+    file: Option<Arc<OwnedFd>>,
+}
+
+/// One end of a channel.
+#[derive(Debug)]
+pub(crate) struct WakeChannel {
+    page: Page,
+    event_fd: EventFd,
+    /// What the eventfd wakes.
+    waker: Waker,
+    /// The process that made it. A child of fork(2) has it too, without the page.
+    process: u32,
+    ended: AtomicBool,
+    /// The peer is to blame for its end.
+    is_broken: AtomicBool,
+    /// It has several connections.
+    is_shared: AtomicBool,
+    /// Bits were taken by a connection's task since the poller last ran.
+    found: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// What the eventfd wakes. The runtime holds it, and so it does not keep the channel.
+#[derive(Debug)]
+struct Signal(Weak<WakeChannel>);
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(channel) = self.0.upgrade() {
+            channel.signalled();
+        }
+    }
+}
+
+impl WakeChannel {
+    /// Makes one. Must be called within a tokio runtime.
+    pub(crate) fn make() -> io::Result<Arc<WakeChannel>> {
+        let (page, file) = Map::create(PAGE_BYTES)?;
+        WakeChannel::new(EventFd::make()?, Page::Own(page), Some(file))
+    }
+
+    /// Takes the eventfd and the page that the peer has made. Must be called within a tokio
+    /// runtime.
+    pub(crate) fn take(event_fd: OwnedFd, page: PeerMap) -> io::Result<Arc<WakeChannel>> {
+        WakeChannel::new(EventFd::take(event_fd)?, Page::Peer(page), None)
+    }
+
+    fn new(event_fd: EventFd, page: Page, file: Option<OwnedFd>) -> io::Result<Arc<WakeChannel>> {
+        let state = State { file: file.map(Arc::new), ..State::default() };
+        let channel = Arc::new_cyclic(|channel| WakeChannel {
+            page,
+            event_fd,
+            waker: Waker::from(Arc::new(Signal(channel.clone()))),
+            process: std::process::id(),
+            ended: AtomicBool::new(false),
+            is_broken: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
+            found: AtomicBool::new(false),
+            state: Mutex::new(state),
+        });
+        channel.arm()?;
+        channel.inbound().set_stage(Stage::InUse);
+        channel.inbound().raise();
+        Ok(channel)
+    }
+
+    fn direction(&self, end: End) -> Direction<'_> {
+        let words = match &self.page {
+            Page::Own(map) => map.words(),
+            Page::Peer(map) => map.words(),
+        };
+        // Within bounds: a page of this length was mapped.
+        Direction(match end {
+            End::Maker => &words[..WORDS],
+            End::Taker => &words[WORDS..2 * WORDS],
+        })
+    }
+
+    /// What the peer writes to wake this end.
+    pub(super) fn inbound(&self) -> Direction<'_> {
+        self.direction(self.event_fd.end())
+    }
+
+    fn outbound(&self) -> Direction<'_> {
+        self.direction(self.event_fd.end().other())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Why it has ended, as an error for those that it does not wake any more.
+    pub(super) fn why_ended(&self) -> io::Error {
+        match self.is_broken.load(Ordering::Acquire) {
+            true => io::Error::new(io::ErrorKind::InvalidData, "it has broken the wake-up channel"),
+            false => io::Error::other("the runtime that this end is woken by has ended"),
+        }
+    }
+
+    /// Has the eventfd wake this end.
+    fn arm(&self) -> io::Result<()> {
+        self.event_fd.arm(&mut Context::from_waker(&self.waker))
+    }
+
+    /// The eventfd was written, or the runtime ends.
+    fn signalled(&self) {
+        if let Err(error) = self.arm() {
+            let is_broken = error.kind() == io::ErrorKind::InvalidData;
+            self.is_broken.store(is_broken, Ordering::Release);
+            return self.end();
+        }
+        let poller = match self.is_shared.load(Ordering::Relaxed) {
+            true => self.state().poller.clone(),
+            false => None,
+        };
+        match poller {
+            Some(poller) => poller.wake(),
+            None => self.inbound().raise(),
+        }
+        self.wake_tasks();
+    }
+
+    /// Wakes the tasks of the connections whose bits are set, and returns their number.
+    pub(super) fn wake_tasks(&self) -> usize {
+        self.wake_tasks_except(CAPACITY)
+    }
+
+    fn wake_tasks_except(&self, running: u16) -> usize {
+        let mut woken = 0;
+        for connection in self.inbound().take() {
+            // Woken without the lock.
+            let task = self.state().tasks.get(usize::from(connection)).and_then(Option::clone);
+            if let Some(task) = task {
+                if connection != running {
+                    task.wake();
+                }
+                woken += 1;
+            }
+        }
+        woken
+    }
+
+    /// As [`wake_tasks`](Self::wake_tasks), from a task of a connection that is about to check for
+    /// messages: it takes bits where the poller may have to wait. Cheap while there are none: one
+    /// load.
+    #[inline]
+    pub(super) fn wake_others(&self, running: u16) {
+        if self.inbound().has_bits() && self.wake_tasks_except(running) > 0 {
+            self.found.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The poller's turn: wakes the tasks of the connections whose bits are set. Whether any were,
+    /// also to a connection's task.
+    pub(super) fn poll(&self) -> bool {
+        let found = self.found.load(Ordering::Relaxed);
+        if found {
+            self.found.store(false, Ordering::Relaxed);
+        }
+        self.wake_tasks() > 0 || found
+    }
+
+    /// Wakes a connection of the peer, which waits. True if that took a system call. `stamp` comes
+    /// before it, and gets the time.
+    pub(super) fn wake_peer(&self, connection: u16, stamp: impl FnOnce(u64)) -> bool {
+        let outbound = self.outbound();
+        // Read first: with the bit the peer may run and begin its next wait, which is not the one
+        // that this ends.
+        let now = outbound.may_sleep().then(monotonic);
+        let sleeps = outbound.set(connection);
+        if sleeps {
+            now.map(stamp);
+            // Fails only when the peer has moved the counter itself.
+            let _ = self.event_fd.wake();
+        }
+        sleeps
+    }
+
+    /// Adds a connection, and returns its number. `None` when there are too many, or the channel
+    /// has ended. True: the channel needs a poller, which is to be spawned.
+    pub(super) fn add(&self) -> Option<(u16, bool)> {
+        let mut state = self.state();
+        if self.has_ended() {
+            return None;
+        }
+        let connection = match state.free.pop() {
+            Some(free) => free,
+            None => {
+                let next = u16::try_from(state.tasks.len()).ok().filter(|next| *next < CAPACITY)?;
+                state.tasks.push(None);
+                next
+            }
+        };
+        state.members += 1;
+        self.is_shared.store(state.members > 1, Ordering::Relaxed);
+        let spawn = state.members > 1 && !state.has_poller;
+        state.has_poller |= spawn;
+        Some((connection, spawn))
+    }
+
+    /// Removes a connection. The channel ends with the last.
+    pub(super) fn remove(&self, connection: u16) {
+        let mut state = self.state();
+        let task = state.tasks.get_mut(usize::from(connection)).and_then(Option::take);
+        state.free.push(connection);
+        state.members -= 1;
+        self.is_shared.store(state.members > 1, Ordering::Relaxed);
+        let last = state.members == 0;
+        if last {
+            self.ended.store(true, Ordering::Release);
+        }
+        drop(state);
+        drop(task);
+        if last {
+            self.end();
+        }
+    }
+
+    /// From now on this task is woken for the connection.
+    pub(super) fn set_task(&self, connection: u16, task: &Waker) {
+        let mut state = self.state();
+        let task = Some(task.clone());
+        let old = match state.tasks.get_mut(usize::from(connection)) {
+            Some(known) => std::mem::replace(known, task),
+            None => None,
+        };
+        // Without the lock, as the last of a task's wakers may drop connections with it.
+        drop((state, old));
+    }
+
+    /// The poller's task.
+    pub(super) fn set_poller(&self, task: &Waker) {
+        let mut state = self.state();
+        let is_known = state.poller.as_ref().is_some_and(|known| known.will_wake(task));
+        let old = if is_known { None } else { state.poller.replace(task.clone()) };
+        drop((state, old));
+    }
+
+    /// Nobody is woken by this channel any more: its connections find that out, and the poller
+    /// ends.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        if self.process != std::process::id() {
+            return;
+        }
+        self.inbound().set_stage(Stage::Ended);
+        let mut state = self.state();
+        let (tasks, poller) = (state.tasks.clone(), state.poller.take());
+        state.file = None;
+        drop(state);
+        tasks.into_iter().flatten().chain(poller).for_each(Waker::wake);
+    }
+
+    /// The page, for the peer, if it may not have that yet. `None`: the peer has ended its end, so
+    /// further connections need another channel.
+    pub(super) fn offer(&self) -> Option<Option<Arc<OwnedFd>>> {
+        match self.settle() {
+            Stage::Offered => self.state().file.clone().map(Some),
+            Stage::InUse => Some(None),
+            Stage::Ended => None,
+        }
+    }
+
+    /// Closes the page's descriptor if the peer has had the page. Returns what has become of the
+    /// channel there.
+    pub(super) fn settle(&self) -> Stage {
+        let stage = self.outbound().stage();
+        if stage != Stage::Offered {
+            drop(self.state().file.take());
+        }
+        stage
+    }
+
+    /// The eventfd, for the peer.
+    pub(crate) fn event_fd(&self) -> impl AsFd {
+        self.event_fd.fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future as _;
+    use std::sync::atomic::{AtomicU64, AtomicUsize};
+    use std::task::Poll;
+
+    use super::*;
+    use crate::shm::memory::peer_map::Usage;
+    use crate::shm::wakeup::member::{Member, Wakeup};
+
+    fn words() -> Vec<AtomicU64> {
+        (0..WORDS).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    #[test]
+    fn each_bit_that_was_set_is_taken_once() {
+        let words = words();
+        let direction = Direction(&words);
+        assert_eq!(direction.take().count(), 0);
+        let set = [0, 1, 63, 64, 1000, CAPACITY - 1];
+        for connection in set.iter().chain(&set) {
+            assert!(!direction.set(*connection), "the process does not sleep");
+        }
+        assert!(direction.has_bits());
+        assert!(direction.take().eq(set));
+        assert!(!direction.has_bits() && direction.take().next().is_none());
+    }
+
+    #[test]
+    fn a_process_that_sleeps_is_woken_once() {
+        let words = words();
+        let direction = Direction(&words);
+        direction.raise();
+        assert_eq!([7, 7, 8].map(|connection| direction.set(connection)), [true, false, false]);
+        direction.raise();
+        direction.lower();
+        assert!(!direction.set(9));
+        assert!(direction.take().eq([7, 8, 9]));
+    }
+
+    /// A peer that writes anything has connections woken, each once.
+    #[test]
+    fn any_content_is_taken() {
+        let words = words();
+        words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        let direction = Direction(&words);
+        assert!(direction.take().eq(0..CAPACITY));
+        assert_eq!(direction.take().count(), 0);
+        words[8].store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(direction.take().count(), 0, "no bits");
+        assert_eq!(direction.stage(), Stage::Ended, "no number of a stage");
+        for stage in [Stage::InUse, Stage::Ended, Stage::Offered] {
+            direction.set_stage(stage);
+            assert_eq!(direction.stage(), stage);
+        }
+    }
+
+    /// Both ends of a channel.
+    fn channel() -> [Arc<WakeChannel>; 2] {
+        let maker = WakeChannel::make().unwrap();
+        let (file, mut id) = (maker.offer().flatten().unwrap(), (0, 0));
+        let page = Map::new(&file, PAGE_BYTES, |file| {
+            id = file;
+            Ok(())
+        });
+        let page = PeerMap::adopt(page.unwrap(), id, 0, Usage::Page).unwrap();
+        let event_fd = maker.event_fd.fd().as_fd().try_clone_to_owned().unwrap();
+        let taker = WakeChannel::take(event_fd, page).unwrap();
+        [maker, taker]
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Connections that wait, and how often each was woken.
+    struct Waiting {
+        ends: Vec<Wakeup>,
+        counts: Vec<Arc<Count>>,
+    }
+
+    impl Waiting {
+        fn on(channel: &Arc<WakeChannel>, connections: usize) -> Waiting {
+            let counts: Vec<Arc<Count>> = (0..connections).map(|_| Arc::default()).collect();
+            let ends = counts.iter().map(|count| {
+                let mut end = Wakeup::Channel(Member::join(channel).unwrap());
+                let waker = Waker::from(count.clone());
+                end.listen(&mut Context::from_waker(&waker)).unwrap();
+                end
+            });
+            Waiting { ends: ends.collect(), counts }
+        }
+
+        fn woken(&self) -> Vec<usize> {
+            self.counts.iter().map(|count| count.0.load(Ordering::SeqCst)).collect()
+        }
+    }
+
+    /// As long as the reactor and the pollers need.
+    async fn turns() {
+        for _ in 0..16 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Other tasks run once.
+    async fn other_tasks() {
+        let mut ran = false;
+        std::future::poll_fn(|cx| match std::mem::replace(&mut ran, true) {
+            true => Poll::Ready(()),
+            false => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    /// Number of system calls.
+    fn wake(channel: &WakeChannel, connections: impl IntoIterator<Item = u16>) -> usize {
+        connections.into_iter().filter(|connection| channel.wake_peer(*connection, |_| ())).count()
+    }
+
+    #[tokio::test]
+    async fn exactly_those_that_were_sent_something_are_woken() {
+        for connections in [1, 2, 70] {
+            let ends = channel();
+            let waiting = ends.each_ref().map(|end| Waiting::on(end, connections));
+            turns().await;
+            let mut expected = [vec![0; connections], vec![0; connections]];
+            for round in 0..20_usize {
+                for from in [round % 2, 0, 1] {
+                    let some = (0..connections).step_by(1 + round % 3);
+                    let system_calls = wake(&ends[from], some.clone().map(|at| at as u16));
+                    assert_eq!(system_calls, 1, "one for all of them");
+                    some.for_each(|at| expected[1 - from][at] += 1);
+                    turns().await;
+                    assert_eq!(waiting.each_ref().map(Waiting::woken), expected, "{round}");
+                }
+            }
+        }
+    }
+
+    /// While a runtime works, the poller sees bits without a system call.
+    #[tokio::test]
+    async fn a_runtime_that_is_awake_is_not_woken() {
+        // A task, as the runtime lets its main future wait for many of them.
+        let works = tokio::spawn(async {
+            let [maker, taker] = channel();
+            let waiting = Waiting::on(&taker, 2);
+            turns().await;
+            assert_eq!(wake(&maker, [0]), 1);
+            while waiting.woken() == [0, 0] {
+                tokio::task::yield_now().await;
+            }
+            for round in 1..100 {
+                assert_eq!(wake(&maker, [1, 0]), 0, "{round}");
+                while waiting.woken()[1] < round {
+                    other_tasks().await;
+                }
+            }
+            turns().await;
+            assert_eq!(wake(&maker, [1]), 1, "it sleeps again");
+        });
+        works.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn any_bits_wake_each_connection_once_and_no_other() {
+        let [maker, taker] = channel();
+        let waiting = Waiting::on(&taker, 40);
+        turns().await;
+        for connection in 0..CAPACITY {
+            maker.outbound().set(connection);
+        }
+        assert_eq!((taker.wake_tasks(), taker.wake_tasks()), (40, 0));
+        assert_eq!(waiting.woken(), [1; 40]);
+        let gone = waiting.counts.clone();
+        drop(waiting);
+        maker.outbound().set(3);
+        assert_eq!((taker.wake_tasks(), gone[3].0.load(Ordering::SeqCst)), (0, 1));
+    }
+
+    #[tokio::test]
+    async fn it_takes_as_many_connections_as_it_has_bits_and_ends_with_the_last() {
+        let [maker, taker] = channel();
+        let mut members: Vec<_> = (0..CAPACITY).map(|_| Member::join(&maker).unwrap()).collect();
+        assert!((0..9).all(|_| Member::join(&maker).is_none()));
+        assert_eq!(maker.state().tasks.len(), usize::from(CAPACITY), "no room for those refused");
+        members.truncate(7);
+        assert!(Member::join(&maker).is_some());
+        assert!(matches!(maker.offer(), Some(None)), "the peer has the page");
+        drop(Waiting::on(&taker, 1));
+        assert!(taker.has_ended() && maker.offer().is_none(), "the peer's end has ended");
+        drop(members);
+        assert!(maker.has_ended() && Member::join(&maker).is_none());
+        let held = Arc::downgrade(&maker);
+        drop(maker);
+        turns().await;
+        assert!(held.upgrade().is_none(), "the poller has ended");
+    }
+
+    /// Also where this end never looked while the peer had it in use.
+    #[tokio::test]
+    async fn an_end_that_the_peer_has_ended_is_not_offered_again() {
+        let [maker, taker] = channel();
+        drop(Waiting::on(&taker, 1));
+        assert!(maker.state().file.is_some() && maker.offer().is_none());
+        assert!(maker.state().file.is_none(), "closed");
+    }
+
+    /// A bit may be set for a connection that is gone, and its place may be another's by then.
+    #[tokio::test]
+    async fn a_place_is_used_again() {
+        let [maker, taker] = channel();
+        let mut waiting = Waiting::on(&taker, 3);
+        turns().await;
+        maker.outbound().set(1);
+        let gone = (waiting.ends.remove(1), waiting.counts.remove(1));
+        drop(gone.0);
+        let new = Waiting::on(&taker, 1);
+        assert_eq!(new.ends[0].value(), 2, "the place of the one that is gone");
+        taker.wake_tasks();
+        assert_eq!((new.woken(), waiting.woken()), (vec![1], vec![0, 0]), "once in vain");
+        assert_eq!(gone.1.0.load(Ordering::SeqCst), 0);
+        taker.inbound().raise();
+        assert_eq!(wake(&maker, [1]), 1);
+        turns().await;
+        assert_eq!((new.woken(), waiting.woken()), (vec![2], vec![0, 0]));
+    }
+
+    /// The poller may stand behind a task that blocks its thread.
+    #[tokio::test]
+    async fn a_task_that_runs_wakes_the_others() {
+        let [maker, taker] = channel();
+        let waiting = Waiting::on(&taker, 3);
+        // The poller runs, as far as the peer is told.
+        taker.inbound().lower();
+        assert_eq!(wake(&maker, [0, 2]), 0);
+        waiting.ends[0].wake_others();
+        assert_eq!(waiting.woken(), [0, 0, 1], "the one that runs is not woken");
+        assert!(taker.poll() && !taker.poll(), "the poller is told");
+        waiting.ends[0].wake_others();
+        assert_eq!(waiting.woken(), [0, 0, 1]);
+    }
+
+    /// tokio wakes a task at once that has used up its budget.
+    #[test]
+    fn it_is_made_without_any_budget_left() {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).enable_all().build().unwrap();
+        runtime.block_on(std::future::poll_fn(|cx| {
+            while tokio::task::coop::has_budget_remaining() {
+                let _ = std::pin::pin!(tokio::task::coop::consume_budget()).poll(cx);
+            }
+            let ends = channel();
+            ends[0].signalled();
+            assert!(!tokio::task::coop::has_budget_remaining());
+            assert!(ends.iter().all(|end| !end.has_ended()));
+            Poll::Ready(())
+        }));
+    }
+
+    /// The child has the channel and not the page.
+    #[tokio::test]
+    async fn a_child_may_drop_it() {
+        let [maker, taker] = channel();
+        let waiting = Waiting::on(&taker, 2);
+        // SAFETY: the child calls what is safe after fork(2) beside other threads: the C library
+        // keeps its heap usable, and no other thread has the locks of this channel. This rests on
+        // no rule.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: takes a number; it ends the child if a lock is never freed.
+            unsafe { libc::alarm(20) };
+            drop(waiting);
+            // SAFETY: ends this process, which has nothing to tidy up.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: writes to `status` until it returns.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "{}", libc::WTERMSIG(status));
+        assert_eq!(maker.outbound().stage(), Stage::InUse, "it is the parent's");
+        drop(waiting);
+        assert_eq!(maker.outbound().stage(), Stage::Ended);
+    }
+
+    #[test]
+    fn it_ends_with_its_runtime() {
+        for connections in [1, 2] {
+            let build = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let (one, other) = (build().unwrap(), build().unwrap());
+            let make = |connections| {
+                let ends = channel();
+                let waiting = Waiting::on(&ends[1], connections);
+                (ends, waiting)
+            };
+            let (_ended, mut lost) = one.block_on(async { make(connections) });
+            let (ends, waiting) = other.block_on(async { make(connections) });
+            drop(one);
+            assert!(lost.woken().iter().all(|woken| *woken >= 1), "told that it has ended");
+            let cx = &mut Context::from_waker(Waker::noop());
+            assert!(lost.ends.iter_mut().all(|end| end.listen(cx).is_err()));
+            other.block_on(async {
+                turns().await;
+                assert_eq!(wake(&ends[0], [0]), 1);
+                turns().await;
+            });
+            assert_eq!(waiting.woken()[0], 1);
+        }
+    }
+}

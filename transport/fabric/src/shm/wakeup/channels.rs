@@ -1,0 +1,298 @@
+//! The wake-up channels of this process, and which of them a connection joins.
+//!
+//! The connecting end chooses: a channel of its runtime to the same process and the same runtime
+//! there, whichever of the two made it; else it makes one. It names the channel by the number that
+//! the maker gave it, and sends eventfd and page along until the peer says, in the page, that it
+//! has them in use. The accepting end joins the channel of that number, if it is one with this
+//! process and of this runtime; else it takes what came along.
+//!
+//! A connection works with any of these:
+//!
+//! | connecting end | accepting end | when |
+//! |---|---|---|
+//! | channel | channel | always, as a rule |
+//! | channel | messages | the accepting end has ended the channel meanwhile, has it full, or cannot map it. It wakes its peer by messages, too; the connecting end's place in the channel stays unused |
+//! | messages | messages | the ends are strangers (`same_user`), or the connecting end cannot make a channel |
+//!
+//! A number means nothing without the process that it comes with: pid and start time, which were
+//! checked while a pidfd said that the process lives (`same_user`). So neither a child of a process
+//! nor a later one with its pid gets into its channels, and what a process says about channels of
+//! its own concerns itself. A process that executes another program (exec(2)) stays the same
+//! process: numbers begin anywhere, so that the new program names no channel of the old one, and a
+//! page that comes along has to be the one that is known.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::runtime::{Handle, Id};
+
+use crate::shm::memory::map::{FileId, Map};
+use crate::shm::memory::peer_map::{PeerMap, Usage};
+use crate::shm::same_user::Process;
+use crate::shm::wakeup::channel::WakeChannel;
+use crate::shm::wakeup::channel_name::ChannelName;
+use crate::shm::wakeup::event_fd::End;
+use crate::shm::wakeup::member::Member;
+
+/// They are few: a list is enough.
+static CHANNELS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+/// Random, and another after exec(2).
+static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+static NUMBERS: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(KEYS.hash_one("numbers")));
+
+#[derive(Debug)]
+struct Entry {
+    /// This process: a child of fork(2) has the list, too.
+    process: u32,
+    runtime: Id,
+    peer: Process,
+    peer_runtime: u64,
+    number: u64,
+    end: End,
+    /// The page, if the peer has made it.
+    page: Option<FileId>,
+    channel: Weak<WakeChannel>,
+}
+
+impl Entry {
+    /// One of the current runtime.
+    fn new(
+        peer: Process,
+        peer_runtime: u64,
+        number: u64,
+        end: End,
+        page: Option<FileId>,
+        channel: &Arc<WakeChannel>,
+    ) -> Entry {
+        let (process, runtime) = (std::process::id(), Handle::current().id());
+        let channel = Arc::downgrade(channel);
+        Entry { process, runtime, peer, peer_runtime, number, end, page, channel }
+    }
+
+    /// Whether it is one of the current runtime with this peer.
+    fn is_with(&self, peer: Process) -> bool {
+        self.process == std::process::id()
+            && self.runtime == Handle::current().id()
+            && self.peer == peer
+    }
+}
+
+fn lock() -> MutexGuard<'static, Vec<Entry>> {
+    CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What tells the current runtime from others of this process. Not 0.
+pub(crate) fn runtime() -> u64 {
+    KEYS.hash_one(Handle::current().id()).max(1)
+}
+
+/// Eventfd and page of a peer's, found usable.
+#[derive(Debug)]
+pub(crate) struct PeerFiles {
+    pub(crate) event_fd: OwnedFd,
+    pub(crate) page: Map,
+    pub(crate) page_id: FileId,
+    /// The peer's user.
+    pub(crate) user: u32,
+}
+
+/// What a connecting end has chosen.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    pub(crate) member: Member,
+    pub(crate) name: ChannelName,
+    /// To be sent to the peer, which may not have them yet.
+    pub(crate) files: Option<(Arc<WakeChannel>, Arc<OwnedFd>)>,
+}
+
+/// Chooses the channel of a connection to a runtime of this process, or makes one. `None`: there is
+/// none, and none can be made.
+pub(crate) fn choose(peer: Process, peer_runtime: u64) -> Option<Chosen> {
+    let mut channels = lock();
+    // With itself a process has both ends of a channel: it connects by that of the maker.
+    let own = peer.pid == std::process::id();
+    let fits = |entry: &&Entry| {
+        entry.is_with(peer)
+            && entry.peer_runtime == peer_runtime
+            && !(own && entry.end == End::Taker)
+    };
+    for Entry { number, end, channel, .. } in channels.iter().filter(fits) {
+        if let Some(channel) = channel.upgrade()
+            && let Some(page) = channel.offer()
+            && let Some(member) = Member::join(&channel)
+        {
+            let name = ChannelName { number: *number, end: *end, runtime: runtime() };
+            return Some(Chosen { member, name, files: page.map(|page| (channel, page)) });
+        }
+    }
+    let channel = usable(WakeChannel::make())?;
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    let page = channel.offer().flatten()?;
+    let member = Member::join(&channel)?;
+    let name = ChannelName { number, end: End::Maker, runtime: runtime() };
+    add(&mut channels, Entry::new(peer, peer_runtime, number, End::Maker, None, &channel));
+    Some(Chosen { member, name, files: Some((channel, page)) })
+}
+
+/// What cannot be had is done without: its connections are woken by messages.
+fn usable<T>(made: io::Result<T>) -> Option<T> {
+    made.inspect_err(|error| tracing::debug!(%error, "no wake-up channel")).ok()
+}
+
+/// Joins the channel that a connecting peer has named; `files` came along. `None`: there is no such
+/// channel, and nothing that it can be made of.
+pub(crate) fn join(peer: Process, name: ChannelName, files: Option<PeerFiles>) -> Option<Member> {
+    let mut channels = lock();
+    let end = name.end.other();
+    let named =
+        |entry: &Entry| entry.is_with(peer) && entry.number == name.number && entry.end == end;
+    let page = files.as_ref().map(|files| files.page_id);
+    // One of another page is of a program that the process ran before.
+    channels.retain(|entry| !named(entry) || page.is_none() || entry.page == page);
+    let known = channels.iter().filter(|entry| named(entry));
+    let mut known = known.filter_map(|entry| entry.channel.upgrade());
+    if let Some(member) = known.find_map(|channel| Member::join(&channel)) {
+        return Some(member);
+    }
+    let (Some(files), End::Taker) = (files, end) else { return None };
+    let map = PeerMap::adopt(files.page, files.page_id, files.user, Usage::Page);
+    let channel = usable(map.and_then(|map| WakeChannel::take(files.event_fd, map)))?;
+    let member = Member::join(&channel);
+    add(&mut channels, Entry::new(peer, name.runtime, name.number, end, page, &channel));
+    member
+}
+
+fn add(channels: &mut Vec<Entry>, entry: Entry) {
+    channels.retain(|entry| entry.channel.strong_count() > 0);
+    channels.push(entry);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+    use crate::shm::wakeup::channel::PAGE_BYTES;
+
+    const RUNTIME: u64 = 5;
+
+    /// Eventfd and page of a channel as its maker sends them.
+    fn files(page: impl std::os::fd::AsFd, channel: &WakeChannel) -> PeerFiles {
+        let mut page_id = (0, 0);
+        let page = Map::new(page, PAGE_BYTES, |id| {
+            page_id = id;
+            Ok(())
+        });
+        let event_fd = channel.event_fd().as_fd().try_clone_to_owned().unwrap();
+        PeerFiles { event_fd, page: page.unwrap(), page_id, user: 0 }
+    }
+
+    /// A channel of a peer's, and its page.
+    fn made() -> (Arc<WakeChannel>, Arc<OwnedFd>) {
+        let channel = WakeChannel::make().unwrap();
+        let page = channel.offer().flatten().unwrap();
+        (channel, page)
+    }
+
+    fn is_joined(channel: &WakeChannel) -> bool {
+        matches!(channel.offer(), Some(None))
+    }
+
+    #[tokio::test]
+    async fn a_channel_is_that_of_one_process() {
+        let (peer, number) = (Process { pid: 1 << 30, start: 7 }, 11);
+        let name = ChannelName { number, runtime: RUNTIME, end: End::Maker };
+        let (maker, page) = made();
+        assert!(join(peer, name, None).is_none());
+        let first = join(peer, name, Some(files(&page, &maker))).unwrap();
+        assert!(is_joined(&maker) && join(peer, name, None).is_some());
+        let chosen = choose(peer, RUNTIME).unwrap();
+        assert_eq!((chosen.name.number, chosen.name.end), (number, End::Taker));
+        // The pid is another process's by now.
+        let later = Process { start: 8, ..peer };
+        assert!(join(later, name, None).is_none());
+        assert_ne!(choose(later, RUNTIME).unwrap().name.number, number);
+        for other in
+            [ChannelName { number: number + 1, ..name }, ChannelName { end: End::Taker, ..name }]
+        {
+            assert!(join(peer, other, None).is_none(), "{other:?}");
+        }
+        let elsewhere = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async { join(peer, name, None).is_none() })
+        });
+        assert!(elsewhere.join().unwrap(), "another runtime");
+        drop((first, chosen));
+    }
+
+    /// A process that has executed another program has its pid and its start.
+    #[tokio::test]
+    async fn a_page_that_is_not_the_known_one_is_another_channel() {
+        let peer = Process { pid: (1 << 30) + 1, start: 7 };
+        let name = ChannelName { number: 11, runtime: RUNTIME, end: End::Maker };
+        let (old, new) = (made(), made());
+        let first = join(peer, name, Some(files(&old.1, &old.0))).unwrap();
+        let second = join(peer, name, Some(files(&new.1, &new.0))).unwrap();
+        assert!(is_joined(&old.0) && is_joined(&new.0));
+        drop(first);
+        assert!(!is_joined(&old.0) && is_joined(&new.0));
+        assert!(join(peer, name, None).is_some(), "the new one");
+        drop(second);
+        assert!(!is_joined(&new.0));
+    }
+
+    #[tokio::test]
+    async fn a_channel_that_has_ended_is_made_again_or_done_without() {
+        let peer = Process { pid: (1 << 30) + 2, start: 7 };
+        let name = ChannelName { number: 11, runtime: RUNTIME, end: End::Maker };
+        let (maker, page) = made();
+        drop(join(peer, name, Some(files(&page, &maker))).unwrap());
+        assert!(join(peer, name, None).is_none(), "it has ended");
+        // The page is unmapped by another thread. Until then it cannot be mapped again.
+        let again = loop {
+            match join(peer, name, Some(files(&page, &maker))) {
+                Some(member) => break member,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        assert!(is_joined(&maker));
+        drop(again);
+        let again = files(&page, &maker);
+        let mapped = loop {
+            let PeerFiles { page, page_id, user, .. } = files(&page, &maker);
+            match PeerMap::adopt(page, page_id, user, Usage::Page) {
+                Ok(mapped) => break mapped,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        };
+        assert!(join(peer, name, Some(again)).is_none(), "it is mapped");
+        drop(mapped);
+    }
+
+    #[tokio::test]
+    async fn the_connections_to_a_runtime_share_a_channel_until_it_ends() {
+        let peer = Process { pid: (1 << 30) + 3, start: 7 };
+        let first = choose(peer, RUNTIME).unwrap();
+        let (channel, page) = first.files.unwrap();
+        let again = choose(peer, RUNTIME).unwrap();
+        assert!(again.name == first.name && again.files.is_some(), "the peer has not joined it");
+        assert_ne!(choose(peer, RUNTIME + 1).unwrap().name.number, first.name.number);
+        let PeerFiles { event_fd, page, page_id, user } = files(&page, &channel);
+        let page = PeerMap::adopt(page, page_id, user, Usage::Page).unwrap();
+        let theirs = WakeChannel::take(event_fd, page).unwrap();
+        let member = Member::join(&theirs).unwrap();
+        let again = choose(peer, RUNTIME).unwrap();
+        assert!(again.name == first.name && again.files.is_none());
+        drop(member);
+        assert_ne!(choose(peer, RUNTIME).unwrap().name.number, first.name.number);
+    }
+
+    /// They begin anywhere: a program that the process executes later names none of these.
+    #[test]
+    fn numbers_are_not_guessed() {
+        assert!(NUMBERS.load(Ordering::Relaxed) > 1 << 20);
+    }
+}

@@ -1,0 +1,63 @@
+//! The task that takes a channel's bits while its runtime is busy with the connections of that
+//! channel, so that the peer need not write the eventfd.
+//!
+//! | the poller | event | next |
+//! |---|---|---|
+//! | Sleeps | the eventfd is written | Runs |
+//! | Runs | a connection is woken, by it or by a connection's task | Runs, after the other tasks |
+//! | Runs | none is, for the [`LINGER`]th time | Sleeps: the flag is up, and there are no bits |
+//! | any | the channel has ended | Ended |
+//! | any | the runtime ends | Ended, and the channel with it |
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::shm::wakeup::channel::WakeChannel;
+
+/// Turns in vain, each after all other tasks that could run, before it sleeps.
+pub(super) const LINGER: u32 = 2;
+
+#[derive(Debug)]
+pub(super) struct Poller {
+    channel: Arc<WakeChannel>,
+    /// Turns in vain since a connection was woken.
+    in_vain: u32,
+}
+
+impl Poller {
+    pub(super) fn new(channel: Arc<WakeChannel>) -> Poller {
+        Poller { channel, in_vain: 0 }
+    }
+}
+
+impl Future for Poller {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Poller { channel, in_vain } = &mut *self;
+        channel.set_poller(cx.waker());
+        if channel.has_ended() {
+            return Poll::Ready(());
+        }
+        *in_vain = if channel.poll() { 0 } else { *in_vain + 1 };
+        if *in_vain >= LINGER {
+            *in_vain = 0;
+            channel.inbound().raise();
+            if channel.wake_tasks() == 0 {
+                return Poll::Pending;
+            }
+            channel.inbound().lower();
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl Drop for Poller {
+    /// Also with its runtime.
+    fn drop(&mut self) {
+        self.channel.end();
+    }
+}

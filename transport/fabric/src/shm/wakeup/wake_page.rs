@@ -1,0 +1,123 @@
+//! The page that two processes share to wake each other's connections: the words of one direction.
+//!
+//! | words | written by | what |
+//! |---|---|---|
+//! | 0 | both | 1: the receiving process sleeps, and the eventfd wakes it |
+//! | 1 | receiver | what has become of the channel at this end: 0 nothing yet, 1 in use, 2 ended |
+//! | 8 | both | which of the 64 words that follow have bits |
+//! | 16 .. 80 | both | a bit for each connection that has been sent something while it waited |
+//!
+//! The sender sets the bit and then checks whether the process sleeps. The receiver says that it
+//! sleeps, and then checks the bits (`wait_flag`). Whoever takes bits wakes their connections. The
+//! peer may write anything to any word at any time: that wakes connections in vain, or wakes those
+//! of the peer late. Checked with loom.
+
+use crate::atomics::{AtomicU64, Ordering};
+use crate::shm::wakeup::wait_flag;
+
+const SLEEPS: usize = 0;
+const STAGE: usize = 1;
+const SUMMARY: usize = 8;
+const BITS: usize = 16;
+
+/// What has become of a channel at one end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It has not been joined.
+    Offered = 0,
+    InUse = 1,
+    Ended = 2,
+}
+
+/// Connections of a channel, at most.
+pub(crate) const CAPACITY: u16 = 64 * 64;
+/// Words of a direction.
+pub(crate) const WORDS: usize = 128;
+
+/// One direction, whose first word is the first of the slice.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Direction<'a>(pub(crate) &'a [AtomicU64]);
+
+impl<'a> Direction<'a> {
+    /// The sender has sent something on this connection, which waited. True when the process sleeps
+    /// and is to be woken; once for each time that it does.
+    pub(crate) fn set(self, connection: u16) -> bool {
+        let (word, bit) = (usize::from(connection / 64), 1 << (connection % 64));
+        // The bit first: who takes a bit of the summary finds those that it stands for.
+        self.0[BITS + word].fetch_or(bit, Ordering::AcqRel);
+        self.0[SUMMARY].fetch_or(1 << word, Ordering::AcqRel);
+        wait_flag::must_wake(&self.0[SLEEPS]) != 0
+    }
+
+    /// Whether any bit is set. Cheap: one load.
+    pub(crate) fn has_bits(self) -> bool {
+        self.0[SUMMARY].load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes all bits that are set.
+    pub(crate) fn take(self) -> Taken<'a> {
+        let summary = match self.has_bits() {
+            true => self.0[SUMMARY].swap(0, Ordering::AcqRel),
+            false => 0,
+        };
+        Taken { words: self.0, summary, word: 0, bits: 0 }
+    }
+
+    /// The receiving process is about to sleep, as far as these connections go. It must check for
+    /// bits once more before it does.
+    pub(crate) fn raise(self) {
+        wait_flag::raise(&self.0[SLEEPS], 1);
+    }
+
+    /// The receiving process takes bits without being woken.
+    pub(crate) fn lower(self) {
+        wait_flag::lower(&self.0[SLEEPS]);
+    }
+
+    /// Whether the receiving process may sleep. Cheap: one load.
+    pub(crate) fn may_sleep(self) -> bool {
+        self.0[SLEEPS].load(Ordering::Relaxed) != 0
+    }
+
+    /// Tells what has become of the channel at the receiving end.
+    pub(crate) fn set_stage(self, stage: Stage) {
+        self.0[STAGE].store(stage as u64, Ordering::Release);
+    }
+
+    /// What the receiving end says has become of the channel.
+    pub(crate) fn stage(self) -> Stage {
+        match self.0[STAGE].load(Ordering::Acquire) {
+            0 => Stage::Offered,
+            1 => Stage::InUse,
+            _ => Stage::Ended,
+        }
+    }
+}
+
+/// The connections whose bits were taken.
+#[derive(Debug)]
+pub(crate) struct Taken<'a> {
+    words: &'a [AtomicU64],
+    summary: u64,
+    /// The word that `bits` are of.
+    word: u16,
+    bits: u64,
+}
+
+impl Iterator for Taken<'_> {
+    type Item = u16;
+
+    fn next(&mut self) -> Option<u16> {
+        while self.bits == 0 {
+            if self.summary == 0 {
+                return None;
+            }
+            self.word = self.summary.trailing_zeros() as u16;
+            self.summary &= self.summary - 1;
+            self.bits = self.words[BITS + usize::from(self.word)].swap(0, Ordering::AcqRel);
+        }
+        let bit = self.bits.trailing_zeros() as u16;
+        self.bits &= self.bits - 1;
+        Some(self.word * 64 + bit)
+    }
+}
