@@ -1,89 +1,43 @@
 //! Records the identity of the Offer's TCP connection, and traces of a gateway, before any of the
 //! user's layers can add, change or remove them.
 
-use std::net::SocketAddr;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::{Extensions, HeaderMap, HeaderName, Request, Version};
-use tonic::transport::server::TcpConnectInfo;
-#[cfg(feature = "_tls-any")]
-use tonic::transport::server::TlsConnectInfo;
+use http::Request;
+use tokio::time::Instant;
 use tower::Service;
 
 use crate::bootstrap::OFFER_PATH;
-
-/// Headers that gateways add to requests.
-const FORWARDING: [&str; 13] = [
-    "cdn-loop",
-    "cf-connecting-ip",
-    "client-ip",
-    "fastly-client-ip",
-    "forwarded",
-    "forwarded-for",
-    "proxy-connection",
-    "true-client-ip",
-    "via",
-    "x-client-ip",
-    "x-cluster-client-ip",
-    "x-proxyuser-ip",
-    "x-real-ip",
-];
-/// Prefixes of further such headers.
-const FORWARDING_PREFIXES: [&str; 4] = ["l5d-", "x-envoy-", "x-forwarded", "x-original-"];
-
-/// Evidence that a request passed an HTTP gateway.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Trace {
-    /// Not HTTP/2, which all clients of this crate speak.
-    #[error("it came by {0:?}")]
-    Version(Version),
-    #[error("it carries the header `{0}`")]
-    Header(HeaderName),
-}
-
-/// What is known of an Offer's connection; kept in the Offer's extensions.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Connection {
-    /// The connect info of the connection.
-    pub(crate) extensions: Extensions,
-    /// Evidence of a gateway, if the Offer carries any.
-    pub(crate) trace: Option<Trace>,
-}
-
-impl Connection {
-    /// The peer's end of the TCP connection; `None` for a transport without TCP addresses.
-    pub(crate) fn peer(&self) -> Option<SocketAddr> {
-        let info = self.extensions.get::<TcpConnectInfo>();
-        #[cfg(feature = "_tls-any")]
-        let info = info.or_else(|| {
-            self.extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref)
-        });
-        info?.remote_addr()
-    }
-
-    /// The connection of an accepted socket with this connect info.
-    pub(crate) fn of<I: Clone + Send + Sync + 'static>(info: I) -> Self {
-        let mut extensions = Extensions::new();
-        extensions.insert(info);
-        Self { extensions, trace: None }
-    }
-}
-
-fn trace(version: Version, headers: &HeaderMap) -> Option<Trace> {
-    if version != Version::HTTP_2 {
-        return Some(Trace::Version(version));
-    }
-    let forwards = |name: &&HeaderName| {
-        let name = name.as_str();
-        FORWARDING.contains(&name)
-            || FORWARDING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-    };
-    headers.keys().find(forwards).cloned().map(Trace::Header)
-}
+use crate::bootstrap::connection::{Connection, peer, trace};
+use crate::bootstrap::stock_calls::StockCalls;
 
 /// The outermost layer on the TCP side. Requests other than Offers pass unchanged.
 #[derive(Debug, Clone)]
-pub(crate) struct Capture<S>(pub(crate) S);
+pub(crate) struct Capture<S> {
+    inner: S,
+    stock_calls: Arc<StockCalls>,
+}
+
+impl<S> Capture<S> {
+    pub(crate) fn new(inner: S, stock_calls: Arc<StockCalls>) -> Self {
+        Capture { inner, stock_calls }
+    }
+
+    /// Shows a call that is no Offer to those who watch, and warns if they say so.
+    #[cold]
+    fn watched<B>(&self, req: &Request<B>) {
+        let Some(peer) = peer(req.extensions()) else { return };
+        if self.stock_calls.called(peer, req.headers(), Instant::now()) {
+            tracing::warn!(
+                host = %peer.ip(),
+                cure = "make each channel with tonic_rdma::Endpoint, and generate stubs with \
+                        tonic-rdma-build, whose `connect` does so",
+                "a host that uses the fast path also calls over TCP connections that never asked for it"
+            );
+        }
+    }
+}
 
 impl<S, B> Service<Request<B>> for Capture<S>
 where
@@ -94,7 +48,7 @@ where
     type Future = S::Future;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(cx)
+        self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, mut req: Request<B>) -> Self::Future {
@@ -102,22 +56,27 @@ where
             let trace = trace(req.version(), req.headers());
             let connection = Connection { extensions: req.extensions().clone(), trace };
             req.extensions_mut().insert(connection);
+        } else if self.stock_calls.is_watching() {
+            self.watched(&req);
         }
-        self.0.call(req)
+        self.inner.call(req)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http::{HeaderName, Version};
     use tower::ServiceExt;
 
     use super::*;
+    use crate::bootstrap::connection::Trace;
 
     async fn captured(req: Request<()>) -> Option<Connection> {
         let inner = tower::service_fn(|req: Request<()>| async move {
             Ok::<_, std::convert::Infallible>(req.extensions().get::<Connection>().cloned())
         });
-        Capture(inner).oneshot(req).await.unwrap()
+        let stock_calls = Arc::new(StockCalls::new(Arc::default()));
+        Capture::new(inner, stock_calls).oneshot(req).await.unwrap()
     }
 
     fn request(path: &str) -> Request<()> {

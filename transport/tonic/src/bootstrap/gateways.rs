@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::bootstrap::capture::{Connection, Trace};
+use crate::bootstrap::connection::{Connection, Trace};
 use crate::bootstrap::network::Network;
 
 /// Wrong statements from one network after which all its Offers count as a gateway's.
@@ -88,6 +88,10 @@ struct Live {
     /// Distinguishes it from a later connection with the same peer address.
     number: u64,
     gateway: bool,
+    /// It has carried an Offer.
+    asked: bool,
+    /// The first call that was counted, and how many were.
+    calls: Option<(Instant, u32)>,
 }
 
 #[derive(Debug)]
@@ -111,7 +115,7 @@ impl Gateways {
         let mut table = self.lock();
         let number = table.accepted;
         table.accepted += 1;
-        table.live.insert(peer, Live { number, gateway: false });
+        table.live.insert(peer, Live { number, gateway: false, asked: false, calls: None });
         Some(Known { gateways: self.clone(), peer, number })
     }
 
@@ -133,6 +137,7 @@ impl Gateways {
         };
         let mut table = self.lock();
         let live = table.live.get_mut(&peer).ok_or(Indirect::Closed)?;
+        live.asked = true;
         let before = live.gateway;
         live.gateway |= evidence.is_err();
         let network = Network::from(peer.ip());
@@ -148,6 +153,16 @@ impl Gateways {
             Ok(()) | Err(Indirect::Differs(_)) if before => Err(Indirect::Gateway),
             evidence => evidence,
         }
+    }
+
+    /// Counts a call on a connection that has carried no Offer. Returns when its first was counted,
+    /// and how many were; `None` for other connections.
+    pub(crate) fn count_call(&self, peer: SocketAddr, now: Instant) -> Option<(Instant, u32)> {
+        let mut table = self.lock();
+        let live = table.live.get_mut(&peer).filter(|live| !live.asked)?;
+        let (since, count) = live.calls.get_or_insert((now, 0));
+        *count = count.saturating_add(1);
+        Some((*since, *count))
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {

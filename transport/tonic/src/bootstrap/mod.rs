@@ -6,16 +6,20 @@
 //! | `tickets` | the one-time tickets that a server has issued |
 //! | `service` | the server's side of both calls |
 //! | `client` | the client's side of the Offer |
-//! | `capture` | records the identity of the Offer's TCP connection |
+//! | `connection` | what is known of the Offer's TCP connection |
+//! | `capture` | records that, before the user's layers |
 //! | `gateways` | whether an Offer came directly or through an HTTP gateway |
+//! | `stock_calls` | programs that use the fast path and call by tonic's own channel as well |
 //! | `network` | the unit in which clients are counted |
 //! | `generated` | generated from `proto/tonic_rdma/v1/bootstrap.proto` |
 
 pub(crate) mod capture;
 pub(crate) mod client;
+pub(crate) mod connection;
 pub(crate) mod gateways;
 mod network;
 pub(crate) mod service;
+pub(crate) mod stock_calls;
 pub(crate) mod tickets;
 
 /// The path of the Offer call.

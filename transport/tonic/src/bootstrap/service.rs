@@ -11,13 +11,14 @@ use tonic::{Request, Response, Status};
 use tonic_rdma_fabric::LogThrottle;
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
-use crate::bootstrap::capture::Connection;
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::gateways::{Gateways, Indirect};
 use crate::bootstrap::pb::bootstrap_server::Bootstrap;
 use crate::bootstrap::pb::offer_response::Outcome;
 use crate::bootstrap::pb::{
     self, OfferRequest, OfferResponse, ProbeRequest, ProbeResponse, fabric_offer,
 };
+use crate::bootstrap::stock_calls::StockCalls;
 use crate::bootstrap::tickets::Tickets;
 use crate::connect_info::RdmaConnectInfo;
 use crate::path::Path;
@@ -90,6 +91,7 @@ pub(crate) struct OfferService {
     offering: watch::Receiver<Offering>,
     tickets: Arc<Tickets>,
     gateways: Arc<Gateways>,
+    stock_calls: Arc<StockCalls>,
     /// Whether Offers that came through a gateway receive a ticket.
     through_gateways: bool,
 }
@@ -99,9 +101,10 @@ impl OfferService {
         offering: watch::Receiver<Offering>,
         tickets: Arc<Tickets>,
         gateways: Arc<Gateways>,
+        stock_calls: Arc<StockCalls>,
         through_gateways: bool,
     ) -> Self {
-        Self { offering, tickets, gateways, through_gateways }
+        Self { offering, tickets, gateways, stock_calls, through_gateways }
     }
 
     /// The identity that calls on the fast path inherit from the Offer's TCP connection. Empty if
@@ -272,6 +275,13 @@ impl Bootstrap for OfferService {
                 Outcome::Refusal(refusal(&reason, ""))
             }
         };
+        // Behind the address of a gateway are many programs.
+        if let Outcome::Grant(_) = outcome
+            && !self.through_gateways
+            && let Some(peer) = connection.and_then(Connection::peer)
+        {
+            self.stock_calls.has_ticket(peer.ip());
+        }
         Ok(Response::new(OfferResponse {
             version_min: VERSION_MIN.into(),
             version_max: VERSION_MAX.into(),
@@ -316,7 +326,9 @@ mod tests {
     fn service(offering: Offering) -> (OfferService, watch::Sender<Offering>) {
         let (tx, rx) = watch::channel(offering);
         let tickets = Arc::new(Tickets::new(CAPACITY, LIFETIME));
-        (OfferService::new(rx, tickets, Arc::default(), false), tx)
+        let gateways: Arc<Gateways> = Arc::default();
+        let stock_calls = Arc::new(StockCalls::new(gateways.clone()));
+        (OfferService::new(rx, tickets, gateways, stock_calls, false), tx)
     }
 
     fn request() -> OfferRequest {

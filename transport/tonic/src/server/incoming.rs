@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
-use crate::bootstrap::capture::Connection;
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::gateways::{Gateways, Known};
 
 /// Time that a peer has to close, once it has been told of the shutdown.

@@ -22,6 +22,7 @@ use crate::bootstrap::capture::Capture;
 use crate::bootstrap::gateways::Gateways;
 use crate::bootstrap::pb::bootstrap_server::BootstrapServer;
 use crate::bootstrap::service::{OfferService, Offering};
+use crate::bootstrap::stock_calls::StockCalls;
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
 use crate::codec::Methods;
 use crate::error::{BoxError, Error};
@@ -80,10 +81,12 @@ where
         None => Offering::starting(context.paths(&fabrics)),
     });
     let gateways: Arc<Gateways> = Arc::default();
+    let stock_calls = Arc::new(StockCalls::new(gateways.clone()));
     let offers = OfferService::new(
         offering.subscribe(),
         tickets.clone(),
         gateways.clone(),
+        stock_calls.clone(),
         settings.offer_through_gateways,
     );
     let offer = BootstrapServer::new(offers);
@@ -120,7 +123,8 @@ where
         }
     }
 
-    let service = Capture(TcpCalls::new(Calls(layered), methods, stats.tcp().clone()));
+    let calls = TcpCalls::new(Calls(layered), methods, stats.tcp().clone());
+    let service = Capture::new(calls, stock_calls);
     let Some(signal) = signal else {
         let incoming = Accepting::new(incoming, std::future::pending(), || (), most_tcp, gateways);
         tcp.serve_with_incoming(service, incoming).await?;

@@ -1,6 +1,9 @@
 //! Stock tonic at either end, over TCP.
 
+use std::time::Duration;
+
 use crate::tests::support::echo::Client;
+use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{World, endpoint, stock};
 use crate::{Path, Policy, ReasonCode};
 
@@ -45,4 +48,31 @@ async fn without_a_fast_path_at_either_end() {
     let channel = endpoint(serving.addr).policy(Policy::Off).connect().await.unwrap();
     assert_eq!(channel.path().reason.unwrap().code(), ReasonCode::Policy);
     Client::new(channel).all_kinds().await;
+}
+
+/// A program that uses the fast path and has a stub that makes tonic's own channel.
+#[tokio::test]
+async fn a_stock_channel_beside_a_fast_one_is_warned_of_once() {
+    let world = World::new();
+    let serving = world.serve().await;
+    let logs = Logs::capture();
+    let fast = world.connect(&serving).await;
+    assert_eq!(fast.path().path, Path::Sim);
+    let stock = tonic::transport::Endpoint::from_shared(format!("http://{}", serving.addr));
+    let mut stock = Client::new(stock.unwrap().connect().await.unwrap());
+    let warnings = || logs.lines_with("that never asked for it");
+    for _ in 0..25 {
+        stock.who().await.unwrap();
+    }
+    assert_eq!(warnings(), [""; 0], "it may still ask");
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(61)).await;
+    tokio::time::resume();
+    for _ in 0..25 {
+        stock.who().await.unwrap();
+    }
+    assert_eq!(warnings().len(), 1);
+    let line = &warnings()[0];
+    assert!(line.contains("WARN") && line.contains("tonic-rdma-build"), "{line}");
+    Client::new(fast).who().await.unwrap();
 }

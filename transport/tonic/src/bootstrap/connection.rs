@@ -1,0 +1,81 @@
+//! What is known of a TCP connection that carries an Offer.
+
+use std::net::SocketAddr;
+
+use http::{Extensions, HeaderMap, HeaderName, Version};
+use tonic::transport::server::TcpConnectInfo;
+#[cfg(feature = "_tls-any")]
+use tonic::transport::server::TlsConnectInfo;
+
+/// Headers that gateways add to requests.
+const FORWARDING: [&str; 13] = [
+    "cdn-loop",
+    "cf-connecting-ip",
+    "client-ip",
+    "fastly-client-ip",
+    "forwarded",
+    "forwarded-for",
+    "proxy-connection",
+    "true-client-ip",
+    "via",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-proxyuser-ip",
+    "x-real-ip",
+];
+/// Prefixes of further such headers.
+const FORWARDING_PREFIXES: [&str; 4] = ["l5d-", "x-envoy-", "x-forwarded", "x-original-"];
+
+/// Evidence that a request passed an HTTP gateway.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Trace {
+    /// Not HTTP/2, which all clients of this crate speak.
+    #[error("it came by {0:?}")]
+    Version(Version),
+    #[error("it carries the header `{0}`")]
+    Header(HeaderName),
+}
+
+/// What is known of an Offer's connection; kept in the Offer's extensions.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Connection {
+    /// The connect info of the connection.
+    pub(crate) extensions: Extensions,
+    /// Evidence of a gateway, if the Offer carries any.
+    pub(crate) trace: Option<Trace>,
+}
+
+impl Connection {
+    /// The peer's end of the TCP connection; `None` for a transport without TCP addresses.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        peer(&self.extensions)
+    }
+
+    /// The connection of an accepted socket with this connect info.
+    pub(crate) fn of<I: Clone + Send + Sync + 'static>(info: I) -> Self {
+        let mut extensions = Extensions::new();
+        extensions.insert(info);
+        Self { extensions, trace: None }
+    }
+}
+
+pub(super) fn peer(extensions: &Extensions) -> Option<SocketAddr> {
+    let info = extensions.get::<TcpConnectInfo>();
+    #[cfg(feature = "_tls-any")]
+    let info = info.or_else(|| {
+        extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref)
+    });
+    info?.remote_addr()
+}
+
+pub(super) fn trace(version: Version, headers: &HeaderMap) -> Option<Trace> {
+    if version != Version::HTTP_2 {
+        return Some(Trace::Version(version));
+    }
+    let forwards = |name: &&HeaderName| {
+        let name = name.as_str();
+        FORWARDING.contains(&name)
+            || FORWARDING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    headers.keys().find(forwards).cloned().map(Trace::Header)
+}
