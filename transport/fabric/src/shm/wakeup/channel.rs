@@ -22,9 +22,8 @@
 //! channel runs meanwhile, on another thread, takes the bits.
 //!
 //! A channel ends with its last connection, with its runtime, and with an error of the eventfd, for
-//! which the peer is to blame. A peer that sets bits for ever
-//! has the poller run for ever, in turn with all other tasks, and its own connections woken in
-//! vain, each once in a turn.
+//! which the peer is to blame. A peer that sets bits for ever has the poller run for ever, in turn
+//! with all other tasks, and its own connections woken in vain, each once in a turn.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
