@@ -454,11 +454,11 @@ impl Peer {
             stream: 1,
             end: false,
             more: false,
-            indexed: false,
+            indexed: false, lands: false,
             block: block.freeze(),
         })
         .await;
-        self.frame(&Frame::Request { stream: 1, len: ASKED as u64, begin: 0 }).await;
+        self.frame(&Frame::Request { stream: 1, len: ASKED as u64, begin: 0, field: None }).await;
         loop {
             while let Some(message) = self.messages.pop_front() {
                 let mut reader = Reader::new(message).unwrap();

@@ -24,6 +24,8 @@ pub(super) struct Grant {
     pub(super) len: u32,
     /// The request that it answers.
     pub(super) request: RequestKey,
+    /// It is memory that this side has named: it counts in no window.
+    pub(super) named: bool,
     /// RECALL has been queued.
     pub(super) recalled: bool,
     /// The expected end of the grant: since the GRANT, or the RECALL.
