@@ -12,9 +12,10 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use common::{RKEY, RecordingRegistrar, small};
 use tonic_rdma_memory::{
-    Access, InUse, Landing, NamedBuffer, NamedGrant, NamedLease, RegionError,
+    Access, InUse, Landed, Landing, NamedBuffer, NamedGrant, NamedLease, RegionError,
 };
 
 /// Counts drops, and how much was registered for peers when it was dropped.
@@ -68,6 +69,12 @@ fn write(registrar: &RecordingRegistrar, grant: &NamedGrant, bytes: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
 }
 
+/// The bytes in two parts.
+fn landed(bytes: &[u8]) -> [Landed; 2] {
+    let (first, second) = bytes.split_at(bytes.len() / 3);
+    [first, second].map(|part| Bytes::copy_from_slice(part).into())
+}
+
 fn is_idle(buffer: &NamedBuffer) -> bool {
     buffer.poll_idle(&Context::from_waker(Waker::noop())).is_ready()
 }
@@ -88,8 +95,8 @@ fn a_buffer_comes_back_by_value_filled_and_deregistered() {
     let view = granted.filled(9000);
     assert_eq!(registrar.bytes_of(Access::RemoteWrite), 0, "the key is withdrawn");
     assert_eq!((view.as_ptr(), &view[..]), (start, &[7; 9000][..]));
-    assert_eq!((lease.filled(), lease.range_of(&view[5..6])), (9000, Some(5..6)));
-    assert_eq!(lease.range_of(&[1]), None);
+    assert_eq!((lease.filled(), lease.range_of(&view.slice(5..6).into())), (9000, Some(5..6)));
+    assert_eq!(lease.range_of(&Bytes::from_static(&[1]).into()), None);
     assert_eq!(buffer.take::<Owner>().err(), Some(InUse::Claimed));
     drop(lease);
     assert_eq!(buffer.take::<Owner>().err(), Some(InUse::Viewed(1)));
@@ -190,7 +197,7 @@ fn a_field_that_lands_in_parts_is_granted_in_order() {
     let granted = grant(&landing, &lease, 4000..10_000).unwrap();
     write(&registrar, &granted, &[2; 6000]);
     let second = granted.filled(6000);
-    assert_eq!(lease.range_of(&second), Some(4000..10_000));
+    assert_eq!(lease.range_of(&second.clone().into()), Some(4000..10_000));
     assert_eq!(lease.view(0..10_001), None);
     let whole = lease.view(0..10_000).unwrap();
     assert_eq!((&whole[..4000], &whole[4000..]), (&first[..], &second[..]));
@@ -205,15 +212,15 @@ fn what_cannot_land_is_copied_unless_the_buffer_is_in_use() {
     let (memory, _) = owner(5000, &registrar);
     let buffer = NamedBuffer::new(memory);
     let lease = buffer.claim().unwrap();
-    assert_eq!(lease.fill(&[1; 5001]), None, "too long");
+    assert_eq!(lease.fill(&landed(&[1; 5001])), None, "too long");
     let granted = grant(&landing, &lease, 0..5000).unwrap();
-    assert_eq!(lease.fill(&[1; 10]), None, "a peer may write there");
+    assert_eq!(lease.fill(&landed(&[1; 10])), None, "a peer may write there");
     drop(granted);
-    let view = lease.fill(&[1; 10]).unwrap();
+    let view = lease.fill(&landed(&[1; 10])).unwrap();
     assert_eq!(&view[..], [1; 10]);
-    assert_eq!(lease.fill(&view), None, "it is viewed");
+    assert_eq!(lease.fill(&[view.clone().into()]), None, "it is viewed");
     drop(view);
-    assert_eq!(&lease.fill(&[2; 7]).unwrap()[..], [2; 7]);
+    assert_eq!(&lease.fill(&landed(&[2; 7])).unwrap()[..], [2; 7]);
     drop(lease);
     // The next call begins anew.
     assert_eq!(buffer.claim().unwrap().filled(), 0);
@@ -251,7 +258,7 @@ fn an_owner_may_hold_its_bytes_inline() {
     }
     let buffer = NamedBuffer::new(Inline([0; 4096]));
     let lease = buffer.claim().unwrap();
-    drop(lease.fill(&[9; 4096]).unwrap());
+    drop(lease.fill(&landed(&[9; 4096])).unwrap());
     drop(lease);
     assert_eq!(buffer.take::<Inline>().unwrap().0, [9; 4096]);
 }

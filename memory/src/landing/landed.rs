@@ -86,6 +86,11 @@ impl Landed {
         self.origin.as_ref().is_none_or(Origin::hold)
     }
 
+    /// The memory itself, for its address and length.
+    pub(crate) fn memory(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Lets go of the piece when nothing is left: its memory is free then.
     fn forget_if_empty(&mut self) {
         if self.bytes.is_empty() {

@@ -144,6 +144,12 @@ impl NamedRegistration {
 }
 
 impl Landing {
+    /// Whether a peer can write to memory that is not the pool's. It cannot where it has to map a
+    /// file of it.
+    pub fn can_name(&self) -> bool {
+        !self.ledger().registrar.wants_file()
+    }
+
     /// Registers a part of a named buffer, so that the peer of this connection can write to it:
     /// what follows the filled bytes. Where the registrar is slow, the landing thread does it, and
     /// wakes the [waker](Landing::register_waker) then.

@@ -33,7 +33,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 
 pub use self::grant::{NamedGrant, NamedRegistration};
-use crate::copy::copy_slice;
+use crate::landing::Landed;
 
 /// A buffer of the application that the longest `bytes` field of a message is to land in. Cheap to
 /// clone.
@@ -205,7 +205,8 @@ impl NamedLease {
     }
 
     /// Where in the buffer these bytes lie, if they are a view of it.
-    pub fn range_of(&self, bytes: &[u8]) -> Option<Range<usize>> {
+    pub fn range_of(&self, landed: &Landed) -> Option<Range<usize>> {
+        let bytes = landed.memory();
         let at = bytes.as_ptr().addr().checked_sub(self.0.0.start.addr().get())?;
         let end = at.checked_add(bytes.len())?;
         (!bytes.is_empty() && end <= self.0.0.len).then_some(at..end)
@@ -224,22 +225,28 @@ impl NamedLease {
         Some(Bytes::from_owner(View { buffer: buffer.clone(), range }))
     }
 
-    /// Fills the start of the buffer with a copy of `bytes`, and returns a view of it. `None` if
-    /// they do not fit, a peer may write to the buffer, or something is viewed.
-    pub fn fill(&self, bytes: &[u8]) -> Option<Bytes> {
+    /// Fills the start of the buffer with a copy of these parts, one behind the other, and returns
+    /// a view of it. `None` if they do not fit, a peer may write to the buffer, or something is
+    /// viewed.
+    pub fn fill(&self, parts: &[Landed]) -> Option<Bytes> {
         let buffer = &self.0.0;
+        let len = parts.iter().map(Landed::len).sum();
         let mut state = buffer.state();
-        if bytes.len() > buffer.len || state.granted || state.views > 0 {
+        if len > buffer.len || state.granted || state.views > 0 {
             return None;
         }
         // SAFETY: the range lies in the buffer, which is not taken while it is claimed. No grant
-        // and no view of it is alive, and none begins while the lock is held (R8). `bytes` is
-        // borrowed, and no view, so it lies elsewhere.
-        let to = unsafe { std::slice::from_raw_parts_mut(buffer.start.as_ptr(), bytes.len()) };
-        copy_slice(bytes, to);
-        state.filled = bytes.len();
+        // and no view of it is alive, and none begins while the lock is held (R8). So the parts,
+        // which are borrowed, lie elsewhere.
+        let mut to = unsafe { std::slice::from_raw_parts_mut(buffer.start.as_ptr(), len) };
+        for part in parts {
+            let (now, rest) = to.split_at_mut(part.len());
+            part.copy_to(now);
+            to = rest;
+        }
+        state.filled = len;
         drop(state);
-        self.view(0..bytes.len())
+        self.view(0..len)
     }
 }
 

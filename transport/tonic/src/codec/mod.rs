@@ -59,15 +59,19 @@
 //! | `body_encoder` | polls a body, replaces placeholders with segments |
 //! | `pending_messages` | received messages that wait for their decoder |
 //! | `deframer` | finds the messages in a received body, replaces them with placeholders |
+//! | `gather` | keeps the messages of calls that have [named a buffer](crate::LandIn) |
+//! | `named_message` | decodes them |
 //! | `methods` | what is learnt about each method |
 //! | `fuzz` | both directions without a connection |
 
 mod body_encoder;
 mod deframer;
+mod gather;
 #[cfg(feature = "test-util")]
 #[doc(hidden)]
 pub mod fuzz;
 mod methods;
+mod named_message;
 mod pending_messages;
 mod placeholder;
 mod prost;

@@ -1,0 +1,121 @@
+//! Messages of a body whose first field is to land in a buffer of the caller: each is kept in the
+//! parts in which it came, however short they are, and the decoder gets a placeholder for it.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes};
+use tonic_rdma_memory::Landed;
+
+use crate::codec::deframer::{At, Deframer, Part};
+use crate::codec::methods::{Method, Used};
+use crate::codec::named_message::NamedMessage;
+use crate::codec::placeholder::{self, HEADER};
+use crate::land_in::WhyEmpty;
+use crate::land_in::target::Claimed;
+
+/// The message that is being received.
+#[derive(Debug)]
+pub(super) struct Gather {
+    claimed: Arc<Claimed>,
+    parts: Vec<Landed>,
+    /// The header that is being read is not passed on.
+    begun: bool,
+}
+
+impl Deframer {
+    /// A deframer for the reply to a call that has a buffer for it to land in.
+    pub(crate) fn gathering(method: Arc<Method>, messages: bool, claimed: Arc<Claimed>) -> Self {
+        let mut deframer = Deframer::new(method, messages);
+        deframer.gather = Some(Box::new(Gather { claimed, parts: Vec::new(), begun: false }));
+        deframer
+    }
+
+    /// Bytes copied to the buffer since the last call.
+    pub(super) fn take_named(&self) -> u64 {
+        self.gather.as_ref().map_or(0, |gather| gather.claimed.take_copied())
+    }
+
+    /// As [`pop`](Self::pop), while messages are gathered. The outer `None`: this is not so now.
+    pub(super) fn pop_gathered(&mut self) -> Option<Option<Bytes>> {
+        if self.used != Used::Ours {
+            if let Some(gather) = &self.gather
+                && self.part.len() > 0
+            {
+                gather.claimed.stays_empty(WhyEmpty::Codec);
+            }
+            return None;
+        }
+        loop {
+            let gather = self.gather.as_mut()?;
+            match self.at {
+                At::Through | At::Whole(_) | At::Message { .. } => return None,
+                // It was begun before the codec was known.
+                At::Header(_, 1..) if !gather.begun => return None,
+                At::Header(mut header, got) => {
+                    let len = (HEADER - got).min(self.part.len());
+                    if len == 0 {
+                        return Some(None);
+                    }
+                    split(&mut self.part, len).copy_to(&mut header[got..got + len]);
+                    self.at = At::Header(header, got + len);
+                    gather.begun = got + len < HEADER;
+                    if gather.begun {
+                        continue;
+                    }
+                    let Some((0, len)) = placeholder::read_header(&header) else {
+                        // Compressed: tonic joins it, or tells that it cannot.
+                        self.at.pass(0);
+                        self.delivered.plain += HEADER as u64;
+                        return Some(Some(Bytes::copy_from_slice(&header)));
+                    };
+                    // tonic checks the length as soon as it has the header.
+                    let fill = self.padding(len);
+                    self.at = At::Gather { left: len, fill };
+                    self.share.put_slice(&placeholder::header((placeholder::LEN + fill) as u32));
+                    return Some(Some(self.share.split().freeze()));
+                }
+                At::Gather { left, fill } => {
+                    let len = left.min(self.part.len());
+                    if len < left && len == 0 {
+                        return Some(None);
+                    }
+                    let part = split(&mut self.part, len);
+                    gather.push(part);
+                    self.at = At::Gather { left: left - len, fill };
+                    if len == left {
+                        self.at = At::NEXT;
+                        let claimed = gather.claimed.clone();
+                        let parts = std::mem::take(&mut gather.parts);
+                        let message = NamedMessage { parts, claimed };
+                        return Some(Some(self.keep(message.into(), fill)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Gather {
+    /// Parts of the buffer that follow each other become one.
+    fn push(&mut self, part: Landed) {
+        let lease = &self.claimed.lease;
+        let both = self.parts.last().and_then(|last| lease.range_of(last));
+        if let (Some(before), Some(now)) = (both, lease.range_of(&part))
+            && before.end == now.start
+            && let Some(joined) = lease.view(before.start..now.end)
+        {
+            self.parts.pop();
+            self.parts.push(joined.into());
+        } else if !part.is_empty() {
+            self.parts.push(part);
+        }
+    }
+}
+
+/// Takes the first bytes of a part.
+fn split(part: &mut Part, len: usize) -> Landed {
+    match part {
+        Part::Eager(bytes) => bytes.split_to(len).into(),
+        Part::Landed(landed) => landed.split_to(len),
+    }
+}
