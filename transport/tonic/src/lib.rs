@@ -138,6 +138,7 @@ pub use context::{Context, ContextBuilder, RegisterRegionError, Registered};
 pub use diagnose::{Diagnosis, diagnose};
 pub use endpoint::Endpoint;
 pub use error::{EnvironmentError, Error, RdmaRequired};
+pub use land_in::allocators::LandRequest;
 pub use land_in::{FinishError, Finished, LandIn, Outcome, WhyCopied, WhyEmpty};
 pub use path::policy::{EnvError, FabricKind, Policy, UnknownPolicy, check_environment};
 pub use path::reason::{Reason, ReasonCode, Side};

@@ -68,7 +68,7 @@ impl Grants {
             held: 0,
             ended: Ids::default(),
             requests: 0,
-            max_standing: config.standing_grants.into(),
+            max_standing: if config.names_requests { 0 } else { config.standing_grants.into() },
             standing_bytes: u64::MAX,
             standing_max: config.standing_max,
             idle_recall: config.idle_recall,

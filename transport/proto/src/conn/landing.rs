@@ -161,13 +161,14 @@ impl Connection {
 
     fn stream_want(&self, key: usize) -> Option<LandingWant> {
         let stream = &self.streams[key];
-        let Section::Around { len: want } = stream.peer_requests.front()?.section() else {
+        let Section::Around { len: want } = stream.peer_requests.front()?.section(stream.names)
+        else {
             return None;
         };
         // A server that has sent its whole response does not need the rest of the request. For
         // recalled grants see `recall`.
         let answered = self.side == Side::Server && stream.send != SendHalf::Open;
-        if answered || stream.recalled > 0 {
+        if answered || stream.undecided || stream.recalled > 0 {
             return None;
         }
         let mut window = u64::from(self.config.bulk_window);
@@ -290,11 +291,11 @@ impl Connection {
         }
         self.grants.requests += 1;
         let end = modulus.rest(u64::from(begin) + len);
-        let field = field.filter(|_| stream.names);
+        let lands_apart = field.is_some() && (stream.names || stream.undecided);
         let request = RequestKey { number: self.grants.requests, end, len, field };
         stream.peer_requests.push_back(PeerRequest { request, rest: len });
         self.queue_for_landing(key);
-        if field.is_some() {
+        if lands_apart {
             self.grants.last_bulk = now;
         } else {
             self.grants.record_transfer(begin, len, now);

@@ -22,11 +22,29 @@ use crate::ids::StreamId;
 
 impl Connection {
     /// This side names memory for the large messages that it receives on a stream. To be called
-    /// right after [`open`](Self::open) (client only): the head tells the peer.
+    /// right after [`open`](Self::open) (client only): the head tells the peer. For servers see
+    /// [`decide_naming`](Self::decide_naming).
     pub fn name_memory(&mut self, id: StreamId) {
         if let Some(&key) = self.ids.get(&id.0) {
             self.streams[key].names = true;
         }
+    }
+
+    /// Decides whether this side names memory for the large messages that it receives on a stream.
+    /// A server with [`Config::names_requests`](crate::Config::names_requests) does so once for
+    /// each stream that was opened.
+    pub fn decide_naming(&mut self, id: StreamId, names: bool) {
+        if let Some(&key) = self.ids.get(&id.0) {
+            (self.streams[key].names, self.streams[key].undecided) = (names, false);
+            self.queue_for_landing(key);
+        }
+    }
+
+    /// The length of the field in the next message that the peer wants to write on a stream, if it
+    /// has told.
+    pub fn next_field(&self, id: StreamId) -> Option<u32> {
+        let stream = &self.streams[*self.ids.get(&id.0)?];
+        Some(stream.peer_requests.front()?.request.field?.len)
     }
 
     /// Returns the next want of named memory, once. The driver answers with
@@ -111,14 +129,15 @@ impl Connection {
 /// As [`section`], if it is wanted now.
 fn wanted(stream: &Stream) -> Option<(u32, u32, u32)> {
     let is_read = matches!(stream.recv, RecvHalf::Headers | RecvHalf::Body);
-    section(stream).filter(|_| is_read && !stream.naming && stream.recalled == 0)
+    let waits = stream.naming || stream.undecided || stream.recalled > 0;
+    section(stream).filter(|_| is_read && !waits)
 }
 
 /// The length of the field that the next byte of the request belongs to, and of what is left of it
 /// the offset and the length.
 fn section(stream: &Stream) -> Option<(u32, u32, u32)> {
     let wanted = stream.peer_requests.front()?;
-    match (wanted.request.field, wanted.section()) {
+    match (wanted.request.field, wanted.section(stream.names)) {
         (Some(field), Section::Field { offset, len }) => Some((field.len, offset, len)),
         _ => None,
     }

@@ -214,7 +214,9 @@ impl Connection {
         }
         self.last_known = id;
         self.stats.streams += 1;
-        Ok(self.insert(id, RecvHalf::Headers))
+        let key = self.insert(id, RecvHalf::Headers);
+        self.streams[key].undecided = self.config.names_requests;
+        Ok(key)
     }
 
     fn on_data(&mut self, id: u32, end: bool, data: Bytes) -> Result<(), Breach> {

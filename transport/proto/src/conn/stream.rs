@@ -169,7 +169,7 @@ pub(super) struct RequestKey {
     pub(super) end: u32,
     /// Its bytes.
     pub(super) len: u64,
-    /// What lands apart, if this side names memory for it.
+    /// What may land apart, if this side names memory for it.
     pub(super) field: Option<Field>,
 }
 
@@ -187,10 +187,11 @@ impl PeerRequest {
         modulus.rest(u64::from(self.request.end).wrapping_sub(self.rest))
     }
 
-    /// The section of the message that its next byte belongs to.
-    pub(super) fn section(&self) -> Section {
+    /// The section of the message that its next byte belongs to. There is only one if the stream
+    /// does not name memory.
+    pub(super) fn section(&self, names: bool) -> Section {
         let at = self.request.len - self.rest;
-        match self.request.field {
+        match self.request.field.filter(|_| names) {
             Some(field) if at < field.at.into() => Section::Around { len: u64::from(field.at) - at },
             Some(field) if at < field.end() => Section::Field {
                 offset: (at - u64::from(field.at)) as u32,
@@ -246,6 +247,8 @@ pub(super) struct Stream {
 
     /// This side names memory for large messages that it receives.
     pub(super) names: bool,
+    /// Whether it does is not decided yet, so nothing is granted.
+    pub(super) undecided: bool,
     /// The peer does, so that this side uses no standing grants.
     pub(super) peer_names: bool,
     /// Memory has been asked for that this side names.
@@ -288,6 +291,7 @@ impl Stream {
             open_grants: 0,
             recalled: 0,
             names: false,
+            undecided: false,
             peer_names: false,
             naming: false,
             in_send_ready: false,

@@ -115,7 +115,7 @@ fn over_tcp(
     };
     let uri = req.uri().clone();
     let call = retry::call(tcp, req, client.clone());
-    Box::pin(async move { Ok(named::response(call.await?, &uri, claimed, client)) })
+    Box::pin(async move { Ok(named::response(call.await?, &uri, claimed, &client)) })
 }
 
 /// Waits for a place in the queue, then makes the call over TCP.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic_rdma_memory::Landed;
 
-use crate::codec::gather::Gather;
+use crate::codec::gather::{Gather, Gathered};
 use crate::codec::methods::{Method, Used};
 use crate::codec::pending_messages::{self, Kept, Message};
 use crate::codec::placeholder::{self, HEADER, Key};
@@ -143,8 +143,9 @@ pub(crate) struct Deframer {
     keys: Fifo<Key>,
     pub(super) share: BytesMut,
     pub(super) delivered: Delivered,
-    /// Of a call that has a buffer for the reply.
+    /// Until the first message is complete, if it has a buffer to land in.
     pub(super) gather: Option<Box<Gather>>,
+    pub(super) gathered: Gathered,
 }
 
 impl Deframer {
@@ -162,6 +163,7 @@ impl Deframer {
             share: BytesMut::new(),
             delivered: Delivered::default(),
             gather: None,
+            gathered: Gathered::default(),
         }
     }
 
@@ -201,7 +203,8 @@ impl Deframer {
 
     /// Whether nothing is left to pop.
     pub(crate) fn is_empty(&self) -> bool {
-        self.filling == 0 && self.part.len() == 0
+        let is_due = matches!(self.at, At::Gather { left: 0, .. });
+        self.filling == 0 && self.part.len() == 0 && !is_due
     }
 
     /// Returns the counts since the last call.

@@ -1,7 +1,9 @@
-//! Messages of a body whose first field is to land in a buffer of the caller: each is kept in the
-//! parts in which it came, however short they are, and the decoder gets a placeholder for it.
+//! The first message of a body, whose field is to land in a buffer of the application: it is kept
+//! in the parts in which it came, however short they are, and the decoder gets a placeholder for it.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::{BufMut, Bytes};
 use tonic_rdma_memory::Landed;
@@ -22,8 +24,17 @@ pub(super) struct Gather {
     begun: bool,
 }
 
+/// What is left of a [`Gather`] once its message is complete, and the buffer is the decoder's.
+#[derive(Debug, Default)]
+pub(super) struct Gathered {
+    /// Bytes that the decoder copies to the buffer.
+    copied: Option<Arc<AtomicU64>>,
+    /// The stream may let go of the buffer, too.
+    lets_go: bool,
+}
+
 impl Deframer {
-    /// A deframer for the reply to a call that has a buffer for it to land in.
+    /// A deframer for a body whose first message has a buffer to land in.
     pub(crate) fn gathering(method: Arc<Method>, messages: bool, claimed: Arc<Claimed>) -> Self {
         let mut deframer = Deframer::new(method, messages);
         deframer.gather = Some(Box::new(Gather { claimed, parts: Vec::new(), begun: false }));
@@ -32,16 +43,22 @@ impl Deframer {
 
     /// Bytes copied to the buffer since the last call.
     pub(super) fn take_named(&self) -> u64 {
-        self.gather.as_ref().map_or(0, |gather| gather.claimed.take_copied())
+        self.gathered.copied.as_ref().map_or(0, |copied| copied.swap(0, Relaxed))
     }
 
-    /// As [`pop`](Self::pop), while messages are gathered. The outer `None`: this is not so now.
+    /// True once, when nothing else of the body can land in the buffer.
+    pub(crate) fn lets_go(&mut self) -> bool {
+        std::mem::take(&mut self.gathered.lets_go)
+    }
+
+    /// As [`pop`](Self::pop), while a message is gathered. The outer `None`: this is not so now.
     pub(super) fn pop_gathered(&mut self) -> Option<Option<Bytes>> {
         if self.used != Used::Ours {
-            if let Some(gather) = &self.gather
-                && self.part.len() > 0
+            if self.part.len() > 0
+                && let Some(gather) = self.gather.take()
             {
                 gather.claimed.stays_empty(WhyEmpty::Codec);
+                self.gathered.lets_go = true;
             }
             return None;
         }
@@ -84,8 +101,8 @@ impl Deframer {
                     self.at = At::Gather { left: left - len, fill };
                     if len == left {
                         self.at = At::NEXT;
-                        let claimed = gather.claimed.clone();
-                        let parts = std::mem::take(&mut gather.parts);
+                        let Gather { claimed, parts, .. } = *self.gather.take()?;
+                        self.gathered = Gathered { copied: Some(claimed.copied()), lets_go: true };
                         let message = NamedMessage { parts, claimed };
                         return Some(Some(self.keep(message.into(), fill)));
                     }

@@ -1,9 +1,13 @@
-//! Memory of the caller that the reply of a call lands in.
+//! Memory of the application that the field of a message lands in: of a reply, or of a request.
 //!
 //! | file | what |
 //! |---|---|
+//! | `outcome` | what has become of a buffer |
+//! | `allocators` | the buffers that a server has its requests land in |
 //! | `target` | the call's side: claims the buffer, and tells what has become of it |
 
+pub(crate) mod allocators;
+mod outcome;
 pub(crate) mod target;
 
 use std::fmt;
@@ -12,9 +16,11 @@ use std::marker::PhantomData;
 
 use tonic_rdma_memory::{InUse, NamedBuffer};
 
+pub use self::outcome::{Outcome, WhyCopied, WhyEmpty};
 use self::target::Target;
 
-/// A buffer of the application that the longest `bytes` field of a reply is to land in.
+/// A buffer of the application that the longest `bytes` field of a reply is to land in; at a
+/// [server](crate::Server::land_in), of a request.
 ///
 /// The buffer is given away by value: a `Vec<u8>`, a boxed slice, a mapping, huge pages, a block
 /// for O_DIRECT, a slot of a cache. The call owns it from then on, also if its future is dropped,
@@ -27,7 +33,7 @@ use self::target::Target;
 /// # async fn read(mut client: StoreClient<tonic_rdma::Channel>) -> Result<(), Box<dyn std::error::Error>> {
 /// use tonic_rdma::LandIn;
 ///
-/// let mut land_in = LandIn::new(vec![0; 16 << 20]);
+/// let land_in = LandIn::new(vec![0; 16 << 20]);
 /// let mut request = tonic::Request::new(Name { name: "block".into() });
 /// land_in.attach(&mut request);
 /// let reply = client.get(request).await?.into_inner();
@@ -62,6 +68,8 @@ use self::target::Target;
 ///
 /// Registering costs a system call and time by the page. It pays for large fields: below some
 /// hundred KiB the ordinary path and a copy are faster.
+///
+/// Clones are handles of the same buffer.
 pub struct LandIn<T> {
     target: Target,
     _owner: PhantomData<fn() -> T>,
@@ -75,94 +83,6 @@ pub struct Finished<T> {
     pub buffer: T,
     /// What it contains.
     pub outcome: Outcome,
-}
-
-/// What has become of a buffer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// The field was written to the buffer by the device.
-    #[non_exhaustive]
-    Landed {
-        /// Its length: the first bytes of the buffer.
-        len: usize,
-    },
-    /// The field was copied to the buffer.
-    #[non_exhaustive]
-    Copied {
-        /// Its length: the first bytes of the buffer.
-        len: usize,
-        /// Why.
-        why: WhyCopied,
-    },
-    /// Nothing is in the buffer that means anything.
-    #[non_exhaustive]
-    Empty {
-        /// Why.
-        why: WhyEmpty,
-    },
-}
-
-impl Outcome {
-    /// Bytes at the start of the buffer that are the field.
-    pub fn filled(&self) -> usize {
-        match self {
-            Outcome::Landed { len } | Outcome::Copied { len, .. } => *len,
-            Outcome::Empty { .. } => 0,
-        }
-    }
-}
-
-/// Why a field was copied to its buffer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WhyCopied {
-    /// The call went over TCP.
-    #[error("the call went over TCP")]
-    Tcp,
-    /// The call went over shared memory, and the server cannot map the buffer.
-    #[error("the call went over shared memory")]
-    SharedMemory,
-    /// The message was too short for a WRITE, or the server's codec does not tell where its fields
-    /// lie.
-    #[error("the message came in control messages, or without the place of its field")]
-    NotApart,
-    /// Landed bytes are copied before anything reads them
-    /// ([`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery)).
-    #[error("the endpoint copies on delivery")]
-    CopyOnDelivery,
-    /// The device did not register the buffer.
-    #[error("the buffer was not registered: {0}")]
-    NotRegistered(String),
-}
-
-/// Why a buffer came back without a field.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WhyEmpty {
-    /// No call has used it, or the call ended without a message.
-    #[error("no message was received")]
-    NoMessage,
-    /// The stub does not use [`ProstCodec`](crate::codec::ProstCodec), or had sent no message when
-    /// the reply came.
-    #[error("the stub does not use tonic_rdma::codec::ProstCodec")]
-    Codec,
-    /// The message has no field of type `Bytes`, or only empty ones.
-    #[error("the message has no bytes field")]
-    NoField,
-    /// The field is longer than the buffer. It was delivered as ever, or the call failed:
-    /// [`LandIn::or_fail`].
-    #[error("a field of {field} bytes does not fit a buffer of {buffer} bytes")]
-    #[non_exhaustive]
-    TooLong {
-        /// Bytes of the field.
-        field: usize,
-        /// Bytes of the buffer.
-        buffer: usize,
-    },
-    /// Bytes of another message are still in use there.
-    #[error("the buffer was in use")]
-    InUse,
 }
 
 /// Why [`LandIn::finish`] returns no buffer.
@@ -210,7 +130,7 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     ///
     /// # Errors
     /// [`FinishError::Viewed`] if the reply is alive, [`FinishError::Taken`] the second time.
-    pub async fn finish(&mut self) -> Result<Finished<T>, FinishError> {
+    pub async fn finish(&self) -> Result<Finished<T>, FinishError> {
         let buffer = &self.target.buffer;
         buffer.close();
         loop {
@@ -225,6 +145,12 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
                 Err(InUse::Claimed) => {}
             }
         }
+    }
+}
+
+impl<T> Clone for LandIn<T> {
+    fn clone(&self) -> Self {
+        LandIn { target: self.target.clone(), _owner: PhantomData }
     }
 }
 

@@ -8,7 +8,7 @@ use http::Extensions;
 use tonic::Status;
 use tonic_rdma_memory::{NamedBuffer, NamedLease};
 
-use super::{Outcome, WhyCopied, WhyEmpty};
+use super::outcome::{Outcome, WhyCopied, WhyEmpty};
 
 /// What a request carries in its extensions.
 #[derive(Clone, Debug)]
@@ -35,15 +35,18 @@ impl Target {
     /// Claims the buffer that a request names, for a call on a path where its field will be copied
     /// for this reason unless it lands.
     pub(crate) fn claim(extensions: &Extensions, why: WhyCopied) -> Option<Arc<Claimed>> {
-        let target = extensions.get::<Target>()?;
-        let lease = target.buffer.claim()?;
-        *lock(&target.outcome) = None;
+        extensions.get::<Target>()?.claim_for(why)
+    }
+
+    pub(super) fn claim_for(&self, why: WhyCopied) -> Option<Arc<Claimed>> {
+        let lease = self.buffer.claim()?;
+        *lock(&self.outcome) = None;
         Some(Arc::new(Claimed {
             lease,
-            fails: target.fails,
+            fails: self.fails,
             why: Mutex::new(why),
-            copied: AtomicU64::new(0),
-            outcome: target.outcome.clone(),
+            copied: Arc::default(),
+            outcome: self.outcome.clone(),
         }))
     }
 }
@@ -55,7 +58,7 @@ pub(crate) struct Claimed {
     fails: bool,
     why: Mutex<WhyCopied>,
     /// Bytes that were copied, and not counted yet.
-    copied: AtomicU64,
+    copied: Arc<AtomicU64>,
     outcome: Arc<Mutex<Option<Outcome>>>,
 }
 
@@ -91,9 +94,9 @@ impl Claimed {
         if self.fails { Err(status) } else { Ok(false) }
     }
 
-    /// Bytes copied to the buffer since the last call.
-    pub(crate) fn take_copied(&self) -> u64 {
-        self.copied.swap(0, Relaxed)
+    /// The number of bytes copied to the buffer, which whoever counts them takes out.
+    pub(crate) fn copied(&self) -> Arc<AtomicU64> {
+        self.copied.clone()
     }
 
     fn set(&self, outcome: Outcome) {

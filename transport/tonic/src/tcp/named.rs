@@ -1,4 +1,4 @@
-//! Replies over TCP whose field is to lie in a buffer of the caller.
+//! Messages over TCP whose field is to lie in a buffer of the application.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,16 +11,17 @@ use tonic::Status;
 use tonic::body::Body;
 
 use crate::boxed_body::boxed;
-use crate::codec::{Deframer, Part, Used, is_plain_grpc};
+use crate::codec::{Deframer, Method, Part, Used, is_plain_grpc};
 use crate::land_in::target::Claimed;
 use crate::tcp::client::TcpClient;
+use crate::telemetry::stats::Counters;
 
-/// The body of a reply. Its messages are gathered, and the decoder copies the field.
+/// A body whose messages are gathered, so that the decoder copies the field.
 struct NamedBody {
     inner: Body,
     deframer: Deframer,
     used: Used,
-    client: Arc<TcpClient>,
+    counters: Arc<Counters>,
 }
 
 /// The response to a call of the method at `uri`, with a body that fills the buffer.
@@ -28,27 +29,36 @@ pub(crate) fn response(
     response: Response<Body>,
     uri: &Uri,
     claimed: Arc<Claimed>,
-    client: Arc<TcpClient>,
+    client: &TcpClient,
 ) -> Response<Body> {
     let messages = is_plain_grpc(response.headers());
-    response.map(|inner| {
-        if inner.is_end_stream() {
-            return inner;
-        }
-        // The call has encoded its request.
-        let method = client.methods.call(uri).method().clone();
-        let used = method.used();
-        let deframer = Deframer::gathering(method, messages, claimed);
-        boxed(NamedBody { inner, deframer, used, client })
-    })
+    // The call has encoded its request.
+    let method = client.methods.call(uri).method().clone();
+    response.map(|inner| body(inner, messages, method, claimed, client.counters.clone()))
+}
+
+/// A body of a call of `method` that fills the buffer.
+pub(crate) fn body(
+    inner: Body,
+    messages: bool,
+    method: Arc<Method>,
+    claimed: Arc<Claimed>,
+    counters: Arc<Counters>,
+) -> Body {
+    if inner.is_end_stream() {
+        return inner;
+    }
+    let used = method.used();
+    let deframer = Deframer::gathering(method, messages, claimed);
+    boxed(NamedBody { inner, deframer, used, counters })
 }
 
 impl NamedBody {
     fn count(&mut self) {
         let delivered = self.deframer.take_delivered();
         // What is received has been counted as joined.
-        self.client.counters.tcp.named.add(delivered.named);
-        self.client.counters.tcp.learning.add(delivered.learning);
+        self.counters.tcp.named.add(delivered.named);
+        self.counters.tcp.learning.add(delivered.learning);
     }
 }
 

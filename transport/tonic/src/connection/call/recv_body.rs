@@ -64,6 +64,11 @@ impl RecvBody {
     /// connection's lock.
     fn pop(&mut self) -> Option<Bytes> {
         let bytes = self.deframer.pop()?;
+        if self.deframer.lets_go()
+            && let Some(io) = self.stream.shared.lock().streams.io.get_mut(&self.stream.id)
+        {
+            io.named = None;
+        }
         if self.deframer.is_empty() {
             self.finished = self.ended;
             let delivered = self.deframer.take_delivered();

@@ -37,7 +37,7 @@ pub(in crate::connection) struct StreamIo {
     pub(in crate::connection) fault: Option<Fault>,
     /// Nobody reads: received data is dropped.
     pub(in crate::connection) discard: bool,
-    /// The buffer that the response is to land in (client).
+    /// The buffer that what is received is to land in.
     pub(in crate::connection) named: Option<Arc<Claimed>>,
     /// The codec of this side's stub or service.
     pub(in crate::connection) used: Used,

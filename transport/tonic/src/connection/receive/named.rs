@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use tonic_rdma_memory::{NamedRegistration, RegionError};
-use tonic_rdma_proto::{GrantMemory, NamedWant, ResetCode, StreamId};
+use tonic_rdma_proto::{GrantMemory, NamedWant, ResetCode, Side, StreamId};
 
 use crate::connection::receive::landing::Granted;
 use crate::connection::state::ConnectionState;
@@ -26,7 +26,7 @@ pub(in crate::connection) struct Naming {
 }
 
 impl ConnectionState {
-    /// The response on this stream, which has just been opened, is to land in a buffer.
+    /// What is received on this stream, which has just been opened, is to land in a buffer.
     pub(in crate::connection) fn name_memory(&mut self, id: StreamId, named: &Arc<Claimed>) {
         let Some(io) = self.streams.io.get_mut(&id) else { return };
         io.named = Some(named.clone());
@@ -35,8 +35,13 @@ impl ConnectionState {
         } else if !self.landing.account.can_name() {
             named.will_be_copied(WhyCopied::SharedMemory);
         } else {
-            self.conn.name_memory(id);
+            match self.conn.side() {
+                Side::Client => self.conn.name_memory(id),
+                Side::Server => self.conn.decide_naming(id, true),
+            }
+            return;
         }
+        self.conn.decide_naming(id, false);
     }
 
     /// Registers the buffers that the protocol wants, and grants those that are registered. True
