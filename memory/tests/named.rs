@@ -184,7 +184,8 @@ fn a_field_that_lands_in_parts_is_granted_in_order() {
     let (memory, _) = owner(10_000, &registrar);
     let buffer = NamedBuffer::new(memory);
     let lease = buffer.claim().unwrap();
-    let overlap = |range| matches!(grant(&landing, &lease, range), Err(RegionError::Overlap { .. }));
+    let overlap =
+        |range| matches!(grant(&landing, &lease, range), Err(RegionError::Overlap { .. }));
     assert!(overlap(1..10) && overlap(0..10_001) && overlap(0..0));
     let granted = grant(&landing, &lease, 0..10_000).unwrap();
     assert!(overlap(0..10), "one at a time");

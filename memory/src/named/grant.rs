@@ -12,7 +12,7 @@ use super::NamedLease;
 use crate::error::RegionError;
 use crate::landing::Landing;
 use crate::ledger::Ledger;
-use crate::registered::{pin, freeing};
+use crate::registered::{freeing, pin};
 use crate::registrar::{Access, Memory, Registration};
 
 /// A part of a named buffer that is granted, or about to be: a peer may write to it.
@@ -37,11 +37,18 @@ struct Held {
 struct Registered(Option<Held>);
 
 impl NamedGrant {
-    fn new(ledger: Arc<Ledger>, lease: NamedLease, range: Range<usize>) -> Result<Self, RegionError> {
+    fn new(
+        ledger: Arc<Ledger>,
+        lease: NamedLease,
+        range: Range<usize>,
+    ) -> Result<Self, RegionError> {
         let buffer = &lease.0.0;
         let len = range.len();
         let mut state = buffer.state();
-        if range.is_empty() || range.end > buffer.len || range.start != state.filled || state.granted
+        if range.is_empty()
+            || range.end > buffer.len
+            || range.start != state.filled
+            || state.granted
         {
             return Err(RegionError::Overlap { len, pool: false });
         }

@@ -316,7 +316,8 @@ impl Conformance for Receiver {
         let Some(land_in) = land_in else { return Ok(Response::new(steps(NO_BUFFER, []))) };
         let view = message.payload.as_ptr().addr();
         drop(message);
-        let finished = land_in.finish().await.map_err(|error| Status::internal(error.to_string()))?;
+        let finished =
+            land_in.finish().await.map_err(|error| Status::internal(error.to_string()))?;
         let filled = finished.outcome.filled();
         if size > 0 {
             let lies_there = finished.buffer.as_ptr().addr() == view;
@@ -366,12 +367,10 @@ async fn receiver(env: &TestEnv) -> Server {
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
     let mut server = env.rdma_server().layer(env.log().layer()).land_in(UNARY, allocate);
-    let serving = server.add_service(service).serve_with_incoming_shutdown(
-        listening.incoming,
-        async move {
+    let serving =
+        server.add_service(service).serve_with_incoming_shutdown(listening.incoming, async move {
             let _ = stopped.await;
-        },
-    );
+        });
     Server::spawn(listening.addr, stop, serving)
 }
 

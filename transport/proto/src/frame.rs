@@ -483,7 +483,12 @@ mod tests {
             Frame::Window { stream: 1, increment: 9 },
             Frame::Reset { stream: 1, code: 8 },
             Frame::Request { stream: 1, len: 1 << 40, begin: 42, field: None },
-            Frame::Request { stream: 1, len: 1 << 40, begin: 42, field: Some(Field { at: 9, len: 8 }) },
+            Frame::Request {
+                stream: 1,
+                len: 1 << 40,
+                begin: 42,
+                field: Some(Field { at: 9, len: 8 }),
+            },
             Frame::Grant { stream: 0, id: 1, rkey: 2, len: 3, addr: 1 << 50 },
             Frame::Done { stream: 1, end: true, id: 1, len: 3, begin: 4095 },
             Frame::Abort { id: 1 },

@@ -163,11 +163,8 @@ impl Connection {
         if lands && !opens {
             return Err(Breach::FrameOrder { frame: "HEADERS with LANDS", stream: stream_id });
         }
-        let key = if opens {
-            self.accept_stream(id)?
-        } else {
-            self.sending_peer_stream("HEADERS", id)?
-        };
+        let key =
+            if opens { self.accept_stream(id)? } else { self.sending_peer_stream("HEADERS", id)? };
         let stream = &mut self.streams[key];
         stream.peer_names |= lands;
         if stream.recv == RecvHalf::Discarding {

@@ -192,7 +192,9 @@ impl PeerRequest {
     pub(super) fn section(&self, names: bool) -> Section {
         let at = self.request.len - self.rest;
         match self.request.field.filter(|_| names) {
-            Some(field) if at < field.at.into() => Section::Around { len: u64::from(field.at) - at },
+            Some(field) if at < field.at.into() => {
+                Section::Around { len: u64::from(field.at) - at }
+            }
             Some(field) if at < field.end() => Section::Field {
                 offset: (at - u64::from(field.at)) as u32,
                 len: (field.end() - at) as u32,

@@ -66,10 +66,10 @@
 
 mod body_encoder;
 mod deframer;
-mod gather;
 #[cfg(feature = "test-util")]
 #[doc(hidden)]
 pub mod fuzz;
+mod gather;
 mod methods;
 mod named_message;
 mod pending_messages;

@@ -66,7 +66,10 @@ impl Allocators {
         match asked {
             Ok(target) => target?.claim_for(why),
             Err(_) => {
-                tracing::error!(path = parts.uri.path(), "the allocator of Server::land_in panicked");
+                tracing::error!(
+                    path = parts.uri.path(),
+                    "the allocator of Server::land_in panicked"
+                );
                 None
             }
         }

@@ -25,7 +25,14 @@ fn eighth() -> Duration {
 }
 
 fn head(stream: u32) -> Frame {
-    Frame::Headers { stream, end: false, more: false, indexed: false, lands: false, block: block("head") }
+    Frame::Headers {
+        stream,
+        end: false,
+        more: false,
+        indexed: false,
+        lands: false,
+        block: block("head"),
+    }
 }
 
 /// Transmits the victim's output, which the peer ignores except for answering with a PING.
@@ -54,7 +61,10 @@ fn judged(p: &mut Pair, victim: usize) -> (u32, Option<Breach>) {
 /// A hostile client opens this many streams, each of which requests 4 MiB and never writes them.
 fn hoards(p: &mut Pair, streams: u32) {
     for stream in 1..=streams {
-        p.inject(CLIENT, &[head(stream), Frame::Request { stream, len: 4 << 20, begin: 0, field: None }]);
+        p.inject(
+            CLIENT,
+            &[head(stream), Frame::Request { stream, len: 4 << 20, begin: 0, field: None }],
+        );
     }
     p.drive_unchecked(SERVER);
     p.to[CLIENT].clear();

@@ -40,7 +40,14 @@ fn raw(p: &mut Pair, from: usize, kind: u8, flags: u8, stream: u32, stated: u16,
 }
 
 fn head(stream: u32) -> Frame {
-    Frame::Headers { stream, end: false, more: false, indexed: false, lands: false, block: block("head") }
+    Frame::Headers {
+        stream,
+        end: false,
+        more: false,
+        indexed: false,
+        lands: false,
+        block: block("head"),
+    }
 }
 
 fn data(stream: u32, len: usize, end: bool) -> Frame {
@@ -228,7 +235,11 @@ fn streams() -> Vec<Case> {
             let reset = Frame::Reset { stream: 1, code: 8 };
             p.inject(
                 CLIENT,
-                &[reset.clone(), reset, Frame::Request { stream: 1, len: 1, begin: 0, field: None }],
+                &[
+                    reset.clone(),
+                    reset,
+                    Frame::Request { stream: 1, len: 1, begin: 0, field: None },
+                ],
             );
         }),
         case(CLIENT, Breach::TooManyStreams(4), |p| {
@@ -242,7 +253,8 @@ fn streams() -> Vec<Case> {
                     stream: 1,
                     end: false,
                     more: true,
-                    indexed: false, lands: false,
+                    indexed: false,
+                    lands: false,
                     block: pattern(1, len),
                 };
                 for _ in 0..8 {
@@ -256,7 +268,8 @@ fn streams() -> Vec<Case> {
                 stream: 1,
                 end: false,
                 more: true,
-                indexed: false, lands: false,
+                indexed: false,
+                lands: false,
                 block: block("half"),
             };
             p.inject(CLIENT, &[part, data(1, 1, false)]);
@@ -278,7 +291,8 @@ fn streams() -> Vec<Case> {
                     stream: 1,
                     end: false,
                     more: true,
-                    indexed: false, lands: false,
+                    indexed: false,
+                    lands: false,
                     block: Bytes::new(),
                 }],
             );
@@ -309,13 +323,19 @@ fn streams() -> Vec<Case> {
 fn transfers() -> Vec<Case> {
     vec![
         case(CLIENT, Breach::RequestLength { stream: stream(1), len: 0, limit: 1 << 20 }, |p| {
-            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 0, begin: 0, field: None }]);
+            p.inject(
+                CLIENT,
+                &[head(1), Frame::Request { stream: 1, len: 0, begin: 0, field: None }],
+            );
         }),
         case(
             CLIENT,
             Breach::RequestLength { stream: stream(1), len: u64::MAX, limit: 1 << 20 },
             |p| {
-                p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: u64::MAX, begin: 0, field: None }]);
+                p.inject(
+                    CLIENT,
+                    &[head(1), Frame::Request { stream: 1, len: u64::MAX, begin: 0, field: None }],
+                );
             },
         ),
         case(CLIENT, Breach::RequestField { stream: stream(1), len: 9000, end: 9001 }, |p| {
@@ -334,7 +354,10 @@ fn transfers() -> Vec<Case> {
             p.inject(CLIENT, &[head(1), lands]);
         }),
         case(CLIENT, Breach::RequestBegin { stream: stream(1), begin: 64, modulus: 64 }, |p| {
-            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 9, begin: 64, field: None }]);
+            p.inject(
+                CLIENT,
+                &[head(1), Frame::Request { stream: 1, len: 9, begin: 64, field: None }],
+            );
         }),
         case(CLIENT, Breach::DoneBegin { grant: GrantId(0), begin: 1, limit: 0 }, |p| {
             granted(p);
@@ -386,7 +409,10 @@ fn transfers() -> Vec<Case> {
         }),
         case(CLIENT, Breach::EndWithGrants(stream(1)), |p| {
             opened(p);
-            p.inject(CLIENT, &[Frame::Request { stream: 1, len: 9, begin: 0, field: None }, data(1, 0, true)]);
+            p.inject(
+                CLIENT,
+                &[Frame::Request { stream: 1, len: 9, begin: 0, field: None }, data(1, 0, true)],
+            );
         }),
         case(SERVER, Breach::BadGrant { grant: GrantId(1), why: "no bytes" }, |p| {
             p.inject(SERVER, &[grant(0, 1, 0)])

@@ -147,7 +147,14 @@ fn alignment_padding_is_allocated_but_not_granted() {
 }
 
 fn head(stream: u32) -> Frame {
-    Frame::Headers { stream, end: false, more: false, indexed: false, lands: false, block: block("head") }
+    Frame::Headers {
+        stream,
+        end: false,
+        more: false,
+        indexed: false,
+        lands: false,
+        block: block("head"),
+    }
 }
 
 /// A server with an open stream 2, whose peer holds standing grant 1 of 24 KiB.

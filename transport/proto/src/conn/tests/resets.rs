@@ -23,7 +23,8 @@ fn open_and_reset(p: &mut Pair, first: u32, n: u32) -> (u32, Option<Breach>) {
         stream,
         end: false,
         more: false,
-        indexed: false, lands: false,
+        indexed: false,
+        lands: false,
         block: block("head"),
     };
     let reset = |stream| Frame::Reset { stream, code: ResetCode::CANCEL.0 };

@@ -104,7 +104,7 @@ impl ConnectionState {
     }
 
     fn not_registered(&mut self, stream: StreamId, error: &RegionError) {
-        tracing::debug!(%error, %stream, "a buffer for a reply is not registered: the reply is copied");
+        tracing::debug!(%error, %stream, "a buffer to land in is not registered: the field is copied");
         if let Some(named) = self.streams.io.get(&stream).and_then(|io| io.named.as_ref()) {
             named.will_be_copied(WhyCopied::NotRegistered(error.to_string()));
         }
