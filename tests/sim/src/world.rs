@@ -1,13 +1,17 @@
 //! What all tasks of a run share.
 
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
-use tonic_rdma::Channel;
+use tonic_rdma::{Channel, LandIn};
 
+use crate::named;
 use crate::oracle::CallLog;
+use crate::pattern::Key;
 use crate::plan::Plan;
 use crate::wire_checker::WireChecker;
 
@@ -20,6 +24,8 @@ pub(crate) struct World {
     /// What readers retain, and until when.
     retained: Mutex<Vec<(Instant, Bytes)>>,
     channels: Mutex<Vec<Option<Channel>>>,
+    /// Buffers of servers that are not back, or are being watched.
+    watched: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -33,6 +39,7 @@ impl World {
             call_log: Mutex::new(CallLog::new(plan.calls.len(), started)),
             retained: Mutex::default(),
             channels: Mutex::default(),
+            watched: AtomicUsize::new(0),
             plan,
             started,
             checker,
@@ -75,7 +82,17 @@ impl World {
     }
 
     pub(crate) fn retains_nothing(&self) -> bool {
-        lock(&self.retained).is_empty()
+        lock(&self.retained).is_empty() && self.watched.load(Relaxed) == 0
+    }
+
+    /// Watches the buffer that a request of a call landed in.
+    pub(crate) fn watch(self: &Arc<Self>, land_in: LandIn<Vec<u8>>, call: usize) {
+        let world = self.clone();
+        world.watched.fetch_add(1, Relaxed);
+        tokio::spawn(async move {
+            named::watch(&world, land_in, Key { call, down: false, index: 0 }).await;
+            world.watched.fetch_sub(1, Relaxed);
+        });
     }
 
     pub(crate) fn set_channels(&self, channels: Vec<Option<Channel>>) {

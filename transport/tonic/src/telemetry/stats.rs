@@ -386,9 +386,10 @@ mod tests {
             delivery: 16,
             plain_codec: 32,
             learning: 64,
+            named: 128,
         };
-        assert_eq!(all.total(), 127);
-        let told = "127 bytes (eager 1, staging 2, joined 4, pressure 8, delivery 16, plain_codec 32, learning 64)";
+        assert_eq!(all.total(), 255);
+        let told = "255 bytes (eager 1, staging 2, joined 4, pressure 8, delivery 16, plain_codec 32, learning 64, named 128)";
         assert_eq!(all.to_string(), told);
     }
 

@@ -225,7 +225,7 @@ mod tests {
     fn part(bytes: Bytes, place: Place) -> Part {
         match place {
             Place::Message => Part::Eager(bytes),
-            Place::Landing { .. } | Place::Heap => Part::Landed(bytes.into()),
+            Place::Landing { .. } | Place::Named | Place::Heap => Part::Landed(bytes.into()),
         }
     }
 
