@@ -149,8 +149,9 @@ impl NamedBuffer {
             State { views: views @ 1.., .. } => return Err(InUse::Viewed(views)),
             State { .. } => {}
         }
-        // SAFETY: `owner` is a live box as long as it is not taken, which is checked under the lock.
-        // It is not claimed, so no peer, device or lease refers to the bytes, and nobody views them.
+        // SAFETY: `owner` is a live box as long as it is not taken, which is checked under the
+        // lock. It is not claimed, so no peer, device or lease refers to the bytes, and nobody
+        // views them.
         let is_owner = unsafe { self.0.owner.as_ref() }.is::<T>();
         assert!(is_owner, "a buffer is taken as the type that it was made of");
         state.taken = true;

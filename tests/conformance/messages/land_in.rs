@@ -1,5 +1,5 @@
-//! Messages that land in buffers of the application: whatever the path, the field lies in the buffer, and
-//! the buffer comes back.
+//! Messages that land in buffers of the application: whatever the path, the field lies in the
+//! buffer, and the buffer comes back.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;

@@ -38,8 +38,8 @@ pub(crate) fn at_servers(seed: u64) -> bool {
     seed % 4 == 3
 }
 
-/// Waits for a buffer, checks what is in it, and that it stays as its owner leaves it. `key`: of the
-/// message that may have landed.
+/// Waits for a buffer, checks what is in it, and that it stays as its owner leaves it. `key`: of
+/// the message that may have landed.
 pub(crate) async fn watch(world: &Arc<World>, land_in: LandIn<Vec<u8>>, key: Key) {
     let finished = loop {
         match land_in.finish().await {
@@ -48,6 +48,7 @@ pub(crate) async fn watch(world: &Arc<World>, land_in: LandIn<Vec<u8>>, key: Key
             Err(error) => return world.wrong(format!("{key:?}: {error}")),
         }
     };
+    world.checker.note(|| format!("the buffer of {key:?} is back: {:?}", finished.outcome));
     let (mut buffer, filled) = (finished.buffer, finished.outcome.filled());
     if filled > 0 {
         world.check(pattern::check(key, filled, &buffer[..filled]));
@@ -57,4 +58,14 @@ pub(crate) async fn watch(world: &Arc<World>, land_in: LandIn<Vec<u8>>, key: Key
     if buffer.iter().any(|byte| *byte != OWN) {
         world.wrong(format!("{key:?}: its buffer has changed after it came back"));
     }
+}
+
+/// Watches the buffer that a request landed in, in a task of its own.
+pub(crate) fn watch_request(world: &Arc<World>, land_in: LandIn<Vec<u8>>, call: usize) {
+    let world = world.clone();
+    world.watches(true);
+    tokio::spawn(async move {
+        watch(&world, land_in, Key { call, down: false, index: 0 }).await;
+        world.watches(false);
+    });
 }

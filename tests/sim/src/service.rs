@@ -20,6 +20,7 @@ use tonic_rdma::LandIn;
 use tower::Service;
 
 use crate::load::{CallPlan, Reading};
+use crate::named;
 use crate::pattern::{self, Key};
 use crate::world::World;
 
@@ -145,7 +146,7 @@ async fn serve<C: AnyCodec>(
 /// Watches the buffer that the first request lands in, if there is one.
 fn watch(world: &Arc<World>, call: &CallPlan, extensions: &mut tonic::Extensions) {
     if let Some(land_in) = extensions.remove::<LandIn<Vec<u8>>>() {
-        world.watch(land_in, call.id);
+        named::watch_request(world, land_in, call.id);
     }
 }
 

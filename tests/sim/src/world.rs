@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
-use tonic_rdma::{Channel, LandIn};
+use tonic_rdma::Channel;
 
-use crate::named;
 use crate::oracle::CallLog;
-use crate::pattern::Key;
 use crate::plan::Plan;
 use crate::wire_checker::WireChecker;
 
@@ -85,14 +83,12 @@ impl World {
         lock(&self.retained).is_empty() && self.watched.load(Relaxed) == 0
     }
 
-    /// Watches the buffer that a request of a call landed in.
-    pub(crate) fn watch(self: &Arc<Self>, land_in: LandIn<Vec<u8>>, call: usize) {
-        let world = self.clone();
-        world.watched.fetch_add(1, Relaxed);
-        tokio::spawn(async move {
-            named::watch(&world, land_in, Key { call, down: false, index: 0 }).await;
-            world.watched.fetch_sub(1, Relaxed);
-        });
+    /// A buffer of a server is watched from now on, or no longer.
+    pub(crate) fn watches(&self, watches: bool) {
+        match watches {
+            true => self.watched.fetch_add(1, Relaxed),
+            false => self.watched.fetch_sub(1, Relaxed),
+        };
     }
 
     pub(crate) fn set_channels(&self, channels: Vec<Option<Channel>>) {

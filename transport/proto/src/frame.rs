@@ -45,8 +45,9 @@
 //! A receiver's **modulus** is the larger of 64 and the alignment that its hello requires. The
 //! begin of a REQUEST is the required address of the first byte, modulo the modulus. The address of
 //! a GRANT that answers it is congruent to that, plus what has already been granted for the
-//! request, but for a GRANT that begins within the field, whose address is any. The begin of a DONE is the offset of the first byte in a standing grant, and 0 if the
-//! grant answered a REQUEST. Both begins are less than the modulus.
+//! request, but for a GRANT that begins within the field, whose address is any. The begin of a DONE
+//! is the offset of the first byte in a standing grant, and 0 if the grant answered a REQUEST. Both
+//! begins are less than the modulus.
 //!
 //! Frame types, flags and reserved values that are not in these tables are breaches.
 
@@ -54,6 +55,7 @@ use bytes::{Buf, Bytes};
 
 use crate::error::Breach;
 use crate::headers::table::Sent;
+pub use crate::payload::Field;
 use crate::payload::Payload;
 
 /// Bytes of a message header.
@@ -81,22 +83,6 @@ pub const MAX_HEADER_BLOCK: usize = 65_536;
 /// the number of grants per requested byte. With any begin, such a grant fits into 16 KiB of
 /// memory.
 pub const MIN_GRANT: u32 = 12 * 1024;
-
-/// Where the longest field of type `bytes` lies in a message, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Field {
-    /// The offset of its first byte.
-    pub at: u32,
-    /// Its length, which is not 0.
-    pub len: u32,
-}
-
-impl Field {
-    /// The offset behind its last byte.
-    pub fn end(self) -> u64 {
-        u64::from(self.at) + u64::from(self.len)
-    }
-}
 
 /// A frame as received. Payloads are slices of the message.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,21 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::frame::Field;
+/// Where the longest field of type `bytes` lies in a message, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// The offset of its first byte.
+    pub at: u32,
+    /// Its length, which is not 0.
+    pub len: u32,
+}
+
+impl Field {
+    /// The offset behind its last byte.
+    pub fn end(self) -> u64 {
+        u64::from(self.at) + u64::from(self.len)
+    }
+}
 
 /// A piece of a body in segments. If it is sent by WRITE, it lands contiguously, and the segments
 /// are not copied to join them.

@@ -66,8 +66,8 @@ impl Connection {
 
     /// Grants memory for what [`Connection::poll_named`] has returned, from the stated offset in
     /// the field on. Memory that is longer is granted in part; the rest of the field is wanted
-    /// after shorter memory. What is no longer wanted, or shorter than a grant may be, comes back as
-    /// [`Event::Returned`].
+    /// after shorter memory. What is no longer wanted, or shorter than a grant may be, comes back
+    /// as [`Event::Returned`].
     pub fn provide_named(&mut self, id: StreamId, memory: GrantMemory) {
         match self.named_grant(id, memory.len) {
             Some(grant) => self.give(grant, memory),

@@ -33,9 +33,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::answer_clock::PendingAnswer;
 use super::phase::{self, Modulus};
-use crate::frame::Field;
 use crate::ids::GrantId;
-use crate::payload::Payload;
+use crate::payload::{Field, Payload};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendHalf {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic_rdma_memory::Landed;
 
-use crate::codec::gather::{Gather, Gathered};
 use crate::codec::methods::{Method, Used};
+use crate::codec::named::gather::{Gather, Gathered};
 use crate::codec::pending_messages::{self, Kept, Message};
 use crate::codec::placeholder::{self, HEADER, Key};
 use crate::fifo::Fifo;

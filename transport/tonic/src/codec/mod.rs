@@ -59,8 +59,7 @@
 //! | `body_encoder` | polls a body, replaces placeholders with segments |
 //! | `pending_messages` | received messages that wait for their decoder |
 //! | `deframer` | finds the messages in a received body, replaces them with placeholders |
-//! | `gather` | keeps the messages of calls that have [named a buffer](crate::LandIn) |
-//! | `named_message` | decodes them |
+//! | `named` | messages whose field lands in a buffer of the application |
 //! | `methods` | what is learnt about each method |
 //! | `fuzz` | both directions without a connection |
 
@@ -69,9 +68,8 @@ mod deframer;
 #[cfg(feature = "test-util")]
 #[doc(hidden)]
 pub mod fuzz;
-mod gather;
 mod methods;
-mod named_message;
+mod named;
 mod pending_messages;
 mod placeholder;
 mod prost;

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use tonic_rdma_memory::Landed;
 
 use crate::codec::methods::Method;
-use crate::codec::named_message::NamedMessage;
+use crate::codec::named::message::NamedMessage;
 use crate::codec::placeholder::Key;
 
 /// A power of two.

@@ -247,8 +247,8 @@ impl<L> Server<L> {
         self
     }
 
-    /// Have the requests of a method land in buffers of the server: the longest `bytes` field of the
-    /// first message of each. `path` is that of the method, as `/store.Store/Put`.
+    /// Have the requests of a method land in buffers of the server: the longest `bytes` field of
+    /// the first message of each. `path` is that of the method, as `/store.Store/Put`.
     ///
     /// `allocate` is called once for each call of the method, when it begins: on a worker of the
     /// runtime, so it must not block. `None` means that this request is received as ever. The

@@ -1,11 +1,10 @@
 //! The landing memory of a connection.
 
 use slab::Slab;
-use tonic_rdma_memory::{Landing, LandingBuf, NamedGrant, Pool, Reclaim};
-use tonic_rdma_proto::Connection;
+use tonic_rdma_memory::{Landing, LandingBuf, NamedGrant, NamedRegistration, Pool, Reclaim};
+use tonic_rdma_proto::{Connection, StreamId};
 
 use crate::connection::receive::landing_wait::LandingWait;
-use crate::connection::receive::named::Naming;
 use crate::connection::receive::reclaim::ReclaimDelay;
 use crate::connection::receive::stall::{Grace, Stall};
 
@@ -22,6 +21,13 @@ impl Granted {
     fn is_reclaiming(&self) -> bool {
         matches!(self, Granted::Pool(buf) if buf.is_reclaiming())
     }
+}
+
+/// A buffer of the application that is being registered.
+#[derive(Debug)]
+pub(in crate::connection) struct Naming {
+    pub(in crate::connection) stream: StreamId,
+    pub(in crate::connection) registration: NamedRegistration,
 }
 
 /// What a connection has of the pool's landing memory, and waits for.

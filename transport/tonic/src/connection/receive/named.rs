@@ -10,20 +10,13 @@
 
 use std::sync::Arc;
 
-use tonic_rdma_memory::{NamedRegistration, RegionError};
+use tonic_rdma_memory::RegionError;
 use tonic_rdma_proto::{GrantMemory, NamedWant, ResetCode, Side, StreamId};
 
-use crate::connection::receive::landing::Granted;
+use crate::connection::receive::landing::{Granted, Naming};
 use crate::connection::state::ConnectionState;
 use crate::land_in::WhyCopied;
 use crate::land_in::target::Claimed;
-
-/// A buffer that is being registered.
-#[derive(Debug)]
-pub(in crate::connection) struct Naming {
-    stream: StreamId,
-    registration: NamedRegistration,
-}
 
 impl ConnectionState {
     /// What is received on this stream, which has just been opened, is to land in a buffer.

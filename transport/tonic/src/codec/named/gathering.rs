@@ -1,8 +1,7 @@
-//! The first message of a body, whose field is to land in a buffer of the application: it is kept
-//! in the parts in which it came, however short they are, and the decoder gets a placeholder for it.
+//! Deframes a body whose first message is [gathered](super::gather): the decoder gets a placeholder
+//! for it.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::{BufMut, Bytes};
@@ -10,28 +9,11 @@ use tonic_rdma_memory::Landed;
 
 use crate::codec::deframer::{At, Deframer, Part};
 use crate::codec::methods::{Method, Used};
-use crate::codec::named_message::NamedMessage;
+use crate::codec::named::gather::{Gather, Gathered};
+use crate::codec::named::message::NamedMessage;
 use crate::codec::placeholder::{self, HEADER};
 use crate::land_in::WhyEmpty;
 use crate::land_in::target::Claimed;
-
-/// The message that is being received.
-#[derive(Debug)]
-pub(super) struct Gather {
-    claimed: Arc<Claimed>,
-    parts: Vec<Landed>,
-    /// The header that is being read is not passed on.
-    begun: bool,
-}
-
-/// What is left of a [`Gather`] once its message is complete, and the buffer is the decoder's.
-#[derive(Debug, Default)]
-pub(super) struct Gathered {
-    /// Bytes that the decoder copies to the buffer.
-    copied: Option<Arc<AtomicU64>>,
-    /// The stream may let go of the buffer, too.
-    lets_go: bool,
-}
 
 impl Deframer {
     /// A deframer for a body whose first message has a buffer to land in.
@@ -42,7 +24,7 @@ impl Deframer {
     }
 
     /// Bytes copied to the buffer since the last call.
-    pub(super) fn take_named(&self) -> u64 {
+    pub(in crate::codec) fn take_named(&self) -> u64 {
         self.gathered.copied.as_ref().map_or(0, |copied| copied.swap(0, Relaxed))
     }
 
@@ -52,7 +34,7 @@ impl Deframer {
     }
 
     /// As [`pop`](Self::pop), while a message is gathered. The outer `None`: this is not so now.
-    pub(super) fn pop_gathered(&mut self) -> Option<Option<Bytes>> {
+    pub(in crate::codec) fn pop_gathered(&mut self) -> Option<Option<Bytes>> {
         if self.used != Used::Ours {
             if self.part.len() > 0
                 && let Some(gather) = self.gather.take()
@@ -108,23 +90,6 @@ impl Deframer {
                     }
                 }
             }
-        }
-    }
-}
-
-impl Gather {
-    /// Parts of the buffer that follow each other become one.
-    fn push(&mut self, part: Landed) {
-        let lease = &self.claimed.lease;
-        let both = self.parts.last().and_then(|last| lease.range_of(last));
-        if let (Some(before), Some(now)) = (both, lease.range_of(&part))
-            && before.end == now.start
-            && let Some(joined) = lease.view(before.start..now.end)
-        {
-            self.parts.pop();
-            self.parts.push(joined.into());
-        } else if !part.is_empty() {
-            self.parts.push(part);
         }
     }
 }
