@@ -10,6 +10,7 @@
 //! | landing (what peers write to) | [`Landing::alloc`] | [`LandingBuf`] until the peer sends DONE, then [`Landed`] |
 //! | connections | [`Pool::control`] | [`PinnedBuf`] |
 //! | sending, by the application | [`Pool::register`] | `Bytes` of the application |
+//! | landing, by the application | [`NamedBuffer::new`] | [`NamedGrant`] until the peer sends DONE, then `Bytes` |
 //!
 //! Each use has its own budget, so that sending cannot starve receiving (R11). All of them together
 //! stay below RLIMIT_MEMLOCK, down to a pool of [`MIN_POOL`] bytes. Memory that is in use outlives
@@ -21,6 +22,7 @@
 //! |---|---|
 //! | `pool` | [`Pool`] |
 //! | `buf` | buffers to fill and send, and how to wait for them |
+//! | `named` | memory of the application that a message lands in |
 //! | `landing` | landing memory: allocator, chunks, [`Landed`] bytes |
 //! | `arena` | slots in size classes, and the queue of requests for them |
 //! | `registered` | memory of the application, registered with the device |
@@ -43,6 +45,7 @@ mod error;
 mod landing;
 mod ledger;
 pub mod memlock;
+mod named;
 mod pool;
 mod region;
 mod registered;
@@ -62,6 +65,7 @@ pub use copy::{copy, copy_slice};
 pub use error::{PoolError, RegionError, RegisterError};
 pub use landing::{Landed, LandedReader, Landing, LandingBuf, Reclaim, Window};
 pub use memlock::Memlock;
+pub use named::{InUse, NamedBuffer, NamedGrant, NamedLease, NamedRegistration};
 pub use pool::Pool;
 pub use region::memfd;
 pub use region::page::HugePages;

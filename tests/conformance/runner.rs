@@ -59,6 +59,7 @@ fn all_cases() -> Vec<Case> {
         ("headers", http::headers::CASES),
         ("layers", http::layers::CASES),
         ("limits", limits::CASES),
+        ("land_in", messages::land_in::CASES),
         ("mixed_load", messages::mixed_load::CASES),
         ("metadata", http::metadata::CASES),
         ("raw", http::raw::CASES),

@@ -1,23 +1,15 @@
 //! Peers that have a ticket and violate the protocol with raw work requests on a queue pair. Each
 //! harms only its own connection.
 
-use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::BufMut;
 use prost::Message as _;
 use rand::Rng;
-use tonic_rdma_fabric::{
-    AnyLink, Completion, ConnectError, Fabric, Link, LinkConfig, LinkError, Work, WriteSource,
-};
-use tonic_rdma_memory::{Pool, PoolConfig};
-use tonic_rdma_proto::frame::{Composer, Frame, Reader};
-use tonic_rdma_proto::{Config, Hello, headers};
-use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
+use tonic_rdma_fabric::{ConnectError, Link, LinkError, Work};
+use tonic_rdma_proto::frame::Frame;
+use tonic_rdma_proto::{Config, Hello};
 use tonic_rdma_tests::load::{Load, Tally, poll_until, with_timeout};
-use tonic_rdma_tests::offer::request_grant;
 use tonic_rdma_tests::pb::step::Step as Kind;
 use tonic_rdma_tests::pb::{Message, Script, Step};
 use tonic_rdma_tests::server_process::POOL_SIZE;
@@ -25,12 +17,10 @@ use tonic_rdma_tests::service::pattern;
 
 use crate::fault_test::{FaultTest, Topology, kind};
 use crate::log::Log;
+use crate::raw_peer::{ASKED, Host, Peer, config};
 
 /// Connections that are abandoned during the handshake.
 const ABANDONED_CONNECTS: usize = 20;
-
-/// The length for which a peer requests memory, in bytes.
-const ASKED: usize = 1 << 20;
 
 /// The number of guessed addresses, and the step between them, which no chunk of landing memory for
 /// such a request undercuts.
@@ -42,7 +32,7 @@ pub async fn peers_that_break_the_rules(log: Log) {
     let channel = test.connect().await;
     let tally = Tally::default();
     let load = Load::start(&channel, 0, &tally);
-    let host = Host::new(&test);
+    let host = Host::new(&test.topology.client_device, test.at);
 
     // Invalid handshakes.
     let (ticket, place) = host.request_ticket().await;
@@ -69,7 +59,7 @@ pub async fn peers_that_break_the_rules(log: Log) {
 
     // Violations on an open connection.
     for breach in Breach::ALL {
-        host.run_peer(&mut test, breach).await;
+        run_peer(&host, &mut test, breach).await;
     }
     let ok = tally.of("OK");
     let read = || async { tally.of("OK") };
@@ -92,7 +82,7 @@ pub async fn a_key_without_its_address(log: Log) {
     let channel = test.connect().await;
     let tally = Tally::default();
     let load = Load::start(&channel, 0, &tally);
-    let host = Host::new(&test);
+    let host = Host::new(&test.topology.client_device, test.at);
 
     // The victim has written its message, and not sent DONE yet.
     let mut victim = host.connect_with_ticket().await;
@@ -190,7 +180,8 @@ fn upload(len: usize) -> (Vec<u8>, usize) {
 pub async fn run_hostile_peer(test: &mut FaultTest) {
     let load = test.under_load().await;
     let breach = Breach::ALL[load.test.rng.random_range(0..Breach::ALL.len())];
-    Host::new(load.test).run_peer(load.test, breach).await;
+    let host = Host::new(&load.test.topology.client_device, load.test.at);
+    run_peer(&host, load.test, breach).await;
     let channel = load.channel.clone();
     let tally = load.end().await;
     assert_eq!((tally.failed(), channel.stats().calls_tcp), (0, 0), "{tally:?}");
@@ -262,249 +253,15 @@ impl Breach {
     }
 }
 
-fn config() -> LinkConfig {
-    LinkConfig {
-        recv_slots: 32,
-        slot_size: 4096,
-        send_slots: 100,
-        staging: 64 << 10,
-        send_queue: 200,
-        inline: 0,
-        ..LinkConfig::default()
-    }
-}
-
-/// A hostile host: its device and pool, and the server's address.
-struct Host {
-    fabric: Fabric,
-    pool: Pool,
-    server: SocketAddr,
-}
-
-impl Host {
-    fn new(test: &FaultTest) -> Self {
-        let fabric = Fabric::open(Some(&test.topology.client_device)).unwrap();
-        let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
-        Self { fabric, pool, server: test.at }
-    }
-
-    /// Gets a ticket, and the address for which it is valid.
-    async fn request_ticket(&self) -> ([u8; 16], SocketAddr) {
-        let grant = request_grant(self.server, "verbs").await;
-        let Some(Offered::Verbs(verbs)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
-        let address = &verbs.addresses[0];
-        let place = SocketAddr::new(address.ip.parse().unwrap(), address.port as u16);
-        (grant.ticket[..].try_into().unwrap(), place)
-    }
-
-    async fn connect(&self, place: SocketAddr, hello: &[u8]) -> Result<Peer, ConnectError> {
-        let limit = Duration::from_secs(20);
-        let connected =
-            self.fabric.connect(&place.into(), &config(), &self.pool, hello, limit).await?;
-        Ok(Peer {
-            link: connected.link,
-            pool: self.pool.clone(),
-            next: 0,
-            done: 0,
-            messages: VecDeque::new(),
-            credits: 0,
-        })
-    }
-
-    /// Connects a peer that commits this breach. The server must close its connection, and log it.
-    async fn run_peer(&self, test: &mut FaultTest, breach: Breach) {
-        let before = test.server_log_count("fast path lost");
-        let mut peer = self.connect_with_ticket().await;
-        breach.commit(&mut peer).await;
-        let end = with_timeout("the end of a peer that broke the rules", peer.wait_for_end()).await;
-        println!("  {breach:?}: {end}");
-        drop(peer);
-        test.count_fault();
-        let read = || async { test.server_log_count("fast path lost") };
-        poll_until("the loss is not in the server's log", read, |now| *now > before).await;
-    }
-
-    /// Connects a peer, once those that were dropped have returned their memory: a queue pair is
-    /// destroyed in the background, also that of a connect that was abandoned. The pool has room
-    /// for three, and at most one other is in use.
-    async fn connect_with_ticket(&self) -> Peer {
-        let LinkConfig { recv_slots, slot_size, send_slots, staging, .. } = config();
-        let of_one = (recv_slots + send_slots) as usize * slot_size as usize + staging as usize;
-        let read = || async { self.pool.stats().control };
-        poll_until("peers that have ended hold memory", read, |control| *control <= of_one).await;
-        let (ticket, place) = self.request_ticket().await;
-        let mut config = Config::default();
-        (config.slot_size, config.recv_slots) = (4096, 32);
-        self.connect(place, &Hello::new(ticket, config.settings()).encode()).await.unwrap()
-    }
-}
-
-/// A grant for this peer.
-struct Granted {
-    id: u32,
-    addr: u64,
-    rkey: u32,
-}
-
-/// A hostile peer with a queue pair.
-struct Peer {
-    link: AnyLink,
-    pool: Pool,
-    next: u64,
-    done: u64,
-    messages: VecDeque<Bytes>,
-    /// RECVs posted again for which no credits have been returned yet.
-    credits: u16,
-}
-
-impl Peer {
-    async fn poll(&mut self) -> Result<(), LinkError> {
-        let mut out = Vec::new();
-        let result = poll_fn(|cx| self.link.poll(cx, &mut out)).await;
-        for completion in out {
-            match completion {
-                Completion::Sent { id } => self.done = self.done.max(id),
-                Completion::Received { slot, len } => {
-                    self.messages.push_back(Bytes::copy_from_slice(self.link.recv_slot(slot, len)));
-                    self.link.repost(slot)?;
-                    self.credits += 1;
-                }
-            }
-        }
-        result
-    }
-
-    async fn wait_for_end(&mut self) -> LinkError {
-        loop {
-            if let Err(error) = self.poll().await {
-                return error;
-            }
-        }
-    }
-
-    fn queue(&mut self, work: Work) -> Result<u64, LinkError> {
-        self.next += 1;
-        self.link.queue(self.next, work, true).map(|_| self.next)
-    }
-
-    /// Posts a SEND with arbitrary bytes.
-    fn post(&mut self, bytes: &[u8]) {
-        self.link.block_mut()[..bytes.len()].copy_from_slice(bytes);
-        self.queue(Work::Send { offset: 0, len: bytes.len() }).unwrap();
-        self.link.ring_doorbell().unwrap();
-    }
-
-    fn compose(&mut self, slot: usize, frame: &Frame) -> usize {
-        let size = config().slot_size as usize;
-        let mut message = Composer::new(&mut self.link.block_mut()[slot * size..][..size]);
-        assert!(message.add(frame));
-        message.finish(std::mem::take(&mut self.credits))
-    }
-
-    /// Answers PINGs until the connection ends.
-    async fn answer_pings(&mut self) -> LinkError {
-        loop {
-            while let Some(message) = self.messages.pop_front() {
-                let mut reader = Reader::new(message).unwrap();
-                while let Some(frame) = reader.next_frame().unwrap() {
-                    if let Frame::Ping { ack: false, token } = frame
-                        && let Err(error) = self.try_frame(&Frame::Ping { ack: true, token }).await
-                    {
-                        return error;
-                    }
-                }
-            }
-            if let Err(error) = self.poll().await {
-                return error;
-            }
-        }
-    }
-
-    /// Sends a frame after all earlier work has completed, and waits for its completion.
-    async fn try_frame(&mut self, frame: &Frame) -> Result<(), LinkError> {
-        while self.done < self.next {
-            self.poll().await?;
-        }
-        let len = self.compose(0, frame);
-        let id = self.queue(Work::Send { offset: 0, len })?;
-        self.link.ring_doorbell()?;
-        while self.done < id {
-            self.poll().await?;
-        }
-        Ok(())
-    }
-
-    async fn frame(&mut self, frame: &Frame) {
-        with_timeout("a SEND", self.try_frame(frame)).await.unwrap();
-    }
-
-    /// Requests memory as the protocol says.
-    async fn grant(&mut self) -> Granted {
-        let mut block = BytesMut::new();
-        let path = "/tonic_rdma.conformance.v1.Conformance/Upload";
-        for (name, value) in [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", path),
-            ("content-type", "application/grpc"),
-        ] {
-            headers::encode(&mut block, name, value.as_bytes()).unwrap();
-        }
-        self.frame(&Frame::Headers {
-            stream: 1,
-            end: false,
-            more: false,
-            indexed: false,
-            block: block.freeze(),
-        })
-        .await;
-        self.frame(&Frame::Request { stream: 1, len: ASKED as u64, begin: 0 }).await;
-        loop {
-            while let Some(message) = self.messages.pop_front() {
-                let mut reader = Reader::new(message).unwrap();
-                while let Some(frame) = reader.next_frame().unwrap() {
-                    if let Frame::Grant { stream: 1, id, rkey, addr, .. } = frame {
-                        return Granted { id, addr, rkey };
-                    }
-                }
-            }
-            with_timeout("a grant", self.poll()).await.unwrap();
-        }
-    }
-
-    /// The response message of its call.
-    async fn reply(&mut self) -> Message {
-        let mut body = BytesMut::new();
-        loop {
-            while let Some(message) = self.messages.pop_front() {
-                let mut reader = Reader::new(message).unwrap();
-                while let Some(frame) = reader.next_frame().unwrap() {
-                    match frame {
-                        Frame::Data { stream: 1, data, .. } => body.put(data),
-                        Frame::Headers { stream: 1, end: true, .. } => {
-                            let message =
-                                body.get(5..).expect("the call failed: there is no message");
-                            return Message::decode(message).unwrap();
-                        }
-                        _ => {}
-                    }
-                }
-            }
-            with_timeout("the answer", self.poll()).await.unwrap();
-        }
-    }
-
-    /// WRITEs outside of its grant.
-    async fn write_at(&mut self, aim: fn(Granted) -> (u64, u32)) {
-        let (remote_addr, rkey) = aim(self.grant().await);
-        self.write(&[0; 4096], remote_addr, rkey);
-    }
-
-    fn write(&mut self, bytes: &[u8], remote_addr: u64, rkey: u32) {
-        let mut buf = self.pool.try_alloc(bytes.len()).unwrap();
-        buf.put_slice(bytes);
-        let src = WriteSource::Bytes(self.pool.resolve(&buf.freeze()).unwrap());
-        self.queue(Work::Write { src, remote_addr, rkey }).unwrap();
-        self.link.ring_doorbell().unwrap();
-    }
+/// Connects a peer that commits this breach. The server must close its connection, and log it.
+async fn run_peer(host: &Host, test: &mut FaultTest, breach: Breach) {
+    let before = test.server_log_count("fast path lost");
+    let mut peer = host.connect_with_ticket().await;
+    breach.commit(&mut peer).await;
+    let end = with_timeout("the end of a peer that broke the rules", peer.wait_for_end()).await;
+    println!("  {breach:?}: {end}");
+    drop(peer);
+    test.count_fault();
+    let read = || async { test.server_log_count("fast path lost") };
+    poll_until("the loss is not in the server's log", read, |now| *now > before).await;
 }

@@ -11,6 +11,8 @@
 //! | `veth` | packets lost, delayed, duplicated, corrupted or all dropped between two veth ends |
 //! | `memlock` | RLIMIT_MEMLOCK lowered between connections |
 //! | `hostile` | peers that have a ticket and violate the protocol |
+//! | `named` | peers that keep the key of a buffer that the server has got back |
+//! | `raw_peer` | the queue pair of such a peer |
 //! | `soak` | random faults for a given time: `make soak` |
 //! | `cable` | the cable between two guests is cut |
 //! | `fault_test`, `roles`, `log` | shared code |
@@ -24,6 +26,8 @@ mod host;
 mod hostile;
 mod log;
 mod memlock;
+mod named;
+mod raw_peer;
 mod roles;
 mod soak;
 mod veth;
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
     let tests = tests! {
         host: server_killed client_killed server_stopped client_stopped device_removed interface_down address_removed;
         hostile: peers_that_break_the_rules a_key_without_its_address;
+        named: a_key_that_was_withdrawn;
         veth: packets_lost_delayed_repeated_and_changed black_hole_for_rdma black_hole_for_all;
         memlock: of_the_server of_a_client;
         cable: cut;

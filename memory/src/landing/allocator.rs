@@ -464,6 +464,14 @@ impl Landing {
         }) > 0
     }
 
+    pub(crate) fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    pub(crate) fn waiter(&self) -> &Arc<LandingWaiter> {
+        &self.waiter
+    }
+
     /// Publishes how much is leased, for the shares of the other connections.
     pub(super) fn record_leased(&self) {
         self.ledger.landing_waiters().record_leased(&self.waiter, self.leased());

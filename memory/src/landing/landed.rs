@@ -86,6 +86,11 @@ impl Landed {
         self.origin.as_ref().is_none_or(Origin::hold)
     }
 
+    /// The memory itself, for its address and length.
+    pub(crate) fn memory(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Lets go of the piece when nothing is left: its memory is free then.
     fn forget_if_empty(&mut self) {
         if self.bytes.is_empty() {
@@ -178,7 +183,19 @@ impl Landed {
 
     /// Reads all bytes in order through `window`.
     pub fn reader(self, window: &mut Window) -> LandedReader<'_> {
-        let mut reader = LandedReader { memory: self.bytes, at: 0, filled: 0, window };
+        let rest = Vec::new().into_iter();
+        let mut reader =
+            LandedReader { memory: self.bytes, at: 0, filled: 0, window, rest, rest_len: 0 };
+        reader.fill(MIN_WINDOW);
+        reader
+    }
+
+    /// Reads the bytes of several parts as one message. A field that spans parts is copied.
+    pub fn reader_of(parts: Vec<Landed>, window: &mut Window) -> LandedReader<'_> {
+        let rest_len = parts.iter().map(Landed::len).sum();
+        let rest = parts.into_iter();
+        let mut reader =
+            LandedReader { memory: Bytes::new(), at: 0, filled: 0, window, rest, rest_len };
         reader.fill(MIN_WINDOW);
         reader
     }
@@ -227,6 +244,8 @@ impl fmt::Debug for Window {
 ///
 /// A window is copied when the previous one is used up, so the bytes after a field of type `bytes`
 /// are not copied before that field has been passed.
+///
+/// Of a message [in several parts](Landed::reader_of), no window spans two.
 #[derive(Debug)]
 pub struct LandedReader<'a> {
     /// The landed bytes from the beginning of the window on.
@@ -236,11 +255,25 @@ pub struct LandedReader<'a> {
     /// Bytes of the window that are initialized. More than `at`, unless no bytes are left.
     filled: usize,
     window: &'a mut Window,
+    /// The parts behind `memory`, and their bytes.
+    rest: std::vec::IntoIter<Landed>,
+    rest_len: usize,
 }
 
 impl LandedReader<'_> {
+    /// Goes on to the next part if nothing is left of this one.
+    fn next_part(&mut self) {
+        while self.memory.is_empty()
+            && let Some(next) = self.rest.next()
+        {
+            self.rest_len -= next.len();
+            self.memory = next.bytes;
+        }
+    }
+
     /// Copies up to `len` bytes from the beginning of the memory to the window.
     fn fill(&mut self, len: usize) {
+        self.next_part();
         let len = len.min(self.memory.len()).min(MAX_WINDOW);
         // SAFETY: both the memory and the window have `len` bytes; the window is borrowed
         // exclusively, and no thread of this process writes to landed bytes (R8).
@@ -254,15 +287,33 @@ impl LandedReader<'_> {
     fn next_window(&mut self, left: usize, count: usize) {
         assert!(count <= self.remaining(), "advanced {count} bytes past {} left", self.remaining());
         let next = if count == left { self.filled * 2 } else { MIN_WINDOW };
-        self.memory.advance(self.at + count);
+        let mut skipped = self.at + count;
+        while skipped > self.memory.len() {
+            skipped -= self.memory.len();
+            self.memory.clear();
+            self.next_part();
+        }
+        self.memory.advance(skipped);
         self.fill(next);
+    }
+
+    /// Copies a field that spans parts.
+    #[cold]
+    fn join(&mut self, len: usize) -> Bytes {
+        let mut joined = BytesMut::with_capacity(len);
+        while joined.len() < len {
+            self.next_part();
+            let part = self.memory.split_to((len - joined.len()).min(self.memory.len()));
+            Landed::from(part).append_to(&mut joined);
+        }
+        joined.freeze()
     }
 }
 
 impl Buf for LandedReader<'_> {
     #[inline]
     fn remaining(&self) -> usize {
-        self.memory.len() - self.at
+        self.memory.len() - self.at + self.rest_len
     }
 
     #[inline]
@@ -293,7 +344,10 @@ impl Buf for LandedReader<'_> {
             return bytes;
         }
         self.memory.advance(self.at);
-        let bytes = self.memory.split_to(len);
+        let bytes = match len <= self.memory.len() {
+            true => self.memory.split_to(len),
+            false => self.join(len),
+        };
         self.fill(MIN_WINDOW);
         bytes
     }
@@ -375,6 +429,29 @@ mod tests {
         Landed::from(Bytes::from_static(b"four")).reader(&mut Window::new()).advance(5);
     }
 
+    #[test]
+    fn a_field_that_is_a_part_is_lent_and_one_that_spans_parts_is_copied() {
+        let arena = SharedArena::new(16 << 10).unwrap();
+        arena.write(0, &numbered(16 << 10));
+        let mut all = Landed::from(arena.bytes());
+        let parts = vec![all.split_to(20), all.split_to(9000), Landed::default(), all];
+        let mut window = Window::new();
+        let mut reader = Landed::reader_of(parts.clone(), &mut window);
+        assert_eq!((reader.remaining(), reader.chunk().len()), (16 << 10, 20));
+        reader.advance(20);
+        let field = reader.copy_to_bytes(9000);
+        assert!(arena.contains(&field));
+        assert_eq!(reader.chunk()[0], (9020 % 251) as u8);
+        let mut reader = Landed::reader_of(parts, &mut window);
+        reader.advance(19);
+        let field = reader.copy_to_bytes(9002);
+        assert!(!arena.contains(&field));
+        assert_eq!(field, numbered(9021)[19..]);
+        assert_eq!(reader.remaining(), (16 << 10) - 9021);
+        reader.advance(reader.remaining());
+        assert!(!reader.has_remaining() && reader.chunk().is_empty());
+    }
+
     #[derive(Clone, Debug)]
     enum Step {
         Advance(usize),
@@ -387,6 +464,7 @@ mod tests {
         #[test]
         fn any_sequence_of_steps_reads_the_same_bytes(
             len in 0..30_000usize,
+            cuts in prop::collection::vec(prop_oneof![0..100usize, 0..9000usize], 0..5),
             steps in prop::collection::vec(
                 prop_oneof![0..200usize, 0..9000usize].prop_flat_map(|n| prop_oneof![
                     Just(Step::Advance(n)), Just(Step::Lend(n)), Just(Step::Copy(n)),
@@ -397,7 +475,16 @@ mod tests {
             let all = numbered(len);
             let mut plain = &all[..];
             let mut window = Window::new();
-            let mut reader = Landed::from(Bytes::from(all.clone())).reader(&mut window);
+            let mut whole = Landed::from(Bytes::from(all.clone()));
+            let mut reader = match cuts.is_empty() {
+                true => whole.reader(&mut window),
+                false => {
+                    let mut parts: Vec<Landed> =
+                        cuts.iter().map(|cut| whole.split_to(*cut.min(&whole.len()))).collect();
+                    parts.push(whole);
+                    Landed::reader_of(parts, &mut window)
+                }
+            };
             for step in steps {
                 let most = plain.len();
                 match step {

@@ -11,7 +11,7 @@ use crate::ledger::Waiting;
 
 impl Landing {
     /// Whether the landing thread makes the chunks. It has to wake the owner.
-    pub(super) fn uses_thread(&self) -> bool {
+    pub(crate) fn uses_thread(&self) -> bool {
         self.has_waker && self.ledger.registrar.is_slow()
     }
 

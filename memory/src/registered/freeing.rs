@@ -29,7 +29,7 @@ pub(crate) fn bytes() -> usize {
 }
 
 /// Drops something by the thread; here if the system gives no thread.
-pub(super) fn free(len: usize, held: impl Send + 'static) {
+pub(crate) fn free(len: usize, held: impl Send + 'static) {
     BYTES.fetch_add(len, SeqCst);
     let mut state = queue();
     state.jobs.push((len, Box::new(held)));

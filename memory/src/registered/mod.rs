@@ -18,7 +18,7 @@ use std::{fmt, thread};
 
 use bytes::Bytes;
 
-use crate::error::RegionError;
+use crate::error::{RegionError, RegisterError};
 use crate::ledger::{KeepAlive, Ledger};
 use crate::region::page::page;
 use crate::registrar::{Access, Memory, Registration};
@@ -49,16 +49,16 @@ impl PoolRegistration {
         if let Some(pool) = ledger.index.overlaps(&memory) {
             return Err(RegionError::Overlap { len, pool });
         }
-        let pinning = PINNING.lock().unwrap_or_else(PoisonError::into_inner);
-        check_limit(&ledger, &memory)?;
-        // SAFETY: `memory` keeps the range readable, and is dropped after the registration: `Held`.
-        // Nobody writes to it by this registration, which allows reading only (R9, R12).
-        let registration = unsafe {
-            let access = Access::LocalRead;
-            ledger.registrar.register(Memory { addr, len, access, file: None })
-        };
-        drop(pinning);
-        let registration = registration.inspect_err(|_| ledger.not_registered())?;
+        let range = NonNull::slice_from_raw_parts(addr, len);
+        let registration = pin(&ledger, range, || {
+            // SAFETY: `memory` keeps the range readable, and is dropped after the registration:
+            // `Held`. Nobody writes to it by this registration, which allows reading only (R9,
+            // R12).
+            unsafe {
+                let access = Access::LocalRead;
+                ledger.registrar.register(Memory { addr, len, access, file: None })
+            }
+        })?;
         let keys = (registration.lkey(), registration.iova());
         let range = memory.clone();
         ledger.counters.registrations.fetch_add(1, Relaxed);
@@ -84,10 +84,23 @@ impl PoolRegistration {
 /// same rest.
 static PINNING: Mutex<()> = Mutex::new(());
 
+/// Registers memory of the application, if the pool can still use all of its own then.
+pub(crate) fn pin(
+    ledger: &Ledger,
+    memory: NonNull<[u8]>,
+    register: impl FnOnce() -> Result<Box<dyn Registration>, RegisterError>,
+) -> Result<Box<dyn Registration>, RegionError> {
+    let pinning = PINNING.lock().unwrap_or_else(PoisonError::into_inner);
+    check_limit(ledger, memory)?;
+    let registration = register();
+    drop(pinning);
+    Ok(registration.inspect_err(|_| ledger.not_registered())?)
+}
+
 /// Checks that the pool could still use all of its memory. Waits for what is being unpinned if that
 /// makes the difference.
-fn check_limit(ledger: &Ledger, memory: &[u8]) -> Result<(), RegionError> {
-    let start = memory.as_ptr().addr();
+fn check_limit(ledger: &Ledger, memory: NonNull<[u8]>) -> Result<(), RegionError> {
+    let start = memory.cast::<u8>().addr().get();
     let pages = (start + memory.len()).next_multiple_of(page()) - (start - start % page());
     loop {
         let unpinning = freeing::bytes();

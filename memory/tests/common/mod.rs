@@ -140,7 +140,7 @@ impl Registration for Kept {
     }
 }
 
-const RKEY: u32 = 1 << 31;
+pub(crate) const RKEY: u32 = 1 << 31;
 
 /// The difference between iova and virtual address, so that a mix-up is detected.
 const IOVA: u64 = 1 << 60;

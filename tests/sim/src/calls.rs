@@ -13,10 +13,11 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::{Code, Status};
-use tonic_rdma::Channel;
+use tonic_rdma::{Channel, LandIn};
 use tower::ServiceExt;
 
 use crate::load::{CallPlan, Kind};
+use crate::named;
 use crate::oracle::Outcome;
 use crate::pattern::{self, Key};
 use crate::service::{AnyCodec, CALL, Message, Part, messages, prefix, whole};
@@ -33,23 +34,38 @@ pub(crate) async fn make(world: Arc<World>, channel: Channel, call: CallPlan) {
             None => std::future::pending().await,
         }
     };
+    let land_in = named::for_response(&call);
     let outcome = tokio::select! {
         biased;
-        outcome = perform(&world, channel, &call) => outcome,
+        outcome = perform(&world, channel, &call, land_in.as_ref()) => outcome,
         () = drop_after => Outcome::Dropped,
     };
     world.checker.note(|| format!("call {} ends: {outcome:?}", call.id));
     world.call_log().ended(call.id, outcome);
+    if let Some(land_in) = land_in {
+        let down = call.reading != crate::load::Reading::Echo;
+        named::watch(&world, land_in, Key { call: call.id, down, index: 0 }).await;
+    }
 }
 
-async fn perform(world: &Arc<World>, channel: Channel, call: &CallPlan) -> Outcome {
+type Named<'a> = Option<&'a LandIn<Vec<u8>>>;
+
+async fn perform(
+    world: &Arc<World>,
+    channel: Channel,
+    call: &CallPlan,
+    named: Named<'_>,
+) -> Outcome {
     let result = match call.kind {
         Kind::Raw => raw(world, channel, call).await,
         _ if call.client_zero_copy => {
-            through_tonic::<tonic_rdma::codec::ProstCodec<Message, Message>>(world, channel, call)
-                .await
+            type Zero = tonic_rdma::codec::ProstCodec<Message, Message>;
+            through_tonic::<Zero>(world, channel, call, named).await
         }
-        _ => through_tonic::<tonic_prost::ProstCodec<Message, Message>>(world, channel, call).await,
+        _ => {
+            type Plain = tonic_prost::ProstCodec<Message, Message>;
+            through_tonic::<Plain>(world, channel, call, named).await
+        }
     };
     match result {
         Ok(true) => Outcome::Status(Status::ok("")),
@@ -159,6 +175,7 @@ async fn through_tonic<C: AnyCodec>(
     world: &Arc<World>,
     channel: Channel,
     call: &CallPlan,
+    named: Named<'_>,
 ) -> Result<bool, Status> {
     let mut grpc = Grpc::new(channel.clone())
         .max_decoding_message_size(usize::MAX)
@@ -181,10 +198,10 @@ async fn through_tonic<C: AnyCodec>(
         Kind::Unary | Kind::ClientStreaming => {
             let response = if call.kind == Kind::Unary {
                 let message = Message { body: request(&channel, call, 0).await };
-                grpc.unary(tagged(call, message), path, codec).await?
+                grpc.unary(tagged(call, named, message), path, codec).await?
             } else {
                 let stream = requests(channel, call.clone());
-                grpc.client_streaming(tagged(call, stream), path, codec).await?
+                grpc.client_streaming(tagged(call, named, stream), path, codec).await?
             };
             let Message { body } = response.into_inner();
             reader.check(&body);
@@ -194,11 +211,11 @@ async fn through_tonic<C: AnyCodec>(
         }
         Kind::ServerStreaming => {
             let message = Message { body: request(&channel, call, 0).await };
-            grpc.server_streaming(tagged(call, message), path, codec).await?.into_inner()
+            grpc.server_streaming(tagged(call, named, message), path, codec).await?.into_inner()
         }
         _ => {
             let stream = requests(channel, call.clone());
-            grpc.streaming(tagged(call, stream), path, codec).await?.into_inner()
+            grpc.streaming(tagged(call, named, stream), path, codec).await?.into_inner()
         }
     };
     // A call with a single response does not show when its head arrived.
@@ -224,8 +241,11 @@ async fn through_tonic<C: AnyCodec>(
     }
 }
 
-fn tagged<T>(call: &CallPlan, message: T) -> tonic::Request<T> {
+fn tagged<T>(call: &CallPlan, named: Named<'_>, message: T) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
+    if let Some(land_in) = named {
+        land_in.attach(&mut request);
+    }
     if let Ok(id) = call.id.to_string().parse() {
         request.metadata_mut().insert(CALL, id);
     }

@@ -9,6 +9,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic_rdma::{Channel, Context, Endpoint, Server};
 use tonic_rdma_fabric::sim::{SimDevice, SimNet};
 
+use crate::named;
 use crate::plan::{Host, Plan};
 use crate::service::Planned;
 use crate::tcp_net::TcpNet;
@@ -86,10 +87,14 @@ impl RunningServer {
             let _ = stopped.await;
         };
         // The simulated TCP reports no addresses.
-        let router = Server::builder()
-            .context(hosts.contexts[host].clone())
-            .offer_through_gateways(true)
-            .add_service(Planned(world.clone()));
+        let mut server =
+            Server::builder().context(hosts.contexts[host].clone()).offer_through_gateways(true);
+        if named::at_servers(world.plan.seed) {
+            server = server
+                .land_in("/sim.Planned/UnaryZero", named::for_request)
+                .land_in("/sim.Planned/UpZero", named::for_request);
+        }
+        let router = server.add_service(Planned(world.clone()));
         let task = tokio::spawn(router.serve_with_incoming_shutdown(incoming, signal));
         RunningServer { stop: Some(stop), task }
     }

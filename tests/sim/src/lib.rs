@@ -16,6 +16,7 @@
 //! | `service` | the server's side of a call |
 //! | `calls` | the client's side of a call |
 //! | `fault_injection` | injects the faults of a plan |
+//! | `named` | buffers that fields land in |
 //! | `wire_checker` | checks what goes over the fabric against the protocol's rules, frame by frame |
 //! | `hosts` | the devices, pools and servers of a run |
 //! | `world` | what all tasks of a run share |
@@ -29,6 +30,7 @@ mod fault_injection;
 mod figures;
 mod hosts;
 mod load;
+mod named;
 mod oracle;
 mod panics;
 mod pattern;

@@ -16,9 +16,11 @@ use tonic::body::Body;
 use tonic::codec::Codec;
 use tonic::server::NamedService;
 use tonic::{Code, Status, Streaming};
+use tonic_rdma::LandIn;
 use tower::Service;
 
 use crate::load::{CallPlan, Reading};
+use crate::named;
 use crate::pattern::{self, Key};
 use crate::world::World;
 
@@ -101,13 +103,15 @@ async fn serve<C: AnyCodec>(
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
     let one = |world: Arc<World>, call: CallPlan| {
-        move |request: tonic::Request<Message>| {
+        move |mut request: tonic::Request<Message>| {
+            watch(&world, &call, request.extensions_mut());
             let requests = tokio_stream::once(Ok(request.into_inner()));
             answer(world.clone(), call.clone(), Box::pin(requests))
         }
     };
     let many = |world: Arc<World>, call: CallPlan| {
-        move |request: tonic::Request<Streaming<Message>>| {
+        move |mut request: tonic::Request<Streaming<Message>>| {
+            watch(&world, &call, request.extensions_mut());
             answer(world.clone(), call.clone(), Box::pin(request.into_inner()))
         }
     };
@@ -136,6 +140,13 @@ async fn serve<C: AnyCodec>(
         }
         "Down" => grpc.server_streaming(tower::service_fn(one(world, call)), req).await,
         _ => grpc.streaming(tower::service_fn(many(world, call)), req).await,
+    }
+}
+
+/// Watches the buffer that the first request lands in, if there is one.
+fn watch(world: &Arc<World>, call: &CallPlan, extensions: &mut tonic::Extensions) {
+    if let Some(land_in) = extensions.remove::<LandIn<Vec<u8>>>() {
+        named::watch_request(world, land_in, call.id);
     }
 }
 

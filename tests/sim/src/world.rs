@@ -1,5 +1,7 @@
 //! What all tasks of a run share.
 
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +22,8 @@ pub(crate) struct World {
     /// What readers retain, and until when.
     retained: Mutex<Vec<(Instant, Bytes)>>,
     channels: Mutex<Vec<Option<Channel>>>,
+    /// Buffers of servers that are not back, or are being watched.
+    watched: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -33,6 +37,7 @@ impl World {
             call_log: Mutex::new(CallLog::new(plan.calls.len(), started)),
             retained: Mutex::default(),
             channels: Mutex::default(),
+            watched: AtomicUsize::new(0),
             plan,
             started,
             checker,
@@ -75,7 +80,15 @@ impl World {
     }
 
     pub(crate) fn retains_nothing(&self) -> bool {
-        lock(&self.retained).is_empty()
+        lock(&self.retained).is_empty() && self.watched.load(Relaxed) == 0
+    }
+
+    /// A buffer of a server is watched from now on, or no longer.
+    pub(crate) fn watches(&self, watches: bool) {
+        match watches {
+            true => self.watched.fetch_add(1, Relaxed),
+            false => self.watched.fetch_sub(1, Relaxed),
+        };
     }
 
     pub(crate) fn set_channels(&self, channels: Vec<Option<Channel>>) {

@@ -259,8 +259,14 @@ fn the_wire_checker_knows_the_rules_of_memory() {
 
 #[test]
 fn the_wire_checker_sees_what_is_left() {
-    let head =
-        |end| Frame::Headers { stream: 1, end, more: false, indexed: false, block: "x".into() };
+    let head = |end| Frame::Headers {
+        stream: 1,
+        end,
+        more: false,
+        indexed: false,
+        lands: false,
+        block: "x".into(),
+    };
     let wire = Wire::new();
     wire.send(CLIENT, 0, &[head(true)]).take(SERVER);
     assert_eq!(wire.0.quiet().len(), 2, "the server's half, on both ends: {:?}", wire.0.quiet());

@@ -270,7 +270,9 @@ async fn land(
     let peer = &mut fixture.peer;
     // After a long REQUEST on the discarded stream the server makes standing grants of this
     // length.
-    peer.send(&[Frame::Request { stream: DISCARDED, len: 64 << 10, begin: 0 }]).await.unwrap();
+    peer.send(&[Frame::Request { stream: DISCARDED, len: 64 << 10, begin: 0, field: None }])
+        .await
+        .unwrap();
     let window = peer.window as usize;
     let (mut sent, mut discarded, mut landed) = (0, WARM_UP, 0);
     let mut sizes = sizes.iter().copied().cycle();
@@ -321,9 +323,12 @@ async fn begins_out_of_bounds_end_the_connection() {
     ];
     for (of, expected) in cases {
         let mut peer = Peer::connect(at).await;
-        peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }])
-            .await
-            .unwrap();
+        peer.send(&[
+            head(1, "Hold"),
+            Frame::Request { stream: 1, len: long, begin: 63, field: None },
+        ])
+        .await
+        .unwrap();
         let grant = peer.next_standing_grant().await;
         let (begin, len) = of(grant.len);
         peer.send(&[Frame::Done { stream: 1, end: false, id: grant.id, len, begin }])
@@ -333,14 +338,14 @@ async fn begins_out_of_bounds_end_the_connection() {
         assert!(why.contains(expected), "{why}");
     }
     let mut peer = Peer::connect(at).await;
-    peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 64 }])
+    peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 64, field: None }])
         .await
         .unwrap();
     let Err(Ended(why)) = peer.sync().await else { panic!("it goes on") };
     assert!(why.contains("begins at 64 modulo 64"), "{why}");
     // The largest permitted begin and length are accepted.
     let mut peer = Peer::connect(at).await;
-    peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63 }])
+    peer.send(&[head(1, "Hold"), Frame::Request { stream: 1, len: long, begin: 63, field: None }])
         .await
         .unwrap();
     let grant = peer.next_standing_grant().await;

@@ -192,7 +192,14 @@ pub(crate) fn head(stream: u32, method: &str) -> Frame {
     ] {
         headers::encode(&mut block, name, value.as_bytes()).unwrap();
     }
-    Frame::Headers { stream, end: false, more: false, indexed: false, block: block.freeze() }
+    Frame::Headers {
+        stream,
+        end: false,
+        more: false,
+        indexed: false,
+        lands: false,
+        block: block.freeze(),
+    }
 }
 
 /// A piece of a body: all zeros, which are empty gRPC messages wherever the body is cut.

@@ -57,6 +57,10 @@ pub struct Config {
     /// The link reports the end of the peer by itself, so that no PING is sent while nothing is
     /// open. Without that, one is sent every 24 times `dead_peer` then. Default false.
     pub link_tells_end: bool,
+    /// For servers: whether the application decides at the begin of each stream whether it
+    /// [names memory](crate::Connection::decide_naming) for the request. Until then nothing is
+    /// granted to the stream, and there are no standing grants. Default: it does not.
+    pub names_requests: bool,
     /// Standing grants are recalled after this time without bulk. At most a day; default 10 s.
     pub idle_recall: Duration,
 }
@@ -80,6 +84,7 @@ impl Default for Config {
             write_chunk: 256 << 10,
             dead_peer: Duration::from_secs(5),
             link_tells_end: false,
+            names_requests: false,
             idle_recall: Duration::from_secs(10),
         }
     }

@@ -156,6 +156,16 @@ pub enum Breach {
         /// The modulus.
         modulus: u32,
     },
+    /// A REQUEST whose field reaches past its end.
+    #[error("request on {stream} of {len} bytes states a field that ends at {end}")]
+    RequestField {
+        /// The stream.
+        stream: StreamId,
+        /// Bytes requested.
+        len: u64,
+        /// Where the field ends.
+        end: u64,
+    },
     /// DONE whose begin is too large for a standing grant, or not 0 for any other grant.
     #[error("DONE of {grant} begins at {begin}, the limit is {limit}")]
     DoneBegin {

@@ -22,11 +22,11 @@
 //!
 //! | type | name | stream | payload | flags |
 //! |---|---|---|---|---|
-//! | 1 | HEADERS | yes | a piece of a header block ([`crate::headers`]) | END 1: the sender's half ends here; MORE 2: the block continues in the next HEADERS of the stream; INDEXED 4: a complete block that may refer to fields that the connection remembers. MORE excludes all other flags |
+//! | 1 | HEADERS | yes | a piece of a header block ([`crate::headers`]) | END 1: the sender's half ends here; MORE 2: the block continues in the next HEADERS of the stream; INDEXED 4: a complete block that may refer to fields that the connection remembers; LANDS 8: the first of a stream, from the client, which names memory for large messages of the response. MORE excludes END and INDEXED |
 //! | 2 | DATA | yes | bytes of the body | END 1 |
 //! | 3 | WINDOW | yes | increment (4) | |
 //! | 4 | RESET | yes | reset code (4) | |
-//! | 5 | REQUEST | yes | bytes wanted (8), begin (4) | |
+//! | 5 | REQUEST | yes | bytes wanted (8), begin (4), field: offset (4) and length (4) | |
 //! | 6 | GRANT | yes, or 0 for a standing grant | grant id (4), rkey (4), length (4), reserved (4), address (8) | |
 //! | 7 | DONE | yes | grant id (4), bytes written (4), begin (4) | END 1 |
 //! | 8 | ABORT | 0 | grant id (4) | |
@@ -36,13 +36,18 @@
 //! | 12 | CLOSE | 0 | close code (4), text (0 to 240) | |
 //!
 //! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 12,288
-//! bytes, unless fewer complete the request.
+//! bytes, unless it ends with the request, or where the field of the request begins or ends.
+//!
+//! The field of a REQUEST is the message's longest field of type `bytes`, which the receiver may
+//! have land in memory of its own. It lies within the bytes wanted; both numbers are 0 if it is not
+//! known. After LANDS a server uses no standing grants for the stream.
 //!
 //! A receiver's **modulus** is the larger of 64 and the alignment that its hello requires. The
 //! begin of a REQUEST is the required address of the first byte, modulo the modulus. The address of
 //! a GRANT that answers it is congruent to that, plus what has already been granted for the
-//! request. The begin of a DONE is the offset of the first byte in a standing grant, and 0 if the
-//! grant answered a REQUEST. Both begins are less than the modulus.
+//! request, but for a GRANT that begins within the field, whose address is any. The begin of a DONE
+//! is the offset of the first byte in a standing grant, and 0 if the grant answered a REQUEST. Both
+//! begins are less than the modulus.
 //!
 //! Frame types, flags and reserved values that are not in these tables are breaches.
 
@@ -50,6 +55,7 @@ use bytes::{Buf, Bytes};
 
 use crate::error::Breach;
 use crate::headers::table::Sent;
+pub use crate::payload::Field;
 use crate::payload::Payload;
 
 /// Bytes of a message header.
@@ -64,6 +70,8 @@ pub const END: u8 = 1;
 pub const MORE: u8 = 2;
 /// The header block refers to fields that the connection remembers.
 pub const INDEXED: u8 = 4;
+/// The client names memory for large messages of the response.
+pub const LANDS: u8 = 8;
 /// Answers a PING or a GOAWAY.
 pub const ACK: u8 = 1;
 /// Maximum length of the text of a GOAWAY or CLOSE, in bytes.
@@ -81,7 +89,7 @@ pub const MIN_GRANT: u32 = 12 * 1024;
 #[allow(missing_docs, reason = "the fields are those of the table above")]
 pub enum Frame {
     /// A piece of a header block.
-    Headers { stream: u32, end: bool, more: bool, indexed: bool, block: Bytes },
+    Headers { stream: u32, end: bool, more: bool, indexed: bool, lands: bool, block: Bytes },
     /// Bytes of the body.
     Data { stream: u32, end: bool, data: Bytes },
     /// Increases the stream's window.
@@ -89,7 +97,7 @@ pub enum Frame {
     /// Aborts the stream.
     Reset { stream: u32, code: u32 },
     /// Requests landing memory.
-    Request { stream: u32, len: u64, begin: u32 },
+    Request { stream: u32, len: u64, begin: u32, field: Option<Field> },
     /// Grants landing memory.
     Grant { stream: u32, id: u32, rkey: u32, len: u32, addr: u64 },
     /// Granted memory has been written; the grant ends.
@@ -140,7 +148,8 @@ impl Frame {
                 | Frame::Abort { .. }
                 | Frame::Recall { .. } => 4,
                 Frame::Ping { .. } => 8,
-                Frame::Request { .. } | Frame::Done { .. } => 12,
+                Frame::Request { .. } => 20,
+                Frame::Done { .. } => 12,
                 Frame::Grant { .. } => 24,
                 Frame::GoAway { text, .. } | Frame::Close { text, .. } => 4 + text.len(),
             }
@@ -205,10 +214,11 @@ impl<'a> Composer<'a> {
         }
         let (kind, len) = (frame.kind(), wire - FRAME_HEADER);
         match frame {
-            Frame::Headers { stream, end, more, indexed, block } => {
+            Frame::Headers { stream, end, more, indexed, lands, block } => {
                 let flags = (u8::from(*end) * END)
                     | (u8::from(*more) * MORE)
-                    | (u8::from(*indexed) * INDEXED);
+                    | (u8::from(*indexed) * INDEXED)
+                    | (u8::from(*lands) * LANDS);
                 self.header(kind, flags, len, *stream);
                 self.put(block);
             }
@@ -220,10 +230,13 @@ impl<'a> Composer<'a> {
                 self.header(kind, 0, len, *stream);
                 self.put(&word.to_le_bytes());
             }
-            Frame::Request { stream, len: wanted, begin } => {
+            Frame::Request { stream, len: wanted, begin, field } => {
                 self.header(kind, 0, len, *stream);
                 self.put(&wanted.to_le_bytes());
-                self.put(&begin.to_le_bytes());
+                let Field { at, len } = field.unwrap_or(Field { at: 0, len: 0 });
+                for word in [*begin, at, len] {
+                    self.put(&word.to_le_bytes());
+                }
             }
             Frame::Grant { stream, id, rkey, len: granted, addr } => {
                 self.header(kind, 0, len, *stream);
@@ -262,10 +275,18 @@ impl<'a> Composer<'a> {
 
     /// Adds a HEADERS frame with a complete block, compressed with the header table. The
     /// uncompressed block must fit.
-    pub(crate) fn add_block(&mut self, stream: u32, end: bool, block: &[u8], table: &mut Sent) {
+    pub(crate) fn add_block(
+        &mut self,
+        stream: u32,
+        (end, lands): (bool, bool),
+        block: &[u8],
+        table: &mut Sent,
+    ) {
         let at = self.len + FRAME_HEADER;
         let shortened = table.shorten(block, &mut self.slot[at..]);
-        let flags = (u8::from(end) * END) | (u8::from(shortened.is_some()) * INDEXED);
+        let flags = (u8::from(end) * END)
+            | (u8::from(shortened.is_some()) * INDEXED)
+            | (u8::from(lands) * LANDS);
         self.header(1, flags, shortened.unwrap_or(block.len()), stream);
         match shortened {
             Some(len) => self.len += len,
@@ -356,12 +377,13 @@ impl Reader {
             });
         };
         let allowed = match kind {
-            1 => END | MORE | INDEXED,
+            1 => END | MORE | INDEXED | LANDS,
             2 | 7 => END,
             10 | 11 => ACK,
             _ => 0,
         };
-        if flags & !allowed != 0 || (kind == 1 && flags & MORE != 0 && flags != MORE) {
+        let excluded = kind == 1 && flags & MORE != 0 && flags & (END | INDEXED) != 0;
+        if flags & !allowed != 0 || excluded {
             return Err(Breach::UnknownFlags { frame: kind_name(kind), flags });
         }
         let on_stream = matches!(kind, 1..=5 | 7);
@@ -370,7 +392,8 @@ impl Reader {
         }
         let exact = match kind {
             3 | 4 | 8 | 9 => Some(4),
-            5 | 7 => Some(12),
+            5 => Some(20),
+            7 => Some(12),
             10 => Some(8),
             6 => Some(24),
             11 | 12 if !(4..=4 + MAX_TEXT).contains(&len) => Some(4),
@@ -389,12 +412,20 @@ impl Reader {
                 end,
                 more: flags & MORE != 0,
                 indexed: flags & INDEXED != 0,
+                lands: flags & LANDS != 0,
                 block: bytes(0),
             },
             2 => Frame::Data { stream, end, data: bytes(0) },
             3 => Frame::Window { stream, increment: p.get_u32_le() },
             4 => Frame::Reset { stream, code: p.get_u32_le() },
-            5 => Frame::Request { stream, len: p.get_u64_le(), begin: p.get_u32_le() },
+            5 => {
+                let (len, begin) = (p.get_u64_le(), p.get_u32_le());
+                let field = Field { at: p.get_u32_le(), len: p.get_u32_le() };
+                if field.len == 0 && field.at != 0 {
+                    return Err(Breach::Reserved("REQUEST frame"));
+                }
+                Frame::Request { stream, len, begin, field: (field.len > 0).then_some(field) }
+            }
             6 => {
                 let (id, rkey, len, reserved) =
                     (p.get_u32_le(), p.get_u32_le(), p.get_u32_le(), p.get_u32_le());
@@ -431,12 +462,19 @@ mod tests {
                 end: false,
                 more: true,
                 indexed: false,
+                lands: true,
                 block: text.clone(),
             },
             Frame::Data { stream: 1, end: true, data: text.clone() },
             Frame::Window { stream: 1, increment: 9 },
             Frame::Reset { stream: 1, code: 8 },
-            Frame::Request { stream: 1, len: 1 << 40, begin: 42 },
+            Frame::Request { stream: 1, len: 1 << 40, begin: 42, field: None },
+            Frame::Request {
+                stream: 1,
+                len: 1 << 40,
+                begin: 42,
+                field: Some(Field { at: 9, len: 8 }),
+            },
             Frame::Grant { stream: 0, id: 1, rkey: 2, len: 3, addr: 1 << 50 },
             Frame::Done { stream: 1, end: true, id: 1, len: 3, begin: 4095 },
             Frame::Abort { id: 1 },

@@ -3,6 +3,22 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
+/// Where the longest field of type `bytes` lies in a message, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// The offset of its first byte.
+    pub at: u32,
+    /// Its length, which is not 0.
+    pub len: u32,
+}
+
+impl Field {
+    /// The offset behind its last byte.
+    pub fn end(self) -> u64 {
+        u64::from(self.at) + u64::from(self.len)
+    }
+}
+
 /// A piece of a body in segments. If it is sent by WRITE, it lands contiguously, and the segments
 /// are not copied to join them.
 ///
@@ -40,6 +56,8 @@ pub(crate) struct Lead {
     pub(crate) source: u64,
     pub(crate) pinned: bool,
     pub(crate) aligned: bool,
+    /// Bytes.
+    pub(crate) len: u64,
 }
 
 impl Payload {
@@ -86,16 +104,21 @@ impl Payload {
     /// The longest aligned segment, or the longest of all if none is aligned; the first of several.
     pub(crate) fn lead(&self) -> Option<Lead> {
         let mut at = 0;
-        let mut longest: Option<(Lead, usize)> = None;
+        let mut longest: Option<Lead> = None;
         for Segment { bytes, pinned, aligned } in self.segments.iter().skip(self.first) {
-            if longest.is_none_or(|(lead, len)| (lead.aligned, len) < (*aligned, bytes.len())) {
-                let source = bytes.as_ptr() as usize as u64;
-                longest =
-                    Some((Lead { at, source, pinned: *pinned, aligned: *aligned }, bytes.len()));
+            let (source, len) = (bytes.as_ptr() as usize as u64, bytes.len() as u64);
+            if longest.is_none_or(|lead| (lead.aligned, lead.len) < (*aligned, len)) {
+                longest = Some(Lead { at, source, pinned: *pinned, aligned: *aligned, len });
             }
-            at += bytes.len() as u64;
+            at += len;
         }
-        longest.map(|(lead, _)| lead)
+        longest
+    }
+
+    /// The longest aligned segment, if there is one that a REQUEST can state.
+    pub(crate) fn field(&self) -> Option<Field> {
+        let lead = self.lead().filter(|lead| lead.aligned)?;
+        Some(Field { at: u32::try_from(lead.at).ok()?, len: u32::try_from(lead.len).ok()? })
     }
 
     /// Length of the first segment, and whether it is pinned.

@@ -28,6 +28,7 @@ impl Connection {
         }
         let (mut asked, mut waiting) = (false, false);
         let modulus = Modulus::of(self.peer.align);
+        let requests_all = stream.peer_names;
         for out in stream.out.iter_mut().take(MAX_PREPARED) {
             let bulk = match out {
                 Out::Headers { .. } => continue,
@@ -36,7 +37,7 @@ impl Connection {
             };
             if !bulk.prepared {
                 bulk.prepared = true;
-                let window = if waiting { 0 } else { stream.send_window };
+                let window = if waiting || requests_all { 0 } else { stream.send_window };
                 match take_standing(&mut self.standing, bulk, window, modulus) {
                     Some(grant) => {
                         stream.send_window -= bulk.len as u32;
@@ -44,7 +45,8 @@ impl Connection {
                         bulk.grants.push_back(grant);
                     }
                     None => {
-                        stream.requests.push_back(Request { len: bulk.len, begin: bulk.begin });
+                        let Bulk { len, begin, field, .. } = **bulk;
+                        stream.requests.push_back(Request { len, begin, field });
                         asked = true;
                     }
                 }
@@ -94,7 +96,11 @@ impl Connection {
                 if u64::from(grant.len) > rest {
                     return bad("more than was asked for");
                 }
-                if u64::from(grant.len) < rest.min(MIN_GRANT.into()) {
+                let end = bulk.granted + u64::from(grant.len);
+                let ends_section = bulk
+                    .field
+                    .is_some_and(|field| end == u64::from(field.at) || end == field.end());
+                if u64::from(grant.len) < rest.min(MIN_GRANT.into()) && !ends_section {
                     return bad("too short a part of what was asked for");
                 }
                 if bulk.grants.is_empty()

@@ -85,6 +85,8 @@ pub struct Connection {
     pub(super) events: VecDeque<Event>,
     pub(super) grants: Grants,
     pub(super) landing_queue: VecDeque<usize>,
+    /// Streams that want memory which this side names.
+    pub(super) named_queue: VecDeque<usize>,
     /// The peer's standing grants that are not bound to a transfer.
     pub(super) standing: Vec<PeerGrant>,
     /// The peer's grants that this side has not ended, with their streams; 0 for standing grants,
@@ -143,6 +145,7 @@ impl Connection {
             events: VecDeque::new(),
             grants: Grants::new(&config, now),
             landing_queue: VecDeque::new(),
+            named_queue: VecDeque::new(),
             standing: Vec::new(),
             peer_grants: BTreeMap::new(),
             greeting_done: false,
@@ -423,6 +426,9 @@ impl Connection {
         }
         if stream.in_landing_queue {
             self.landing_queue.retain(|k| *k != key);
+        }
+        if stream.in_named_queue {
+            self.named_queue.retain(|k| *k != key);
         }
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct Grant {
     pub(super) len: u32,
     /// The request that it answers.
     pub(super) request: RequestKey,
+    /// It is memory that this side has named: it counts in no window.
+    pub(super) named: bool,
     /// RECALL has been queued.
     pub(super) recalled: bool,
     /// The expected end of the grant: since the GRANT, or the RECALL.
@@ -66,7 +68,7 @@ impl Grants {
             held: 0,
             ended: Ids::default(),
             requests: 0,
-            max_standing: config.standing_grants.into(),
+            max_standing: if config.names_requests { 0 } else { config.standing_grants.into() },
             standing_bytes: u64::MAX,
             standing_max: config.standing_max,
             idle_recall: config.idle_recall,

@@ -6,10 +6,10 @@ use super::answer_clock::PendingAnswer;
 use super::connection::Connection;
 use super::grants::{Grant, MAX_REQUESTS};
 use super::phase::Modulus;
-use super::stream::{PeerRequest, RecvHalf, RequestKey, SendHalf, Stream};
+use super::stream::{PeerRequest, RecvHalf, RequestKey, Section, SendHalf, Stream};
 use super::types::{Event, Flow, GrantMemory, LandingWant, Side, WantKey};
 use crate::error::Breach;
-use crate::frame::{Frame, MIN_GRANT};
+use crate::frame::{Field, Frame, MIN_GRANT};
 use crate::ids::{GrantId, StreamId};
 
 /// Maximum number of further streams to try while the first one needs more than `bulk_total`
@@ -17,11 +17,12 @@ use crate::ids::{GrantId, StreamId};
 const MAX_STREAMS_TRIED: usize = 8;
 /// A grant to be made.
 #[derive(Clone, Copy, Debug)]
-struct NewGrant {
-    stream: u32,
-    begin: u32,
-    len: u32,
-    request: RequestKey,
+pub(super) struct NewGrant {
+    pub(super) stream: u32,
+    pub(super) begin: u32,
+    pub(super) len: u32,
+    pub(super) request: RequestKey,
+    pub(super) named: bool,
 }
 
 impl Connection {
@@ -114,7 +115,7 @@ impl Connection {
     /// the application has released the stream.
     pub(super) fn settle_removed(&mut self, stream: &Stream) {
         let granted = |(_, grant): (usize, &Grant)| {
-            (grant.stream == stream.id).then_some(u64::from(grant.len))
+            (grant.stream == stream.id && !grant.named).then_some(u64::from(grant.len))
         };
         let granted: u64 = match stream.open_grants {
             0 => 0,
@@ -160,11 +161,14 @@ impl Connection {
 
     fn stream_want(&self, key: usize) -> Option<LandingWant> {
         let stream = &self.streams[key];
-        let want = stream.peer_requests.front()?.rest;
+        let Section::Around { len: want } = stream.peer_requests.front()?.section(stream.names)
+        else {
+            return None;
+        };
         // A server that has sent its whole response does not need the rest of the request. For
         // recalled grants see `recall`.
         let answered = self.side == Side::Server && stream.send != SendHalf::Open;
-        if answered || stream.recalled > 0 {
+        if answered || stream.undecided || stream.recalled > 0 {
             return None;
         }
         let mut window = u64::from(self.config.bulk_window);
@@ -196,19 +200,27 @@ impl Connection {
                     begin: 0,
                     len: memory.len,
                     request: RequestKey::default(),
+                    named: false,
                 };
                 (self.grants.wants_standing() && memory.len > 0).then_some(grant)
             }
             WantKey::Stream(id) => self.grant_part(id, memory.len),
         };
-        let Some(NewGrant { stream, begin, len, request }) = new_grant else {
-            self.events.push_back(Event::Returned { memory: memory.key });
-            return;
-        };
+        match new_grant {
+            Some(grant) => self.give(grant, memory),
+            None => self.events.push_back(Event::Returned { memory: memory.key }),
+        }
+    }
+
+    /// Gives a grant to the peer.
+    pub(super) fn give(&mut self, grant: NewGrant, memory: GrantMemory) {
+        let NewGrant { stream, begin, len, request, named } = grant;
         self.heartbeat.rouse();
         let asked = PendingAnswer::by(self.last_frame() + 1);
+        let memory_key = memory.key;
+        let recalled = false;
         let grant =
-            Grant { stream, memory: memory.key, begin, len, request, recalled: false, asked };
+            Grant { stream, memory: memory_key, begin, len, request, named, recalled, asked };
         let id = self.grants.out.insert(grant) as u32;
         if stream == 0 {
             self.grants.standing.push(id);
@@ -238,7 +250,8 @@ impl Connection {
             // Other streams come first, before the next piece of this one.
             self.landing_queue.rotate_left(1);
         }
-        Some(NewGrant { stream: id.0, begin, len, request })
+        self.queue_for_naming(key);
+        Some(NewGrant { stream: id.0, begin, len, request, named: false })
     }
 
     pub(super) fn queue_for_landing(&mut self, key: usize) {
@@ -247,6 +260,7 @@ impl Connection {
             stream.in_landing_queue = true;
             self.landing_queue.push_back(key);
         }
+        self.queue_for_naming(key);
     }
 
     pub(super) fn on_request(
@@ -254,6 +268,7 @@ impl Connection {
         key: usize,
         len: u64,
         begin: u32,
+        field: Option<Field>,
         now: Instant,
     ) -> Result<(), Breach> {
         let (limit, modulus) = (self.config.max_message, self.modulus());
@@ -265,6 +280,9 @@ impl Connection {
         if begin >= modulus.get() {
             return Err(Breach::RequestBegin { stream: id, begin, modulus: modulus.get() });
         }
+        if let Some(end) = field.map(Field::end).filter(|end| *end > len) {
+            return Err(Breach::RequestField { stream: id, len, end });
+        }
         if stream.recv == RecvHalf::Discarding {
             return Ok(());
         }
@@ -273,11 +291,16 @@ impl Connection {
         }
         self.grants.requests += 1;
         let end = modulus.rest(u64::from(begin) + len);
-        let request = RequestKey { number: self.grants.requests, end };
+        let lands_apart = field.is_some() && (stream.names || stream.undecided);
+        let request = RequestKey { number: self.grants.requests, end, len, field };
         stream.peer_requests.push_back(PeerRequest { request, rest: len });
         self.queue_for_landing(key);
-        self.grants.record_transfer(begin, len, now);
-        self.replace_short_standing();
+        if lands_apart {
+            self.grants.last_bulk = now;
+        } else {
+            self.grants.record_transfer(begin, len, now);
+            self.replace_short_standing();
+        }
         Ok(())
     }
 
@@ -348,7 +371,9 @@ impl Connection {
         self.take_grant(id);
         self.events.push_back(Event::Returned { memory: grant.memory });
         if let Some(&key) = self.ids.get(&grant.stream) {
-            self.release_held(key, grant.len);
+            if !grant.named {
+                self.release_held(key, grant.len);
+            }
             if grant.recalled {
                 self.restore_request(key, grant.request, grant.len);
             }
@@ -391,13 +416,15 @@ impl Connection {
             Flow::Window
         } else {
             // The rest of the grant is free again.
-            self.release_held(key, grant.len - len);
+            if !grant.named {
+                self.release_held(key, grant.len - len);
+            }
             if grant.recalled {
                 self.restore_request(key, grant.request, grant.len - len);
             }
             self.grants.last_bulk = now;
             self.queue_for_landing(key);
-            Flow::Bulk
+            if grant.named { Flow::Named } else { Flow::Bulk }
         };
         let (memory, begin) = (grant.memory, grant.begin + begin);
         if self.streams[key].recv == RecvHalf::Discarding {

@@ -10,6 +10,7 @@
 //! | `output` | the application's side of streams: open, send, reset, consume |
 //! | `grants` | the grants that the peer holds |
 //! | `landing` | receiving by WRITE: grants to the peer |
+//! | `named` | receiving by WRITE into memory that this side names |
 //! | `bulk` | sending by WRITE: grants of the peer |
 //! | `phase` | the address in landing memory at which a message begins |
 //! | `recall` | recalling grants before they are used |
@@ -56,6 +57,7 @@ mod grants;
 mod heartbeat;
 mod id_map;
 mod landing;
+mod named;
 mod output;
 mod phase;
 mod recall;
@@ -72,6 +74,6 @@ mod write_order;
 pub use self::connection::Connection;
 pub use self::id_map::{IdHasher, StreamMap};
 pub use self::types::{
-    Event, Flow, GrantMemory, LandingWant, Pending, Room, SendError, Side, Stats, Transmit, Unsent,
-    WantKey, Write,
+    Event, Flow, GrantMemory, LandingWant, NamedWant, Pending, Room, SendError, Side, Stats,
+    Transmit, Unsent, WantKey, Write,
 };

@@ -240,7 +240,7 @@ impl Connection {
                     self.push_control(Frame::Window { stream: id.0, increment });
                 }
             }
-            Flow::Window => {}
+            Flow::Window | Flow::Named => {}
         }
     }
 

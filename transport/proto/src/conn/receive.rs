@@ -69,10 +69,10 @@ impl Connection {
             _ => self.is_active(now),
         }
         match frame {
-            Frame::Headers { stream, end, more, indexed: false, block } => {
-                self.on_headers(stream, end, more, block)
+            Frame::Headers { stream, end, more, indexed: false, lands, block } => {
+                self.on_headers(stream, end, more, lands, block)
             }
-            Frame::Headers { stream, end, more, indexed: true, block } => {
+            Frame::Headers { stream, end, more, indexed: true, lands, block } => {
                 let begun = |key: &usize| !self.streams[*key].block.is_empty();
                 if self.ids.get(&stream).is_some_and(begun) {
                     return Err(Breach::FrameOrder {
@@ -84,14 +84,14 @@ impl Connection {
                 let limit = self.config.max_headers;
                 let breach = Breach::HeaderBlock { stream: StreamId(stream), limit };
                 let block = self.received_fields.expand(&block, limit as usize)?.ok_or(breach)?;
-                self.on_headers(stream, end, more, block)
+                self.on_headers(stream, end, more, lands, block)
             }
             Frame::Data { stream, end, data } => self.on_data(stream, end, data),
             Frame::Window { stream, increment } => self.on_window(stream, increment),
             Frame::Reset { stream, code } => self.on_reset(stream, ResetCode(code), now),
-            Frame::Request { stream, len, begin } => {
+            Frame::Request { stream, len, begin, field } => {
                 let key = self.sending_peer_stream(name, stream)?;
-                self.on_request(key, len, begin, now)
+                self.on_request(key, len, begin, field, now)
             }
             Frame::Grant { stream, id, rkey, len, addr } => {
                 let standing = stream == 0;
@@ -150,14 +150,23 @@ impl Connection {
         Ok(())
     }
 
-    fn on_headers(&mut self, id: u32, end: bool, more: bool, block: Bytes) -> Result<(), Breach> {
+    fn on_headers(
+        &mut self,
+        id: u32,
+        end: bool,
+        more: bool,
+        lands: bool,
+        block: Bytes,
+    ) -> Result<(), Breach> {
         let stream_id = StreamId(id);
-        let key = if self.side == Side::Server && id > self.last_known {
-            self.accept_stream(id)?
-        } else {
-            self.sending_peer_stream("HEADERS", id)?
-        };
+        let opens = self.side == Side::Server && id > self.last_known;
+        if lands && !opens {
+            return Err(Breach::FrameOrder { frame: "HEADERS with LANDS", stream: stream_id });
+        }
+        let key =
+            if opens { self.accept_stream(id)? } else { self.sending_peer_stream("HEADERS", id)? };
         let stream = &mut self.streams[key];
+        stream.peer_names |= lands;
         if stream.recv == RecvHalf::Discarding {
             return self.on_end(key, end);
         }
@@ -202,7 +211,9 @@ impl Connection {
         }
         self.last_known = id;
         self.stats.streams += 1;
-        Ok(self.insert(id, RecvHalf::Headers))
+        let key = self.insert(id, RecvHalf::Headers);
+        self.streams[key].undecided = self.config.names_requests;
+        Ok(key)
     }
 
     fn on_data(&mut self, id: u32, end: bool, data: Bytes) -> Result<(), Breach> {

@@ -34,7 +34,7 @@ use bytes::{Bytes, BytesMut};
 use super::answer_clock::PendingAnswer;
 use super::phase::{self, Modulus};
 use crate::ids::GrantId;
-use crate::payload::Payload;
+use crate::payload::{Field, Payload};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendHalf {
@@ -109,6 +109,8 @@ pub(super) struct Bulk {
     pub(super) finish: Option<u64>,
     /// Its begin in the peer's memory: see [`phase`](super::phase).
     pub(super) begin: u32,
+    /// The field that the peer may have land apart, if it is known.
+    pub(super) field: Option<Field>,
     pub(super) grants: VecDeque<PeerGrant>,
 }
 
@@ -116,8 +118,8 @@ impl Bulk {
     /// A transfer to a peer that requires the alignment `align`.
     pub(super) fn new(payload: Payload, end: bool, align: u16) -> Self {
         let (len, begin) = (payload.len() as u64, phase::begin(&payload, align));
-        let grants = VecDeque::new();
-        Bulk { payload, end, prepared: false, granted: 0, len, finish: None, begin, grants }
+        let (field, grants) = (payload.field(), VecDeque::new());
+        Bulk { payload, end, prepared: false, granted: 0, len, finish: None, begin, field, grants }
     }
 }
 
@@ -153,6 +155,7 @@ pub(super) struct PendingDone {
 pub(super) struct Request {
     pub(super) len: u64,
     pub(super) begin: u32,
+    pub(super) field: Option<Field>,
 }
 
 /// Identifies a request of the peer.
@@ -163,6 +166,10 @@ pub(super) struct RequestKey {
     /// The required address of the byte after its last one, modulo the modulus. The rest of the
     /// request begins that many bytes earlier as are left.
     pub(super) end: u32,
+    /// Its bytes.
+    pub(super) len: u64,
+    /// What may land apart, if this side names memory for it.
+    pub(super) field: Option<Field>,
 }
 
 /// A request of the peer for memory that is not granted completely.
@@ -178,6 +185,31 @@ impl PeerRequest {
     pub(super) fn begin(&self, modulus: Modulus) -> u32 {
         modulus.rest(u64::from(self.request.end).wrapping_sub(self.rest))
     }
+
+    /// The section of the message that its next byte belongs to. There is only one if the stream
+    /// does not name memory.
+    pub(super) fn section(&self, names: bool) -> Section {
+        let at = self.request.len - self.rest;
+        match self.request.field.filter(|_| names) {
+            Some(field) if at < field.at.into() => {
+                Section::Around { len: u64::from(field.at) - at }
+            }
+            Some(field) if at < field.end() => Section::Field {
+                offset: (at - u64::from(field.at)) as u32,
+                len: (field.end() - at) as u32,
+            },
+            _ => Section::Around { len: self.rest },
+        }
+    }
+}
+
+/// What is left of a section of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Section {
+    /// What lies before the field, or behind it, or the whole message.
+    Around { len: u64 },
+    /// The field, from this offset in it on.
+    Field { offset: u32, len: u32 },
 }
 
 #[derive(Debug)]
@@ -214,10 +246,20 @@ pub(super) struct Stream {
     /// The number of these that have been recalled.
     pub(super) recalled: u32,
 
+    /// This side names memory for large messages that it receives.
+    pub(super) names: bool,
+    /// Whether it does is not decided yet, so nothing is granted.
+    pub(super) undecided: bool,
+    /// The peer does, so that this side uses no standing grants.
+    pub(super) peer_names: bool,
+    /// Memory has been asked for that this side names.
+    pub(super) naming: bool,
+
     /// The stream is in the queue of that name, in which it may be only once.
     pub(super) in_send_ready: bool,
     pub(super) in_write_ready: bool,
     pub(super) in_landing_queue: bool,
+    pub(super) in_named_queue: bool,
 }
 
 impl Stream {
@@ -249,9 +291,14 @@ impl Stream {
             released: false,
             open_grants: 0,
             recalled: 0,
+            names: false,
+            undecided: false,
+            peer_names: false,
+            naming: false,
             in_send_ready: false,
             in_write_ready: false,
             in_landing_queue: false,
+            in_named_queue: false,
         }
     }
 

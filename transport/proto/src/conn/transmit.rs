@@ -51,6 +51,7 @@ impl Connection {
         self.has_output()
             || !self.events.is_empty()
             || !self.landing_queue.is_empty()
+            || !self.named_queue.is_empty()
             || self.close_frame.is_some()
             || (self.grants.wants_standing() && self.grants.standing_len() > 0)
     }
@@ -170,9 +171,9 @@ impl Connection {
                 continue;
             }
             if id <= self.last_known
-                && let Some(&Request { len, begin }) = stream.requests.front()
+                && let Some(&Request { len, begin, field }) = stream.requests.front()
             {
-                if !message.add(&Frame::Request { stream: id, len, begin }) {
+                if !message.add(&Frame::Request { stream: id, len, begin, field }) {
                     return Composed::Full;
                 }
                 stream.requests.pop_front();
@@ -188,6 +189,7 @@ impl Connection {
                         return Composed::Full;
                     }
                     let (more, end) = (block.len() > room, *end);
+                    let lands = stream.names && !*begun && id > self.last_known;
                     if more || *begun {
                         let piece = block.split_to(block.len().min(room));
                         let end = end && !more;
@@ -196,11 +198,12 @@ impl Connection {
                             end,
                             more,
                             indexed: false,
+                            lands,
                             block: piece,
                         });
                         *begun = true;
                     } else {
-                        message.add_block(id, end, block, &mut self.sent_fields);
+                        message.add_block(id, (end, lands), block, &mut self.sent_fields);
                     }
                     if id > self.last_known {
                         self.last_known = id;

@@ -23,6 +23,8 @@ pub enum Flow {
     Window,
     /// Against the stream's limit of requested grants.
     Bulk,
+    /// Not at all: they lie in memory that this side has named for them.
+    Named,
 }
 
 /// An event for the driver.
@@ -164,6 +166,17 @@ pub struct LandingWant {
     pub want: u32,
     /// Minimum length in bytes.
     pub min: u32,
+}
+
+/// A want of memory that this side [names](super::Connection::name_memory).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedWant {
+    /// The stream.
+    pub stream: StreamId,
+    /// The length of the whole field in bytes.
+    pub field: u32,
+    /// The offset in the field of what is wanted: 0, unless a part has landed before.
+    pub offset: u32,
 }
 
 /// The amount of work that the driver can accept now. A WRITE is not split below 16 KiB, so `write`

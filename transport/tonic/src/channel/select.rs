@@ -15,10 +15,12 @@ use crate::channel::shards::Shards;
 use crate::channel::shared::{Route, Shared};
 use crate::connection::{Call, CallError};
 use crate::error::{BoxError, Error};
+use crate::land_in::WhyCopied;
+use crate::land_in::target::Target;
 use crate::path::Path;
 use crate::path::reason::Reason;
 use crate::tcp::client::TcpClient;
-use crate::tcp::retry::{self, RetryCall};
+use crate::tcp::{named, retry};
 use crate::telemetry::spans::{self, Spanned};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
@@ -83,7 +85,7 @@ impl Select {
             return Box::pin(async { Err(error.into()) });
         }
         if std::mem::take(&mut self.placed) {
-            return Box::pin(over_tcp(&mut self.tcp, self.shared.tcp.clone(), req));
+            return over_tcp(&mut self.tcp, self.shared.tcp.clone(), req);
         }
         let shared = self.shared.clone();
         let route = self.shards.fast(&shared).map_or_else(|| shared.route(), Route::Fast);
@@ -105,10 +107,15 @@ fn over_tcp(
     tcp: &mut tonic::transport::Channel,
     client: Arc<TcpClient>,
     req: Request<Body>,
-) -> RetryCall {
+) -> CallFuture {
     client.counters.calls_tcp.add(1);
     spans::took(Path::Tcp);
-    retry::call(tcp, req, client)
+    let Some(claimed) = Target::claim(req.extensions(), WhyCopied::Tcp) else {
+        return Box::pin(retry::call(tcp, req, client));
+    };
+    let uri = req.uri().clone();
+    let call = retry::call(tcp, req, client.clone());
+    Box::pin(async move { Ok(named::response(call.await?, &uri, claimed, &client)) })
 }
 
 /// Waits for a place in the queue, then makes the call over TCP.

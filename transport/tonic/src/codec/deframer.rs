@@ -8,7 +8,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use tonic_rdma_memory::Landed;
 
 use crate::codec::methods::{Method, Used};
-use crate::codec::pending_messages::{self, Kept};
+use crate::codec::named::gather::{Gather, Gathered};
+use crate::codec::pending_messages::{self, Kept, Message};
 use crate::codec::placeholder::{self, HEADER, Key};
 use crate::fifo::Fifo;
 
@@ -63,8 +64,8 @@ impl Part {
 }
 
 /// Parser position within the sequence of messages.
-#[derive(Debug)]
-enum At {
+#[derive(Clone, Copy, Debug)]
+pub(super) enum At {
     /// Within a header: the bytes received so far, and their number.
     Header([u8; HEADER], usize),
     /// Behind a header, not yet passed on, of a message of this length that can stay where it
@@ -72,16 +73,19 @@ enum At {
     Whole(usize),
     /// Within a message that is passed on as it arrives.
     Message { left: usize, long: bool },
+    /// Within a message that is gathered, of which these bytes are missing, and whose placeholder
+    /// is padded with these.
+    Gather { left: usize, fill: usize },
     /// The body is passed on unparsed.
     Through,
 }
 
 impl At {
     /// Before the first byte of a header.
-    const NEXT: At = At::Header([0; HEADER], 0);
+    pub(super) const NEXT: At = At::Header([0; HEADER], 0);
 
     /// Advances by `len` bytes within this header or message.
-    fn pass(&mut self, len: usize) {
+    pub(super) fn pass(&mut self, len: usize) {
         match self {
             At::Header(header, got) => {
                 *got += len;
@@ -97,7 +101,7 @@ impl At {
                     *self = At::NEXT;
                 }
             }
-            At::Whole(_) | At::Through => {}
+            At::Whole(_) | At::Gather { .. } | At::Through => {}
         }
     }
 }
@@ -113,6 +117,8 @@ pub(crate) struct Delivered {
     pub(crate) joined: u64,
     /// Of messages that are too short for a placeholder.
     pub(crate) short: u64,
+    /// To a buffer that the caller has named.
+    pub(crate) named: u64,
 }
 
 /// Deframer of one received body.
@@ -123,11 +129,11 @@ pub(crate) struct Delivered {
 #[derive(Debug)]
 pub(crate) struct Deframer {
     method: Arc<Method>,
-    at: At,
+    pub(super) at: At,
     /// Bytes received and not yet passed on.
-    part: Part,
+    pub(super) part: Part,
     /// The reader's codec.
-    used: Used,
+    pub(super) used: Used,
     /// Padding left to emit behind a placeholder, in bytes.
     filling: usize,
     /// Number of bytes passed on before the next piece. The piece ends as if they were part of it,
@@ -135,8 +141,11 @@ pub(crate) struct Deframer {
     ahead: usize,
     /// Keys of placeholders that were passed on and may not be decoded yet.
     keys: Fifo<Key>,
-    share: BytesMut,
-    delivered: Delivered,
+    pub(super) share: BytesMut,
+    pub(super) delivered: Delivered,
+    /// Until the first message is complete, if it has a buffer to land in.
+    pub(super) gather: Option<Box<Gather>>,
+    pub(super) gathered: Gathered,
 }
 
 impl Deframer {
@@ -153,6 +162,8 @@ impl Deframer {
             keys: Fifo::default(),
             share: BytesMut::new(),
             delivered: Delivered::default(),
+            gather: None,
+            gathered: Gathered::default(),
         }
     }
 
@@ -163,6 +174,11 @@ impl Deframer {
             let len = self.filling.min(HANDED);
             self.filling -= len;
             return Some(Bytes::from_static(&FILLING[..len]));
+        }
+        if self.gather.is_some()
+            && let Some(popped) = self.pop_gathered()
+        {
+            return popped;
         }
         match &mut self.part {
             Part::Eager(bytes) if bytes.is_empty() => None,
@@ -187,12 +203,14 @@ impl Deframer {
 
     /// Whether nothing is left to pop.
     pub(crate) fn is_empty(&self) -> bool {
-        self.filling == 0 && self.part.len() == 0
+        let is_due = matches!(self.at, At::Gather { left: 0, .. });
+        self.filling == 0 && self.part.len() == 0 && !is_due
     }
 
     /// Returns the counts since the last call.
     pub(crate) fn take_delivered(&mut self) -> Delivered {
-        std::mem::take(&mut self.delivered)
+        let named = self.take_named();
+        Delivered { named, ..std::mem::take(&mut self.delivered) }
     }
 
     /// Adds the next part of the body, once all earlier ones have been popped. `used` is the
@@ -200,7 +218,9 @@ impl Deframer {
     pub(crate) fn push(&mut self, part: Part, used: Used) {
         debug_assert!(self.is_empty(), "a part in front of it would be lost");
         self.used = used;
-        if let Part::Eager(bytes) = &part {
+        if let Part::Eager(bytes) = &part
+            && (self.gather.is_none() || used != Used::Ours)
+        {
             self.follow(bytes);
         }
         self.part = part;
@@ -210,7 +230,7 @@ impl Deframer {
     fn follow(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let len = match &mut self.at {
-                At::Through | At::Whole(_) => return,
+                At::Through | At::Whole(_) | At::Gather { .. } => return,
                 At::Message { left, .. } => (*left).min(bytes.len()),
                 At::Header(header, got) => {
                     let len = (HEADER - *got).min(bytes.len());
@@ -230,7 +250,7 @@ impl Deframer {
         let mut out = CopyBuffer::default();
         while !landed.is_empty() && out.bytes.len() < most - HEADER {
             let len = match &mut self.at {
-                At::Whole(_) => break,
+                At::Whole(_) | At::Gather { .. } => break,
                 At::Through => landed.len(),
                 At::Message { left, .. } => (*left).min(landed.len()),
                 At::Header(header, got) => {
@@ -281,8 +301,22 @@ impl Deframer {
 
     /// Builds the placeholder of `message`, and stores the message for the decoder.
     fn placeholder(&mut self, message: Landed) -> Bytes {
-        let len = message.len();
-        let fill = if len > self.method.decodes() { len - placeholder::LEN } else { 0 };
+        let fill = self.padding(message.len());
+        if self.share.capacity() < HEADER + placeholder::LEN {
+            self.share.reserve(SHARE);
+        }
+        self.share.put_slice(&placeholder::header((placeholder::LEN + fill) as u32));
+        self.keep(message.into(), fill)
+    }
+
+    /// Bytes by which the placeholder of a message of `len` bytes is padded, because tonic may not
+    /// accept that length.
+    pub(super) fn padding(&self, len: usize) -> usize {
+        if len > self.method.decodes() { len.saturating_sub(placeholder::LEN) } else { 0 }
+    }
+
+    /// Ends a placeholder, padded with `fill` bytes, and stores its message for the decoder.
+    pub(super) fn keep(&mut self, message: Message, fill: usize) -> Bytes {
         let key = Key::random();
         while self.keys.front_mut().is_some_and(|key| !pending_messages::holds(*key)) {
             self.keys.pop_front();
@@ -290,10 +324,6 @@ impl Deframer {
         self.keys.push_back(key);
         let method = (fill > 0).then(|| self.method.clone());
         pending_messages::put(key, Kept { message, method });
-        if self.share.capacity() < HEADER + placeholder::LEN {
-            self.share.reserve(SHARE);
-        }
-        self.share.put_slice(&placeholder::header((placeholder::LEN + fill) as u32));
         self.share.put_slice(&placeholder::IN);
         self.share.put_slice(&key.0);
         self.filling = fill;

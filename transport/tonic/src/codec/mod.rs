@@ -59,6 +59,7 @@
 //! | `body_encoder` | polls a body, replaces placeholders with segments |
 //! | `pending_messages` | received messages that wait for their decoder |
 //! | `deframer` | finds the messages in a received body, replaces them with placeholders |
+//! | `named` | messages whose field lands in a buffer of the application |
 //! | `methods` | what is learnt about each method |
 //! | `fuzz` | both directions without a connection |
 
@@ -68,6 +69,7 @@ mod deframer;
 #[doc(hidden)]
 pub mod fuzz;
 mod methods;
+mod named;
 mod pending_messages;
 mod placeholder;
 mod prost;

@@ -7,15 +7,37 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use tonic_rdma_memory::Landed;
 
 use crate::codec::methods::Method;
+use crate::codec::named::message::NamedMessage;
 use crate::codec::placeholder::Key;
 
 /// A power of two.
 const SHARDS: usize = 16;
 
+/// A message as it came.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// In one piece.
+    Whole(Landed),
+    /// Of a call that has named a buffer.
+    Named(Box<NamedMessage>),
+}
+
+impl From<Landed> for Message {
+    fn from(landed: Landed) -> Self {
+        Message::Whole(landed)
+    }
+}
+
+impl From<NamedMessage> for Message {
+    fn from(message: NamedMessage) -> Self {
+        Message::Named(Box::new(message))
+    }
+}
+
 /// A message that waits for its decoder.
 #[derive(Debug)]
 pub(super) struct Kept {
-    pub(super) message: Landed,
+    pub(super) message: Message,
     /// The method to update once tonic accepts the message's length; None if the length is known to
     /// be acceptable.
     pub(super) method: Option<Arc<Method>>,

@@ -1,10 +1,13 @@
 //! Sizes of a connection, taken from the pool that it draws on.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tonic_rdma_fabric::LinkConfig;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
+
+use crate::land_in::allocators::Allocators;
 
 /// Bytes of a staging block: the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
@@ -35,6 +38,8 @@ pub(crate) struct ConnectionConfig {
     pub(crate) landing: usize,
     /// What lands is copied to the heap before it is handed up.
     pub(crate) copy_on_delivery: bool,
+    /// Buffers for requests to land in (server).
+    pub(crate) allocators: Option<Arc<Allocators>>,
 }
 
 /// Control memory that a connection needs, and what it adds when it is busy, as far as the pool can
@@ -105,6 +110,14 @@ impl ConnectionConfig {
         }
     }
 
+    /// Has requests land in buffers of the application.
+    pub(crate) fn land_in(&mut self, allocators: &Arc<Allocators>) {
+        if !allocators.is_empty() {
+            self.proto.names_requests = true;
+            self.allocators = Some(allocators.clone());
+        }
+    }
+
     fn sized(shape: &Shape, grows: bool, landing: usize) -> Self {
         let recv_slots = if grows { shape.recv } else { shape.max_recvs };
         let capped = |max: usize, share: usize| max.min((landing / share).max(64 * 1024)) as u32;
@@ -137,6 +150,7 @@ impl ConnectionConfig {
             staging: shape.staging,
             landing,
             copy_on_delivery: false,
+            allocators: None,
         }
     }
 }

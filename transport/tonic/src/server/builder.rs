@@ -12,6 +12,9 @@ use tower::ServiceBuilder;
 use tower::layer::util::{Identity, Stack};
 
 use crate::context::Context;
+#[cfg(doc)]
+use crate::land_in::LandIn;
+use crate::land_in::allocators::LandRequest;
 use crate::path::policy::{FabricKind, Policy, distinct};
 use crate::server::settings::{Settings, TraceFn};
 use crate::telemetry::stats::ServerStats;
@@ -241,6 +244,48 @@ impl<L> Server<L> {
     #[must_use]
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
+        self
+    }
+
+    /// Have the requests of a method land in buffers of the server: the longest `bytes` field of
+    /// the first message of each. `path` is that of the method, as `/store.Store/Put`.
+    ///
+    /// `allocate` is called once for each call of the method, when it begins: on a worker of the
+    /// runtime, so it must not block. `None` means that this request is received as ever. The
+    /// handler finds the buffer in the extensions of its request, as a [`LandIn`]:
+    ///
+    /// ```no_run
+    /// # use tonic_rdma::{LandIn, Server};
+    /// # use tonic::{Request, Response, Status};
+    /// # use tonic_rdma_example_services::store::{Object, Receipt};
+    /// let server = Server::builder().land_in("/store.Store/Put", |request| {
+    ///     // Field lengths are the client's claim: limit them.
+    ///     (request.field? <= 16 << 20).then(|| vec![0; request.field? as usize])
+    /// });
+    ///
+    /// async fn put(mut request: Request<Object>) -> Result<Response<Receipt>, Status> {
+    ///     if let Some(land_in) = request.extensions_mut().remove::<LandIn<Vec<u8>>>() {
+    ///         drop(request); // `data` is a view of the buffer
+    ///         let finished = land_in.finish().await.map_err(|e| Status::internal(e.to_string()))?;
+    ///         // Owned, filled, and out of the client's reach:
+    ///         let block: &[u8] = &finished.buffer[..finished.outcome.filled()];
+    ///     }
+    /// #   Ok(Response::new(Receipt::default()))
+    /// }
+    /// ```
+    ///
+    /// The method's service has to use [`ProstCodec`](crate::codec::ProstCodec). That is known once
+    /// it has answered a call; requests before that are received as ever, without a buffer.
+    ///
+    /// All large messages of clients are requested first at such a server: a round trip more than
+    /// otherwise, for other methods, too.
+    #[must_use]
+    pub fn land_in<T, F>(mut self, path: &str, allocate: F) -> Self
+    where
+        T: AsMut<[u8]> + Send + 'static,
+        F: Fn(&LandRequest<'_>) -> Option<T> + Send + Sync + 'static,
+    {
+        Arc::make_mut(&mut self.shared.allocators).add(path, allocate);
         self
     }
 

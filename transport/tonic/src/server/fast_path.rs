@@ -217,6 +217,7 @@ impl FastPath {
             options.headers(this.settings.max_header_size);
             options.dead_peer(this.settings.dead_peer_timeout);
             options.copy_on_delivery = this.settings.copy_on_delivery;
+            options.land_in(&this.settings.allocators);
             // Checked here, so that the client gets the reason.
             let room =
                 pool.may_land().and_then(|()| pool.control(options.link.control_bytes()).map(drop));

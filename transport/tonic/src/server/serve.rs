@@ -95,6 +95,7 @@ where
 
     let methods: Arc<Methods> = Arc::default();
     let stats = settings.stats.clone();
+    let allocators = settings.allocators.clone();
     let (drain, draining) = watch::channel(false);
     let (alive, mut all_gone) = mpsc::channel::<Infallible>(1);
     let mut tasks = Tasks(JoinSet::new());
@@ -123,7 +124,7 @@ where
         }
     }
 
-    let calls = TcpCalls::new(Calls(layered), methods, stats.tcp().clone());
+    let calls = TcpCalls::new(Calls(layered), methods, stats.tcp().clone(), allocators);
     let service = Capture::new(calls, stock_calls);
     let Some(signal) = signal else {
         let incoming = Accepting::new(incoming, std::future::pending(), || (), most_tcp, gateways);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::Request;
 
 use crate::context::Context;
+use crate::land_in::allocators::Allocators;
 use crate::path::policy::{FabricKind, Policy};
 use crate::telemetry::stats::ServerStats;
 
@@ -37,6 +38,7 @@ pub(super) struct Settings {
     pub(super) max_header_size: Option<u32>,
     pub(super) dead_peer_timeout: Option<Duration>,
     pub(super) copy_on_delivery: bool,
+    pub(super) allocators: Arc<Allocators>,
     pub(super) offer_through_gateways: bool,
     pub(super) tcp_nodelay_off: bool,
     pub(super) tcp_keepalive: Option<Duration>,

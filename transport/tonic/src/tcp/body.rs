@@ -16,9 +16,12 @@ use tonic::body::Body;
 use tower::Service;
 
 use crate::boxed_body::boxed;
-use crate::codec::{BodyEncoder, Call, Chunk, Methods, Polled, Used, is_plain_grpc};
+use crate::codec::{BodyEncoder, Call, Chunk, Method, Methods, Polled, Used, is_plain_grpc};
 use crate::error::BoxError;
 use crate::fifo::Fifo;
+use crate::land_in::WhyCopied;
+use crate::land_in::allocators::Allocators;
+use crate::tcp::named;
 use crate::telemetry::stats::Counters;
 
 /// Messages of up to this many bytes are written whole. hyper cuts longer ones into frames of this
@@ -105,11 +108,17 @@ pub(crate) struct TcpCalls<S> {
 struct Tcp {
     methods: Arc<Methods>,
     counters: Arc<Counters>,
+    allocators: Arc<Allocators>,
 }
 
 impl<S> TcpCalls<S> {
-    pub(crate) fn new(inner: S, methods: Arc<Methods>, counters: Arc<Counters>) -> Self {
-        TcpCalls { inner, server: Arc::new(Tcp { methods, counters }) }
+    pub(crate) fn new(
+        inner: S,
+        methods: Arc<Methods>,
+        counters: Arc<Counters>,
+        allocators: Arc<Allocators>,
+    ) -> Self {
+        TcpCalls { inner, server: Arc::new(Tcp { methods, counters, allocators }) }
     }
 }
 
@@ -128,12 +137,31 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let Tcp { methods, counters } = &*self.server;
+        let Tcp { methods, counters, allocators } = &*self.server;
         counters.calls_tcp.add(1);
         let call = methods.call(request.uri());
         let body = mem::take(request.body_mut());
         *request.body_mut() = TcpRecvBody::body(body, counters);
+        if !allocators.is_empty() && call.method().used() == Used::Ours {
+            request = self.server.land_in(request, call.method());
+        }
         TcpCall { inner: self.inner.call(request), call: Some((call, counters.clone())) }
+    }
+}
+
+impl Tcp {
+    /// Has a request fill a buffer of the server, if its method has an allocator.
+    fn land_in(&self, request: Request<Body>, method: &Arc<Method>) -> Request<Body> {
+        let (mut parts, body) = request.into_parts();
+        let claimed = self.allocators.claim(&mut parts, || None, WhyCopied::Tcp);
+        let body = match claimed {
+            None => body,
+            Some(claimed) => {
+                let messages = is_plain_grpc(&parts.headers);
+                named::body(body, messages, method.clone(), claimed, self.counters.clone())
+            }
+        };
+        Request::from_parts(parts, body)
     }
 }
 

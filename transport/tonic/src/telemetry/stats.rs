@@ -108,6 +108,9 @@ pub struct Copied {
     /// Copied before the codec of a method was known; and the padding that shows tonic the true
     /// length of a message which was longer than any before it of its method.
     pub learning: u64,
+    /// Copied to a buffer that the caller has named for the reply: see
+    /// [`LandIn`](crate::LandIn).
+    pub named: u64,
 }
 
 impl Copied {
@@ -247,6 +250,7 @@ counters!(
     delivery,
     plain_codec,
     learning,
+    named,
 );
 
 /// A handle to the counters of a server, over all its connections. It remains valid after the
@@ -382,9 +386,10 @@ mod tests {
             delivery: 16,
             plain_codec: 32,
             learning: 64,
+            named: 128,
         };
-        assert_eq!(all.total(), 127);
-        let told = "127 bytes (eager 1, staging 2, joined 4, pressure 8, delivery 16, plain_codec 32, learning 64)";
+        assert_eq!(all.total(), 255);
+        let told = "255 bytes (eager 1, staging 2, joined 4, pressure 8, delivery 16, plain_codec 32, learning 64, named 128)";
         assert_eq!(all.to_string(), told);
     }
 

@@ -25,7 +25,14 @@ fn eighth() -> Duration {
 }
 
 fn head(stream: u32) -> Frame {
-    Frame::Headers { stream, end: false, more: false, indexed: false, block: block("head") }
+    Frame::Headers {
+        stream,
+        end: false,
+        more: false,
+        indexed: false,
+        lands: false,
+        block: block("head"),
+    }
 }
 
 /// Transmits the victim's output, which the peer ignores except for answering with a PING.
@@ -54,7 +61,10 @@ fn judged(p: &mut Pair, victim: usize) -> (u32, Option<Breach>) {
 /// A hostile client opens this many streams, each of which requests 4 MiB and never writes them.
 fn hoards(p: &mut Pair, streams: u32) {
     for stream in 1..=streams {
-        p.inject(CLIENT, &[head(stream), Frame::Request { stream, len: 4 << 20, begin: 0 }]);
+        p.inject(
+            CLIENT,
+            &[head(stream), Frame::Request { stream, len: 4 << 20, begin: 0, field: None }],
+        );
     }
     p.drive_unchecked(SERVER);
     p.to[CLIENT].clear();
@@ -285,7 +295,7 @@ fn an_answered_call_is_granted_no_memory() {
     // The end of the response is queued and cannot be transmitted.
     p.server().send_headers(StreamId(1), block("unimplemented"), true).unwrap();
     p.ends[SERVER].slots = 0;
-    p.inject(CLIENT, &[Frame::Request { stream: 1, len: 4 << 20, begin: 0 }]);
+    p.inject(CLIENT, &[Frame::Request { stream: 1, len: 4 << 20, begin: 0, field: None }]);
     p.drive_unchecked(SERVER);
     assert_eq!((p.server().pending().grants, p.ends[SERVER].memory.used), (0, 0));
     assert_eq!(p.server().poll_landing(), None);

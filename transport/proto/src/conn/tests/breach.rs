@@ -8,7 +8,7 @@ use super::super::*;
 use super::pair::*;
 use crate::config::Config;
 use crate::error::{Breach, CloseCode};
-use crate::frame::{Frame, MAX_HEADER_BLOCK, Reader};
+use crate::frame::{Field, Frame, MAX_HEADER_BLOCK, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
 
 fn config() -> Config {
@@ -40,7 +40,14 @@ fn raw(p: &mut Pair, from: usize, kind: u8, flags: u8, stream: u32, stated: u16,
 }
 
 fn head(stream: u32) -> Frame {
-    Frame::Headers { stream, end: false, more: false, indexed: false, block: block("head") }
+    Frame::Headers {
+        stream,
+        end: false,
+        more: false,
+        indexed: false,
+        lands: false,
+        block: block("head"),
+    }
 }
 
 fn data(stream: u32, len: usize, end: bool) -> Frame {
@@ -67,7 +74,7 @@ fn asking(p: &mut Pair) {
 
 /// The hostile client holds grant 0 (stream 1, 20,000 bytes).
 fn granted(p: &mut Pair) {
-    p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_000, begin: 0 }]);
+    p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_000, begin: 0, field: None }]);
     p.drive(SERVER);
     assert_eq!(p.server().pending().grants, 1);
 }
@@ -228,7 +235,11 @@ fn streams() -> Vec<Case> {
             let reset = Frame::Reset { stream: 1, code: 8 };
             p.inject(
                 CLIENT,
-                &[reset.clone(), reset, Frame::Request { stream: 1, len: 1, begin: 0 }],
+                &[
+                    reset.clone(),
+                    reset,
+                    Frame::Request { stream: 1, len: 1, begin: 0, field: None },
+                ],
             );
         }),
         case(CLIENT, Breach::TooManyStreams(4), |p| {
@@ -243,6 +254,7 @@ fn streams() -> Vec<Case> {
                     end: false,
                     more: true,
                     indexed: false,
+                    lands: false,
                     block: pattern(1, len),
                 };
                 for _ in 0..8 {
@@ -257,6 +269,7 @@ fn streams() -> Vec<Case> {
                 end: false,
                 more: true,
                 indexed: false,
+                lands: false,
                 block: block("half"),
             };
             p.inject(CLIENT, &[part, data(1, 1, false)]);
@@ -279,6 +292,7 @@ fn streams() -> Vec<Case> {
                     end: false,
                     more: true,
                     indexed: false,
+                    lands: false,
                     block: Bytes::new(),
                 }],
             );
@@ -309,17 +323,41 @@ fn streams() -> Vec<Case> {
 fn transfers() -> Vec<Case> {
     vec![
         case(CLIENT, Breach::RequestLength { stream: stream(1), len: 0, limit: 1 << 20 }, |p| {
-            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 0, begin: 0 }]);
+            p.inject(
+                CLIENT,
+                &[head(1), Frame::Request { stream: 1, len: 0, begin: 0, field: None }],
+            );
         }),
         case(
             CLIENT,
             Breach::RequestLength { stream: stream(1), len: u64::MAX, limit: 1 << 20 },
             |p| {
-                p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: u64::MAX, begin: 0 }]);
+                p.inject(
+                    CLIENT,
+                    &[head(1), Frame::Request { stream: 1, len: u64::MAX, begin: 0, field: None }],
+                );
             },
         ),
+        case(CLIENT, Breach::RequestField { stream: stream(1), len: 9000, end: 9001 }, |p| {
+            let field = Some(Field { at: 1, len: 9000 });
+            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 9000, begin: 0, field }]);
+        }),
+        case(CLIENT, Breach::FrameOrder { frame: "HEADERS with LANDS", stream: stream(1) }, |p| {
+            let lands = Frame::Headers {
+                stream: 1,
+                end: true,
+                more: false,
+                indexed: false,
+                lands: true,
+                block: block("x"),
+            };
+            p.inject(CLIENT, &[head(1), lands]);
+        }),
         case(CLIENT, Breach::RequestBegin { stream: stream(1), begin: 64, modulus: 64 }, |p| {
-            p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 9, begin: 64 }]);
+            p.inject(
+                CLIENT,
+                &[head(1), Frame::Request { stream: 1, len: 9, begin: 64, field: None }],
+            );
         }),
         case(CLIENT, Breach::DoneBegin { grant: GrantId(0), begin: 1, limit: 0 }, |p| {
             granted(p);
@@ -327,7 +365,7 @@ fn transfers() -> Vec<Case> {
         }),
         case(CLIENT, Breach::TooManyRequests(stream(1), 8), |p| {
             opened(p);
-            p.inject(CLIENT, &vec![Frame::Request { stream: 1, len: 9, begin: 0 }; 9]);
+            p.inject(CLIENT, &vec![Frame::Request { stream: 1, len: 9, begin: 0, field: None }; 9]);
         }),
         case(CLIENT, Breach::UnknownGrant { frame: "DONE", grant: GrantId(7) }, |p| {
             p.inject(
@@ -371,7 +409,10 @@ fn transfers() -> Vec<Case> {
         }),
         case(CLIENT, Breach::EndWithGrants(stream(1)), |p| {
             opened(p);
-            p.inject(CLIENT, &[Frame::Request { stream: 1, len: 9, begin: 0 }, data(1, 0, true)]);
+            p.inject(
+                CLIENT,
+                &[Frame::Request { stream: 1, len: 9, begin: 0, field: None }, data(1, 0, true)],
+            );
         }),
         case(SERVER, Breach::BadGrant { grant: GrantId(1), why: "no bytes" }, |p| {
             p.inject(SERVER, &[grant(0, 1, 0)])
@@ -456,6 +497,7 @@ fn name(breach: &Breach) -> &'static str {
         // These need no input: see `answer_timeout`.
         Breach::ResetUnanswered(_) | Breach::GrantKept(_) => "",
         Breach::RequestBegin { .. } => "RequestBegin",
+        Breach::RequestField { .. } => "RequestField",
         Breach::DoneBegin { .. } => "DoneBegin",
         Breach::UnexpectedPong => "UnexpectedPong",
     }
@@ -468,7 +510,7 @@ fn all() -> Vec<Case> {
 #[test]
 fn every_breach_has_a_case() {
     let names: BTreeSet<&str> = all().iter().map(|case| name(&case.breach)).collect();
-    assert_eq!(names.len(), 31);
+    assert_eq!(names.len(), 32);
 }
 
 #[test]

@@ -527,9 +527,10 @@ fn short_done_frees_the_window() {
                 end: false,
                 more: false,
                 indexed: false,
+                lands: false,
                 block: block("head"),
             },
-            Frame::Request { stream: 1, len: 100_000, begin: 0 },
+            Frame::Request { stream: 1, len: 100_000, begin: 0, field: None },
         ],
     );
     p.drive(SERVER);

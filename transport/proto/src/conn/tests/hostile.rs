@@ -37,16 +37,16 @@ fn frame() -> impl Strategy<Value = Frame> {
     let flag = any::<bool>;
     prop_oneof![
         4 => (stream(), flag(), flag(), bytes()).prop_map(|(stream, end, more, block)| {
-            Frame::Headers { stream, end: end && !more, more, indexed: false, block }
+            Frame::Headers { stream, end: end && !more, more, indexed: false, lands: false, block }
         }),
         4 => (stream(), flag(), indexed_block()).prop_map(|(stream, end, block)| {
-            Frame::Headers { stream, end, more: false, indexed: true, block }
+            Frame::Headers { stream, end, more: false, indexed: true, lands: false, block }
         }),
         4 => (stream(), flag(), bytes()).prop_map(|(stream, end, data)| Frame::Data { stream, end, data }),
         2 => (stream(), number()).prop_map(|(stream, increment)| Frame::Window { stream, increment }),
         1 => (stream(), number()).prop_map(|(stream, code)| Frame::Reset { stream, code }),
         3 => (stream(), number(), begin()).prop_map(|(stream, len, begin)| {
-            Frame::Request { stream, len: len.into(), begin }
+            Frame::Request { stream, len: len.into(), begin, field: None }
         }),
         4 => (0..5u32, number(), number(), number(), any::<u64>()).prop_map(|(stream, id, rkey, len, addr)| {
             Frame::Grant { stream, id, rkey, len, addr: addr >> 1 }

@@ -7,6 +7,7 @@
 //! | `bulk` | grants on request, standing grants, partial grants, fairness |
 //! | `segments` | bodies in several segments |
 //! | `phase` | the offset of messages in landing memory, and peers that give a wrong one |
+//! | `named` | fields that land in memory which the client names |
 //! | `recall` | grants that are recalled |
 //! | `answer_timeout` | a peer that does not answer RESET or RECALL |
 //! | `cancel` | resets, and the frames that cross them |
@@ -24,6 +25,7 @@ mod calls;
 mod cancel;
 mod hostile;
 mod model;
+mod named;
 mod pair;
 mod phase;
 mod recall;

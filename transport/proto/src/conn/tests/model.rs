@@ -18,6 +18,7 @@ enum Op {
     Open {
         block: usize,
         end: bool,
+        naming: Option<Naming>,
     },
     /// Two segments. The second lies at `place` modulo 4096, and should land aligned.
     Send {
@@ -80,6 +81,16 @@ struct Model {
     seed: u32,
 }
 
+fn naming() -> impl Strategy<Value = Option<Naming>> {
+    prop_oneof![
+        4 => Just(None),
+        1 => Just(Some(Naming::Whole)),
+        1 => (1..100_000u32).prop_map(|most| Some(Naming::Parts(most))),
+        1 => Just(Some(Naming::Late)),
+        1 => Just(Some(Naming::Refuse)),
+    ]
+}
+
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let end = 0..2usize;
     let len = prop_oneof![
@@ -91,7 +102,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     ];
     let place = prop_oneof![Just(0usize), 0..64usize, 0..4096usize];
     let op = prop_oneof![
-        4 => (prop_oneof![0..100usize, 100..5000usize], any::<bool>()).prop_map(|(block, end)| Op::Open { block, end }),
+        4 => (prop_oneof![0..100usize, 100..5000usize], any::<bool>(), naming())
+            .prop_map(|(block, end, naming)| Op::Open { block, end, naming }),
         8 => (end.clone(), any::<Index>(), (0..40usize, place), len, any::<bool>(), prop::bool::weighted(0.2)).prop_map(
             |(end, stream, (front, place), len, pinned, last)| {
                 Op::Send { end, stream, front, place, len, pinned, last }
@@ -196,8 +208,12 @@ impl Model {
         self.seed += 1;
         let seed = self.seed;
         match op {
-            Op::Open { block, end } => {
+            Op::Open { block, end, naming } => {
                 if let Ok(id) = p.client().open(pattern(seed, *block), *end) {
+                    if let Some(naming) = naming {
+                        p.client().name_memory(id);
+                        p.ends[CLIENT].naming.insert(id.get(), *naming);
+                    }
                     let half = self.half(id, CLIENT);
                     (half.blocks, half.ended) = (1, *end);
                 }
@@ -216,7 +232,10 @@ impl Model {
                 payload.push(front.clone(), !pinned);
                 payload.push_aligned(bytes.clone(), *pinned);
                 if p.ends[*end].conn.send_payload(id, payload, *last).is_ok() {
-                    p.aligned.push(bytes.clone());
+                    // Named memory lies where the application has it.
+                    if *end == CLIENT || !p.ends[CLIENT].naming.contains_key(&id.get()) {
+                        p.aligned.push(bytes.clone());
+                    }
                     let half = self.half(id, *end);
                     half.body.extend_from_slice(&front);
                     half.body.extend_from_slice(&bytes);

@@ -43,9 +43,22 @@ struct Region {
     begin: Option<usize>,
     written: usize,
     filled: bool,
+    /// It is the application's, and not of the budget.
+    named: bool,
 }
 
 impl Memory {
+    /// Memory of the application for a part of a field that begins at this offset in it.
+    fn name(&mut self, offset: u32, len: u32) -> GrantMemory {
+        self.next += 1;
+        let rkey = self.next;
+        let addr = (u64::from(rkey) << 32) + u64::from(offset) % 4096;
+        let data = vec![0xee; len as usize];
+        let region = Region { addr, data, begin: None, written: 0, filled: false, named: true };
+        self.regions.insert(rkey, region);
+        GrantMemory { key: rkey as usize, addr, rkey, len }
+    }
+
     fn alloc(&mut self, want: u32, min: u32) -> Option<GrantMemory> {
         let free = (self.budget - self.used) / GRANULE * GRANULE;
         let capacity = (want as usize).next_multiple_of(GRANULE).min(free);
@@ -57,8 +70,8 @@ impl Memory {
         let addr = u64::from(rkey) << 32;
         self.used += capacity;
         self.peak = self.peak.max(self.used);
-        let region =
-            Region { addr, data: vec![0xee; capacity], begin: None, written: 0, filled: false };
+        let data = vec![0xee; capacity];
+        let region = Region { addr, data, begin: None, written: 0, filled: false, named: false };
         self.regions.insert(rkey, region);
         Some(GrantMemory { key: rkey as usize, addr, rkey, len: capacity as u32 })
     }
@@ -90,8 +103,20 @@ impl Memory {
 
     fn free(&mut self, key: usize) {
         let region = self.regions.remove(&(key as u32)).expect("freed twice");
-        self.used -= region.data.len();
+        self.used -= if region.named { 0 } else { region.data.len() };
     }
+}
+
+/// What a client does when the field of a response is to land in memory that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Naming {
+    /// Names all of it at once.
+    Whole,
+    /// Names at most this many bytes at a time.
+    Parts(u32),
+    /// Names all of it the next time.
+    Late,
+    Refuse,
 }
 
 /// What the application on one side has received on a stream.
@@ -128,6 +153,10 @@ pub(super) struct End {
     pub(super) leaving: bool,
     /// The end has no memory for more RECVs.
     pub(super) refuses: bool,
+    /// The streams that name memory.
+    pub(super) naming: BTreeMap<u32, Naming>,
+    /// Wants of named memory that are answered the next time.
+    late: Vec<NamedWant>,
     pub(super) error: Option<crate::Breach>,
 }
 
@@ -209,6 +238,8 @@ impl End {
             extra: 0,
             leaving: false,
             refuses: false,
+            naming: BTreeMap::new(),
+            late: Vec::new(),
             error: None,
         }
     }
@@ -328,7 +359,29 @@ impl End {
         self.read(id);
     }
 
+    fn name(&mut self, want: NamedWant, most: u32) {
+        let len = (want.field - want.offset).min(most);
+        let memory = self.memory.name(want.offset, len);
+        self.conn.provide_named(want.stream, memory);
+    }
+
     fn grant(&mut self) {
+        for want in std::mem::take(&mut self.late) {
+            self.name(want, u32::MAX);
+        }
+        loop {
+            self.grant_landing();
+            let Some(want) = self.conn.poll_named() else { return };
+            match self.naming[&want.stream.get()] {
+                Naming::Whole => self.name(want, u32::MAX),
+                Naming::Parts(most) => self.name(want, most),
+                Naming::Late => self.late.push(want),
+                Naming::Refuse => self.conn.refuse_named(want.stream),
+            }
+        }
+    }
+
+    fn grant_landing(&mut self) {
         while let Some(want) = self.conn.poll_landing() {
             assert!(want.min <= want.want && want.min > 0);
             match self.memory.alloc(want.want, want.min) {
@@ -603,6 +656,14 @@ impl Pair {
         self.client().open(block(text), end).unwrap()
     }
 
+    /// Opens a call that names memory for the response.
+    pub(super) fn open_naming(&mut self, text: &str, naming: Naming) -> StreamId {
+        let id = self.open(text, true);
+        self.client().name_memory(id);
+        self.ends[CLIENT].naming.insert(id.get(), naming);
+        id
+    }
+
     /// Sends a whole body from one end.
     pub(super) fn send(&mut self, end: usize, id: StreamId, body: Bytes) {
         self.ends[end].conn.send_data(id, body, true, true).unwrap();
@@ -635,7 +696,10 @@ impl Pair {
             assert_eq!((end.slots, end.staging, end.room), end.full, "end {at}");
             let c = &end.conn;
             assert!(
-                c.control.is_empty() && c.events.is_empty() && c.landing_queue.is_empty(),
+                c.control.is_empty()
+                    && c.events.is_empty()
+                    && c.landing_queue.is_empty()
+                    && c.named_queue.is_empty(),
                 "end {at}"
             );
             assert!(!c.has_output() && c.ids.is_empty() && c.standing.is_empty(), "end {at}");

@@ -147,7 +147,14 @@ fn alignment_padding_is_allocated_but_not_granted() {
 }
 
 fn head(stream: u32) -> Frame {
-    Frame::Headers { stream, end: false, more: false, indexed: false, block: block("head") }
+    Frame::Headers {
+        stream,
+        end: false,
+        more: false,
+        indexed: false,
+        lands: false,
+        block: block("head"),
+    }
 }
 
 /// A server with an open stream 2, whose peer holds standing grant 1 of 24 KiB.
@@ -155,7 +162,7 @@ fn standing(align: u16) -> Pair {
     let mut p = Pair::new(asks_for(64, 1), asks_for(align, 1), 1 << 20);
     p.settle();
     p.ends[SERVER].memory.lenient = true;
-    p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_480, begin: 1 }]);
+    p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_480, begin: 1, field: None }]);
     p.drive(SERVER);
     p.inject(
         CLIENT,
@@ -180,7 +187,7 @@ fn begin_and_length_are_checked_against_modulus_and_grant() {
             assert_eq!(p.ends[SERVER].error, Some(breach));
 
             let mut p = standing(align);
-            p.inject(CLIENT, &[Frame::Request { stream: 2, len: 9, begin }]);
+            p.inject(CLIENT, &[Frame::Request { stream: 2, len: 9, begin, field: None }]);
             let breach = Breach::RequestBegin { stream: StreamId(2), begin, modulus };
             assert_eq!(p.ends[SERVER].error, Some(breach));
         }
@@ -205,7 +212,7 @@ fn begin_and_length_are_checked_against_modulus_and_grant() {
 fn only_standing_grants_have_a_begin() {
     let mut p = Pair::new(asks_for(64, 0), asks_for(64, 0), 1 << 20);
     p.settle();
-    p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_000, begin: 63 }]);
+    p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_000, begin: 63, field: None }]);
     p.drive(SERVER);
     p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 1, begin: 1 }]);
     assert_eq!(

@@ -24,6 +24,7 @@ fn open_and_reset(p: &mut Pair, first: u32, n: u32) -> (u32, Option<Breach>) {
         end: false,
         more: false,
         indexed: false,
+        lands: false,
         block: block("head"),
     };
     let reset = |stream| Frame::Reset { stream, code: ResetCode::CANCEL.0 };

@@ -170,8 +170,14 @@ fn emit(conn: &mut Connection) -> Vec<Frame> {
 
 fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
     let stream = ID.0;
-    let head =
-        |end| Frame::Headers { stream, end, more: false, indexed: false, block: block("head") };
+    let head = |end| Frame::Headers {
+        stream,
+        end,
+        more: false,
+        indexed: false,
+        lands: false,
+        block: block("head"),
+    };
     let data = |end| Frame::Data { stream, end, data: block("data") };
     let frame = match event {
         Event::QueueEnd => {
@@ -417,11 +423,18 @@ fn every_phase_of_a_connection_with_every_event() {
 #[test]
 fn closed_connections_ignore_all_frames() {
     let frames = [
-        Frame::Headers { stream: 1, end: false, more: false, indexed: false, block: block("x") },
+        Frame::Headers {
+            stream: 1,
+            end: false,
+            more: false,
+            indexed: false,
+            lands: false,
+            block: block("x"),
+        },
         Frame::Data { stream: 1, end: true, data: block("x") },
         Frame::Window { stream: 1, increment: 1 },
         Frame::Reset { stream: 1, code: 8 },
-        Frame::Request { stream: 1, len: 1, begin: 0 },
+        Frame::Request { stream: 1, len: 1, begin: 0, field: None },
         Frame::Grant { stream: 0, id: 1, rkey: 1, len: 1, addr: 1 },
         Frame::Done { stream: 1, end: true, id: 1, len: 1, begin: 0 },
         Frame::Abort { id: 1 },

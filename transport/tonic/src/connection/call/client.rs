@@ -28,6 +28,8 @@ use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::{Fault, wait_for};
 use crate::connection::driver::drive;
 use crate::connection::state::{Life, Shared, ended};
+use crate::land_in::WhyCopied;
+use crate::land_in::target::{Claimed, Target};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
@@ -141,7 +143,8 @@ impl FastClient {
         let apart = is_plain_grpc(&parts.headers);
         let out =
             Some(SendBody::new(body, BodyEncoder::new(call, shared.eager_limit - HEADER, apart)));
-        Call { shared, parts, block, method, out, stage: Stage::New }
+        let named = Target::claim(&parts.extensions, WhyCopied::NotApart);
+        Call { shared, parts, block, method, out, named, stage: Stage::New }
     }
 }
 
@@ -160,6 +163,8 @@ pub(crate) struct Call {
     method: Arc<Method>,
     /// None: the call has ended.
     out: Option<SendBody>,
+    /// The buffer that the response is to land in.
+    named: Option<Arc<Claimed>>,
     stage: Stage,
 }
 
@@ -174,7 +179,7 @@ impl Future for Call {
     type Output = Result<Response<Body>, CallError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Call { shared, parts, block, method, out: place, stage } = &mut *self;
+        let Call { shared, parts, block, method, out: place, named, stage } = &mut *self;
         let Some(out) = place else {
             let ended = Status::internal("a call was polled after its end");
             return Poll::Ready(Err(CallError::Status(ended)));
@@ -189,14 +194,15 @@ impl Future for Call {
                         let Stage::Open(stream) = std::mem::replace(stage, Stage::New) else {
                             continue;
                         };
-                        let response = respond(stream, place.take(), block, end, method);
+                        let (out, named) = (place.take(), named.take());
+                        let response = respond(stream, out, block, end, method, named);
                         return Poll::Ready(response.map_err(CallError::Status));
                     }
                     Err(unanswered) => break unanswered,
                 },
             }
             *stage = match block {
-                Ok(block) => match open(shared, block, out, cx) {
+                Ok(block) => match open(shared, block, out, named.as_ref(), cx) {
                     Ok(stage) => stage,
                     Err(unanswered) => break unanswered,
                 },
@@ -208,6 +214,8 @@ impl Future for Call {
         };
         // Resets the stream if there is one.
         *stage = Stage::New;
+        // The call may claim it anew on another path.
+        *named = None;
         let out = place.take();
         Poll::Ready(Err(match (unanswered, out) {
             (Unanswered::NotSent(reason, unsent), Some(out)) => {
@@ -231,6 +239,7 @@ fn open(
     shared: &Arc<Shared>,
     block: &Bytes,
     out: &mut SendBody,
+    named: Option<&Arc<Claimed>>,
     cx: &Context<'_>,
 ) -> Result<Stage, Unanswered> {
     let mut state = shared.lock();
@@ -242,6 +251,9 @@ fn open(
             let stream = StreamRef::new(shared, &mut state, id);
             if let Some(io) = state.streams.io.get_mut(&id) {
                 wait_for(&mut io.recv_waker, cx);
+            }
+            if let Some(named) = named {
+                state.name_memory(id, named);
             }
             let queued =
                 if out.is_empty() { out.ended_with_head() } else { out.queue(&mut state, id) };
@@ -321,6 +333,7 @@ fn respond(
     block: Bytes,
     end: bool,
     method: &Arc<Method>,
+    named: Option<Arc<Claimed>>,
 ) -> Result<Response<Body>, Status> {
     let parts = headers::decode_response(block)
         .map_err(|breach| Status::internal(format!("malformed response head: {breach}")))?;
@@ -334,7 +347,11 @@ fn respond(
     let body = if end {
         Body::empty()
     } else {
-        let deframer = Deframer::new(method.clone(), is_plain_grpc(&parts.headers));
+        let messages = is_plain_grpc(&parts.headers);
+        let deframer = match named {
+            None => Deframer::new(method.clone(), messages),
+            Some(named) => Deframer::gathering(method.clone(), messages, named),
+        };
         boxed_body::boxed(RecvBody::new(stream, deframer, Used::Unknown, false))
     };
     Ok(Response::from_parts(parts, body))

@@ -64,6 +64,11 @@ impl RecvBody {
     /// connection's lock.
     fn pop(&mut self) -> Option<Bytes> {
         let bytes = self.deframer.pop()?;
+        if self.deframer.lets_go()
+            && let Some(io) = self.stream.shared.lock().streams.io.get_mut(&self.stream.id)
+        {
+            io.named = None;
+        }
         if self.deframer.is_empty() {
             self.finished = self.ended;
             let delivered = self.deframer.take_delivered();
@@ -174,11 +179,12 @@ impl Body for RecvBody {
 
 /// Counts the copies of the bytes that were handed on.
 fn add(copied: &mut Copied, delivered: Delivered) {
-    let Delivered { plain, learning, joined, short } = delivered;
+    let Delivered { plain, learning, joined, short, named } = delivered;
     copied.plain_codec += plain;
     copied.learning += learning;
     copied.joined += joined;
     copied.eager += short;
+    copied.named += named;
 }
 
 impl Drop for RecvBody {
@@ -186,14 +192,15 @@ impl Drop for RecvBody {
         let id = self.stream.id;
         let shared = self.stream.shared.clone();
         let mut state = shared.lock();
-        add(&mut state.usage.copied, self.deframer.take_delivered());
+        let delivered = self.deframer.take_delivered();
+        add(&mut state.usage.copied, delivered);
         let side = state.conn.side();
         let Some(io) = state.streams.io.get_mut(&id) else { return };
         io.discard = true;
         let rest = std::mem::take(&mut io.unread);
         let ended = io.ended;
         state.consume(id, rest.flows());
-        if !rest.is_empty() {
+        if !rest.is_empty() || delivered != Delivered::default() {
             state.count();
         }
         if side == Side::Client && !ended {

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use http::request::Parts;
 use http::{Extensions, Request, Response};
 use tonic::body::Body;
 use tonic_rdma_fabric::{AnyLink, Link};
@@ -13,14 +14,17 @@ use tower::Service;
 use tracing::Instrument;
 
 use crate::boxed_body;
-use crate::codec::{Deframer, Methods};
+use crate::codec::{Call, Deframer, Methods, Used};
 use crate::connection::ConnectionConfig;
 use crate::connection::call::header_cache::{Head, HeaderCache};
 use crate::connection::call::recv_body::RecvBody;
-use crate::connection::call::stream::Opened;
+use crate::connection::call::stream::{Opened, StreamRef};
 use crate::connection::call::task_pool::TaskPool;
 use crate::connection::driver::{Turn, drive};
 use crate::connection::state::{Life, Shared};
+use crate::land_in::WhyCopied;
+use crate::land_in::allocators::Allocators;
+use crate::land_in::target::Claimed;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
@@ -54,6 +58,7 @@ where
     let Accepted { link, pool, peer, options, counters, methods, extensions, drain } = accepted;
     let span = spans::connection(Side::Server, link.peer());
     let shared = Shared::new(Side::Server, link, pool, peer, &options, counters, methods);
+    let allocators = options.allocators;
     let mut header_cache = HeaderCache::new(shared.methods.clone(), extensions);
     let task_pool = TaskPool::new(service);
     let serve = move |turn| {
@@ -61,7 +66,7 @@ where
             Turn::Serve(opened) => opened,
             Turn::Rest => return task_pool.end_idle(),
         };
-        let Head { parts, call, plain } = match header_cache.read(block) {
+        let Head { mut parts, call, plain } = match header_cache.read(block) {
             Ok(head) => head,
             Err(breach) => {
                 let mut state = stream.shared.lock();
@@ -73,10 +78,36 @@ where
             }
         };
         stream.shared.calls.calls_fast.add(1);
-        let deframer = Deframer::new(call.method().clone(), plain);
+        let named = allocators.as_deref().and_then(|all| name(all, &stream, &mut parts, &call));
+        let deframer = match named {
+            None => Deframer::new(call.method().clone(), plain),
+            Some(named) => Deframer::gathering(call.method().clone(), plain, named),
+        };
         let body = boxed_body::boxed(RecvBody::new(reader, deframer, call.method().used(), empty));
         let request = Request::from_parts(parts, body);
         task_pool.run(stream, call, request);
     };
     drive(shared.clone(), serve, drain).instrument(span).await
+}
+
+/// Asks for the buffer that the request is to land in. Only a method that is known to use this
+/// crate's codec has one.
+fn name(
+    allocators: &Allocators,
+    stream: &StreamRef,
+    parts: &mut Parts,
+    call: &Call,
+) -> Option<Arc<Claimed>> {
+    let field = || stream.shared.lock().conn.next_field(stream.id);
+    let claimed = match call.method().used() {
+        Used::Ours => allocators.claim(parts, field, WhyCopied::NotApart),
+        Used::Unknown | Used::Plain => None,
+    };
+    let mut state = stream.shared.lock();
+    match &claimed {
+        Some(claimed) => state.name_memory(stream.id, claimed),
+        None => state.conn.decide_naming(stream.id, false),
+    }
+    state.flush_soon();
+    claimed
 }

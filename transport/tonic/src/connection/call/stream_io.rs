@@ -1,6 +1,7 @@
 //! The state of a call's stream, as the connection keeps it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use bytes::Bytes;
@@ -10,6 +11,7 @@ use tonic_rdma_proto::{ResetCode, StreamId, StreamMap, Unsent};
 use crate::codec::Used;
 use crate::connection::receive::stall::Reading;
 use crate::connection::receive::unread::Unread;
+use crate::land_in::target::Claimed;
 
 /// The streams of a connection.
 #[derive(Debug, Default)]
@@ -35,6 +37,8 @@ pub(in crate::connection) struct StreamIo {
     pub(in crate::connection) fault: Option<Fault>,
     /// Nobody reads: received data is dropped.
     pub(in crate::connection) discard: bool,
+    /// The buffer that what is received is to land in.
+    pub(in crate::connection) named: Option<Arc<Claimed>>,
     /// The codec of this side's stub or service.
     pub(in crate::connection) used: Used,
     pub(in crate::connection) recv_waker: Option<Waker>,

@@ -7,6 +7,7 @@ use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, StreamId};
 
 use crate::codec::Part;
 use crate::connection::call::stream_io::{Fault, StreamIo};
+use crate::connection::receive::landing::Granted;
 use crate::connection::receive::unread::{Place, RECEIVE_CHUNK};
 use crate::connection::state::{ConnectionState, Life};
 use crate::path::reason::{Reason, ReasonCode};
@@ -112,9 +113,16 @@ impl ConnectionState {
                     self.deliver(stream, Part::Eager(data), Flow::Window, Place::Message, end);
                 }
                 Event::Landed { stream, memory, begin, len, flow, end } => {
-                    let Some(buf) = self.landing.granted.try_remove(memory) else { continue };
-                    let landed = buf.filled_from(begin as usize, len as usize);
-                    let place = Place::Landing { begin };
+                    let (landed, place) = match self.landing.granted.try_remove(memory) {
+                        Some(Granted::Pool(buf)) => {
+                            let landed = buf.filled_from(begin as usize, len as usize);
+                            (landed, Place::Landing { begin })
+                        }
+                        Some(Granted::Named(buf)) => {
+                            (buf.filled(len as usize).into(), Place::Named)
+                        }
+                        None => continue,
+                    };
                     self.deliver(stream, Part::Landed(landed), flow, place, end);
                 }
                 Event::Returned { memory } => drop(self.landing.granted.try_remove(memory)),

@@ -5,6 +5,7 @@ use tonic_rdma_fabric::{Link, LogThrottle};
 use tonic_rdma_memory::{LandingBuf, RegisterError};
 use tonic_rdma_proto::{CloseCode, GrantMemory, LandingWant, ResetCode, StreamId, WantKey};
 
+use crate::connection::receive::landing::Granted;
 use crate::connection::state::{ConnectionState, Life};
 use crate::path::reason::{Reason, ReasonCode};
 
@@ -24,8 +25,12 @@ impl ConnectionState {
         }
         self.landing.account.collect();
         self.landing.limit_standing(&mut self.conn);
-        let done = self.grant_wanted();
-        self.landing.is_making = self.landing.account.is_making();
+        let mut done = self.grant_wanted();
+        while self.grant_named() {
+            done = self.grant_wanted();
+        }
+        self.landing.is_making =
+            self.landing.account.is_making() || !self.landing.naming.is_empty();
         if done && std::mem::take(&mut self.landing.is_short) {
             // Other connections need not make room any more. It may have begun to wait just now,
             // for a stream whose want what was granted behind it has used up.
@@ -131,7 +136,7 @@ impl ConnectionState {
         }
         let len = want.want.min(u32::try_from(buf.capacity()).unwrap_or(u32::MAX));
         let (addr, rkey) = (buf.addr(), buf.rkey());
-        let key = self.landing.granted.insert(buf);
+        let key = self.landing.granted.insert(Granted::Pool(buf));
         self.conn.provide_landing(want.key, GrantMemory { key, addr, rkey, len });
         Some(len)
     }

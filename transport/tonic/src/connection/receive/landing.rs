@@ -1,19 +1,43 @@
 //! The landing memory of a connection.
 
 use slab::Slab;
-use tonic_rdma_memory::{Landing, LandingBuf, Pool, Reclaim};
-use tonic_rdma_proto::Connection;
+use tonic_rdma_memory::{Landing, LandingBuf, NamedGrant, NamedRegistration, Pool, Reclaim};
+use tonic_rdma_proto::{Connection, StreamId};
 
 use crate::connection::receive::landing_wait::LandingWait;
 use crate::connection::receive::reclaim::ReclaimDelay;
 use crate::connection::receive::stall::{Grace, Stall};
+
+/// Memory that the peer may write to.
+#[derive(Debug)]
+pub(in crate::connection) enum Granted {
+    /// Of the pool.
+    Pool(LandingBuf),
+    /// Of the application.
+    Named(NamedGrant),
+}
+
+impl Granted {
+    fn is_reclaiming(&self) -> bool {
+        matches!(self, Granted::Pool(buf) if buf.is_reclaiming())
+    }
+}
+
+/// A buffer of the application that is being registered.
+#[derive(Debug)]
+pub(in crate::connection) struct Naming {
+    pub(in crate::connection) stream: StreamId,
+    pub(in crate::connection) registration: NamedRegistration,
+}
 
 /// What a connection has of the pool's landing memory, and waits for.
 #[derive(Debug)]
 pub(in crate::connection) struct LandingMemory {
     pub(in crate::connection) account: Landing,
     /// Memory that the peer may write to.
-    pub(in crate::connection) granted: Slab<LandingBuf>,
+    pub(in crate::connection) granted: Slab<Granted>,
+    /// Buffers of the application that are being registered.
+    pub(in crate::connection) naming: Vec<Naming>,
     /// Whether messages land in parts where memory in one piece is short.
     pub(in crate::connection) wait: LandingWait,
     /// How long no stream has got memory that wants some.
@@ -36,6 +60,7 @@ impl LandingMemory {
         LandingMemory {
             account: pool.landing_up_to(max),
             granted: Slab::new(),
+            naming: Vec::new(),
             wait: LandingWait::default(),
             stall: Stall::default(),
             grace: Grace::default(),
@@ -93,7 +118,7 @@ impl LandingMemory {
     ) {
         if self.reclaim_delay.0.expire(now) {
             let granted = &self.granted;
-            conn.recall_grants(|key| granted.get(key).is_some_and(LandingBuf::is_reclaiming));
+            conn.recall_grants(|key| granted.get(key).is_some_and(Granted::is_reclaiming));
         }
     }
 
@@ -101,6 +126,7 @@ impl LandingMemory {
     /// stay for long, as handles of its streams keep it.
     pub(in crate::connection) fn release(&mut self) {
         self.granted.clear();
+        self.naming.clear();
         self.account.stop_waiting();
         self.account.trim();
         self.is_short = false;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `landing` | the landing memory of the connection |
 //! | `grant` | grants of it: for what the peer wants to write, or refused |
+//! | `named` | grants of buffers that callers have named for their replies |
 //! | `landing_wait` | how long a message waits for landing memory in one piece |
 //! | `reclaim` | landing memory above the connection's share goes back while others claim some |
 //! | `stall` | what nobody reads makes room, when a stream has waited long for landing memory |
@@ -15,6 +16,7 @@ mod deliver;
 mod grant;
 pub(in crate::connection) mod landing;
 mod landing_wait;
+mod named;
 mod reclaim;
 mod relieve;
 pub(in crate::connection) mod stall;

@@ -46,6 +46,8 @@ pub(in crate::connection) enum Place {
     Message,
     /// In landing memory, `begin` bytes behind the start of a granule.
     Landing { begin: u32 },
+    /// In a buffer of the application.
+    Named,
     /// In landing memory, and to be copied to the heap before anything reads them.
     Heap,
 }
@@ -54,7 +56,9 @@ pub(in crate::connection) enum Place {
 #[derive(Debug)]
 pub(in crate::connection) struct Piece {
     pub(in crate::connection) part: Part,
-    /// Bytes that count as [`Flow::Bulk`]; the others count as [`Flow::Window`].
+    /// Bytes that count as [`Flow::Window`].
+    window: u32,
+    /// Bytes that count as [`Flow::Bulk`]. The others count in no window.
     bulk: u32,
     /// Bytes that came by WRITE.
     landed: u32,
@@ -63,14 +67,10 @@ pub(in crate::connection) struct Piece {
 }
 
 impl Piece {
-    fn len(&self) -> u32 {
-        self.part.len() as u32
-    }
-
     /// Bytes by the window that they count in.
     #[inline]
     pub(in crate::connection) fn flows(&self) -> [(u32, Flow); 2] {
-        [(self.len() - self.bulk, Flow::Window), (self.bulk, Flow::Bulk)]
+        [(self.window, Flow::Window), (self.bulk, Flow::Bulk)]
     }
 
     /// Bytes that came by WRITE and were joined with others.
@@ -84,19 +84,20 @@ impl Piece {
 #[derive(Debug, Default)]
 struct Joining {
     bytes: BytesMut,
+    window: u32,
     bulk: u32,
     landed: u32,
 }
 
 impl Joining {
     fn into_piece(self) -> Piece {
-        let Joining { bytes, bulk, landed } = self;
+        let Joining { bytes, window, bulk, landed } = self;
         let bytes = match bytes.capacity() - bytes.len() > bytes.len() / 4 {
             true => Bytes::copy_from_slice(&bytes),
             false => bytes.freeze(),
         };
         // Only this process writes to the copy.
-        Piece { part: Part::Eager(bytes), bulk, landed, joined: true }
+        Piece { part: Part::Eager(bytes), window, bulk, landed, joined: true }
     }
 }
 
@@ -123,6 +124,7 @@ impl Unread {
         let kept = match place {
             Place::Message => RECEIVE_CHUNK,
             Place::Landing { begin } => (begin as usize + len).next_multiple_of(GRANULE),
+            Place::Named => return false,
             Place::Heap => len,
         };
         kept + OVERHEAD > len + len / 2
@@ -132,7 +134,11 @@ impl Unread {
     pub(in crate::connection) fn push(&mut self, part: Part, flow: Flow, place: Place) {
         let len = part.len();
         let landed = if place == Place::Message { 0 } else { len as u32 };
-        let bulk = if flow == Flow::Bulk { len as u32 } else { 0 };
+        let (window, bulk) = match flow {
+            Flow::Window => (len as u32, 0),
+            Flow::Bulk => (0, len as u32),
+            Flow::Named => (0, 0),
+        };
         if !self.joins(len, place) {
             self.close();
             let part = match part {
@@ -141,7 +147,7 @@ impl Unread {
                 }
                 part => part,
             };
-            return self.pieces.push_back(Piece { part, bulk, landed, joined: false });
+            return self.pieces.push_back(Piece { part, window, bulk, landed, joined: false });
         }
         let full = |joining: &Joining| joining.bytes.len() + len > MAX_JOINED;
         let first = if self.joining.as_deref().is_some_and(full) {
@@ -158,6 +164,7 @@ impl Unread {
             Part::Eager(bytes) => joining.bytes.put_slice(&bytes),
             Part::Landed(landed) => landed.append_to(&mut joining.bytes),
         }
+        joining.window += window;
         joining.bulk += bulk;
         joining.landed += landed;
     }
@@ -191,12 +198,11 @@ impl Unread {
     /// All bytes by the window that they count in.
     #[inline]
     pub(in crate::connection) fn flows(&self) -> [(u32, Flow); 2] {
-        let joining =
-            self.joining.as_deref().map(|joining| (joining.bytes.len() as u32, joining.bulk));
-        let pieces = self.pieces.iter().map(|piece| (piece.len(), piece.bulk));
+        let joining = self.joining.as_deref().map(|joining| (joining.window, joining.bulk));
+        let pieces = self.pieces.iter().map(|piece| (piece.window, piece.bulk));
         let (mut window, mut bulk) = (0, 0);
-        for (len, of_bulk) in pieces.chain(joining) {
-            window += len - of_bulk;
+        for (of_window, of_bulk) in pieces.chain(joining) {
+            window += of_window;
             bulk += of_bulk;
         }
         [(window, Flow::Window), (bulk, Flow::Bulk)]
@@ -219,7 +225,7 @@ mod tests {
     fn part(bytes: Bytes, place: Place) -> Part {
         match place {
             Place::Message => Part::Eager(bytes),
-            Place::Landing { .. } | Place::Heap => Part::Landed(bytes.into()),
+            Place::Landing { .. } | Place::Named | Place::Heap => Part::Landed(bytes.into()),
         }
     }
 

@@ -1,0 +1,295 @@
+//! Memory of the application that a message lands in.
+//!
+//! | who holds | what | so that |
+//! |---|---|---|
+//! | the application | a [`NamedBuffer`] | it gets its buffer back, by value |
+//! | the call | a [`NamedLease`], one call at a time | bytes may be put into the buffer |
+//! | the transfer | a [`NamedGrant`], one at a time | a peer may write to a part of it (R8, R9) |
+//! | readers | `Bytes`: views of what has landed | they read it where it lies |
+//!
+//! The buffer has one owner at a time:
+//!
+//! | it is | on | next |
+//! |---|---|---|
+//! | idle | [`NamedBuffer::claim`] | claimed |
+//! | claimed | [`NamedLease::grant`] | granted: a peer may write to it |
+//! | granted | [`NamedGrant::filled`], after DONE | claimed; the bytes are viewed |
+//! | granted | drop of the grant, after ABORT or when the queue pair is destroyed (R9) | claimed |
+//! | claimed | drop of the last clone of the lease, of which the registration holds one | idle: the owner is woken |
+//! | idle, without views | [`NamedBuffer::take`] | taken: the application has it back |
+//!
+//! A registration ends before its clone of the lease is dropped, so no key works for a buffer that
+//! is idle.
+
+mod grant;
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+
+pub use self::grant::{NamedGrant, NamedRegistration};
+use crate::landing::Landed;
+
+/// A buffer of the application that the longest `bytes` field of a message is to land in. Cheap to
+/// clone.
+#[derive(Clone)]
+pub struct NamedBuffer(Arc<Buffer>);
+
+struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+    /// The owner, from `Box::into_raw`. It is borrowed exclusively by `start` until it is taken.
+    owner: NonNull<dyn Any + Send>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// No call may claim it any more.
+    closed: bool,
+    claimed: bool,
+    granted: bool,
+    taken: bool,
+    /// Bytes at the start that have landed, or were copied there.
+    filled: usize,
+    /// Views that are alive.
+    views: usize,
+    waker: Option<Waker>,
+}
+
+// SAFETY: the owner is Send, and only whoever takes it, or drops the last reference, touches it.
+// The bytes are written by the holder of the lease or the grant alone, and read through views of
+// what has been filled, which is not written again while they live (R8).
+unsafe impl Send for Buffer {}
+// SAFETY: as above; all shared state is behind the mutex.
+unsafe impl Sync for Buffer {}
+
+/// Why a buffer does not come back yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InUse {
+    /// A call still has it.
+    #[error("the call has not ended")]
+    Claimed,
+    /// Bytes of the message, or clones of them, are still alive.
+    #[error("{0} views of the landed bytes are alive: drop the message first")]
+    Viewed(usize),
+    /// It came back before.
+    #[error("the buffer has come back already")]
+    Taken,
+}
+
+impl NamedBuffer {
+    /// A buffer over the bytes of `owner`, whose `as_mut` is called once.
+    pub fn new<T: AsMut<[u8]> + Send + 'static>(owner: T) -> Self {
+        let owner = Box::into_raw(Box::new(owner));
+        // SAFETY: `owner` is a live box that nothing else refers to. The exclusive borrow ends when
+        // the owner is taken or dropped, and until then nothing touches the owner but through it.
+        let bytes = unsafe { &mut *owner }.as_mut();
+        let (start, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
+        // SAFETY: `Box::into_raw` never returns null.
+        let owner: NonNull<dyn Any + Send> = unsafe { NonNull::new_unchecked(owner) };
+        NamedBuffer(Arc::new(Buffer { start, len, owner, state: Mutex::default() }))
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// Claims the buffer for a call. `None` if a call has it, if bytes of an earlier one are still
+    /// viewed, or if it is [closed](Self::close).
+    pub fn claim(&self) -> Option<NamedLease> {
+        let mut state = self.0.state();
+        if state.closed || state.claimed || state.taken || state.views > 0 {
+            return None;
+        }
+        state.claimed = true;
+        state.filled = 0;
+        drop(state);
+        Some(NamedLease(Arc::new(Claim(self.0.clone()))))
+    }
+
+    /// No call may claim the buffer from now on.
+    pub fn close(&self) {
+        self.0.state().closed = true;
+    }
+
+    /// Ready when no call has the buffer. Wakes the last task that polled.
+    pub fn poll_idle(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut state = self.0.state();
+        if !state.claimed {
+            return Poll::Ready(());
+        }
+        state.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// Returns the owner, once.
+    ///
+    /// # Errors
+    /// [`InUse`]: it stays where it is.
+    ///
+    /// # Panics
+    /// If the owner is no `T`.
+    pub fn take<T: Send + 'static>(&self) -> Result<T, InUse> {
+        let mut state = self.0.state();
+        match *state {
+            State { taken: true, .. } => return Err(InUse::Taken),
+            State { claimed: true, .. } => return Err(InUse::Claimed),
+            State { views: views @ 1.., .. } => return Err(InUse::Viewed(views)),
+            State { .. } => {}
+        }
+        // SAFETY: `owner` is a live box as long as it is not taken, which is checked under the
+        // lock. It is not claimed, so no peer, device or lease refers to the bytes, and nobody
+        // views them.
+        let is_owner = unsafe { self.0.owner.as_ref() }.is::<T>();
+        assert!(is_owner, "a buffer is taken as the type that it was made of");
+        state.taken = true;
+        state.closed = true;
+        // SAFETY: as above, and it is a `T`; nobody takes or drops it again.
+        let owner = unsafe { Box::from_raw(self.0.owner.as_ptr().cast::<T>()) };
+        Ok(*owner)
+    }
+}
+
+impl fmt::Debug for NamedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NamedBuffer")
+            .field("len", &self.0.len)
+            .field("state", &*self.0.state())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Buffer {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !state.taken {
+            // SAFETY: no lease, grant or view is left, since each holds the buffer; the box has not
+            // been taken (R8).
+            drop(unsafe { Box::from_raw(self.owner.as_ptr()) });
+        }
+    }
+}
+
+/// The right of one call to put bytes into the buffer. The last clone gives it up.
+#[derive(Clone, Debug)]
+pub struct NamedLease(Arc<Claim>);
+
+struct Claim(Arc<Buffer>);
+
+impl NamedLease {
+    /// The length of the buffer in bytes.
+    pub fn capacity(&self) -> usize {
+        self.0.0.len
+    }
+
+    /// Bytes at the start of the buffer that have landed, or were copied there.
+    pub fn filled(&self) -> usize {
+        self.0.0.state().filled
+    }
+
+    /// Where in the buffer these bytes lie, if they are a view of it.
+    pub fn range_of(&self, landed: &Landed) -> Option<Range<usize>> {
+        let bytes = landed.memory();
+        let at = bytes.as_ptr().addr().checked_sub(self.0.0.start.addr().get())?;
+        let end = at.checked_add(bytes.len())?;
+        (!bytes.is_empty() && end <= self.0.0.len).then_some(at..end)
+    }
+
+    /// A view of bytes that have landed, which may lie in several views. `None` if not all of them
+    /// have.
+    pub fn view(&self, range: Range<usize>) -> Option<Bytes> {
+        let buffer = &self.0.0;
+        let mut state = buffer.state();
+        if range.start > range.end || range.end > state.filled {
+            return None;
+        }
+        state.views += 1;
+        drop(state);
+        Some(Bytes::from_owner(View { buffer: buffer.clone(), range }))
+    }
+
+    /// Fills the start of the buffer with a copy of these parts, one behind the other, and returns
+    /// a view of it. `None` if they do not fit, a peer may write to the buffer, or something is
+    /// viewed.
+    pub fn fill(&self, parts: &[Landed]) -> Option<Bytes> {
+        let buffer = &self.0.0;
+        let len = parts.iter().map(Landed::len).sum();
+        let mut state = buffer.state();
+        if len > buffer.len || state.granted || state.views > 0 {
+            return None;
+        }
+        // SAFETY: the range lies in the buffer, which is not taken while it is claimed. No grant
+        // and no view of it is alive, and none begins while the lock is held (R8). So the parts,
+        // which are borrowed, lie elsewhere.
+        let mut to = unsafe { std::slice::from_raw_parts_mut(buffer.start.as_ptr(), len) };
+        for part in parts {
+            let (now, rest) = to.split_at_mut(part.len());
+            part.copy_to(now);
+            to = rest;
+        }
+        state.filled = len;
+        drop(state);
+        self.view(0..len)
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim").field("len", &self.0.len).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.claimed = false;
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// The owner of the bytes of a view.
+struct View {
+    buffer: Arc<Buffer>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for View {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the range lies within what has been filled, which nothing of this process writes
+        // to while a view is alive, and the owner is not taken (R4, R8). Until its registration
+        // ends a peer can write to it, against the protocol: as with all landed memory it spoils
+        // only what it sent itself, and parsers get copies (`Landed`).
+        unsafe {
+            let start = self.buffer.start.as_ptr().add(self.range.start);
+            std::slice::from_raw_parts(start, self.range.len())
+        }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.buffer.state().views -= 1;
+    }
+}

@@ -1,0 +1,484 @@
+//! Messages that land in buffers of the application: whatever the path, the field lies in the
+//! buffer, and the buffer comes back.
+
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio_stream::{StreamExt, iter};
+use tonic::{Code, Request, Response, Status, Streaming};
+use tonic_rdma::{Copied, FinishError, LandIn, LandRequest, Outcome, WhyCopied, WhyEmpty};
+use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::codec::CodecKind;
+use tonic_rdma_tests::connect;
+use tonic_rdma_tests::fabric::Fabric;
+use tonic_rdma_tests::harness::{Client, Server, TestEnv, client_of};
+use tonic_rdma_tests::load::with_timeout;
+use tonic_rdma_tests::pb::Message;
+use tonic_rdma_tests::pb::conformance_server::{Conformance, ConformanceServer};
+use tonic_rdma_tests::service::script::{echo, gate, payload, send, send_many, steps};
+
+const FABRICS: &[Fabric] = &[
+    Fabric::Tcp,
+    Fabric::Sim,
+    Fabric::SimDelayed,
+    Fabric::SimPlain,
+    Fabric::SimSmall,
+    Fabric::Shm,
+    Fabric::ShmSmall,
+    Fabric::ShmTwo,
+    Fabric::Verbs,
+];
+
+cases![for Some(FABRICS);
+    fields_of_every_length,
+    longer_than_the_buffer,
+    calls_that_end_early,
+    sixty_at_once,
+    the_first_message_of_a_stream,
+    one_buffer_for_two_calls,
+    requests_of_every_length,
+    requests_of_sixty_clients,
+    requests_that_end_early,
+    an_allocator_that_refuses_or_panics,
+];
+
+/// A reply with a field of this many bytes.
+fn ask(size: usize) -> Message {
+    steps("", [send(size as u64, size)])
+}
+
+fn naming(land_in: &LandIn<Vec<u8>>, message: Message) -> Request<Message> {
+    let mut request = Request::new(message);
+    land_in.attach(&mut request);
+    request
+}
+
+/// Whether what is pinned is limited, so that a buffer may not be registered.
+fn is_limited() -> bool {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max locked memory")).unwrap();
+    !line.contains("unlimited")
+}
+
+/// Checks what has become of a buffer for a field of this many bytes. `few`: memory is not short.
+fn check(fabric: Fabric, outcome: &Outcome, size: usize, few: bool) {
+    let simulated = matches!(fabric, Fabric::Sim | Fabric::SimSmall);
+    let lands = (simulated || fabric == Fabric::Verbs) && size > 4096;
+    match outcome {
+        Outcome::Empty { why: WhyEmpty::Codec, .. } => {
+            assert_eq!(fabric.codecs().0, CodecKind::Plain);
+        }
+        Outcome::Empty { why: WhyEmpty::NoField, .. } => assert_eq!(size, 0),
+        Outcome::Landed { len, .. } => {
+            assert_eq!(*len, size);
+            assert!(lands, "{outcome:?}");
+        }
+        Outcome::Copied { len, why: WhyCopied::NotRegistered(why), .. } => {
+            assert_eq!(*len, size);
+            assert!(fabric == Fabric::Verbs && !few && is_limited(), "{size}: {outcome:?}");
+            assert!(why.contains("the limit on pinned memory is"), "{why}");
+        }
+        Outcome::Copied { len, why, .. } => {
+            assert_eq!(*len, size);
+            let because = match fabric {
+                Fabric::Tcp => WhyCopied::Tcp,
+                Fabric::Shm | Fabric::ShmTwo => WhyCopied::SharedMemory,
+                _ => WhyCopied::NotApart,
+            };
+            assert!(!lands && *why == because, "{size}: {outcome:?}");
+        }
+        other => panic!("{size}: {other:?}"),
+    }
+}
+
+async fn fields_of_every_length(env: &TestEnv) {
+    let fabric = env.fabric();
+    let server = env.server().await;
+    let channel = connect!(env, server);
+    let mut client = client_of(channel.clone());
+    let stats = || match &channel {
+        AnyChannel::Rdma(channel) => {
+            let stats = channel.stats();
+            let mut copied = stats.copied_fast;
+            copied += stats.copied_tcp;
+            copied
+        }
+        AnyChannel::Stock(_) => Copied::default(),
+    };
+    let plain = env.fabric().codecs().0 == CodecKind::Plain;
+    let mut buffer = vec![0; 3 << 20];
+    for size in [0, 1, 100, 4095, 4097, 20_000, 200_000, 3 << 20, 200_001, 5] {
+        let start = buffer.as_ptr().addr();
+        let land_in = LandIn::new(buffer);
+        let before = stats();
+        let reply = client.unary(naming(&land_in, ask(size))).await.unwrap().into_inner();
+        reply.expect(size as u64, size);
+        assert_eq!(reply.payload.as_ptr().addr() == start, !plain && size > 0, "{size}");
+        let parts = (reply.payload.slice(..size / 2), reply.payload.clone());
+        drop(reply);
+        if !plain && size > 1 {
+            assert!(matches!(land_in.finish().await, Err(FinishError::Viewed(1..))));
+        }
+        drop(parts);
+        let finished = land_in.finish().await.unwrap();
+        assert_eq!(land_in.finish().await.unwrap_err(), FinishError::Taken);
+        check(fabric, &finished.outcome, size, size < 1 << 20);
+        buffer = finished.buffer;
+        assert_eq!(buffer.as_ptr().addr(), start);
+        let filled = finished.outcome.filled();
+        assert!(buffer[..filled] == payload(size as u64, size).payload[..filled], "{size}");
+        let named = (stats() - before).named;
+        let copied = matches!(finished.outcome, Outcome::Copied { .. });
+        assert_eq!(named, if copied { size as u64 } else { 0 }, "{size}");
+    }
+}
+
+async fn longer_than_the_buffer(env: &TestEnv) {
+    let server = env.server().await;
+    let mut client = client_of(connect!(env, server));
+    let plain = env.fabric().codecs().0 == CodecKind::Plain;
+    for size in [1001, 300_000] {
+        let land_in = LandIn::new(vec![7; 1000]);
+        let reply = client.unary(naming(&land_in, ask(size))).await.unwrap().into_inner();
+        reply.expect(size as u64, size);
+        let finished = land_in.finish().await.unwrap();
+        assert_eq!(finished.outcome.filled(), 0);
+        if !plain {
+            let text = format!("{:?}", finished.outcome);
+            assert!(text.contains(&format!("field: {size}, buffer: 1000")), "{text}");
+        }
+        let land_in = LandIn::new(vec![7; 1000]).or_fail();
+        let reply = client.unary(naming(&land_in, ask(size))).await;
+        match reply {
+            Ok(reply) => {
+                assert!(plain);
+                reply.into_inner().expect(size as u64, size);
+            }
+            Err(status) => {
+                assert_eq!(status.code(), Code::OutOfRange, "{status}");
+                let text = format!("a field of {size} bytes does not fit a buffer of 1000 bytes");
+                assert!(status.message().contains(&text), "{status}");
+            }
+        }
+        let finished = land_in.finish().await.unwrap();
+        assert_eq!(finished.buffer, vec![7; 1000], "it was left alone");
+    }
+    client.unary(ask(9)).await.unwrap().into_inner().expect(9, 9);
+}
+
+/// Dropped before and while the field is transferred, by deadline, by the server's error: the
+/// buffer comes back, and the connection goes on.
+async fn calls_that_end_early(env: &TestEnv) {
+    let server = env.server().await;
+    let mut client = client_of(connect!(env, server));
+    // Never sent.
+    let land_in = LandIn::new(vec![7; 1000]);
+    drop(naming(&land_in, ask(5)));
+    let outcome = land_in.finish().await.unwrap().outcome;
+    assert!(matches!(outcome, Outcome::Empty { why: WhyEmpty::NoMessage, .. }), "{outcome:?}");
+    for round in 0..40u32 {
+        let size = 1 << 20;
+        let land_in = LandIn::new(vec![7; size]);
+        let script = match round % 4 {
+            0 => steps("", [gate("never")]),
+            _ => ask(size),
+        };
+        let mut request = naming(&land_in, script);
+        if round % 4 == 1 {
+            request.set_timeout(Duration::from_micros(u64::from(round) * 100));
+        }
+        {
+            let call = client.unary(request);
+            tokio::pin!(call);
+            let turns = if round % 4 == 3 { 2000 } else { round };
+            for _ in 0..turns {
+                if poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx).is_ready())).await {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+        let finished = with_timeout("the buffer does not come back", land_in.finish()).await;
+        let finished = finished.unwrap();
+        let filled = finished.outcome.filled();
+        let bytes = payload(size as u64, size).payload;
+        assert!(finished.buffer[..filled] == bytes[..filled], "{round}");
+    }
+    client.unary(ask(200_000)).await.unwrap().into_inner().expect(200_000, 200_000);
+}
+
+/// Waits for all, on this thread, whose stubs have the client's codec.
+async fn join(calls: impl Iterator<Item = impl Future<Output = ()>>) {
+    let mut calls: Vec<_> = calls.map(Box::pin).collect();
+    let all = poll_fn(|cx| {
+        calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
+        if calls.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    });
+    all.await;
+}
+
+async fn sixty_at_once(env: &TestEnv) {
+    let fabric = env.fabric();
+    let server = env.server().await;
+    let client = client_of(connect!(env, server));
+    let calls = (0..60usize).map(|n| {
+        let mut client = client.clone();
+        async move {
+            let size = 10_000 + 7001 * n;
+            let mut land_in = LandIn::new(vec![0; size + n % 3]);
+            for _ in 0..3 {
+                let reply = client.unary(naming(&land_in, ask(size))).await.unwrap().into_inner();
+                reply.expect(size as u64, size);
+                drop(reply);
+                let finished = land_in.finish().await.unwrap();
+                check(fabric, &finished.outcome, size, false);
+                let filled = finished.outcome.filled();
+                let bytes = payload(size as u64, size).payload;
+                assert!(finished.buffer[..filled] == bytes[..filled]);
+                land_in = LandIn::new(finished.buffer);
+            }
+        }
+    });
+    join(calls).await;
+}
+
+async fn the_first_message_of_a_stream(env: &TestEnv) {
+    let server = env.server().await;
+    let mut client = client_of(connect!(env, server));
+    let land_in = LandIn::new(vec![0; 100_000]);
+    let script = steps("", [send_many(1, 100_000, 3), send(9, 10)]);
+    let reply = client.download(naming(&land_in, script)).await.unwrap();
+    let messages: Vec<Message> = reply.into_inner().map(Result::unwrap).collect().await;
+    for (seed, message) in [1, 2, 3].into_iter().zip(&messages) {
+        message.expect(seed, 100_000);
+    }
+    messages[3].expect(9, 10);
+    drop(messages);
+    let finished = land_in.finish().await.unwrap();
+    let filled = finished.outcome.filled();
+    assert!(finished.buffer[..filled] == payload(1, 100_000).payload[..filled]);
+    let echoes = steps("", [echo(2)]).with_payload(5, 60_000);
+    let land_in = LandIn::new(vec![0; 100_000]);
+    let mut request = Request::new(iter([echoes, payload(6, 70_000)]));
+    land_in.attach(&mut request);
+    let reply = client.chat(request).await.unwrap();
+    let messages: Vec<Message> = reply.into_inner().map(Result::unwrap).collect().await;
+    messages[0].expect(5, 60_000);
+    messages[1].expect(6, 70_000);
+    drop(messages);
+    land_in.finish().await.unwrap();
+}
+
+async fn one_buffer_for_two_calls(env: &TestEnv) {
+    let fabric = env.fabric();
+    let server = env.server().await;
+    let client = client_of(connect!(env, server));
+    let land_in = LandIn::new(vec![0; 50_000]);
+    let calls = [50_000, 40_000].map(|size| {
+        let (request, mut client) = (naming(&land_in, ask(size)), client.clone());
+        async move { client.unary(request).await.unwrap().into_inner() }
+    });
+    let [first, second] = calls;
+    let (first, second) = tokio::join!(first, second);
+    let replies = [first, second];
+    replies[0].expect(50_000, 50_000);
+    replies[1].expect(40_000, 40_000);
+    let plain = env.fabric().codecs().0 == CodecKind::Plain;
+    let apart = replies[0].payload.as_ptr() != replies[1].payload.as_ptr();
+    assert!(apart, "each has its own bytes");
+    if !plain {
+        assert!(matches!(land_in.finish().await, Err(FinishError::Viewed(1..))));
+    }
+    drop(replies);
+    let finished = land_in.finish().await.unwrap();
+    // Whichever began first.
+    let size = if finished.outcome.filled() == 40_000 { 40_000 } else { 50_000 };
+    check(fabric, &finished.outcome, size, true);
+}
+
+/// Tells the client what has become of the buffer of its request, if there was one.
+struct Receiver;
+
+/// The status of [`Receiver`] if a request came without a buffer.
+const NO_BUFFER: &str = "without a buffer";
+
+#[tonic::async_trait]
+impl Conformance for Receiver {
+    type DownloadStream = Streaming<Message>;
+    type ChatStream = Streaming<Message>;
+
+    async fn unary(&self, mut request: Request<Message>) -> Result<Response<Message>, Status> {
+        let land_in = request.extensions_mut().remove::<LandIn<Vec<u8>>>();
+        let message = request.into_inner();
+        let (seed, size) = (message.seed, message.payload.len());
+        message.expect(seed, size);
+        let Some(land_in) = land_in else { return Ok(Response::new(steps(NO_BUFFER, []))) };
+        let view = message.payload.as_ptr().addr();
+        drop(message);
+        let finished =
+            land_in.finish().await.map_err(|error| Status::internal(error.to_string()))?;
+        let filled = finished.outcome.filled();
+        if size > 0 {
+            let lies_there = finished.buffer.as_ptr().addr() == view;
+            assert_eq!(filled > 0, lies_there, "{:?}", finished.outcome);
+        }
+        assert!(finished.buffer[..filled] == payload(seed, size).payload[..filled]);
+        let told = match finished.outcome {
+            Outcome::Landed { .. } => "landed".to_owned(),
+            Outcome::Copied { why, .. } => format!("{why:?}"),
+            Outcome::Empty { why, .. } => format!("{why:?}"),
+            other => format!("{other:?}"),
+        };
+        Ok(Response::new(Message { total: filled as u64, ..steps(&told, []) }))
+    }
+
+    async fn upload(&self, _: Request<Streaming<Message>>) -> Result<Response<Message>, Status> {
+        Err(Status::unimplemented("upload"))
+    }
+
+    async fn download(&self, _: Request<Message>) -> Result<Response<Streaming<Message>>, Status> {
+        Err(Status::unimplemented("download"))
+    }
+
+    async fn chat(
+        &self,
+        _: Request<Streaming<Message>>,
+    ) -> Result<Response<Streaming<Message>>, Status> {
+        Err(Status::unimplemented("chat"))
+    }
+}
+
+const UNARY: &str = "/tonic_rdma.conformance.v1.Conformance/Unary";
+
+/// The buffer that a client asks for, within 4 MiB.
+fn allocate(request: &LandRequest<'_>) -> Option<Vec<u8>> {
+    let wanted = request.headers.get("buffer")?.to_str().ok()?;
+    assert_ne!(wanted, "panic", "asked to");
+    let len = wanted.parse().ok().filter(|len| *len <= 4 << 20)?;
+    assert!(request.field.is_none_or(|field| field > 0));
+    Some(vec![0; len])
+}
+
+async fn receiver(env: &TestEnv) -> Server {
+    let listening = env.listen().await;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let service = ConformanceServer::new(Receiver)
+        .max_decoding_message_size(usize::MAX)
+        .max_encoding_message_size(usize::MAX);
+    let mut server = env.rdma_server().layer(env.log().layer()).land_in(UNARY, allocate);
+    let serving =
+        server.add_service(service).serve_with_incoming_shutdown(listening.incoming, async move {
+            let _ = stopped.await;
+        });
+    Server::spawn(listening.addr, stop, serving)
+}
+
+/// Sends a field of this many bytes, and a wish for a buffer.
+async fn put(client: &mut Client, size: usize, buffer: impl ToString) -> Result<Message, Status> {
+    let mut request = Request::new(payload(size as u64, size));
+    let buffer = buffer.to_string().parse().unwrap();
+    request.metadata_mut().insert("buffer", buffer);
+    Ok(client.unary(request).await?.into_inner())
+}
+
+/// The codec of the service is known once it has answered.
+async fn warm(client: &mut Client) {
+    let reply = put(client, 100_000, 100_000).await.unwrap();
+    assert_eq!(reply.script.unwrap().id, NO_BUFFER);
+}
+
+/// Checks what the server tells of a buffer that was long enough. `few`: memory is not short.
+fn check_told(fabric: Fabric, reply: &Message, size: usize, few: bool) {
+    let told = &reply.script.as_ref().unwrap().id;
+    if fabric.codecs().1 == CodecKind::Plain {
+        return assert_eq!(told, NO_BUFFER);
+    }
+    let lands = size > 4096 && matches!(fabric, Fabric::Sim | Fabric::SimSmall | Fabric::Verbs);
+    let expected = match fabric {
+        _ if size == 0 => "NoField",
+        _ if lands => "landed",
+        Fabric::Tcp => "Tcp",
+        Fabric::Shm | Fabric::ShmTwo => "SharedMemory",
+        _ => "NotApart",
+    };
+    let short = told.contains("the limit on pinned memory is");
+    assert!(told == expected || (short && !few && is_limited()), "{size}: {told}");
+    assert_eq!(reply.total as usize, size);
+}
+
+async fn requests_of_every_length(env: &TestEnv) {
+    let server = receiver(env).await;
+    let mut client = client_of(connect!(env, server));
+    warm(&mut client).await;
+    for size in [0, 1, 100, 4095, 4097, 20_000, 200_000, 3 << 20, 200_001, 5] {
+        let reply = put(&mut client, size, size + size % 2).await.unwrap();
+        check_told(env.fabric(), &reply, size, size < 1 << 20);
+        // A buffer that is too short stays empty, and the message is delivered as ever.
+        if size > 0 && env.fabric().codecs().1 == CodecKind::ZeroCopy {
+            let told = put(&mut client, size, size - 1).await.unwrap().script.unwrap().id;
+            let expected = format!("TooLong {{ field: {size}, buffer: {} }}", size - 1);
+            assert_eq!(told, expected);
+        }
+    }
+}
+
+async fn requests_of_sixty_clients(env: &TestEnv) {
+    let server = receiver(env).await;
+    let fabric = env.fabric();
+    let client = client_of(connect!(env, server));
+    warm(&mut client.clone()).await;
+    let calls = (0..60usize).map(|n| {
+        let mut client = client.clone();
+        async move {
+            let size = 10_000 + 7001 * n;
+            for _ in 0..3 {
+                let reply = put(&mut client, size, size).await.unwrap();
+                check_told(fabric, &reply, size, false);
+            }
+        }
+    });
+    join(calls).await;
+}
+
+/// Given up before and while the field is transferred: whatever is served afterwards has its own
+/// buffer, filled with its own bytes.
+async fn requests_that_end_early(env: &TestEnv) {
+    let server = receiver(env).await;
+    let mut client = client_of(connect!(env, server));
+    warm(&mut client).await;
+    for round in 0..60u32 {
+        let size = 500_000;
+        {
+            let mut request = Request::new(payload(9, size));
+            request.metadata_mut().insert("buffer", "500000".parse().unwrap());
+            if round % 3 == 1 {
+                request.set_timeout(Duration::from_micros(u64::from(round) * 50));
+            }
+            let call = client.unary(request);
+            tokio::pin!(call);
+            for _ in 0..round {
+                if poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx).is_ready())).await {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+        if round % 10 == 9 {
+            let reply = put(&mut client, size, size).await.unwrap();
+            check_told(env.fabric(), &reply, size, false);
+        }
+    }
+}
+
+async fn an_allocator_that_refuses_or_panics(env: &TestEnv) {
+    let server = receiver(env).await;
+    let mut client = client_of(connect!(env, server));
+    warm(&mut client).await;
+    for buffer in ["", "none", "4194305", "panic"] {
+        let reply = put(&mut client, 100_000, buffer).await.unwrap();
+        assert_eq!(reply.script.unwrap().id, NO_BUFFER, "{buffer}");
+    }
+    let reply = put(&mut client, 100_000, 100_000).await.unwrap();
+    check_told(env.fabric(), &reply, 100_000, true);
+}

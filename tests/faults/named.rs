@@ -1,0 +1,201 @@
+//! Buffers of a server that requests land in, and peers that keep the key: what has come back to
+//! the server stays as it is.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+
+use bytes::BytesMut;
+use prost::Message as _;
+use tokio::sync::{mpsc, oneshot};
+use tonic::{Request, Response, Status, Streaming};
+use tonic_rdma::{Context, FabricKind, LandIn, LandRequest, Outcome, Policy, Server};
+use tonic_rdma_fabric::LinkError;
+use tonic_rdma_proto::frame::{Field, Frame};
+use tonic_rdma_tests::codec::CodecKind;
+use tonic_rdma_tests::harness::client_of;
+use tonic_rdma_tests::load::{poll_until, with_timeout};
+use tonic_rdma_tests::pb::Message;
+use tonic_rdma_tests::pb::conformance_server::{Conformance, ConformanceServer};
+use tonic_rdma_tests::process::runtime;
+use tonic_rdma_tests::service::script::payload;
+
+use crate::fault_test::{Topology, kind};
+use crate::log::Log;
+use crate::raw_peer::{Granted, Host, Peer};
+
+const LEN: usize = 300_000;
+/// Rounds of each attack.
+const ROUNDS: usize = 5;
+
+/// A buffer that tells when it is dropped.
+struct Buffer(Vec<u8>, Arc<AtomicUsize>);
+
+impl AsMut<[u8]> for Buffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, SeqCst);
+    }
+}
+
+/// A handler that has its buffer back, and looks at it again when it is told to.
+struct Returned {
+    buffer: Vec<u8>,
+    outcome: Outcome,
+    again: oneshot::Sender<()>,
+}
+
+struct Keeper(mpsc::Sender<Returned>);
+
+#[tonic::async_trait]
+impl Conformance for Keeper {
+    type DownloadStream = Streaming<Message>;
+    type ChatStream = Streaming<Message>;
+
+    async fn unary(&self, mut request: Request<Message>) -> Result<Response<Message>, Status> {
+        let land_in = request.extensions_mut().remove::<LandIn<Buffer>>();
+        drop(request);
+        let Some(land_in) = land_in else { return Ok(Response::new(Message::default())) };
+        let finished =
+            land_in.finish().await.map_err(|error| Status::internal(error.to_string()))?;
+        let (again, look) = oneshot::channel();
+        let bytes = finished.buffer.0.clone();
+        let returned = Returned { buffer: bytes.clone(), outcome: finished.outcome, again };
+        self.0.send(returned).await.map_err(|_| Status::internal("the test has ended"))?;
+        let _ = look.await;
+        assert!(finished.buffer.0 == bytes, "the buffer has changed after it came back");
+        Ok(Response::new(Message::default()))
+    }
+
+    async fn upload(&self, _: Request<Streaming<Message>>) -> Result<Response<Message>, Status> {
+        Err(Status::unimplemented("upload"))
+    }
+
+    async fn download(&self, _: Request<Message>) -> Result<Response<Streaming<Message>>, Status> {
+        Err(Status::unimplemented("download"))
+    }
+
+    async fn chat(
+        &self,
+        _: Request<Streaming<Message>>,
+    ) -> Result<Response<Streaming<Message>>, Status> {
+        Err(Status::unimplemented("chat"))
+    }
+}
+
+/// A message with a field of [`LEN`] bytes, and where in it the field lies.
+fn message() -> (Vec<u8>, Field) {
+    let message = Message { payload: payload(3, LEN).payload, seed: 3, ..Message::default() };
+    let mut body = BytesMut::from(&[0][..]);
+    body.extend_from_slice(&(message.encoded_len() as u32).to_be_bytes());
+    message.encode(&mut body).unwrap();
+    let at = body.windows(64).position(|part| part == &message.payload[..64]).unwrap();
+    (body.to_vec(), Field { at: at as u32, len: LEN as u32 })
+}
+
+/// A connection of a raw peer whose call has its memory granted: around the field, and for it.
+async fn granted(host: &Host, body: &[u8], field: Field) -> (Peer, [Granted; 3]) {
+    let mut peer = host.connect_with_ticket().await;
+    peer.open("Unary", &[]).await;
+    let grants: [Granted; 3] = peer.request(body.len() as u64, Some(field)).await;
+    assert_eq!((grants[0].len, grants[1].len), (field.at, field.len));
+    (peer, grants)
+}
+
+/// Writes the message, and says so.
+async fn write(peer: &mut Peer, grants: &[Granted; 3], body: &[u8]) {
+    let mut from = 0;
+    for (at, Granted { id, addr, rkey, len }) in grants.iter().copied().enumerate() {
+        let part = &body[from..from + len as usize];
+        peer.write(part, addr, rkey);
+        from += part.len();
+        let end = at == 2;
+        peer.frame(&Frame::Done { stream: 1, end, id, len, begin: 0 }).await;
+    }
+}
+
+pub async fn a_key_that_was_withdrawn(_: Log) {
+    let Topology { server_device, client_device, .. } = Topology::one_device();
+    let buffers = Arc::new(AtomicUsize::new(0));
+    let (told, mut returned) = mpsc::channel(1);
+    let (at, mut listens) = mpsc::channel(1);
+    let counted = buffers.clone();
+    // The service of this server has the codec that land_in needs.
+    std::thread::spawn(move || {
+        let allocate = move |_: &LandRequest<'_>| {
+            counted.fetch_add(1, SeqCst);
+            Some(Buffer(vec![0xee; LEN], counted.clone()))
+        };
+        runtime(CodecKind::ZeroCopy).block_on(async move {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            at.send(listener.local_addr().unwrap()).await.unwrap();
+            let incoming = tonic::transport::server::TcpIncoming::from(listener);
+            let service = ConformanceServer::new(Keeper(told));
+            let mut server = Server::builder()
+                .fabrics([FabricKind::Verbs])
+                .context(Context::builder().device(server_device).build())
+                .land_in("/tonic_rdma.conformance.v1.Conformance/Unary", allocate);
+            server.add_service(service).serve_with_incoming(incoming).await.unwrap();
+        })
+    });
+    let at = listens.recv().await.unwrap();
+    // The codec of the service is known once it has answered.
+    let channel = tonic_rdma::Endpoint::from_shared(format!("http://{at}"))
+        .unwrap()
+        .policy(Policy::Require)
+        .fabrics([FabricKind::Verbs])
+        .context(Context::builder().device(&client_device).build())
+        .connect()
+        .await
+        .unwrap();
+    let channel = tonic_rdma_tests::channel::AnyChannel::Rdma(channel);
+    client_of(channel).unary(payload(1, 10)).await.unwrap();
+    let host = Host::new(&client_device, at);
+    let (body, field) = message();
+    let gone = async |why: &str| {
+        poll_until(why, || async { buffers.load(SeqCst) }, |buffers| *buffers == 0).await;
+    };
+
+    for _ in 0..ROUNDS {
+        let (mut peer, grants) = granted(&host, &body, field).await;
+        write(&mut peer, &grants, &body).await;
+        let back: Returned = with_timeout("the buffer", returned.recv()).await.unwrap();
+        assert!(matches!(back.outcome, Outcome::Landed { len: LEN, .. }), "{:?}", back.outcome);
+        assert!(back.buffer == payload(3, LEN).payload);
+        // The handler has its buffer back: the key does not work any longer.
+        peer.write(&[0; 4096], grants[1].addr, grants[1].rkey);
+        match with_timeout("the end of a peer that kept a key", peer.wait_for_end()).await {
+            LinkError::Completion { code: 10, .. } if kind() == "rxe" => {}
+            LinkError::Disconnected { .. } if kind() == "siw" => {}
+            other => panic!("{other}"),
+        }
+        // The end of the connection may have dropped the handler.
+        let _ = back.again.send(());
+        gone("the handler keeps its buffer").await;
+    }
+
+    // Peers that write a part, and say nothing more, or say it of a part only, or vanish.
+    for round in 0..3 * ROUNDS {
+        let (mut peer, grants) = granted(&host, &body, field).await;
+        peer.write(&body[..field.at as usize], grants[0].addr, grants[0].rkey);
+        let Granted { id, addr, rkey, .. } = grants[1];
+        peer.write(&body[field.at as usize..][..4096], addr, rkey);
+        match round % 3 {
+            0 => {}
+            1 => {
+                let done = Frame::Done { stream: 1, end: false, id, len: 4096, begin: 0 };
+                peer.frame(&done).await;
+            }
+            _ => peer.frame(&Frame::Reset { stream: 1, code: 8 }).await,
+        }
+        assert_eq!(buffers.load(SeqCst), 1);
+        drop(peer);
+        gone("a buffer of a peer that is gone").await;
+    }
+    assert!(returned.try_recv().is_err(), "no handler saw half a message");
+}

@@ -1,0 +1,71 @@
+//! Buffers that fields land in. Their owners write to them once they are back: whoever writes there
+//! later, a device for instance, is found out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tonic_rdma::{FinishError, LandIn, LandRequest};
+
+use crate::load::{CallPlan, Kind};
+use crate::pattern::{self, Key};
+use crate::world::World;
+
+/// What an owner fills its buffer with.
+const OWN: u8 = 0x5a;
+/// How long an owner keeps its buffer. Late WRITEs arrive meanwhile.
+const KEPT: Duration = Duration::from_millis(300);
+/// A reader that retains the field keeps the buffer from its owner.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// The buffer that the response of a call is to land in: for a third of those whose client has the
+/// codec for it. Some are too short.
+pub(crate) fn for_response(call: &CallPlan) -> Option<LandIn<Vec<u8>>> {
+    let first = *call.responses.first()?;
+    let named = call.client_zero_copy && call.kind != Kind::Raw && call.id % 3 == 1;
+    let len = if call.id % 9 == 1 { first / 2 } else { first + call.id % 2 };
+    named.then(|| LandIn::new(vec![0; len]))
+}
+
+/// The buffer that a request is to land in, at the servers of some runs.
+#[allow(clippy::unnecessary_wraps, reason = "an allocator may refuse")]
+pub(crate) fn for_request(request: &LandRequest<'_>) -> Option<Vec<u8>> {
+    Some(vec![0; request.field.unwrap_or(100_000).min(1 << 20) as usize])
+}
+
+/// Whether the servers of a run have buffers for requests. They give no standing grants then.
+pub(crate) fn at_servers(seed: u64) -> bool {
+    seed % 4 == 3
+}
+
+/// Waits for a buffer, checks what is in it, and that it stays as its owner leaves it. `key`: of
+/// the message that may have landed.
+pub(crate) async fn watch(world: &Arc<World>, land_in: LandIn<Vec<u8>>, key: Key) {
+    let finished = loop {
+        match land_in.finish().await {
+            Ok(finished) => break finished,
+            Err(FinishError::Viewed(_)) => sleep(RETRY).await,
+            Err(error) => return world.wrong(format!("{key:?}: {error}")),
+        }
+    };
+    world.checker.note(|| format!("the buffer of {key:?} is back: {:?}", finished.outcome));
+    let (mut buffer, filled) = (finished.buffer, finished.outcome.filled());
+    if filled > 0 {
+        world.check(pattern::check(key, filled, &buffer[..filled]));
+    }
+    buffer.fill(OWN);
+    sleep(KEPT).await;
+    if buffer.iter().any(|byte| *byte != OWN) {
+        world.wrong(format!("{key:?}: its buffer has changed after it came back"));
+    }
+}
+
+/// Watches the buffer that a request landed in, in a task of its own.
+pub(crate) fn watch_request(world: &Arc<World>, land_in: LandIn<Vec<u8>>, call: usize) {
+    let world = world.clone();
+    world.watches(true);
+    tokio::spawn(async move {
+        watch(&world, land_in, Key { call, down: false, index: 0 }).await;
+        world.watches(false);
+    });
+}

@@ -1,0 +1,163 @@
+//! Fields that land in memory which the client names.
+
+use super::super::*;
+use super::pair::*;
+use crate::config::Config;
+use crate::frame::Frame;
+use crate::ids::{ResetCode, StreamId};
+use crate::payload::Payload;
+
+const FIELD: usize = 300_000;
+
+/// A message with a field of [`FIELD`] bytes between short ones.
+fn message(seed: u32) -> (Payload, Vec<u8>) {
+    let (head, field, tail) = (pattern(!seed, 12), pattern(seed, FIELD), pattern(seed + 7, 9));
+    let mut payload = Payload::new();
+    payload.push(head.clone(), false);
+    payload.push_aligned(field.clone(), true);
+    payload.push(tail.clone(), false);
+    (payload, [&head[..], &field[..], &tail[..]].concat())
+}
+
+/// A client that names memory so, and a server that has answered with one message.
+fn answered(naming: Naming, budget: usize) -> (Pair, StreamId, Vec<u8>) {
+    let config = Config { recv_slots: 64, max_recvs: 64, ..small() };
+    let mut p = Pair::new(config.clone(), config, budget);
+    let id = p.open_naming("head", naming);
+    p.settle();
+    let (payload, bytes) = message(1);
+    let server = p.server();
+    server.send_headers(id, block("head"), false).unwrap();
+    server.send_payload(id, payload, true).unwrap();
+    (p, id, bytes)
+}
+
+#[test]
+fn the_field_lands_in_named_memory_and_the_rest_around_it() {
+    let (mut p, id, bytes) = answered(Naming::Whole, 1 << 20);
+    p.settle();
+    let app = p.ends[CLIENT].app(id);
+    assert!(app.ended && app.body == bytes);
+    let landed = [(12, Flow::Bulk), (FIELD as u32, Flow::Named), (9, Flow::Bulk)];
+    assert_eq!(app.landed, landed);
+    assert_eq!((p.count(SERVER, "REQUEST"), p.count(CLIENT, "GRANT")), (1, 3));
+    p.assert_clean();
+}
+
+/// The field counts in no window and needs no landing memory: 16 KiB are enough for the rest.
+#[test]
+fn a_field_may_be_longer_than_all_landing_memory() {
+    let (mut p, id, bytes) = answered(Naming::Whole, 16 << 10);
+    p.settle();
+    assert!(p.ends[CLIENT].app(id).body == bytes);
+    assert!(p.ends[CLIENT].memory.peak <= 8192);
+    p.assert_clean();
+}
+
+/// It has advertised standing grants that are long enough.
+#[test]
+fn standing_grants_are_left_alone() {
+    let mut p = Pair::small();
+    for _ in 0..3 {
+        let id = p.open("head", true);
+        p.settle();
+        p.answer(id, pattern(9, FIELD + 100));
+        p.settle();
+    }
+    let requests = p.count(SERVER, "REQUEST");
+    assert!(p.client().pending().grants > 0, "there are standing grants");
+    let id = p.open_naming("head", Naming::Whole);
+    p.settle();
+    let (payload, bytes) = message(3);
+    p.server().send_headers(id, block("head"), false).unwrap();
+    p.server().send_payload(id, payload, true).unwrap();
+    p.settle();
+    assert_eq!(p.count(SERVER, "REQUEST"), requests + 1);
+    assert_eq!(p.ends[CLIENT].app(id).landed[1], (FIELD as u32, Flow::Named));
+    assert!(p.ends[CLIENT].app(id).body == bytes);
+    p.assert_clean();
+}
+
+#[test]
+fn memory_that_is_refused_late_or_short_delays_nothing_for_good() {
+    // A single byte is less than a grant may have.
+    for naming in [Naming::Refuse, Naming::Late, Naming::Parts(1), Naming::Parts(100_000)] {
+        let (mut p, id, bytes) = answered(naming, 1 << 20);
+        let other = p.open("other", true);
+        p.settle();
+        assert_eq!((&p.ends[0].error, &p.ends[1].error), (&None, &None), "{naming:?}");
+        p.answer(other, pattern(5, 100_000));
+        p.settle();
+        assert!(p.ends[CLIENT].app(id).body == bytes, "{naming:?}");
+        assert!(p.ends[CLIENT].app(other).body == pattern(5, 100_000), "{naming:?}");
+        let named = p.ends[CLIENT].app(id).landed.iter().any(|(_, flow)| *flow == Flow::Named);
+        assert_eq!(named, !matches!(naming, Naming::Refuse | Naming::Parts(1)));
+        p.assert_clean();
+    }
+}
+
+/// Recalled after a part was written: what is missing is named again, from there on.
+#[test]
+fn a_recall_returns_named_memory_too() {
+    for room in [0, 64 << 10] {
+        let (mut p, id, bytes) = answered(Naming::Whole, 1 << 20);
+        p.ends[SERVER].limit(16, 4, 64 << 10, room);
+        p.settle();
+        p.hold[CLIENT] = true;
+        p.settle();
+        p.client().recall_grants(|_| true);
+        p.hold[CLIENT] = false;
+        p.settle();
+        p.ends[SERVER].limit(16, 4, 64 << 10, 1 << 20);
+        p.settle();
+        let app = p.ends[CLIENT].app(id);
+        assert!(app.body == bytes && app.ended, "{room}");
+        let named: u32 = app.landed.iter().filter(|(_, f)| *f == Flow::Named).map(|(n, _)| n).sum();
+        assert_eq!(named as usize, FIELD);
+        p.assert_clean();
+    }
+}
+
+/// The call ends while its memory is being registered, or has been granted.
+#[test]
+fn a_reset_brings_named_memory_back() {
+    for naming in [Naming::Late, Naming::Whole] {
+        let (mut p, id, _) = answered(naming, 1 << 20);
+        p.ends[SERVER].limit(16, 4, 64 << 10, 0);
+        p.until("the request", |p| p.count(SERVER, "REQUEST") > 0);
+        for _ in 0..12 {
+            p.step();
+        }
+        p.client().release(id, ResetCode::CANCEL);
+        p.ends[SERVER].limit(16, 4, 64 << 10, 1 << 20);
+        p.assert_clean();
+    }
+}
+
+/// A server that states a field which is none: the bytes are the same, wherever they land.
+#[test]
+fn a_field_may_be_anywhere_in_the_request() {
+    use crate::frame::Field;
+    for field in [Field { at: 0, len: 1 }, Field { at: 0, len: 9000 }, Field { at: 8999, len: 1 }] {
+        let mut p = Pair::small();
+        let id = p.open_naming("head", Naming::Whole);
+        p.settle();
+        let head = Frame::Headers {
+            stream: id.get(),
+            end: false,
+            more: false,
+            indexed: false,
+            lands: false,
+            block: block("head"),
+        };
+        let field = Some(field);
+        let request = Frame::Request { stream: id.get(), len: 9000, begin: 0, field };
+        p.inject(SERVER, &[head, request]);
+        p.ends[CLIENT].take_events();
+        p.drive(CLIENT);
+        assert!(p.count(CLIENT, "GRANT") >= 1);
+        assert!(p.client().grants.iter().all(|(_, grant)| grant.len > 0));
+        let granted: u32 = p.client().grants.iter().map(|(_, grant)| grant.len).sum();
+        assert_eq!(granted, 9000);
+    }
+}

@@ -1,0 +1,44 @@
+//! The first message of a body whose field is to land in a buffer of the application: it is kept in
+//! the parts in which it came, however short they are.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use tonic_rdma_memory::Landed;
+
+use crate::land_in::target::Claimed;
+
+/// The message that is being received.
+#[derive(Debug)]
+pub(in crate::codec) struct Gather {
+    pub(in crate::codec) claimed: Arc<Claimed>,
+    pub(in crate::codec) parts: Vec<Landed>,
+    /// The header that is being read is not passed on.
+    pub(in crate::codec) begun: bool,
+}
+
+/// What is left of a [`Gather`] once its message is complete, and the buffer is the decoder's.
+#[derive(Debug, Default)]
+pub(in crate::codec) struct Gathered {
+    /// Bytes that the decoder copies to the buffer.
+    pub(in crate::codec) copied: Option<Arc<AtomicU64>>,
+    /// The stream may let go of the buffer, too.
+    pub(in crate::codec) lets_go: bool,
+}
+
+impl Gather {
+    /// Parts of the buffer that follow each other become one.
+    pub(in crate::codec) fn push(&mut self, part: Landed) {
+        let lease = &self.claimed.lease;
+        let both = self.parts.last().and_then(|last| lease.range_of(last));
+        if let (Some(before), Some(now)) = (both, lease.range_of(&part))
+            && before.end == now.start
+            && let Some(joined) = lease.view(before.start..now.end)
+        {
+            self.parts.pop();
+            self.parts.push(joined.into());
+        } else if !part.is_empty() {
+            self.parts.push(part);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Deframes a body whose first message is [gathered](super::gather): the decoder gets a placeholder
+//! for it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::{BufMut, Bytes};
+use tonic_rdma_memory::Landed;
+
+use crate::codec::deframer::{At, Deframer, Part};
+use crate::codec::methods::{Method, Used};
+use crate::codec::named::gather::{Gather, Gathered};
+use crate::codec::named::message::NamedMessage;
+use crate::codec::placeholder::{self, HEADER};
+use crate::land_in::WhyEmpty;
+use crate::land_in::target::Claimed;
+
+impl Deframer {
+    /// A deframer for a body whose first message has a buffer to land in.
+    pub(crate) fn gathering(method: Arc<Method>, messages: bool, claimed: Arc<Claimed>) -> Self {
+        let mut deframer = Deframer::new(method, messages);
+        deframer.gather = Some(Box::new(Gather { claimed, parts: Vec::new(), begun: false }));
+        deframer
+    }
+
+    /// Bytes copied to the buffer since the last call.
+    pub(in crate::codec) fn take_named(&self) -> u64 {
+        self.gathered.copied.as_ref().map_or(0, |copied| copied.swap(0, Relaxed))
+    }
+
+    /// True once, when nothing else of the body can land in the buffer.
+    pub(crate) fn lets_go(&mut self) -> bool {
+        std::mem::take(&mut self.gathered.lets_go)
+    }
+
+    /// As [`pop`](Self::pop), while a message is gathered. The outer `None`: this is not so now.
+    pub(in crate::codec) fn pop_gathered(&mut self) -> Option<Option<Bytes>> {
+        if self.used != Used::Ours {
+            if self.part.len() > 0
+                && let Some(gather) = self.gather.take()
+            {
+                gather.claimed.stays_empty(WhyEmpty::Codec);
+                self.gathered.lets_go = true;
+            }
+            return None;
+        }
+        loop {
+            let gather = self.gather.as_mut()?;
+            match self.at {
+                At::Through | At::Whole(_) | At::Message { .. } => return None,
+                // It was begun before the codec was known.
+                At::Header(_, 1..) if !gather.begun => return None,
+                At::Header(mut header, got) => {
+                    let len = (HEADER - got).min(self.part.len());
+                    if len == 0 {
+                        return Some(None);
+                    }
+                    split(&mut self.part, len).copy_to(&mut header[got..got + len]);
+                    self.at = At::Header(header, got + len);
+                    gather.begun = got + len < HEADER;
+                    if gather.begun {
+                        continue;
+                    }
+                    let Some((0, len)) = placeholder::read_header(&header) else {
+                        // Compressed: tonic joins it, or tells that it cannot.
+                        self.at.pass(0);
+                        self.delivered.plain += HEADER as u64;
+                        return Some(Some(Bytes::copy_from_slice(&header)));
+                    };
+                    // tonic checks the length as soon as it has the header.
+                    let fill = self.padding(len);
+                    self.at = At::Gather { left: len, fill };
+                    self.share.put_slice(&placeholder::header((placeholder::LEN + fill) as u32));
+                    return Some(Some(self.share.split().freeze()));
+                }
+                At::Gather { left, fill } => {
+                    let len = left.min(self.part.len());
+                    if len < left && len == 0 {
+                        return Some(None);
+                    }
+                    let part = split(&mut self.part, len);
+                    gather.push(part);
+                    self.at = At::Gather { left: left - len, fill };
+                    if len == left {
+                        self.at = At::NEXT;
+                        let Gather { claimed, parts, .. } = *self.gather.take()?;
+                        self.gathered = Gathered { copied: Some(claimed.copied()), lets_go: true };
+                        let message = NamedMessage { parts, claimed };
+                        return Some(Some(self.keep(message.into(), fill)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Takes the first bytes of a part.
+fn split(part: &mut Part, len: usize) -> Landed {
+    match part {
+        Part::Eager(bytes) => bytes.split_to(len).into(),
+        Part::Landed(landed) => landed.split_to(len),
+    }
+}

@@ -1,0 +1,139 @@
+//! Decodes a message whose longest `bytes` field is to lie in a buffer of the caller.
+
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes};
+use prost::{DecodeError, Message};
+use tonic::Status;
+use tonic_rdma_memory::{Landed, Window};
+
+use crate::land_in::WhyEmpty;
+use crate::land_in::target::Claimed;
+
+/// A message in the parts in which it came, and the buffer.
+#[derive(Debug)]
+pub(in crate::codec) struct NamedMessage {
+    pub(in crate::codec) parts: Vec<Landed>,
+    pub(in crate::codec) claimed: Arc<Claimed>,
+}
+
+impl NamedMessage {
+    /// Decodes the message. Its longest `bytes` field is a view of the buffer, where that is
+    /// possible: it landed there, or is copied there.
+    ///
+    /// The peer has said where the field lies; what the decoder finds counts. So the message is
+    /// decoded twice, the first time to find the field.
+    pub(in crate::codec) fn decode<U: Message + Default>(self) -> Result<U, Status> {
+        let NamedMessage { mut parts, claimed } = self;
+        let Some((at, len)) = longest_field::<U>(parts.clone()).map_err(malformed)? else {
+            claimed.stays_empty(WhyEmpty::NoField);
+            return decode(parts);
+        };
+        if has_landed(&parts, &claimed, at, len) {
+            claimed.has_landed(len);
+            return decode(parts);
+        }
+        if !claimed.fits(len)? {
+            return decode(parts);
+        }
+        for part in &mut parts {
+            // The buffer has other bytes of the message than those of the field.
+            if claimed.lease.range_of(part).is_some() {
+                *part = part.to_private().into();
+            }
+        }
+        let behind = cut(&mut parts, at + len);
+        let field = cut(&mut parts, at);
+        match claimed.lease.fill(&field) {
+            Some(view) => {
+                claimed.was_copied(len);
+                parts.push(view.into());
+            }
+            None => {
+                claimed.stays_empty(WhyEmpty::InUse);
+                parts.extend(field);
+            }
+        }
+        parts.extend(behind);
+        decode(parts)
+    }
+}
+
+/// As in tonic-prost: protobuf errors are INTERNAL.
+fn malformed(error: DecodeError) -> Status {
+    Status::internal(error.to_string())
+}
+
+fn decode<U: Message + Default>(parts: Vec<Landed>) -> Result<U, Status> {
+    U::decode(Landed::reader_of(parts, &mut Window::new())).map_err(malformed)
+}
+
+/// Whether the bytes of the message from `at` on are one part of it, in the buffer.
+fn has_landed(parts: &[Landed], claimed: &Claimed, at: usize, len: usize) -> bool {
+    let mut before = 0;
+    let part = parts.iter().find(|part| {
+        let found = before == at && !part.is_empty();
+        before += part.len();
+        found
+    });
+    part.is_some_and(|part| {
+        part.len() == len && claimed.lease.range_of(part).is_some_and(|range| range.start == 0)
+    })
+}
+
+/// Splits off the bytes from `at` on.
+fn cut(parts: &mut Vec<Landed>, at: usize) -> Vec<Landed> {
+    let mut left = at;
+    let whole = parts.iter().take_while(|part| {
+        let fits = part.len() <= left;
+        left -= if fits { part.len() } else { 0 };
+        fits
+    });
+    let whole = whole.count();
+    let mut behind = parts.split_off(whole);
+    if left > 0
+        && let Some(first) = behind.first_mut()
+    {
+        parts.push(first.split_to(left));
+    }
+    behind
+}
+
+/// The place and the length of the longest field of type `Bytes`, the first of several.
+fn longest_field<U: Message + Default>(
+    parts: Vec<Landed>,
+) -> Result<Option<(usize, usize)>, DecodeError> {
+    let len: usize = parts.iter().map(Landed::len).sum();
+    let mut longest = (0, 0);
+    let mut window = Window::new();
+    U::decode(Finder { inner: Landed::reader_of(parts, &mut window), len, longest: &mut longest })?;
+    Ok((longest.1 > 0).then_some(longest))
+}
+
+/// Records what is taken as `Bytes`.
+struct Finder<'a, B> {
+    inner: B,
+    len: usize,
+    longest: &'a mut (usize, usize),
+}
+
+impl<B: Buf> Buf for Finder<'_, B> {
+    fn remaining(&self) -> usize {
+        self.inner.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.inner.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.inner.advance(count);
+    }
+
+    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
+        if len > self.longest.1 {
+            *self.longest = (self.len - self.inner.remaining(), len);
+        }
+        self.inner.copy_to_bytes(len)
+    }
+}

@@ -1,0 +1,83 @@
+//! The buffers that a server has its requests land in.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::{Extensions, HeaderMap};
+
+use super::LandIn;
+use super::outcome::WhyCopied;
+use super::target::{Claimed, Target};
+
+/// A request whose field is to land in a buffer of the server: what is known of it when
+/// [`Server::land_in`](crate::Server::land_in) asks for the buffer.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct LandRequest<'a> {
+    /// The metadata of the call.
+    pub headers: &'a HeaderMap,
+    /// The length in bytes of the longest `bytes` field of its first large message, as the client
+    /// states it, if it has done so: over TCP it does not, and on the fast path only with
+    /// [`ProstCodec`](crate::codec::ProstCodec), for messages that do not fit a control slot.
+    pub field: Option<u32>,
+}
+
+/// Makes a buffer for a request, and adds it to the request's extensions.
+type Allocate = dyn Fn(&LandRequest<'_>, &mut Extensions) -> Option<Target> + Send + Sync;
+
+/// Allocators by the path of their method.
+#[derive(Clone, Default)]
+pub(crate) struct Allocators(HashMap<Box<str>, Arc<Allocate>>);
+
+impl Allocators {
+    pub(crate) fn add<T, F>(&mut self, path: &str, allocate: F)
+    where
+        T: AsMut<[u8]> + Send + 'static,
+        F: Fn(&LandRequest<'_>) -> Option<T> + Send + Sync + 'static,
+    {
+        let allocate = move |request: &LandRequest<'_>, extensions: &mut Extensions| {
+            let land_in = LandIn::new(allocate(request)?);
+            let target = land_in.target.clone();
+            extensions.insert(land_in);
+            Some(target)
+        };
+        self.0.insert(path.into(), Arc::new(allocate));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Asks for the buffer of a request, if its method has an allocator, and claims it for the
+    /// call. A panic of the allocator is logged, and the request is served without a buffer.
+    pub(crate) fn claim(
+        &self,
+        parts: &mut Parts,
+        field: impl FnOnce() -> Option<u32>,
+        why: WhyCopied,
+    ) -> Option<Arc<Claimed>> {
+        let allocate = self.0.get(parts.uri.path())?;
+        let Parts { headers, extensions, .. } = parts;
+        let request = LandRequest { headers, field: field() };
+        let asked = catch_unwind(AssertUnwindSafe(|| allocate(&request, extensions)));
+        match asked {
+            Ok(target) => target?.claim_for(why),
+            Err(_) => {
+                tracing::error!(
+                    path = parts.uri.path(),
+                    "the allocator of Server::land_in panicked"
+                );
+                None
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Allocators {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}

@@ -1,0 +1,89 @@
+//! What has become of a buffer.
+
+/// What has become of a buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The field was written to the buffer by the device.
+    #[non_exhaustive]
+    Landed {
+        /// Its length: the first bytes of the buffer.
+        len: usize,
+    },
+    /// The field was copied to the buffer.
+    #[non_exhaustive]
+    Copied {
+        /// Its length: the first bytes of the buffer.
+        len: usize,
+        /// Why.
+        why: WhyCopied,
+    },
+    /// Nothing is in the buffer that means anything.
+    #[non_exhaustive]
+    Empty {
+        /// Why.
+        why: WhyEmpty,
+    },
+}
+
+impl Outcome {
+    /// Bytes at the start of the buffer that are the field.
+    pub fn filled(&self) -> usize {
+        match self {
+            Outcome::Landed { len } | Outcome::Copied { len, .. } => *len,
+            Outcome::Empty { .. } => 0,
+        }
+    }
+}
+
+/// Why a field was copied to its buffer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WhyCopied {
+    /// The call went over TCP.
+    #[error("the call went over TCP")]
+    Tcp,
+    /// The call went over shared memory, and the server cannot map the buffer.
+    #[error("the call went over shared memory")]
+    SharedMemory,
+    /// The message was too short for a WRITE, or the server's codec does not tell where its fields
+    /// lie.
+    #[error("the message came in control messages, or without the place of its field")]
+    NotApart,
+    /// Landed bytes are copied before anything reads them
+    /// ([`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery)).
+    #[error("the endpoint copies on delivery")]
+    CopyOnDelivery,
+    /// The device did not register the buffer.
+    #[error("the buffer was not registered: {0}")]
+    NotRegistered(String),
+}
+
+/// Why a buffer came back without a field.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WhyEmpty {
+    /// No call has used it, or the call ended without a message.
+    #[error("no message was received")]
+    NoMessage,
+    /// The stub does not use [`ProstCodec`](crate::codec::ProstCodec), or had sent no message when
+    /// the reply came.
+    #[error("the stub does not use tonic_rdma::codec::ProstCodec")]
+    Codec,
+    /// The message has no field of type `Bytes`, or only empty ones.
+    #[error("the message has no bytes field")]
+    NoField,
+    /// The field is longer than the buffer. It was delivered as ever, or the call failed:
+    /// [`LandIn::or_fail`](crate::LandIn::or_fail).
+    #[error("a field of {field} bytes does not fit a buffer of {buffer} bytes")]
+    #[non_exhaustive]
+    TooLong {
+        /// Bytes of the field.
+        field: usize,
+        /// Bytes of the buffer.
+        buffer: usize,
+    },
+    /// Bytes of another message are still in use there.
+    #[error("the buffer was in use")]
+    InUse,
+}

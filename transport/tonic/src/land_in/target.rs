@@ -1,0 +1,110 @@
+//! A buffer as a call has it.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::Extensions;
+use tonic::Status;
+use tonic_rdma_memory::{NamedBuffer, NamedLease};
+
+use super::outcome::{Outcome, WhyCopied, WhyEmpty};
+
+/// What a request carries in its extensions.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(super) buffer: NamedBuffer,
+    fails: bool,
+    outcome: Arc<Mutex<Option<Outcome>>>,
+}
+
+impl Target {
+    pub(super) fn new(buffer: NamedBuffer) -> Self {
+        Target { buffer, fails: false, outcome: Arc::default() }
+    }
+
+    pub(super) fn fails_if_too_long(&mut self) {
+        self.fails = true;
+    }
+
+    pub(super) fn outcome(&self) -> Outcome {
+        let none = || Outcome::Empty { why: WhyEmpty::NoMessage };
+        lock(&self.outcome).clone().unwrap_or_else(none)
+    }
+
+    /// Claims the buffer that a request names, for a call on a path where its field will be copied
+    /// for this reason unless it lands.
+    pub(crate) fn claim(extensions: &Extensions, why: WhyCopied) -> Option<Arc<Claimed>> {
+        extensions.get::<Target>()?.claim_for(why)
+    }
+
+    pub(super) fn claim_for(&self, why: WhyCopied) -> Option<Arc<Claimed>> {
+        let lease = self.buffer.claim()?;
+        *lock(&self.outcome) = None;
+        Some(Arc::new(Claimed {
+            lease,
+            fails: self.fails,
+            why: Mutex::new(why),
+            copied: Arc::default(),
+            outcome: self.outcome.clone(),
+        }))
+    }
+}
+
+/// A buffer that belongs to a call.
+#[derive(Debug)]
+pub(crate) struct Claimed {
+    pub(crate) lease: NamedLease,
+    fails: bool,
+    why: Mutex<WhyCopied>,
+    /// Bytes that were copied, and not counted yet.
+    copied: Arc<AtomicU64>,
+    outcome: Arc<Mutex<Option<Outcome>>>,
+}
+
+impl Claimed {
+    /// The field will be copied for this reason.
+    pub(crate) fn will_be_copied(&self, why: WhyCopied) {
+        *lock(&self.why) = why;
+    }
+
+    pub(crate) fn has_landed(&self, len: usize) {
+        self.set(Outcome::Landed { len });
+    }
+
+    pub(crate) fn was_copied(&self, len: usize) {
+        self.copied.fetch_add(len as u64, Relaxed);
+        let why = lock(&self.why).clone();
+        self.set(Outcome::Copied { len, why });
+    }
+
+    pub(crate) fn stays_empty(&self, why: WhyEmpty) {
+        self.set(Outcome::Empty { why });
+    }
+
+    /// Whether a field of this length fits. An error if the call fails otherwise.
+    pub(crate) fn fits(&self, field: usize) -> Result<bool, Status> {
+        let buffer = self.lease.capacity();
+        if field <= buffer {
+            return Ok(true);
+        }
+        let why = WhyEmpty::TooLong { field, buffer };
+        let status = Status::out_of_range(format!("{why}, which it was to land in"));
+        self.stays_empty(why);
+        if self.fails { Err(status) } else { Ok(false) }
+    }
+
+    /// The number of bytes copied to the buffer, which whoever counts them takes out.
+    pub(crate) fn copied(&self) -> Arc<AtomicU64> {
+        self.copied.clone()
+    }
+
+    fn set(&self, outcome: Outcome) {
+        // The first message is the one that lands.
+        lock(&self.outcome).get_or_insert(outcome);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
