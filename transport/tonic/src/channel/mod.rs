@@ -1,16 +1,16 @@
-//! The client's channel.
-//!
-//! | file | what |
-//! |---|---|
-//! | `select` | selects the path of each call |
-//! | `stack` | time, concurrency and rate limits above that selection |
-//! | `shared` | state that calls and manager share, with its transition table |
-//! | `manager` | the task that keeps the channel on its fast path |
-//! | `attempt` | one attempt at the fast path |
-//! | `shards` | further fast connections of one channel |
-//! | `backoff` | pauses between attempts |
-//! | `balanced` | the queue in front of a balancer over many endpoints |
-//! | `balance` | constructors of channels over many endpoints |
+//! The client's channel, with the names of [`tonic::transport::channel`].
+
+// | file | what |
+// |---|---|
+// | `select` | selects the path of each call |
+// | `stack` | time, concurrency and rate limits above that selection |
+// | `shared` | state that calls and manager share, with its transition table |
+// | `manager` | the task that keeps the channel on its fast path |
+// | `attempt` | one attempt at the fast path |
+// | `shards` | further fast connections of one channel |
+// | `backoff` | pauses between attempts |
+// | `balanced` | the queue in front of a balancer over many endpoints |
+// | `balance` | constructors of channels over many endpoints |
 
 mod attempt;
 mod backoff;
@@ -33,6 +33,7 @@ use attempt::Plan;
 use balanced::Balanced;
 pub use balanced::Change;
 use bytes::Bytes;
+use http::uri::InvalidUri;
 use http::{HeaderValue, Request, Response, Uri};
 use manager::{Handle, Manager};
 use pin_project_lite::pin_project;
@@ -42,12 +43,16 @@ use shared::{Shared, State};
 use stack::Stack;
 use tokio::sync::watch;
 use tonic::body::Body;
+#[cfg(feature = "_tls-any")]
+#[doc(no_inline)]
+pub use tonic::transport::channel::ClientTlsConfig;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::Side;
 use tower::Service;
 
 use crate::connection::Origin;
-use crate::endpoint::{Endpoint, FAST_PATH_TIMEOUT};
+pub use crate::endpoint::Endpoint;
+use crate::endpoint::FAST_PATH_TIMEOUT;
 use crate::error::{BoxError, Error};
 use crate::path::PathInfo;
 use crate::path::policy::{EnvError, EnvSettings, Policy};
@@ -145,9 +150,10 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`Error::Transport`]: the bytes are not a valid URI.
-    pub fn from_shared(s: impl Into<Bytes>) -> Result<Endpoint, Error> {
-        Endpoint::from_shared(s)
+    /// The bytes are not a valid URI. The error is that of tonic's method of this name; that of
+    /// [`Endpoint::from_shared`] is [`Error`].
+    pub fn from_shared(s: impl Into<Bytes>) -> Result<Endpoint, InvalidUri> {
+        Ok(Self::builder(Uri::from_maybe_shared(s.into())?))
     }
 
     /// A channel with a custom connector for the TCP side, connected at its first call. As in
