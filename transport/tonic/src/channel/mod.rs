@@ -53,7 +53,7 @@ use tower::Service;
 use crate::connection::Origin;
 pub use crate::endpoint::Endpoint;
 use crate::endpoint::FAST_PATH_TIMEOUT;
-use crate::error::{BoxError, Error};
+use crate::error::{BoxError, Error, of_call};
 use crate::path::PathInfo;
 use crate::path::policy::{EnvError, EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
@@ -82,7 +82,8 @@ const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 /// ```
 /// use http::{Request, Response};
 /// use tonic::body::Body;
-/// use tonic_rdma::{Channel, Error};
+/// use tonic::transport::Error;
+/// use tonic_rdma::Channel;
 /// use tower::{Service, ServiceExt};
 ///
 /// async fn call(channel: &Channel, request: Request<Body>) -> Result<Response<Body>, Error> {
@@ -101,13 +102,20 @@ const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 /// ```no_run
 /// # use http::{Request, Response};
 /// # use tonic::body::Body;
-/// # use tonic_rdma::{Channel, Error};
+/// # use tonic::transport::Error;
+/// # use tonic_rdma::Channel;
 /// # use tower::{Service, ServiceExt};
 /// async fn call(channel: &mut Channel, request: Request<Body>) -> Result<Response<Body>, Error> {
 ///     channel.ready().await?;
 ///     channel.clone().call(request).await
 /// }
 /// ```
+///
+/// # Errors of calls
+///
+/// A call fails with [`tonic::transport::Error`] on either path, as on tonic's channel, so
+/// `status.source()` downcasts to it. [`Reason::of`] finds the reason of a required fast path that is
+/// not available.
 ///
 /// A retry layer sees calls that failed with UNAVAILABLE because the fast path was lost during the
 /// call. It does not see calls of which nothing was transmitted: the channel sends these over TCP.
@@ -410,13 +418,13 @@ fn user_agent(own: Option<&HeaderValue>) -> HeaderValue {
 
 impl Service<Request<Body>> for Channel {
     type Response = Response<Body>;
-    type Error = Error;
+    type Error = tonic::transport::Error;
     type Future = ResponseFuture;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), tonic::transport::Error>> {
         match &mut self.0 {
-            Kind::One(one) => one.stack.poll_ready(cx).map_err(Error::call),
-            Kind::Balanced(balanced) => balanced.poll_ready(cx).map_err(Error::call),
+            Kind::One(one) => one.stack.poll_ready(cx).map_err(of_call),
+            Kind::Balanced(balanced) => balanced.poll_ready(cx).map_err(of_call),
         }
     }
 
@@ -447,12 +455,12 @@ pin_project! {
 }
 
 impl Future for ResponseFuture {
-    type Output = Result<Response<Body>, Error>;
+    type Output = Result<Response<Body>, tonic::transport::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().inner.project() {
-            InnerProj::One { inner } => inner.poll(cx).map_err(Error::call),
-            InnerProj::Balanced { inner } => inner.poll(cx).map_err(Error::call),
+            InnerProj::One { inner } => inner.poll(cx).map_err(of_call),
+            InnerProj::Balanced { inner } => inner.poll(cx).map_err(of_call),
         }
     }
 }
