@@ -207,6 +207,9 @@ impl<L> Router<L> {
     /// depend on `incoming`: it listens on every local address that lies on an RDMA device, on a
     /// free port, and the Offer names both.
     ///
+    /// When `incoming` ends, this returns, as in tonic, and the connections that it gave are served
+    /// until their clients leave; those have the fast path until then.
+    ///
     /// # Errors
     ///
     /// An environment variable has a bad value ([`Error::Environment`]), or RDMA is required and
@@ -231,7 +234,7 @@ impl<L> Router<L> {
     }
 
     /// As [`serve_with_incoming`](Router::serve_with_incoming), but shuts down gracefully when
-    /// `signal` completes.
+    /// `signal` completes or `incoming` ends.
     ///
     /// # Errors
     ///

@@ -125,9 +125,17 @@ where
 
     let calls = TcpCalls::new(Calls(layered), methods, stats.tcp().clone());
     let service = Capture::new(calls, stock_calls);
+    let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
     let Some(signal) = signal else {
-        let incoming = Accepting::new(incoming, std::future::pending(), || (), most_tcp, gateways);
+        let never = std::future::pending();
+        let incoming = Accepting::new(incoming, never, || (), most_tcp, gateways, open);
         tcp.serve_with_incoming(service, incoming).await?;
+        // The stream has ended, and the connections that it gave are served on: their clients have
+        // the fast path, and get it back when they lose it, for as long as they are connected.
+        tokio::spawn(async move {
+            all_closed.recv().await;
+            drop((tasks, offering, drain));
+        });
         return Ok(());
     };
     let end = || {
@@ -138,7 +146,7 @@ where
         drain.send_replace(true);
     };
     // tonic shuts down gracefully, too, when the stream of connections ends.
-    let incoming = Accepting::new(incoming, signal, end, most_tcp, gateways);
+    let incoming = Accepting::new(incoming, signal, end, most_tcp, gateways, open);
     tcp.serve_with_incoming_shutdown(service, incoming, std::future::pending()).await?;
     // The listeners close with their tasks; only draining connections are left.
     tasks.0.shutdown().await;
