@@ -114,8 +114,8 @@ const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 /// # Errors of calls
 ///
 /// A call fails with [`tonic::transport::Error`] on either path, as on tonic's channel, so
-/// `status.source()` downcasts to it. [`Reason::of`] finds the reason of a required fast path that is
-/// not available.
+/// `status.source()` downcasts to it. [`Reason::of`] finds the reason of a required fast path that
+/// is not available.
 ///
 /// A retry layer sees calls that failed with UNAVAILABLE because the fast path was lost during the
 /// call. It does not see calls of which nothing was transmitted: the channel sends these over TCP.

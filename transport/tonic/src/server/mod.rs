@@ -32,7 +32,7 @@ mod stack;
 mod tcp;
 
 pub use builder::Server;
-pub use offer_route::{OfferRoute, OfferRouteFuture};
+pub use offer_route::{OfferRoute, OfferRouteFuture, is_offer};
 pub use router::Router;
 pub(crate) use settings::{DESCRIPTORS, MAX_CONNECTIONS};
 #[cfg(unix)]

@@ -51,12 +51,37 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let inner = match is_offers(request.uri().path()) {
+        let inner = match is_offer(&request) {
             true => Inner::Offer { future: self.offer.call(request) },
             false => Inner::Service { future: self.service.call(request) },
         };
         OfferRouteFuture { inner }
     }
+}
+
+/// Whether `request` is one of this crate's own: the Offer, by which a client asks for the fast
+/// path, or a measurement of the doctor's.
+///
+/// They pass through the server's layers like every call, so that a layer which keeps a client out
+/// keeps it off the fast path as well. A layer that counts, limits or sheds requests, or demands of
+/// each what only the service's own clients send, can leave them out. A layer that authenticates or
+/// admits clients must not.
+///
+/// ```
+/// use http::Request;
+/// use tonic_rdma::server::is_offer;
+/// use tower::util::Either;
+///
+/// // A limit that the Offer does not count against: of the two services it takes the other.
+/// fn of_call<B, L, S>(request: &Request<B>, limited: L, unlimited: S) -> Either<L, S> {
+///     match is_offer(request) {
+///         true => Either::Right(unlimited),
+///         false => Either::Left(limited),
+///     }
+/// }
+/// ```
+pub fn is_offer<B>(request: &Request<B>) -> bool {
+    is_offers(request.uri().path())
 }
 
 /// Whether `path` is of the service to which the Offer belongs.

@@ -253,8 +253,8 @@ impl SendBody {
     }
 }
 
-/// Resets a stream whose body cannot be sent. What is queued of a response goes out first, as far as
-/// the peer takes it now: its head precedes the failure of its body.
+/// Resets a stream whose body cannot be sent. What is queued of a response goes out first, as far
+/// as the peer takes it now: its head precedes the failure of its body.
 pub(in crate::connection) fn give_up(
     state: &mut ConnectionState,
     id: StreamId,

@@ -1,7 +1,5 @@
 //! `Server::serve` and its kin take a service as tonic's do, and offer the fast path beside it.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
 use std::net::SocketAddr;
 
 use axum::routing::get;

@@ -1,8 +1,6 @@
 //! The stream of connections given to a server ends: connections that stand are served on, over TCP
 //! and over the fast path, as in tonic.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
 use std::io;
 use std::net::SocketAddr;
 
