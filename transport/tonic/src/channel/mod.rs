@@ -11,11 +11,13 @@
 // | `backoff` | pauses between attempts |
 // | `balanced` | the queue in front of a balancer over many endpoints |
 // | `balance` | constructors of channels over many endpoints |
+// | `health` | leaves out endpoints that cannot be connected to |
 
 mod attempt;
 mod backoff;
 mod balance;
 mod balanced;
+mod health;
 mod manager;
 mod select;
 mod shards;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod balance_with_dead_endpoints;
 mod incoming_ends;
 mod offer_in_layers;
 mod served_directly;
