@@ -58,6 +58,7 @@ fn all_cases() -> Vec<Case> {
         ("fast_path", fast_path::CASES),
         ("headers", http::headers::CASES),
         ("layers", http::layers::CASES),
+        ("like_tonic", termination::like_tonic::CASES),
         ("limits", limits::CASES),
         ("land_in", messages::land_in::CASES),
         ("mixed_load", messages::mixed_load::CASES),

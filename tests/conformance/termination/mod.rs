@@ -2,5 +2,6 @@
 
 pub(crate) mod cancel;
 pub(crate) mod deadlines;
+pub(crate) mod like_tonic;
 pub(crate) mod shutdown;
 pub(crate) mod status;

@@ -6,8 +6,8 @@ use crate::path::reason::Reason;
 /// Any error, as tower and hyper pass it on.
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error of an [`Endpoint`](crate::Endpoint), a [`Channel`](crate::Channel) or a
-/// [`Server`](crate::Server).
+/// An error of an [`Endpoint`](crate::Endpoint), or of a [`Server`](crate::Server). The calls of a
+/// [`Channel`](crate::Channel) fail with tonic's.
 ///
 /// [`tonic::Status::from_error`] finds the gRPC status in it as in tonic's own transport error:
 /// UNAVAILABLE for a connection that cannot be made, CANCELLED for an expired timeout, UNAVAILABLE
@@ -47,11 +47,6 @@ pub enum Error {
     /// what to do.
     #[error("RDMA is required and cannot be had")]
     RdmaRequired(#[source] RdmaRequired),
-    /// A call failed before its response headers arrived: the peer or the network broke the fast
-    /// path, the [`timeout`](crate::Endpoint::timeout) expired, or the runtime of the channel's
-    /// tasks is gone. The [source](std::error::Error::source) tells which.
-    #[error("call failed")]
-    Call(#[source] BoxError),
 }
 
 impl Error {
@@ -64,23 +59,73 @@ impl Error {
         move |source| Self::Bind { addr, source }
     }
 
-    pub(crate) fn call(e: BoxError) -> Self {
-        // Do not wrap an error of this crate again.
+    /// The error of a conversion of the user's, which may be one of this crate's already.
+    pub(crate) fn conversion(e: BoxError) -> Self {
         match e.downcast::<Error>() {
             Ok(e) => *e,
-            Err(e) => match e.downcast::<tonic::transport::Error>() {
-                Ok(e) => Self::Transport(*e),
-                Err(e) => Self::Call(e),
-            },
+            Err(e) => Self::Transport(of_call(e)),
         }
     }
 
     /// The reason why RDMA is not available, if that is the cause.
+    ///
+    /// [`Reason::of`] finds it in the error of a call and in a [`tonic::Status`], too.
     pub fn reason(&self) -> Option<&Reason> {
-        match self {
-            Self::RdmaRequired(e) => Some(&e.reason),
-            _ => None,
+        Reason::of(self)
+    }
+}
+
+impl Reason {
+    /// The reason in `error` or in what caused it: in an [`Error`], in the error of a call, in a
+    /// [`tonic::Status`]. `None` if a required fast path is not the cause.
+    ///
+    /// ```
+    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tonic_rdma::{Endpoint, Reason};
+    /// use tonic_rdma_example_services::greeter::greeter_client::GreeterClient;
+    ///
+    /// let endpoint = Endpoint::from_static("http://10.0.0.1:50051").require_rdma(true);
+    /// let mut client = GreeterClient::new(endpoint.connect_lazy());
+    /// if let Err(status) = client.say_hello(tonic::Request::new(Default::default())).await
+    ///     && let Some(reason) = Reason::of(&status)
+    /// {
+    ///     println!("{reason}: {}", reason.cure());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Self> {
+        let mut next = Some(error);
+        while let Some(error) = next {
+            if let Some(required) = error.downcast_ref::<RdmaRequired>() {
+                return Some(&required.reason);
+            }
+            next = error.source();
         }
+        None
+    }
+}
+
+/// The error of a call, in the type that tonic's channel has. A call over TCP has one of that type
+/// already.
+pub(crate) fn of_call(e: BoxError) -> tonic::transport::Error {
+    /// Turns into an endpoint by failing: tonic makes its error of any other in no other place.
+    struct Failed(BoxError);
+
+    impl TryFrom<Failed> for tonic::transport::Endpoint {
+        type Error = BoxError;
+
+        fn try_from(failed: Failed) -> Result<Self, BoxError> {
+            Err(failed.0)
+        }
+    }
+
+    match e.downcast::<tonic::transport::Error>() {
+        Ok(e) => *e,
+        Err(e) => match tonic::transport::Endpoint::new(Failed(e)) {
+            Err(e) => e,
+            Ok(_) => unreachable!("the conversion fails"),
+        },
     }
 }
 
@@ -133,6 +178,8 @@ impl EnvironmentError {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use tonic::{Code, Status};
 
     use super::*;
@@ -146,13 +193,25 @@ mod tests {
         assert_eq!(status.code(), Code::Unavailable);
         assert!(status.message().contains("no-device: none"));
 
-        let timeout = Error::call(Box::new(tonic::TimeoutExpired(())));
+        let timeout = of_call(Box::new(tonic::TimeoutExpired(())));
         let status = Status::from_error(Box::new(timeout));
         assert_eq!(status.code(), Code::Cancelled);
         assert_eq!(status.message(), "Timeout expired");
 
-        let lost = Error::call(Box::new(Status::unavailable("link lost")));
-        assert_eq!(Status::from_error(Box::new(lost)).code(), Code::Unavailable);
+        let lost = of_call(Box::new(Status::unavailable("link lost")));
+        let status = Status::from_error(Box::new(lost));
+        assert_eq!((status.code(), status.message()), (Code::Unavailable, "link lost"));
+        assert!(status.source().is_some_and(|source| source.is::<tonic::transport::Error>()));
+    }
+
+    #[test]
+    fn reasons_are_found_behind_tonics_types() {
+        let required = Error::required(Reason::new(ReasonCode::NoDevice, "none"));
+        let call = of_call(Box::new(required));
+        assert_eq!(Reason::of(&call).map(Reason::code), Some(ReasonCode::NoDevice));
+        let status = Status::from_error(Box::new(call));
+        assert_eq!(Reason::of(&status).map(Reason::code), Some(ReasonCode::NoDevice));
+        assert_eq!(Reason::of(&Status::unavailable("no-device: none")), None);
     }
 
     #[test]
@@ -171,8 +230,7 @@ mod tests {
         let refused = std::io::Error::from(std::io::ErrorKind::AddrInUse);
         let lookup = |name: &str| (name == "TONIC_RDMA").then(|| "fast".into());
         let env = crate::path::policy::EnvSettings::from_lookup(lookup).unwrap_err();
-        let lost = Status::unavailable("link-lost: the peer does not answer");
-        let cases: [(Error, &[&str]); 7] = [
+        let cases: [(Error, &[&str]); 6] = [
             (Error::from(bad_uri), &["invalid URI"]),
             (Error::InvalidUserAgent, &["the caller"]),
             (Error::InvalidAlignment(3), &["the caller"]),
@@ -182,7 +240,6 @@ mod tests {
                 Error::required(Reason::from_peer(ReasonCode::NoDevice, "none")),
                 &["peer: no-device"],
             ),
-            (Error::call(Box::new(lost)), &["peer"]),
         ];
         for (error, words) in cases {
             let text = text(&error);
@@ -199,8 +256,11 @@ mod tests {
     }
 
     #[test]
-    fn our_own_error_is_not_wrapped_twice() {
+    fn errors_are_not_wrapped_twice() {
         let inner = Error::required(Reason::new(ReasonCode::Policy, ""));
-        assert!(matches!(Error::call(Box::new(inner)), Error::RdmaRequired(_)));
+        assert!(matches!(Error::conversion(Box::new(inner)), Error::RdmaRequired(_)));
+        let tonics = tonic::transport::Endpoint::from_shared("http://[").unwrap_err();
+        let text = tonics.to_string();
+        assert_eq!(of_call(Box::new(tonics)).to_string(), text);
     }
 }

@@ -93,6 +93,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`server`], [`channel`] | what tonic has in its modules of these names |
 //! | [`codec`] | a codec for protobuf that does not copy `bytes` fields |
 //! | [`metrics`] | counters, gauges and histograms for a recorder, and tracing spans |
 //! | [`mod@diagnose`] | what keeps calls from RDMA, and how to fix it |
@@ -112,7 +113,7 @@
 
 mod bootstrap;
 mod boxed_body;
-mod channel;
+pub mod channel;
 pub mod codec;
 mod connect_info;
 mod connection;
@@ -125,12 +126,13 @@ mod fifo;
 mod grpc_timeout;
 mod land_in;
 mod path;
-mod server;
+pub mod server;
 mod tcp;
 mod telemetry;
 #[cfg(test)]
 mod tests;
 
+#[doc(inline)]
 pub use channel::{Change, Channel, ResponseFuture};
 pub use connect_info::{RdmaConnectInfo, connect_info, pool};
 pub use context::{Context, ContextBuilder, RegisterRegionError, Registered};
@@ -143,14 +145,17 @@ pub use land_in::{FinishError, Finished, LandIn, Outcome, WhyCopied, WhyEmpty};
 pub use path::policy::{EnvError, FabricKind, Policy, UnknownPolicy, check_environment};
 pub use path::reason::{Reason, ReasonCode, Side};
 pub use path::{Path, PathInfo};
+#[doc(inline)]
 pub use server::{Router, Server};
 pub use telemetry::metrics;
 pub use telemetry::stats::{Copied, ServerStats, TransportStats};
 #[doc(no_inline)]
-pub use tonic::transport::Uri;
+pub use tonic::transport::{Body, Uri};
 #[cfg(feature = "_tls-any")]
 #[doc(no_inline)]
-pub use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+pub use tonic::transport::{
+    Certificate, CertificateDer, ClientTlsConfig, Identity, ServerTlsConfig,
+};
 pub use tonic_rdma_fabric::ShmAccess;
 /// The simulated fabric, for tests of programs that use this crate: see [`ContextBuilder::sim`].
 #[cfg(feature = "test-util")]

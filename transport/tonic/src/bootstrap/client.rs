@@ -143,21 +143,62 @@ fn describe(status: &Status) -> String {
     format!("{:?}: {}", status.code(), status.message())
 }
 
+/// Beginnings of what gRPC servers say of a service that they do not have, in lower case. tonic
+/// says nothing, others name the service.
+const UNKNOWN_SERVICE: [&str; 6] = [
+    "method not found",
+    "method is unimplemented",
+    "service is unimplemented",
+    "unimplemented",
+    "unknown method",
+    "unknown service",
+];
+
+/// Whether a server that does not have the Offer's service said so.
+fn is_unknown_service(status: &Status) -> bool {
+    let message = status.message().to_ascii_lowercase();
+    status.code() == Code::Unimplemented
+        && (message.is_empty()
+            || message.contains("tonic_rdma.v1.bootstrap")
+            || UNKNOWN_SERVICE.iter().any(|begin| message.starts_with(begin)))
+}
+
+/// What tonic's client says of an answer that is not gRPC's: no status, another content, nothing.
+const NOT_GRPC: [&str; 4] =
+    ["grpc-status header missing", "protocol error", "Missing response message", "Unexpected EOF"];
+
+/// Whether this client is not let in, which may be said in HTTP alone: the text of such an answer
+/// is no message of gRPC's, and tonic's client then names the HTTP status at the end.
+fn is_refused_to_client(status: &Status) -> bool {
+    matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
+        || ["status: 401 Unauthorized", "status: 403 Forbidden"]
+            .iter()
+            .any(|end| status.message().ends_with(end))
+}
+
 /// Maps the failure of the call itself to a reason.
 fn refused(status: &Status) -> Reason {
     // A status with a source was created locally: the server did not answer.
     let unanswered = std::error::Error::source(status).is_some();
     match status.code() {
-        Code::Unimplemented => Reason::new(
+        _ if is_unknown_service(status) => Reason::new(
             ReasonCode::PeerNotCapable,
             "the server does not know tonic_rdma.v1.Bootstrap/Offer",
         ),
-        Code::Unauthenticated | Code::PermissionDenied => Reason::from_peer(
+        _ if is_refused_to_client(status) => Reason::from_peer(
             ReasonCode::HandshakeRejected,
             format!(
                 "the server's layers refused the Offer ({}); give it credentials with Endpoint::offer_metadata",
                 describe(status)
             ),
+        ),
+        _ if NOT_GRPC.iter().any(|text| status.message().starts_with(text)) => Reason::from_peer(
+            ReasonCode::OfferIntercepted,
+            format!("the answer to the Offer is not gRPC's ({})", describe(status)),
+        ),
+        Code::Unimplemented => Reason::from_peer(
+            ReasonCode::OfferIntercepted,
+            format!("a layer or a proxy answered the Offer ({})", describe(status)),
         ),
         Code::DeadlineExceeded | Code::Cancelled => Reason::from_peer(
             ReasonCode::HandshakeTimeout,
@@ -276,6 +317,7 @@ fn refusal_reason(refusal: &pb::Refusal) -> Reason {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::path::reason::Side;
 
     fn grant() -> pb::Grant {
         pb::Grant {
@@ -389,7 +431,21 @@ mod tests {
     #[test]
     fn statuses_become_reasons() {
         let code = |status| refused(&status).code();
-        assert_eq!(code(Status::unimplemented("")), ReasonCode::PeerNotCapable);
+        for text in [
+            "",
+            "Method not found!",
+            "unknown service tonic_rdma.v1.Bootstrap",
+            "The server does not implement the method /tonic_rdma.v1.Bootstrap/Offer",
+            "Service is unimplemented.",
+        ] {
+            assert_eq!(code(Status::unimplemented(text)), ReasonCode::PeerNotCapable, "{text}");
+        }
+        let of_a_layer = refused(&Status::unimplemented("not for your tenant"));
+        assert_eq!(
+            (of_a_layer.code(), of_a_layer.side()),
+            (ReasonCode::OfferIntercepted, Side::Peer)
+        );
+        assert!(of_a_layer.detail().contains("not for your tenant"));
         assert_eq!(code(Status::unauthenticated("who?")), ReasonCode::HandshakeRejected);
         assert_eq!(code(Status::cancelled("Timeout expired")), ReasonCode::HandshakeTimeout);
         assert_eq!(code(Status::unavailable("down")), ReasonCode::HandshakeRejected);

@@ -17,6 +17,7 @@ use tower::load::{CompleteOnResponse, PendingRequests};
 use tower::util::BoxService;
 
 use crate::channel::balanced::{Balanced, Change};
+use crate::channel::health::{Group, Watched};
 use crate::channel::{Channel, Kind};
 use crate::endpoint::Endpoint;
 use crate::error::BoxError;
@@ -29,7 +30,8 @@ impl Channel {
     /// Balance calls over a list of endpoints, each of which finds its own fast path.
     ///
     /// They connect as with [`Endpoint::connect_lazy`]. Each call goes to the one with fewer calls
-    /// in flight of two endpoints drawn at random.
+    /// in flight of two endpoints drawn at random. One that no connection can be made to is left
+    /// out, for 10 ms after its first failure and at most 1.28 s, unless all are.
     ///
     /// # Panics
     ///
@@ -72,7 +74,8 @@ impl Channel {
     {
         let (tx, changes) = mpsc::channel(capacity);
         let counters = Arc::new(Counters::of(Side::Client));
-        let balance = Balance::new(Endpoints { changes, counters: counters.clone() });
+        let balance =
+            Balance::new(Endpoints { changes, counters: counters.clone(), group: Arc::default() });
         let (queue, worker) = Buffer::pair(BoxService::new(balance), BUFFER_SIZE);
         executor.execute(Box::pin(worker));
         (Channel(Kind::Balanced(Balanced { queue, counters })), tx)
@@ -83,12 +86,13 @@ impl Channel {
 struct Endpoints<K> {
     changes: mpsc::Receiver<Change<K, Endpoint>>,
     counters: Arc<Counters>,
+    group: Arc<Group>,
 }
 
 impl<K> Unpin for Endpoints<K> {}
 
 impl<K: Hash + Eq + Clone> Stream for Endpoints<K> {
-    type Item = Result<TowerChange<K, PendingRequests<Channel>>, BoxError>;
+    type Item = Result<TowerChange<K, PendingRequests<Watched>>, BoxError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let change = match self.changes.poll_recv(cx) {
@@ -99,10 +103,10 @@ impl<K: Hash + Eq + Clone> Stream for Endpoints<K> {
         Poll::Ready(Some(Ok(match change {
             Change::Insert(key, mut endpoint) => {
                 endpoint.shared.counters = Some(self.counters.clone());
-                let channel = endpoint.connect_lazy();
+                let watched = Watched::new(endpoint.connect_lazy(), self.group.clone());
                 TowerChange::Insert(
                     key,
-                    PendingRequests::new(channel, CompleteOnResponse::default()),
+                    PendingRequests::new(watched, CompleteOnResponse::default()),
                 )
             }
             Change::Remove(key) => TowerChange::Remove(key),

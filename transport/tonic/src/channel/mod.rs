@@ -1,21 +1,23 @@
-//! The client's channel.
-//!
-//! | file | what |
-//! |---|---|
-//! | `select` | selects the path of each call |
-//! | `stack` | time, concurrency and rate limits above that selection |
-//! | `shared` | state that calls and manager share, with its transition table |
-//! | `manager` | the task that keeps the channel on its fast path |
-//! | `attempt` | one attempt at the fast path |
-//! | `shards` | further fast connections of one channel |
-//! | `backoff` | pauses between attempts |
-//! | `balanced` | the queue in front of a balancer over many endpoints |
-//! | `balance` | constructors of channels over many endpoints |
+//! The client's channel, with the names of [`tonic::transport::channel`].
+
+// | file | what |
+// |---|---|
+// | `select` | selects the path of each call |
+// | `stack` | time, concurrency and rate limits above that selection |
+// | `shared` | state that calls and manager share, with its transition table |
+// | `manager` | the task that keeps the channel on its fast path |
+// | `attempt` | one attempt at the fast path |
+// | `shards` | further fast connections of one channel |
+// | `backoff` | pauses between attempts |
+// | `balanced` | the queue in front of a balancer over many endpoints |
+// | `balance` | constructors of channels over many endpoints |
+// | `health` | leaves out endpoints that cannot be connected to |
 
 mod attempt;
 mod backoff;
 mod balance;
 mod balanced;
+mod health;
 mod manager;
 mod select;
 mod shards;
@@ -33,6 +35,7 @@ use attempt::Plan;
 use balanced::Balanced;
 pub use balanced::Change;
 use bytes::Bytes;
+use http::uri::InvalidUri;
 use http::{HeaderValue, Request, Response, Uri};
 use manager::{Handle, Manager};
 use pin_project_lite::pin_project;
@@ -42,13 +45,17 @@ use shared::{Shared, State};
 use stack::Stack;
 use tokio::sync::watch;
 use tonic::body::Body;
+#[cfg(feature = "_tls-any")]
+#[doc(no_inline)]
+pub use tonic::transport::channel::ClientTlsConfig;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::Side;
 use tower::Service;
 
 use crate::connection::Origin;
-use crate::endpoint::{Endpoint, FAST_PATH_TIMEOUT};
-use crate::error::{BoxError, Error};
+pub use crate::endpoint::Endpoint;
+use crate::endpoint::FAST_PATH_TIMEOUT;
+use crate::error::{BoxError, Error, of_call};
 use crate::path::PathInfo;
 use crate::path::policy::{EnvError, EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
@@ -77,7 +84,8 @@ const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 /// ```
 /// use http::{Request, Response};
 /// use tonic::body::Body;
-/// use tonic_rdma::{Channel, Error};
+/// use tonic::transport::Error;
+/// use tonic_rdma::Channel;
 /// use tower::{Service, ServiceExt};
 ///
 /// async fn call(channel: &Channel, request: Request<Body>) -> Result<Response<Body>, Error> {
@@ -96,13 +104,20 @@ const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 /// ```no_run
 /// # use http::{Request, Response};
 /// # use tonic::body::Body;
-/// # use tonic_rdma::{Channel, Error};
+/// # use tonic::transport::Error;
+/// # use tonic_rdma::Channel;
 /// # use tower::{Service, ServiceExt};
 /// async fn call(channel: &mut Channel, request: Request<Body>) -> Result<Response<Body>, Error> {
 ///     channel.ready().await?;
 ///     channel.clone().call(request).await
 /// }
 /// ```
+///
+/// # Errors of calls
+///
+/// A call fails with [`tonic::transport::Error`] on either path, as on tonic's channel, so
+/// `status.source()` downcasts to it. [`Reason::of`] finds the reason of a required fast path that
+/// is not available.
 ///
 /// A retry layer sees calls that failed with UNAVAILABLE because the fast path was lost during the
 /// call. It does not see calls of which nothing was transmitted: the channel sends these over TCP.
@@ -145,9 +160,10 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// [`Error::Transport`]: the bytes are not a valid URI.
-    pub fn from_shared(s: impl Into<Bytes>) -> Result<Endpoint, Error> {
-        Endpoint::from_shared(s)
+    /// The bytes are not a valid URI. The error is that of tonic's method of this name; that of
+    /// [`Endpoint::from_shared`] is [`Error`].
+    pub fn from_shared(s: impl Into<Bytes>) -> Result<Endpoint, InvalidUri> {
+        Ok(Self::builder(Uri::from_maybe_shared(s.into())?))
     }
 
     /// A channel with a custom connector for the TCP side, connected at its first call. As in
@@ -404,13 +420,13 @@ fn user_agent(own: Option<&HeaderValue>) -> HeaderValue {
 
 impl Service<Request<Body>> for Channel {
     type Response = Response<Body>;
-    type Error = Error;
+    type Error = tonic::transport::Error;
     type Future = ResponseFuture;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), tonic::transport::Error>> {
         match &mut self.0 {
-            Kind::One(one) => one.stack.poll_ready(cx).map_err(Error::call),
-            Kind::Balanced(balanced) => balanced.poll_ready(cx).map_err(Error::call),
+            Kind::One(one) => one.stack.poll_ready(cx).map_err(of_call),
+            Kind::Balanced(balanced) => balanced.poll_ready(cx).map_err(of_call),
         }
     }
 
@@ -441,12 +457,12 @@ pin_project! {
 }
 
 impl Future for ResponseFuture {
-    type Output = Result<Response<Body>, Error>;
+    type Output = Result<Response<Body>, tonic::transport::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().inner.project() {
-            InnerProj::One { inner } => inner.poll(cx).map_err(Error::call),
-            InnerProj::Balanced { inner } => inner.poll(cx).map_err(Error::call),
+            InnerProj::One { inner } => inner.poll(cx).map_err(of_call),
+            InnerProj::Balanced { inner } => inner.poll(cx).map_err(of_call),
         }
     }
 }

@@ -84,7 +84,7 @@ impl Endpoint {
         D: TryInto<Self>,
         D::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let this: Self = dst.try_into().map_err(|e| Error::call(e.into()))?;
+        let this: Self = dst.try_into().map_err(|e| Error::conversion(e.into()))?;
         // tonic's own `new` adds TLS with the enabled roots to an https address.
         Ok(Self { tcp: tonic::transport::Endpoint::new(this.tcp)?, ..this })
     }

@@ -17,6 +17,8 @@ pub enum ReasonCode {
     /// The server does not know `tonic_rdma.v1.Bootstrap/Offer`: it is a stock gRPC server, or a
     /// proxy is in between.
     PeerNotCapable,
+    /// A layer, an HTTP route or a proxy answered the Offer in the place of the server's service.
+    OfferIntercepted,
     /// The server does not see the client's own address of the TCP connection: an HTTP gateway or a
     /// translation of source addresses is in between.
     ThroughGateway,
@@ -63,9 +65,10 @@ pub enum ReasonCode {
 
 impl ReasonCode {
     /// Every code.
-    pub const ALL: [ReasonCode; 22] = [
+    pub const ALL: [ReasonCode; 23] = [
         Self::Policy,
         Self::PeerNotCapable,
+        Self::OfferIntercepted,
         Self::ThroughGateway,
         Self::NoRdmaCore,
         Self::NoDevice,
@@ -93,6 +96,7 @@ impl ReasonCode {
         match self {
             Self::Policy => "policy",
             Self::PeerNotCapable => "peer-not-capable",
+            Self::OfferIntercepted => "offer-intercepted",
             Self::ThroughGateway => "through-gateway",
             Self::NoRdmaCore => "no-rdma-core",
             Self::NoDevice => "no-device",
@@ -135,6 +139,7 @@ impl ReasonCode {
             | Self::Pending => true,
             Self::Policy
             | Self::PeerNotCapable
+            | Self::OfferIntercepted
             | Self::ThroughGateway
             | Self::NoRdmaCore
             | Self::NoDevice
@@ -158,6 +163,10 @@ impl ReasonCode {
             }
             Self::PeerNotCapable => {
                 "serve with tonic_rdma::Server, and connect to it directly, not through an HTTP gateway"
+            }
+            Self::OfferIntercepted => {
+                "let POST /tonic_rdma.v1.Bootstrap/Offer pass through the server's layers, routes and proxies \
+                 (tonic_rdma::server::is_offer tells it)"
             }
             Self::ThroughGateway => {
                 "connect to the server directly, without HTTP gateway and source address translation, or \

@@ -314,7 +314,8 @@ impl<L> Server<L> {
     /// The layered service is built once and cloned for every connection of either path, so that a
     /// layer with shared state sees every call. The Offer, by which a client asks for the fast
     /// path, passes through it too, so a layer that requires credentials requires them of the Offer
-    /// as well ([`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata)).
+    /// as well ([`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata)). A layer that
+    /// counts, limits or sheds requests tells it by [`is_offer`](crate::server::is_offer).
     ///
     /// ```
     /// use std::time::Duration;

@@ -13,6 +13,7 @@
 //! - **What an Offer reveals about a connection is kept until the connection closes**
 //!   (`bootstrap::gateways`).
 
+use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
@@ -23,7 +24,7 @@ use std::time::Duration;
 use futures_core::Stream;
 use pin_project_lite::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
@@ -48,6 +49,7 @@ pin_project! {
         places: Arc<Semaphore>,
         most: usize,
         gateways: Arc<Gateways>,
+        open: mpsc::Sender<Infallible>,
         // Refused since the last accepted connection.
         refused: u64,
         pause: Option<Pin<Box<Sleep>>>,
@@ -56,14 +58,15 @@ pin_project! {
 }
 
 impl<I, F, G> Accepting<I, F, G> {
-    /// `on_signal` is called when `signal` completes, before the backlog is accepted. At most
-    /// `most` connections exist at once.
+    /// `on_signal` is called when `signal` completes, before the backlog is accepted, or when
+    /// `inner` ends. At most `most` connections exist at once. Each keeps a clone of `open`.
     pub(super) fn new(
         inner: I,
         signal: F,
         on_signal: G,
         most: usize,
         gateways: Arc<Gateways>,
+        open: mpsc::Sender<Infallible>,
     ) -> Self {
         let most = most.min(Semaphore::MAX_PERMITS);
         let places = Arc::new(Semaphore::new(most));
@@ -75,6 +78,7 @@ impl<I, F, G> Accepting<I, F, G> {
             places,
             most,
             gateways,
+            open,
             refused: 0,
             pause: None,
             failing: false,
@@ -116,12 +120,18 @@ where
             match pin!(next).poll(cx) {
                 Poll::Pending if ending => return Poll::Ready(None),
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Ready(None) => {
+                    if let Some(on_signal) = this.on_signal.take() {
+                        on_signal();
+                    }
+                    return Poll::Ready(None);
+                }
                 Poll::Ready(Some(Ok(io))) => match this.places.clone().try_acquire_owned() {
                     Ok(place) => {
                         (*this.refused, *this.failing) = (0, false);
                         let known = this.gateways.accepted(&Connection::of(io.connect_info()));
-                        return Poll::Ready(Some(Ok(Lingering::new(io, place, known))));
+                        let holds = (place, this.open.clone());
+                        return Poll::Ready(Some(Ok(Lingering::new(io, holds, known))));
                     }
                     Err(_) => {
                         *this.refused += 1;
@@ -154,9 +164,12 @@ where
 pub(super) struct Lingering<IO> {
     io: IO,
     end: End,
-    _place: OwnedSemaphorePermit,
+    _holds: Holds,
     _known: Option<Known>,
 }
+
+/// What counts a connection until it is closed.
+type Holds = (OwnedSemaphorePermit, mpsc::Sender<Infallible>);
 
 /// State of the close.
 #[derive(Debug)]
@@ -168,8 +181,8 @@ enum End {
 }
 
 impl<IO> Lingering<IO> {
-    fn new(io: IO, place: OwnedSemaphorePermit, known: Option<Known>) -> Self {
-        Self { io, end: End::Open, _place: place, _known: known }
+    fn new(io: IO, holds: Holds, known: Option<Known>) -> Self {
+        Self { io, end: End::Open, _holds: holds, _known: known }
     }
 }
 

@@ -1,21 +1,30 @@
-//! The server: builder and router with the names of [`tonic::transport::Server`].
+//! The server: builder and router, and what describes a request's connection, with the names of
+//! [`tonic::transport::server`].
 //!
-//! | file | what |
-//! |---|---|
-//! | `builder` | the builder, and its methods that apply to both paths |
-//! | `tcp` | builder methods of the TCP side |
-//! | `settings` | the builder's settings |
-//! | `router` | services, and the ways to serve them |
-//! | `serve` | serves both paths, from start to shutdown |
-//! | `fast_path` | listeners, tickets, and the connections that they admit |
-//! | `listeners` | the listeners of one path |
-//! | `incoming` | TCP connections: limits, and a shutdown that loses no calls |
-//! | `stack` | the limits around the layered service on the fast path |
+//! A request over the fast path has the connect info of the TCP connection over which its client
+//! asked for the fast path, so [`TcpConnectInfo`] and the like are found in the extensions on both
+//! paths; [`connect_info`](crate::connect_info()) adds the path.
+
+// | file | what |
+// |---|---|
+// | `builder` | the builder, and its methods that apply to both paths |
+// | `tcp` | builder methods of the TCP side |
+// | `settings` | the builder's settings |
+// | `router` | services, and the ways to serve them |
+// | `direct` | ways to serve one service without a router |
+// | `offer_route` | that service with the Offer beside it |
+// | `serve` | serves both paths, from start to shutdown |
+// | `fast_path` | listeners, tickets, and the connections that they admit |
+// | `listeners` | the listeners of one path |
+// | `incoming` | TCP connections: limits, and a shutdown that loses no calls |
+// | `stack` | the limits around the layered service on the fast path |
 
 mod builder;
+mod direct;
 mod fast_path;
 mod incoming;
 mod listeners;
+mod offer_route;
 mod router;
 mod serve;
 mod settings;
@@ -23,5 +32,14 @@ mod stack;
 mod tcp;
 
 pub use builder::Server;
+pub use offer_route::{OfferRoute, OfferRouteFuture, is_offer};
 pub use router::Router;
 pub(crate) use settings::{DESCRIPTORS, MAX_CONNECTIONS};
+#[cfg(unix)]
+#[doc(no_inline)]
+pub use tonic::transport::server::UdsConnectInfo;
+#[doc(no_inline)]
+pub use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
+#[cfg(feature = "_tls-any")]
+#[doc(no_inline)]
+pub use tonic::transport::server::{ServerTlsConfig, TlsConnectInfo};

@@ -16,6 +16,8 @@ use tonic::transport::server::Connected;
 use tower::layer::util::Identity;
 use tower::{Layer, Service};
 
+use crate::bootstrap::pb::bootstrap_server::BootstrapServer;
+use crate::bootstrap::service::OfferService;
 use crate::error::{BoxError, Error};
 use crate::server::builder::Server;
 use crate::server::serve::{Never, serve};
@@ -79,6 +81,11 @@ impl<L> Server<L> {
     {
         Router::new(self.clone(), routes)
     }
+}
+
+/// Adds the Offer to `routes`.
+fn with_offer(routes: Routes) -> impl FnOnce(BootstrapServer<OfferService>) -> Routes {
+    |offer| routes.add_service(offer).prepare()
 }
 
 impl<L> Router<L> {
@@ -163,7 +170,7 @@ impl<L> Router<L> {
     {
         let incoming = self.server.bind(addr).map_err(Error::bind(addr))?;
         let bound = incoming.local_addr().ok();
-        serve(self.server, self.routes, incoming, bound, None::<Never>).await
+        serve(self.server, with_offer(self.routes), incoming, bound, None::<Never>).await
     }
 
     /// Serve on `addr` until `signal` completes, then shut down gracefully: the server accepts
@@ -191,7 +198,7 @@ impl<L> Router<L> {
     {
         let incoming = self.server.bind(addr).map_err(Error::bind(addr))?;
         let bound = incoming.local_addr().ok();
-        serve(self.server, self.routes, incoming, bound, Some(signal)).await
+        serve(self.server, with_offer(self.routes), incoming, bound, Some(signal)).await
     }
 
     /// Serve the connections that `incoming` yields on the TCP side.
@@ -199,6 +206,9 @@ impl<L> Router<L> {
     /// This method discards any provided TCP configuration, as in tonic. The fast path does not
     /// depend on `incoming`: it listens on every local address that lies on an RDMA device, on a
     /// free port, and the Offer names both.
+    ///
+    /// When `incoming` ends, this returns, as in tonic, and the connections that it gave are served
+    /// until their clients leave; those have the fast path until then.
     ///
     /// # Errors
     ///
@@ -220,11 +230,11 @@ impl<L> Router<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        serve(self.server, self.routes, incoming, None, None::<Never>).await
+        serve(self.server, with_offer(self.routes), incoming, None, None::<Never>).await
     }
 
     /// As [`serve_with_incoming`](Router::serve_with_incoming), but shuts down gracefully when
-    /// `signal` completes.
+    /// `signal` completes or `incoming` ends.
     ///
     /// # Errors
     ///
@@ -250,6 +260,6 @@ impl<L> Router<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        serve(self.server, self.routes, incoming, None, Some(signal)).await
+        serve(self.server, with_offer(self.routes), incoming, None, Some(signal)).await
     }
 }

@@ -12,7 +12,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tonic::body::Body;
-use tonic::service::Routes;
 use tonic::transport::server::Connected;
 use tonic_rdma_fabric::LogThrottle;
 use tonic_rdma_proto::Side;
@@ -43,10 +42,11 @@ pub(super) const MAX_TCP_CONNECTIONS: usize = 16 * 1024;
 /// The type of an absent shutdown signal.
 pub(super) type Never = Pending<()>;
 
-/// Serves `routes` on the TCP connections of `incoming` and on the fast path.
-pub(super) async fn serve<L, I, IO, IE, F, ResBody>(
+/// Serves, on the TCP connections of `incoming` and on the fast path, the service that
+/// `with_offer` makes of the Offer.
+pub(super) async fn serve<L, S, I, IO, IE, F, ResBody>(
     server: Server<L>,
-    routes: Routes,
+    with_offer: impl FnOnce(BootstrapServer<OfferService>) -> S,
     incoming: I,
     bound: Option<SocketAddr>,
     signal: Option<F>,
@@ -56,10 +56,10 @@ where
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     IE: Into<BoxError>,
     F: Future<Output = ()>,
-    L: Layer<Routes>,
+    L: Layer<S>,
     L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
-    <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Future: Send,
-    <<L as Layer<Routes>>::Service as Service<Request<Body>>>::Error: Into<BoxError> + Send,
+    <<L as Layer<S>>::Service as Service<Request<Body>>>::Future: Send,
+    <<L as Layer<S>>::Service as Service<Request<Body>>>::Error: Into<BoxError> + Send,
     ResBody: http_body::Body<Data = Bytes> + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
@@ -91,7 +91,7 @@ where
     );
     let offer = BootstrapServer::new(offers);
     // One service for both paths: layers with state see every call.
-    let layered = layers.service(routes.add_service(offer).prepare());
+    let layered = layers.service(with_offer(offer));
 
     let methods: Arc<Methods> = Arc::default();
     let stats = settings.stats.clone();
@@ -126,9 +126,17 @@ where
 
     let calls = TcpCalls::new(Calls(layered), methods, stats.tcp().clone(), allocators);
     let service = Capture::new(calls, stock_calls);
+    let (open, mut all_closed) = mpsc::channel::<Infallible>(1);
     let Some(signal) = signal else {
-        let incoming = Accepting::new(incoming, std::future::pending(), || (), most_tcp, gateways);
+        let never = std::future::pending();
+        let incoming = Accepting::new(incoming, never, || (), most_tcp, gateways, open);
         tcp.serve_with_incoming(service, incoming).await?;
+        // The stream has ended, and the connections that it gave are served on: their clients have
+        // the fast path, and get it back when they lose it, for as long as they are connected.
+        tokio::spawn(async move {
+            all_closed.recv().await;
+            drop((tasks, offering, drain));
+        });
         return Ok(());
     };
     let end = || {
@@ -139,7 +147,7 @@ where
         drain.send_replace(true);
     };
     // tonic shuts down gracefully, too, when the stream of connections ends.
-    let incoming = Accepting::new(incoming, signal, end, most_tcp, gateways);
+    let incoming = Accepting::new(incoming, signal, end, most_tcp, gateways, open);
     tcp.serve_with_incoming_shutdown(service, incoming, std::future::pending()).await?;
     // The listeners close with their tasks; only draining connections are left.
     tasks.0.shutdown().await;

@@ -23,7 +23,7 @@ use crate::codec::{BodyEncoder, Deframer, HEADER, Method, Methods, Used, is_plai
 use crate::connection::ConnectionConfig;
 use crate::connection::call::headers::{self, Caller, Origin};
 use crate::connection::call::recv_body::RecvBody;
-use crate::connection::call::send_body::SendBody;
+use crate::connection::call::send_body::{SendBody, give_up};
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::{Fault, wait_for};
 use crate::connection::driver::drive;
@@ -257,13 +257,16 @@ fn open(
             }
             let queued =
                 if out.is_empty() { out.ended_with_head() } else { out.queue(&mut state, id) };
+            if let Err(status) = &queued {
+                give_up(&mut state, id, out.reset_code(Side::Client, status), status);
+            }
             state.flush_soon();
             if state.conn.is_roused() {
                 // The time of the peer begins now, which only the driver's timer tells.
                 state.wake_driver();
             }
             drop(state);
-            // On an error the stream is reset as it is dropped.
+            out.resume_panic();
             queued.map(|()| Stage::Open(stream)).map_err(Unanswered::Failed)
         }
         Err(SendError::TooManyStreams(_)) => {

@@ -19,8 +19,8 @@ use crate::telemetry::stats::Copied;
 
 /// The body of a request at the server, or of a response at the client.
 ///
-/// Dropping a response's body before its end cancels the call. Dropping a request's body lets the
-/// rest of the request go by unread.
+/// Dropping a response's body before its end cancels the call, once the request has been sent or
+/// given up as well. Dropping a request's body lets the rest of the request go by unread.
 #[derive(Debug)]
 pub(in crate::connection) struct RecvBody {
     stream: StreamRef,
@@ -198,12 +198,14 @@ impl Drop for RecvBody {
         let Some(io) = state.streams.io.get_mut(&id) else { return };
         io.discard = true;
         let rest = std::mem::take(&mut io.unread);
-        let ended = io.ended;
+        let (ended, alone) = (io.ended, io.refs == 1);
         state.consume(id, rest.flows());
         if !rest.is_empty() || delivered != Delivered::default() {
             state.count();
         }
-        if side == Side::Client && !ended {
+        // While the request is still sent, it goes on: the server would take a part of it for the
+        // whole, as tonic takes CANCEL for its end. The last of both ends the call.
+        if side == Side::Client && !ended && alone {
             state.conn.reset(id, ResetCode::CANCEL);
             if let Some(io) = state.streams.io.get_mut(&id) {
                 let waker = io.send_waker.take();

@@ -5,7 +5,7 @@ use std::task::Context;
 use http::Response;
 use tonic::Status;
 use tonic::body::Body;
-use tonic_rdma_proto::{ResetCode, SendError};
+use tonic_rdma_proto::{ResetCode, SendError, Side};
 
 use crate::codec::{BodyEncoder, Call, HEADER, is_plain_grpc};
 use crate::connection::call::headers;
@@ -48,13 +48,15 @@ pub(in crate::connection) fn begin(
     }
     let queued = if end { out.ended_with_head() } else { out.queue(&mut state, stream.id) };
     if let Err(status) = &queued {
-        give_up(&mut state, stream.id, status);
+        let code = out.reset_code(Side::Server, status);
+        give_up(&mut state, stream.id, code, status);
     }
     let more = queued.is_ok() && !out.is_queued();
     let dropped = if more { None } else { stream.release(&mut state) };
     state.flush_soon();
     drop(state);
     drop(dropped);
+    out.resume_panic();
     more.then_some(out)
 }
 

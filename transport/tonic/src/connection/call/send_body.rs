@@ -1,6 +1,9 @@
 //! A body that is sent.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -38,12 +41,23 @@ pub(in crate::connection) struct SendBody {
     /// The header block of the trailers.
     trailers: Option<Bytes>,
     state: State,
+    /// The body panicked, and is not polled again.
+    panic: Option<Panic>,
+}
+
+/// What a body panicked with.
+struct Panic(Box<dyn Any + Send>);
+
+impl fmt::Debug for Panic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Panic")
+    }
 }
 
 impl SendBody {
     pub(in crate::connection) fn new(body: Body, encoder: BodyEncoder) -> Self {
         let state = if body.is_end_stream() { State::Ended } else { State::Reading };
-        SendBody { body, encoder, chunks: Fifo::default(), trailers: None, state }
+        SendBody { body, encoder, chunks: Fifo::default(), trailers: None, state, panic: None }
     }
 
     /// The body is empty: the head is all there is.
@@ -61,6 +75,10 @@ impl SendBody {
     ///
     /// With enough bytes it polls once more: a unary body then says that it has ended, and its end
     /// goes with the message instead of in a message of its own.
+    ///
+    /// If the body panics, what it gave before is queued as after an error, and
+    /// [`resume_panic`](Self::resume_panic) goes on with the panic: with HTTP/2, too, the head of a
+    /// response goes out before a stream that panics.
     pub(in crate::connection) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let (mut gathered, mut enough) = (0, false);
         while matches!(self.state, State::Reading) {
@@ -68,7 +86,18 @@ impl SendBody {
                 return true;
             }
             enough = gathered >= MIN_GATHER;
-            match self.encoder.poll(&mut self.body, cx, &mut self.chunks) {
+            let (encoder, body) = (&mut self.encoder, &mut self.body);
+            let chunks = &mut self.chunks;
+            let polled = catch_unwind(AssertUnwindSafe(|| encoder.poll(body, cx, chunks)));
+            let polled = match polled {
+                Ok(polled) => polled,
+                Err(panic) => {
+                    self.panic = Some(Panic(panic));
+                    self.state = State::Failed(Status::cancelled("the body panicked"));
+                    return false;
+                }
+            };
+            match polled {
                 Poll::Pending => return false,
                 Poll::Ready(None) => self.state = State::Ended,
                 Poll::Ready(Some(Err(status))) => self.state = State::Failed(status),
@@ -100,6 +129,13 @@ impl SendBody {
         false
     }
 
+    /// Goes on with a panic of the body, once what came before it is queued.
+    pub(in crate::connection) fn resume_panic(&mut self) {
+        if let Some(Panic(panic)) = self.panic.take() {
+            resume_unwind(panic);
+        }
+    }
+
     /// Queues what was taken with the connection, and the end of the body if it was reached.
     pub(in crate::connection) fn queue(
         &mut self,
@@ -127,7 +163,12 @@ impl SendBody {
         match std::mem::replace(&mut self.state, State::Queued) {
             State::Reading => self.state = State::Reading,
             State::Queued => {}
-            State::Failed(status) => return Err(status),
+            State::Failed(status) => {
+                return Err(match state.conn.side() {
+                    Side::Client => body_failed(&status),
+                    Side::Server => status,
+                });
+            }
             State::Ended => {
                 let sent = match self.trailers.take() {
                     Some(block) => state.conn.send_headers(id, block, true),
@@ -159,7 +200,10 @@ impl SendBody {
                 return Poll::Ready(Ok(()));
             }
             if let Err(status) = self.queue(&mut state, id) {
-                give_up(&mut state, id, &status);
+                let code = self.reset_code(state.conn.side(), &status);
+                give_up(&mut state, id, code, &status);
+                drop(state);
+                self.resume_panic();
                 return Poll::Ready(Err(status));
             }
             state.flush_soon();
@@ -173,6 +217,18 @@ impl SendBody {
                 wait_for(&mut io.send_waker, cx);
             }
             return Poll::Pending;
+        }
+    }
+
+    /// The code with which a stream is reset whose body failed with `status`. A request's is never
+    /// CANCEL: tonic takes that for the end of the request, and its handler would take a part of it
+    /// for the whole.
+    pub(in crate::connection) fn reset_code(&self, side: Side, status: &Status) -> ResetCode {
+        match (side, status.code()) {
+            (Side::Client, _) => ResetCode::INTERNAL,
+            (Side::Server, _) if self.panic.is_some() => ResetCode::CANCEL,
+            (Side::Server, tonic::Code::ResourceExhausted) => ResetCode::ENHANCE_YOUR_CALM,
+            (Side::Server, _) => ResetCode::INTERNAL,
         }
     }
 
@@ -197,16 +253,27 @@ impl SendBody {
     }
 }
 
-/// Resets a stream whose body cannot be sent.
-pub(in crate::connection) fn give_up(state: &mut ConnectionState, id: StreamId, status: &Status) {
-    let code = match (state.conn.side(), status.code()) {
-        (Side::Client, _) => ResetCode::CANCEL,
-        (Side::Server, tonic::Code::ResourceExhausted) => ResetCode::ENHANCE_YOUR_CALM,
-        (Side::Server, _) => ResetCode::INTERNAL,
-    };
+/// Resets a stream whose body cannot be sent. What is queued of a response goes out first, as far
+/// as the peer takes it now: its head precedes the failure of its body.
+pub(in crate::connection) fn give_up(
+    state: &mut ConnectionState,
+    id: StreamId,
+    code: ResetCode,
+    status: &Status,
+) {
+    if state.conn.side() == Side::Server {
+        state.flush_soon();
+    }
     state.conn.reset(id, code);
     state.fail_stream(id, status.clone());
     state.flush_soon();
+}
+
+/// The status of a call whose request cannot be sent to its end, because of a message over the
+/// stub's own limit for instance. The code is that of HTTP/2 for a body that fails.
+fn body_failed(status: &Status) -> Status {
+    let text = format!("the request's body failed: {:?}: {}", status.code(), status.message());
+    Status::internal(text)
 }
 
 fn too_long(error: SendError) -> Status {

@@ -11,7 +11,7 @@ use tower::{ServiceBuilder, ServiceExt};
 
 use crate::tests::support::echo::Client;
 use crate::tests::support::world::World;
-use crate::{Change, Channel, Error, ReasonCode};
+use crate::{Change, Channel, Reason, ReasonCode};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -50,13 +50,13 @@ async fn timeout_load_shed_buffer_and_limit() {
 #[derive(Clone)]
 struct Once(bool);
 
-impl Retry<Request<Body>, Response<Body>, Error> for Once {
+impl Retry<Request<Body>, Response<Body>, tonic::transport::Error> for Once {
     type Future = std::future::Ready<()>;
 
     fn retry(
         &mut self,
         _: &mut Request<Body>,
-        result: &mut Result<Response<Body>, Error>,
+        result: &mut Result<Response<Body>, tonic::transport::Error>,
     ) -> Option<Self::Future> {
         (result.is_err() && !std::mem::replace(&mut self.0, true)).then(|| std::future::ready(()))
     }
@@ -76,7 +76,7 @@ async fn retry_sees_errors_as_tower_errors() {
     let stack = ServiceBuilder::new().retry(Once(false)).service(required);
     let request = Request::builder().uri("/test.Echo/Say").body(Body::empty()).unwrap();
     let error = stack.oneshot(request).await.unwrap_err();
-    assert_eq!(error.reason().unwrap().code(), ReasonCode::PeerNotCapable);
+    assert_eq!(Reason::of(&error).unwrap().code(), ReasonCode::PeerNotCapable);
 }
 
 #[tokio::test]

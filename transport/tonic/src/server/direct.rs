@@ -1,0 +1,150 @@
+//! Serves a service of the user's without a router.
+
+use std::future::Future;
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use futures_core::Stream;
+use http::{Request, Response};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tonic::body::Body;
+use tonic::transport::server::Connected;
+use tower::{Layer, Service};
+
+use crate::error::{BoxError, Error};
+use crate::server::builder::Server;
+use crate::server::offer_route::OfferRoute;
+use crate::server::serve::{Never, serve};
+
+impl<L> Server<L> {
+    /// Serve the service `svc` on `addr`, until the process ends or the future is dropped. It
+    /// receives every request, whatever its path, except those by which clients ask for the fast
+    /// path.
+    ///
+    /// Otherwise as [`Router::serve`](crate::Router::serve). The layers wrap an [`OfferRoute`]
+    /// around the service; a layer for any service is one for this, too.
+    ///
+    /// ```no_run
+    /// # use tonic_rdma_example_services::greeter::greeter_server::{Greeter, GreeterServer};
+    /// # async fn run(greeter: impl Greeter) -> Result<(), tonic_rdma::Error> {
+    /// let addr = ([0, 0, 0, 0], 50051).into();
+    /// tonic_rdma::Server::builder().serve(addr, GreeterServer::new(greeter)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Router::serve`](crate::Router::serve).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Router::serve`](crate::Router::serve).
+    pub async fn serve<S, ResBody>(self, addr: SocketAddr, svc: S) -> Result<(), Error>
+    where
+        L: Layer<OfferRoute<S>>,
+        L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+        <<L as Layer<OfferRoute<S>>>::Service as Service<Request<Body>>>::Future: Send,
+        <<L as Layer<OfferRoute<S>>>::Service as Service<Request<Body>>>::Error:
+            Into<BoxError> + Send + 'static,
+        ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+        ResBody::Error: Into<BoxError>,
+    {
+        let incoming = self.bind(addr).map_err(Error::bind(addr))?;
+        let bound = incoming.local_addr().ok();
+        serve(self, |offer| OfferRoute::new(svc, offer), incoming, bound, None::<Never>).await
+    }
+
+    /// As [`serve`](Server::serve), until `signal` completes; then shut down gracefully, as
+    /// [`Router::serve_with_shutdown`](crate::Router::serve_with_shutdown).
+    ///
+    /// # Errors
+    ///
+    /// As [`Router::serve`](crate::Router::serve).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Router::serve`](crate::Router::serve).
+    pub async fn serve_with_shutdown<S, F, ResBody>(
+        self,
+        addr: SocketAddr,
+        svc: S,
+        signal: F,
+    ) -> Result<(), Error>
+    where
+        L: Layer<OfferRoute<S>>,
+        L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+        <<L as Layer<OfferRoute<S>>>::Service as Service<Request<Body>>>::Future: Send,
+        <<L as Layer<OfferRoute<S>>>::Service as Service<Request<Body>>>::Error:
+            Into<BoxError> + Send + 'static,
+        F: Future<Output = ()>,
+        ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+        ResBody::Error: Into<BoxError>,
+    {
+        let incoming = self.bind(addr).map_err(Error::bind(addr))?;
+        let bound = incoming.local_addr().ok();
+        serve(self, |offer| OfferRoute::new(svc, offer), incoming, bound, Some(signal)).await
+    }
+
+    /// As [`serve`](Server::serve), on the connections that `incoming` yields; see
+    /// [`Router::serve_with_incoming`](crate::Router::serve_with_incoming).
+    ///
+    /// # Errors
+    ///
+    /// As [`Router::serve_with_incoming`](crate::Router::serve_with_incoming).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Router::serve`](crate::Router::serve).
+    pub async fn serve_with_incoming<S, I, IO, IE, ResBody>(
+        self,
+        svc: S,
+        incoming: I,
+    ) -> Result<(), Error>
+    where
+        L: Layer<OfferRoute<S>>,
+        L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+        <<L as Layer<OfferRoute<S>>>::Service as Service<Request<Body>>>::Future: Send,
+        <<L as Layer<OfferRoute<S>>>::Service as Service<Request<Body>>>::Error:
+            Into<BoxError> + Send + 'static,
+        I: Stream<Item = Result<IO, IE>>,
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+        IE: Into<BoxError>,
+        ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+        ResBody::Error: Into<BoxError>,
+    {
+        serve(self, |offer| OfferRoute::new(svc, offer), incoming, None, None::<Never>).await
+    }
+
+    /// As [`serve_with_incoming`](Server::serve_with_incoming), until `signal` completes; then shut
+    /// down gracefully.
+    ///
+    /// # Errors
+    ///
+    /// As [`Router::serve_with_incoming`](crate::Router::serve_with_incoming).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Router::serve`](crate::Router::serve).
+    pub async fn serve_with_incoming_shutdown<S, I, F, IO, IE, ResBody>(
+        self,
+        svc: S,
+        incoming: I,
+        signal: F,
+    ) -> Result<(), Error>
+    where
+        L: Layer<OfferRoute<S>>,
+        L::Service: Service<Request<Body>, Response = Response<ResBody>> + Clone + Send + 'static,
+        <<L as Layer<OfferRoute<S>>>::Service as Service<Request<Body>>>::Future: Send,
+        <<L as Layer<OfferRoute<S>>>::Service as Service<Request<Body>>>::Error:
+            Into<BoxError> + Send + 'static,
+        I: Stream<Item = Result<IO, IE>>,
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+        IE: Into<BoxError>,
+        F: Future<Output = ()>,
+        ResBody: http_body::Body<Data = Bytes> + Send + 'static,
+        ResBody::Error: Into<BoxError>,
+    {
+        serve(self, |offer| OfferRoute::new(svc, offer), incoming, None, Some(signal)).await
+    }
+}

@@ -1,0 +1,8 @@
+//! Behaviour that is tonic's, over TCP and over the fast path, and what the Offer adds to it.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod balance_with_dead_endpoints;
+mod incoming_ends;
+mod offer_in_layers;
+mod served_directly;

@@ -1,0 +1,146 @@
+//! Holds the public API against `tonic::transport` of the version in Cargo.lock: what tonic has is
+//! here too, under the same path below the crate's root, or in [`DIFFERENCES`] with its reason.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod surface;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use surface::Surface;
+
+/// What tonic has and this crate has not, or with another signature, and why.
+const DIFFERENCES: &[(&str, &str)] = &[];
+
+/// Types that are this crate's own. Others are tonic's, and only their names are compared.
+const TYPES: &[&str] =
+    &["Server", "Router", "Endpoint", "Channel", "ResponseFuture", "Change", "Error"];
+
+/// What is wrong with the list of differences, given what both have.
+fn faults(theirs: &Surface, ours: &Surface, listed: &[(&str, &str)]) -> Vec<String> {
+    let names: BTreeSet<&str> = listed.iter().map(|(name, _)| *name).collect();
+    let mut faults = Vec::new();
+    for (name, signature) in theirs {
+        let fault = match ours.get(name) {
+            None => format!("tonic has {name} {signature}, and this crate has not"),
+            Some(own) if own != signature => {
+                format!("{name} is {signature} in tonic, and {own} here")
+            }
+            Some(_) => continue,
+        };
+        if !names.contains(&**name) {
+            faults.push(format!("{fault}: add it, or list it with the reason"));
+        }
+    }
+    for (name, reason) in listed {
+        match theirs.get(*name) {
+            None => faults.push(format!("{name} is listed, and tonic has no such thing")),
+            Some(signature) if ours.get(*name) == Some(signature) => {
+                faults.push(format!("{name} is listed, and is here as in tonic"));
+            }
+            Some(_) => {}
+        }
+        if reason.split_whitespace().count() < 4 {
+            faults.push(format!("{name} is listed without a reason"));
+        }
+    }
+    if names.len() != listed.len() {
+        faults.push("a name is listed twice".to_owned());
+    }
+    faults
+}
+
+#[test]
+fn what_tonic_has_is_here_or_listed() {
+    let faults = faults(&theirs(), &ours(), DIFFERENCES);
+    assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
+}
+
+/// Tells a source that is laid out in another way, of which nothing would be read, from one that
+/// has nothing.
+#[test]
+fn both_sources_are_read() {
+    for (whose, surface) in [("tonic", theirs()), ("tonic-rdma", ours())] {
+        for known in [
+            "Channel",
+            "Certificate",
+            "server",
+            "server::TcpIncoming",
+            "channel::Change",
+            "channel::ResponseFuture",
+            "Server::serve_with_incoming()",
+            "Router::serve()",
+            "Endpoint::http2_adaptive_window()",
+            "Channel: Service<Request<Body>>",
+            "Endpoint: TryFrom<&'static str>",
+            "Server: Clone",
+            "Error: Display",
+        ] {
+            assert!(surface.contains_key(known), "{whose}: no {known} in {surface:#?}");
+        }
+        assert_eq!(surface["Server::load_shed()"], "(self, bool) -> Self", "{whose}");
+        assert_eq!(surface["Endpoint::connect()"], "async (&self) -> Result<Channel,Error>");
+        assert!(surface.len() > 100, "{whose}: {surface:#?}");
+    }
+}
+
+#[test]
+fn faults_are_found() {
+    let surface = |entries: &[(&str, &str)]| -> Surface {
+        entries.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    };
+    let theirs = surface(&[("A", ""), ("A::f()", "(self) -> u8"), ("B", "")]);
+    let why = "it has no meaning here";
+    assert_eq!(faults(&theirs, &theirs, &[]), [""; 0]);
+    let fewer = surface(&[("A", ""), ("A::f()", "(self) -> u8"), ("C", "")]);
+    assert!(faults(&theirs, &fewer, &[])[0].contains("tonic has B"));
+    assert_eq!(faults(&theirs, &fewer, &[("B", why)]), [""; 0]);
+    let other = surface(&[("A", ""), ("A::f()", "(self) -> u16"), ("B", "")]);
+    assert!(faults(&theirs, &other, &[])[0].contains("(self) -> u8 in tonic"));
+    assert_eq!(faults(&theirs, &other, &[("A::f()", why)]), [""; 0]);
+    assert!(faults(&theirs, &theirs, &[("B", why)])[0].contains("is here as in tonic"));
+    assert!(faults(&theirs, &theirs, &[("D", why)])[0].contains("no such thing"));
+    assert!(faults(&theirs, &fewer, &[("B", "why")])[0].contains("without a reason"));
+    assert!(faults(&theirs, &fewer, &[("B", why), ("B", why)])[0].contains("twice"));
+}
+
+fn theirs() -> Surface {
+    surface::read(
+        &tonic(),
+        &[("", "mod.rs"), ("server", "server/mod.rs"), ("channel", "channel/mod.rs")],
+        TYPES,
+        &[
+            "server/mod.rs",
+            "channel/mod.rs",
+            "channel/endpoint.rs",
+            "channel/service/discover.rs",
+            "error.rs",
+        ],
+    )
+}
+
+fn ours() -> Surface {
+    surface::read(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &[("", "lib.rs"), ("server", "server/mod.rs"), ("channel", "channel/mod.rs")],
+        TYPES,
+        &["server", "channel", "endpoint", "error.rs"],
+    )
+}
+
+/// The folder `transport` in the source of the tonic version in Cargo.lock.
+fn tonic() -> PathBuf {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let metadata = std::process::Command::new(cargo)
+        .args(["metadata", "--format-version=1", "--locked"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let package = packages.iter().find(|package| package["name"] == "tonic").unwrap();
+    let manifest = Path::new(package["manifest_path"].as_str().unwrap());
+    manifest.with_file_name("src").join("transport")
+}
