@@ -31,6 +31,7 @@
 //! | [`memlock`] | how much the process may pin |
 //! | `error`, `stats` | the errors and figures of a pool |
 //! | `copy` | copying payload at the speed of memory |
+//! | `disk` | files to and from pool memory through io_uring (feature `io-uring`, Linux) |
 //! | `test_util` | memory that changes under its reader, for tests (feature `test-util`) |
 //!
 //! Each module imports from those below it only.
@@ -39,6 +40,8 @@ mod arena;
 mod buf;
 mod config;
 mod copy;
+#[cfg(all(feature = "io-uring", target_os = "linux"))]
+pub mod disk;
 mod error;
 mod landing;
 mod ledger;
