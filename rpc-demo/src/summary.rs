@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::costs::Costs;
+use crate::disk::Disk;
 use crate::names::Shown;
 use crate::net::Route;
 
@@ -78,6 +79,7 @@ impl Summary<'_> {
             seconds: self.elapsed.as_secs_f64(),
             bytes_per_second: self.rate(),
             costs: self.costs,
+            disk: Disk::of(&self.costs),
             route,
             from,
             to,
@@ -96,6 +98,7 @@ pub(crate) struct Json<'a> {
     seconds: f64,
     bytes_per_second: f64,
     costs: Costs,
+    disk: Disk,
     #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<&'a Route>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,9 +124,10 @@ impl fmt::Display for Summary<'_> {
         }
         write!(
             f,
-            ", {:.3} s, {:.3} GB/s, CRC32C ok, ",
+            ", {:.3} s, {:.3} GB/s, CRC32C ok, files {}, ",
             self.elapsed.as_secs_f64(),
-            self.rate() / 1e9
+            self.rate() / 1e9,
+            Disk::of(&self.costs)
         )?;
         match &self.routes {
             Routes::One(route) => write!(f, "{route}"),

@@ -153,6 +153,10 @@ pub use tonic_rdma_fabric::ShmAccess;
 #[cfg(feature = "test-util")]
 #[doc(no_inline)]
 pub use tonic_rdma_fabric::sim;
+/// Files to and from memory of a pool through io_uring, for programs that serve from disks.
+#[cfg(all(feature = "io-uring", target_os = "linux"))]
+#[doc(no_inline)]
+pub use tonic_rdma_memory::disk;
 pub use tonic_rdma_memory::{
     HugePages, PinnedBuf, Pool, PoolConfig, PoolError, PoolStats, RegionError,
 };
