@@ -115,9 +115,7 @@ fn a_full_ring_makes_work_wait() {
             thread::spawn(move || {
                 let reads: Vec<_> = (0..32)
                     .map(|n| (first + n) % 64 * PAGE)
-                    .map(|at| {
-                        (at, ring.read(&file, at as u64, pool.try_alloc(PAGE).unwrap()))
-                    })
+                    .map(|at| (at, ring.read(&file, at as u64, pool.try_alloc(PAGE).unwrap())))
                     .collect();
                 for (at, read) in reads {
                     let (read, buf) = read.wait();
@@ -245,7 +243,10 @@ fn a_ring_that_the_kernel_refuses_is_an_error() {
             // SAFETY: both calls read their arguments only, and concern this thread.
             unsafe {
                 assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-                assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+                assert_eq!(
+                    libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program),
+                    0
+                );
             }
             Ring::new(4).unwrap_err()
         })

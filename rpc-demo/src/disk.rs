@@ -28,6 +28,9 @@ pub(crate) const MIN_LEN: u64 = 64 << 10;
 /// Reads and writes in flight at a time, of all files; others wait their turn.
 const ENTRIES: u32 = 128;
 
+/// The type of tmpfs in statfs(2).
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 /// The first reason for the page cache.
 static REASON: Mutex<Option<String>> = Mutex::new(None);
@@ -80,6 +83,10 @@ impl Direct {
     pub(crate) fn open(file: &File, access: Access) -> Option<Direct> {
         let open = || {
             let ring = ring()?;
+            // It takes the flag since Linux 6.6, and copies all the same.
+            if rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC) {
+                return Err("tmpfs: there is no disk".to_owned());
+            }
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or_default();
             let mut options = File::options();

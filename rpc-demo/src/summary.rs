@@ -30,7 +30,7 @@ pub(crate) struct Tally {
 /// A successful transfer, shown on one line that is readable and easy to search:
 ///
 /// ```text
-/// put 'tree': 1073741824 bytes in 61 files, 16 directories, 3.208 s, 0.335 GB/s, CRC32C ok, 0 bytes by RDMA WRITE (0.0 %), path tcp (no-device: ...)
+/// put 'tree': 1073741824 bytes in 61 files, 16 directories, 3.208 s, 0.335 GB/s, CRC32C ok, files 0.0 % by O_DIRECT (page cache: ...), 0 bytes by RDMA WRITE (0.0 %), path tcp (no-device: ...)
 /// ```
 ///
 /// With `--json` the same data is one object.

@@ -214,7 +214,12 @@ impl Shared {
         loop {
             // SAFETY: no argument is passed. It submits nothing, and so needs no lock.
             let waited = unsafe {
-                self.ring.submitter().enter::<libc::sigset_t>(0, 1, EnterFlags::GETEVENTS.bits(), None)
+                self.ring.submitter().enter::<libc::sigset_t>(
+                    0,
+                    1,
+                    EnterFlags::GETEVENTS.bits(),
+                    None,
+                )
             };
             if let Err(error) = waited
                 && error.raw_os_error() != Some(libc::EINTR)

@@ -13,7 +13,7 @@
 use std::io;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::region::page::page;
@@ -134,6 +134,8 @@ pub fn is_truncated(bytes: &[u8]) -> bool {
 /// Whether any guarded memory was found to be truncated, and is still there.
 #[inline]
 pub fn is_any_truncated() -> bool {
+    // The bytes were read before: no load of the count takes the place of one that would follow.
+    fence(Acquire);
     TRUNCATED.load(Relaxed) > 0
 }
 
@@ -224,9 +226,10 @@ fn mend(addr: usize) -> bool {
     };
     let Some(entry) = entries().find(lies_in) else { return false };
     let page = PAGE.load(SeqCst);
-    // Marked first: whoever reads the zeros then finds the mark.
-    if !entry.truncated.swap(true, SeqCst) {
-        TRUNCATED.fetch_add(1, SeqCst);
+    // Counted, then marked, then mapped: whoever reads the zeros finds both.
+    TRUNCATED.fetch_add(1, SeqCst);
+    if entry.truncated.swap(true, SeqCst) {
+        TRUNCATED.fetch_sub(1, SeqCst);
     }
     let at = std::ptr::without_provenance_mut::<libc::c_void>(addr - addr % page);
     let protection = libc::PROT_READ | libc::PROT_WRITE;

@@ -160,11 +160,11 @@ mod tests {
     use std::time::Duration;
 
     use super::super::Options;
+    use super::super::upload::Claim;
     use super::*;
     use crate::attributes::Attributes;
     use crate::ranges::{RANGE_MIN, Ranges};
     use crate::sink::{Room, write_at};
-    use super::super::upload::Claim;
 
     const EACH: usize = RANGE_MIN as usize;
 

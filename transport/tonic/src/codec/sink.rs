@@ -216,7 +216,11 @@ fn check_truncated<T: Message>(item: &T) -> Result<(), Status> {
     let (mut small, mut fields) = (BytesMut::new(), VecDeque::new());
     item.encode_raw(&mut SegmentBuf::new(&mut small, &mut fields, 1));
     match fields.iter().any(|field| mapped_file::is_truncated(&field.bytes)) {
-        true => Err(Status::failed_precondition(mapped_file::truncated().to_string())),
+        true => {
+            let error = mapped_file::truncated();
+            tracing::warn!(%error, "a message is not sent");
+            Err(Status::failed_precondition(error.to_string()))
+        }
         false => Ok(()),
     }
 }

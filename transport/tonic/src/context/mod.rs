@@ -291,7 +291,7 @@ impl Context {
     /// # async fn send(file: std::fs::File) -> Result<(), Box<dyn std::error::Error>> {
     /// use tonic_rdma::Context;
     ///
-    /// // SAFETY: nobody truncates the file while it is mapped.
+    /// // SAFETY: nobody writes to the file while it is mapped.
     /// let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file)? };
     /// let weights = Context::global().register(map).await?;
     /// let block = weights.slice(..4 << 20); // for a field of a message
