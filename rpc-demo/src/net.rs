@@ -60,8 +60,8 @@ pub(crate) fn check_environment() -> Result<(), Failure> {
     })
 }
 
-/// The devices and pools of this process. Payload lands at whole pages, so that it can be written to
-/// files from where it lies.
+/// The devices and pools of this process. Payload lands at whole pages, so that it can be written
+/// to files from where it lies.
 fn context() -> Context {
     static CONTEXT: OnceLock<Context> = OnceLock::new();
     let aligned = || Context::builder().landing_alignment(ALIGN as usize).map(|b| b.build());

@@ -1,5 +1,5 @@
-//! Memory of the application that is mapped from a file which was truncated: what was read of it may
-//! be zeros, and must not be announced to the peer.
+//! Memory of the application that is mapped from a file which was truncated: what was read of it
+//! may be zeros, and must not be announced to the peer.
 
 use bytes::Bytes;
 use tonic_rdma_fabric::{AnyLink, Link, LinkError, Verb};
