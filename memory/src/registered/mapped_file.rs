@@ -128,7 +128,14 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
 /// their file. To be called after the bytes were read: what was read may be zeros then.
 #[inline]
 pub fn is_truncated(bytes: &[u8]) -> bool {
-    is_any_truncated() && lies_in_truncated(bytes)
+    is_any_truncated() && lies_in(bytes, |entry| entry.truncated.load(SeqCst))
+}
+
+/// Whether these bytes lie in guarded memory. Code that cannot check [`is_truncated`] after it has
+/// read them should be given a copy.
+#[inline]
+pub fn is_guarded(bytes: &[u8]) -> bool {
+    !TABLE.load(Relaxed).is_null() && lies_in(bytes, |_| true)
 }
 
 /// Whether any guarded memory was found to be truncated, and is still there.
@@ -148,12 +155,11 @@ pub fn truncated() -> io::Error {
 }
 
 #[cold]
-fn lies_in_truncated(bytes: &[u8]) -> bool {
+fn lies_in(bytes: &[u8], counts: impl Fn(&Entry) -> bool) -> bool {
     let start = bytes.as_ptr().addr();
     let end = start + bytes.len();
     entries().any(|entry| {
-        entry.truncated.load(SeqCst)
-            && entry.range().is_some_and(|(from, to)| start < to && from < end)
+        counts(entry) && entry.range().is_some_and(|(from, to)| start < to && from < end)
     })
 }
 

@@ -283,7 +283,7 @@ impl Context {
     /// once; one that is mapped shared is not, but Linux before 6.2 pins it only if it is mapped
     /// writable (EFAULT). While it is registered, a file that is mapped may be truncated without an
     /// end to the process: a handler of SIGBUS, installed with the first such memory, has reads
-    /// past the end find zeros. A message with such memory fails with FAILED_PRECONDITION, or, the
+    /// past the end find zeros. A message with such memory fails with INTERNAL, or, the
     /// first time over shared memory, ends its connection, and [`Registered::is_truncated`] says
     /// so.
     ///
