@@ -62,7 +62,7 @@ pub(crate) fn check_environment() -> Result<(), Failure> {
 
 /// The devices and pools of this process. Payload lands at whole pages, so that it can be written
 /// to files from where it lies.
-fn context() -> Context {
+pub(crate) fn context() -> Context {
     static CONTEXT: OnceLock<Context> = OnceLock::new();
     let aligned = || Context::builder().landing_alignment(ALIGN as usize).map(|b| b.build());
     CONTEXT.get_or_init(|| aligned().unwrap_or_else(|_| Context::global())).clone()
