@@ -33,6 +33,7 @@
 //! | [`memlock`] | how much the process may pin |
 //! | `error`, `stats` | the errors and figures of a pool |
 //! | `copy` | copying payload at the speed of memory |
+//! | `disk` | files to and from pool memory through io_uring (feature `io-uring`, Linux) |
 //! | `test_util` | memory that changes under its reader, for tests (feature `test-util`) |
 //!
 //! Each module imports from those below it only.
@@ -41,6 +42,8 @@ mod arena;
 mod buf;
 mod config;
 mod copy;
+#[cfg(all(feature = "io-uring", target_os = "linux"))]
+pub mod disk;
 mod error;
 mod landing;
 mod ledger;
@@ -71,5 +74,7 @@ pub use region::memfd;
 pub use region::page::HugePages;
 pub use region::random_address::random_iova;
 pub use registered::PoolRegistration;
+#[cfg(target_os = "linux")]
+pub use registered::mapped_file;
 pub use registrar::{Access, HeapRegistrar, Memory, Registrar, Registration};
 pub use stats::{ClassStats, PoolStats, Use};

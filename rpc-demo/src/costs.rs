@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 static READ: AtomicU64 = AtomicU64::new(0);
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
+static DIRECT_READ: AtomicU64 = AtomicU64::new(0);
+static DIRECT_WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Counts `bytes` copied from a file, a pipe or a terminal into memory.
 pub(crate) fn read(bytes: usize) {
@@ -22,6 +24,16 @@ pub(crate) fn written(bytes: u64) {
     WRITTEN.fetch_add(bytes, Ordering::Relaxed);
 }
 
+/// Counts `bytes` that a disk wrote to memory, past the page cache: no processor copies them.
+pub(crate) fn direct_read(bytes: u64) {
+    DIRECT_READ.fetch_add(bytes, Ordering::Relaxed);
+}
+
+/// Counts `bytes` that a disk took from memory, past the page cache.
+pub(crate) fn direct_written(bytes: u64) {
+    DIRECT_WRITTEN.fetch_add(bytes, Ordering::Relaxed);
+}
+
 /// Totals since the process started. The difference of two values is the cost in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Costs {
@@ -31,6 +43,12 @@ pub(crate) struct Costs {
     pub(crate) file_read_bytes: u64,
     /// Bytes copied into files.
     pub(crate) file_written_bytes: u64,
+    /// Bytes that disks wrote to memory, without a copy by a processor.
+    #[serde(default)]
+    pub(crate) direct_read_bytes: u64,
+    /// Bytes that disks took from memory, without a copy by a processor.
+    #[serde(default)]
+    pub(crate) direct_written_bytes: u64,
 }
 
 impl Costs {
@@ -41,6 +59,8 @@ impl Costs {
             cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
             file_read_bytes: READ.load(Ordering::Relaxed),
             file_written_bytes: WRITTEN.load(Ordering::Relaxed),
+            direct_read_bytes: DIRECT_READ.load(Ordering::Relaxed),
+            direct_written_bytes: DIRECT_WRITTEN.load(Ordering::Relaxed),
         }
     }
 }
@@ -53,6 +73,10 @@ impl Sub for Costs {
             cpu_seconds: self.cpu_seconds - before.cpu_seconds,
             file_read_bytes: self.file_read_bytes.saturating_sub(before.file_read_bytes),
             file_written_bytes: self.file_written_bytes.saturating_sub(before.file_written_bytes),
+            direct_read_bytes: self.direct_read_bytes.saturating_sub(before.direct_read_bytes),
+            direct_written_bytes: self
+                .direct_written_bytes
+                .saturating_sub(before.direct_written_bytes),
         }
     }
 }
@@ -66,9 +90,12 @@ mod tests {
         let before = Costs::now();
         read(10);
         written(20);
+        direct_read(30);
+        direct_written(40);
         let spent = Costs::now() - before;
         // Other tests of this process are counted, too.
         assert!(spent.file_read_bytes >= 10 && spent.file_written_bytes >= 20);
+        assert!(spent.direct_read_bytes >= 30 && spent.direct_written_bytes >= 40);
         assert!(spent.cpu_seconds >= 0.0);
         assert_eq!(before - before, Costs::default());
     }

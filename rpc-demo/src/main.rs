@@ -10,6 +10,7 @@
 //! | [`doctor`] | shows whether RDMA would be used, and how to fix what prevents it |
 //! | [`demo`] | compares TCP, the best path and a plain copy, with server and client processes |
 //! | [`net`] | connects and serves: the only module that uses the transport's API |
+//! | [`disk`] | reads and writes files past the page cache, through io_uring |
 //! | [`costs`] | processor time, and bytes copied between files and memory |
 //! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, ranges of large files |
 //! | [`source`], [`sink`], [`tree`], [`listing`] | reading and writing files; local and remote trees |
@@ -23,6 +24,7 @@ mod cp;
 mod demo;
 mod destination;
 mod digest;
+mod disk;
 mod doctor;
 mod entry;
 mod failure;

@@ -54,7 +54,7 @@ pub(crate) async fn serve(metrics: Option<Metrics>) -> Failure {
     let Some(Metrics { listener, handle, .. }) = metrics else { return future::pending().await };
     let render = handle.clone();
     let fetch = move || async move {
-        tonic_rdma::Context::global().record_metrics().await;
+        crate::net::context().record_metrics().await;
         ([(CONTENT_TYPE, TEXT)], render.render())
     };
     let upkeep = async {

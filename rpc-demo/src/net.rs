@@ -2,7 +2,7 @@
 //! transport's API.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -10,11 +10,12 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use tonic::transport::Uri;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{
-    Channel, Copied, Endpoint, FabricKind, Path, PathInfo, Pool, Server, ServerStats,
+    Channel, Context, Copied, Endpoint, FabricKind, Path, PathInfo, Pool, Server, ServerStats,
     TransportStats,
 };
 
 use crate::cli::{CHUNK_MIN, Path as Way};
+use crate::disk::ALIGN;
 use crate::failure::{Failure, causes};
 use crate::pb::object_store_client::ObjectStoreClient;
 use crate::pb::object_store_server::{ObjectStore, ObjectStoreServer};
@@ -59,6 +60,14 @@ pub(crate) fn check_environment() -> Result<(), Failure> {
     })
 }
 
+/// The devices and pools of this process. Payload lands at whole pages, so that it can be written
+/// to files from where it lies.
+pub(crate) fn context() -> Context {
+    static CONTEXT: OnceLock<Context> = OnceLock::new();
+    let aligned = || Context::builder().landing_alignment(ALIGN as usize).map(|b| b.build());
+    CONTEXT.get_or_init(|| aligned().unwrap_or_else(|_| Context::global())).clone()
+}
+
 /// An endpoint for `server`, which was given by `flag`, with the options of `way`.
 pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, Failure> {
     let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
@@ -75,7 +84,8 @@ pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, 
         .initial_connection_window_size(CONNECTION_WINDOW)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-        .fast_path_timeout(FAST_PATH_TIMEOUT);
+        .fast_path_timeout(FAST_PATH_TIMEOUT)
+        .context(context());
     Ok(match way.require_rdma {
         true => endpoint.require_rdma(true).fabrics([FabricKind::Verbs]),
         false => endpoint,
@@ -150,7 +160,7 @@ impl Listener {
         };
         let incoming = TcpIncoming::bind(addr).map_err(cannot)?.with_nodelay(Some(true));
         let addr = incoming.local_addr().map_err(cannot)?;
-        Ok(Listener { incoming, server: Server::builder(), addr })
+        Ok(Listener { incoming, server: Server::builder().context(context()), addr })
     }
 
     /// The counters of bytes that the server copies.
@@ -270,8 +280,9 @@ pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
 /// number of jobs can then have some messages in flight and some that wait for the disk.
 const SENDING: usize = 16;
 const LANDED: usize = 64;
-/// Maximum framing overhead of a message in bytes: a page.
-const BESIDE: usize = 4 << 10;
+/// What a message takes beside its payload, in bytes: a page of framing, and up to a page because
+/// the payload is aligned.
+const BESIDE: usize = 8 << 10;
 
 /// For `--json`. `reason` and `cause` explain why the path is TCP.
 impl Serialize for Route {

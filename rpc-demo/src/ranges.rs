@@ -26,7 +26,9 @@ impl Ranges {
     /// to 4 PiB.
     pub(crate) fn near(size: u64, wish: u64) -> Ranges {
         let least = size.div_ceil(COUNT_MAX).next_power_of_two();
-        Ranges { size, each: wish.clamp(RANGE_MIN, RANGE_MAX).max(least) }
+        let each = wish.clamp(RANGE_MIN, RANGE_MAX).max(least);
+        // Whole pages, so that each range can be read and written past the page cache.
+        Ranges { size, each: each - each % 4096 }
     }
 
     /// Bytes of a range.

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::cli::Serve;
 use crate::costs::Costs;
+use crate::disk;
 use crate::failure::{Failure, causes};
 use crate::metrics::{self, Metrics};
 use crate::names::Shown;
@@ -33,6 +34,7 @@ pub(crate) struct Spent {
 pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     let mut stops = Stops::new().map_err(crate::signals::no_signals)?;
 
+    args.files.apply();
     let root = args.root.clone();
     let keep_uploads = Duration::from_secs(args.keep_uploads * 3600);
     let options = Options { sync: !args.no_sync, keep_uploads };
@@ -63,6 +65,10 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     let (stop, stopped) = oneshot::channel::<()>();
     if args.no_sync {
         tracing::warn!("--no-sync: a crash of this host may take what was acknowledged");
+    }
+    match disk::check() {
+        Ok(()) => tracing::info!("large files are read and written by O_DIRECT where they can be"),
+        Err(reason) => tracing::info!("files are read and written by the page cache: {reason}"),
     }
     let service = Service::new(store, args.max_reads, args.max_writes);
     let sweep = service.sweep();

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::costs;
 use crate::digest::Digest;
+use crate::disk::{Access, Direct, MIN_LEN};
 use crate::source::BLOCK;
 
 /// Chunks queued for the disk, in addition to the one being written.
@@ -31,11 +32,23 @@ const DEFAULT_MODE: u32 = 0o666;
 pub(crate) struct Written {
     file: File,
     turn: Mutex<()>,
+    /// The same file with O_DIRECT, once a large chunk has come.
+    direct: OnceLock<Option<Direct>>,
 }
 
 impl Written {
     fn new(file: File) -> Arc<Written> {
-        Arc::new(Written { file, turn: Mutex::new(()) })
+        Arc::new(Written { file, turn: Mutex::new(()), direct: OnceLock::new() })
+    }
+
+    /// The bytes at the start of a chunk that can be written past the page cache, and how.
+    fn direct(&self, offset: u64, chunk: &[u8]) -> Option<(&Direct, usize)> {
+        if (chunk.len() as u64) < MIN_LEN {
+            return None;
+        }
+        let open = || Direct::open(&self.file, Access::Write);
+        let direct = self.direct.get_or_init(open).as_ref()?;
+        Some((direct, direct.writable(offset, chunk))).filter(|(_, len)| *len > 0)
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
@@ -133,8 +146,17 @@ pub(crate) trait Room: Send + 'static {
     /// The file to write to.
     fn file(&self) -> &Arc<Written>;
 
-    /// Writes `bytes` at `offset` bytes from the start of this destination.
-    fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// The offset in the file at which this destination begins, in bytes.
+    fn begin(&self) -> u64;
+
+    /// Has `write` write `len` bytes at `offset` bytes from the start of this destination, if they
+    /// may be written there.
+    fn admit(
+        &mut self,
+        offset: u64,
+        len: usize,
+        write: &mut dyn FnMut() -> io::Result<()>,
+    ) -> io::Result<()>;
 }
 
 /// A part of a file with a single writer.
@@ -150,8 +172,17 @@ impl Room for Part {
         &self.file
     }
 
-    fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        write_at(&self.file, bytes, self.offset + offset)
+    fn begin(&self) -> u64 {
+        self.offset
+    }
+
+    fn admit(
+        &mut self,
+        _offset: u64,
+        _len: usize,
+        write: &mut dyn FnMut() -> io::Result<()>,
+    ) -> io::Result<()> {
+        write()
     }
 }
 
@@ -180,12 +211,30 @@ impl Writer {
             let mut digest = Digest::default();
             let file = room.file().clone();
             while let Some(chunk) = queue.blocking_recv() {
-                let _turn = file.turn();
-                // Each block is written while it is still in the cache from computing its checksum.
-                for block in chunk.chunks(BLOCK) {
-                    let offset = digest.size;
-                    digest.add(block);
-                    room.write(block, offset)?;
+                let at = room.begin() + digest.size;
+                match file.direct(at, &chunk) {
+                    Some((direct, len)) => {
+                        let (from, mut digest_of) = (digest.size, Some(&mut digest));
+                        room.admit(from, chunk.len(), &mut || {
+                            // The checksum is computed while the disk takes the bytes.
+                            let meanwhile = || {
+                                digest_of.take().into_iter().for_each(|digest| digest.add(&chunk));
+                            };
+                            let done = direct.write(at, chunk.slice(..len), meanwhile)?;
+                            let rest = chunk.get(done..).unwrap_or_default();
+                            write_at(&file, rest, at + done as u64)
+                        })?;
+                    }
+                    None => {
+                        let _turn = file.turn();
+                        // Each block is written while it is still in the cache from computing its
+                        // checksum.
+                        for block in chunk.chunks(BLOCK) {
+                            let (from, at) = (digest.size, room.begin() + digest.size);
+                            digest.add(block);
+                            room.admit(from, block.len(), &mut || write_at(&file, block, at))?;
+                        }
+                    }
                 }
             }
             Ok(digest)

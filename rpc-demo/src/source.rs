@@ -19,6 +19,7 @@ use tonic_rdma::{PinnedBuf, Pool};
 
 use crate::costs;
 use crate::digest::Digest;
+use crate::disk::{self, Access, Direct};
 use crate::ranges::{RANGE_MAX, Ranges};
 
 /// Chunks read ahead of the network, in addition to the one being read.
@@ -84,6 +85,12 @@ fn read(
         Extent::Range { offset, length } => (offset, length),
         Extent::Stream => (0, u64::MAX),
     };
+    if let Some((direct, chunk)) = directly(file, extent, chunk, &buffers)
+        && read_directly(&direct, file, extent, chunk, &mut buffers, &mut digest, pieces)?
+            == Next::Nothing
+    {
+        return Ok(());
+    }
     loop {
         // At least one byte more than the known size: only a read past the end detects the end.
         let left = limit.saturating_sub(digest.size);
@@ -102,6 +109,107 @@ fn read(
             return Ok(());
         }
     }
+}
+
+/// What is to be done after a part was read past the page cache.
+#[derive(PartialEq, Eq)]
+enum Next {
+    /// The receiver has everything, or is gone.
+    Nothing,
+    /// The rest is read through the page cache.
+    Rest,
+}
+
+/// The file with O_DIRECT, and the length of its chunks, if this part of it can be read past the
+/// page cache into memory of the pool.
+fn directly(
+    file: &File,
+    extent: Extent,
+    chunk: usize,
+    buffers: &Buffers,
+) -> Option<(Direct, usize)> {
+    let (offset, length) = match extent {
+        Extent::Whole(size) => (0, size.unwrap_or_default()),
+        Extent::Range { offset, length } => (offset, length),
+        Extent::Stream => (0, 0),
+    };
+    let chunk = chunk - chunk % disk::ALIGN as usize;
+    if buffers.pool.is_none() {
+        disk::cached("over TCP there is no memory of a device");
+    } else if length < disk::MIN_LEN {
+        disk::cached("short files and pipes");
+    } else if !offset.is_multiple_of(disk::ALIGN) || chunk == 0 {
+        disk::cached("a range does not begin at a multiple of 4096");
+    } else {
+        return Direct::open(file, Access::Read).map(|direct| (direct, chunk));
+    }
+    None
+}
+
+/// Reads as far as the known size goes, past the page cache. Each chunk is checksummed while the
+/// disk reads the next one.
+fn read_directly(
+    direct: &Direct,
+    file: &File,
+    extent: Extent,
+    chunk: usize,
+    buffers: &mut Buffers,
+    digest: &mut Digest,
+    pieces: &mpsc::Sender<io::Result<Piece>>,
+) -> io::Result<Next> {
+    let (offset, length, is_range) = match extent {
+        Extent::Range { offset, length } => (offset, length, true),
+        Extent::Whole(size) => (0, size.unwrap_or_default(), false),
+        Extent::Stream => (0, 0, false),
+    };
+    let mut ahead = VecDeque::new();
+    let mut begun = 0;
+    while digest.size < length {
+        while ahead.len() < READ_AHEAD && begun < length {
+            let want = usize::try_from(length - begun).map_or(chunk, |left| left.min(chunk));
+            let size = want.next_multiple_of(disk::ALIGN as usize);
+            let buffer =
+                if ahead.is_empty() { buffers.pinned(size) } else { buffers.pinned_now(size) };
+            let Some(buffer) = buffer else { break };
+            ahead.push_back((want, direct.read(offset + begun, buffer)));
+            begun += want as u64;
+        }
+        let at = offset + digest.size;
+        let (want, data) = match ahead.pop_front() {
+            Some((want, read)) => {
+                let Some(mut buffer) = direct.read_done(read)? else { return Ok(Next::Rest) };
+                // The last block may contain more than there was when the size was determined.
+                buffer.truncate(want);
+                let had = buffer.len();
+                if had < want {
+                    // At the end of a file that is shorter now, or interrupted.
+                    let left = (want - had) as u64;
+                    buffer.fill_from(&mut At { file, at: at + had as u64 }.take(left))?;
+                    costs::read(buffer.len() - had);
+                }
+                digest.add(&buffer);
+                (want, buffer.freeze())
+            }
+            None => {
+                // The pool has no memory at the moment.
+                disk::cached("the pool had no memory");
+                let left = usize::try_from(length - begun).map_or(chunk, |left| left.min(chunk));
+                begun += left as u64;
+                (left, buffers.read_plain(left, &mut At { file, at }, digest)?)
+            }
+        };
+        let is_short = data.len() < want;
+        let end = (is_range && digest.size == length).then_some(*digest);
+        if (!data.is_empty() || end.is_some())
+            && (pieces.blocking_send(Ok(Piece { data, end })).is_err() || end.is_some())
+        {
+            return Ok(Next::Nothing);
+        }
+        if is_short {
+            break;
+        }
+    }
+    Ok(Next::Rest)
 }
 
 /// Reads at its own position in a file that is shared with other readers.
@@ -222,6 +330,11 @@ impl Buffers {
         }
     }
 
+    /// Allocates memory of the pool, if there is some now.
+    fn pinned_now(&self, size: usize) -> Option<PinnedBuf> {
+        self.pool.as_ref().and_then(|pool| pool.try_alloc(size).ok())
+    }
+
     /// Reads up to `want` bytes, as many as the reader returns, and adds them to `digest` block by
     /// block.
     fn read(
@@ -243,6 +356,16 @@ impl Buffers {
             costs::read(filled);
             return Ok(pinned.freeze());
         }
+        self.read_plain(want, reader, digest)
+    }
+
+    /// As `read`, into ordinary memory.
+    fn read_plain(
+        &mut self,
+        want: usize,
+        reader: &mut impl Read,
+        digest: &mut Digest,
+    ) -> io::Result<Bytes> {
         let mut buffer = self.take(want);
         let mut filled = 0;
         for room in buffer.chunks_mut(BLOCK) {

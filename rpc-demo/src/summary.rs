@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::costs::Costs;
+use crate::disk::Disk;
 use crate::names::Shown;
 use crate::net::Route;
 
@@ -29,7 +30,7 @@ pub(crate) struct Tally {
 /// A successful transfer, shown on one line that is readable and easy to search:
 ///
 /// ```text
-/// put 'tree': 1073741824 bytes in 61 files, 16 directories, 3.208 s, 0.335 GB/s, CRC32C ok, 0 bytes by RDMA WRITE (0.0 %), path tcp (no-device: ...)
+/// put 'tree': 1073741824 bytes in 61 files, 16 directories, 3.208 s, 0.335 GB/s, CRC32C ok, files 0.0 % by O_DIRECT (page cache: ...), 0 bytes by RDMA WRITE (0.0 %), path tcp (no-device: ...)
 /// ```
 ///
 /// With `--json` the same data is one object.
@@ -78,6 +79,7 @@ impl Summary<'_> {
             seconds: self.elapsed.as_secs_f64(),
             bytes_per_second: self.rate(),
             costs: self.costs,
+            disk: Disk::of(&self.costs),
             route,
             from,
             to,
@@ -96,6 +98,7 @@ pub(crate) struct Json<'a> {
     seconds: f64,
     bytes_per_second: f64,
     costs: Costs,
+    disk: Disk,
     #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<&'a Route>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,9 +124,10 @@ impl fmt::Display for Summary<'_> {
         }
         write!(
             f,
-            ", {:.3} s, {:.3} GB/s, CRC32C ok, ",
+            ", {:.3} s, {:.3} GB/s, CRC32C ok, files {}, ",
             self.elapsed.as_secs_f64(),
-            self.rate() / 1e9
+            self.rate() / 1e9,
+            Disk::of(&self.costs)
         )?;
         match &self.routes {
             Routes::One(route) => write!(f, "{route}"),

@@ -57,6 +57,41 @@ impl Broken {
     }
 }
 
+/// io_uring that seccomp refuses, as in most containers: files go through the page cache, and the
+/// closing line says why.
+#[test]
+fn without_io_uring_files_go_through_the_page_cache() {
+    for error in ["EPERM", "ENOSYS"] {
+        let dir = scratch();
+        let at = |path: &str| dir.path().join(path);
+        fs::create_dir(at("root")).unwrap();
+        fs::write(at("file"), content(9_000_001, 1)).unwrap();
+        let strace = || {
+            let mut command = quiet(Command::new("strace"));
+            command.args(["-D", "-f", "-qq", "-e", "trace=io_uring_setup", "-e"]);
+            command.arg(format!("inject=io_uring_setup:error={error}"));
+            command.arg("-o").arg(at("log")).arg(env!("CARGO_BIN_EXE_rpc-demo"));
+            command
+        };
+        let mut command = serve(strace(), &at("root"));
+        command.env("TONIC_RDMA", "shm,require");
+        let server = Server::spawn(command, &at("root"));
+        let run = |args: [&std::ffi::OsStr; 3]| {
+            let mut command = strace();
+            command.env("TONIC_RDMA", "shm,require").env("RPC_DEMO_SERVER", &server.url);
+            json(&ok(command.args(args).arg("--json").output().unwrap()))
+        };
+        let put = run(["put".as_ref(), at("file").as_ref(), "x".as_ref()]);
+        let get = run(["get".as_ref(), "x".as_ref(), at("copy").as_ref()]);
+        for summary in [put, get] {
+            let reason = summary["disk"]["reason"].as_str().unwrap();
+            assert!(reason.starts_with("no io_uring: "), "{reason}");
+            assert_eq!(number(&summary["disk"], "direct_bytes"), 0, "{summary}");
+        }
+        assert!(fs::read(at("copy")).unwrap() == fs::read(at("file")).unwrap());
+    }
+}
+
 /// The path whose sync fails, the content to put in bytes (`None`: a directory), and its name.
 /// Temporary files are numbered consecutively; the first number goes to the file with which the
 /// server probes the file system.

@@ -42,6 +42,9 @@ const TRIM_INTERVAL: Duration = Duration::from_secs(1);
 /// One registered mapping and its slots.
 #[derive(Debug)]
 pub(crate) struct Arena {
+    /// Its registration with a ring, once that has been tried. Dropped before the memory.
+    #[cfg(all(feature = "io-uring", target_os = "linux"))]
+    fixed: std::sync::OnceLock<Option<crate::disk::fixed::Fixed>>,
     region: Region,
     slot: usize,
     /// The number of slots in use. Only a hint: the handles decide.
@@ -349,7 +352,13 @@ impl Arenas {
         match made {
             Ok(region) => {
                 self.ledger.region_registered(&region);
-                Ok(Arc::new(Arena { region, slot, in_use: AtomicUsize::new(0) }))
+                Ok(Arc::new(Arena {
+                    #[cfg(all(feature = "io-uring", target_os = "linux"))]
+                    fixed: std::sync::OnceLock::new(),
+                    region,
+                    slot,
+                    in_use: AtomicUsize::new(0),
+                }))
             }
             Err(error) => {
                 self.ledger.budgets.release(self.usage, bytes);
@@ -423,6 +432,26 @@ impl SlotRef {
 
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
+    }
+
+    /// The number of its arena among the buffers that a ring has registered. Registers the arena
+    /// when it is asked for the first time; `None` if that fails, or it is registered with another
+    /// ring.
+    #[cfg(all(feature = "io-uring", target_os = "linux"))]
+    pub(crate) fn fixed(&self, buffers: &Arc<crate::disk::fixed::FixedBuffers>) -> Option<u16> {
+        let arena = &self.handle.as_ref()?.arena;
+        let fixed = arena.fixed.get_or_init(|| {
+            let ledger = &self.arenas.ledger;
+            // What the pool may still pin with its device.
+            let reserved = match ledger.registrar.pins() {
+                true => ledger.sizes.total.saturating_sub(ledger.budgets.total()) as u64,
+                false => 0,
+            };
+            let (addr, len) = (arena.region.ptr(), arena.region.len());
+            // SAFETY: the arena holds the registration, and drops it before its memory (R9).
+            unsafe { buffers.register(addr, len, reserved) }
+        });
+        fixed.as_ref()?.number(buffers)
     }
 }
 

@@ -154,6 +154,15 @@ impl PinnedBuf {
         self.slot.ptr().addr().get() as u64
     }
 
+    /// The number of the memory among the buffers that a ring has registered.
+    #[cfg(all(feature = "io-uring", target_os = "linux"))]
+    pub(crate) fn fixed(
+        &self,
+        buffers: &std::sync::Arc<crate::disk::fixed::FixedBuffers>,
+    ) -> Option<u16> {
+        self.slot.fixed(buffers)
+    }
+
     /// Returns the filled part as [`Bytes`]. The memory returns to the pool when its last clone or
     /// slice is dropped.
     pub fn freeze(self) -> Bytes {

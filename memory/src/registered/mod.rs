@@ -9,6 +9,8 @@
 //! if the device takes time for it.
 
 pub(crate) mod freeing;
+#[cfg(target_os = "linux")]
+pub mod mapped_file;
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;

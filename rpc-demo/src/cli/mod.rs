@@ -152,6 +152,9 @@ pub(crate) struct Transfer {
     #[command(flatten)]
     pub(crate) chunks: Chunks,
 
+    #[command(flatten)]
+    pub(crate) files: Files,
+
     /// Print the result as one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -163,6 +166,23 @@ pub(crate) struct Parallel {
     /// Parallel transfers. Each is a file, an object, or a range of a large one.
     #[arg(short, long, env = "RPC_DEMO_JOBS", value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
     pub(crate) jobs: u16,
+}
+
+/// How files are read and written.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Files {
+    /// Read and write files through the page cache, not by O_DIRECT and io_uring.
+    #[arg(long, env = "RPC_DEMO_NO_DIRECT", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) no_direct: bool,
+}
+
+impl Files {
+    /// Applies the choice to this process.
+    pub(crate) fn apply(self) {
+        if self.no_direct {
+            crate::disk::forbid();
+        }
+    }
 }
 
 /// How files are split into messages.
@@ -214,6 +234,9 @@ pub(crate) struct Serve {
     /// costs. A crash of the host may then lose acknowledged data.
     #[arg(long, env = "RPC_DEMO_NO_SYNC", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) no_sync: bool,
+
+    #[command(flatten)]
+    pub(crate) files: Files,
 
     /// Hours to keep the received part of an interrupted upload for --resume; 0 removes it at the
     /// next start.

@@ -300,7 +300,7 @@ mod tests {
     }
 
     fn spent(cpu_seconds: f64, written: u64, copied_bytes: u64) -> Spent {
-        let costs = Costs { cpu_seconds, file_read_bytes: 0, file_written_bytes: written };
+        let costs = Costs { cpu_seconds, file_written_bytes: written, ..Costs::default() };
         Spent { costs, copied_bytes }
     }
 

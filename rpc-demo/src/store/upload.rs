@@ -28,7 +28,7 @@ use crate::attributes::Attributes;
 use crate::digest::Digest;
 use crate::names::Name;
 use crate::ranges::Ranges;
-use crate::sink::{Pending, Room, Written, write_at};
+use crate::sink::{Pending, Room, Written};
 use crate::source;
 
 /// An upload that is idle for this long is closed; its file is kept.
@@ -233,9 +233,18 @@ impl Room for Claim {
         &self.0.upload.file
     }
 
-    fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+    fn begin(&self) -> u64 {
+        self.0.offset
+    }
+
+    fn admit(
+        &mut self,
+        offset: u64,
+        len: usize,
+        write: &mut dyn FnMut() -> io::Result<()>,
+    ) -> io::Result<()> {
         let right = &self.0;
-        if offset.saturating_add(bytes.len() as u64) > right.length {
+        if offset.saturating_add(len as u64) > right.length {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "more bytes came than the range has",
@@ -245,6 +254,6 @@ impl Room for Claim {
         if !*open {
             return Err(io::Error::other("the upload has ended; repeat the command with --resume"));
         }
-        write_at(&right.upload.file, bytes, right.offset + offset)
+        write()
     }
 }

@@ -160,10 +160,11 @@ mod tests {
     use std::time::Duration;
 
     use super::super::Options;
+    use super::super::upload::Claim;
     use super::*;
     use crate::attributes::Attributes;
     use crate::ranges::{RANGE_MIN, Ranges};
-    use crate::sink::Room;
+    use crate::sink::{Room, write_at};
 
     const EACH: usize = RANGE_MIN as usize;
 
@@ -184,13 +185,18 @@ mod tests {
         }
     }
 
+    fn write(claim: &mut Claim, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+        let (file, at) = (claim.file().clone(), claim.begin() + offset);
+        claim.admit(offset, bytes.len(), &mut || write_at(&file, bytes, at))
+    }
+
     fn send(store: &Store, id: &str, index: usize) {
         let content = content();
         let part = content.chunks(EACH).nth(index).unwrap();
         let mut claim = store.upload(id).unwrap().claim(index as u64).unwrap();
         assert_eq!(claim.length(), part.len() as u64);
-        claim.write(&part[..100], 0).unwrap();
-        claim.write(&part[100..], 100).unwrap();
+        write(&mut claim, &part[..100], 0).unwrap();
+        write(&mut claim, &part[100..], 100).unwrap();
         claim.complete(crc32c::crc32c(part));
     }
 
@@ -258,12 +264,12 @@ mod tests {
         let (new, resumed) = store.begin_upload(wanted(true)).unwrap();
         assert!(resumed);
         assert!(matches!(store.upload(&old), Err(UploadError::Unknown)));
-        late.write(b"late", 0).unwrap_err();
+        write(&mut late, b"late", 0).unwrap_err();
         for index in 0..3 {
             send(&store, &new, index);
         }
         store.finish_upload(&new, Digest::of(&content())).unwrap();
-        late.write(b"late", 0).unwrap_err();
+        write(&mut late, b"late", 0).unwrap_err();
         assert_eq!(std::fs::read(dir.path().join("dir/large")).unwrap(), content());
     }
 
@@ -284,7 +290,7 @@ mod tests {
         // A claim that is dropped can be made again, and a range has an end.
         drop(store.upload(&two).unwrap().claim(0).unwrap());
         let mut claim = store.upload(&two).unwrap().claim(2).unwrap();
-        claim.write(&[0; 101], 0).unwrap_err();
+        write(&mut claim, &[0; 101], 0).unwrap_err();
     }
 
     #[test]

@@ -104,6 +104,7 @@
 //! |---|---|
 //! | `verbs` (default) | RDMA by rdma-core, loaded at run time; building needs cmake and libclang |
 //! | `shm` (default) | shared memory between processes of one host |
+//! | `io-uring` | `disk`: files to and from pool memory through io_uring (Linux) |
 //! | `serde` | the result of [`diagnose()`] can be serialized |
 //! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, as tonic's features of these names |
 //! | `tls-native-roots`, `tls-webpki-roots` | root certificates, as tonic's features |
@@ -161,6 +162,10 @@ pub use tonic_rdma_fabric::ShmAccess;
 #[cfg(feature = "test-util")]
 #[doc(no_inline)]
 pub use tonic_rdma_fabric::sim;
+/// Files to and from memory of a pool through io_uring, for programs that serve from disks.
+#[cfg(all(feature = "io-uring", target_os = "linux"))]
+#[doc(no_inline)]
+pub use tonic_rdma_memory::disk;
 pub use tonic_rdma_memory::{
     HugePages, PinnedBuf, Pool, PoolConfig, PoolError, PoolStats, RegionError,
 };

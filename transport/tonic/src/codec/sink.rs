@@ -12,6 +12,8 @@ use bytes::{BufMut, BytesMut};
 use prost::Message;
 use tonic::Status;
 use tonic::codec::EncodeBuf;
+#[cfg(target_os = "linux")]
+use tonic_rdma_memory::mapped_file;
 use tonic_rdma_memory::{Segment, SegmentBuf};
 
 use crate::codec::SEGMENT;
@@ -194,6 +196,36 @@ impl Next {
 
 /// Encodes a message, split or whole. `last` is the result for the message before.
 pub(super) fn encode<T: Message>(
+    item: &T,
+    dst: &mut EncodeBuf<'_>,
+    last: Next,
+) -> Result<Next, Status> {
+    let next = split_or_whole(item, dst, last)?;
+    // After the message was read: that may have shown that a file is shorter now.
+    #[cfg(target_os = "linux")]
+    if mapped_file::is_any_truncated() {
+        check_truncated(item)?;
+    }
+    Ok(next)
+}
+
+/// Checks that no field of a message lies in memory that is mapped from a file which was truncated.
+#[cfg(target_os = "linux")]
+#[cold]
+fn check_truncated<T: Message>(item: &T) -> Result<(), Status> {
+    let (mut small, mut fields) = (BytesMut::new(), VecDeque::new());
+    item.encode_raw(&mut SegmentBuf::new(&mut small, &mut fields, 1));
+    match fields.iter().any(|field| mapped_file::is_truncated(&field.bytes)) {
+        true => {
+            let error = mapped_file::truncated();
+            tracing::warn!(%error, "a message is not sent");
+            Err(Status::failed_precondition(error.to_string()))
+        }
+        false => Ok(()),
+    }
+}
+
+fn split_or_whole<T: Message>(
     item: &T,
     dst: &mut EncodeBuf<'_>,
     last: Next,

@@ -281,14 +281,17 @@ impl Context {
     /// The memory need not be page-aligned, and devices only read it, so it may be mapped
     /// read-only. A file that is mapped private is copied from the page cache when it is pinned,
     /// once; one that is mapped shared is not, but Linux before 6.2 pins it only if it is mapped
-    /// writable (EFAULT). A file that is mapped must not be truncated meanwhile: reading behind its
-    /// end kills the process (SIGBUS), as with any mapping.
+    /// writable (EFAULT). While it is registered, a file that is mapped may be truncated without an
+    /// end to the process: a handler of SIGBUS, installed with the first such memory, has reads
+    /// past the end find zeros. A message with such memory fails with INTERNAL, or, the
+    /// first time over shared memory, ends its connection, and [`Registered::is_truncated`] says
+    /// so.
     ///
     /// ```no_run
     /// # async fn send(file: std::fs::File) -> Result<(), Box<dyn std::error::Error>> {
     /// use tonic_rdma::Context;
     ///
-    /// // SAFETY: nobody truncates the file while it is mapped.
+    /// // SAFETY: nobody writes to the file while it is mapped.
     /// let map = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file)? };
     /// let weights = Context::global().register(map).await?;
     /// let block = weights.slice(..4 << 20); // for a field of a message
@@ -312,7 +315,7 @@ impl Context {
     where
         T: AsRef<[u8]> + Send + 'static,
     {
-        let region = Region::new(memory);
+        let region = Region::new(memory)?;
         loop {
             // Connections do not wait while pages are pinned. A pool that is made meanwhile is
             // found in the next round.

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::{fmt, io};
 
 use bytes::Bytes;
+#[cfg(target_os = "linux")]
+use tonic_rdma_memory::mapped_file::MappedFile;
 use tonic_rdma_memory::{Pool, PoolRegistration, RegionError, RegisterError};
 
 /// Memory that [`Context::register`](crate::Context::register) could not register.
@@ -64,6 +66,16 @@ impl Registered {
         self.bytes.is_empty()
     }
 
+    /// Whether the memory is mapped from a file, and was found to reach past the end of the file,
+    /// which was truncated: reads of these pages find zeros, and messages with this memory fail. It
+    /// is found when somebody reads such a page.
+    pub fn is_truncated(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        return tonic_rdma_memory::mapped_file::is_truncated(&self.bytes);
+        #[cfg(not(target_os = "linux"))]
+        false
+    }
+
     /// The names of the devices that the memory is registered with at the moment, `shm` for shared
     /// memory, in alphabetical order.
     pub fn devices(&self) -> Vec<String> {
@@ -92,6 +104,20 @@ impl AsRef<[u8]> for Whole {
     }
 }
 
+/// Memory that is mapped from a file. The guard ends before the memory is unmapped.
+#[cfg(target_os = "linux")]
+struct Guarded {
+    _guard: MappedFile,
+    memory: Bytes,
+}
+
+#[cfg(target_os = "linux")]
+impl AsRef<[u8]> for Guarded {
+    fn as_ref(&self) -> &[u8] {
+        &self.memory
+    }
+}
+
 /// Memory of the application, and its registrations by device. The memory is dropped last, as each
 /// registration holds it.
 pub(super) struct Region {
@@ -100,9 +126,23 @@ pub(super) struct Region {
 }
 
 impl Region {
-    pub(super) fn new(memory: impl AsRef<[u8]> + Send + 'static) -> Arc<Self> {
-        let registrations = Mutex::default();
-        Arc::new(Region { memory: Bytes::from_owner(memory), registrations })
+    /// Memory that is mapped from a file is guarded from now on.
+    pub(super) fn new(
+        memory: impl AsRef<[u8]> + Send + 'static,
+    ) -> Result<Arc<Self>, RegisterRegionError> {
+        let memory = Bytes::from_owner(memory);
+        #[cfg(target_os = "linux")]
+        let memory = {
+            let guarded = MappedFile::guard(&memory).map_err(|error| RegisterRegionError {
+                device: "SIGBUS".to_owned(),
+                source: RegisterError::new(memory.len(), error).into(),
+            })?;
+            match guarded {
+                Some(guard) => Bytes::from_owner(Guarded { _guard: guard, memory }),
+                None => memory,
+            }
+        };
+        Ok(Arc::new(Region { memory, registrations: Mutex::default() }))
     }
 
     fn registrations(&self) -> MutexGuard<'_, Vec<(String, PoolRegistration)>> {

@@ -8,6 +8,7 @@
 
 pub(in crate::connection) mod in_flight;
 mod payload;
+mod truncated;
 pub(in crate::connection) mod write_window;
 
 use bytes::{BufMut, Bytes};
@@ -126,7 +127,7 @@ impl ConnectionState {
                     unreported += len;
                     let report = !self.send.any_memory && unreported >= self.send.window.half();
                     unreported *= usize::from(!report);
-                    let (id, src) = match as_it_lies {
+                    let (id, source) = match as_it_lies {
                         Some(src) => (self.send.in_flight.write_pinned(src.len()), src),
                         None => {
                             let Some(stage) = self.send.in_flight.stage() else {
@@ -145,9 +146,11 @@ impl ConnectionState {
                             )
                         }
                     };
-                    if link.queue(id, Work::Write { src, remote_addr: addr, rkey }, report)?
-                        == Posted::Done
-                    {
+                    let work = Work::Write { src: source, remote_addr: addr, rkey };
+                    let queued = link.queue(id, work, report)?;
+                    // The peer is not told that bytes have come which may be zeros.
+                    truncated::check(&src, link)?;
+                    if queued == Posted::Done {
                         self.send.in_flight.done(id);
                         flush.copied(len, link.has_pending_recv());
                     }

@@ -1,0 +1,108 @@
+//! Buffers that are registered with a ring: the kernel pins their pages once, and not for each read
+//! or write.
+//!
+//! Registering counts against RLIMIT_MEMLOCK, as registering with an RDMA device does, and the
+//! kernel counts the pages twice. So a buffer is registered only if the limit leaves room for it
+//! beside all that its pool may still pin. Others are used unregistered.
+
+use std::ptr::{NonNull, null_mut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use io_uring::IoUring;
+
+use crate::memlock::Memlock;
+
+/// Buffers that a ring can have registered at a time.
+const MAX_FIXED: u32 = 256;
+
+/// The registered buffers of a ring.
+pub(crate) struct FixedBuffers {
+    ring: Arc<IoUring>,
+    /// The numbers that are free; none if the kernel has no sparse tables (before Linux 5.19).
+    free: Mutex<Vec<u16>>,
+}
+
+/// A registered buffer. It is deregistered when this is dropped; work in flight keeps its pages.
+pub(crate) struct Fixed {
+    buffers: Arc<FixedBuffers>,
+    number: u16,
+}
+
+impl FixedBuffers {
+    pub(super) fn new(ring: Arc<IoUring>) -> Self {
+        let free = match ring.submitter().register_buffers_sparse(MAX_FIXED) {
+            Ok(()) => (0..MAX_FIXED as u16).rev().collect(),
+            Err(error) => {
+                tracing::debug!(%error, "io_uring registers no buffers");
+                Vec::new()
+            }
+        };
+        FixedBuffers { ring, free: Mutex::new(free) }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<u16>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers `len` bytes at `addr`, if that leaves `reserved` bytes of RLIMIT_MEMLOCK.
+    ///
+    /// # Safety
+    /// The memory is mapped, and stays so as long as the returned value is alive.
+    pub(crate) unsafe fn register(
+        self: &Arc<Self>,
+        addr: NonNull<u8>,
+        len: usize,
+        reserved: u64,
+    ) -> Option<Fixed> {
+        // Held until the buffer is registered, so that no two take the same rest of the limit.
+        let mut free = self.free();
+        let number = *free.last()?;
+        let left = Memlock::read().ok()?.available(false);
+        if left.is_some_and(|left| left < reserved.saturating_add(len as u64)) {
+            tracing::debug!(len, reserved, ?left, "RLIMIT_MEMLOCK has no room for both");
+            return None;
+        }
+        let buffer = libc::iovec { iov_base: addr.as_ptr().cast(), iov_len: len };
+        // SAFETY: the memory is mapped while the buffer is registered, by the caller's contract
+        // (R9), and the number is nobody else's.
+        let registered = unsafe {
+            self.ring.submitter().register_buffers_update(number.into(), &[buffer], None)
+        };
+        match registered {
+            Ok(()) => {
+                free.pop();
+                Some(Fixed { buffers: self.clone(), number })
+            }
+            Err(error) => {
+                tracing::debug!(len, %error, "io_uring does not register a buffer");
+                None
+            }
+        }
+    }
+}
+
+impl Fixed {
+    /// The buffer's number, if it is registered with that ring.
+    pub(crate) fn number(&self, of: &Arc<FixedBuffers>) -> Option<u16> {
+        Arc::ptr_eq(&self.buffers, of).then_some(self.number)
+    }
+}
+
+impl Drop for Fixed {
+    fn drop(&mut self) {
+        let none = libc::iovec { iov_base: null_mut(), iov_len: 0 };
+        let submitter = self.buffers.ring.submitter();
+        // SAFETY: an empty buffer takes the place of this one; the kernel reads no memory of it.
+        match unsafe { submitter.register_buffers_update(self.number.into(), &[none], None) } {
+            Ok(()) => self.buffers.free().push(self.number),
+            // The number is not used again, and the pages stay pinned until the ring is closed.
+            Err(error) => tracing::warn!(%error, "io_uring keeps a buffer that has ended"),
+        }
+    }
+}
+
+impl std::fmt::Debug for Fixed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fixed").field("number", &self.number).finish_non_exhaustive()
+    }
+}

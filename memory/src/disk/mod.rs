@@ -1,0 +1,21 @@
+//! Files to and from memory of a pool through io_uring(7), with O_DIRECT if the file has it: the
+//! disk writes to, or reads from, the memory that the RDMA device uses, and no processor copies.
+//!
+//! | state of a piece of work | its memory belongs to | becomes |
+//! |---|---|---|
+//! | queued: the ring is full | the work | posted, when another ends |
+//! | posted | the work; the kernel reads or writes it (R10) | posted again after EINTR and EAGAIN; done |
+//! | done | whoever holds the [`Transfer`]; nobody if that has been dropped | |
+//!
+//! | module | what |
+//! |---|---|
+//! | `ring` | [`Ring`]: posting, and the thread that takes completions |
+//! | `transfer` | [`Transfer`]: waiting for one |
+//! | `fixed` | arenas that are registered with the ring, too |
+
+pub(crate) mod fixed;
+mod ring;
+mod transfer;
+
+pub use ring::Ring;
+pub use transfer::Transfer;

@@ -1,0 +1,283 @@
+//! The ring: posting, and the thread that takes completions.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{fmt, io, thread};
+
+use bytes::{BufMut, Bytes};
+use io_uring::types::Fd;
+use io_uring::{EnterFlags, IoUring, Probe, opcode, squeue};
+use slab::Slab;
+
+use super::fixed::FixedBuffers;
+use super::transfer::{Completer, Transfer, transfer};
+use crate::buf::PinnedBuf;
+
+/// The most that a single piece of work transfers, in bytes: the kernel's limit, in whole pages.
+const MAX_LEN: usize = 1 << 30;
+/// Times that work is posted again after EAGAIN, which the kernel says when it is short of memory.
+const MAX_AGAIN: u32 = 100;
+/// Of the work that ends the thread.
+const STOP: u64 = u64::MAX;
+/// Waits before the kernel, which was short of memory, is asked again.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A ring of io_uring(7), with a thread that takes its completions. Cheap to clone. Work in flight
+/// outlives the last clone, with its memory.
+///
+/// ```
+/// use std::fs::File;
+/// use std::sync::Arc;
+/// use tonic_rdma_memory::disk::Ring;
+/// use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig};
+///
+/// let pool = Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default()))?;
+/// let file = Arc::new(File::open("/proc/self/exe")?);
+/// # let Ok(ring) = Ring::new(64) else { return Ok(()) };
+/// let (read, buf) = ring.read(&file, 0, pool.try_alloc(4096)?).wait();
+/// assert_eq!(read?, buf.len());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Ring(Arc<Handle>);
+
+/// Ends the thread when it is dropped.
+struct Handle(Arc<Shared>);
+
+struct Shared {
+    ring: Arc<IoUring>,
+    queue: Mutex<Queue>,
+    fixed: Arc<FixedBuffers>,
+    /// The most work that is posted at a time.
+    entries: usize,
+}
+
+#[derive(Default)]
+struct Queue {
+    work: Slab<Work>,
+    /// Work that is still to be posted.
+    waiting: VecDeque<usize>,
+    /// Work that the kernel has, including that which ends the thread.
+    posted: usize,
+    stopped: bool,
+}
+
+struct Work {
+    entry: squeue::Entry,
+    /// Keeps the descriptor open, and in use for this file, until the kernel is done.
+    _file: Arc<File>,
+    /// Holds the memory, and gives it back.
+    done: Box<dyn FnOnce(io::Result<usize>) + Send>,
+    again: u32,
+}
+
+impl Ring {
+    /// Makes a ring that has at most `entries` reads and writes in flight; others wait their turn.
+    /// 1 to 4096; the kernel rounds up to a power of two.
+    ///
+    /// # Errors
+    /// What the kernel says: ENOSYS without io_uring, EPERM where seccomp or
+    /// `kernel.io_uring_disabled` forbid it; `Unsupported` before Linux 5.6, which has no such
+    /// reads and writes; that of the system if it gives no thread.
+    pub fn new(entries: u32) -> io::Result<Ring> {
+        let ring = IoUring::new(entries.clamp(1, 4096))?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        if ![opcode::Read::CODE, opcode::Write::CODE].iter().all(|code| probe.is_supported(*code)) {
+            let missing = "io_uring of this kernel has no read and write (Linux 5.6 has)";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, missing));
+        }
+        let entries = ring.params().sq_entries() as usize;
+        let ring = Arc::new(ring);
+        let fixed = Arc::new(FixedBuffers::new(ring.clone()));
+        let shared = Arc::new(Shared { ring, queue: Mutex::default(), fixed, entries });
+        let takes = shared.clone();
+        thread::Builder::new().name("tonic-rdma-disk".into()).spawn(move || takes.run())?;
+        Ok(Ring(Arc::new(Handle(shared))))
+    }
+
+    /// Reads from `offset` of a file into the unfilled part of `buf`, and counts what was read as
+    /// filled. May read less than fits; 0 bytes at the end of the file. With O_DIRECT the offset,
+    /// the filled part and the capacity of the buffer must be whole blocks of the disk.
+    ///
+    /// A buffer of a pool's send memory is registered with the ring, together with its arena, if
+    /// RLIMIT_MEMLOCK has room for that.
+    pub fn read(&self, file: &Arc<File>, offset: u64, mut buf: PinnedBuf) -> Transfer<PinnedBuf> {
+        let shared = &self.0.0;
+        let number = buf.fixed(&shared.fixed);
+        let rest = buf.chunk_mut();
+        let (ptr, len) = (rest.as_mut_ptr(), rest.len().min(MAX_LEN) as u32);
+        let fd = Fd(file.as_raw_fd());
+        let entry = match number {
+            Some(number) => opcode::ReadFixed::new(fd, ptr, len, number).offset(offset).build(),
+            None => opcode::Read::new(fd, ptr, len).offset(offset).build(),
+        };
+        let (completer, transfer) = transfer();
+        shared.post(entry, file, move |result| give_back_read(completer, result, buf));
+        transfer
+    }
+
+    /// Writes `bytes` at `offset` of a file. May write less. With O_DIRECT the offset, the length,
+    /// and the address of the bytes must be whole blocks of the disk.
+    pub fn write(&self, file: &Arc<File>, offset: u64, bytes: Bytes) -> Transfer<Bytes> {
+        let len = bytes.len().min(MAX_LEN) as u32;
+        let fd = Fd(file.as_raw_fd());
+        let entry = opcode::Write::new(fd, bytes.as_ptr(), len).offset(offset).build();
+        let (completer, transfer) = transfer();
+        self.0.0.post(entry, file, move |result| completer.complete(result, bytes));
+        transfer
+    }
+
+    /// The work that has not ended, posted or not.
+    pub fn in_flight(&self) -> usize {
+        self.0.0.queue().work.len()
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
+
+fn give_back_read(completer: Completer<PinnedBuf>, result: io::Result<usize>, mut buf: PinnedBuf) {
+    if let Ok(count) = result {
+        // SAFETY: the kernel has filled `count` bytes of the part that it was given, which is not
+        // longer than what remains; all memory of a pool is initialized (R8).
+        unsafe { buf.advance_mut(count) };
+    }
+    completer.complete(result, buf);
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Posts work whose memory is held by `done`.
+    fn post(
+        &self,
+        entry: squeue::Entry,
+        file: &Arc<File>,
+        done: impl FnOnce(io::Result<usize>) + Send + 'static,
+    ) {
+        let mut queue = self.queue();
+        let work = Work { entry, _file: file.clone(), done: Box::new(done), again: 0 };
+        let key = queue.work.insert(work);
+        queue.waiting.push_back(key);
+        self.submit(&mut queue);
+    }
+
+    /// Posts what waits, as far as the ring has room. With the lock of the queue.
+    fn submit(&self, queue: &mut Queue) {
+        let mut pushed = false;
+        while queue.posted < self.entries
+            && let Some(key) = queue.waiting.pop_front()
+        {
+            let Some(work) = queue.work.get(key) else { continue };
+            let entry = work.entry.clone().user_data(key as u64);
+            if !self.push(&entry) {
+                // Not reached: entries that the kernel has taken leave room.
+                queue.waiting.push_front(key);
+                break;
+            }
+            queue.posted += 1;
+            pushed = true;
+        }
+        if pushed {
+            self.enter();
+        }
+    }
+
+    fn push(&self, entry: &squeue::Entry) -> bool {
+        // SAFETY: only the holder of the queue's lock uses the submission queue. The memory and the
+        // descriptor of the entry are held by its `Work` until it has completed (R10).
+        unsafe { self.ring.submission_shared().push(entry).is_ok() }
+    }
+
+    /// Has the kernel take what was pushed.
+    fn enter(&self) {
+        while let Err(error) = self.ring.submitter().submit() {
+            if error.raw_os_error() != Some(libc::EINTR) {
+                // It is short of memory, for which there is no event to wait for.
+                tracing::debug!(%error, "io_uring takes no work at the moment");
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// The thread: takes completions until it is stopped and nothing is in flight.
+    fn run(&self) {
+        loop {
+            // SAFETY: no argument is passed. It submits nothing, and so needs no lock.
+            let waited = unsafe {
+                self.ring.submitter().enter::<libc::sigset_t>(
+                    0,
+                    1,
+                    EnterFlags::GETEVENTS.bits(),
+                    None,
+                )
+            };
+            if let Err(error) = waited
+                && error.raw_os_error() != Some(libc::EINTR)
+            {
+                tracing::warn!(%error, "io_uring gives no completions at the moment");
+                thread::sleep(PAUSE);
+            }
+            // SAFETY: this thread alone uses the completion queue.
+            let completed: Vec<_> = unsafe { self.ring.completion_shared() }
+                .map(|entry| (entry.user_data(), entry.result()))
+                .collect();
+            let mut ended = Vec::with_capacity(completed.len());
+            let mut queue = self.queue();
+            for (key, result) in completed {
+                queue.posted -= 1;
+                if key == STOP {
+                    continue;
+                }
+                let key = key as usize;
+                if is_to_repeat(result)
+                    && let Some(work) = queue.work.get_mut(key)
+                    && work.again < MAX_AGAIN
+                {
+                    work.again += 1;
+                    queue.waiting.push_back(key);
+                } else if let Some(work) = queue.work.try_remove(key) {
+                    ended.push((work, result));
+                }
+            }
+            self.submit(&mut queue);
+            let over = queue.stopped && queue.posted == 0 && queue.work.is_empty();
+            drop(queue);
+            // Without the lock: whoever is woken may post, and dropped memory wakes others.
+            for (work, result) in ended {
+                let error = || io::Error::from_raw_os_error(-result);
+                (work.done)(usize::try_from(result).map_err(|_| error()));
+            }
+            if over {
+                return;
+            }
+        }
+    }
+}
+
+/// A signal, or a kernel short of memory.
+fn is_to_repeat(result: i32) -> bool {
+    [-libc::EINTR, -libc::EAGAIN].contains(&result)
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue();
+        queue.stopped = true;
+        // Wakes the thread. The completion queue is twice as long as the submission queue, so this
+        // one more fits.
+        if self.0.push(&opcode::Nop::new().build().user_data(STOP)) {
+            queue.posted += 1;
+            self.0.enter();
+        }
+    }
+}

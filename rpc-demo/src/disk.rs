@@ -1,0 +1,205 @@
+//! Files to and from memory of the transport, past the page cache: O_DIRECT through io_uring. The
+//! disk then reads and writes the memory that the network uses, and no processor copies.
+//!
+//! Where that cannot be had, files are read and written through the page cache, and the closing
+//! line gives the first reason: [`Disk`].
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use bytes::Bytes;
+use rustix::fs::OFlags;
+use serde::Serialize;
+use tonic_rdma::PinnedBuf;
+use tonic_rdma::disk::{Ring, Transfer};
+
+use crate::costs::{self, Costs};
+
+/// Offsets, lengths and addresses are multiples of this, in bytes: a page, which is a multiple of
+/// the blocks of disks.
+pub(crate) const ALIGN: u64 = 4096;
+/// Shorter pieces go through the page cache.
+pub(crate) const MIN_LEN: u64 = 64 << 10;
+
+/// Reads and writes in flight at a time, of all files; others wait their turn.
+const ENTRIES: u32 = 128;
+
+/// The type of tmpfs in statfs(2).
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+static FORBIDDEN: AtomicBool = AtomicBool::new(false);
+/// The first reason for the page cache.
+static REASON: Mutex<Option<String>> = Mutex::new(None);
+
+/// `--no-direct`: every file goes through the page cache.
+pub(crate) fn forbid() {
+    FORBIDDEN.store(true, Ordering::Relaxed);
+}
+
+/// The ring of the process.
+fn ring() -> Result<&'static Ring, String> {
+    static RING: OnceLock<Result<Ring, String>> = OnceLock::new();
+    if FORBIDDEN.load(Ordering::Relaxed) {
+        return Err("--no-direct".to_owned());
+    }
+    let made = || Ring::new(ENTRIES).map_err(|error| format!("no io_uring: {error}"));
+    RING.get_or_init(made).as_ref().map_err(Clone::clone)
+}
+
+/// Checks whether there is io_uring; the reason if not.
+pub(crate) fn check() -> Result<(), String> {
+    ring().map(drop)
+}
+
+/// Records why bytes go through the page cache.
+pub(crate) fn cached(reason: &str) {
+    let mut first = REASON.lock().unwrap_or_else(PoisonError::into_inner);
+    first.get_or_insert_with(|| reason.to_owned());
+}
+
+/// Whether to read a file only or to write it, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// A file that is open with O_DIRECT.
+#[derive(Debug)]
+pub(crate) struct Direct {
+    file: Arc<File>,
+    ring: &'static Ring,
+    /// The file system has taken the flag, and refused a transfer.
+    refused: AtomicBool,
+}
+
+impl Direct {
+    /// Opens the same file once more, with O_DIRECT: by its descriptor, as its name may have been
+    /// given to another file. `None` if that cannot be had, with the reason recorded.
+    pub(crate) fn open(file: &File, access: Access) -> Option<Direct> {
+        let open = || {
+            let ring = ring()?;
+            // It takes the flag since Linux 6.6, and copies all the same.
+            if rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC) {
+                return Err("tmpfs: there is no disk".to_owned());
+            }
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or_default();
+            let mut options = File::options();
+            options.read(true).write(access == Access::Write).custom_flags(flags);
+            let file = options.open(path).map_err(|error| format!("no O_DIRECT: {error}"))?;
+            Ok::<_, String>(Direct { file: Arc::new(file), ring, refused: AtomicBool::new(false) })
+        };
+        open().inspect_err(|reason| cached(reason)).ok()
+    }
+
+    /// Records that the file system has refused a transfer for its alignment, and returns whether
+    /// that is what the error says.
+    fn refuses(&self, error: &io::Error) -> bool {
+        let refuses = error.kind() == io::ErrorKind::InvalidInput;
+        if refuses {
+            self.refused.store(true, Ordering::Relaxed);
+            cached(&format!("O_DIRECT refused: {error}"));
+        }
+        refuses
+    }
+
+    /// Begins to read at `offset`, a multiple of [`ALIGN`], as the capacity of the empty buffer is.
+    pub(crate) fn read(&self, offset: u64, buf: PinnedBuf) -> Transfer<PinnedBuf> {
+        self.ring.read(&self.file, offset, buf)
+    }
+
+    /// Ends a read. The buffer is filled as far as the kernel got; `None` if it has to be read in
+    /// another way.
+    pub(crate) fn read_done(&self, read: Transfer<PinnedBuf>) -> io::Result<Option<PinnedBuf>> {
+        match read.wait() {
+            (Ok(count), buf) => {
+                costs::direct_read(count as u64);
+                Ok(Some(buf))
+            }
+            (Err(error), _) if self.refuses(&error) => Ok(None),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// The bytes at the start of `bytes` that can be written from where they lie to `offset`.
+    pub(crate) fn writable(&self, offset: u64, bytes: &[u8]) -> usize {
+        let len = bytes.len() as u64;
+        if len < MIN_LEN || self.refused.load(Ordering::Relaxed) {
+            return 0;
+        }
+        if !offset.is_multiple_of(ALIGN) || !(bytes.as_ptr().addr() as u64).is_multiple_of(ALIGN) {
+            cached("the bytes did not land at a multiple of 4096");
+            return 0;
+        }
+        bytes.len() - bytes.len() % ALIGN as usize
+    }
+
+    /// Writes `bytes`, which are [writable](Self::writable), to `offset`, and calls `meanwhile`.
+    /// Returns how many were written: all, or less if the rest has to be written in another way.
+    pub(crate) fn write(
+        &self,
+        offset: u64,
+        bytes: Bytes,
+        meanwhile: impl FnOnce(),
+    ) -> io::Result<usize> {
+        let mut written = 0;
+        let mut transfer = self.ring.write(&self.file, offset, bytes.clone());
+        meanwhile();
+        loop {
+            match transfer.wait().0 {
+                Ok(0) => return Ok(written),
+                Ok(count) => {
+                    written += count;
+                    costs::direct_written(count as u64);
+                }
+                Err(error) if self.refuses(&error) => return Ok(written),
+                Err(error) => return Err(error),
+            }
+            if written == bytes.len() || !(written as u64).is_multiple_of(ALIGN) {
+                return Ok(written);
+            }
+            let rest = bytes.slice(written..);
+            transfer = self.ring.write(&self.file, offset + written as u64, rest);
+        }
+    }
+}
+
+/// The way that the bytes of files took in this process, for the closing line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Disk {
+    /// Bytes read and written with O_DIRECT.
+    direct_bytes: u64,
+    /// Bytes that went through the page cache.
+    cached_bytes: u64,
+    /// The first reason for that.
+    reason: Option<String>,
+}
+
+impl Disk {
+    /// The way of what these costs were for.
+    pub(crate) fn of(costs: &Costs) -> Disk {
+        let direct_bytes = costs.direct_read_bytes + costs.direct_written_bytes;
+        let cached_bytes = costs.file_read_bytes + costs.file_written_bytes;
+        let reason = REASON.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Disk { direct_bytes, cached_bytes, reason: reason.filter(|_| cached_bytes > 0) }
+    }
+}
+
+impl std::fmt::Display for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let all = self.direct_bytes + self.cached_bytes;
+        if all == 0 {
+            return f.write_str("no file read or written");
+        }
+        write!(f, "{:.1} % by O_DIRECT", self.direct_bytes as f64 * 100.0 / all as f64)?;
+        match &self.reason {
+            Some(reason) => write!(f, " (page cache: {reason})"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Large files go past the page cache where that can be had, and through it elsewhere; the program
+//! says which. Over shared memory, on the file system of the build.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::*;
+use rustix::fs::OFlags;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const SHM: &str = "shm,require";
+
+/// A server over shared memory, whose root lies in `dir`.
+fn start(dir: &TempDir) -> Server {
+    let root = dir.path().join("root");
+    fs::create_dir(&root).unwrap();
+    let mut command = serve(program(), &root);
+    command.arg("--until-eof").env("TONIC_RDMA", SHM).stdin(Stdio::piped());
+    Server::spawn(command, &root)
+}
+
+/// The server's costs so far.
+fn spent(server: &mut Server) -> Value {
+    server.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    serde_json::from_str(&server.line()).unwrap()
+}
+
+fn run<A: AsRef<OsStr>>(server: &Server, args: impl IntoIterator<Item = A>) -> Value {
+    let mut command = server.client_command(args);
+    json(&ok(command.arg("--json").env("TONIC_RDMA", SHM).output().unwrap()))
+}
+
+/// Whether the file system has O_DIRECT, without the program.
+fn has_direct(dir: &Path) -> bool {
+    let probe = dir.join("probe");
+    let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap();
+    let mut options = File::options();
+    let opened = options.write(true).create(true).truncate(true).custom_flags(flags).open(&probe);
+    let _ = fs::remove_file(probe);
+    opened.is_ok()
+}
+
+/// Sixty files at once, with tails that are no whole blocks, and one that travels in ranges.
+#[test]
+fn large_files_go_past_the_page_cache() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let at = |path: &str| dir.path().join(path);
+    fs::create_dir(at("tree")).unwrap();
+    for n in 0..60 {
+        let content = content(1_200_000 + n * 1001, n as u32);
+        fs::write(at("tree").join(n.to_string()), content).unwrap();
+    }
+    fs::write(at("tree/large"), content(21_000_007, 99)).unwrap();
+    let mut server = start(&dir);
+    // The server learns the codec of the method: docs/zero-copy.md.
+    fs::write(at("first"), b"first").unwrap();
+    let first = at("first");
+    run(&server, ["put".as_ref(), first.as_os_str(), "first".as_ref()]);
+    let tree = at("tree");
+    let put = ["put".as_ref(), tree.as_os_str(), "t".as_ref(), "--jobs=60".as_ref()];
+    let put = run(&server, put);
+    let after_put = spent(&mut server);
+    let copy = at("copy");
+    let get = run(&server, ["get".as_ref(), "t".as_ref(), copy.as_os_str(), "--jobs=60".as_ref()]);
+    let after_get = spent(&mut server);
+    same(&tree, &copy);
+    if !has_direct(dir.path()) {
+        let reason = put["disk"]["reason"].as_str().unwrap();
+        assert!(reason.starts_with("no O_DIRECT: "), "{reason}");
+        return;
+    }
+    // Less: short tails, what the pool had no memory for, and what is copied to the heap because
+    // much waits for the disk.
+    let most = number(&put, "bytes") / 2;
+    assert!(number(&put["costs"], "direct_read_bytes") > most, "{put}");
+    assert!(number(&after_put, "direct_written_bytes") > most, "{after_put}");
+    assert!(number(&after_get, "direct_read_bytes") > most, "{after_get}");
+    assert!(number(&get["costs"], "direct_written_bytes") > most, "{get}");
+}
+
+/// Once a method is known, nothing is copied between the disk and the WRITE, or between that and
+/// the disk, at either end.
+#[test]
+fn no_processor_copies_between_disk_and_network() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    if !has_direct(dir.path()) {
+        panic!("{} has no O_DIRECT", dir.path().display());
+    }
+    let file = dir.path().join("file");
+    const LEN: usize = 64 << 20;
+    fs::write(&file, content(LEN, 5)).unwrap();
+    let mut server = start(&dir);
+    let put = |server: &Server| {
+        let sizes = ["--range-size=64MiB", "--jobs=1"].map(OsStr::new);
+        run(server, ["put".as_ref(), file.as_os_str(), "x".as_ref()].into_iter().chain(sizes))
+    };
+    // The server learns its codec, then the length that tonic accepts: docs/zero-copy.md.
+    put(&server);
+    put(&server);
+    let before = spent(&mut server);
+    let client = put(&server);
+    let after = spent(&mut server);
+    let by = |field| number(&after, field) - number(&before, field);
+    assert_eq!(number(&client["disk"], "direct_bytes"), LEN as u64, "{client}");
+    assert_eq!(number(&client["disk"], "cached_bytes"), 0, "{client}");
+    assert_eq!((by("direct_written_bytes"), by("file_written_bytes")), (LEN as u64, 0));
+    // Heads and digests.
+    let copied = by("copied_bytes");
+    assert!(copied < LEN as u64 / 1000, "{copied} of {LEN} bytes copied by the server");
+    assert_eq!(number(&client["route"]["copied"], "staging"), 0, "{client}");
+}
+
+#[test]
+fn tmpfs_and_no_direct_go_through_the_page_cache_and_say_so() {
+    for (place, flag, reason) in [
+        ("/dev/shm", None, "tmpfs"),
+        (env!("CARGO_TARGET_TMPDIR"), Some("--no-direct"), "--no-direct"),
+    ] {
+        let dir = tempfile::tempdir_in(place).unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, content(3_000_000, 1)).unwrap();
+        let server = start(&dir);
+        let args = ["put".as_ref(), file.as_os_str(), "x".as_ref()];
+        let put = run(&server, args.into_iter().chain(flag.map(OsStr::new)));
+        assert!(put["disk"]["reason"].as_str().unwrap().contains(reason), "{put}");
+        assert_eq!(number(&put["disk"], "direct_bytes"), 0);
+        let mut command = server.client_command(args.into_iter().chain(flag.map(OsStr::new)));
+        let closing = ok(command.env("TONIC_RDMA", SHM).output().unwrap());
+        says(stdout(&closing), &["files 0.0 % by O_DIRECT (page cache: ", reason]);
+    }
+}
+
+/// RLIMIT_MEMLOCK has no room to register buffers with io_uring: they are used unregistered.
+#[test]
+fn without_room_in_memlock_it_works_as_well() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, content(9_000_000, 1)).unwrap();
+    let server = start(&dir);
+    let client = server.client_command(["put".as_ref(), file.as_os_str(), "x".as_ref()]);
+    let mut command = Command::new("prlimit");
+    command.args(["--memlock=65536:65536", "setpriv", "--inh-caps=-ipc_lock"]);
+    command.arg("--bounding-set=-ipc_lock").arg(client.get_program()).args(client.get_args());
+    let command = quiet(command)
+        .env("TONIC_RDMA", SHM)
+        .arg("--json")
+        .arg("--server")
+        .arg(&server.url)
+        .output();
+    let put = json(&ok(command.unwrap()));
+    assert_eq!(number(&put["disk"], "direct_bytes") > 0, has_direct(dir.path()), "{put}");
+    assert!(fs::read(server.root.join("x")).unwrap() == fs::read(&file).unwrap());
+}
+
+/// A file that is cut, grows, or is replaced while it is sent: an error, or the content of one of
+/// the two files; never anything else, and nothing is left.
+#[test]
+fn files_that_change_meanwhile_are_errors_or_whole() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = dir.path().join("file");
+    let (old, new) = (content(30_000_000, 1), content(30_000_000, 2));
+    let server = start(&dir);
+    for round in 0..12 {
+        fs::write(&file, &old).unwrap();
+        let mut put = server.client_command(["put".as_ref(), file.as_os_str(), "x".as_ref()]);
+        put.env("TONIC_RDMA", SHM).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let put = put.spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(10 * (round / 3)));
+        match round % 3 {
+            0 => File::options().write(true).open(&file).unwrap().set_len(100_001).unwrap(),
+            1 => {
+                let grows = File::options().write(true).open(&file).unwrap();
+                grows.write_all_at(b"more", old.len() as u64).unwrap();
+            }
+            _ => {
+                fs::write(dir.path().join("new"), &new).unwrap();
+                fs::rename(dir.path().join("new"), &file).unwrap();
+            }
+        }
+        let put = put.wait_with_output().unwrap();
+        if put.status.success() {
+            let stored = fs::read(server.root.join("x")).unwrap();
+            let grown = [&old[..], b"more"].concat();
+            let wholes = [&old[..], &new[..], &grown[..], &old[..100_001]];
+            assert!(wholes.contains(&&stored[..]), "{round}: {} bytes", stored.len());
+        } else {
+            failed(put, 1);
+        }
+        server.drops_all();
+    }
+}
