@@ -196,6 +196,8 @@ enum Breach {
     Flood,
     /// All its SENDs at once, many more than it has credits.
     PastItsCredits,
+    /// A message that is longer than the RECV of a connection at rest that it takes.
+    LongerThanItsRecv,
     /// Nothing, after it has opened a stream and been granted memory.
     Silence,
     /// A WRITE with a key that the peer was not given.
@@ -207,10 +209,11 @@ enum Breach {
 }
 
 impl Breach {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Words,
         Self::Flood,
         Self::PastItsCredits,
+        Self::LongerThanItsRecv,
         Self::Silence,
         Self::UnknownKey,
         Self::FarFromItsGrant,
@@ -238,6 +241,12 @@ impl Breach {
                         .unwrap();
                 }
                 peer.link.ring_doorbell().unwrap();
+            }
+            Self::LongerThanItsRecv => {
+                let len: u16 = 2048;
+                let mut message = vec![0; len.into()];
+                message[4..6].copy_from_slice(&len.to_le_bytes());
+                peer.post(&message);
             }
             Self::Silence => {
                 peer.grant().await;

@@ -30,8 +30,8 @@ pub async fn request_grant(server: SocketAddr, fabric: &str) -> Grant {
     let mut client =
         BootstrapClient::new(endpoint.connect_with_connector(connector).await.unwrap());
     let request = OfferRequest {
-        version_min: 1,
-        version_max: 1,
+        version_min: 2,
+        version_max: 2,
         fabrics: vec![fabric.into()],
         client: Some(own),
     };

@@ -18,7 +18,8 @@ pub fn frames(data: &[u8]) {
             Err(_) => break false,
         }
     };
-    let again = compose(&frames, reader.credits, data.len());
+    let header = (reader.credits, reader.full, reader.waited);
+    let again = compose(&frames, header, data.len());
     if whole {
         assert_eq!(again, data, "a message that was taken is made of its frames and nothing else");
     } else {
@@ -26,18 +27,24 @@ pub fn frames(data: &[u8]) {
         assert_eq!(again[8..], data[8..again.len()], "what came before the breach");
     }
     for frame in frames {
-        let message = compose(std::slice::from_ref(&frame), 0, data.len());
+        let message = compose(std::slice::from_ref(&frame), (0, false, false), data.len());
         let mut reader = Reader::new(message.into()).expect("composed here");
         assert_eq!(reader.next_frame(), Ok(Some(frame)));
         assert_eq!(reader.next_frame(), Ok(None));
     }
 }
 
-fn compose(frames: &[Frame], credits: u16, room: usize) -> Vec<u8> {
+fn compose(frames: &[Frame], (credits, full, waited): (u16, bool, bool), room: usize) -> Vec<u8> {
     let mut slot = vec![0; room];
     let mut composer = Composer::new(&mut slot);
     for frame in frames {
         assert!(composer.add(frame), "it fitted before");
+    }
+    if full {
+        composer.full();
+    }
+    if waited {
+        composer.waited();
     }
     let len = composer.finish(credits);
     slot.truncate(len);

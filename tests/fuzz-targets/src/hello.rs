@@ -13,6 +13,7 @@ pub fn hello(data: &[u8]) {
         assert!(data.starts_with(&again), "every byte means something");
         let settings = hello.settings;
         assert!(settings.recv_slots >= 4 && settings.slot_size >= 512 && settings.max_streams > 0);
+        assert!((512..=settings.slot_size).contains(&settings.rest_slot_size));
         assert!(settings.align.is_power_of_two() && settings.align <= 4096);
     }
     if let Ok(accept) = Accept::decode(data) {

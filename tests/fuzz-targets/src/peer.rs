@@ -1,6 +1,6 @@
 //! A connection with a hostile peer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,7 +15,8 @@ const STEPS: usize = 400;
 
 /// Runs a connection against a hostile peer.
 ///
-/// The first byte selects side and sizes. Each step is a byte, followed by its operands:
+/// The first byte selects side and sizes; with its highest bit both sides have RECVs of two sizes,
+/// and come and go. Each step is a byte, followed by its operands:
 ///
 /// | byte modulo 16 | step |
 /// |---|---|
@@ -88,6 +89,10 @@ struct Side {
     config: Config,
     now: Instant,
     client: bool,
+    /// Both sides have RECVs of two sizes.
+    two_sizes: bool,
+    /// The lengths of the peer's RECVs that this side has credits for, in order.
+    peer_recvs: VecDeque<usize>,
     slot: Vec<u8>,
     /// Credits that the peer may still return: messages sent to it, less the credits returned.
     owed: u64,
@@ -105,7 +110,9 @@ struct Side {
 
 impl Side {
     fn new(first: u8) -> Self {
+        let two_sizes = first & 128 != 0;
         let config = Config {
+            rest_slot_size: if two_sizes { 512 } else { 0 },
             slot_size: if first & 2 == 0 { 512 } else { 4096 },
             recv_slots: if first & 4 == 0 { 4 } else { 64 },
             max_recvs: 64,
@@ -122,7 +129,8 @@ impl Side {
         };
         config.check().expect("settings in range");
         let (now, client) = (Instant::now(), first & 1 == 0);
-        let peer = Config { slot_size: 512, ..config.clone() }.settings();
+        let peer_slot = if two_sizes { 2048 } else { 512 };
+        let peer = Config { slot_size: peer_slot, ..config.clone() }.settings();
         let conn = match client {
             true => Connection::client(config.clone(), peer, now),
             false => Connection::server(config.clone(), peer, now),
@@ -131,7 +139,9 @@ impl Side {
             conn,
             now,
             client,
-            slot: vec![0; config.slot_size as usize],
+            slot: vec![0; 4096],
+            two_sizes,
+            peer_recvs: vec![512; config.recv_slots.into()].into(),
             config,
             owed: 0,
             granted: Vec::new(),
@@ -152,7 +162,8 @@ impl Side {
                 let credits = self.owed.min(u64::from(step)) as u16;
                 let mut message = Vec::with_capacity(8 + frames.len());
                 message.extend_from_slice(&credits.to_le_bytes());
-                message.extend_from_slice(&[0, 0]);
+                let full = self.two_sizes && !len.is_multiple_of(2);
+                message.extend_from_slice(&[u8::from(full) * 2, 0]);
                 message.extend_from_slice(&(frames.len() as u32 + 8).to_le_bytes());
                 message.extend_from_slice(frames);
                 self.owed -= u64::from(credits);
@@ -240,7 +251,20 @@ impl Side {
                 }
             }
         }
+        let returned = Reader::new(message.clone()).map(|r| (r.credits, r.full));
         let result = self.conn.receive(self.now, message);
+        if let Ok((credits, full)) = returned {
+            let bytes = if full && self.two_sizes { 2048 } else { 512 };
+            self.peer_recvs.extend((0..credits).map(|_| bytes));
+        }
+        if self.two_sizes {
+            if self.conn.has_extra_recvs() && self.next_memory.is_multiple_of(2) {
+                self.conn.recv_gone();
+            }
+            if self.conn.wants_recvs() {
+                self.conn.recvs_posted(7);
+            }
+        }
         if let Err(breach) = &result {
             assert!(!self.breached, "one breach is enough: {breach}");
             assert!(!breach.to_string().is_empty());
@@ -267,6 +291,7 @@ impl Side {
                     );
                     self.unread.push((stream, len, flow));
                 }
+                Event::Quiet => self.conn.rest_recvs_posted(1),
                 Event::Returned { memory } => {
                     self.out.remove(&memory).expect("memory that is out returns once");
                 }
@@ -282,7 +307,8 @@ impl Side {
             match self.conn.poll_transmit(slot, space) {
                 None => return,
                 Some(Transmit::Send(len)) => {
-                    assert!(len <= 512, "the peer's slots have 512 bytes");
+                    let recv = self.peer_recvs.pop_front();
+                    assert!(recv.is_some_and(|bytes| len <= bytes), "{len} bytes in {recv:?}");
                     self.owed += 1;
                     let mut reader = Reader::new(Bytes::copy_from_slice(&self.slot[..len]))
                         .expect("a good header");

@@ -342,7 +342,7 @@ async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut
 /// What is wrong if connections do not return the control memory of their last load. SEND slots go
 /// when all their work has completed, RECVs with one PING each.
 async fn more_than_at_rest(hosts: &Hosts, checker: &WireChecker) -> Option<String> {
-    const EACH: usize = 20 << 10;
+    const EACH: usize = 8 << 10;
     let mut wrong = None;
     for _ in 0..60 {
         let mut control = 0;

@@ -4,7 +4,9 @@
 //! | rule | checked |
 //! |---|---|
 //! | R1 | an end returns a credit only after it has posted the RECV again |
+//! | R1 | a credit tells how long that RECV is |
 //! | R2 | no more SENDs than credits; the last credit is for a message that returns some, or CLOSE |
+//! | R2 | a message is no longer than the RECV that it takes |
 //! | R3 | the connecting side sends first |
 //! | R4, R9 | DONE announces exactly the bytes that were written, and no WRITE follows it |
 //! | R8 | over all connections of a device, memory is in one grant at a time, and not sent from |
@@ -51,10 +53,16 @@ const MAX_UNREPORTED: usize = 16;
 struct End {
     device: String,
     recv_slots: u64,
+    /// Bytes of each of them.
+    rest_bytes: u32,
+    /// Bytes of each RECV that is posted, and of each that has been posted since the start and not
+    /// been credited yet; both in the order in which they were posted.
+    posted: VecDeque<u32>,
+    uncredited: VecDeque<u32>,
     peer: Option<EndId>,
     connecting: bool,
     /// Messages that have arrived, and that the driver has received; RECVs that it has posted
-    /// again, and that it has retired.
+    /// again, and that it has retired or left out.
     arrived: u64,
     received: u64,
     reposted: u64,
@@ -212,9 +220,11 @@ impl State {
             Event::Sent { end, message, .. } => ("sent", end.0, message.len() as u64, 0),
             Event::Written { end, len, .. } => ("written", end.0, len as u64, 0),
             Event::Received { end, len } => ("received", end.0, len.into(), 0),
-            Event::Reposted { end } => ("reposted", end.0, 0, 0),
+            Event::Reposted { end, bytes } => ("reposted", end.0, bytes.into(), 0),
             Event::Retired { end } => ("retired", end.0, 0, 0),
-            Event::Grown { end, recv_slots } => ("grown", end.0, recv_slots.into(), 0),
+            Event::Grown { end, recv_slots, bytes } => {
+                ("grown", end.0, recv_slots.into(), bytes.into())
+            }
             Event::Completed { end, id } => ("completed", end.0, id, 0),
             Event::Died { end } => ("died", end.0, 0, 0),
             Event::Destroyed { end } => ("destroyed", end.0, 0, 0),
@@ -238,10 +248,12 @@ impl State {
     fn event(&mut self, event: Event<'_>, started: Instant) {
         self.note(&event, started);
         match event {
-            Event::Made { end, device, recv_slots } => {
+            Event::Made { end, device, recv_slots, bytes } => {
                 let made = End {
                     device: device.to_owned(),
                     recv_slots: recv_slots.into(),
+                    rest_bytes: bytes,
+                    posted: vec![bytes; recv_slots as usize].into(),
                     ..End::default()
                 };
                 self.ends.insert(end, made);
@@ -263,9 +275,11 @@ impl State {
                 self.written(end, peer, addr, rkey, len as u64)
             }
             Event::Received { end, .. } => self.at(end).received += 1,
-            Event::Reposted { end } => {
+            Event::Reposted { end, bytes } => {
                 let end = self.at(end);
                 end.reposted += 1;
+                end.posted.push_back(bytes);
+                end.uncredited.push_back(bytes);
                 if end.reposted + end.retired > end.received {
                     self.wrong("R1: a RECV was posted again that had nothing in it".into());
                 }
@@ -274,12 +288,16 @@ impl State {
                 let at = self.at(end);
                 at.retired += 1;
                 if at.retired > at.grown {
-                    self.wrong(format!(
-                        "R1: {end} has given up a RECV of those that are always there"
-                    ));
+                    self.wrong(format!("R1: {end} has fewer RECVs than at the start"));
                 }
             }
-            Event::Grown { end, recv_slots } => self.at(end).grown += u64::from(recv_slots),
+            Event::Grown { end, recv_slots, bytes } => {
+                let end = self.at(end);
+                end.grown += u64::from(recv_slots);
+                let recvs = std::iter::repeat_n(bytes, recv_slots as usize);
+                end.posted.extend(recvs.clone());
+                end.uncredited.extend(recvs);
+            }
             Event::Completed { end, id } => {
                 let in_flight = &mut self.at(end).in_flight;
                 while in_flight.front().is_some_and(|(first, _)| *first <= id) {
@@ -338,7 +356,12 @@ impl State {
                 Err(breach) => return self.wrong(format!("R15: {from}: {breach}")),
             }
         }
+        let recv = self.at(to).posted.pop_front();
+        if recv.is_some_and(|bytes| message.len() > bytes as usize) {
+            self.wrong(format!("R2: {from} sends {} bytes to a RECV of {recv:?}", message.len()));
+        }
         self.credits(from, to, reader.credits.into(), &frames);
+        self.credit_sizes(from, reader.credits.into(), reader.full);
         for frame in frames {
             *self.frames.entry(frame.name()).or_default() += 1;
             self.frame(from, to, frame);
@@ -372,6 +395,16 @@ impl State {
             self.wrong(format!(
                 "R1: {from} has returned {returned} credits for {posted} RECVs posted since the start"
             ));
+        }
+    }
+
+    /// The credits are for the RECVs that were posted first, and say how long these are.
+    fn credit_sizes(&mut self, from: EndId, returned: usize, full: bool) {
+        let end = self.at(from);
+        let returned = returned.min(end.uncredited.len());
+        let rest = end.rest_bytes;
+        if end.uncredited.drain(..returned).any(|bytes| (bytes > rest) != full) {
+            self.wrong(format!("R1: {from} returns credits for RECVs of another length"));
         }
     }
 
@@ -467,7 +500,7 @@ impl State {
 /// The names of a message's frames.
 fn frames_of(message: &[u8]) -> String {
     let Ok(mut reader) = Reader::new(Bytes::copy_from_slice(message)) else { return "?".into() };
-    let mut names = format!("+{}", reader.credits);
+    let mut names = format!("+{}{}", reader.credits, if reader.full { "F" } else { "" });
     while let Ok(Some(frame)) = reader.next_frame() {
         let stream = match &frame {
             Frame::Headers { stream, .. }

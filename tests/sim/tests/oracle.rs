@@ -130,17 +130,25 @@ impl Wire {
     fn new() -> Self {
         let checker = Arc::new(WireChecker::new(false));
         for (end, peer, device) in [(CLIENT, SERVER, "c"), (SERVER, CLIENT, "s")] {
-            checker.event(Event::Made { end, device, recv_slots: 4 });
+            checker.event(Event::Made { end, device, recv_slots: 4, bytes: 512 });
             checker.event(Event::Joined { end, peer, connecting: end == CLIENT });
         }
         Wire(checker)
     }
 
     fn send(&self, end: EndId, credits: u16, frames: &[Frame]) -> &Self {
+        self.send_full(end, credits, false, frames)
+    }
+
+    /// As [`send`](Self::send); `full`: the credits are for full slots.
+    fn send_full(&self, end: EndId, credits: u16, full: bool, frames: &[Frame]) -> &Self {
         let peer = if end == CLIENT { SERVER } else { CLIENT };
         let mut slot = [0; 1024];
         let mut composer = Composer::new(&mut slot);
         assert!(frames.iter().all(|frame| composer.add(frame)));
+        if full {
+            composer.full();
+        }
         let len = composer.finish(credits);
         self.0.event(Event::Queued { end, id: 0, write: false, addr: 0, len });
         self.0.event(Event::Completed { end, id: 0 });
@@ -162,7 +170,7 @@ impl Wire {
 
     fn take(&self, end: EndId) -> &Self {
         self.0.event(Event::Received { end, len: 8 });
-        self.0.event(Event::Reposted { end });
+        self.0.event(Event::Reposted { end, bytes: 512 });
         self
     }
 
@@ -204,8 +212,33 @@ fn the_wire_checker_knows_the_rules_of_credits() {
     (0..5).for_each(|_| _ = wire.send(CLIENT, 0, &[]));
     wire.wrong("R2: end 0 has sent 5 messages on 4 credits");
     let wire = Wire::new();
-    wire.0.event(Event::Reposted { end: CLIENT });
+    wire.0.event(Event::Reposted { end: CLIENT, bytes: 512 });
     wire.wrong("R1");
+}
+
+#[test]
+fn the_wire_checker_knows_the_sizes_of_recvs() {
+    let long = Frame::Data { stream: 1, end: false, data: vec![0; 600].into() };
+    let frames = [long];
+    let grown = || {
+        let wire = Wire::new();
+        wire.send(CLIENT, 0, &[]).take(SERVER);
+        wire.0.event(Event::Grown { end: SERVER, recv_slots: 2, bytes: 1024 });
+        wire.send(SERVER, 1, &[]);
+        wire
+    };
+    // Four short ones are in front of the long ones.
+    let wire = grown();
+    wire.send_full(SERVER, 2, true, &[]).right();
+    (0..4).for_each(|_| _ = wire.send(CLIENT, 0, &[]));
+    wire.send(CLIENT, 0, &frames).right();
+    let wire = grown();
+    wire.send_full(SERVER, 2, true, &[])
+        .send(CLIENT, 0, &frames)
+        .wrong("R2: end 0 sends 616 bytes");
+    grown().send(SERVER, 1, &[]).wrong("R1: end 1 returns credits for RECVs of another length");
+    let wire = Wire::new();
+    wire.send(CLIENT, 0, &[]).take(SERVER).send_full(SERVER, 1, true, &[]).wrong("R1");
 }
 
 #[test]

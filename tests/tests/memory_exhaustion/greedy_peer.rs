@@ -165,7 +165,7 @@ fn head(path: &str, deadline: Option<&str>) -> Bytes {
 /// The message without the RESETs and RECALLs, which this peer ignores.
 fn without_resets_and_recalls(message: Bytes) -> Bytes {
     let mut reader = Reader::new(message).unwrap();
-    let (credits, waited) = (reader.credits, reader.waited);
+    let (credits, full, waited) = (reader.credits, reader.full, reader.waited);
     let mut slot = vec![0; SLOT];
     let mut filtered = Composer::new(&mut slot);
     while let Some(frame) = reader.next_frame().unwrap() {
@@ -175,6 +175,9 @@ fn without_resets_and_recalls(message: Bytes) -> Bytes {
     }
     if waited {
         filtered.waited();
+    }
+    if full {
+        filtered.full();
     }
     let len = filtered.finish(credits);
     slot.truncate(len);

@@ -4,10 +4,16 @@
 //! The SEND slots of a busy connection lie in memory of their own, in place of those beside the
 //! RECV ring, so that all that are in use are one range.
 //!
+//! The RECVs of the ring may be shorter than the extra ones. They are then left out while extra
+//! ones serve: posted RECVs are filled in turn, so each message could be no longer than the
+//! shortest.
+//!
 //! | a RECV slot that is | becomes | by |
 //! |---|---|---|
 //! | posted | held | its completion |
 //! | held | posted | `mark_posted` |
+//! | held, of a ring of short ones, and the extra ones serve | left out | `retire` |
+//! | left out | held | `rejoin` |
 //! | held, extra and to be removed | absent | `retire` |
 //! | absent | held | `revive` |
 
@@ -28,6 +34,8 @@ enum Slot {
     Posted,
     /// Holds a message of this many bytes, for the driver to read.
     Held(u32),
+    /// One of the ring, not in use.
+    LeftOut,
     /// An extra one, not in use.
     Absent,
 }
@@ -37,9 +45,11 @@ enum Slot {
 struct ExtraSlots {
     base: NonNull<u8>,
     lkey: u32,
+    /// Slots that there is memory for.
+    slots: u32,
     /// Its slots are not posted again.
     retiring: bool,
-    /// Slots that are absent.
+    /// Slots that are absent, of those.
     absent: u32,
     /// Keeps the memory.
     _buf: PinnedBuf,
@@ -68,8 +78,9 @@ pub(crate) struct ControlBlock {
     /// SEND slots at rest, and of a busy connection.
     sends: (u32, u32),
     slot_size: u32,
-    /// Slots of the RECV ring; those behind them are extra.
+    /// Slots of the RECV ring, and bytes of one; those behind them are extra.
     ring: u32,
+    ring_size: u32,
     slots: Vec<Slot>,
     extra: Option<ExtraSlots>,
     /// Keeps the memory; the block is addressed through `base` only.
@@ -125,6 +136,7 @@ impl ControlBlock {
             sends: (config.send_slots, config.max_sends()),
             slot_size: config.slot_size,
             ring: config.recv_slots,
+            ring_size: config.rest_recv(),
             slots,
             extra: None,
             _buf: buf,
@@ -169,30 +181,45 @@ impl ControlBlock {
         }
     }
 
+    /// Bytes of a RECV slot.
     #[inline]
-    pub(crate) fn slot_size(&self) -> u32 {
-        self.slot_size
+    pub(crate) fn recv_size(&self, slot: u32) -> u32 {
+        if slot < self.ring { self.ring_size } else { self.slot_size }
     }
 
     /// Leases memory for the extra RECV slots, and keeps them. Gives all of them, so that the
-    /// caller revives those that are absent; none when the pool has no memory to spare.
+    /// caller revives those that are absent. When the pool cannot spare that it leases a quarter,
+    /// or as many as the ring has; none when it has none to spare.
     #[inline]
     pub(crate) fn lease_extra(&mut self, pool: &Pool) -> std::ops::Range<u32> {
-        let (ring, all) = (self.ring, self.slots.len() as u32);
+        let (ring, all) = (self.ring, self.slots.len() as u32 - self.ring);
         if self.extra.is_none() {
-            let need = (all - ring) as usize * self.slot_size as usize;
-            let Some(mut buf) = (need > 0).then(|| pool.spare(need)).flatten() else { return 0..0 };
-            // Every byte that a slice below may show is initialized.
-            buf.resize_zeroed(need);
-            let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
-            let lkey = buf.lkey();
-            self.extra =
-                Some(ExtraSlots { base, lkey, retiring: false, absent: all - ring, _buf: buf });
+            let few = (all / 4).max(ring).min(all);
+            self.extra = self.lease_slots(pool, all).or_else(|| self.lease_slots(pool, few));
         }
-        if let Some(extra) = &mut self.extra {
-            extra.retiring = false;
+        match &mut self.extra {
+            Some(extra) => {
+                extra.retiring = false;
+                ring..ring + extra.slots
+            }
+            None => 0..0,
         }
-        ring..all
+    }
+
+    fn lease_slots(&self, pool: &Pool, slots: u32) -> Option<ExtraSlots> {
+        let need = slots as usize * self.slot_size as usize;
+        let mut buf = (need > 0).then(|| pool.spare(need)).flatten()?;
+        // Every byte that a slice below may show is initialized.
+        buf.resize_zeroed(need);
+        let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
+        Some(ExtraSlots {
+            base,
+            lkey: buf.lkey(),
+            slots,
+            retiring: false,
+            absent: slots,
+            _buf: buf,
+        })
     }
 
     /// Takes an absent slot into use: it is held, to be posted. False for any other, and without
@@ -200,7 +227,7 @@ impl ControlBlock {
     #[inline]
     pub(crate) fn revive(&mut self, slot: u32) -> bool {
         match (self.slots.get_mut(slot as usize), &mut self.extra) {
-            (Some(state @ Slot::Absent), Some(extra)) => {
+            (Some(state @ Slot::Absent), Some(extra)) if slot < self.ring + extra.slots => {
                 *state = Slot::Held(0);
                 extra.absent -= 1;
                 true
@@ -217,24 +244,49 @@ impl ControlBlock {
         }
     }
 
-    /// Takes a held slot out of use, if it is to be removed. The last one returns the memory: the
-    /// device no longer has any of it (R9, R10).
+    /// Takes a held slot out of use, if it is to be removed, or left out. The last of those that
+    /// are removed returns the memory: the device no longer has any of it (R9, R10).
     #[inline]
     pub(crate) fn retire(&mut self, slot: u32) -> bool {
-        let extras = self.slots.len() as u32 - self.ring;
-        let Some(extra) = self.extra.as_mut().filter(|extra| extra.retiring && slot >= self.ring)
-        else {
-            return false;
-        };
-        match self.slots.get_mut(slot as usize) {
-            Some(state @ Slot::Held(_)) => *state = Slot::Absent,
-            _ => return false,
+        let Some(extra) = &mut self.extra else { return false };
+        let Some(state @ Slot::Held(_)) = self.slots.get_mut(slot as usize) else { return false };
+        if slot < self.ring {
+            // The extra ones must suffice for the credits of a connection.
+            let leave_out = !extra.retiring
+                && extra.slots >= self.ring
+                && extra.absent == 0
+                && self.ring_size < self.slot_size;
+            if leave_out {
+                *state = Slot::LeftOut;
+            }
+            return leave_out;
         }
+        if !extra.retiring {
+            return false;
+        }
+        *state = Slot::Absent;
         extra.absent += 1;
-        if extra.absent == extras {
+        if extra.absent == extra.slots {
             self.extra = None;
         }
         true
+    }
+
+    /// Takes a slot of the ring that was left out into use: it is held, to be posted. False for any
+    /// other.
+    pub(crate) fn rejoin(&mut self, slot: u32) -> bool {
+        match self.slots.get_mut(slot as usize) {
+            Some(state @ Slot::LeftOut) => {
+                *state = Slot::Held(0);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Slots of the RECV ring.
+    pub(crate) fn ring(&self) -> std::ops::Range<u32> {
+        0..self.ring
     }
 
     /// SEND slots and staging.
@@ -266,18 +318,22 @@ impl ControlBlock {
         }
         let (base, lkey, at) = match slot.checked_sub(self.ring) {
             None => (self.base, self.lkey, slot),
-            Some(at) => self.extra.as_ref().map(|extra| (extra.base, extra.lkey, at))?,
+            Some(at) => {
+                let extra = self.extra.as_ref().filter(|extra| at < extra.slots)?;
+                (extra.base, extra.lkey, at)
+            }
         };
-        // SAFETY: the slot lies within the ring, or within the extra slots, and so within the
-        // buffer behind `base`.
-        Some((unsafe { base.add(at as usize * self.slot_size as usize) }, lkey))
+        // SAFETY: the slot lies within the ring, or within the extra slots that there is memory
+        // for, and so within the buffer behind `base`.
+        Some((unsafe { base.add(at as usize * self.recv_size(slot) as usize) }, lkey))
     }
 
     /// The device has filled a slot. False when it was not posted or cannot hold `len`.
     #[inline]
     pub(crate) fn mark_received(&mut self, slot: u32, len: u32) -> bool {
+        let size = self.recv_size(slot);
         match self.slots.get_mut(slot as usize) {
-            Some(state @ Slot::Posted) if len <= self.slot_size => {
+            Some(state @ Slot::Posted) if len <= size => {
                 *state = Slot::Held(len);
                 true
             }

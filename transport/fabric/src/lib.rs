@@ -42,8 +42,11 @@
 //! sends the wrong bytes; it is not undefined behaviour.
 //!
 //! More RECVs come and go with the load: [`Link::grow`] leases memory for them and posts them,
-//! [`Link::shrink`] lets them go. [`Link::grow_sends`] leases the SEND slots of a busy connection,
-//! in other memory, and [`Link::shrink_sends`] returns it.
+//! [`Link::shrink`] lets them go. The slots of the block may be shorter than those
+//! ([`LinkConfig::rest_recv_size`], [`LinkConfig::rest_send_size`]): then a connection at rest has
+//! little memory, and the short RECVs are left out while the others serve. [`Link::grow_sends`]
+//! leases the SEND slots of a busy connection, in other memory, and [`Link::shrink_sends`] returns
+//! it.
 //!
 //! # Order
 //!

@@ -27,6 +27,13 @@ pub struct LinkConfig {
     pub recv_extra: u32,
     /// Bytes in one RECV slot, and in one SEND slot. A multiple of 64. Default 1024.
     pub slot_size: u32,
+    /// Bytes of each RECV posted from the start, which are all that a connection at rest has. A
+    /// multiple of 64, less than `slot_size`; 0 for `slot_size`. Shorter ones are left out while at
+    /// least as many extra ones are posted ([`Link::repost`]). Default 0.
+    pub rest_recv_size: u32,
+    /// Bytes of each SEND slot in the block, while [`Link::grow_sends`] has leased no others. A
+    /// multiple of 64, less than `slot_size`; 0 for `slot_size`. Default 0.
+    pub rest_send_size: u32,
     /// SEND slots in the block. At least 1. Default 64.
     pub send_slots: u32,
     /// SEND slots of a busy connection, which [`Link::grow_sends`] leases in place of the others.
@@ -62,6 +69,8 @@ impl Default for LinkConfig {
             recv_slots: 64,
             recv_extra: 0,
             slot_size: 1024,
+            rest_recv_size: 0,
+            rest_send_size: 0,
             send_slots: 64,
             busy_send_slots: 0,
             staging: 256 * 1024,
@@ -84,14 +93,24 @@ impl LinkConfig {
         self.send_slots.max(self.busy_send_slots)
     }
 
+    /// Bytes of each RECV posted from the start.
+    pub fn rest_recv(&self) -> u32 {
+        if self.rest_recv_size == 0 { self.slot_size } else { self.rest_recv_size }
+    }
+
+    /// Bytes of each SEND slot in the block at first.
+    pub fn rest_send(&self) -> u32 {
+        if self.rest_send_size == 0 { self.slot_size } else { self.rest_send_size }
+    }
+
     /// Bytes of the RECV ring.
     pub fn recv_bytes(&self) -> usize {
-        self.recv_slots as usize * self.slot_size as usize
+        self.recv_slots as usize * self.rest_recv() as usize
     }
 
     /// Bytes that [`Link::block_mut`] gives at first: SEND slots, then staging.
     pub fn block_bytes(&self) -> usize {
-        self.send_slots as usize * self.slot_size as usize + self.staging
+        self.send_slots as usize * self.rest_send() as usize + self.staging
     }
 
     /// Bytes of the whole control block: what one connection takes from the pool's control budget.
@@ -129,6 +148,15 @@ impl LinkConfig {
                 "slot_size is {}, must be a multiple of 64 up to 1 MiB",
                 self.slot_size
             ));
+        }
+        for (name, size) in
+            [("rest_recv_size", self.rest_recv_size), ("rest_send_size", self.rest_send_size)]
+        {
+            if !size.is_multiple_of(64) || (size > 0 && size >= self.slot_size) {
+                return Err(format!(
+                    "{name} is {size}, must be 0, or a multiple of 64 below slot_size"
+                ));
+            }
         }
         if self.staging > 1 << 30 {
             return Err(format!("staging is {} bytes, must be at most 1 GiB", self.staging));
@@ -244,7 +272,7 @@ pub enum Completion {
     Received {
         /// `0 .. max_recvs()`.
         slot: u32,
-        /// Bytes; at most `slot_size`.
+        /// Bytes; at most those of the slot.
         len: u32,
     },
 }
@@ -358,17 +386,19 @@ pub trait Link: Send + 'static {
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8];
 
     /// Gives a slot back to the device. Must come before the credit for it is given to the peer
-    /// (R1). False: it is an extra one that was to [go](Link::shrink), and has gone; there is no
-    /// credit for it.
+    /// (R1). False: it is not posted, and there is no credit for it. It is an extra one that was to
+    /// [go](Link::shrink), and has gone; or one of those at rest, which are short and left out
+    /// while extra ones serve.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] for a slot that is posted already; otherwise the link is dead.
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError>;
 
     /// Posts the [extra RECVs](LinkConfig::recv_extra), with memory that the pool can
-    /// [spare](Pool::spare), and gives the number of those that were not posted before: so many
-    /// more credits may be given to the peer. 0 when all are, or there is no memory, or the link
-    /// has all its RECVs posted from the start (shared memory).
+    /// [spare](Pool::spare), or a part of them if it has memory for no more, and gives the number
+    /// of those that were not posted before: so many more credits may be given to the peer. 0 when
+    /// all are, or there is no memory, or the link has all its RECVs posted from the start (shared
+    /// memory).
     ///
     /// # Errors
     /// The device refused work; the link is dead.
@@ -376,9 +406,13 @@ pub trait Link: Send + 'static {
 
     /// Gives back what only a busy connection needs. The extra RECVs go, each when the next message
     /// in it has been read and [reposted](Link::repost): posted RECVs cannot be taken back. Their
-    /// memory returns to the pool with the last of them. Shared memory gives back the pages of the
-    /// ring that it sends through, if nothing lies there.
-    fn shrink(&mut self);
+    /// memory returns to the pool with the last of them. The RECVs at rest that were left out are
+    /// posted, and their number is returned: so many more credits may be given to the peer. Shared
+    /// memory gives back the pages of the ring that it sends through, if nothing lies there.
+    ///
+    /// # Errors
+    /// The device refused work; the link is dead.
+    fn shrink(&mut self) -> Result<u32, LinkError>;
 
     /// Leases the [SEND slots of a busy connection](LinkConfig::busy_send_slots), if the pool can
     /// [spare](Pool::spare) the memory, and uses them in place of the others. Returns the number of

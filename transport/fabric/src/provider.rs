@@ -542,7 +542,7 @@ impl Link for AnyLink {
     fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError> {
         dispatch!(AnyLink, self, l => l.grow(pool))
     }
-    fn shrink(&mut self) {
+    fn shrink(&mut self) -> Result<u32, LinkError> {
         dispatch!(AnyLink, self, l => l.shrink())
     }
     fn grow_sends(&mut self, pool: &Pool) -> Option<u32> {

@@ -111,7 +111,7 @@ async fn many_connections(side: &Side) {
     .await;
     for end in &mut ends {
         assert_eq!(end.receive().await.unwrap(), b"rest");
-        end.link.shrink();
+        end.link.shrink().unwrap();
     }
     let after = at_rest(before).await;
     println!("holds {} {}", after.0 - before.0, after.1 - before.1);
@@ -135,7 +135,7 @@ async fn connections_share_an_eventfd() {
     }
     assert_eq!(process.says("holds"), "1 0");
     for end in &mut ends {
-        end.link.shrink();
+        end.link.shrink().unwrap();
     }
     let after = at_rest(before).await;
     assert_eq!((after.0 - before.0, after.1), (1, before.1));

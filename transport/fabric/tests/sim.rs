@@ -55,6 +55,8 @@ everywhere! {
     nobody_listens
     sends_fill_all_credits
     extra_recvs_come_and_go
+    short_recvs_make_way_for_extra_ones
+    extra_recvs_take_what_the_pool_can_spare
     busy_send_slots_come_and_go
     sends_of_all_sizes
     writes_land_before_the_send

@@ -10,6 +10,10 @@ use crate::hello::{HEADERS, Settings, is_alignment};
 pub struct Config {
     /// Bytes of a control slot, and so of the longest SEND. 512 to 32,768; default 8,192.
     pub slot_size: u32,
+    /// Bytes of the RECV slots at the start, which are all that a connection at rest has. 512 to
+    /// `slot_size`; 0, the default, for `slot_size`. While extra ones are posted, these need not be
+    /// ([`Event::Quiet`](crate::Event::Quiet)).
+    pub rest_slot_size: u32,
     /// Number of RECV slots at the start, and so of the peer's first credits. 4 to 4,096; default
     /// 32.
     pub recv_slots: u16,
@@ -69,6 +73,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             slot_size: 8 * 1024,
+            rest_slot_size: 0,
             recv_slots: 32,
             max_recvs: 32,
             max_streams: 1024,
@@ -119,6 +124,12 @@ impl Config {
             "slot_size",
             self.slot_size.into(),
             "512 to 32768",
+        )?;
+        rule(
+            self.rest_slot_size == 0 || (512..=self.slot_size).contains(&self.rest_slot_size),
+            "rest_slot_size",
+            self.rest_slot_size.into(),
+            "0, or 512 to slot_size",
         )?;
         rule(
             (4..=4096).contains(&self.recv_slots),
@@ -187,12 +198,18 @@ impl Config {
         )
     }
 
+    /// Bytes of the RECV slots at the start.
+    pub(crate) fn rest_slot_size(&self) -> u32 {
+        if self.rest_slot_size == 0 { self.slot_size } else { self.rest_slot_size }
+    }
+
     /// The settings that the peer receives in the hello.
     pub fn settings(&self) -> Settings {
         Settings {
             recv_slots: self.recv_slots,
             max_recvs: self.max_recvs,
             slot_size: self.slot_size,
+            rest_slot_size: self.rest_slot_size(),
             max_streams: self.max_streams,
             stream_window: self.stream_window,
             max_headers: self.max_headers,

@@ -54,6 +54,14 @@ pub enum Breach {
     /// A SEND arrived although the peer had no credit left.
     #[error("SEND without credit")]
     NoCredit,
+    /// A message is longer than the RECV that its credit stands for.
+    #[error("message of {len} bytes for a RECV of {recv} (credits tell the sizes of RECVs)")]
+    LongerThanItsRecv {
+        /// Bytes of the message.
+        len: usize,
+        /// Bytes of the RECV.
+        recv: u32,
+    },
     /// The peer returned more credits than it may have RECVs.
     #[error("{returned} credits returned, where {room} are left of the RECVs that were announced")]
     CreditOverflow {

@@ -6,10 +6,13 @@
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
-//! | 0 | 2 | credits returned: RECV slots that the sender has reposted since its last message |
-//! | 2 | 1 | flags: WAITED 1: output of the sender has waited for a credit since its last message |
+//! | 0 | 2 | credits returned: RECV slots that the sender has posted, in the order in which it has |
+//! | 2 | 1 | flags: WAITED 1: output of the sender has waited for a credit since its last message, or did not fit into this one, which takes a RECV of less than a full slot; FULL 2: the credits are for full RECV slots, and not for those of the size at the start |
 //! | 3 | 1 | reserved, 0 |
 //! | 4 | 4 | length of the message in bytes, header included |
+//!
+//! A message is no longer than the RECV that it takes: RECVs are taken in the order in which they
+//! were posted, and hello and FULL tell their sizes.
 //!
 //! Frame header, 8 bytes, then the payload:
 //!
@@ -62,6 +65,8 @@ use crate::payload::Payload;
 pub const MESSAGE_HEADER: usize = 8;
 /// Output of the sender has waited for a credit.
 const WAITED: u8 = 1;
+/// The credits are for full RECV slots.
+const FULL: u8 = 2;
 /// Bytes of a frame header.
 pub const FRAME_HEADER: usize = 8;
 /// The sender's half of the stream ends with this frame.
@@ -189,9 +194,14 @@ impl<'a> Composer<'a> {
         self.len == MESSAGE_HEADER
     }
 
-    /// Sets the flag WAITED: output has waited for a credit.
+    /// Sets the flag WAITED: output has waited for a credit, or for a longer RECV.
     pub fn waited(&mut self) {
         self.flags |= WAITED;
+    }
+
+    /// Sets the flag FULL: the credits are for full RECV slots.
+    pub fn full(&mut self) {
+        self.flags |= FULL;
     }
 
     fn put(&mut self, bytes: &[u8]) {
@@ -321,7 +331,9 @@ impl<'a> Composer<'a> {
 pub struct Reader {
     /// Credits that the message returns.
     pub credits: u16,
-    /// Whether output of the sender has waited for a credit.
+    /// Whether these credits are for full RECV slots.
+    pub full: bool,
+    /// Whether output of the sender has waited for a credit, or for a longer RECV.
     pub waited: bool,
     message: Bytes,
     /// Bytes read so far.
@@ -339,15 +351,16 @@ impl Reader {
         else {
             return Err(Breach::MessageLength { received, stated: MESSAGE_HEADER });
         };
-        if flags & !WAITED != 0 || *reserved != 0 {
+        if flags & !(WAITED | FULL) != 0 || *reserved != 0 {
             return Err(Breach::Reserved("message header"));
         }
         let stated = u32::from_le_bytes(*len) as usize;
         if stated != received {
             return Err(Breach::MessageLength { received, stated });
         }
-        let (credits, waited) = (u16::from_le_bytes([*c0, *c1]), flags & WAITED != 0);
-        Ok(Reader { credits, waited, message, at: MESSAGE_HEADER })
+        let credits = u16::from_le_bytes([*c0, *c1]);
+        let (waited, full) = (flags & WAITED != 0, flags & FULL != 0);
+        Ok(Reader { credits, full, waited, message, at: MESSAGE_HEADER })
     }
 
     /// Returns the next frame, after the checks that need no state of the connection.
@@ -562,19 +575,22 @@ mod tests {
 
     #[test]
     fn the_message_header_round_trips() {
-        for waited in [false, true] {
+        for (waited, full) in [(false, false), (true, false), (false, true), (true, true)] {
             let mut slot = [0xee; 64];
             let mut c = Composer::new(&mut slot);
             if waited {
                 c.waited();
             }
+            if full {
+                c.full();
+            }
             let len = c.finish(300);
             let message = Bytes::copy_from_slice(&slot[..len]);
             let reader = Reader::new(message.clone()).unwrap();
-            assert_eq!((reader.credits, reader.waited), (300, waited));
+            assert_eq!((reader.credits, reader.waited, reader.full), (300, waited, full));
             for at in [2, 3] {
                 let mut wrong = message.to_vec();
-                wrong[at] |= 2;
+                wrong[at] |= 4;
                 assert_eq!(
                     Reader::new(wrong.into()).unwrap_err(),
                     Breach::Reserved("message header")

@@ -15,13 +15,13 @@
 //! | 8 | 16 | ticket |
 //! | 24 | 2 | RECV slots at the start: the peer's first credits |
 //! | 26 | 2 | maximum RECV slots, including those at the start |
-//! | 28 | 4 | bytes of a RECV slot |
+//! | 28 | 4 | bytes of a full RECV slot, as those beyond the ones at the start have |
 //! | 32 | 4 | streams that the peer may have open |
 //! | 36 | 4 | stream window in bytes |
 //! | 40 | 8 | longest message in bytes |
 //! | 48 | 4 | longest header block in bytes |
 //! | 52 | 2 | alignment of landed payload in bytes: a power of two, 1 to 4096 |
-//! | 54 | 2 | reserved, 0 |
+//! | 54 | 2 | bytes of a RECV slot at the start: 512 to those of a full one |
 //!
 //! Accept (server to client) is the same with kind 2, the chosen version in both version bytes, and
 //! a ticket of zeros. Reject, 16 bytes: magic, length 16, kind 3, the versions that the server
@@ -35,9 +35,9 @@
 //! properly.
 
 /// The lowest protocol version that this crate speaks.
-pub const VERSION_MIN: u8 = 1;
+pub const VERSION_MIN: u8 = 2;
 /// The highest protocol version that this crate speaks.
-pub const VERSION_MAX: u8 = 1;
+pub const VERSION_MAX: u8 = 2;
 /// Bytes of a hello and of an accept.
 pub const HELLO_LEN: usize = 56;
 /// Bytes of a reject.
@@ -60,8 +60,10 @@ pub struct Settings {
     pub recv_slots: u16,
     /// Maximum number of RECV slots, which bounds the credits that messages return.
     pub max_recvs: u16,
-    /// Bytes of a RECV slot, and so of the longest SEND.
+    /// Bytes of a full RECV slot, and so of the longest SEND.
     pub slot_size: u32,
+    /// Bytes of the RECV slots at the start. At most `slot_size`.
+    pub rest_slot_size: u32,
     /// Maximum number of streams that the peer may have open.
     pub max_streams: u32,
     /// Maximum bytes of a stream that are unread without having been requested.
@@ -219,6 +221,7 @@ fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELL
     out[40..48].copy_from_slice(&s.max_message.to_le_bytes());
     out[48..52].copy_from_slice(&s.max_headers.to_le_bytes());
     out[52..54].copy_from_slice(&s.align.to_le_bytes());
+    out[54..56].copy_from_slice(&(s.rest_slot_size as u16).to_le_bytes());
     out
 }
 
@@ -227,6 +230,7 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
         recv_slots: u16::from_le_bytes(le(data, 24)),
         max_recvs: u16::from_le_bytes(le(data, 26)),
         slot_size: u32::from_le_bytes(le(data, 28)),
+        rest_slot_size: u16::from_le_bytes(le(data, 54)).into(),
         max_streams: u32::from_le_bytes(le(data, 32)),
         stream_window: u32::from_le_bytes(le(data, 36)),
         max_headers: u32::from_le_bytes(le(data, 48)),
@@ -236,10 +240,14 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
     let rule = |ok: bool, name, value: u64| {
         if ok { Ok(()) } else { Err(HelloError::Setting { name, value }) }
     };
-    rule(data[54..56] == [0; 2], "reserved field", 1)?;
     rule((4..=4096).contains(&s.recv_slots), "recv_slots", s.recv_slots.into())?;
     rule((s.recv_slots..=4096).contains(&s.max_recvs), "max_recvs", s.max_recvs.into())?;
     rule((512..=32_768).contains(&s.slot_size), "slot_size", s.slot_size.into())?;
+    rule(
+        (512..=s.slot_size).contains(&s.rest_slot_size),
+        "rest_slot_size",
+        s.rest_slot_size.into(),
+    )?;
     // If the peer accepted no streams, every call would wait forever.
     rule(s.max_streams > 0, "max_streams", s.max_streams.into())?;
     rule(
@@ -360,7 +368,8 @@ mod tests {
         data.extend([0; 40]);
         assert_eq!(Hello::decode(&data).unwrap(), hello());
         for align in [1, 2, 64, 4096] {
-            let accept = Accept { version: 1, settings: Settings { align, ..hello().settings } };
+            let accept =
+                Accept { version: VERSION_MAX, settings: Settings { align, ..hello().settings } };
             assert_eq!(Accept::decode(&accept.encode()).unwrap(), accept);
         }
         for reject in [
@@ -393,14 +402,19 @@ mod tests {
         (data[6], data[7]) = (9, 12);
         assert_eq!(
             Hello::decode(&data).unwrap_err().to_string(),
-            "peer speaks protocol versions 9 to 12, this side 1 to 1"
+            "peer speaks protocol versions 9 to 12, this side 2 to 2"
         );
         let mut data = hello().encode();
         data[28..32].copy_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(Hello::decode(&data).unwrap_err().to_string(), "peer's slot_size is 4294967295");
-        let mut data = hello().encode();
-        data[55] = 1;
-        assert_eq!(Hello::decode(&data).unwrap_err().to_string(), "peer's reserved field is 1");
+        for size in [511_u16, 8193] {
+            let mut data = hello().encode();
+            data[54..56].copy_from_slice(&size.to_le_bytes());
+            assert_eq!(
+                Hello::decode(&data).unwrap_err().to_string(),
+                format!("peer's rest_slot_size is {size}")
+            );
+        }
         for align in [0, 3, 65, 8192, u16::MAX] {
             let mut data = hello().encode();
             data[52..54].copy_from_slice(&align.to_le_bytes());

@@ -117,7 +117,7 @@ impl Peer {
             tonic::client::Grpc::new(endpoint.connect_with_connector(connector).await.unwrap());
         grpc.ready().await.unwrap();
         let request =
-            OfferRequest { version_min: 1, version_max: 1, fabrics: vec!["shm".into()], client };
+            OfferRequest { version_min: 2, version_max: 2, fabrics: vec!["shm".into()], client };
         let path = PathAndQuery::from_static("/tonic_rdma.v1.Bootstrap/Offer");
         let codec = tonic_prost::ProstCodec::<OfferRequest, OfferResponse>::default();
         let offer =

@@ -590,7 +590,7 @@ impl Link for ShmLink {
         self.check_alive().map(|()| 0)
     }
 
-    fn shrink(&mut self) {
+    fn shrink(&mut self) -> Result<u32, LinkError> {
         self.recv_slots.shrink();
         self.wakeup.settle();
         // Nobody but this end writes to the slots, so it knows that nothing is lost with them.
@@ -598,6 +598,7 @@ impl Link for ShmLink {
             let (ring, keep) = self.writer.memory();
             ring.release(keep);
         }
+        Ok(0)
     }
 
     fn disconnect(&mut self) {

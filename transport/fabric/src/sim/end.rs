@@ -73,6 +73,7 @@ pub(super) enum EndReason {
 struct Posted {
     slot: u32,
     ptr: NonNull<u8>,
+    bytes: u32,
 }
 
 // SAFETY: the pointer is only used under the lock of the End that holds it, while the end's memory
@@ -94,7 +95,6 @@ struct State {
 pub(super) struct End {
     pub(super) id: EndId,
     pub(super) device: Arc<DeviceState>,
-    slot_size: u32,
     state: Mutex<State>,
 }
 
@@ -105,8 +105,8 @@ impl std::fmt::Debug for End {
 }
 
 impl End {
-    pub(super) fn new(id: EndId, device: Arc<DeviceState>, slot_size: u32) -> Arc<End> {
-        Arc::new(End { id, device, slot_size, state: Mutex::default() })
+    pub(super) fn new(id: EndId, device: Arc<DeviceState>) -> Arc<End> {
+        Arc::new(End { id, device, state: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -116,10 +116,10 @@ impl End {
     /// Posts a RECV.
     ///
     /// # Safety
-    /// `ptr` is writable for `slot_size` bytes and touched by nobody else until the slot has
+    /// `ptr` is writable for `bytes` bytes and touched by nobody else until the slot has
     /// arrived or [`close`](End::close) has returned.
-    pub(super) unsafe fn post(&self, slot: u32, ptr: NonNull<u8>) {
-        self.lock().posted.push_back(Posted { slot, ptr });
+    pub(super) unsafe fn post(&self, slot: u32, ptr: NonNull<u8>, bytes: u32) {
+        self.lock().posted.push_back(Posted { slot, ptr, bytes });
     }
 
     /// Closes this end: nothing is written into its slots afterwards.
@@ -144,14 +144,14 @@ impl End {
         if state.end_reason.is_some() {
             return Err(Status::RetryExceeded);
         }
-        if len > self.slot_size as usize {
+        let Some(Posted { slot, ptr, bytes }) = state.posted.pop_front() else {
+            return Err(Status::ReceiverNotReady);
+        };
+        if len > bytes as usize {
             state.end_reason = Some(EndReason::Failed(Verb::Recv, Status::LocalLength));
             wake(state);
             return Err(Status::RemoteInvalidRequest);
         }
-        let Some(Posted { slot, ptr }) = state.posted.pop_front() else {
-            return Err(Status::ReceiverNotReady);
-        };
         // SAFETY: the slot is posted, hence alive and untouched by its owner while the lock is
         // held, and len fits it. The source is in another link's SEND slots, so the ranges do not
         // overlap.

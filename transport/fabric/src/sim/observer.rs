@@ -25,6 +25,8 @@ pub enum Event<'a> {
         device: &'a str,
         /// RECVs posted.
         recv_slots: u32,
+        /// Bytes of each.
+        bytes: u32,
     },
     /// Two ends are connected, seen from one of them: told twice for each connection.
     Joined {
@@ -81,6 +83,8 @@ pub enum Event<'a> {
     Reposted {
         /// The receiver.
         end: EndId,
+        /// Its bytes.
+        bytes: u32,
     },
     /// RECVs were posted that were not there before.
     Grown {
@@ -88,8 +92,10 @@ pub enum Event<'a> {
         end: EndId,
         /// How many.
         recv_slots: u32,
+        /// Bytes of each.
+        bytes: u32,
     },
-    /// A RECV was not posted again, for good.
+    /// A RECV was not posted again: for good, or until its end has grown by it again.
     Retired {
         /// The receiver.
         end: EndId,

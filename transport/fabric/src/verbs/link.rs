@@ -156,7 +156,7 @@ impl VerbsLink {
         };
         let sge = rdma_sys::ibv_sge {
             addr: ptr.as_ptr().expose_provenance() as u64,
-            length: block.slot_size(),
+            length: block.recv_size(slot),
             lkey,
         };
         // SAFETY: the slot is posted from here until its completion is marked; the block shows only
@@ -537,8 +537,16 @@ impl Link for VerbsLink {
         Ok(posted)
     }
 
-    fn shrink(&mut self) {
+    fn shrink(&mut self) -> Result<u32, LinkError> {
         self.memory.block.retire_extra();
+        let mut posted = 0;
+        for slot in self.memory.block.ring() {
+            if self.dead.is_none() && self.memory.block.rejoin(slot) {
+                self.post(slot).map_err(|source| self.device_error("ibv_post_recv", source))?;
+                posted += 1;
+            }
+        }
+        Ok(posted)
     }
 
     fn grow_sends(&mut self, pool: &Pool) -> Option<u32> {

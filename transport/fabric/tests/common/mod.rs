@@ -362,7 +362,7 @@ pub async fn extra_recvs_come_and_go(server: &Side, client: &Side) {
     let used = server.pool.stats().control;
     if !server.fabric.grows() {
         assert_eq!(s.link.grow(&server.pool).unwrap(), 0, "all are there from the start");
-        s.link.shrink();
+        s.link.shrink().unwrap();
         exchange(&mut c, &mut s, least, 0).await;
         assert_eq!(server.pool.stats().control, used);
         return;
@@ -374,18 +374,99 @@ pub async fn extra_recvs_come_and_go(server: &Side, client: &Side) {
         exchange(&mut c, &mut s, most, round).await;
         exchange(&mut c, &mut s, most, round).await;
 
-        s.link.shrink();
+        s.link.shrink().unwrap();
         // Some of the posted RECVs are initial ones, and those still on the ring are revived.
         exchange(&mut c, &mut s, least + 2, round).await;
         let revived = s.link.grow(&server.pool).unwrap();
         assert!((1..recv_extra).contains(&revived), "{revived}");
         exchange(&mut c, &mut s, most, round).await;
 
-        s.link.shrink();
+        s.link.shrink().unwrap();
         exchange(&mut c, &mut s, most, round).await;
         assert_eq!(server.pool.stats().control, used, "the memory is back with the last of them");
         exchange(&mut c, &mut s, least, round).await;
     }
+}
+
+/// Sends messages of these lengths in one batch, and returns how many of their RECVs were posted
+/// again.
+async fn pass(sender: &mut End, receiver: &mut End, lens: &[usize], round: u8) -> usize {
+    let mut last = 0;
+    for (slot, len) in lens.iter().enumerate() {
+        last = sender.queue_send(slot, &pattern(*len, round), slot + 1 == lens.len()).unwrap();
+    }
+    sender.link.ring_doorbell().unwrap();
+    sender.done(last).await.unwrap();
+    let mut posted = 0;
+    for len in lens {
+        let (slot, data) = receiver.receive_and_hold().await.unwrap();
+        assert_eq!(data, pattern(*len, round));
+        posted += usize::from(receiver.link.repost(slot).unwrap());
+    }
+    posted
+}
+
+/// RECVs at rest that are shorter than extra ones are left out while those serve.
+pub async fn short_recvs_make_way_for_extra_ones(server: &Side, client: &Side) {
+    let config = LinkConfig { recv_slots: 4, rest_recv_size: 256, ..config() };
+    let (short, long) = ([256; 4], [1024; 8]);
+    let (mut s, mut c) = pair_over(&mut server.listen(), server, client, &config).await;
+    let used = server.pool.stats().control;
+    if !server.fabric.grows() {
+        assert_eq!(pass(&mut c, &mut s, &[1024; 4], 0).await, 4, "slots of a ring are long");
+        let (grown, rejoined) = (s.link.grow(&server.pool).unwrap(), s.link.shrink().unwrap());
+        assert_eq!((grown, rejoined), (0, 0));
+        return;
+    }
+    for round in 0..3 {
+        assert_eq!(pass(&mut c, &mut s, &short, round).await, 4);
+        assert_eq!(s.link.grow(&server.pool).unwrap(), 8);
+        // Posted RECVs are filled in turn.
+        assert_eq!(pass(&mut c, &mut s, &[&short[..], &long[..]].concat(), round).await, 8);
+        assert_eq!(pass(&mut c, &mut s, &long, round).await, 8);
+        assert_eq!(server.pool.stats().control, used + 8 * 1024);
+
+        assert_eq!(s.link.shrink().unwrap(), 4);
+        assert_eq!(s.link.shrink().unwrap(), 0, "all are posted");
+        assert_eq!(pass(&mut c, &mut s, &long[..5], round).await, 0);
+        // Load in between: the long ones come back behind what is posted.
+        assert_eq!(s.link.grow(&server.pool).unwrap(), 5);
+        let posted = [&long[..3], &short[..], &long[..5]].concat();
+        assert_eq!(pass(&mut c, &mut s, &posted, round).await, 8);
+
+        assert_eq!(s.link.shrink().unwrap(), 4);
+        assert_eq!(pass(&mut c, &mut s, &[&long[..], &short[..]].concat(), round).await, 4);
+        assert_eq!(server.pool.stats().control, used, "the memory is back with the last of them");
+    }
+}
+
+/// With little memory to spare a part of the extra RECVs is posted, and with none none.
+pub async fn extra_recvs_take_what_the_pool_can_spare(server: &Side, client: &Side) {
+    let config = LinkConfig {
+        recv_slots: 4,
+        recv_extra: 32,
+        slot_size: 4096,
+        rest_recv_size: 1024,
+        staging: 0,
+        send_slots: 4,
+        ..config()
+    };
+    let (mut s, mut c) = pair_over(&mut server.listen(), server, client, &config).await;
+    if !server.fabric.grows() {
+        return;
+    }
+    let spares = |len: usize| std::iter::from_fn(move || server.pool.spare(len));
+    let mut others: Vec<_> = spares(128 << 10).chain(spares(4096)).collect();
+    assert_eq!(s.link.grow(&server.pool).unwrap(), 0);
+    assert_eq!(pass(&mut c, &mut s, &[1024; 4], 0).await, 4, "the short ones stay");
+    others.drain(..1).for_each(drop);
+    let _taken = server.pool.spare(64 << 10);
+    assert_eq!(s.link.grow(&server.pool).unwrap(), 8);
+    assert_eq!(pass(&mut c, &mut s, &[1024; 4], 0).await, 0);
+    for _ in 0..3 {
+        assert_eq!(pass(&mut c, &mut s, &[1024; 8], 1).await, 8);
+    }
+    assert_eq!(s.link.grow(&server.pool).unwrap(), 0, "as many as there is memory for");
 }
 
 /// The SEND slots of a busy connection are leased, used and returned while nothing is in flight.

@@ -187,7 +187,8 @@ impl Connection {
         self.config.dead_peer
     }
 
-    /// Maximum length in bytes of a piece that is sent eagerly. Longer pieces are sent by WRITE.
+    /// Maximum length in bytes of a piece that is sent eagerly. Longer pieces are sent by WRITE. A
+    /// piece that is longer than the next RECV goes in several messages.
     pub fn eager_limit(&self) -> usize {
         self.peer.slot_size as usize - MESSAGE_HEADER - FRAME_HEADER
     }
@@ -222,30 +223,37 @@ impl Connection {
         id.0 <= self.last_known || !self.ids.contains_key(&id.0)
     }
 
-    /// Whether the peer has run short of credits and [`max_recvs`](Config::max_recvs) allows more
+    /// Whether the peer has run short of credits, or of room in RECVs of
+    /// [`rest_slot_size`](Config::rest_slot_size), and [`max_recvs`](Config::max_recvs) allows more
     /// RECVs. If so, the driver should post some, if there is memory, and call
     /// [`recvs_posted`](Self::recvs_posted). To be checked after each message.
     pub fn wants_recvs(&self) -> bool {
         self.is_live() && self.credits.wants_more()
     }
 
-    /// Tells the connection that `recvs` extra RECVs have been posted, for which the peer gets
-    /// credits. 0 means that there was no memory; the connection then waits before it wants some
-    /// again.
+    /// Tells the connection that `recvs` extra RECVs of [`slot_size`](Config::slot_size) have been
+    /// posted, for which the peer gets credits. 0 means that there was no memory; the connection
+    /// then waits before it wants some again.
     pub fn recvs_posted(&mut self, recvs: u32) {
         self.credits.add_recvs(recvs);
     }
 
     /// Tells the connection that the RECV of the last message is not posted again: see
-    /// [`Event::Quiet`]. To be called after [`receive`](Self::receive), and for no more RECVs than
-    /// [`recvs_posted`](Self::recvs_posted) has added.
+    /// [`Event::Quiet`]. To be called after [`receive`](Self::receive), for an extra RECV, or for
+    /// one of those at the start while extra ones are posted.
     pub fn recv_gone(&mut self) {
         self.credits.remove_recv();
     }
 
-    /// Whether more RECVs are posted than at the start.
+    /// Tells the connection that `recvs` of the RECVs at the start are posted again, which had been
+    /// left out while extra ones were: see [`Event::Quiet`].
+    pub fn rest_recvs_posted(&mut self, recvs: u32) {
+        self.credits.add_rest_recvs(recvs);
+    }
+
+    /// Whether extra RECVs are posted.
     pub fn has_extra_recvs(&self) -> bool {
-        self.credits.posted() > self.config.recv_slots.into()
+        self.credits.has_extra()
     }
 
     /// Whether the peer has sent nothing by WRITE for [`idle_recall`](Config::idle_recall), so that

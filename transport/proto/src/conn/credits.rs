@@ -1,5 +1,11 @@
 //! Credits in both directions: one for each RECV that the other side has posted (R1, R2).
+//!
+//! A RECV has one of two sizes: the short one of a connection at rest, or that of a full slot. A
+//! credit tells the size too, because both sides keep credits in the order in which the RECVs were
+//! posted, which is the order in which messages take them. So a sender knows how long its next
+//! message may be, and a receiver how long the RECV was that a message took.
 
+use super::recv_queue::{RecvQueue, Run};
 use crate::config::Config;
 use crate::error::Breach;
 use crate::hello::Settings;
@@ -7,20 +13,35 @@ use crate::hello::Settings;
 /// Messages to wait for, after there was no memory for extra RECVs, before more are wanted again.
 const RETRY_AFTER: u32 = 64;
 
+/// Credits that a message returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Returned {
+    pub(super) credits: u16,
+    /// The RECVs are full slots, and not those of a connection at rest.
+    pub(super) full: bool,
+}
+
 /// The credits of both directions.
 #[derive(Debug)]
 pub(super) struct Credits {
     /// SENDs that this side may still post.
-    available: u32,
+    available: RecvQueue,
     /// RECVs that the peer may have posted at a time.
     max_peer_recvs: u32,
+    /// Bytes of the peer's RECVs, at rest and full.
+    peer_bytes: (u32, u32),
     /// RECVs posted by this side for which the peer has not received credits yet.
-    to_return: u32,
+    to_return: RecvQueue,
     /// SENDs that the peer may still post with the credits it has received.
-    peer_available: u32,
+    peer_available: RecvQueue,
+    /// Bytes of this side's RECVs, at rest and full.
+    bytes: (u32, u32),
     /// RECVs that this side may have posted at a time.
     max_recvs: u32,
-    /// The peer has run short of credits.
+    /// Extra RECVs that are posted, and their maximum.
+    extra: u32,
+    max_extra: u32,
+    /// The peer has run short of credits, or of room in the RECVs of a connection at rest.
     peer_short: bool,
     /// Messages to wait for before more RECVs are wanted again.
     retry_in: u32,
@@ -28,12 +49,18 @@ pub(super) struct Credits {
 
 impl Credits {
     pub(super) fn new(config: &Config, peer: &Settings) -> Self {
+        let bytes = (config.rest_slot_size(), config.slot_size);
+        let peer_bytes = (peer.rest_slot_size, peer.slot_size);
         Credits {
-            available: peer.recv_slots.into(),
+            available: RecvQueue::new(peer.recv_slots.into(), peer_bytes.0),
             max_peer_recvs: peer.max_recvs.into(),
-            to_return: 0,
-            peer_available: config.recv_slots.into(),
+            peer_bytes,
+            to_return: RecvQueue::new(0, bytes.0),
+            peer_available: RecvQueue::new(config.recv_slots.into(), bytes.0),
+            bytes,
             max_recvs: config.max_recvs.into(),
+            extra: 0,
+            max_extra: u32::from(config.max_recvs.saturating_sub(config.recv_slots)),
             peer_short: false,
             retry_in: 0,
         }
@@ -41,10 +68,15 @@ impl Credits {
 
     /// The number of RECVs that this side has posted.
     pub(super) fn posted(&self) -> u32 {
-        self.peer_available + self.to_return
+        self.peer_available.len() + self.to_return.len()
     }
 
-    /// Records that the peer has waited for credits.
+    /// Whether extra RECVs are posted.
+    pub(super) fn has_extra(&self) -> bool {
+        self.extra > 0
+    }
+
+    /// Records that the peer has waited for credits, or has had to cut what it sent.
     pub(super) fn peer_ran_short(&mut self) {
         self.peer_short = true;
     }
@@ -56,78 +88,117 @@ impl Credits {
 
     /// Whether the peer has run short of credits and more RECVs are allowed.
     pub(super) fn wants_more(&self) -> bool {
-        self.peer_short && self.retry_in == 0 && self.posted() < self.max_recvs
+        self.peer_short && self.retry_in == 0 && self.extra < self.max_extra
     }
 
-    /// Records that `recvs` more RECVs have been posted; 0 means that there was no memory for them.
+    /// Records that `recvs` extra RECVs have been posted; 0 means that there was no memory for
+    /// them.
     pub(super) fn add_recvs(&mut self, recvs: u32) {
-        let recvs = recvs.min(self.max_recvs - self.posted());
-        self.to_return += recvs;
+        let recvs = recvs.min(self.max_recvs.saturating_sub(self.posted()));
+        self.to_return.push(Run { recvs, bytes: self.bytes.1 });
+        self.extra += recvs;
         self.peer_short = false;
         if recvs == 0 {
             self.retry_in = RETRY_AFTER;
         }
     }
 
+    /// Records that `recvs` RECVs of a connection at rest have been posted, which had been left out
+    /// while extra ones were.
+    pub(super) fn add_rest_recvs(&mut self, recvs: u32) {
+        let recvs = recvs.min(self.max_recvs.saturating_sub(self.posted()));
+        self.to_return.push(Run { recvs, bytes: self.bytes.0 });
+    }
+
     /// Records that the RECV of the last message is not posted again.
     pub(super) fn remove_recv(&mut self) {
-        self.to_return = self.to_return.saturating_sub(1);
+        if self.to_return.pop_back() == Some(self.bytes.1) {
+            self.extra = self.extra.saturating_sub(1);
+        }
     }
 
     /// Whether a message may be sent. The last credit is reserved for a message that returns
     /// credits. So both sides can never be at zero with nothing in flight: the message that spent a
     /// last credit has returned at least one to the other side.
     pub(super) fn may_send(&self) -> bool {
-        self.available >= 2 || (self.available == 1 && self.to_return > 0)
+        let available = self.available.len();
+        available >= 2 || (available == 1 && self.to_return.len() > 0)
+    }
+
+    /// Maximum length of the next message in bytes. There is a credit for it.
+    pub(super) fn max_len(&self) -> usize {
+        self.available.front_bytes() as usize
+    }
+
+    /// Whether the next message lands in a RECV that is shorter than a full slot.
+    pub(super) fn is_next_short(&self) -> bool {
+        self.available.front_bytes() < self.peer_bytes.1
     }
 
     #[cfg(test)]
     pub(super) fn available(&self) -> u32 {
-        self.available
+        self.available.len()
     }
 
     #[cfg(test)]
     pub(super) fn to_return(&self) -> u32 {
-        self.to_return
+        self.to_return.len()
+    }
+
+    /// Bytes of each RECV that this side has a credit for.
+    #[cfg(test)]
+    pub(super) fn available_bytes(&self) -> impl Iterator<Item = u32> + '_ {
+        self.available.bytes()
+    }
+
+    /// Bytes of each RECV for which credits have not been returned.
+    #[cfg(test)]
+    pub(super) fn to_return_bytes(&self) -> impl Iterator<Item = u32> + '_ {
+        self.to_return.bytes()
     }
 
     /// Whether CLOSE may be sent. It may take the last credit, since no message follows it.
     pub(super) fn may_close(&self) -> bool {
-        self.available > 0
+        self.available.len() > 0
     }
 
     /// Whether a message is due only to return credits, because the peer may run short. It costs a
     /// credit itself, so more than half must have accumulated: otherwise, with few credits, each
     /// such message would cause another one in return.
     pub(super) fn return_due(&self) -> bool {
-        self.to_return > self.posted() / 2
+        self.to_return.len() > self.posted() / 2
     }
 
-    /// Records a SEND. Returns the number of credits that it returns to the peer.
-    pub(super) fn sent(&mut self) -> u16 {
-        debug_assert!(self.available > 0);
-        self.available -= 1;
-        let back = std::mem::take(&mut self.to_return);
-        self.peer_available += back;
-        back as u16
+    /// Records a SEND. Returns the credits that it returns to the peer: those of one size, as far
+    /// as they follow each other. Others are left for the next message.
+    #[inline]
+    pub(super) fn sent(&mut self) -> Returned {
+        let spent = self.available.pop();
+        debug_assert!(spent.is_some());
+        let back = self.to_return.take_run();
+        self.peer_available.push(back);
+        Returned { credits: back.recvs as u16, full: back.bytes > self.bytes.0 }
     }
 
-    /// Records a message from the peer, whose RECV has been posted again.
+    /// Records a message of `len` bytes from the peer, whose RECV has been posted again.
     ///
     /// # Errors
-    /// [`Breach::NoCredit`], [`Breach::CreditOverflow`].
-    pub(super) fn received(&mut self, returned: u16) -> Result<(), Breach> {
-        if self.peer_available == 0 {
-            return Err(Breach::NoCredit);
-        }
-        self.peer_available -= 1;
-        self.to_return += 1;
+    /// [`Breach::NoCredit`], [`Breach::LongerThanItsRecv`], [`Breach::CreditOverflow`].
+    #[inline]
+    pub(super) fn received(&mut self, returned: Returned, len: usize) -> Result<(), Breach> {
+        let Some(bytes) = self.peer_available.pop() else { return Err(Breach::NoCredit) };
+        self.to_return.push(Run { recvs: 1, bytes });
         self.retry_in = self.retry_in.saturating_sub(1);
-        let room = self.max_peer_recvs - self.available;
-        if u32::from(returned) > room {
-            return Err(Breach::CreditOverflow { returned: returned.into(), room });
+        if len > bytes as usize {
+            return Err(Breach::LongerThanItsRecv { len, recv: bytes });
         }
-        self.available += u32::from(returned);
+        let recvs = u32::from(returned.credits);
+        let room = self.max_peer_recvs.saturating_sub(self.available.len());
+        if recvs > room {
+            return Err(Breach::CreditOverflow { returned: recvs, room });
+        }
+        let (rest, full) = self.peer_bytes;
+        self.available.push(Run { recvs, bytes: if returned.full { full } else { rest } });
         Ok(())
     }
 }
@@ -135,6 +206,8 @@ impl Credits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NONE: Returned = Returned { credits: 0, full: false };
 
     /// With `slots` RECVs at either side, that may become `most`.
     fn credits(slots: u16, most: u16) -> Credits {
@@ -150,9 +223,9 @@ mod tests {
             c.sent();
         }
         assert!(!c.may_send());
-        c.received(0).unwrap();
+        c.received(NONE, 0).unwrap();
         assert!(c.may_send());
-        assert_eq!(c.sent(), 1);
+        assert_eq!(c.sent().credits, 1);
         assert!(!c.may_send());
     }
 
@@ -160,11 +233,14 @@ mod tests {
     fn breaches() {
         let mut c = credits(4, 4);
         for _ in 0..4 {
-            c.received(0).unwrap();
+            c.received(NONE, 0).unwrap();
         }
-        assert_eq!(c.received(0), Err(Breach::NoCredit));
+        assert_eq!(c.received(NONE, 0), Err(Breach::NoCredit));
         let mut c = credits(4, 4);
-        assert_eq!(c.received(1), Err(Breach::CreditOverflow { returned: 1, room: 0 }));
+        assert_eq!(
+            c.received(Returned { credits: 1, full: false }, 0),
+            Err(Breach::CreditOverflow { returned: 1, room: 0 })
+        );
     }
 
     #[test]
@@ -177,12 +253,12 @@ mod tests {
         for _ in 0..RETRY_AFTER {
             b.peer_ran_short();
             assert!(!b.wants_more(), "there were none");
-            a.received(b.sent()).unwrap();
-            b.received(a.sent()).unwrap();
+            a.received(b.sent(), 9).unwrap();
+            b.received(a.sent(), 9).unwrap();
         }
         assert!(b.wants_more());
         b.add_recvs(8);
-        assert_eq!((b.posted(), b.sent()), (12, 9));
+        assert_eq!((b.posted(), b.sent().credits), (12, 9));
         b.peer_ran_short();
         assert!(!b.wants_more(), "as many as there may be");
     }
@@ -191,20 +267,20 @@ mod tests {
     fn removed_recvs_return_no_credits() {
         let (mut a, mut b) = (credits(4, 12), credits(4, 12));
         b.add_recvs(8);
-        a.received(b.sent()).unwrap();
+        a.received(b.sent(), 9).unwrap();
         assert_eq!(a.available(), 12);
         for left in (4..12).rev() {
-            b.received(a.sent()).unwrap();
+            b.received(a.sent(), 9).unwrap();
             b.remove_recv();
             assert_eq!(b.posted(), left);
         }
-        a.received(b.sent()).unwrap();
+        a.received(b.sent(), 9).unwrap();
         assert_eq!(a.available(), 4);
         // And there may be more again.
         b.add_recvs(8);
-        a.received(b.sent()).unwrap();
+        a.received(b.sent(), 9).unwrap();
         assert_eq!(
-            (a.available(), a.received(9)),
+            (a.available(), a.received(Returned { credits: 9, full: false }, 9)),
             (12, Err(Breach::CreditOverflow { returned: 9, room: 0 }))
         );
     }
@@ -221,12 +297,62 @@ mod tests {
                 let mut n = 0;
                 while x.may_send() {
                     let back = x.sent();
-                    y.received(back).unwrap();
+                    y.received(back, 9).unwrap();
                     n += 1;
                     assert!(n <= 4 * u32::from(slots));
                 }
                 assert!(x.may_send() || y.may_send(), "{x:?} {y:?}");
             }
         }
+    }
+
+    /// A burst makes RECVs long, rest makes them short again. The sender knows the length of every
+    /// RECV in between.
+    #[test]
+    fn both_sides_know_the_size_of_each_recv() {
+        let config = Config {
+            slot_size: 4096,
+            rest_slot_size: 1024,
+            recv_slots: 6,
+            max_recvs: 14,
+            ..Config::default()
+        };
+        let mut ends = [(); 2].map(|()| Credits::new(&config, &config.settings()));
+        let [a, b] = &mut ends;
+        assert_eq!((a.max_len(), a.is_next_short()), (1024, true));
+        b.peer_ran_short();
+        b.add_recvs(8);
+        assert!(!b.wants_more() && b.has_extra());
+        // The short ones are left out as they are used; the first message back is of one size.
+        b.received(a.sent(), 1024).unwrap();
+        b.remove_recv();
+        assert_eq!(b.posted(), 13);
+        let back = b.sent();
+        assert_eq!(back, Returned { credits: 8, full: true });
+        a.received(back, 9).unwrap();
+        for _ in 0..5 {
+            assert_eq!(a.max_len(), 1024);
+            b.received(a.sent(), 1024).unwrap();
+            b.remove_recv();
+        }
+        assert_eq!((a.max_len(), a.is_next_short()), (4096, false));
+        assert_eq!((b.posted(), a.available()), (8, 8));
+        // At rest: the short ones follow, and the long ones go.
+        b.add_rest_recvs(6);
+        let back = b.sent();
+        assert_eq!(back, Returned { credits: 6, full: false });
+        a.received(back, 9).unwrap();
+        for left in (0..8).rev() {
+            assert_eq!((a.max_len(), b.has_extra()), (4096, true));
+            b.received(a.sent(), 4096).unwrap();
+            b.remove_recv();
+            assert_eq!(b.posted(), 6 + left);
+        }
+        assert_eq!((a.max_len(), b.has_extra(), a.available()), (1024, false, 6));
+        // A message that is longer than its RECV.
+        assert_eq!(
+            b.received(a.sent(), 1025),
+            Err(Breach::LongerThanItsRecv { len: 1025, recv: 1024 })
+        );
     }
 }

@@ -6,6 +6,7 @@
 //! | `connection` | the state of a connection |
 //! | `id_map` | tables by stream id |
 //! | `credits` | the credits for SENDs, in both directions |
+//! | `recv_queue` | RECVs in the order in which they were posted, with their sizes |
 //! | `stream` | a stream's two halves and their transition tables |
 //! | `output` | the application's side of streams: open, send, reset, consume |
 //! | `grants` | the grants that the peer holds |
@@ -62,6 +63,7 @@ mod output;
 mod phase;
 mod recall;
 mod receive;
+mod recv_queue;
 mod reset_limit;
 mod shutdown;
 mod stream;

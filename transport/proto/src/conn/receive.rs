@@ -5,11 +5,16 @@ use std::time::Instant;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::connection::{Connection, Phase};
+use super::credits::Returned;
 use super::stream::{PeerGrant, RecvHalf, SendHalf};
 use super::types::{Event, Side};
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Frame, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
+
+fn returned(reader: &Reader) -> Returned {
+    Returned { credits: reader.credits, full: reader.full }
+}
 
 impl Connection {
     /// Processes one received message. Its RECV slot must have been posted again before (R1),
@@ -29,8 +34,9 @@ impl Connection {
             Phase::Closed => return Ok(()),
             Phase::Closing => {
                 // CLOSE may still wait for a credit. Other breaches no longer matter.
-                let _ =
-                    Reader::new(message).and_then(|reader| self.credits.received(reader.credits));
+                let len = message.len();
+                let _ = Reader::new(message)
+                    .and_then(|reader| self.credits.received(returned(&reader), len));
                 return Ok(());
             }
         }
@@ -47,8 +53,9 @@ impl Connection {
         if self.side == Side::Server {
             self.greeting_done = true;
         }
+        let len = message.len();
         let mut reader = Reader::new(message)?;
-        self.credits.received(reader.credits)?;
+        self.credits.received(returned(&reader), len)?;
         if reader.waited {
             self.credits.peer_ran_short();
             self.is_active(now);

@@ -2,6 +2,7 @@
 
 use super::answer_clock::PendingAnswer;
 use super::connection::{Connection, Phase};
+use super::credits::Returned;
 use super::phase::LINE;
 use super::stream::{Out, PeerGrant, PendingDone, RecvHalf, Request, SendHalf};
 use super::types::{Event, Room, Side, Stats, Transmit, Write};
@@ -87,12 +88,21 @@ impl Connection {
         let mut message = self.composer(slot);
         message.add(&frame);
         self.phase = Phase::Closed;
+        Some(self.finish_message(message))
+    }
+
+    /// Spends a credit, and returns those that are due to the peer.
+    fn finish_message(&mut self, mut message: Composer<'_>) -> usize {
         self.stats.messages_sent += 1;
-        Some(message.finish(self.credits.sent()))
+        let Returned { credits, full } = self.credits.sent();
+        if full {
+            message.full();
+        }
+        message.finish(credits)
     }
 
     fn composer<'a>(&self, slot: &'a mut [u8]) -> Composer<'a> {
-        let limit = slot.len().min(self.peer.slot_size as usize);
+        let limit = slot.len().min(self.credits.max_len());
         Composer::new(&mut slot[..limit])
     }
 
@@ -119,22 +129,24 @@ impl Connection {
             self.control_out += 1;
         }
         self.n_answers = self.n_answers.min(self.control.len());
-        if self.control.is_empty() {
-            self.compose_streams(&mut message);
-        }
+        let composed = match self.control.is_empty() {
+            true => self.compose_streams(&mut message),
+            false => Composed::Full,
+        };
         if message.is_empty() && !greeting && !self.credits.return_due() {
             // All streams wait for their windows.
             return None;
         }
-        if std::mem::take(&mut self.waited_for_credit) {
+        // More was to go than the RECV of a peer at rest holds: it is asked for longer ones.
+        let is_cut = composed == Composed::Full && self.credits.is_next_short();
+        if std::mem::take(&mut self.waited_for_credit) || is_cut {
             message.waited();
         }
         self.greeting_done = true;
-        self.stats.messages_sent += 1;
-        Some(message.finish(self.credits.sent()))
+        Some(self.finish_message(message))
     }
 
-    fn compose_streams(&mut self, message: &mut Composer<'_>) {
+    fn compose_streams(&mut self, message: &mut Composer<'_>) -> Composed {
         while let Some(key) = self.send_ready.pop_front() {
             self.streams[key].in_send_ready = false;
             let composed = self.compose_stream(key, message);
@@ -148,10 +160,11 @@ impl Connection {
                 } else {
                     self.mark_send(key);
                 }
-                return;
+                return Composed::Full;
             }
             self.mark_write(key);
         }
+        Composed::Idle
     }
 
     fn compose_stream(&mut self, key: usize, message: &mut Composer<'_>) -> Composed {

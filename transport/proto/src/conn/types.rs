@@ -116,7 +116,9 @@ pub enum Event {
     },
     /// The connection has become quiet: only PINGs were received for a quarter of
     /// [`dead_peer`](crate::Config::dead_peer). Resources that only a busy connection needs may be
-    /// released. An extra RECV is released once its next message, now a PING, has been received
+    /// released. RECVs of the start that were left out are posted again
+    /// ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)), and an extra one
+    /// is released once its next message, now a PING, has been received
     /// ([`Connection::recv_gone`](super::Connection::recv_gone)).
     Quiet,
     /// The peer has sent nothing for [`dead_peer`](crate::Config::dead_peer), not even a PING

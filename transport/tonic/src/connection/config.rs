@@ -42,33 +42,38 @@ pub(crate) struct ConnectionConfig {
     pub(crate) allocators: Option<Arc<Allocators>>,
 }
 
-/// Control memory that a connection needs, and what it adds when it is busy, as far as the pool can
-/// spare it.
+/// RECVs of a connection at rest, and bytes of each: room for the messages of small calls. With its
+/// one SEND slot the connection pins 8 KiB.
+const REST_RECVS: u32 = 6;
+const REST_RECV_SIZE: u32 = 1024;
+/// Bytes of the SEND slot of a connection at rest.
+const REST_SEND_SIZE: u32 = 2048;
+
+/// Control memory that a busy connection adds to that of one at rest, as far as the pool can spare
+/// it.
 struct Shape {
     /// Bytes of a slot, SEND or RECV.
     slot: u32,
-    /// RECV slots from the start, and at most.
-    recv: u32,
-    max_recvs: u32,
-    /// SEND slots of a busy connection; one at rest has another one.
-    send: u32,
+    /// RECV slots.
+    recvs: u32,
+    /// SEND slots.
+    sends: u32,
     /// Staging blocks at most, and bytes of one.
     staging: (usize, usize),
 }
 
-/// From the largest down: 20, 20 and 10 KiB of control memory, and 432, 164 and 82 KiB of a busy
-/// connection.
+/// From the largest down: 432, 164 and 82 KiB of a busy connection, with the 8 KiB of one at rest.
 const SHAPES: [Shape; 3] = [
-    Shape { slot: 4096, recv: 4, max_recvs: 32, send: 11, staging: (4, STAGING_BLOCK) },
-    Shape { slot: 4096, recv: 4, max_recvs: 16, send: 8, staging: (2, 32 * 1024) },
-    Shape { slot: 2048, recv: 4, max_recvs: 16, send: 8, staging: (2, 16 * 1024) },
+    Shape { slot: 4096, recvs: 31, sends: 11, staging: (4, STAGING_BLOCK) },
+    Shape { slot: 4096, recvs: 15, sends: 8, staging: (2, 32 * 1024) },
+    Shape { slot: 2048, recvs: 13, sends: 8, staging: (2, 16 * 1024) },
 ];
 
 impl Shape {
     fn busy(&self) -> usize {
-        // The SEND slot at rest is kept beside the others.
-        let slots = self.max_recvs + self.send + 1;
-        self.slot as usize * slots as usize + self.staging.0 * self.staging.1
+        let rest = REST_RECVS * REST_RECV_SIZE + REST_SEND_SIZE;
+        let slots = self.slot * (self.recvs + self.sends);
+        (rest + slots) as usize + self.staging.0 * self.staging.1
     }
 }
 
@@ -119,15 +124,22 @@ impl ConnectionConfig {
     }
 
     fn sized(shape: &Shape, grows: bool, landing: usize) -> Self {
-        let recv_slots = if grows { shape.recv } else { shape.max_recvs };
+        let (recv_slots, recv_extra) = match grows {
+            true => (REST_RECVS, shape.recvs),
+            // Slots of a ring, which are pinned by nobody.
+            false => (shape.recvs.next_multiple_of(16), 0),
+        };
+        let rest = |size: u32| if grows && size < shape.slot { size } else { 0 };
+        let (rest_recv_size, rest_send_size) = (rest(REST_RECV_SIZE), rest(REST_SEND_SIZE));
         let capped = |max: usize, share: usize| max.min((landing / share).max(64 * 1024)) as u32;
         let default = Config::default();
         let standing_max = capped(default.standing_max as usize, 16);
         ConnectionConfig {
             proto: Config {
                 slot_size: shape.slot,
+                rest_slot_size: rest_recv_size,
                 recv_slots: recv_slots as u16,
-                max_recvs: shape.max_recvs as u16,
+                max_recvs: (recv_slots + recv_extra) as u16,
                 stream_window: capped(default.stream_window as usize, 4),
                 // With room for the header of a message that fills it.
                 bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
@@ -140,10 +152,12 @@ impl ConnectionConfig {
             },
             link: LinkConfig {
                 recv_slots,
-                recv_extra: shape.max_recvs - recv_slots,
+                recv_extra,
                 slot_size: shape.slot,
+                rest_recv_size,
+                rest_send_size,
                 send_slots: 1,
-                busy_send_slots: if grows { shape.send } else { 0 },
+                busy_send_slots: if grows { shape.sends } else { 0 },
                 staging: 0,
                 ..LinkConfig::default()
             },
@@ -170,14 +184,14 @@ mod tests {
                 Pool::new(PoolConfig::default().total(total), Arc::new(HeapRegistrar::default()));
             ConnectionConfig::for_pool(&pool.unwrap(), grows, None)
         };
-        for (total, needs, busy) in [(8 << 20, 20, 432), (4 << 20, 20, 164), (2 << 20, 10, 82)] {
+        for (total, busy) in [(8 << 20, 432), (4 << 20, 164), (2 << 20, 82)] {
             for grows in [true, false] {
                 let ConnectionConfig { proto, link, staging, .. } = options(total, grows);
                 proto.check().unwrap();
                 link.check().unwrap();
                 let extra = ((link.recv_extra + link.busy_send_slots) * link.slot_size) as usize;
                 if grows {
-                    assert_eq!(link.control_bytes(), needs * 1024);
+                    assert_eq!(link.control_bytes(), 8 * 1024);
                     assert_eq!(link.control_bytes() + extra + staging.0 * staging.1, busy * 1024);
                 } else {
                     assert_eq!((link.block_bytes(), extra), (link.slot_size as usize, 0));

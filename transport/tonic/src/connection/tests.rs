@@ -21,7 +21,7 @@ use tonic::body::Body;
 use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
 use tonic_rdma_fabric::{Addr, Fabric};
 use tonic_rdma_memory::{Pool, PoolConfig};
-use tonic_rdma_proto::{Accept, Hello};
+use tonic_rdma_proto::{Accept, Hello, Settings};
 use tower::Service;
 
 use crate::connection::{Accepted, CallError, ConnectionConfig, FastClient, serve_connection};
@@ -145,6 +145,16 @@ async fn connect_to(
     pools: &[Pool; 2],
     configure: fn(&mut ConnectionConfig),
 ) -> Pair {
+    connect_as(fabrics, pools, configure, |_| {}).await
+}
+
+/// As [`connect_to`], by a client that has changed what the server has told it.
+async fn connect_as(
+    fabrics: &[Fabric; 2],
+    pools: &[Pool; 2],
+    configure: fn(&mut ConnectionConfig),
+    believe: fn(&mut Settings),
+) -> Pair {
     let mut listener = fabrics[0].listen(&Addr::Ip("10.0.0.1:0".parse().unwrap())).unwrap();
     let addr = listener.local_addr();
     let time = Duration::from_secs(5);
@@ -184,7 +194,8 @@ async fn connect_to(
     let hello = Hello::new([9; 16], options.proto.settings());
     let connected =
         fabrics[1].connect(&addr, &options.link, &pools[1], &hello.encode(), time).await.unwrap();
-    let accept = Accept::decode(&connected.private_data).unwrap();
+    let mut accept = Accept::decode(&connected.private_data).unwrap();
+    believe(&mut accept.settings);
     let counters = Arc::new(Counters::default());
     let client = FastClient::start(
         connected.link,
@@ -466,11 +477,11 @@ async fn a_stream_that_may_have_no_memory_claims_none() {
 /// A busy connection has more RECVs and SEND slots than it starts with, and staging; one at rest
 /// has given them back.
 #[tokio::test(start_paused = true)]
-async fn a_connection_at_rest_pins_20_kib() {
+async fn a_connection_at_rest_pins_8_kib() {
     let s = setup(SimConfig { seed: 4, delay: 2, ..SimConfig::default() }, 64 << 20).await;
     let pinned =
         |s: &Setup| s.pools.each_ref().map(|pool| (pool.stats().control, pool.stats().registered));
-    const REST: usize = 20 << 10;
+    const REST: usize = 8 << 10;
     for _ in 0..3 {
         let calls = (0..64).map(|_| s.client.call(request("/collect", full(pattern(3000)))));
         for call in calls.map(tokio::spawn).collect::<Vec<_>>() {
@@ -482,7 +493,7 @@ async fn a_connection_at_rest_pins_20_kib() {
         let body = pattern(3 << 20);
         let response = s.client.call(request("/echo", full(body.clone()))).await.unwrap();
         assert!(collect(response).await.0 == body);
-        // 28 RECVs go with one PING each, or its answer; landing memory and SEND slots have gone
+        // 31 RECVs go with one PING each, or its answer; landing memory and SEND slots have gone
         // long before.
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(pinned(&s), [(REST, REST); 2], "in use, and registered");
@@ -512,6 +523,78 @@ async fn without_memory_to_spare_everything_still_goes() {
     assert_eq!(s.net.stats().receiver_not_ready, 0);
     drop(others);
     s.finish().await;
+}
+
+/// Sixty clients begin at once, with messages that do not fit the RECVs of connections at rest, at
+/// a server whose pool has memory for a few busy connections. All calls succeed, and no message
+/// finds no RECV, or one that is too short.
+#[tokio::test(start_paused = true)]
+async fn sixty_connections_grow_at_once() {
+    let config = SimConfig { seed: 8, delay: 2, ..SimConfig::default() };
+    let net = SimNet::new(config);
+    let devices = ["10.0.0.1", "10.0.0.2"].map(|ip| net.device(ip, ip.parse().unwrap()));
+    let fabrics = devices.each_ref().map(|device| Fabric::Sim(device.clone()));
+    let pools = [0, 1].map(|at: usize| {
+        let total = if at == 0 { 8 << 20 } else { 256 << 20 };
+        Pool::new(PoolConfig::default().total(total), fabrics[at].registrar()).unwrap()
+    });
+    let mut pairs = Vec::new();
+    for _ in 0..60 {
+        pairs.push(connect(&fabrics, &pools).await);
+    }
+    let control = || pools.each_ref().map(|pool| pool.stats().control);
+    assert_eq!(control(), [60 * (8 << 10); 2]);
+    for _ in 0..2 {
+        let calls = pairs.iter().flat_map(|pair| {
+            [10, 1000, 2000, 4000, 4080, 9000].map(|len| {
+                let call = pair.client.call(request("/collect", full(pattern(len))));
+                tokio::spawn(async move { (len, collect(call.await.unwrap()).await.0) })
+            })
+        });
+        for call in calls.collect::<Vec<_>>() {
+            let (len, body) = call.await.unwrap();
+            assert!(body == pattern(len), "{len}");
+        }
+        let budget = pools[0].config().control;
+        assert!(control()[0] > 60 * (8 << 10) && control()[0] <= budget - budget / 4);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(control(), [60 * (8 << 10); 2], "at rest again");
+    }
+    for pair in pairs {
+        drop(pair.client);
+        assert_eq!(pair.server.await.unwrap().code(), ReasonCode::GoAway);
+    }
+    assert_eq!(net.stats().receiver_not_ready, 0);
+    assert_eq!(net.breaches(), Vec::<String>::new());
+}
+
+/// A peer that sends more than the RECV in front holds ends its own connection only, by name.
+#[tokio::test(start_paused = true)]
+async fn a_message_longer_than_its_recv_ends_the_connection() {
+    let net = SimNet::new(SimConfig::default());
+    let devices = ["10.0.0.1", "10.0.0.2"].map(|ip| net.device(ip, ip.parse().unwrap()));
+    let fabrics = devices.each_ref().map(|device| Fabric::Sim(device.clone()));
+    let pools = fabrics
+        .each_ref()
+        .map(|fabric| Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap());
+    let honest = connect(&fabrics, &pools).await;
+    // A peer that believes in RECVs of full slots, as its server stated none shorter.
+    let hostile = connect_as(
+        &fabrics,
+        &pools,
+        |_| {},
+        |settings| {
+            settings.rest_slot_size = settings.slot_size;
+        },
+    )
+    .await;
+    let call = hostile.client.call(request("/collect", full(pattern(3000)))).await;
+    assert!(call.is_err(), "{call:?}");
+    let reason = hostile.server.await.unwrap();
+    assert_eq!(reason.code(), ReasonCode::LinkLost);
+    assert!(reason.to_string().contains("local length error"), "{reason}");
+    let response = honest.client.call(request("/collect", full(pattern(3000)))).await.unwrap();
+    assert!(collect(response).await.0 == pattern(3000));
 }
 
 #[tokio::test(start_paused = true)]

@@ -360,7 +360,7 @@ impl Endpoint {
     /// have its own: 8 connections for a runtime with eight workers. A further connection is set up
     /// when a thread makes its first call; until it is up, or if there is no memory for it, that
     /// thread's calls take the first connection. Each connection pins as much memory as the first,
-    /// 20 KiB when idle, at both ends. It also has its own task at the server, so that the server's
+    /// 8 KiB when idle, at both ends. It also has its own task at the server, so that the server's
     /// threads share the calls.
     ///
     /// [`Channel::path`](crate::Channel::path) is the path of the first connection. Over TCP there

@@ -91,7 +91,7 @@ impl SimLink {
         let id = EndId(net.counters.links.fetch_add(1, Relaxed));
         let mut link = SimLink {
             peer,
-            end: End::new(id, device.clone(), block.slot_size()),
+            end: End::new(id, device.clone()),
             peer_end: None,
             sq: SendQueue::new(caps.send_queue, config.max_sends()),
             caps,
@@ -111,7 +111,8 @@ impl SimLink {
         for slot in 0..config.recv_slots {
             link.post(slot);
         }
-        net.emit(Event::Made { end: id, device: &device.name, recv_slots: config.recv_slots });
+        let (recv_slots, bytes) = (config.recv_slots, config.rest_recv());
+        net.emit(Event::Made { end: id, device: &device.name, recv_slots, bytes });
         link
     }
 
@@ -132,7 +133,7 @@ impl SimLink {
         {
             // SAFETY: the block writes or reads a slot only while it is held; it is posted from
             // here until its arrival is marked. The block lives until Drop has called `close`.
-            unsafe { self.end.post(slot, ptr) };
+            unsafe { self.end.post(slot, ptr, self.block.recv_size(slot)) };
         }
     }
 
@@ -540,7 +541,7 @@ impl Link for SimLink {
             return Ok(false);
         }
         if !net.injects(InjectedBug::LoseRepost) {
-            net.emit(Event::Reposted { end: self.end.id });
+            net.emit(Event::Reposted { end: self.end.id, bytes: self.block.recv_size(slot) });
             self.post(slot);
         }
         Ok(true)
@@ -558,13 +559,26 @@ impl Link for SimLink {
             }
         }
         if posted > 0 {
-            self.end.device.net.emit(Event::Grown { end: self.end.id, recv_slots: posted });
+            let bytes = self.block.recv_size(u32::MAX);
+            self.end.device.net.emit(Event::Grown { end: self.end.id, recv_slots: posted, bytes });
         }
         Ok(posted)
     }
 
-    fn shrink(&mut self) {
+    fn shrink(&mut self) -> Result<u32, LinkError> {
         self.block.retire_extra();
+        let mut posted = 0;
+        for slot in self.block.ring() {
+            if self.dead.is_none() && self.block.rejoin(slot) {
+                self.post(slot);
+                posted += 1;
+            }
+        }
+        if posted > 0 {
+            let (end, bytes) = (self.end.id, self.block.recv_size(0));
+            self.end.device.net.emit(Event::Grown { end, recv_slots: posted, bytes });
+        }
+        Ok(posted)
     }
 
     fn grow_sends(&mut self, pool: &Pool) -> Option<u32> {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 
+use super::super::credits::Returned;
 use super::super::*;
 use super::pair::*;
 use crate::config::Config;
@@ -13,7 +14,7 @@ use crate::ids::{GrantId, ResetCode, StreamId};
 
 fn config() -> Config {
     Config {
-        slot_size: 8192,
+        slot_size: 32_768,
         recv_slots: 16,
         max_recvs: 16,
         max_streams: 4,
@@ -31,7 +32,7 @@ fn pair() -> Pair {
 
 /// Injects a message of one frame with these raw fields.
 fn raw(p: &mut Pair, from: usize, kind: u8, flags: u8, stream: u32, stated: u16, payload: &[u8]) {
-    let credits = p.ends[from].conn.credits.sent() as u8;
+    let credits = p.ends[from].conn.credits.sent().credits as u8;
     let mut message = vec![credits, 0, 0, 0, 16 + payload.len() as u8, 0, 0, 0, kind, flags];
     message.extend_from_slice(&stated.to_le_bytes());
     message.extend_from_slice(&stream.to_le_bytes());
@@ -104,7 +105,7 @@ fn malformed() -> Vec<Case> {
             p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 0, 0, 9, 0, 0, 0]));
         }),
         case(CLIENT, Breach::Reserved("message header"), |p| {
-            p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 2, 0, 8, 0, 0, 0]));
+            p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 4, 0, 8, 0, 0, 0]));
         }),
         case(SERVER, Breach::Reserved("GRANT frame"), |p| {
             let mut payload = [1; 24];
@@ -112,7 +113,7 @@ fn malformed() -> Vec<Case> {
             raw(p, SERVER, 6, 0, 0, 24, &payload);
         }),
         case(CLIENT, Breach::FrameLength { frame: "?", stated: 8, left: 3 }, |p| {
-            let credits = p.client().credits.sent() as u8;
+            let credits = p.client().credits.sent().credits as u8;
             p.inject_raw(CLIENT, vec![credits, 0, 0, 0, 11, 0, 0, 0, 1, 1, 1].into());
         }),
         case(CLIENT, Breach::FrameLength { frame: "DATA", stated: 5, left: 4 }, |p| {
@@ -155,6 +156,12 @@ fn connection() -> Vec<Case> {
                 p.inject(CLIENT, &[]);
             }
             p.inject_raw(CLIENT, Bytes::from_static(&[0, 0, 0, 0, 8, 0, 0, 0]));
+        }),
+        case(CLIENT, Breach::LongerThanItsRecv { len: 32_769, recv: 32_768 }, |p| {
+            let mut message = vec![0; 32_769];
+            message[4..8].copy_from_slice(&32_769_u32.to_le_bytes());
+            p.client().credits.sent();
+            p.inject_raw(CLIENT, message.into());
         }),
         case(CLIENT, Breach::CreditOverflow { returned: 17, room: 0 }, |p| {
             p.client().credits.sent();
@@ -471,6 +478,7 @@ fn name(breach: &Breach) -> &'static str {
         Breach::UnknownFlags { .. } => "UnknownFlags",
         Breach::WrongSide(_) => "WrongSide",
         Breach::NoCredit => "NoCredit",
+        Breach::LongerThanItsRecv { .. } => "LongerThanItsRecv",
         Breach::CreditOverflow { .. } => "CreditOverflow",
         Breach::UnknownStream { .. } => "UnknownStream",
         Breach::ClosedStream { .. } => "ClosedStream",
@@ -600,8 +608,9 @@ fn answered_pings_are_not_a_flood() {
         // The client's connection has not sent these PINGs, so it must not see the answers.
         for wire in std::mem::take(&mut p.to[CLIENT]) {
             let Wire::Send(message) = wire else { continue };
-            let credits = Reader::new(message).unwrap().credits;
-            p.client().credits.received(credits).unwrap();
+            let credits = Reader::new(message.clone()).unwrap().credits;
+            let back = Returned { credits, full: false };
+            p.client().credits.received(back, message.len()).unwrap();
             p.ends[SERVER].slots += 1;
         }
     }

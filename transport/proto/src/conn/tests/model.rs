@@ -135,7 +135,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 fn configs() -> impl Strategy<Value = Config> {
     (
-        prop::sample::select(vec![512, 1024, 2048]),
+        (prop::sample::select(vec![512, 1024, 2048, 4096]), prop::sample::select(vec![1, 2, 4])),
         (4..12u16, prop::sample::select(vec![0, 1, 4, 20])),
         prop::sample::select(vec![2, 5, 100]),
         prop::sample::select(vec![4096, 20_000, 300_000]),
@@ -149,7 +149,7 @@ fn configs() -> impl Strategy<Value = Config> {
     )
         .prop_map(
             |(
-                slot_size,
+                (slot_size, fraction),
                 (recv_slots, extra),
                 max_streams,
                 stream_window,
@@ -159,6 +159,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 write_chunk,
             )| Config {
                 slot_size,
+                rest_slot_size: (slot_size / fraction).max(512),
                 recv_slots,
                 max_recvs: recv_slots + extra,
                 max_streams,
@@ -283,7 +284,7 @@ impl Model {
             Op::RecallGrants { end, one_in } => {
                 p.ends[*end].conn.recall_grants(|memory| memory % one_in == 0);
             }
-            Op::Shrink(end) => p.ends[*end].leaving = true,
+            Op::Shrink(end) => p.ends[*end].shrink(),
             Op::Advance(millis) => p.advance(Duration::from_millis(*millis)),
             Op::GoAway(end) => p.ends[*end].conn.go_away(CloseCode::Ok, "enough"),
         }

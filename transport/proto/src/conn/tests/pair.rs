@@ -148,9 +148,13 @@ pub(super) struct End {
     pub(super) staging_block: usize,
     pub(super) room: usize,
     full: (usize, usize, usize),
+    /// The lengths of the posted RECVs, first to be filled first, as a device has them.
+    posted: VecDeque<u32>,
     /// RECVs in excess of the initial ones, and whether they are being removed.
     extra: u32,
     pub(super) leaving: bool,
+    /// Initial RECVs that are left out while there are extra ones.
+    left_out: u32,
     /// The end has no memory for more RECVs.
     pub(super) refuses: bool,
     /// The streams that name memory.
@@ -215,7 +219,9 @@ pub(super) fn block(text: &str) -> Bytes {
 
 impl End {
     fn new(conn: Connection, budget: usize) -> Self {
+        let config = &conn.config;
         End {
+            posted: (0..config.recv_slots).map(|_| config.rest_slot_size()).collect(),
             conn,
             memory: Memory {
                 budget,
@@ -237,6 +243,7 @@ impl End {
             full: (4, 4, 1 << 20),
             extra: 0,
             leaving: false,
+            left_out: 0,
             refuses: false,
             naming: BTreeMap::new(),
             late: Vec::new(),
@@ -244,12 +251,18 @@ impl End {
         }
     }
 
-    /// Handles the RECV of the message just received: it is posted again or removed, or more are
-    /// posted.
-    fn post(&mut self) {
-        if self.leaving && self.extra > 0 {
+    /// Handles the RECV of the message just received: it is posted again, removed or left out, or
+    /// more are posted.
+    fn post(&mut self, recv: u32) {
+        let full = self.conn.config.slot_size;
+        if self.leaving && self.extra > 0 && recv == full {
             self.extra -= 1;
             self.conn.recv_gone();
+        } else if !self.leaving && self.extra >= self.conn.config.recv_slots.into() && recv < full {
+            self.left_out += 1;
+            self.conn.recv_gone();
+        } else {
+            self.posted.push_back(recv);
         }
         if self.conn.wants_recvs() && self.refuses {
             self.conn.recvs_posted(0);
@@ -258,7 +271,17 @@ impl End {
                 u32::from(self.conn.config.max_recvs - self.conn.config.recv_slots) - self.extra;
             self.conn.recvs_posted(more);
             (self.extra, self.leaving) = (self.extra + more, false);
+            self.posted.extend((0..more).map(|_| full));
         }
+    }
+
+    /// The connection has become quiet.
+    pub(super) fn shrink(&mut self) {
+        self.leaving = true;
+        let (recvs, bytes) =
+            (std::mem::take(&mut self.left_out), self.conn.config.rest_slot_size());
+        self.posted.extend((0..recvs).map(|_| bytes));
+        self.conn.rest_recvs_posted(recvs);
     }
 
     /// Sets the number of SEND slots and staging blocks, the size of these, and the bytes of WRITEs
@@ -334,7 +357,7 @@ impl End {
             }
             Event::Writable { stream } => self.app_mut(stream).writable += 1,
             Event::Refused { stream, .. } => self.refused.push(stream),
-            Event::Quiet => self.leaving = true,
+            Event::Quiet => self.shrink(),
             Event::GoAway { .. } | Event::Closed { .. } | Event::Dead => self.events.push(event),
         }
     }
@@ -539,9 +562,13 @@ impl Pair {
         match wire {
             Wire::Send(message) => {
                 sender.slots += 1;
-                match receiver.conn.receive(self.now, message) {
-                    Err(breach) => receiver.error = Some(breach),
-                    Ok(()) => receiver.post(),
+                let recv = receiver.posted.pop_front();
+                let fits = recv.is_some_and(|bytes| message.len() <= bytes as usize);
+                assert!(fits || receiver.memory.lenient, "{} bytes in {recv:?}", message.len());
+                match (receiver.conn.receive(self.now, message), recv) {
+                    (Err(breach), _) => receiver.error = Some(breach),
+                    (Ok(()), Some(recv)) => receiver.post(recv),
+                    (Ok(()), None) => {}
                 }
             }
             Wire::Write(write) => {
@@ -560,7 +587,11 @@ impl Pair {
         for frame in frames {
             assert!(composer.add(frame), "the message is full");
         }
-        let len = composer.finish(self.ends[from].conn.credits.sent());
+        let back = self.ends[from].conn.credits.sent();
+        if back.full {
+            composer.full();
+        }
+        let len = composer.finish(back.credits);
         slot.truncate(len);
         self.inject_raw(from, slot.into());
     }
@@ -568,6 +599,7 @@ impl Pair {
     /// Delivers raw bytes without regard to credits.
     pub(super) fn inject_raw(&mut self, from: usize, message: Bytes) {
         let victim = &mut self.ends[1 - from];
+        victim.posted.rotate_left(1.min(victim.posted.len()));
         if let Err(breach) = victim.conn.receive(self.now, message) {
             assert!(victim.error.is_none(), "a closed connection takes no messages");
             victim.error = Some(breach);
@@ -587,11 +619,21 @@ impl Pair {
             let coming_back: u32 =
                 sends(from).map(|m| u32::from(u16::from_le_bytes([m[0], m[1]]))).sum();
             let (sender, receiver) = (&self.ends[from].conn, &self.ends[to].conn);
-            let slots = u32::from(receiver.config.recv_slots) + self.ends[to].extra;
+            let end = &self.ends[to];
+            let slots = u32::from(receiver.config.recv_slots) + end.extra - end.left_out;
             assert!(under_way <= slots, "SEND without a posted RECV");
             if self.ends.iter().all(|end| end.error.is_none() && end.conn.phase != Phase::Closed) {
                 let (ours, to_return) = (sender.credits.available(), receiver.credits.to_return());
                 assert_eq!(ours + under_way + to_return + coming_back, slots, "credits");
+                // The sizes too, in the order of the device.
+                let (rest, full) = (receiver.config.rest_slot_size(), receiver.config.slot_size);
+                let coming = sends(from).flat_map(|m| {
+                    let bytes = if m[2] & 2 == 0 { rest } else { full };
+                    (0..u16::from_le_bytes([m[0], m[1]])).map(move |_| bytes)
+                });
+                let known = sender.credits.available_bytes().chain(coming);
+                let known = known.chain(receiver.credits.to_return_bytes());
+                assert!(end.posted.iter().skip(under_way as usize).copied().eq(known), "sizes");
             }
             for end in &self.ends {
                 assert!(end.memory.used <= end.memory.budget);

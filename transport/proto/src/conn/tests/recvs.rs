@@ -119,3 +119,80 @@ fn with_minimum_credits_a_call_is_one_message_each_way() {
     assert_eq!(messages(&p) - before, 100);
     p.assert_clean();
 }
+
+/// A connection at rest has short RECVs alone. What does not fit is cut and asks for longer ones,
+/// which replace the short ones until the connection is at rest again.
+#[test]
+fn short_recvs_make_way_for_long_ones_under_load_and_come_back_at_rest() {
+    let config = Config { slot_size: 4096, rest_slot_size: 1024, max_recvs: 20, ..small() };
+    let config = Config { recv_slots: 6, ..config };
+    let mut p = Pair::new(config.clone(), config.clone(), 1 << 20);
+    for round in 0..3 {
+        // A small call takes one message each way, and no more RECVs.
+        let id = p.open("head", true);
+        p.settle();
+        p.answer(id, pattern(round, 100));
+        p.settle();
+        assert!(p.ends.iter().all(|end| !end.conn.has_extra_recvs()), "{round}");
+        // A message as long as a full slot goes at once, in pieces, without an answer in between.
+        let id = p.open("head", false);
+        p.client().send_data(id, pattern(round, 4000), true, true).unwrap();
+        p.drive(CLIENT);
+        assert_eq!((p.to[SERVER].len(), p.client().has_output()), (4, false), "{round}");
+        p.settle();
+        p.answer(id, pattern(round, 4000));
+        p.settle();
+        assert_eq!(p.ends[SERVER].app(id).body, pattern(round, 4000));
+        assert_eq!(p.ends[CLIENT].app(id).body, pattern(round, 4000));
+        assert!(p.ends.iter().all(|end| end.conn.has_extra_recvs()), "{round}");
+        // From then on a message is one SEND.
+        for _ in 0..8 {
+            let id = p.open("head", true);
+            p.settle();
+            p.answer(id, pattern(round, 10));
+            p.settle();
+        }
+        let before = p.client().stats().messages_sent;
+        let id = p.open("head", false);
+        p.client().send_data(id, pattern(round, 4000), true, true).unwrap();
+        p.settle();
+        assert_eq!(p.client().stats().messages_sent, before + 1, "{round}");
+        p.answer(id, pattern(round, 10));
+        p.settle();
+        for _ in 0..80 {
+            p.advance(config.dead_peer / 32 + Duration::from_millis(1));
+            p.settle();
+        }
+        for end in &p.ends {
+            assert!(end.conn.is_resting() && !end.conn.has_extra_recvs(), "{round}");
+            assert_eq!(end.conn.credits.posted(), 6, "{round}");
+        }
+    }
+    p.assert_clean();
+}
+
+/// Without memory for longer RECVs everything goes by the short ones.
+#[test]
+fn without_memory_for_long_recvs_messages_are_cut() {
+    let config = Config { slot_size: 4096, rest_slot_size: 1024, max_recvs: 20, ..small() };
+    let config = Config { recv_slots: 6, ..config };
+    let mut p = Pair::new(config.clone(), config, 1 << 20);
+    for end in &mut p.ends {
+        end.refuses = true;
+    }
+    let ids: Vec<_> = (0..20).map(|_| p.open("head", false)).collect();
+    for (at, id) in ids.iter().enumerate() {
+        p.client().send_data(*id, pattern(at as u32, 4000), true, true).unwrap();
+    }
+    p.settle();
+    for (at, id) in ids.iter().enumerate() {
+        assert_eq!(p.ends[SERVER].app(*id).body, pattern(at as u32, 4000));
+        p.answer(*id, pattern(at as u32, 3000));
+    }
+    p.settle();
+    for (at, id) in ids.iter().enumerate() {
+        assert_eq!(p.ends[CLIENT].app(*id).body, pattern(at as u32, 3000));
+    }
+    assert!(p.ends.iter().all(|end| !end.conn.has_extra_recvs()));
+    p.assert_clean();
+}

@@ -151,8 +151,14 @@ impl ConnectionState {
                     self.end(Life::Dead(Reason::from_peer(reason, detail)));
                 }
                 Event::Quiet => {
-                    if let Some(link) = &mut self.link {
-                        link.shrink();
+                    match self.link.as_mut().map(Link::shrink) {
+                        // In the order in which they were posted (R1).
+                        Some(Ok(posted)) => self.conn.rest_recvs_posted(posted),
+                        Some(Err(error)) => {
+                            self.driver.fail(error);
+                            self.wake_driver();
+                        }
+                        None => {}
                     }
                     self.inbox.messages = BytesMut::new();
                     self.became_quiet = true;

@@ -53,7 +53,10 @@ enum Slots {
 
 #[derive(Debug)]
 pub(in crate::connection) struct InFlight {
+    /// Bytes of a slot: now, at rest, and of those of a busy connection.
     slot_size: usize,
+    rest_size: usize,
+    busy_size: usize,
     slots: usize,
     state: Slots,
     /// The next free slot.
@@ -92,7 +95,9 @@ impl InFlight {
     /// `blocks` staging blocks of `block_size` bytes at most.
     pub(in crate::connection) fn new(link: &LinkConfig, blocks: usize, block_size: usize) -> Self {
         InFlight {
-            slot_size: link.slot_size as usize,
+            slot_size: link.rest_send() as usize,
+            rest_size: link.rest_send() as usize,
+            busy_size: link.slot_size as usize,
             slots: link.send_slots as usize,
             state: if link.busy_send_slots > 0 { Slots::Few } else { Slots::Fixed },
             next: 0,
@@ -148,6 +153,10 @@ impl InFlight {
             Slots::Wanted | Slots::All => Slots::All,
             Slots::Draining | Slots::Few => Slots::Few,
             Slots::Fixed => Slots::Fixed,
+        };
+        self.slot_size = match self.state {
+            Slots::All => self.busy_size,
+            _ => self.rest_size,
         };
         self.slots = slots as usize;
         self.next = 0;
@@ -279,13 +288,16 @@ mod tests {
     #[test]
     fn slots_are_added_for_streams_and_returned_at_rest() {
         let link = LinkConfig { send_slots: 1, busy_send_slots: 3, ..LinkConfig::default() };
-        let mut s = InFlight::new(&LinkConfig { slot_size: 512, ..link }, 2, 1024);
+        let link = LinkConfig { slot_size: 512, rest_send_size: 256, ..link };
+        let mut s = InFlight::new(&link, 2, 1024);
+        assert_eq!(s.slot_size(), 256);
         assert!(s.must_report() && !s.wants_slots(false), "a PING needs one slot");
         let ping = s.send();
         assert_eq!(s.slot(), None);
         assert!(s.wants_slots(true) && s.wants_slots(false), "until it has them");
         assert!(s.must_report(), "the pool may have no memory");
         s.resized(3);
+        assert_eq!(s.slot_size(), 512);
         assert!(!s.must_report() && !s.wants_slots(true) && !s.spares_slots());
         let second = [(); 2].map(|()| s.send())[1];
         assert_eq!(s.slot(), None, "the PING is in flight");
@@ -306,7 +318,7 @@ mod tests {
         assert!(!s.spares_slots());
         assert!(!s.rest() && s.spares_slots());
         s.resized(1);
-        assert_eq!(s.slot(), Some(0));
+        assert_eq!((s.slot(), s.slot_size()), (Some(0), 256));
         assert!(!s.rest() && !s.spares_slots() && s.must_report());
         // Rest ends a wish that the pool could not fulfil.
         assert!(s.wants_slots(true) && !s.rest() && !s.wants_slots(false));

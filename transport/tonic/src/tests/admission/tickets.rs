@@ -39,7 +39,7 @@ impl<'a> Hand<'a> {
             .states
             .map(|at| pb::TcpAddress { ip: at.ip().to_string(), port: at.port().into() });
         let fabrics = vec!["sim".into()];
-        let request = pb::OfferRequest { version_min: 1, version_max: 1, fabrics, client };
+        let request = pb::OfferRequest { version_min: 2, version_max: 2, fabrics, client };
         self.bootstrap.offer(request).await.unwrap().into_inner().outcome.unwrap()
     }
 
@@ -85,7 +85,7 @@ async fn a_ticket_is_good_once() {
     let serving = world.serve().await;
     let mut hand = Hand::new(&world, &serving).await;
     let (ticket, addr) = hand.ticket().await;
-    assert_eq!(hand.enter(addr, ticket).await.unwrap().version, 1);
+    assert_eq!(hand.enter(addr, ticket).await.unwrap().version, 2);
     assert_eq!(hand.enter(addr, ticket).await.unwrap_err(), Reject::Ticket);
     let lines = logs.lines_with("fast path refused");
     assert_eq!(lines.len(), 1, "{lines:?}");
@@ -149,10 +149,14 @@ async fn strangers_on_the_rdma_port_are_refused_by_name() {
     assert_eq!(hand.send(addr, b"").await.unwrap_err(), Reject::Malformed);
     let mut future = Hello::new(ticket, tonic_rdma_proto::Config::default().settings());
     (future.version_min, future.version_max) = (9, 12);
-    let rejected = hand.send(addr, &future.encode()).await.unwrap_err();
-    assert!(matches!(rejected, Reject::Version { min: 1, max: 1 }), "{rejected}");
+    let past = Hello { version_min: 1, version_max: 1, ..future };
+    for hello in [future, past] {
+        let rejected = hand.send(addr, &hello.encode()).await.unwrap_err();
+        assert!(matches!(rejected, Reject::Version { min: 2, max: 2 }), "{rejected}");
+    }
     assert_eq!(logs.lines_with("another protocol").len(), 2);
     assert_eq!(logs.lines_with("protocol versions 9 to 12").len(), 1);
+    assert_eq!(logs.lines_with("protocol versions 1 to 1").len(), 1);
     // None of them spent the ticket, and the server still runs.
     hand.enter(addr, ticket).await.unwrap();
 }
