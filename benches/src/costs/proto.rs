@@ -36,7 +36,8 @@ const TIMES: usize = 1000;
 
 fn frames(encode: bool) -> Counts {
     let block = Bytes::from(vec![7; 200]);
-    let head = Frame::Headers { stream: 1, end: false, more: false, indexed: false, lands: false, block };
+    let head =
+        Frame::Headers { stream: 1, end: false, more: false, indexed: false, lands: false, block };
     let data = Frame::Data { stream: 1, end: true, data: vec![7; 64].into() };
     let mut slot = vec![0; SLOT];
     let mut compose = || {
