@@ -52,7 +52,7 @@ pub(crate) async fn run(args: Get) -> Result<(), Failure> {
     plan.run(job.clone()).await?;
     let (elapsed, costs, route) = (began.elapsed(), Costs::now() - before, meter.route());
     let name = names.iter().map(Name::as_str).collect::<Vec<_>>().join("' '");
-    let (tally, routes) = (job.tally(), Routes::One(route));
+    let (tally, routes) = (job.tally(), Routes::One(Box::new(route)));
     let summary = Summary { verb: "get", name: &name, tally, elapsed, costs, routes };
     if transfer.json {
         output::json(&summary.json())

@@ -38,7 +38,7 @@ pub(crate) async fn run(args: Put) -> Result<(), Failure> {
     let (elapsed, costs, route) = (began.elapsed(), Costs::now() - before, meter.route());
     let name = target.trim_end_matches('/');
     let name = if name.is_empty() { "/" } else { name };
-    let (tally, routes) = (job.tally(), Routes::One(route));
+    let (tally, routes) = (job.tally(), Routes::One(Box::new(route)));
     let summary = Summary { verb: "put", name, tally, elapsed, costs, routes };
     if transfer.json {
         output::json(&summary.json())

@@ -52,7 +52,7 @@ pub(crate) struct Summary<'a> {
 /// Paths that the payload took.
 pub(crate) enum Routes {
     /// To or from one server.
-    One(Route),
+    One(Box<Route>),
     /// From one server to another.
     Two { from: Box<Route>, to: Box<Route> },
 }
@@ -68,7 +68,7 @@ impl Summary<'_> {
     /// The JSON form.
     pub(crate) fn json(&self) -> Json<'_> {
         let (route, from, to) = match &self.routes {
-            Routes::One(route) => (Some(route), None, None),
+            Routes::One(route) => (Some(&**route), None, None),
             Routes::Two { from, to } => (None, Some(&**from), Some(&**to)),
         };
         Json {
