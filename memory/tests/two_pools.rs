@@ -25,9 +25,17 @@ const WANT: usize = 512 * KIB;
 fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     let guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    // A landing thread may still pin what its pool has given up, for a moment.
+    wait_until("the threads of earlier pools have ended", || !any_thread_of_a_pool());
     wait_until("all is unpinned", || Memlock::read().unwrap().pinned == 0);
     limit(8 << 20, 8 << 20);
     guard
+}
+
+fn any_thread_of_a_pool() -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = threads.filter_map(|thread| std::fs::read(thread.ok()?.path().join("comm")).ok());
+    names.into_iter().any(|name| name.starts_with(b"tonic-rdma"))
 }
 
 fn pool(slow: bool) -> (Pool, Arc<Pinning>) {
