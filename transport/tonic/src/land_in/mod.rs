@@ -22,8 +22,8 @@ use self::target::Target;
 /// A buffer of the application that the longest `bytes` field of a reply is to land in; at a
 /// [server](crate::Server::land_in), of a request.
 ///
-/// The buffer is given away by value: a `Vec<u8>`, a boxed slice, a mapping, huge pages, a block
-/// for O_DIRECT, a slot of a cache. The call owns it from then on, also if its future is dropped,
+/// The buffer is given away by value: a `Vec<u8>`, a boxed slice, a mapping (of a file that nobody
+/// truncates), huge pages, a block for O_DIRECT, a slot of a cache. The call owns it from then on, also if its future is dropped,
 /// times out or is forgotten, and it comes back by value from [`finish`](Self::finish) when no
 /// peer and no device can write to it any longer. The field of the reply is a
 /// [`Bytes`](bytes::Bytes) over the buffer meanwhile, not a copy of it.
