@@ -23,10 +23,10 @@ use self::target::Target;
 /// [server](crate::Server::land_in), of a request.
 ///
 /// The buffer is given away by value: a `Vec<u8>`, a boxed slice, a mapping (of a file that nobody
-/// truncates), huge pages, a block for O_DIRECT, a slot of a cache. The call owns it from then on, also if its future is dropped,
-/// times out or is forgotten, and it comes back by value from [`finish`](Self::finish) when no
-/// peer and no device can write to it any longer. The field of the reply is a
-/// [`Bytes`](bytes::Bytes) over the buffer meanwhile, not a copy of it.
+/// truncates), huge pages, a block for O_DIRECT, a slot of a cache. The call owns it from then on,
+/// also if its future is dropped, times out or is forgotten, and it comes back by value from
+/// [`finish`](Self::finish) when no peer and no device can write to it any longer. The field of the
+/// reply is a [`Bytes`](bytes::Bytes) over the buffer meanwhile, not a copy of it.
 ///
 /// ```no_run
 /// # use tonic_rdma_example_services::store::{Name, store_client::StoreClient};
