@@ -259,8 +259,9 @@ impl<L> Server<L> {
     /// # use tonic::{Request, Response, Status};
     /// # use tonic_rdma_example_services::store::{Object, Receipt};
     /// let server = Server::builder().land_in("/store.Store/Put", |request| {
-    ///     // Field lengths are the client's claim: limit them.
-    ///     (request.field? <= 16 << 20).then(|| vec![0; request.field? as usize])
+    ///     // The length of the field is the client's claim: limit it.
+    ///     let len = request.field.filter(|len| *len <= 16 << 20)?;
+    ///     Some(vec![0; len as usize])
     /// });
     ///
     /// async fn put(mut request: Request<Object>) -> Result<Response<Receipt>, Status> {
