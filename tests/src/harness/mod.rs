@@ -284,12 +284,13 @@ impl TestEnv {
             .unwrap_or_default()
     }
 
-    /// As [`rdma_endpoint`](Self::rdma_endpoint), with memory for few connections. Over shared
-    /// memory one takes a page of the pool: the process would run out of descriptors first.
+    /// As [`rdma_endpoint`](Self::rdma_endpoint), with memory for few connections. One takes so
+    /// little of a pool that the process would run out of descriptors first, or a guest of memory
+    /// for queue pairs.
     pub fn endpoint_for_few(&self, uri: String) -> tonic_rdma::Endpoint {
         let endpoint = self.rdma_endpoint(uri);
         match self.fabric {
-            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo => {
+            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo | Fabric::Verbs => {
                 let landing = (6 << 20) - (256 << 10);
                 let pool = PoolConfig::default().total(8 << 20).send(2 << 20).landing(landing);
                 endpoint.context(Context::builder().pool(pool).build())
