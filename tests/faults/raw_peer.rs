@@ -231,8 +231,15 @@ impl Peer {
             while let Some(message) = self.messages.pop_front() {
                 let mut reader = Reader::new(message).unwrap();
                 while let Some(frame) = reader.next_frame().unwrap() {
-                    if let Frame::Grant { stream: 1, id, rkey, addr, len } = frame {
-                        grants.push(Granted { id, addr, rkey, len });
+                    match frame {
+                        Frame::Grant { stream: 1, id, rkey, addr, len } => {
+                            grants.push(Granted { id, addr, rkey, len });
+                        }
+                        // Memory may be short for longer than a silent peer is kept.
+                        Frame::Ping { ack: false, token } => {
+                            self.frame(&Frame::Ping { ack: true, token }).await;
+                        }
+                        _ => {}
                     }
                 }
             }
