@@ -10,9 +10,10 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use common::pinning::wait_until;
 use common::{RKEY, RecordingRegistrar, small};
 use tonic_rdma_memory::{
     Access, InUse, Landed, Landing, NamedBuffer, NamedGrant, NamedLease, RegionError,
@@ -51,14 +52,12 @@ fn grant(
     range: std::ops::Range<usize>,
 ) -> Result<NamedGrant, RegionError> {
     let registration = landing.register_named(lease.clone(), range);
-    let until = Instant::now() + Duration::from_secs(20);
-    loop {
-        if let Some(result) = registration.take_result() {
-            return result;
-        }
-        assert!(Instant::now() < until, "never registered");
-        thread::sleep(Duration::from_millis(1));
-    }
+    let mut result = None;
+    wait_until("it is registered", || {
+        result = registration.take_result();
+        result.is_some()
+    });
+    result.unwrap()
 }
 
 /// Writes as the device of the peer does.

@@ -139,7 +139,7 @@ impl Server {
     }
 
     /// The directory of incomplete files.
-    fn temp(&self) -> PathBuf {
+    pub(crate) fn temp(&self) -> PathBuf {
         self.root.join(".rpc-demo-tmp")
     }
 
