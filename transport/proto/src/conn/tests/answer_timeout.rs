@@ -24,17 +24,6 @@ fn eighth() -> Duration {
     config().dead_peer / 8
 }
 
-fn head(stream: u32) -> Frame {
-    Frame::Headers {
-        stream,
-        end: false,
-        more: false,
-        indexed: false,
-        lands: false,
-        block: block("head"),
-    }
-}
-
 /// Transmits the victim's output, which the peer ignores except for answering with a PING.
 fn ignored(p: &mut Pair, victim: usize) {
     p.ends[victim].slots = 64;

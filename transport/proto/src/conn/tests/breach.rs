@@ -40,17 +40,6 @@ fn raw(p: &mut Pair, from: usize, kind: u8, flags: u8, stream: u32, stated: u16,
     p.inject_raw(from, message.into());
 }
 
-fn head(stream: u32) -> Frame {
-    Frame::Headers {
-        stream,
-        end: false,
-        more: false,
-        indexed: false,
-        lands: false,
-        block: block("head"),
-    }
-}
-
 fn data(stream: u32, len: usize, end: bool) -> Frame {
     Frame::Data { stream, end, data: pattern(1, len) }
 }

@@ -519,20 +519,7 @@ fn short_done_frees_the_window() {
     p.settle();
     p.ends[SERVER].memory.lenient = true;
     p.ends[SERVER].stalled.insert(1);
-    p.inject(
-        CLIENT,
-        &[
-            Frame::Headers {
-                stream: 1,
-                end: false,
-                more: false,
-                indexed: false,
-                lands: false,
-                block: block("head"),
-            },
-            Frame::Request { stream: 1, len: 100_000, begin: 0, field: None },
-        ],
-    );
+    p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 100_000, begin: 0, field: None }]);
     p.drive(SERVER);
     assert_eq!((p.count(SERVER, "GRANT"), p.ends[SERVER].memory.used), (1, 65_536));
     p.inject(CLIENT, &[Frame::Done { stream: 1, end: false, id: 0, len: 1, begin: 0 }]);

@@ -217,6 +217,18 @@ pub(super) fn block(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
+/// The whole head of a call.
+pub(super) fn head(stream: u32) -> Frame {
+    Frame::Headers {
+        stream,
+        end: false,
+        more: false,
+        indexed: false,
+        lands: false,
+        block: block("head"),
+    }
+}
+
 impl End {
     fn new(conn: Connection, budget: usize) -> Self {
         let config = &conn.config;

@@ -146,17 +146,6 @@ fn alignment_padding_is_allocated_but_not_granted() {
     );
 }
 
-fn head(stream: u32) -> Frame {
-    Frame::Headers {
-        stream,
-        end: false,
-        more: false,
-        indexed: false,
-        lands: false,
-        block: block("head"),
-    }
-}
-
 /// A server with an open stream 2, whose peer holds standing grant 1 of 24 KiB.
 fn standing(align: u16) -> Pair {
     let mut p = Pair::new(asks_for(64, 1), asks_for(align, 1), 1 << 20);

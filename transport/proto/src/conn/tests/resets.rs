@@ -19,14 +19,6 @@ fn server(max_streams: u32) -> Pair {
 /// the next resets them. Returns the number of calls that the server was to begin, and the breach
 /// if it closed the connection.
 fn open_and_reset(p: &mut Pair, first: u32, n: u32) -> (u32, Option<Breach>) {
-    let head = |stream| Frame::Headers {
-        stream,
-        end: false,
-        more: false,
-        indexed: false,
-        lands: false,
-        block: block("head"),
-    };
     let reset = |stream| Frame::Reset { stream, code: ResetCode::CANCEL.0 };
     let ids = first..first + n;
     let messages: [Vec<Frame>; 2] = [ids.clone().map(head).collect(), ids.map(reset).collect()];

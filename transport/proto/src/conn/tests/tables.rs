@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::super::connection::Phase;
 use super::super::stream::{Out, RecvHalf, SendHalf};
 use super::super::*;
-use super::pair::{block, small};
+use super::pair::{block, head, small};
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Composer, Frame, Reader};
 use crate::ids::{ResetCode, StreamId};
@@ -423,14 +423,7 @@ fn every_phase_of_a_connection_with_every_event() {
 #[test]
 fn closed_connections_ignore_all_frames() {
     let frames = [
-        Frame::Headers {
-            stream: 1,
-            end: false,
-            more: false,
-            indexed: false,
-            lands: false,
-            block: block("x"),
-        },
+        head(1),
         Frame::Data { stream: 1, end: true, data: block("x") },
         Frame::Window { stream: 1, increment: 1 },
         Frame::Reset { stream: 1, code: 8 },
