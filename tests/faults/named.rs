@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use bytes::BytesMut;
 use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status};
 use tonic_rdma::{Context, FabricKind, LandIn, LandRequest, Outcome, Policy, Server};
 use tonic_rdma_fabric::LinkError;
 use tonic_rdma_proto::frame::{Field, Frame};
@@ -16,8 +16,9 @@ use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::{poll_until, with_timeout};
 use tonic_rdma_tests::pb::Message;
-use tonic_rdma_tests::pb::conformance_server::{Conformance, ConformanceServer};
+use tonic_rdma_tests::pb::conformance_server::ConformanceServer;
 use tonic_rdma_tests::process::runtime;
+use tonic_rdma_tests::service::UnaryOnly;
 use tonic_rdma_tests::service::script::payload;
 
 use crate::fault_test::{Topology, kind};
@@ -50,42 +51,21 @@ struct Returned {
     again: oneshot::Sender<()>,
 }
 
-struct Keeper(mpsc::Sender<Returned>);
-
-#[tonic::async_trait]
-impl Conformance for Keeper {
-    type DownloadStream = Streaming<Message>;
-    type ChatStream = Streaming<Message>;
-
-    async fn unary(&self, mut request: Request<Message>) -> Result<Response<Message>, Status> {
-        let land_in = request.extensions_mut().remove::<LandIn<Buffer>>();
-        drop(request);
-        let Some(land_in) = land_in else { return Ok(Response::new(Message::default())) };
-        let finished =
-            land_in.finish().await.map_err(|error| Status::internal(error.to_string()))?;
-        let (again, look) = oneshot::channel();
-        let bytes = finished.buffer.0.clone();
-        let returned = Returned { buffer: bytes.clone(), outcome: finished.outcome, again };
-        self.0.send(returned).await.map_err(|_| Status::internal("the test has ended"))?;
-        let _ = look.await;
-        assert!(finished.buffer.0 == bytes, "the buffer has changed after it came back");
-        Ok(Response::new(Message::default()))
-    }
-
-    async fn upload(&self, _: Request<Streaming<Message>>) -> Result<Response<Message>, Status> {
-        Err(Status::unimplemented("upload"))
-    }
-
-    async fn download(&self, _: Request<Message>) -> Result<Response<Streaming<Message>>, Status> {
-        Err(Status::unimplemented("download"))
-    }
-
-    async fn chat(
-        &self,
-        _: Request<Streaming<Message>>,
-    ) -> Result<Response<Streaming<Message>>, Status> {
-        Err(Status::unimplemented("chat"))
-    }
+async fn keep(
+    mut request: Request<Message>,
+    told: mpsc::Sender<Returned>,
+) -> Result<Response<Message>, Status> {
+    let land_in = request.extensions_mut().remove::<LandIn<Buffer>>();
+    drop(request);
+    let Some(land_in) = land_in else { return Ok(Response::new(Message::default())) };
+    let finished = land_in.finish().await.map_err(|error| Status::internal(error.to_string()))?;
+    let (again, look) = oneshot::channel();
+    let bytes = finished.buffer.0.clone();
+    let returned = Returned { buffer: bytes.clone(), outcome: finished.outcome, again };
+    told.send(returned).await.map_err(|_| Status::internal("the test has ended"))?;
+    let _ = look.await;
+    assert!(finished.buffer.0 == bytes, "the buffer has changed after it came back");
+    Ok(Response::new(Message::default()))
 }
 
 /// A message with a field of [`LEN`] bytes, and where in it the field lies.
@@ -101,7 +81,7 @@ fn message() -> (Vec<u8>, Field) {
 /// A connection of a raw peer whose call has its memory granted: around the field, and for it.
 async fn granted(host: &Host, body: &[u8], field: Field) -> (Peer, [Granted; 3]) {
     let mut peer = host.connect_with_ticket().await;
-    peer.open("Unary", &[]).await;
+    peer.open("Unary").await;
     let grants: [Granted; 3] = peer.request(body.len() as u64, Some(field)).await;
     assert_eq!((grants[0].len, grants[1].len), (field.at, field.len));
     (peer, grants)
@@ -135,7 +115,8 @@ pub async fn a_key_that_was_withdrawn(_: Log) {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             at.send(listener.local_addr().unwrap()).await.unwrap();
             let incoming = tonic::transport::server::TcpIncoming::from(listener);
-            let service = ConformanceServer::new(Keeper(told));
+            let service =
+                ConformanceServer::new(UnaryOnly(move |request| keep(request, told.clone())));
             let mut server = Server::builder()
                 .fabrics([FabricKind::Verbs])
                 .context(Context::builder().device(server_device).build())

@@ -12,11 +12,12 @@ use tonic_rdma_fabric::{
 };
 use tonic_rdma_memory::{Pool, PoolConfig};
 use tonic_rdma_proto::frame::{Composer, Field, Frame, Reader};
-use tonic_rdma_proto::{Config, Hello, headers};
+use tonic_rdma_proto::{Config, Hello};
 use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
 use tonic_rdma_tests::load::{poll_until, with_timeout};
 use tonic_rdma_tests::offer::request_grant;
 use tonic_rdma_tests::pb::Message;
+use tonic_rdma_tests::wire;
 
 /// The length for which a peer requests memory, in bytes.
 pub const ASKED: usize = 1 << 20;
@@ -188,35 +189,14 @@ impl Peer {
 
     /// Requests memory as the protocol says, for a call that uploads.
     pub async fn grant(&mut self) -> Granted {
-        self.open("Upload", &[]).await;
+        self.open("Upload").await;
         let [granted] = self.request(ASKED as u64, None).await;
         granted
     }
 
     /// Opens stream 1 with a call of this method.
-    pub async fn open(&mut self, method: &str, metadata: &[(&str, &str)]) {
-        let mut block = BytesMut::new();
-        let path = format!("/tonic_rdma.conformance.v1.Conformance/{method}");
-        for (name, value) in [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", &path),
-            ("content-type", "application/grpc"),
-        ]
-        .iter()
-        .chain(metadata)
-        {
-            headers::encode(&mut block, name, value.as_bytes()).unwrap();
-        }
-        self.frame(&Frame::Headers {
-            stream: 1,
-            end: false,
-            more: false,
-            indexed: false,
-            lands: false,
-            block: block.freeze(),
-        })
-        .await;
+    pub async fn open(&mut self, method: &str) {
+        self.frame(&wire::head(1, method)).await;
     }
 
     /// Requests memory on stream 1, and waits for this many grants.

@@ -55,6 +55,19 @@ impl Fabric {
         Fabric::ShmTwo,
     ];
 
+    /// The fabrics with tonic-rdma at both ends.
+    pub const OURS: &[Fabric] = &[
+        Fabric::Tcp,
+        Fabric::Sim,
+        Fabric::SimDelayed,
+        Fabric::SimPlain,
+        Fabric::SimSmall,
+        Fabric::Shm,
+        Fabric::ShmSmall,
+        Fabric::ShmTwo,
+        Fabric::Verbs,
+    ];
+
     /// The fabrics with a fast path.
     pub const FAST: &[Fabric] = &[
         Fabric::Sim,

@@ -15,7 +15,7 @@
 //! - [`probe`]: events and gates that synchronise a test with the handlers of its service
 //! - [`service`]: the scripted service that the cases call, its scripts, and payload patterns
 //! - [`load`]: concurrent calls of every kind, checked and counted, for fault tests
-//! - [`offer`]: tickets for peers that a test implements itself
+//! - [`offer`], [`wire`]: tickets and frames for peers that a test implements itself
 //! - [`process`], [`process_resources`], [`server_process`]: child processes of a test, their
 //!   system resources, and one that serves
 //!
@@ -36,6 +36,7 @@ pub mod process;
 pub mod process_resources;
 pub mod server_process;
 pub mod service;
+pub mod wire;
 
 /// The messages and stubs generated from `proto/conformance.proto`.
 #[allow(missing_docs, unreachable_pub)]

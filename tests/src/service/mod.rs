@@ -17,6 +17,9 @@ use crate::probe::{Guard, Probe};
 
 pub mod pattern;
 pub mod script;
+mod unary_only;
+
+pub use unary_only::UnaryOnly;
 
 type Messages = Pin<Box<dyn Stream<Item = Result<Message, Status>> + Send>>;
 

@@ -19,7 +19,7 @@ use std::task::{Context as Task, Poll};
 use bytes::Bytes;
 use http::{Request, Response};
 use libtest_mimic::{Arguments, Trial};
-use peer::{Ended, Peer, data, head};
+use peer::{Ended, Peer, data};
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 use tonic::Status;
 use tonic::body::Body;
@@ -29,6 +29,7 @@ use tonic_rdma::{Context, FabricKind, Server};
 use tonic_rdma_proto::frame::Frame;
 use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::process::{Process, role, runtime};
+use tonic_rdma_tests::wire::head;
 use tower::Service;
 
 /// Bytes by which an unread window of 2 MiB may increase the server's memory.

@@ -6,13 +6,13 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tonic_rdma::{Pool, PoolConfig};
 use tonic_rdma_fabric::{
     Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, ShmAccess, Work, WriteSource,
 };
 use tonic_rdma_proto::frame::{Composer, Frame, Reader};
-use tonic_rdma_proto::{Accept, Config, Hello, headers};
+use tonic_rdma_proto::{Accept, Config, Hello};
 use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
 use tonic_rdma_tests::load::with_timeout;
 use tonic_rdma_tests::offer::request_grant;
@@ -178,28 +178,6 @@ impl Peer {
 
 fn gone(error: LinkError) -> Ended {
     Ended(error.to_string())
-}
-
-/// The head of a call.
-pub(crate) fn head(stream: u32, method: &str) -> Frame {
-    let mut block = BytesMut::new();
-    let path = format!("/tonic_rdma.conformance.v1.Conformance/{method}");
-    for (name, value) in [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", &path),
-        ("content-type", "application/grpc"),
-    ] {
-        headers::encode(&mut block, name, value.as_bytes()).unwrap();
-    }
-    Frame::Headers {
-        stream,
-        end: false,
-        more: false,
-        indexed: false,
-        lands: false,
-        block: block.freeze(),
-    }
 }
 
 /// A piece of a body: all zeros, which are empty gRPC messages wherever the body is cut.
