@@ -8,6 +8,8 @@
 //! | [`unsafety`] | `unsafe` is in memory/ and transport/fabric/ only, with its reason |
 //! | [`wording`] | some sentences do not come again |
 //!
+//! [`packages`] finds the source of tonic, for tests that hold ours against it.
+//!
 //! What is not done yet is listed in `tests/known/mod.rs`. A test fails when something is found
 //! that is not listed, and when something is listed that is not found, so the list only gets
 //! shorter. `cargo run -p tonic-rdma-source-rules` shows every finding with its place; with
@@ -16,6 +18,7 @@
 pub mod circles;
 pub mod files;
 pub mod modules;
+pub mod packages;
 pub mod size;
 pub mod unsafety;
 pub mod width;

@@ -4,6 +4,9 @@ use tonic_rdma_source_rules::files::Source;
 use tonic_rdma_source_rules::modules::Crate;
 use tonic_rdma_source_rules::{circles, size, unsafety, width, wording};
 
+/// Lines without a finding.
+const NONE: [usize; 0] = [];
+
 /// The imports of a crate with these files below `x/`, whose root is `x/lib.rs`.
 fn needs(files: &[(&str, &str)]) -> circles::Needs {
     let made_up = |(path, text): &(&str, &str)| Source::new(&format!("x/{path}"), text);
@@ -131,17 +134,17 @@ fn wide_comments_and_documents_are_found() {
 fn code_tables_and_links_may_be_wide() {
     let words = "word ".repeat(24);
     let code = format!("let text = \"// {words}\";");
-    assert_eq!(wide("a.rs", &[&code, "// short"]), []);
-    assert_eq!(wide("a.rs", &[&format!("let raw = r#\"\" // {words}\"#;")]), []);
-    assert_eq!(wide("a.rs", &["let quote = '\"';", &code, "fn f<'a>() {}", &code]), []);
-    assert_eq!(wide("a.rs", &["// ```", &format!("// {words}"), "// ```"]), []);
-    assert_eq!(wide("a.rs", &[&format!("/// | {words} |")]), []);
-    assert_eq!(wide("a.md", &["```", &words, "```", &format!("| {words} |")]), []);
-    assert_eq!(wide("a.md", &["text", "", &format!("    {words}")]), []);
+    assert_eq!(wide("a.rs", &[&code, "// short"]), NONE);
+    assert_eq!(wide("a.rs", &[&format!("let raw = r#\"\" // {words}\"#;")]), NONE);
+    assert_eq!(wide("a.rs", &["let quote = '\"';", &code, "fn f<'a>() {}", &code]), NONE);
+    assert_eq!(wide("a.rs", &["// ```", &format!("// {words}"), "// ```"]), NONE);
+    assert_eq!(wide("a.rs", &[&format!("/// | {words} |")]), NONE);
+    assert_eq!(wide("a.md", &["```", &words, "```", &format!("| {words} |")]), NONE);
+    assert_eq!(wide("a.md", &["text", "", &format!("    {words}")]), NONE);
     let link = format!("see [this](https://example.com/{})", "path/".repeat(20));
-    assert_eq!(wide("a.md", &[&link, &format!("// {link}")]), []);
-    assert_eq!(wide("a.toml", &[&format!("a = \"{words}\"")]), []);
-    assert_eq!(wide("script", &["#!/bin/bash", &format!("echo {words}")]), []);
+    assert_eq!(wide("a.md", &[&link, &format!("// {link}")]), NONE);
+    assert_eq!(wide("a.toml", &[&format!("a = \"{words}\"")]), NONE);
+    assert_eq!(wide("script", &["#!/bin/bash", &format!("echo {words}")]), NONE);
 }
 
 #[test]
@@ -190,7 +193,7 @@ fn a_full_folder_is_found() {
     let file = |n: usize| Source::new(&format!("transport/tonic/src/a/{n}.rs"), "");
     let mut sources: Vec<_> = (0..12).map(file).collect();
     sources.push(Source::new("transport/tonic/src/a/b/c.rs", ""));
-    assert_eq!(size::full_folders(&sources), []);
+    assert!(size::full_folders(&sources).is_empty());
     sources.push(file(12));
     assert_eq!(size::full_folders(&sources), [("transport/tonic/src/a".to_owned(), 13)]);
 }
@@ -200,7 +203,7 @@ fn the_word_unsafe_is_found_in_code_only() {
     let lines = |text: &str| unsafety::lines(&Source::new("a.rs", text)).unwrap();
     assert_eq!(lines("fn f() {\n    unsafe { g() }\n}\nunsafe impl S for T {}"), [2, 4]);
     assert_eq!(lines("m! {\n    (unsafe { g() })\n}\n#[unsafe(no_mangle)] fn f() {}"), [2, 4]);
-    assert_eq!(lines("// unsafe\n/// unsafe\nconst A: &str = \"unsafe\"; fn is_unsafe() {}"), []);
+    assert_eq!(lines("// unsafe\n/// unsafe\nconst A: &str = \"unsafe\"; fn is_unsafe() {}"), NONE);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::fs;
 
 use prost_types::FileDescriptorSet;
 use tonic_rdma_build::Builder;
+use tonic_rdma_source_rules::packages::source_of;
 
 const PROTO: &str = r#"
 syntax = "proto3";
@@ -111,7 +112,7 @@ fn every_setting_of_tonic_prost_build_is_there() {
         "service_generator",
         "skip_debug",
     ];
-    let source = tonic_prost_build_source();
+    let source = fs::read_to_string(source_of("tonic-prost-build").join("lib.rs")).unwrap();
     let file = syn::parse_file(&source).unwrap();
     let theirs: Vec<String> = file
         .items
@@ -139,20 +140,4 @@ fn every_setting_of_tonic_prost_build_is_there() {
         })
         .collect();
     assert!(missing.is_empty(), "tonic-prost-build sets what this crate cannot: {missing:?}");
-}
-
-/// The source of the version in Cargo.lock.
-fn tonic_prost_build_source() -> String {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let metadata = std::process::Command::new(cargo)
-        .args(["metadata", "--format-version=1", "--locked"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
-    let package = packages.iter().find(|package| package["name"] == "tonic-prost-build").unwrap();
-    let manifest = std::path::Path::new(package["manifest_path"].as_str().unwrap());
-    fs::read_to_string(manifest.with_file_name("src").join("lib.rs")).unwrap()
 }

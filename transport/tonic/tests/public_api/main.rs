@@ -6,9 +6,10 @@
 mod surface;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use surface::Surface;
+use tonic_rdma_source_rules::packages::source_of;
 
 /// What tonic has and this crate has not, or with another signature, and why.
 const DIFFERENCES: &[(&str, &str)] = &[];
@@ -107,7 +108,7 @@ fn faults_are_found() {
 
 fn theirs() -> Surface {
     surface::read(
-        &tonic(),
+        &source_of("tonic").join("transport"),
         &[("", "mod.rs"), ("server", "server/mod.rs"), ("channel", "channel/mod.rs")],
         TYPES,
         &[
@@ -127,20 +128,4 @@ fn ours() -> Surface {
         TYPES,
         &["server", "channel", "endpoint", "error.rs"],
     )
-}
-
-/// The folder `transport` in the source of the tonic version in Cargo.lock.
-fn tonic() -> PathBuf {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let metadata = std::process::Command::new(cargo)
-        .args(["metadata", "--format-version=1", "--locked"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
-    let package = packages.iter().find(|package| package["name"] == "tonic").unwrap();
-    let manifest = Path::new(package["manifest_path"].as_str().unwrap());
-    manifest.with_file_name("src").join("transport")
 }
