@@ -7,24 +7,12 @@ use std::net::SocketAddr;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::Status;
 use tonic_rdma::{Channel, Endpoint, Path, Policy, Router, Server};
+use tonic_rdma_example_services::Hello;
+use tonic_rdma_example_services::greeter::HelloRequest;
 use tonic_rdma_example_services::greeter::greeter_client::GreeterClient;
-use tonic_rdma_example_services::greeter::greeter_server::{Greeter, GreeterServer};
-use tonic_rdma_example_services::greeter::{HelloReply, HelloRequest};
-
-struct Hello;
-
-#[tonic::async_trait]
-impl Greeter for Hello {
-    async fn say_hello(
-        &self,
-        request: Request<HelloRequest>,
-    ) -> Result<Response<HelloReply>, Status> {
-        let message = tonic_rdma::connect_info(&request).path.to_string();
-        Ok(Response::new(HelloReply { message }))
-    }
-}
+use tonic_rdma_example_services::greeter::greeter_server::GreeterServer;
 
 type Incoming = ReceiverStream<io::Result<TcpStream>>;
 
@@ -45,8 +33,13 @@ async fn connect(addr: SocketAddr, policy: Policy) -> Channel {
     endpoint.policy(policy).connect().await.unwrap()
 }
 
-async fn path_of_call(channel: &Channel) -> Result<String, Status> {
-    let request = HelloRequest { name: String::new() };
+/// What the server says to a call that comes by this path.
+fn greeting(path: Path) -> String {
+    format!("hello you, you came by {path}")
+}
+
+async fn greet(channel: &Channel) -> Result<String, Status> {
+    let request = HelloRequest { name: "you".into() };
     Ok(GreeterClient::new(channel.clone()).say_hello(request).await?.into_inner().message)
 }
 
@@ -60,11 +53,11 @@ async fn connections_keep_their_path() {
         let server = tokio::spawn(router().serve_with_incoming(incoming));
         let accept = async { sender.send(Ok(listener.accept().await.unwrap().0)).await.unwrap() };
         let (channel, ()) = tokio::join!(connect(addr, policy), accept);
-        assert_eq!(path_of_call(&channel).await.unwrap(), path.to_string());
+        assert_eq!(greet(&channel).await.unwrap(), greeting(path));
         drop(sender);
         server.await.unwrap().unwrap();
         for _ in 0..100 {
-            assert_eq!(path_of_call(&channel).await.unwrap(), path.to_string());
+            assert_eq!(greet(&channel).await.unwrap(), greeting(path));
         }
         assert_eq!(channel.path().path, path, "{}", channel.path());
     }
@@ -89,7 +82,7 @@ async fn the_fast_path_comes_up_later_and_nothing_is_left() {
         });
         let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().policy(policy);
         let channel = endpoint.connect_with_connector(connector).await.unwrap();
-        assert_eq!(path_of_call(&channel).await.unwrap(), path.to_string());
+        assert_eq!(greet(&channel).await.unwrap(), greeting(path));
     }
     // Each server's listeners and tasks go with its last connection. A few tasks are the runtime's.
     let metrics = tokio::runtime::Handle::current().metrics();
@@ -110,9 +103,9 @@ async fn a_server_with_a_signal_drains() {
         let server = tokio::spawn(router().serve_with_incoming_shutdown(incoming, signal));
         let accept = async { sender.send(Ok(listener.accept().await.unwrap().0)).await.unwrap() };
         let (channel, ()) = tokio::join!(connect(addr, policy), accept);
-        assert_eq!(path_of_call(&channel).await.unwrap(), path.to_string());
+        assert_eq!(greet(&channel).await.unwrap(), greeting(path));
         drop((sender, listener));
         server.await.unwrap().unwrap();
-        path_of_call(&channel).await.unwrap_err();
+        greet(&channel).await.unwrap_err();
     }
 }

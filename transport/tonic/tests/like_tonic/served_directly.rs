@@ -11,32 +11,11 @@ use tonic::service::InterceptorLayer;
 use tonic::{Code, Status};
 use tonic_rdma::server::TcpIncoming;
 use tonic_rdma::{Channel, Endpoint, Path, Policy, ReasonCode, Server};
+use tonic_rdma_example_services::Hello;
 use tonic_rdma_example_services::greeter::HelloRequest;
 use tonic_rdma_example_services::greeter::greeter_client::GreeterClient;
 use tonic_rdma_example_services::greeter::greeter_server::GreeterServer;
 use tower::{Service, ServiceExt};
-
-mod greeter {
-    use tonic::{Request, Response, Status};
-    use tonic_rdma_example_services::greeter::greeter_server::Greeter;
-    use tonic_rdma_example_services::greeter::{HelloReply, HelloRequest};
-
-    #[derive(Clone)]
-    pub(crate) struct Hello;
-
-    #[tonic::async_trait]
-    impl Greeter for Hello {
-        async fn say_hello(
-            &self,
-            request: Request<HelloRequest>,
-        ) -> Result<Response<HelloReply>, Status> {
-            let path = tonic_rdma::connect_info(&request).path;
-            let message = format!("{} by {path}", request.into_inner().name);
-            Ok(Response::new(HelloReply { message }))
-        }
-    }
-}
-use greeter::Hello;
 
 async fn listener() -> (SocketAddr, TcpIncoming) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -65,10 +44,10 @@ async fn a_service_on_both_paths() {
     tokio::spawn(server);
     for (policy, path) in [(Policy::Require, Path::Shm), (Policy::Off, Path::Tcp)] {
         let channel = connect(addr, policy).await;
-        assert_eq!(greet(channel).await.unwrap(), format!("you by {path}"));
+        assert_eq!(greet(channel).await.unwrap(), format!("hello you, you came by {path}"));
     }
     let stock = tonic::transport::Endpoint::from_shared(format!("http://{addr}")).unwrap();
-    assert_eq!(greet(stock.connect().await.unwrap()).await.unwrap(), "you by tcp");
+    assert_eq!(greet(stock.connect().await.unwrap()).await.unwrap(), "hello you, you came by tcp");
 }
 
 /// A service whose body and error are not tonic's, with a route of its own for every other path.
@@ -83,7 +62,7 @@ async fn an_axum_router_on_both_paths_until_the_signal() {
     let server = Server::builder().serve_with_incoming_shutdown(app, incoming, signal);
     let server = tokio::spawn(server);
     let fast = connect(addr, Policy::Require).await;
-    assert_eq!(greet(fast.clone()).await.unwrap(), "you by shm");
+    assert_eq!(greet(fast.clone()).await.unwrap(), "hello you, you came by shm");
     let mut tcp = connect(addr, Policy::Off).await;
     let request = Request::builder().uri(format!("http://{addr}/ready")).body(Body::empty());
     let response: Response<Body> = tcp.ready().await.unwrap().call(request.unwrap()).await.unwrap();
@@ -144,7 +123,7 @@ async fn an_address_is_bound_and_given_back() {
             Err(error) => assert!(!server.is_finished(), "{error:?}"),
         }
     };
-    assert_eq!(greet(channel).await.unwrap(), "you by shm");
+    assert_eq!(greet(channel).await.unwrap(), "hello you, you came by shm");
     stop.send(()).unwrap();
     server.await.unwrap().unwrap();
 }
