@@ -42,7 +42,7 @@ mod arena;
 mod buf;
 mod config;
 mod copy;
-#[cfg(all(feature = "io-uring", target_os = "linux"))]
+#[cfg(feature = "io-uring")]
 pub mod disk;
 mod error;
 mod landing;

@@ -6,13 +6,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
-use rustix::fs::OFlags;
 use serde::Serialize;
 use tonic_rdma::PinnedBuf;
 use tonic_rdma::disk::{Ring, Transfer};
@@ -27,9 +24,6 @@ pub(crate) const MIN_LEN: u64 = 64 << 10;
 
 /// Reads and writes in flight at a time, of all files; others wait their turn.
 const ENTRIES: u32 = 128;
-
-/// The type of tmpfs in statfs(2).
-const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 /// The first reason for the page cache.
@@ -78,21 +72,13 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    /// Opens the same file once more, with O_DIRECT: by its descriptor, as its name may have been
-    /// given to another file. `None` if that cannot be had, with the reason recorded.
+    /// Opens the same file once more, with O_DIRECT. `None` if that cannot be had, with the reason
+    /// recorded.
     pub(crate) fn open(file: &File, access: Access) -> Option<Direct> {
         let open = || {
             let ring = ring()?;
-            // It takes the flag since Linux 6.6, and copies all the same.
-            if rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC) {
-                return Err("tmpfs: there is no disk".to_owned());
-            }
-            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-            let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or_default();
-            let mut options = File::options();
-            options.read(true).write(access == Access::Write).custom_flags(flags);
-            let file = options.open(path).map_err(|error| format!("no O_DIRECT: {error}"))?;
-            Ok::<_, String>(Direct { file: Arc::new(file), ring, refused: AtomicBool::new(false) })
+            let file = Arc::new(open_direct(file, access)?);
+            Ok::<_, String>(Direct { file, ring, refused: AtomicBool::new(false) })
         };
         open().inspect_err(|reason| cached(reason)).ok()
     }
@@ -167,6 +153,32 @@ impl Direct {
             transfer = self.ring.write(&self.file, offset + written as u64, rest);
         }
     }
+}
+
+/// Opens the file by its descriptor, as its name may have been given to another file.
+#[cfg(target_os = "linux")]
+fn open_direct(file: &File, access: Access) -> Result<File, String> {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use rustix::fs::{FsWord, OFlags, fstatfs};
+
+    /// The type of tmpfs in statfs(2).
+    const TMPFS_MAGIC: FsWord = 0x0102_1994;
+    // It takes the flag since Linux 6.6, and copies all the same.
+    if fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC) {
+        return Err("tmpfs: there is no disk".to_owned());
+    }
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap_or_default();
+    let mut options = File::options();
+    options.read(true).write(access == Access::Write).custom_flags(flags);
+    options.open(path).map_err(|error| format!("no O_DIRECT: {error}"))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_: &File, _: Access) -> Result<File, String> {
+    Err("O_DIRECT is used on Linux only".to_owned())
 }
 
 /// The way that the bytes of files took in this process, for the closing line.

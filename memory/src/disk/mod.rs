@@ -12,10 +12,19 @@
 //! | `ring` | [`Ring`]: posting, and the thread that takes completions |
 //! | `transfer` | [`Transfer`]: waiting for one |
 //! | `fixed` | arenas that are registered with the ring, too |
+//! | `unsupported` | [`Ring`] of systems other than Linux: it cannot be made |
 
+#[cfg(target_os = "linux")]
 pub(crate) mod fixed;
+#[cfg(target_os = "linux")]
 mod ring;
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 mod transfer;
+#[cfg(not(target_os = "linux"))]
+mod unsupported;
 
+#[cfg(target_os = "linux")]
 pub use ring::Ring;
 pub use transfer::Transfer;
+#[cfg(not(target_os = "linux"))]
+pub use unsupported::Ring;

@@ -163,7 +163,7 @@ pub use tonic_rdma_fabric::ShmAccess;
 #[doc(no_inline)]
 pub use tonic_rdma_fabric::sim;
 /// Files to and from memory of a pool through io_uring, for programs that serve from disks.
-#[cfg(all(feature = "io-uring", target_os = "linux"))]
+#[cfg(feature = "io-uring")]
 #[doc(no_inline)]
 pub use tonic_rdma_memory::disk;
 pub use tonic_rdma_memory::{
