@@ -2,9 +2,11 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::error::Error as _;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -41,6 +43,8 @@ pub(in crate::connection) struct SendBody {
     /// The header block of the trailers.
     trailers: Option<Bytes>,
     state: State,
+    /// The stream was full, and may still be: nothing is taken from the body until it is not.
+    waits_for_room: bool,
     /// The body panicked, and is not polled again.
     panic: Option<Panic>,
 }
@@ -57,7 +61,15 @@ impl fmt::Debug for Panic {
 impl SendBody {
     pub(in crate::connection) fn new(body: Body, encoder: BodyEncoder) -> Self {
         let state = if body.is_end_stream() { State::Ended } else { State::Reading };
-        SendBody { body, encoder, chunks: Fifo::default(), trailers: None, state, panic: None }
+        SendBody {
+            body,
+            encoder,
+            chunks: Fifo::default(),
+            trailers: None,
+            state,
+            waits_for_room: false,
+            panic: None,
+        }
     }
 
     /// The body is empty: the head is all there is.
@@ -194,6 +206,18 @@ impl SendBody {
             if self.is_queued() {
                 return Poll::Ready(Ok(()));
             }
+            if self.waits_for_room {
+                // A body that is ready wakes its task, too.
+                let mut state = stream.shared.lock();
+                let is_full = state.end_reason().is_none()
+                    && state.conn.is_open_for_sending(id)
+                    && !state.conn.has_room(id);
+                if is_full && let Some(io) = state.streams.io.get_mut(&id) {
+                    wait_for(&mut io.send_waker, cx);
+                    return Poll::Pending;
+                }
+                self.waits_for_room = false;
+            }
             let more = self.gather(cx);
             let mut state = stream.shared.lock();
             if state.end_reason().is_some() || !state.conn.is_open_for_sending(id) {
@@ -213,6 +237,7 @@ impl SendBody {
             if more && state.conn.has_room(id) {
                 continue;
             }
+            self.waits_for_room = !state.conn.has_room(id);
             if let Some(io) = state.streams.io.get_mut(&id) {
                 wait_for(&mut io.send_waker, cx);
             }
@@ -220,11 +245,13 @@ impl SendBody {
         }
     }
 
-    /// The code with which a stream is reset whose body failed with `status`. A request's is never
-    /// CANCEL: tonic takes that for the end of the request, and its handler would take a part of it
-    /// for the whole.
+    /// The code with which a stream is reset whose body failed with `status`. A request's is CANCEL
+    /// only if the body passes on the cancellation of a call that is forwarded, as with hyper:
+    /// tonic takes it for the end of the request, and the handler of a call that was not cancelled
+    /// would take a part of it for the whole.
     pub(in crate::connection) fn reset_code(&self, side: Side, status: &Status) -> ResetCode {
         match (side, status.code()) {
+            (Side::Client, _) if passes_on_cancellation(status) => ResetCode::CANCEL,
             (Side::Client, _) => ResetCode::INTERNAL,
             (Side::Server, _) if self.panic.is_some() => ResetCode::CANCEL,
             (Side::Server, tonic::Code::ResourceExhausted) => ResetCode::ENHANCE_YOUR_CALM,
@@ -253,6 +280,14 @@ impl SendBody {
     }
 }
 
+/// Whether HTTP/2's CANCEL is the cause.
+fn passes_on_cancellation(status: &Status) -> bool {
+    let cause = std::iter::successors(status.source(), |&error| error.source());
+    cause
+        .filter_map(|error| error.downcast_ref::<h2::Error>())
+        .any(|error| error.reason() == Some(h2::Reason::CANCEL))
+}
+
 /// Resets a stream whose body cannot be sent. What is queued of a response goes out first, as far
 /// as the peer takes it now: its head precedes the failure of its body.
 pub(in crate::connection) fn give_up(
@@ -273,7 +308,9 @@ pub(in crate::connection) fn give_up(
 /// stub's own limit for instance. The code is that of HTTP/2 for a body that fails.
 fn body_failed(status: &Status) -> Status {
     let text = format!("the request's body failed: {:?}: {}", status.code(), status.message());
-    Status::internal(text)
+    let mut failed = Status::internal(text);
+    failed.set_source(Arc::new(status.clone()));
+    failed
 }
 
 fn too_long(error: SendError) -> Status {
