@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use tonic_rdma::{FabricKind, Path};
 
+use crate::channel::AnyChannel;
 use crate::codec::CodecKind;
 
 /// What carries the calls of a case.
@@ -35,6 +36,8 @@ pub enum Fabric {
     /// Memory shared between two processes. Only a server of nothing but the scripted service runs
     /// in the second one; cases that build another server keep it in this process.
     ShmTwo,
+    /// As `Shm`, with a client of tonic's type, which calls through a tonic-rdma channel.
+    ShmTonic,
     /// The fast path over RDMA devices.
     Verbs,
 }
@@ -53,6 +56,7 @@ impl Fabric {
         Fabric::Shm,
         Fabric::ShmSmall,
         Fabric::ShmTwo,
+        Fabric::ShmTonic,
     ];
 
     /// The fabrics with tonic-rdma at both ends.
@@ -87,7 +91,7 @@ impl Fabric {
             Fabric::Sim | Fabric::SimDelayed | Fabric::SimPlain | Fabric::SimSmall => {
                 Some(Path::Sim)
             }
-            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo => Some(Path::Shm),
+            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo | Fabric::ShmTonic => Some(Path::Shm),
             Fabric::Verbs => Some(Path::Verbs),
         }
     }
@@ -99,7 +103,7 @@ impl Fabric {
             Fabric::Stock | Fabric::SimPlain | Fabric::ShmSmall => {
                 (CodecKind::Plain, CodecKind::Plain)
             }
-            Fabric::SimDelayed => (CodecKind::Plain, CodecKind::ZeroCopy),
+            Fabric::SimDelayed | Fabric::ShmTonic => (CodecKind::Plain, CodecKind::ZeroCopy),
             Fabric::StockClient => (CodecKind::ZeroCopy, CodecKind::Plain),
             Fabric::StockServer => (CodecKind::Plain, CodecKind::ZeroCopy),
             Fabric::Tcp
@@ -114,15 +118,30 @@ impl Fabric {
     /// The fabrics that tonic-rdma may use.
     pub fn kinds(self) -> &'static [FabricKind] {
         match self {
-            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo => &[FabricKind::Shm],
+            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo | Fabric::ShmTonic => {
+                &[FabricKind::Shm]
+            }
             Fabric::Verbs => &[FabricKind::Verbs],
             _ => &FabricKind::DEFAULT,
+        }
+    }
+
+    /// The channel for the clients of a case.
+    pub fn wrap(self, channel: tonic_rdma::Channel) -> AnyChannel {
+        match self {
+            Fabric::ShmTonic => AnyChannel::Stock(channel.into_tonic()),
+            _ => AnyChannel::Rdma(channel),
         }
     }
 
     /// True if the server is stock tonic.
     pub fn stock_server(self) -> bool {
         matches!(self, Fabric::Stock | Fabric::StockServer)
+    }
+
+    /// True if the client is a channel of tonic's type.
+    pub fn tonic_channel(self) -> bool {
+        self.stock_client() || self == Fabric::ShmTonic
     }
 
     /// True if the client is stock tonic.
@@ -143,6 +162,7 @@ impl Fabric {
             "shm" => Some(Fabric::Shm),
             "shm-small" => Some(Fabric::ShmSmall),
             "shm-two" => Some(Fabric::ShmTwo),
+            "shm-tonic" => Some(Fabric::ShmTonic),
             "verbs" => Some(Fabric::Verbs),
             _ => None,
         }
@@ -162,7 +182,7 @@ impl Fabric {
             .split(',')
             .map(|name| {
                 Fabric::from_name(name.trim()).ok_or_else(|| {
-                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, sim-delayed, sim-plain, sim-small, shm, shm-small, shm-two, verbs")
+                    format!("TONIC_RDMA_TEST_FABRIC={names}: {name:?} is not one of stock, tcp, stock-client, stock-server, sim, sim-delayed, sim-plain, sim-small, shm, shm-small, shm-two, shm-tonic, verbs")
                 })
             })
             .collect()
@@ -183,6 +203,7 @@ impl fmt::Display for Fabric {
             Fabric::Shm => "shm",
             Fabric::ShmSmall => "shm-small",
             Fabric::ShmTwo => "shm-two",
+            Fabric::ShmTonic => "shm-tonic",
             Fabric::Verbs => "verbs",
         })
     }

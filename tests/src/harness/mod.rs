@@ -90,7 +90,7 @@ macro_rules! connect {
                 let $endpoint = $configured;
                 let channel = $endpoint.connect().await.unwrap();
                 env.check_channel(&channel);
-                $crate::channel::AnyChannel::Rdma(channel)
+                env.fabric().wrap(channel)
             }
         }
     }};
@@ -146,7 +146,7 @@ impl Contexts {
             Fabric::Verbs => {
                 return Some(Self { server: Context::global(), client: Context::global() });
             }
-            Fabric::Shm | Fabric::ShmTwo => {
+            Fabric::Shm | Fabric::ShmTwo | Fabric::ShmTonic => {
                 return Some(Self {
                     server: Context::builder().build(),
                     client: Context::builder().build(),
@@ -290,7 +290,7 @@ impl TestEnv {
     pub fn endpoint_for_few(&self, uri: String) -> tonic_rdma::Endpoint {
         let endpoint = self.rdma_endpoint(uri);
         match self.fabric {
-            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo | Fabric::Verbs => {
+            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo | Fabric::ShmTonic | Fabric::Verbs => {
                 let landing = (6 << 20) - (256 << 10);
                 let pool = PoolConfig::default().total(8 << 20).send(2 << 20).landing(landing);
                 endpoint.context(Context::builder().pool(pool).build())

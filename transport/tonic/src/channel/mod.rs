@@ -12,12 +12,14 @@
 // | `balanced` | the queue in front of a balancer over many endpoints |
 // | `balance` | constructors of channels over many endpoints |
 // | `health` | leaves out endpoints that cannot be connected to |
+// | `into_tonic` | a channel of tonic's type that calls through ours |
 
 mod attempt;
 mod backoff;
 mod balance;
 mod balanced;
 mod health;
+mod into_tonic;
 mod manager;
 mod select;
 mod shards;
@@ -56,6 +58,7 @@ use crate::connection::Origin;
 pub use crate::endpoint::Endpoint;
 use crate::endpoint::FAST_PATH_TIMEOUT;
 use crate::error::{BoxError, Error, of_call};
+use crate::executor::SharedExec;
 use crate::path::PathInfo;
 use crate::path::policy::{EnvError, EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
@@ -138,6 +141,9 @@ struct One {
     state: watch::Receiver<State>,
     seen: Arc<PathInfo>,
     context: crate::Context,
+    executor: SharedExec,
+    /// Calls go over TCP for good, and pass no limits of ours.
+    is_plain: bool,
     _handles: Arc<[Handle]>,
 }
 
@@ -363,6 +369,7 @@ impl One {
         }
         let (manager, handle) = Manager::new(shared.clone(), plan, fast_path_timeout);
         handles.push(handle);
+        let is_plain = off.is_some() && shared.bad_env.is_none() && !settings.has_limits();
         match off {
             None => settings.executor.spawn(manager.run()),
             Some(why) if shared.bad_env.is_some() => {
@@ -381,6 +388,8 @@ impl One {
             state,
             seen,
             context,
+            executor: settings.executor.clone(),
+            is_plain,
             _handles: handles.into(),
         }
     }

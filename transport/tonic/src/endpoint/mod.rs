@@ -77,6 +77,13 @@ pub(crate) struct Settings {
     pub(crate) counters: Option<Arc<Counters>>,
 }
 
+impl Settings {
+    /// Whether calls wait, or end early, by settings of this endpoint.
+    pub(crate) fn has_limits(&self) -> bool {
+        self.timeout.is_some() || self.concurrency_limit.is_some() || self.rate_limit.is_some()
+    }
+}
+
 impl Endpoint {
     #[doc(hidden)]
     pub fn new<D>(dst: D) -> Result<Self, Error>

@@ -4,5 +4,6 @@
 
 mod balance_with_dead_endpoints;
 mod incoming_ends;
+mod into_tonic;
 mod offer_in_layers;
 mod served_directly;
