@@ -258,7 +258,10 @@ impl Channel {
                     path.path.as_str() == wanted,
                     "{contender} is to be on {wanted}, and is on {path}"
                 );
-                Self::Ours(channel)
+                match contender.into_tonic() {
+                    true => Self::Tonic(channel.into_tonic()),
+                    false => Self::Ours(channel),
+                }
             }
             Transport::Raw(_) | Transport::Copy(_) | Transport::Neighbour(_) => {
                 anyhow::bail!("{contender} carries no calls of this program's")

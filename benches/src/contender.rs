@@ -23,6 +23,10 @@ pub enum Contender {
     ShmHeap,
     /// tonic-rdma over shared memory, with tonic's codec
     ShmPlain,
+    /// The same, through a channel of tonic's type: `Channel::into_tonic`
+    ShmTonic,
+    /// tonic-rdma over TCP, with tonic's codec, through a channel of tonic's type
+    TcpTonic,
     /// tonic-rdma over RDMA, with its codec
     Verbs,
     /// The same, with a payload of the application's at an odd address, which is registered
@@ -121,8 +125,10 @@ impl Contender {
         match self {
             Self::TonicTcp => Transport::Tonic { unix: false },
             Self::TonicUnix => Transport::Tonic { unix: true },
-            Self::Tcp | Self::TcpPlain => Transport::Ours(None),
-            Self::Shm | Self::ShmHeap | Self::ShmPlain => Transport::Ours(Some(FabricKind::Shm)),
+            Self::Tcp | Self::TcpPlain | Self::TcpTonic => Transport::Ours(None),
+            Self::Shm | Self::ShmHeap | Self::ShmPlain | Self::ShmTonic => {
+                Transport::Ours(Some(FabricKind::Shm))
+            }
             Self::Verbs | Self::VerbsRegistered | Self::VerbsPlain => {
                 Transport::Ours(Some(FabricKind::Verbs))
             }
@@ -140,6 +146,11 @@ impl Contender {
     /// Whether both ends use the zero-copy codec.
     pub fn zero_copy(self) -> bool {
         matches!(self, Self::Tcp | Self::Shm | Self::ShmHeap | Self::Verbs | Self::VerbsRegistered)
+    }
+
+    /// Whether the client is a channel of tonic's type.
+    pub fn into_tonic(self) -> bool {
+        matches!(self, Self::ShmTonic | Self::TcpTonic)
     }
 
     /// The memory of its payloads.
