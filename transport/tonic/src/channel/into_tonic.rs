@@ -57,15 +57,15 @@ impl Channel {
     /// - Deadlines, metadata, cancellation and statuses pass as over TCP. What does not is an
     ///   error's [`source`](std::error::Error::source), and extensions of requests, such as
     ///   [`LandIn`](crate::LandIn).
-    /// - The limits and the timeout of the [`Endpoint`] apply.
+    /// - The limits and the timeout of the [`Endpoint`](crate::Endpoint) apply.
     /// - It calls over the path of the moment, and moves with it. While that is TCP, calls pass two
-    ///   HTTP/2 connections. Where TCP was chosen for good, by [`Policy::Off`] or `TONIC_RDMA=off`,
-    ///   and the endpoint has no limits, this returns the TCP connection's own channel: nothing is
-    ///   in between then, and [`stats`](Self::stats) does not count the calls.
+    ///   HTTP/2 connections. Where TCP was chosen for good, by [`Policy::Off`](crate::Policy::Off)
+    ///   or `TONIC_RDMA=off`, and the endpoint has no limits, this returns the TCP connection's own
+    ///   channel: nothing is in between then, and [`stats`](Self::stats) does not count the calls.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime, unless an [`executor`](Endpoint::executor) was set.
+    /// Outside a tokio runtime, unless an [`executor`](crate::Endpoint::executor) was set.
     pub fn into_tonic(self) -> tonic::transport::Channel {
         let (origin, executor) = match &self.0 {
             Kind::One(one) if one.is_plain => return one.shared.tcp.channel.clone(),
