@@ -84,3 +84,19 @@ fn clippy_asks_for_safety_comments_everywhere() {
 fn sentences_that_went_stay_away() {
     compare("SENTENCES", known::SENTENCES, &findings().sentences);
 }
+
+/// Each row of docs/adopting.md names a test, and the file that has it.
+#[test]
+fn rows_of_adopting_have_their_tests() {
+    let docs = files::root().join("docs");
+    let text = std::fs::read_to_string(docs.join("adopting.md")).unwrap();
+    let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() >= 12, "{} rows", rows.len());
+    for row in rows {
+        let last = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        let (test, place) = last.split_once("`](").unwrap_or_else(|| panic!("no test: {row}"));
+        let (test, place) = (test.trim_start_matches("[`"), place.trim_end_matches(')'));
+        let source = std::fs::read_to_string(docs.join(place)).unwrap_or_default();
+        assert!(source.contains(&format!("fn {test}(")), "{place} has no {test}");
+    }
+}
