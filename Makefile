@@ -10,7 +10,7 @@ MINUTES ?= 60
 
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-source \
     test-native test-sim test-costs test-large test-rdma test-rdma-core test-rdma-qemu soak sanitize kernel fmt \
-    clippy docs features rust-version dependencies semver clean packages
+    clippy docs features rust-version dependencies package semver clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -118,6 +118,9 @@ rust-version: packages ## compile the library with the lowest Rust that Cargo.to
 
 dependencies: ## check versions, licences, sources and advisories of the dependencies
 	scripts/check-dependencies
+
+package: packages ## package what is published, and build a new program on the packages
+	scripts/check-packages
 
 semver: packages ## compare the public API with that of the last tag
 	scripts/check-semver
