@@ -16,7 +16,7 @@ use tower::discover::Change as TowerChange;
 use tower::load::{CompleteOnResponse, PendingRequests};
 use tower::util::BoxService;
 
-use crate::channel::balanced::{Balanced, Change};
+use crate::channel::balanced::{Balanced, Change, Members, Membership};
 use crate::channel::health::{Group, Watched};
 use crate::channel::{Channel, Kind};
 use crate::endpoint::Endpoint;
@@ -74,11 +74,16 @@ impl Channel {
     {
         let (tx, changes) = mpsc::channel(capacity);
         let counters = Arc::new(Counters::of(Side::Client));
-        let balance =
-            Balance::new(Endpoints { changes, counters: counters.clone(), group: Arc::default() });
+        let members = Arc::<Members>::default();
+        let balance = Balance::new(Endpoints {
+            changes,
+            counters: counters.clone(),
+            group: Arc::default(),
+            members: members.clone(),
+        });
         let (queue, worker) = Buffer::pair(BoxService::new(balance), BUFFER_SIZE);
         executor.execute(Box::pin(worker));
-        (Channel(Kind::Balanced(Balanced { queue, counters })), tx)
+        (Channel(Kind::Balanced(Balanced::new(queue, counters, members))), tx)
     }
 }
 
@@ -87,6 +92,16 @@ struct Endpoints<K> {
     changes: mpsc::Receiver<Change<K, Endpoint>>,
     counters: Arc<Counters>,
     group: Arc<Group>,
+    members: Arc<Members>,
+}
+
+impl<K> Endpoints<K> {
+    fn member(&self, channel: &Channel) -> Option<Membership> {
+        match &channel.0 {
+            Kind::One(one) => Some(self.members.join(one.state.clone(), one.context.clone())),
+            Kind::Balanced(_) => None,
+        }
+    }
 }
 
 impl<K> Unpin for Endpoints<K> {}
@@ -103,7 +118,9 @@ impl<K: Hash + Eq + Clone> Stream for Endpoints<K> {
         Poll::Ready(Some(Ok(match change {
             Change::Insert(key, mut endpoint) => {
                 endpoint.shared.counters = Some(self.counters.clone());
-                let watched = Watched::new(endpoint.connect_lazy(), self.group.clone());
+                let channel = endpoint.connect_lazy();
+                let member = self.member(&channel);
+                let watched = Watched::new(channel, self.group.clone(), member);
                 TowerChange::Insert(
                     key,
                     PendingRequests::new(watched, CompleteOnResponse::default()),

@@ -1,15 +1,20 @@
-//! The queue in front of a balancer, as a service.
+//! The queue in front of a balancer, as a service, and the paths behind it.
 
-use std::sync::Arc;
+use std::future::{Future, pending, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
+use tokio::sync::{Notify, watch};
 use tonic::body::Body;
+use tonic_rdma_memory::Pool;
 use tower::Service;
 use tower::buffer::Buffer;
 use tower::buffer::future::ResponseFuture;
 
 use crate::channel::select::CallFuture;
+use crate::channel::shared::State;
 use crate::error::BoxError;
 use crate::path::PathInfo;
 use crate::path::reason::{Reason, ReasonCode};
@@ -29,11 +34,73 @@ pub enum Change<K, V> {
 pub(super) struct Balanced {
     pub(super) queue: Buffer<Request<Body>, CallFuture>,
     pub(super) counters: Arc<Counters>,
+    members: Arc<Members>,
+    seen: Arc<PathInfo>,
 }
 
 impl Balanced {
+    pub(super) fn new(
+        queue: Buffer<Request<Body>, CallFuture>,
+        counters: Arc<Counters>,
+        members: Arc<Members>,
+    ) -> Self {
+        let seen = Arc::new(members.info());
+        Balanced { queue, counters, members, seen }
+    }
+
     pub(super) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    pub(super) fn info(&self) -> PathInfo {
+        self.members.info()
+    }
+
+    /// The pool of the first endpoint that is on a fast path.
+    pub(super) fn pool(&self) -> Pool {
+        let up = |member: &Arc<Member>| match &*member.state.borrow() {
+            State::Up(fast) => Some(fast.pool.clone()),
+            _ => None,
+        };
+        let pool = self.members.list().iter().find_map(up);
+        pool.unwrap_or_else(|| self.context().ordinary_pool())
+    }
+
+    /// The context of the first endpoint.
+    pub(super) fn context(&self) -> crate::Context {
+        let first = self.members.list().first().map(|member| member.context.clone());
+        first.unwrap_or_else(crate::Context::global)
+    }
+
+    pub(super) async fn changed(&mut self) -> PathInfo {
+        loop {
+            // Asks before it looks, so that no change is missed.
+            let mut members = pin!(self.members.changed.notified());
+            members.as_mut().enable();
+            let mut states = self.members.states();
+            let info = self.info();
+            if info != *self.seen {
+                self.seen = Arc::new(info.clone());
+                return info;
+            }
+            let mut states: Vec<_> = states.iter_mut().map(|state| Box::pin(next(state))).collect();
+            poll_fn(|cx| {
+                let any = states.iter_mut().any(|state| state.as_mut().poll(cx).is_ready());
+                match any || members.as_mut().poll(cx).is_ready() {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            })
+            .await;
+        }
+    }
+}
+
+/// The next state of an endpoint.
+async fn next(state: &mut watch::Receiver<State>) {
+    if state.changed().await.is_err() {
+        // It is gone; its member says so.
+        pending().await
     }
 }
 
@@ -51,10 +118,72 @@ impl Service<Request<Body>> for Balanced {
     }
 }
 
-/// The path of a balanced channel: its endpoints have paths, it has none.
-pub(super) fn path() -> PathInfo {
-    PathInfo::tcp(Reason::new(
-        ReasonCode::Pending,
-        "a balanced channel: each endpoint has a path of its own",
-    ))
+/// The endpoints of a balanced channel, in the order in which they were added.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    list: Mutex<Vec<Arc<Member>>>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Member {
+    state: watch::Receiver<State>,
+    context: crate::Context,
+}
+
+/// Keeps an endpoint among the members.
+#[derive(Debug)]
+pub(super) struct Membership {
+    members: Arc<Members>,
+    member: Arc<Member>,
+}
+
+impl Members {
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<Member>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn join(
+        self: &Arc<Self>,
+        state: watch::Receiver<State>,
+        context: crate::Context,
+    ) -> Membership {
+        let member = Arc::new(Member { state, context });
+        self.list().push(member.clone());
+        self.changed.notify_waiters();
+        Membership { members: self.clone(), member }
+    }
+
+    /// TCP, as long as a call to one of the endpoints would take it; otherwise the first's path.
+    fn info(&self) -> PathInfo {
+        let mut first = None;
+        for member in self.list().iter() {
+            let info = member.state.borrow().info();
+            if !info.path.is_fast() {
+                return info;
+            }
+            first.get_or_insert(info);
+        }
+        first.unwrap_or_else(|| {
+            let none = "a balanced channel has no endpoint before its first call";
+            PathInfo::tcp(Reason::new(ReasonCode::Pending, none))
+        })
+    }
+
+    /// The states of all, to wait for what follows those of now.
+    fn states(&self) -> Vec<watch::Receiver<State>> {
+        let of = |member: &Arc<Member>| {
+            let mut state = member.state.clone();
+            state.mark_unchanged();
+            state
+        };
+        self.list().iter().map(of).collect()
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.members.list().retain(|member| !Arc::ptr_eq(member, &self.member));
+        self.members.changed.notify_waiters();
+    }
 }

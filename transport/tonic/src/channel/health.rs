@@ -25,6 +25,7 @@ use tokio::time::Sleep;
 use tonic::body::Body;
 use tower::Service;
 
+use crate::channel::balanced::Membership;
 use crate::channel::{Channel, ResponseFuture};
 use crate::path::reason::Reason;
 
@@ -99,6 +100,7 @@ pub(super) struct Watched {
     health: Arc<Health>,
     /// Set while resting, once the balancer has asked.
     rest: Option<Rest>,
+    _member: Option<Membership>,
 }
 
 /// What a resting endpoint waits for.
@@ -108,10 +110,11 @@ struct Rest {
 }
 
 impl Watched {
-    pub(super) fn new(channel: Channel, group: Arc<Group>) -> Self {
+    pub(super) fn new(channel: Channel, group: Arc<Group>, member: Option<Membership>) -> Self {
         group.change(|counts| counts.all += 1);
         let (resting, failures) = (AtomicBool::new(false), AtomicU32::new(0));
-        Self { channel, health: Arc::new(Health { group, resting, failures }), rest: None }
+        let health = Arc::new(Health { group, resting, failures });
+        Self { channel, health, rest: None, _member: member }
     }
 
     /// Ready when the endpoint may be used.

@@ -242,18 +242,17 @@ impl Channel {
 
     /// The path that a call started now would take, and the reason.
     ///
-    /// A [balanced](Channel::balance_list) channel has no path of its own and answers TCP with the
-    /// reason `pending`.
+    /// That of a [balanced](Channel::balance_list) channel is TCP, with the reason, as long as a
+    /// call to one of its endpoints would take it, and otherwise that of its first endpoint.
     pub fn path(&self) -> PathInfo {
         match &self.0 {
             Kind::One(one) => one.info(),
-            Kind::Balanced(_) => balanced::path(),
+            Kind::Balanced(balanced) => balanced.info(),
         }
     }
 
     /// Waits until the path differs from the one that this clone last returned here (at first, from
-    /// the path when `connect` returned), and returns it. Never resolves on a
-    /// [balanced](Channel::balance_list) channel.
+    /// the path when `connect` returned), and returns it.
     ///
     /// # Cancel safety
     ///
@@ -261,14 +260,14 @@ impl Channel {
     pub async fn path_changed(&mut self) -> PathInfo {
         match &mut self.0 {
             Kind::One(one) => one.changed().await,
-            Kind::Balanced(_) => std::future::pending().await,
+            Kind::Balanced(balanced) => balanced.changed().await,
         }
     }
 
-    /// The pool to send from without a copy: that of the fast path in use. While calls go over TCP,
-    /// and for a [balanced](Channel::balance_list) channel, it is a pool of ordinary memory of the
-    /// same size, so that code that fills buffers needs no branch. Its buffers can be sent over any
-    /// path, with a copy on a fast path.
+    /// The pool to send from without a copy: that of the fast path in use, and for a
+    /// [balanced](Channel::balance_list) channel of the first endpoint that has one. While calls go
+    /// over TCP it is a pool of ordinary memory of the same size, so that code that fills buffers
+    /// needs no branch. Buffers can be sent over any path, with a copy on that of another device.
     ///
     /// Call it for each buffer, since the path may change; the call is cheap.
     pub fn pool(&self) -> Pool {
@@ -277,17 +276,17 @@ impl Channel {
                 State::Up(fast) => fast.pool.clone(),
                 _ => one.context.ordinary_pool(),
             },
-            Kind::Balanced(_) => crate::Context::global().ordinary_pool(),
+            Kind::Balanced(balanced) => balanced.pool(),
         }
     }
 
     /// The context whose devices and pools the channel uses, for instance to
     /// [register](crate::Context::register) memory with them. For a
-    /// [balanced](Channel::balance_list) channel the global one.
+    /// [balanced](Channel::balance_list) channel that of its first endpoint.
     pub fn context(&self) -> crate::Context {
         match &self.0 {
             Kind::One(one) => one.context.clone(),
-            Kind::Balanced(_) => crate::Context::global(),
+            Kind::Balanced(balanced) => balanced.context(),
         }
     }
 

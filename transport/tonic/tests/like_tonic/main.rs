@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod balance_with_dead_endpoints;
+mod balanced_paths;
 mod incoming_ends;
 mod into_tonic;
 mod offer_in_layers;
