@@ -34,6 +34,7 @@ pub struct PoolConfig {
     send: Option<usize>,
     landing: Option<usize>,
     huge_pages: HugePages,
+    lendable: bool,
 }
 
 impl Default for PoolConfig {
@@ -43,6 +44,7 @@ impl Default for PoolConfig {
             send: None,
             landing: None,
             huge_pages: HugePages::default(),
+            lendable: false,
         }
     }
 }
@@ -71,6 +73,15 @@ impl PoolConfig {
     /// Sets which pages to use. Default: transparent huge pages.
     pub fn huge_pages(mut self, pages: HugePages) -> Self {
         self.huge_pages = pages;
+        self
+    }
+
+    /// Whether memory for sending may be [lent](crate::Pool::lend) to processes of this host, where
+    /// the device can do that. It then lies in files that those processes map, read-only and whole:
+    /// **they see everything that is sent from the pool, and whatever was in its buffers before**.
+    /// Default: false.
+    pub fn lendable(mut self, lendable: bool) -> Self {
+        self.lendable = lendable;
         self
     }
 
@@ -145,7 +156,8 @@ impl PoolConfig {
         // A multiple of 64 KiB, the length of many pieces, and of whole huge pages.
         let huge = chunk >= HUGE_PAGE && self.huge_pages != HugePages::Off;
         let chunk = chunk - chunk % if huge { HUGE_PAGE } else { 64 * 1024 };
-        Ok(Sizes { total, send, landing, control, chunk, huge_pages: self.huge_pages })
+        let PoolConfig { huge_pages, lendable, .. } = *self;
+        Ok(Sizes { total, send, landing, control, chunk, huge_pages, lendable })
     }
 }
 
@@ -165,6 +177,8 @@ pub struct Sizes {
     pub chunk: usize,
     /// Which pages the pool uses.
     pub huge_pages: HugePages,
+    /// Whether memory for sending may be lent.
+    pub lendable: bool,
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@
 //! | `pool` | [`Pool`] |
 //! | `buf` | buffers to fill and send, and how to wait for them |
 //! | `named` | memory of the application that a message lands in |
+//! | `lent` | memory for sending that peers of this host read where it lies |
 //! | `landing` | landing memory: allocator, chunks, [`Landed`] bytes |
 //! | `arena` | slots in size classes, and the queue of requests for them |
 //! | `registered` | memory of the application, registered with the device |
@@ -47,6 +48,7 @@ pub mod disk;
 mod error;
 mod landing;
 mod ledger;
+mod lent;
 pub mod memlock;
 mod named;
 mod pool;
@@ -67,6 +69,7 @@ pub use config::{DEFAULT_POOL, MIN_MEMLOCK, MIN_POOL, PoolConfig, Sizes};
 pub use copy::{copy, copy_slice};
 pub use error::{PoolError, RegionError, RegisterError};
 pub use landing::{Landed, LandedReader, Landing, LandingBuf, Reclaim, Window};
+pub use lent::LendableBytes;
 pub use memlock::Memlock;
 pub use named::{InUse, NamedBuffer, NamedGrant, NamedLease, NamedRegistration};
 pub use pool::Pool;

@@ -12,6 +12,7 @@ use crate::config::{PoolConfig, Sizes};
 use crate::error::{PoolError, RegionError};
 use crate::landing::Landing;
 use crate::ledger::{Ledger, unpinning};
+use crate::lent::LendableBytes;
 use crate::memlock::Memlock;
 use crate::registered::{PoolRegistration, freeing};
 use crate::registrar::Registrar;
@@ -140,6 +141,13 @@ impl Pool {
         }
         let found = self.0.ledger.index.find(bytes.as_ptr().addr(), bytes.len())?;
         Some(PinnedBytes::new(bytes.clone(), found))
+    }
+
+    /// Returns the bytes with what a peer of this host needs to read them where they lie. `None` if
+    /// they do not lie in memory of this pool that [may be lent](PoolConfig::lendable), or if peers
+    /// have been lent enough: see [`LendableBytes`].
+    pub fn lend(&self, bytes: &Bytes) -> Option<LendableBytes> {
+        LendableBytes::new(&self.0.ledger, self.resolve(bytes)?)
     }
 
     /// Registers memory of the application with the device, so that any part of it can be sent from

@@ -16,6 +16,9 @@ pub enum Access {
     Local,
     /// As [`Access::Local`], and peers that have the rkey may write to it, too.
     RemoteWrite,
+    /// As [`Access::Local`], and peers that have the rkey may map the file and read it. Asked for
+    /// only if the registrar [lends](Registrar::lends).
+    Lend,
 }
 
 /// Memory to register.
@@ -27,8 +30,8 @@ pub struct Memory {
     pub len: usize,
     /// The access to allow.
     pub access: Access,
-    /// The file that it maps, from the first byte of the file. Given for [`Access::RemoteWrite`] if
-    /// the registrar [wants a file](Registrar::wants_file).
+    /// The file that it maps, from the first byte of the file. Given for [`Access::Lend`],
+    /// and for [`Access::RemoteWrite`] if the registrar [wants a file](Registrar::wants_file).
     pub file: Option<OwnedFd>,
 }
 
@@ -58,6 +61,11 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// Whether memory that peers write to must be a file that they can map: a memfd that can
     /// neither shrink nor grow.
     fn wants_file(&self) -> bool {
+        false
+    }
+
+    /// Whether peers can be lent memory: they map the file that it lies in, and read it there.
+    fn lends(&self) -> bool {
         false
     }
 

@@ -59,6 +59,8 @@ pub struct PoolStats {
     pub leased: usize,
     /// The maximum of `registered` so far.
     pub high_water: usize,
+    /// Of `send`, what peers have been lent.
+    pub lent: usize,
     /// The number of registrations since the pool was made.
     pub registrations: u64,
     /// The number of requests for send memory that had to wait.

@@ -8,8 +8,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf, Bytes};
 
+use crate::error::RegisterError;
 use crate::region::mapping::Mapping;
 use crate::region::page::{HugePages, page};
+use crate::registrar::{HeapRegistrar, Memory, Registrar, Registration};
+
+/// A registrar without a device, whose pools may lend memory.
+#[derive(Debug, Default)]
+pub struct LendingRegistrar(HeapRegistrar);
+
+// SAFETY: the keys belong to no device, so they never work.
+unsafe impl Registrar for LendingRegistrar {
+    fn pins(&self) -> bool {
+        false
+    }
+
+    fn lends(&self) -> bool {
+        true
+    }
+
+    unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
+        assert!(memory.file.is_some() || memory.access != crate::Access::Lend);
+        // SAFETY: the caller's promise.
+        unsafe { self.0.register(memory) }
+    }
+}
 
 /// A file that is mapped twice: once for a reader, as [`Bytes`], and once for a writer, like a
 /// landing chunk that a peer has mapped.

@@ -344,12 +344,7 @@ impl Arenas {
                 usage: self.usage,
             });
         }
-        let made =
-            Mapping::new(bytes, self.ledger.sizes.huge_pages, Place::Any).and_then(|mapping| {
-                Region::new(mapping, None, &*self.ledger.registrar, Access::Local)
-                    .map_err(PoolError::from)
-            });
-        match made {
+        match self.map_region(bytes) {
             Ok(region) => {
                 self.ledger.region_registered(&region);
                 Ok(Arc::new(Arena {
@@ -365,6 +360,20 @@ impl Arenas {
                 Err(error)
             }
         }
+    }
+
+    fn map_region(&self, bytes: usize) -> Result<Region, PoolError> {
+        let (sizes, registrar) = (&self.ledger.sizes, &*self.ledger.registrar);
+        let lends = self.usage == Use::Send && sizes.lendable && registrar.lends();
+        let (mapping, file, access) = match lends {
+            true => {
+                let (mapping, file) = Mapping::lendable(bytes, sizes.huge_pages)
+                    .map_err(|source| PoolError::Map { len: bytes, source })?;
+                (mapping, Some(file), Access::Lend)
+            }
+            false => (Mapping::new(bytes, sizes.huge_pages, Place::Any)?, None, Access::Local),
+        };
+        Ok(Region::new(mapping, file, registrar, access)?)
     }
 
     /// Takes `bytes` of the budget. Removes idle arenas for it, but only if that frees enough.

@@ -244,18 +244,25 @@ pub struct PinnedBytes {
     bytes: Bytes,
     lkey: u32,
     iova: u64,
+    lend_key: Option<u32>,
     /// Application memory stays registered as long as this.
     keep_alive: Option<KeepAlive>,
 }
 
 impl PinnedBytes {
-    pub(crate) fn new(bytes: Bytes, Found { lkey, iova, keep_alive }: Found) -> Self {
-        PinnedBytes { bytes, lkey, iova, keep_alive }
+    pub(crate) fn new(bytes: Bytes, found: Found) -> Self {
+        let Found { lkey, iova, lend_key, keep_alive } = found;
+        PinnedBytes { bytes, lkey, iova, lend_key, keep_alive }
     }
 
     /// The local key of the memory.
     pub fn lkey(&self) -> u32 {
         self.lkey
+    }
+
+    /// The key by which peers can be lent the memory, if they can.
+    pub fn lend_key(&self) -> Option<u32> {
+        self.lend_key
     }
 
     /// The virtual address of the first byte.
@@ -288,7 +295,12 @@ impl PinnedBytes {
         // An empty slice may point anywhere; it is never read.
         let by = bytes.as_ptr().addr().wrapping_sub(self.bytes.as_ptr().addr()) as u64;
         let (iova, keep_alive) = (self.iova.wrapping_add(by), self.keep_alive.clone());
-        PinnedBytes { bytes, lkey: self.lkey, iova, keep_alive }
+        PinnedBytes { bytes, lkey: self.lkey, iova, lend_key: self.lend_key, keep_alive }
+    }
+
+    /// The bytes, which do not keep application memory registered.
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
     }
 
     /// Returns the bytes without the key. They keep the memory registered: what has been found to

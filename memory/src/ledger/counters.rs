@@ -18,6 +18,8 @@ pub(crate) struct Counters {
     pub(crate) pinned: AtomicUsize,
     /// Bytes of the application that are registered.
     pub(crate) application: AtomicUsize,
+    /// Of `send`, what peers have been lent.
+    pub(crate) lent: AtomicUsize,
     pub(crate) registrations: AtomicU64,
     pub(crate) waits: AtomicU64,
 }
@@ -39,6 +41,7 @@ impl Counters {
             filled: self.filled.load(Relaxed),
             held: self.held.load(Relaxed),
             application: self.application.load(Relaxed),
+            lent: self.lent.load(Relaxed),
             registrations: self.registrations.load(Relaxed),
             waits: self.waits.load(Relaxed),
             ..PoolStats::default()

@@ -16,6 +16,8 @@ struct Entry {
     end: usize,
     lkey: u32,
     iova: u64,
+    /// The key by which peers can be lent it.
+    lend_key: Option<u32>,
     /// Application memory. That of the pool is kept alive by the bytes that lie in it; here the
     /// application can have bytes of its own that do not keep the registration.
     application: Option<Weak<dyn Any + Send + Sync>>,
@@ -26,6 +28,8 @@ struct Entry {
 pub(crate) struct Found {
     pub(crate) lkey: u32,
     pub(crate) iova: u64,
+    /// The key by which peers can be lent it.
+    pub(crate) lend_key: Option<u32>,
     /// Of application memory: what keeps it registered.
     pub(crate) keep_alive: Option<KeepAlive>,
 }
@@ -39,7 +43,9 @@ impl Index {
     pub(crate) fn insert(&self, region: &Region) {
         let (start, lkey, iova) = (region.start(), region.lkey(), region.iova());
         let end = start + region.len();
-        let is_new = self.insert_entry(Entry { start, end, lkey, iova, application: None });
+        let lend_key = region.lend_key();
+        let entry = Entry { start, end, lkey, iova, lend_key, application: None };
+        let is_new = self.insert_entry(entry);
         debug_assert!(is_new, "mapped, and in the index already");
     }
 
@@ -52,7 +58,7 @@ impl Index {
     ) -> bool {
         let start = memory.as_ptr().addr();
         let (end, application) = (start + memory.len(), Some(Arc::downgrade(keep_alive)));
-        self.insert_entry(Entry { start, end, lkey, iova, application })
+        self.insert_entry(Entry { start, end, lkey, iova, lend_key: None, application })
     }
 
     fn insert_entry(&self, entry: Entry) -> bool {
@@ -92,7 +98,7 @@ impl Index {
             Some(application) => Some(application.upgrade()?),
         };
         let iova = entry.iova + (start - entry.start) as u64;
-        Some(Found { lkey: entry.lkey, iova, keep_alive })
+        Some(Found { lkey: entry.lkey, iova, lend_key: entry.lend_key, keep_alive })
     }
 }
 

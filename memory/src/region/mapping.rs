@@ -28,7 +28,7 @@ pub(crate) enum Place {
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
-    /// Peers may have mapped it, too.
+    /// Peers may have mapped it, too, and write to it.
     shared: bool,
 }
 
@@ -72,6 +72,21 @@ impl Mapping {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
         // Unknown to kernels before 5.14, which allocate pages on first access.
+        mapping.advise(libc::MADV_POPULATE_WRITE);
+        Ok((mapping, file))
+    }
+
+    /// Maps a new file that peers can map to read it, and that keeps its size and its pages. Only
+    /// this mapping can write to it.
+    pub(crate) fn lendable(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
+        let file = memfd::allocated(c"tonic-rdma-lent", len)?;
+        let mut mapping = Self::map(len, libc::MAP_SHARED, Some(&file), Place::Any)?;
+        mapping.shared = false;
+        if huge != HugePages::Off && len >= HUGE_PAGE {
+            mapping.advise(libc::MADV_HUGEPAGE);
+        }
+        memfd::seal_for_readers(&file)?;
+        // Unknown to kernels before 5.14, which map pages on first access.
         mapping.advise(libc::MADV_POPULATE_WRITE);
         Ok((mapping, file))
     }

@@ -16,14 +16,46 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 /// # Errors
 /// Those of memfd_create(2), ftruncate(2) and fcntl(2).
 pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
-    let size = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
     let file = create(name)?;
     // SAFETY: the descriptor is open.
-    check(unsafe { libc::ftruncate(file.as_raw_fd(), size) })?;
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: the descriptor is open; the argument is a number.
-    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+    check(unsafe { libc::ftruncate(file.as_raw_fd(), size(len)?) })?;
+    seal(&file, 0)?;
     Ok(file)
+}
+
+/// Creates a file of `len` zero bytes that has all of its pages, to be mapped by its maker and then
+/// sealed with [`seal_for_readers`].
+///
+/// # Errors
+/// Those of memfd_create(2) and fallocate(2).
+pub(crate) fn allocated(name: &CStr, len: usize) -> io::Result<OwnedFd> {
+    let file = create(name)?;
+    // SAFETY: the descriptor is open; the arguments are numbers.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, size(len)?) })?;
+    Ok(file)
+}
+
+/// Seals a file so that it keeps its size and its pages, and that nobody can write to it but through
+/// mappings that there are: neither those who get its descriptor, nor by punching holes
+/// (fallocate(2), whose FALLOC_FL_PUNCH_HOLE F_SEAL_FUTURE_WRITE forbids).
+///
+/// # Errors
+/// Those of fcntl(2); EINVAL before Linux 5.1, which does not know the seal.
+pub(crate) fn seal_for_readers(file: &OwnedFd) -> io::Result<()> {
+    seal(file, F_SEAL_FUTURE_WRITE)
+}
+
+/// linux/fcntl.h.
+const F_SEAL_FUTURE_WRITE: libc::c_int = 0x0010;
+
+fn size(len: usize) -> io::Result<libc::off_t> {
+    libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+fn seal(file: &OwnedFd, more: libc::c_int) -> io::Result<()> {
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL | more;
+    // SAFETY: the descriptor is open; the argument is a number.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
 }
 
 fn create(name: &CStr) -> io::Result<OwnedFd> {
@@ -52,6 +84,30 @@ mod tests {
 
     fn errno(result: libc::c_int) -> Option<i32> {
         check(result).err().and_then(|e| e.raw_os_error())
+    }
+
+    #[test]
+    fn readers_cannot_write_and_nobody_can_punch_holes() {
+        let file = allocated(c"test", 8192).unwrap();
+        let map = |prot| {
+            let fd = file.as_raw_fd();
+            // SAFETY: a new mapping, which is not touched.
+            let at =
+                unsafe { libc::mmap(std::ptr::null_mut(), 8192, prot, libc::MAP_SHARED, fd, 0) };
+            (at != libc::MAP_FAILED).then_some(at)
+        };
+        let writable = map(libc::PROT_READ | libc::PROT_WRITE).unwrap();
+        seal_for_readers(&file).unwrap();
+        assert!(map(libc::PROT_READ | libc::PROT_WRITE).is_none());
+        assert!(map(libc::PROT_READ).is_some());
+        // SAFETY: the range is the mapping, and the arguments are numbers.
+        unsafe {
+            let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            let punched = libc::fallocate(file.as_raw_fd(), punch, 0, 8192);
+            assert_eq!(errno(punched), Some(libc::EPERM));
+            assert_eq!(errno(libc::madvise(writable, 8192, libc::MADV_REMOVE)), Some(libc::EPERM));
+            writable.cast::<u8>().write(1);
+        }
     }
 
     #[test]

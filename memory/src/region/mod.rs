@@ -24,6 +24,8 @@ use crate::registrar::{Access, Memory, Registrar, Registration};
 pub(crate) struct Region {
     registration: Box<dyn Registration>,
     mapping: Mapping,
+    /// Peers may be lent it.
+    lendable: bool,
 }
 
 impl std::fmt::Debug for Region {
@@ -48,7 +50,7 @@ impl Region {
         let registration = unsafe {
             registrar.register(Memory { addr: mapping.ptr(), len: mapping.len(), access, file })
         }?;
-        Ok(Region { registration, mapping })
+        Ok(Region { registration, mapping, lendable: access == Access::Lend })
     }
 
     pub(crate) fn lkey(&self) -> u32 {
@@ -57,6 +59,11 @@ impl Region {
 
     pub(crate) fn rkey(&self) -> u32 {
         self.registration.rkey()
+    }
+
+    /// The key by which peers can be lent it.
+    pub(crate) fn lend_key(&self) -> Option<u32> {
+        self.lendable.then(|| self.registration.rkey())
     }
 
     pub(crate) fn iova(&self) -> u64 {

@@ -216,6 +216,20 @@ pub enum Breach {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// LENT of no bytes, with a lease that is not returned, or of more leases than a peer may have
+    /// open.
+    #[error("impossible lease {lease} on {stream}: {why}")]
+    BadLease {
+        /// The stream.
+        stream: StreamId,
+        /// The lease.
+        lease: u32,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// RETURN names a lease that the peer does not have.
+    #[error("RETURN of lease {0}, which is not out")]
+    UnknownLease(u32),
     /// The peer causes more replies than this side queues.
     #[error("more than {0} answers asked for and not collected")]
     Flood(usize),

@@ -37,6 +37,8 @@
 //! | 10 | PING | 0 | token (8) | ACK 1 |
 //! | 11 | GOAWAY | 0 | close code (4), text (0 to 240) | ACK 1 |
 //! | 12 | CLOSE | 0 | close code (4), text (0 to 240) | |
+//! | 13 | LENT | yes | lease (4), key (4), length (4), reserved (4), address (8) | END 1 |
+//! | 14 | RETURN | 0 | lease (4) | |
 //!
 //! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 12,288
 //! bytes, unless it ends with the request, or where the field of the request begins or ends.
@@ -51,6 +53,10 @@
 //! request, but for a GRANT that begins within the field, whose address is any. The begin of a DONE
 //! is the offset of the first byte in a standing grant, and 0 if the grant answered a REQUEST. Both
 //! begins are less than the modulus.
+//!
+//! LENT stands for bytes of the body that lie in memory of the sender, which the receiver has mapped
+//! under that key. They stay as they are until the receiver returns the lease, which it may do long
+//! after the stream has ended. They count in no window.
 //!
 //! Frame types, flags and reserved values that are not in these tables are breaches.
 
@@ -117,6 +123,10 @@ pub enum Frame {
     GoAway { ack: bool, code: u32, text: Bytes },
     /// Ends the connection.
     Close { code: u32, text: Bytes },
+    /// Bytes of the body, in memory of the sender.
+    Lent { stream: u32, end: bool, lease: u32, key: u32, len: u32, addr: u64 },
+    /// The receiver of LENT reads the memory no longer.
+    Return { lease: u32 },
 }
 
 impl Frame {
@@ -139,6 +149,8 @@ impl Frame {
             Frame::Ping { .. } => 10,
             Frame::GoAway { .. } => 11,
             Frame::Close { .. } => 12,
+            Frame::Lent { .. } => 13,
+            Frame::Return { .. } => 14,
         }
     }
 
@@ -151,20 +163,21 @@ impl Frame {
                 Frame::Window { .. }
                 | Frame::Reset { .. }
                 | Frame::Abort { .. }
-                | Frame::Recall { .. } => 4,
+                | Frame::Recall { .. }
+                | Frame::Return { .. } => 4,
                 Frame::Ping { .. } => 8,
                 Frame::Request { .. } => 20,
                 Frame::Done { .. } => 12,
-                Frame::Grant { .. } => 24,
+                Frame::Grant { .. } | Frame::Lent { .. } => 24,
                 Frame::GoAway { text, .. } | Frame::Close { text, .. } => 4 + text.len(),
             }
     }
 }
 
 fn kind_name(kind: u8) -> &'static str {
-    const NAMES: [&str; 13] = [
+    const NAMES: [&str; 15] = [
         "?", "HEADERS", "DATA", "WINDOW", "RESET", "REQUEST", "GRANT", "DONE", "ABORT", "RECALL",
-        "PING", "GOAWAY", "CLOSE",
+        "PING", "GOAWAY", "CLOSE", "LENT", "RETURN",
     ];
     NAMES.get(usize::from(kind)).copied().unwrap_or("unknown")
 }
@@ -255,13 +268,20 @@ impl<'a> Composer<'a> {
                 }
                 self.put(&addr.to_le_bytes());
             }
+            Frame::Lent { stream, end, lease, key, len: lent, addr } => {
+                self.header(kind, u8::from(*end) * END, len, *stream);
+                for word in [*lease, *key, *lent, 0] {
+                    self.put(&word.to_le_bytes());
+                }
+                self.put(&addr.to_le_bytes());
+            }
             Frame::Done { stream, end, id, len: written, begin } => {
                 self.header(kind, u8::from(*end) * END, len, *stream);
                 for word in [*id, *written, *begin] {
                     self.put(&word.to_le_bytes());
                 }
             }
-            Frame::Abort { id } | Frame::Recall { id } => {
+            Frame::Abort { id } | Frame::Recall { id } | Frame::Return { lease: id } => {
                 self.header(kind, 0, len, 0);
                 self.put(&id.to_le_bytes());
             }
@@ -379,7 +399,7 @@ impl Reader {
         };
         let len = usize::from(u16::from_le_bytes([l0, l1]));
         let stream = u32::from_le_bytes([s0, s1, s2, s3]);
-        if kind == 0 || kind > 12 {
+        if kind == 0 || kind > 14 {
             return Err(Breach::UnknownFrame(kind));
         }
         let Some(mut p) = rest.get(..len) else {
@@ -391,7 +411,7 @@ impl Reader {
         };
         let allowed = match kind {
             1 => END | MORE | INDEXED | LANDS,
-            2 | 7 => END,
+            2 | 7 | 13 => END,
             10 | 11 => ACK,
             _ => 0,
         };
@@ -399,16 +419,16 @@ impl Reader {
         if flags & !allowed != 0 || excluded {
             return Err(Breach::UnknownFlags { frame: kind_name(kind), flags });
         }
-        let on_stream = matches!(kind, 1..=5 | 7);
+        let on_stream = matches!(kind, 1..=5 | 7 | 13);
         if kind != 6 && on_stream != (stream != 0) {
             return Err(Breach::StreamField { frame: kind_name(kind), id: stream });
         }
         let exact = match kind {
-            3 | 4 | 8 | 9 => Some(4),
+            3 | 4 | 8 | 9 | 14 => Some(4),
             5 => Some(20),
             7 => Some(12),
             10 => Some(8),
-            6 => Some(24),
+            6 | 13 => Some(24),
             11 | 12 if !(4..=4 + MAX_TEXT).contains(&len) => Some(4),
             _ => None,
         };
@@ -458,7 +478,16 @@ impl Reader {
             9 => Frame::Recall { id: p.get_u32_le() },
             10 => Frame::Ping { ack: flags & ACK != 0, token: p.get_u64_le() },
             11 => Frame::GoAway { ack: flags & ACK != 0, code: p.get_u32_le(), text: bytes(4) },
-            _ => Frame::Close { code: p.get_u32_le(), text: bytes(4) },
+            12 => Frame::Close { code: p.get_u32_le(), text: bytes(4) },
+            13 => {
+                let (lease, key, len, reserved) =
+                    (p.get_u32_le(), p.get_u32_le(), p.get_u32_le(), p.get_u32_le());
+                if reserved != 0 {
+                    return Err(Breach::Reserved("LENT frame"));
+                }
+                Frame::Lent { stream, end, lease, key, len, addr: p.get_u64_le() }
+            }
+            _ => Frame::Return { lease: p.get_u32_le() },
         }))
     }
 }
@@ -495,6 +524,8 @@ mod tests {
             Frame::Ping { ack: true, token: 7 },
             Frame::GoAway { ack: false, code: 0, text: text.clone() },
             Frame::Close { code: 1, text },
+            Frame::Lent { stream: 1, end: true, lease: 4, key: 5, len: 6, addr: 1 << 50 },
+            Frame::Return { lease: 4 },
         ]
     }
 
@@ -547,8 +578,8 @@ mod tests {
     #[test]
     fn breaches_are_named() {
         let mut m = compose(&[Frame::Abort { id: 1 }]);
-        m[8] = 13;
-        assert_eq!(read(m).unwrap_err(), Breach::UnknownFrame(13));
+        m[8] = 15;
+        assert_eq!(read(m).unwrap_err(), Breach::UnknownFrame(15));
         let mut m = compose(&[Frame::Abort { id: 1 }]);
         m[9] = 1;
         assert_eq!(read(m).unwrap_err(), Breach::UnknownFlags { frame: "ABORT", flags: 1 });

@@ -35,9 +35,9 @@
 //! properly.
 
 /// The lowest protocol version that this crate speaks.
-pub const VERSION_MIN: u8 = 2;
+pub const VERSION_MIN: u8 = 3;
 /// The highest protocol version that this crate speaks.
-pub const VERSION_MAX: u8 = 2;
+pub const VERSION_MAX: u8 = 3;
 /// Bytes of a hello and of an accept.
 pub const HELLO_LEN: usize = 56;
 /// Bytes of a reject.
@@ -402,7 +402,7 @@ mod tests {
         (data[6], data[7]) = (9, 12);
         assert_eq!(
             Hello::decode(&data).unwrap_err().to_string(),
-            "peer speaks protocol versions 9 to 12, this side 2 to 2"
+            "peer speaks protocol versions 9 to 12, this side 3 to 3"
         );
         let mut data = hello().encode();
         data[28..32].copy_from_slice(&u32::MAX.to_le_bytes());

@@ -37,6 +37,8 @@ pub struct Payload {
     /// The index of the first segment that has not been taken completely.
     first: usize,
     len: usize,
+    /// A segment may be lent.
+    lendable: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,6 +47,8 @@ struct Segment {
     pinned: bool,
     /// The receiver wants it to land at an aligned address.
     aligned: bool,
+    /// It may be lent, so that it does not land.
+    lendable: bool,
 }
 
 /// The segment that determines the address at which a payload lands.
@@ -69,14 +73,21 @@ impl Payload {
     /// Appends a segment. `pinned` means that it lies in memory that the device can read; otherwise
     /// it is staged.
     pub fn push(&mut self, bytes: Bytes, pinned: bool) {
-        self.push_segment(Segment { bytes, pinned, aligned: false });
+        self.push_segment(Segment { bytes, pinned, aligned: false, lendable: false });
     }
 
     /// As [`Payload::push`]. The longest of the segments appended this way lands with its first
     /// byte at a multiple of the alignment that the receiver requires
     /// ([`Config::align`](crate::Config::align)).
     pub fn push_aligned(&mut self, bytes: Bytes, pinned: bool) {
-        self.push_segment(Segment { bytes, pinned, aligned: true });
+        self.push_segment(Segment { bytes, pinned, aligned: true, lendable: false });
+    }
+
+    /// As [`Payload::push`], or [`Payload::push_aligned`], for bytes that the driver may be able to
+    /// lend: see [`Connection::poll_lend`](crate::Connection::poll_lend).
+    pub fn push_lendable(&mut self, bytes: Bytes, pinned: bool, aligned: bool) {
+        self.lendable |= !bytes.is_empty();
+        self.push_segment(Segment { bytes, pinned, aligned, lendable: true });
     }
 
     fn push_segment(&mut self, segment: Segment) {
@@ -101,11 +112,46 @@ impl Payload {
         self.segments.into_iter().skip(self.first).map(|segment| segment.bytes)
     }
 
+    /// Whether a segment may be lent.
+    pub(crate) fn has_lendable(&self) -> bool {
+        self.lendable
+    }
+
+    /// The segments that may be lent, each for itself, and what lies between them. All but the last
+    /// are followed by more.
+    pub(crate) fn into_parts(self) -> SmallVec<[Payload; 3]> {
+        let mut parts = SmallVec::<[Payload; 3]>::new();
+        for segment in self.segments.into_iter().skip(self.first) {
+            let lendable = segment.lendable;
+            match parts.last_mut().filter(|part| !lendable && !part.lendable) {
+                Some(part) => part.push_segment(segment),
+                None => {
+                    let mut part = Payload { lendable, ..Payload::default() };
+                    part.push_segment(segment);
+                    parts.push(part);
+                }
+            }
+        }
+        parts
+    }
+
+    /// What is not lent after all.
+    pub(crate) fn not_lendable(mut self) -> Self {
+        self.lendable = false;
+        self.segments.iter_mut().for_each(|segment| segment.lendable = false);
+        self
+    }
+
+    /// The bytes of the first segment.
+    pub(crate) fn first_bytes(&self) -> Option<&Bytes> {
+        self.segments.get(self.first).map(|segment| &segment.bytes)
+    }
+
     /// The longest aligned segment, or the longest of all if none is aligned; the first of several.
     pub(crate) fn lead(&self) -> Option<Lead> {
         let mut at = 0;
         let mut longest: Option<Lead> = None;
-        for Segment { bytes, pinned, aligned } in self.segments.iter().skip(self.first) {
+        for Segment { bytes, pinned, aligned, .. } in self.segments.iter().skip(self.first) {
             let (source, len) = (bytes.as_ptr() as usize as u64, bytes.len() as u64);
             if longest.is_none_or(|lead| (lead.aligned, lead.len) < (*aligned, len)) {
                 longest = Some(Lead { at, source, pinned: *pinned, aligned: *aligned, len });

@@ -23,7 +23,7 @@ impl Connection {
     /// would hold memory that the one in front may be waiting for.
     pub(super) fn prepare_bulk(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        if matches!(stream.out.front(), None | Some(Out::Eager { .. })) {
+        if matches!(stream.out.front(), None | Some(Out::Eager { .. } | Out::Lend(_))) {
             return;
         }
         let (mut asked, mut waiting) = (false, false);
@@ -32,7 +32,7 @@ impl Connection {
         for out in stream.out.iter_mut().take(MAX_PREPARED) {
             let bulk = match out {
                 Out::Headers { .. } => continue,
-                Out::Eager { .. } => break,
+                Out::Eager { .. } | Out::Lend(_) => break,
                 Out::Bulk(bulk) => bulk,
             };
             if !bulk.prepared {

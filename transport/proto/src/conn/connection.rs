@@ -10,6 +10,7 @@ use super::credits::Credits;
 use super::grants::Grants;
 use super::heartbeat::{Beat, Heartbeat};
 use super::id_map::Ids;
+use super::lend::Leases;
 use super::reset_limit::ResetLimit;
 use super::stream::{Out, PeerGrant, RecvHalf, SendHalf, Stream};
 use super::types::{Event, Pending, Side, Stats};
@@ -87,6 +88,7 @@ pub struct Connection {
     pub(super) landing_queue: VecDeque<usize>,
     /// Streams that want memory which this side names.
     pub(super) named_queue: VecDeque<usize>,
+    pub(super) leases: Leases,
     /// The peer's standing grants that are not bound to a transfer.
     pub(super) standing: Vec<PeerGrant>,
     /// The peer's grants that this side has not ended, with their streams; 0 for standing grants,
@@ -146,6 +148,7 @@ impl Connection {
             grants: Grants::new(&config, now),
             landing_queue: VecDeque::new(),
             named_queue: VecDeque::new(),
+            leases: Leases::default(),
             standing: Vec::new(),
             peer_grants: BTreeMap::new(),
             greeting_done: false,

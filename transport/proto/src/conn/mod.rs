@@ -13,6 +13,7 @@
 //! | `landing` | receiving by WRITE: grants to the peer |
 //! | `named` | receiving by WRITE into memory that this side names |
 //! | `bulk` | sending by WRITE: grants of the peer |
+//! | `lend` | sending without a WRITE: bytes that the peer reads where they lie |
 //! | `phase` | the address in landing memory at which a message begins |
 //! | `recall` | recalling grants before they are used |
 //! | `answer_clock` | the clock of answers that the peer owes |
@@ -58,6 +59,7 @@ mod grants;
 mod heartbeat;
 mod id_map;
 mod landing;
+mod lend;
 mod named;
 mod output;
 mod phase;
@@ -76,6 +78,6 @@ mod write_order;
 pub use self::connection::Connection;
 pub use self::id_map::{IdHasher, StreamMap};
 pub use self::types::{
-    Event, Flow, GrantMemory, LandingWant, NamedWant, Pending, Room, SendError, Side, Stats,
-    Transmit, Unsent, WantKey, Write,
+    Event, Flow, GrantMemory, LandingWant, LentPlace, NamedWant, Pending, Room, SendError, Side,
+    Stats, Transmit, Unsent, WantKey, Write,
 };

@@ -4,11 +4,11 @@ use bytes::Bytes;
 
 use super::answer_clock::PendingAnswer;
 use super::connection::Connection;
-use super::stream::{Bulk, Out, RecvHalf, SendHalf};
+use super::stream::{Bulk, DroppedOutput, Out, RecvHalf, SendHalf};
 use super::types::{Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
 use crate::hello::Settings;
-use crate::ids::{GrantId, ResetCode, StreamId};
+use crate::ids::{ResetCode, StreamId};
 use crate::payload::Payload;
 
 /// Queued bytes of a stream from which on the driver should wait before queueing more.
@@ -98,7 +98,6 @@ impl Connection {
         if len > limit {
             return Err(SendError::TooLong { len, limit });
         }
-        let eager = payload.len() <= self.eager_limit();
         let stream = &mut self.streams[key];
         if end {
             stream.send = SendHalf::Ending;
@@ -107,16 +106,26 @@ impl Connection {
         }
         stream.queued += payload.len();
         stream.full |= stream.queued >= HIGH_WATER_MARK;
-        stream.out.push_back(if eager {
-            Out::Eager { payload, end }
+        if payload.has_lendable() {
+            self.queue_lendable(key, payload, end);
         } else {
-            Out::Bulk(Box::new(Bulk::new(payload, end, self.peer.align)))
-        });
-        if !eager {
-            self.prepare_bulk(key);
+            let out = self.piece(payload, end);
+            let is_bulk = matches!(out, Out::Bulk(_));
+            self.streams[key].out.push_back(out);
+            if is_bulk {
+                self.prepare_bulk(key);
+            }
         }
         self.mark_send(key);
         Ok(())
+    }
+
+    /// A piece of a body that goes by SEND, or by WRITE if it is longer than a SEND.
+    pub(super) fn piece(&self, payload: Payload, end: bool) -> Out {
+        match payload.len() <= self.eager_limit() {
+            true => Out::Eager { payload, end },
+            false => Out::Bulk(Box::new(Bulk::new(payload, end, self.peer.align))),
+        }
     }
 
     /// Ends this side's half of the stream after the queued output.
@@ -157,12 +166,12 @@ impl Connection {
         if stream.send == SendHalf::Reset || stream.recv == RecvHalf::Discarding {
             return;
         }
-        let grants = stream.drop_output();
+        let dropped = stream.drop_output();
         // Data that the peer still sends is discarded.
         stream.peer_requests.clear();
         stream.send = stream.send.reset_by_us();
         stream.recv = stream.recv.reset_by_us();
-        self.abort_all(grants);
+        self.give_up(dropped);
         if id.0 > self.last_known {
             // The peer does not know the stream.
             self.remove(key);
@@ -181,20 +190,24 @@ impl Connection {
             return Vec::new();
         };
         let stream = &mut self.streams[key];
-        let (mut unsent, mut grants) = (Vec::new(), Vec::new());
+        let (mut unsent, mut dropped) = (Vec::new(), DroppedOutput::default());
         for (place, out) in stream.out.drain(..).enumerate() {
             match out {
                 Out::Headers { .. } if place == 0 => {}
                 Out::Headers { block, .. } => unsent.push(Unsent::Trailers(block)),
                 Out::Eager { payload, .. } => unsent.push(Unsent::Data(payload)),
                 Out::Bulk(bulk) => {
-                    grants.extend(bulk.grants.iter().map(|grant| grant.id));
+                    dropped.grants.extend(bulk.grants.iter().map(|grant| grant.id));
                     unsent.push(Unsent::Data(bulk.payload));
+                }
+                Out::Lend(lend) => {
+                    dropped.leases.extend(lend.place.map(|place| place.lease));
+                    unsent.push(Unsent::Data(lend.payload));
                 }
             }
         }
-        grants.extend(stream.drop_output());
-        self.abort_all(grants);
+        dropped.grants.extend(stream.drop_output().grants);
+        self.give_up(dropped);
         unsent
     }
 
@@ -209,9 +222,12 @@ impl Connection {
         }
     }
 
-    pub(super) fn abort_all(&mut self, grants: Vec<GrantId>) {
-        for grant in grants {
+    pub(super) fn give_up(&mut self, dropped: DroppedOutput) {
+        for grant in dropped.grants {
             self.abort_grant(grant);
+        }
+        for lease in dropped.leases {
+            self.lease_ended(lease);
         }
     }
 
@@ -240,7 +256,7 @@ impl Connection {
                     self.push_control(Frame::Window { stream: id.0, increment });
                 }
             }
-            Flow::Window | Flow::Named => {}
+            Flow::Window | Flow::Named | Flow::Lent => {}
         }
     }
 

@@ -113,7 +113,7 @@ impl Connection {
         self.peer_grants.insert(id, stream.id);
         let in_front = stream.out.iter().skip(place).any(|out| match out {
             Out::Bulk(bulk) => bulk.grants.front().is_some_and(|grant| grant.standing),
-            Out::Headers { .. } | Out::Eager { .. } => false,
+            Out::Headers { .. } | Out::Eager { .. } | Out::Lend(_) => false,
         });
         let Some(Out::Bulk(bulk)) = stream.out.get_mut(place) else { return };
         let Some(grant) = bulk.grants.get_mut(at) else { return };

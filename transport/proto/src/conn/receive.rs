@@ -7,7 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::connection::{Connection, Phase};
 use super::credits::Returned;
 use super::stream::{PeerGrant, RecvHalf, SendHalf};
-use super::types::{Event, Side};
+use super::types::{Event, LentPlace, Side};
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Frame, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
@@ -113,6 +113,13 @@ impl Connection {
                 self.on_done(key, id, begin, len, end, now)?;
                 self.on_end(key, end)
             }
+            Frame::Lent { stream, end, lease, key: memory, len, addr } => {
+                let key = self.sending_peer_stream(name, stream)?;
+                self.check_body(name, key)?;
+                self.on_lent(key, LentPlace { lease, key: memory, addr }, len, end)?;
+                self.on_end(key, end)
+            }
+            Frame::Return { lease } => self.on_return(lease),
             Frame::Abort { id } => self.on_abort(id),
             Frame::Recall { id } => {
                 self.on_recall(id);
@@ -283,12 +290,12 @@ impl Connection {
         stream.peer_requests.clear();
         let owes = stream.open_grants > 0;
         stream.block = BytesMut::new();
-        let grants = stream.drop_output();
+        let dropped = stream.drop_output();
         let answer = !stream.send.is_done();
         if answer {
             stream.send = SendHalf::Reset;
         }
-        self.abort_all(grants);
+        self.give_up(dropped);
         if answer {
             self.n_answers += 1;
             self.push_control(Frame::Reset { stream: id, code: ResetCode::CANCEL.0 });

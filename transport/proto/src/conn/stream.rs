@@ -33,6 +33,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::answer_clock::PendingAnswer;
 use super::phase::{self, Modulus};
+use super::types::LentPlace;
 use crate::ids::GrantId;
 use crate::payload::{Field, Payload};
 
@@ -138,6 +139,25 @@ pub(super) enum Out {
     },
     /// Boxed, because most elements are small ones of the other kinds.
     Bulk(Box<Bulk>),
+    /// Bytes that may be lent.
+    Lend(Box<Lend>),
+}
+
+/// Bytes that may be lent, or are.
+#[derive(Debug)]
+pub(super) struct Lend {
+    /// One segment.
+    pub(super) payload: Payload,
+    pub(super) end: bool,
+    /// Where they lie, once they are.
+    pub(super) place: Option<LentPlace>,
+}
+
+/// What was left of a stream's output, and has to be given up.
+#[derive(Debug, Default)]
+pub(super) struct DroppedOutput {
+    pub(super) grants: Vec<GrantId>,
+    pub(super) leases: Vec<u32>,
 }
 
 /// A DONE to be sent after its last WRITE.
@@ -319,21 +339,24 @@ impl Stream {
             Out::Bulk(bulk) => {
                 bulk.grants.iter().position(|grant| grant.id.0 == id).map(|at| (place, at))
             }
-            Out::Headers { .. } | Out::Eager { .. } => None,
+            Out::Headers { .. } | Out::Eager { .. } | Out::Lend(_) => None,
         })
     }
 
-    /// Drops all output. Returns the grants that must be aborted.
-    pub(super) fn drop_output(&mut self) -> Vec<GrantId> {
-        let mut grants: Vec<GrantId> = self.dones.drain(..).map(|a| a.grant).collect();
+    /// Drops all output. Returns what must be given up.
+    pub(super) fn drop_output(&mut self) -> DroppedOutput {
+        let grants = self.dones.drain(..).map(|a| a.grant).collect();
+        let mut dropped = DroppedOutput { grants, leases: Vec::new() };
         for out in self.out.drain(..) {
-            if let Out::Bulk(bulk) = out {
-                grants.extend(bulk.grants.iter().map(|g| g.id));
+            match out {
+                Out::Bulk(bulk) => dropped.grants.extend(bulk.grants.iter().map(|g| g.id)),
+                Out::Lend(lend) => dropped.leases.extend(lend.place.map(|place| place.lease)),
+                Out::Headers { .. } | Out::Eager { .. } => {}
             }
         }
         self.requests.clear();
         self.queued = 0;
         self.urgent_grants = 0;
-        grants
+        dropped
     }
 }

@@ -25,6 +25,8 @@ pub enum Flow {
     Bulk,
     /// Not at all: they lie in memory that this side has named for them.
     Named,
+    /// Not at all: they lie in memory of the peer, which has lent it.
+    Lent,
 }
 
 /// An event for the driver.
@@ -72,6 +74,25 @@ pub enum Event {
         flow: Flow,
         /// The peer's half has ended.
         end: bool,
+    },
+    /// Body bytes in memory of the peer; counted as [`Flow::Lent`]. The driver calls
+    /// [`Connection::return_lease`](super::Connection::return_lease) once nobody reads them any
+    /// longer.
+    Lent {
+        /// The stream.
+        stream: StreamId,
+        /// Where they lie.
+        place: LentPlace,
+        /// Number of bytes: at least 1.
+        len: u32,
+        /// The peer's half has ended.
+        end: bool,
+    },
+    /// A lease that the driver has [provided](super::Connection::provide_lent) has ended: the peer
+    /// has returned it, or was never told of it.
+    LeaseEnded {
+        /// Its number.
+        lease: u32,
     },
     /// Landing memory was returned unused, or for a stream that is no longer read.
     Returned {
@@ -147,6 +168,17 @@ pub struct GrantMemory {
     pub rkey: u32,
     /// Bytes.
     pub len: u32,
+}
+
+/// Where lent bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LentPlace {
+    /// The number of the lease among those of its owner that have not ended.
+    pub lease: u32,
+    /// The key of the memory.
+    pub key: u32,
+    /// The address of the first byte, with that key.
+    pub addr: u64,
 }
 
 /// The purpose for which landing memory is wanted.
@@ -273,6 +305,10 @@ pub struct Stats {
     pub long_writes_in_phase: u64,
     /// Body bytes received by WRITE.
     pub write_received: u64,
+    /// Body bytes lent to the peer.
+    pub lent: u64,
+    /// Body bytes that the peer has lent.
+    pub borrowed: u64,
     /// Number of times that output had to wait for a credit.
     pub credit_waits: u64,
     /// Grants given.
@@ -283,9 +319,10 @@ impl Stats {
     /// Minimum length of a long WRITE in bytes.
     pub const LONG_WRITE: usize = 4096;
 
-    /// Body bytes sent and received by either method.
+    /// Body bytes sent and received by any method.
     pub fn body_bytes(&self) -> u64 {
-        self.eager_sent + self.eager_received + self.write_sent + self.write_received
+        let sent = self.eager_sent + self.write_sent + self.lent;
+        sent + self.eager_received + self.write_received + self.borrowed
     }
 }
 

@@ -121,7 +121,7 @@ fn malformed() -> Vec<Case> {
             raw(p, CLIENT, 12, 0, 0, 3, &[0; 3])
         }),
         case(CLIENT, Breach::UnknownFrame(0), |p| raw(p, CLIENT, 0, 0, 0, 0, &[])),
-        case(SERVER, Breach::UnknownFrame(13), |p| raw(p, SERVER, 13, 0, 0, 0, &[])),
+        case(SERVER, Breach::UnknownFrame(15), |p| raw(p, SERVER, 15, 0, 0, 0, &[])),
         case(CLIENT, Breach::UnknownFlags { frame: "DATA", flags: 2 }, |p| {
             raw(p, CLIENT, 2, 2, 1, 0, &[])
         }),
@@ -456,6 +456,32 @@ fn transfers() -> Vec<Case> {
     ]
 }
 
+fn lent(p: &mut Pair, len: u32, addr: u64) {
+    let frame = Frame::Lent { stream: 1, end: false, lease: 4, key: 7, len, addr };
+    p.inject(CLIENT, &[head(1), frame]);
+}
+
+fn leases() -> Vec<Case> {
+    let bad = |why| Breach::BadLease { stream: stream(1), lease: 4, why };
+    vec![
+        case(CLIENT, bad("no bytes"), |p| lent(p, 0, 0)),
+        case(CLIENT, bad("reaches past the end of the address space"), |p| {
+            lent(p, 9, u64::MAX - 8)
+        }),
+        case(CLIENT, bad("longer than any message"), |p| {
+            lent(p, u32::try_from(small().max_message + 1).unwrap(), 0)
+        }),
+        case(CLIENT, bad("its number is in use"), |p| {
+            lent(p, 1, 0);
+            let frame = Frame::Lent { stream: 1, end: false, lease: 4, key: 7, len: 1, addr: 9 };
+            p.inject(CLIENT, &[frame]);
+        }),
+        case(CLIENT, Breach::UnknownLease(3), |p| {
+            p.inject(CLIENT, &[head(1), Frame::Return { lease: 3 }]);
+        }),
+    ]
+}
+
 /// The match is exhaustive, so that a new variant does not compile without a case here.
 fn name(breach: &Breach) -> &'static str {
     match breach {
@@ -497,17 +523,19 @@ fn name(breach: &Breach) -> &'static str {
         Breach::RequestField { .. } => "RequestField",
         Breach::DoneBegin { .. } => "DoneBegin",
         Breach::UnexpectedPong => "UnexpectedPong",
+        Breach::BadLease { .. } => "BadLease",
+        Breach::UnknownLease(_) => "UnknownLease",
     }
 }
 
 fn all() -> Vec<Case> {
-    [malformed(), connection(), streams(), transfers()].into_iter().flatten().collect()
+    [malformed(), connection(), streams(), transfers(), leases()].into_iter().flatten().collect()
 }
 
 #[test]
 fn every_breach_has_a_case() {
     let names: BTreeSet<&str> = all().iter().map(|case| name(&case.breach)).collect();
-    assert_eq!(names.len(), 33);
+    assert_eq!(names.len(), 35);
 }
 
 #[test]

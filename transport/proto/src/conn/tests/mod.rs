@@ -15,6 +15,7 @@
 //! | `breach` | every breach by name |
 //! | `model` | random operations against a model of bytes per stream |
 //! | `tables` | the transition tables, every state with every event |
+//! | `lend` | bytes that are lent, with `loans` |
 //! | `resets` | streams that are opened and reset |
 //! | `hostile` | random bytes and altered messages |
 
@@ -24,6 +25,8 @@ mod bulk;
 mod calls;
 mod cancel;
 mod hostile;
+mod lend;
+mod loans;
 mod model;
 mod named;
 mod pair;

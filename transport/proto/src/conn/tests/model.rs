@@ -28,6 +28,7 @@ enum Op {
         place: usize,
         len: usize,
         pinned: bool,
+        lend: bool,
         last: bool,
     },
     Trailers {
@@ -62,6 +63,11 @@ enum Op {
         one_in: usize,
     },
     Shrink(usize),
+    /// The end keeps what it is lent, or returns it.
+    Keep {
+        end: usize,
+        keeps: bool,
+    },
     Advance(u64),
     GoAway(usize),
 }
@@ -104,9 +110,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         4 => (prop_oneof![0..100usize, 100..5000usize], any::<bool>(), naming())
             .prop_map(|(block, end, naming)| Op::Open { block, end, naming }),
-        8 => (end.clone(), any::<Index>(), (0..40usize, place), len, any::<bool>(), prop::bool::weighted(0.2)).prop_map(
-            |(end, stream, (front, place), len, pinned, last)| {
-                Op::Send { end, stream, front, place, len, pinned, last }
+        8 => (end.clone(), any::<Index>(), (0..40usize, place), len, any::<(bool, bool)>(), prop::bool::weighted(0.2)).prop_map(
+            |(end, stream, (front, place), len, (pinned, lend), last)| {
+                Op::Send { end, stream, front, place, len, pinned, lend, last }
             }
         ),
         2 => (end.clone(), any::<Index>(), 0..3000usize)
@@ -121,6 +127,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => end.clone().prop_map(Op::Recall),
         2 => (end.clone(), 1..4usize).prop_map(|(end, one_in)| Op::RecallGrants { end, one_in }),
         1 => end.clone().prop_map(Op::Shrink),
+        1 => (end.clone(), any::<bool>()).prop_map(|(end, keeps)| Op::Keep { end, keeps }),
         1 => (1..1000u64).prop_map(Op::Advance),
     ];
     let ops = prop::collection::vec(op, 1..60);
@@ -219,7 +226,7 @@ impl Model {
                     (half.blocks, half.ended) = (1, *end);
                 }
             }
-            Op::Send { end, stream, front, place, len, pinned, last } => {
+            Op::Send { end, stream, front, place, len, pinned, lend, last } => {
                 let Some(id) = self.pick(p, *end, stream) else { return };
                 // A response begins with its head.
                 if *end == SERVER && self.half(id, SERVER).blocks == 0 {
@@ -231,7 +238,10 @@ impl Model {
                 let (front, bytes) = (pattern(!seed, *front), pattern_at(*place, seed, *len));
                 let mut payload = Payload::new();
                 payload.push(front.clone(), !pinned);
-                payload.push_aligned(bytes.clone(), *pinned);
+                match lend {
+                    true => payload.push_lendable(bytes.clone(), *pinned, true),
+                    false => payload.push_aligned(bytes.clone(), *pinned),
+                }
                 if p.ends[*end].conn.send_payload(id, payload, *last).is_ok() {
                     // Named memory lies where the application has it.
                     if *end == CLIENT || !p.ends[CLIENT].naming.contains_key(&id.get()) {
@@ -285,6 +295,7 @@ impl Model {
                 p.ends[*end].conn.recall_grants(|memory| memory % one_in == 0);
             }
             Op::Shrink(end) => p.ends[*end].shrink(),
+            Op::Keep { end, keeps } => p.ends[*end].loans.keeps = *keeps,
             Op::Advance(millis) => p.advance(Duration::from_millis(*millis)),
             Op::GoAway(end) => p.ends[*end].conn.go_away(CloseCode::Ok, "enough"),
         }
@@ -342,6 +353,7 @@ impl Model {
     /// Ends all halves. Everything that was not reset must have arrived.
     fn finish(mut self, p: &mut Pair) {
         for end in 0..2 {
+            p.ends[end].loans.keeps = false;
             for id in std::mem::take(&mut p.ends[end].stalled) {
                 p.ends[end].read(StreamId(id));
             }
@@ -414,6 +426,7 @@ proptest! {
         for (end, (budget, copy_out, slots, staging, room)) in p.ends.iter_mut().zip(machines) {
             end.memory.budget = budget;
             end.copy_out = copy_out;
+            end.loans.limit = budget;
             end.limit(slots, staging, 16 << 10, room);
         }
         let mut model = Model::default();
@@ -429,6 +442,7 @@ proptest! {
     fn the_same_operations_give_the_same_bytes(ops in ops(), config in configs()) {
         let run = || {
             let mut p = Pair::new(config.clone(), config.clone(), 64 << 10);
+            p.ends.iter_mut().for_each(|end| end.loans.limit = 300_000);
             let mut model = Model::default();
             for op in &ops {
                 model.apply(&mut p, op);

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::super::connection::Phase;
 use super::super::*;
+use super::loans::Loans;
 use crate::config::Config;
 use crate::frame::{Composer, Frame, Reader};
 use crate::ids::{ResetCode, StreamId};
@@ -161,6 +162,7 @@ pub(super) struct End {
     pub(super) naming: BTreeMap<u32, Naming>,
     /// Wants of named memory that are answered the next time.
     late: Vec<NamedWant>,
+    pub(super) loans: Loans,
     pub(super) error: Option<crate::Breach>,
 }
 
@@ -230,7 +232,7 @@ pub(super) fn head(stream: u32) -> Frame {
 }
 
 impl End {
-    fn new(conn: Connection, budget: usize) -> Self {
+    fn new(conn: Connection, budget: usize, loans: Loans) -> Self {
         let config = &conn.config;
         End {
             posted: (0..config.recv_slots).map(|_| config.rest_slot_size()).collect(),
@@ -259,6 +261,7 @@ impl End {
             refuses: false,
             naming: BTreeMap::new(),
             late: Vec::new(),
+            loans,
             error: None,
         }
     }
@@ -362,6 +365,15 @@ impl End {
                 app.unread.push_back((len, flow, kept));
                 self.read(stream);
             }
+            Event::Lent { stream, place, len, end } => {
+                let bytes = self.loans.borrow(place, len);
+                let app = self.streams.get_mut(&stream.get()).expect("lent before it was opened");
+                assert!(!app.ended && app.reset.is_none(), "lent after the end");
+                app.ended = end;
+                app.body.extend_from_slice(&bytes);
+                app.landed.push((len, Flow::Lent));
+            }
+            Event::LeaseEnded { lease } => self.loans.ended(lease),
             Event::Returned { memory } => self.memory.free(memory),
             Event::Reset { stream, code } => {
                 let app = self.app_mut(stream);
@@ -392,6 +404,12 @@ impl End {
     pub(super) fn unstall(&mut self, id: StreamId) {
         self.stalled.remove(&id.get());
         self.read(id);
+    }
+
+    /// Decides about what may be lent, and returns what was.
+    pub(super) fn lend(&mut self) {
+        self.loans.lend(&mut self.conn);
+        self.loans.give_back(&mut self.conn);
     }
 
     fn name(&mut self, want: NamedWant, most: u32) {
@@ -438,11 +456,12 @@ impl Pair {
         server.check().unwrap();
         let now = Instant::now();
         let (to_server, to_client) = (client.settings(), server.settings());
+        let [lender, borrower] = Loans::pair();
         Pair {
             now,
             ends: [
-                End::new(Connection::client(client, to_client, now), budget),
-                End::new(Connection::server(server, to_server, now), budget),
+                End::new(Connection::client(client, to_client, now), budget, lender),
+                End::new(Connection::server(server, to_server, now), budget, borrower),
             ],
             to: [VecDeque::new(), VecDeque::new()],
             hold: [false; 2],
@@ -479,6 +498,7 @@ impl Pair {
         let mut posted = false;
         self.ends[end].take_events();
         self.ends[end].grant();
+        self.ends[end].lend();
         while let Some(wire) = self.transmit(end) {
             self.to[1 - end].push_back(wire);
             posted = true;
@@ -734,6 +754,7 @@ impl Pair {
     /// All streams have ended, and all resources have been returned.
     pub(super) fn assert_clean(&mut self) {
         for end in &mut self.ends {
+            end.loans.keeps = false;
             for id in std::mem::take(&mut end.stalled) {
                 end.read(StreamId(id));
             }
@@ -748,12 +769,15 @@ impl Pair {
             assert_eq!(end.conn.pending(), Pending::default(), "end {at}: {end:?}");
             assert_eq!(end.memory.used, 0, "end {at}: landing memory is lost");
             assert_eq!((end.slots, end.staging, end.room), end.full, "end {at}");
+            end.loans.assert_clean();
             let c = &end.conn;
             assert!(
                 c.control.is_empty()
                     && c.events.is_empty()
                     && c.landing_queue.is_empty()
-                    && c.named_queue.is_empty(),
+                    && c.named_queue.is_empty()
+                    && c.leases.queue.is_empty()
+                    && c.leases() == (0, 0),
                 "end {at}"
             );
             assert!(!c.has_output() && c.ids.is_empty() && c.standing.is_empty(), "end {at}");

@@ -1,0 +1,117 @@
+//! Bytes that a peer of this host reads where they lie.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+
+use crate::buf::PinnedBytes;
+use crate::ledger::Ledger;
+
+/// Bytes of a pool that may be lent to a peer, or are: until this is dropped they do not return to
+/// the pool, and count as lent.
+///
+/// All that is lent of a pool is at most three quarters of its memory for sending, so that peers
+/// that keep it for long leave some: what exceeds that is copied.
+#[derive(Debug)]
+pub struct LendableBytes {
+    bytes: PinnedBytes,
+    key: u32,
+    counted: Counted,
+}
+
+#[derive(Debug)]
+struct Counted {
+    len: usize,
+    ledger: Arc<Ledger>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.ledger.counters.lent.fetch_sub(self.len, Relaxed);
+    }
+}
+
+impl LendableBytes {
+    pub(crate) fn new(ledger: &Arc<Ledger>, bytes: PinnedBytes) -> Option<Self> {
+        let (key, len) = (bytes.lend_key()?, bytes.len());
+        let limit = ledger.sizes.send / 4 * 3;
+        let lent = ledger.counters.lent.fetch_add(len, Relaxed);
+        // Uncounted when it is dropped.
+        let counted = Counted { len, ledger: ledger.clone() };
+        (lent.saturating_add(len) <= limit).then_some(LendableBytes { bytes, key, counted })
+    }
+
+    /// The key of the memory.
+    pub fn key(&self) -> u32 {
+        self.key
+    }
+
+    /// The address of the first byte, with that key.
+    pub fn addr(&self) -> u64 {
+        self.bytes.iova()
+    }
+
+    /// The number of bytes: at least 1.
+    pub fn len(&self) -> usize {
+        self.counted.len
+    }
+
+    /// Whether there are no bytes: never.
+    pub fn is_empty(&self) -> bool {
+        self.counted.len == 0
+    }
+
+    /// The bytes. They keep the memory, but do not count as lent.
+    pub fn bytes(&self) -> &Bytes {
+        self.bytes.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::test_util::LendingRegistrar;
+    use crate::{HeapRegistrar, Pool, PoolConfig};
+
+    fn pool(lendable: bool) -> Pool {
+        let config = PoolConfig::default().total(16 << 20).send(4 << 20).lendable(lendable);
+        Pool::new(config, std::sync::Arc::new(LendingRegistrar::default())).unwrap()
+    }
+
+    fn filled(pool: &Pool, len: usize) -> bytes::Bytes {
+        let mut buf = pool.try_alloc(len).unwrap();
+        buf.resize_zeroed(len);
+        buf.freeze()
+    }
+
+    #[test]
+    fn three_quarters_of_the_send_memory_may_be_lent() {
+        let pool = pool(true);
+        let all: Vec<_> = (0..4).map(|_| filled(&pool, 1 << 20)).collect();
+        let mut lent: Vec<_> = all.iter().map(|bytes| pool.lend(bytes)).collect();
+        assert_eq!(lent.iter().filter(|lent| lent.is_some()).count(), 3);
+        assert_eq!(pool.stats().lent, 3 << 20);
+        // What is lent stays in use, whatever becomes of the bytes.
+        drop(all);
+        assert_eq!(pool.stats().send, 3 << 20);
+        lent.clear();
+        assert_eq!((pool.stats().lent, pool.stats().send), (0, 0));
+    }
+
+    #[test]
+    fn only_memory_that_peers_can_map_is_lent() {
+        let (plain, lendable) = (pool(false), pool(true));
+        assert!(plain.lend(&filled(&plain, 4096)).is_none(), "not asked for");
+        assert!(lendable.lend(&filled(&plain, 4096)).is_none(), "another pool's");
+        assert!(lendable.lend(&bytes::Bytes::from(vec![0; 4096])).is_none());
+        let device = std::sync::Arc::new(HeapRegistrar::default());
+        let cannot = Pool::new(PoolConfig::default().lendable(true), device).unwrap();
+        assert!(cannot.lend(&filled(&cannot, 4096)).is_none(), "the device cannot lend");
+        let bytes = filled(&lendable, 8192);
+        let part = lendable.lend(&bytes.slice(100..200)).unwrap();
+        assert_eq!((part.len(), part.bytes().as_ptr()), (100, bytes[100..].as_ptr()));
+        let whole = lendable.lend(&bytes).unwrap();
+        assert_eq!(part.addr() - whole.addr(), 100);
+        assert_eq!(part.key(), whole.key());
+    }
+}

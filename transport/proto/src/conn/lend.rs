@@ -1,0 +1,184 @@
+//! Sending without a WRITE: bytes that lie in memory which the peer has mapped, and reads there.
+//!
+//! The driver says which bytes of a piece may be lent
+//! ([`Payload::push_lendable`](crate::Payload::push_lendable)). They are an element of their own in
+//! the output of the stream:
+//!
+//! | the bytes are | on | next |
+//! |---|---|---|
+//! | queued | [`Connection::provide_lent`] with a place | lent, and told with LENT in their turn |
+//! | queued | [`Connection::provide_lent`] without one | sent as any other bytes |
+//! | lent, not told | the stream is reset, or taken back | [`Event::LeaseEnded`] |
+//! | told | RETURN | [`Event::LeaseEnded`] |
+//! | told | the end of the connection | the driver's: it keeps them as long as the peer may read them |
+//!
+//! Leases are bounded by number at the receiver, and in bytes by the driver of the owner, whose
+//! memory they are: what it does not lend is copied, into landing memory that the windows bound. So
+//! a reader that keeps what it was lent costs its peer the zero copy, and nothing else.
+
+use std::collections::{HashSet, VecDeque};
+use std::hash::BuildHasherDefault;
+
+use bytes::Bytes;
+
+use super::connection::Connection;
+use super::id_map::IdHasher;
+use super::stream::{Lend, Out, RecvHalf};
+use super::types::{Event, LentPlace};
+use crate::error::Breach;
+use crate::frame::Frame;
+use crate::ids::StreamId;
+use crate::payload::Payload;
+
+/// Maximum number of leases that a side has of the other, and so may be told of.
+pub(super) const MAX_LEASES: usize = 4096;
+
+type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;
+
+/// What the sides have lent each other.
+#[derive(Debug, Default)]
+pub(super) struct Leases {
+    /// Streams with bytes for which the driver decides; each as often as it has some.
+    pub(super) queue: VecDeque<u32>,
+    /// Leases that were provided, and have not ended.
+    out: usize,
+    /// Those of them that the peer was told of.
+    pub(super) lent: LeaseSet,
+    /// Leases that the peer has given, and that are not returned.
+    borrowed: LeaseSet,
+}
+
+impl Connection {
+    /// Queues a piece with bytes that may be lent.
+    pub(super) fn queue_lendable(&mut self, key: usize, payload: Payload, end: bool) {
+        let parts = payload.into_parts();
+        let last = parts.len().saturating_sub(1);
+        for (at, payload) in parts.into_iter().enumerate() {
+            let end = end && at == last;
+            let out = match payload.has_lendable() {
+                true => {
+                    self.leases.queue.push_back(self.streams[key].id);
+                    Out::Lend(Box::new(Lend { payload, end, place: None }))
+                }
+                false => self.piece(payload, end),
+            };
+            self.streams[key].out.push_back(out);
+        }
+        self.prepare_bulk(key);
+    }
+
+    /// Returns the next bytes that may be lent. The driver answers with
+    /// [`provide_lent`](Self::provide_lent) before it calls this again.
+    pub fn poll_lend(&mut self) -> Option<(StreamId, Bytes)> {
+        while let Some(&id) = self.leases.queue.front() {
+            if let Some(bytes) = self.undecided(id).and_then(|lend| lend.payload.first_bytes()) {
+                return Some((StreamId(id), bytes.clone()));
+            }
+            // The output of the stream has been dropped.
+            self.leases.queue.pop_front();
+        }
+        None
+    }
+
+    fn undecided(&mut self, id: u32) -> Option<&mut Lend> {
+        let &key = self.ids.get(&id)?;
+        self.streams[key].out.iter_mut().find_map(|out| match out {
+            Out::Lend(lend) if lend.place.is_none() => Some(&mut **lend),
+            _ => None,
+        })
+    }
+
+    /// Lends what [`poll_lend`](Self::poll_lend) has returned, or has it sent in another way. From
+    /// here to [`Event::LeaseEnded`] with the number of the lease, or to the end of the connection,
+    /// the bytes must not change. Only if [`may_lend`](Self::may_lend).
+    pub fn provide_lent(&mut self, id: StreamId, place: Option<LentPlace>) {
+        self.leases.queue.pop_front();
+        self.leases.out += usize::from(place.is_some());
+        let key = self.ids.get(&id.0).copied();
+        let undecided = |out: &Out| matches!(out, Out::Lend(lend) if lend.place.is_none());
+        let at = key.and_then(|key| self.streams[key].out.iter().position(undecided));
+        match (key.zip(at), place) {
+            (Some((key, at)), Some(_)) => {
+                if let Out::Lend(lend) = &mut self.streams[key].out[at] {
+                    lend.place = place;
+                }
+                self.mark_send(key);
+            }
+            (Some((key, at)), None) => {
+                if let Some(Out::Lend(lend)) = self.streams[key].out.remove(at) {
+                    let out = self.piece(lend.payload.not_lendable(), lend.end);
+                    self.streams[key].out.insert(at, out);
+                }
+                self.prepare_bulk(key);
+                self.mark_send(key);
+            }
+            (None, Some(LentPlace { lease, .. })) => self.lease_ended(lease),
+            (None, None) => {}
+        }
+    }
+
+    /// Whether the peer may be told of one more lease.
+    pub fn may_lend(&self) -> bool {
+        self.is_live() && self.leases.out < MAX_LEASES
+    }
+
+    pub(super) fn lease_ended(&mut self, lease: u32) {
+        self.leases.out -= 1;
+        self.events.push_back(Event::LeaseEnded { lease });
+    }
+
+    /// Returns a lease of [`Event::Lent`]: nobody reads the bytes any longer. Does nothing if it
+    /// has been returned.
+    pub fn return_lease(&mut self, lease: u32) {
+        if self.leases.borrowed.remove(&lease) {
+            self.push_control(Frame::Return { lease });
+        }
+    }
+
+    /// The number of leases that have not ended: this side's, and the peer's.
+    pub fn leases(&self) -> (usize, usize) {
+        (self.leases.out, self.leases.borrowed.len())
+    }
+
+    pub(super) fn on_lent(
+        &mut self,
+        key: usize,
+        place: LentPlace,
+        len: u32,
+        end: bool,
+    ) -> Result<(), Breach> {
+        let (stream, lease) = (StreamId(self.streams[key].id), place.lease);
+        let bad = |why| Err(Breach::BadLease { stream, lease, why });
+        if len == 0 {
+            return bad("no bytes");
+        }
+        if u64::from(len) > self.config.max_message {
+            return bad("longer than any message");
+        }
+        if place.addr.checked_add(len.into()).is_none() {
+            return bad("reaches past the end of the address space");
+        }
+        if self.leases.borrowed.len() >= MAX_LEASES {
+            return bad("too many that are not returned");
+        }
+        if !self.leases.borrowed.insert(lease) {
+            return bad("its number is in use");
+        }
+        self.stats.borrowed += u64::from(len);
+        if self.streams[key].recv == RecvHalf::Discarding {
+            self.n_answers += 1;
+            self.return_lease(lease);
+        } else {
+            self.events.push_back(Event::Lent { stream, place, len, end });
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_return(&mut self, lease: u32) -> Result<(), Breach> {
+        if !self.leases.lent.remove(&lease) {
+            return Err(Breach::UnknownLease(lease));
+        }
+        self.lease_ended(lease);
+        Ok(())
+    }
+}

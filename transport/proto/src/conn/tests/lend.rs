@@ -1,0 +1,175 @@
+//! Bytes that are lent instead of sent.
+
+use super::super::lend::MAX_LEASES;
+use super::super::*;
+use super::pair::*;
+use crate::config::Config;
+use crate::error::Breach;
+use crate::ids::{ResetCode, StreamId};
+use crate::payload::Payload;
+
+const FIELD: usize = 300_000;
+
+/// A message with a field of `len` bytes between short ones, which may be lent.
+fn message(seed: u32, len: usize) -> (Payload, Vec<u8>) {
+    let (head, field, tail) = (pattern(!seed, 12), pattern(seed, len), pattern(seed + 7, 9));
+    let mut payload = Payload::new();
+    payload.push(head.clone(), false);
+    payload.push_lendable(field.clone(), true, true);
+    payload.push(tail.clone(), false);
+    (payload, [&head[..], &field[..], &tail[..]].concat())
+}
+
+/// A pair whose client lends up to `limit` bytes.
+fn lending(limit: usize) -> Pair {
+    let mut p = Pair::small();
+    p.ends[CLIENT].loans.limit = limit;
+    p
+}
+
+fn send(p: &mut Pair, seed: u32, end: bool) -> (StreamId, Vec<u8>) {
+    let id = p.open("head", false);
+    let (payload, bytes) = message(seed, FIELD);
+    p.client().send_payload(id, payload, end).unwrap();
+    (id, bytes)
+}
+
+fn flows(p: &Pair, id: StreamId) -> Vec<Flow> {
+    p.ends[SERVER].app(id).landed.iter().map(|(_, flow)| *flow).collect()
+}
+
+#[test]
+fn a_field_is_lent_and_nothing_else_is_needed() {
+    let mut p = lending(1 << 20);
+    let (id, bytes) = send(&mut p, 1, true);
+    p.settle();
+    let app = p.ends[SERVER].app(id);
+    assert!(app.ended && app.body == bytes);
+    assert_eq!(app.landed, [(FIELD as u32, Flow::Lent)]);
+    let frames = ["LENT", "REQUEST", "DONE"].map(|frame| p.count(CLIENT, frame));
+    assert_eq!((frames, p.count(SERVER, "RETURN"), p.count(SERVER, "GRANT")), ([1, 0, 0], 1, 0));
+    assert_eq!(p.ends[SERVER].memory.peak, 0, "no landing memory");
+    let stats = [p.client().stats(), p.server().stats()];
+    assert_eq!([stats[0].lent, stats[1].borrowed], [FIELD as u64; 2]);
+    p.answer(id, pattern(1, 10));
+    p.assert_clean();
+}
+
+/// A reader that keeps what it was lent makes its peer copy, and blocks nothing.
+#[test]
+fn a_reader_that_keeps_leases_makes_the_sender_write() {
+    let mut p = lending(2 * FIELD);
+    p.ends[SERVER].loans.keeps = true;
+    let sent: Vec<_> = (0..4).map(|n| send(&mut p, n, true)).collect();
+    p.settle();
+    for (id, bytes) in &sent {
+        assert!(p.ends[SERVER].app(*id).body == *bytes);
+    }
+    assert_eq!(flows(&p, sent[1].0), [Flow::Lent]);
+    assert!(!flows(&p, sent[2].0).contains(&Flow::Lent));
+    assert_eq!(p.client().leases(), (2, 0));
+    p.ends[SERVER].loans.keeps = false;
+    p.settle();
+    assert_eq!((p.client().leases(), p.server().leases()), ((0, 0), (0, 0)));
+    let (id, _) = send(&mut p, 9, true);
+    p.settle();
+    assert_eq!(flows(&p, id), [Flow::Lent], "again, once they are back");
+    for (id, _) in sent.into_iter().chain([(id, Vec::new())]) {
+        p.answer(id, pattern(1, 10));
+    }
+    p.assert_clean();
+}
+
+/// The reader keeps the bytes longer than the call.
+#[test]
+fn leases_outlive_their_streams() {
+    let mut p = lending(1 << 20);
+    p.ends[SERVER].loans.keeps = true;
+    let (id, _) = send(&mut p, 1, true);
+    p.settle();
+    p.answer(id, pattern(2, 10));
+    p.settle();
+    assert_eq!((p.client().pending().streams, p.client().leases()), (0, (1, 0)));
+    p.ends[SERVER].loans.keeps = false;
+    p.assert_clean();
+    assert_eq!(p.client().leases(), (0, 0));
+}
+
+#[test]
+fn a_reset_ends_leases_that_the_peer_was_not_told_of() {
+    let mut p = lending(1 << 20);
+    let id = p.open("head", false);
+    p.settle();
+    // Its turn comes behind eager data for which there is no window.
+    p.ends[SERVER].stalled.insert(id.get());
+    let window = Config::default().stream_window.max(small().stream_window) as usize;
+    for _ in 0..window / 1000 + 2 {
+        p.client().send_data(id, pattern(3, 1000), false, false).unwrap();
+    }
+    let (payload, _) = message(1, FIELD);
+    p.client().send_payload(id, payload, false).unwrap();
+    p.settle();
+    assert_eq!((p.client().leases(), p.count(CLIENT, "LENT")), ((1, 0), 0));
+    p.client().reset(id, ResetCode::CANCEL);
+    p.settle();
+    assert_eq!((p.client().leases(), p.count(CLIENT, "LENT")), ((0, 0), 0));
+    p.assert_clean();
+}
+
+/// LENT is under way when the server resets the stream.
+#[test]
+fn what_nobody_reads_returns_at_once() {
+    let mut p = lending(1 << 20);
+    let id = p.open("head", false);
+    p.settle();
+    let (payload, _) = message(1, FIELD);
+    p.client().send_payload(id, payload, true).unwrap();
+    p.drive(CLIENT);
+    p.server().reset(id, ResetCode::CANCEL);
+    p.settle();
+    assert_eq!((p.count(CLIENT, "LENT"), p.count(SERVER, "RETURN")), (1, 1));
+    p.assert_clean();
+}
+
+/// A call that the peer never knew of is sent on another connection: with the bytes.
+#[test]
+fn withdrawn_output_has_the_bytes() {
+    let mut p = lending(1 << 20);
+    let (id, bytes) = send(&mut p, 1, false);
+    p.ends[CLIENT].lend();
+    assert_eq!(p.client().leases(), (1, 0));
+    let unsent = p.client().withdraw(id);
+    let all: Vec<u8> = unsent
+        .into_iter()
+        .flat_map(|unsent| match unsent {
+            Unsent::Data(payload) => payload.into_segments().collect::<Vec<_>>().concat(),
+            Unsent::Trailers(_) => panic!("no trailers were queued"),
+        })
+        .collect();
+    assert_eq!(all, bytes);
+    p.client().reset(id, ResetCode::CANCEL);
+    p.settle();
+    assert_eq!(p.client().leases(), (0, 0));
+    p.assert_clean();
+}
+
+#[test]
+fn leases_are_counted_and_each_has_its_number() {
+    let mut p = Pair::small();
+    p.inject(CLIENT, &[head(1)]);
+    let server = p.server();
+    let key = server.ids[&1];
+    let lent = |server: &mut Connection, lease| {
+        server.on_lent(key, LentPlace { lease, key: 7, addr: 0 }, 1, false)
+    };
+    for lease in 0..MAX_LEASES as u32 {
+        lent(server, lease).unwrap();
+    }
+    let refused = lent(server, u32::MAX);
+    assert!(matches!(refused, Err(Breach::BadLease { why: "too many that are not returned", .. })));
+    server.return_lease(5);
+    server.return_lease(5);
+    let refused = lent(server, 6);
+    assert!(matches!(refused, Err(Breach::BadLease { why: "its number is in use", .. })));
+    lent(server, 5).unwrap();
+}
