@@ -471,11 +471,6 @@ fn leases() -> Vec<Case> {
         case(CLIENT, bad("longer than any message"), |p| {
             lent(p, u32::try_from(small().max_message + 1).unwrap(), 0)
         }),
-        case(CLIENT, bad("its number is in use"), |p| {
-            lent(p, 1, 0);
-            let frame = Frame::Lent { stream: 1, end: false, lease: 4, key: 7, len: 1, addr: 9 };
-            p.inject(CLIENT, &[frame]);
-        }),
         case(CLIENT, Breach::UnknownLease(3), |p| {
             p.inject(CLIENT, &[head(1), Frame::Return { lease: 3 }]);
         }),
