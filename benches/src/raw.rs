@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use bytes::{BufMut, Bytes};
 use tonic_rdma::FabricKind;
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, Posted, ShmAccess, ShmAddr, Work,
+    Addr, AnyLink, Completion, Fabric, Lending, Link, LinkConfig, Posted, ShmAccess, ShmAddr, Work,
     WriteSource,
 };
 use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
@@ -132,7 +132,9 @@ pub async fn serve(
     ready: impl FnOnce(String),
 ) -> anyhow::Result<()> {
     let (fabric, at): (Fabric, Addr) = match kind {
-        FabricKind::Shm => (Fabric::shm(ShmAccess::SameUser)?, ShmAddr::unique().into()),
+        FabricKind::Shm => {
+            (Fabric::shm(ShmAccess::SameUser, Lending::Off)?, ShmAddr::unique().into())
+        }
         _ => (Fabric::at(addr.ip())?, SocketAddr::new(addr.ip(), 0).into()),
     };
     let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
@@ -176,9 +178,10 @@ impl Raw {
     /// The connection fails.
     pub async fn connect(kind: FabricKind, server_addr: &str) -> anyhow::Result<Self> {
         let (fabric, addr): (Fabric, Addr) = match kind {
-            FabricKind::Shm => {
-                (Fabric::shm(ShmAccess::SameUser)?, server_addr.parse::<ShmAddr>()?.into())
-            }
+            FabricKind::Shm => (
+                Fabric::shm(ShmAccess::SameUser, Lending::Off)?,
+                server_addr.parse::<ShmAddr>()?.into(),
+            ),
             _ => {
                 let addr: SocketAddr = server_addr.parse()?;
                 (Fabric::toward(addr, None, TIMEOUT).await?, addr.into())

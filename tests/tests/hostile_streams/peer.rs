@@ -9,7 +9,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic_rdma::{Pool, PoolConfig};
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, ShmAccess, Work, WriteSource,
+    Addr, AnyLink, Completion, Fabric, Lending, Link, LinkConfig, LinkError, ShmAccess, Work,
+    WriteSource,
 };
 use tonic_rdma_proto::frame::{Composer, Frame, Reader};
 use tonic_rdma_proto::{Accept, Config, Hello};
@@ -52,7 +53,7 @@ pub(crate) struct Ended(pub(crate) String);
 
 impl Peer {
     pub(crate) async fn connect(server: SocketAddr) -> Self {
-        let fabric = Fabric::shm(ShmAccess::SameUser).unwrap();
+        let fabric = Fabric::shm(ShmAccess::SameUser, Lending::Off).unwrap();
         let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
         let grant = request_grant(server, "shm").await;
         let Some(Offered::Shm(shm)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };

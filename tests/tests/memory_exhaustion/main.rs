@@ -13,7 +13,7 @@ use greedy_peer::GreedyPeer;
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Channel, Context, FabricKind, Path, PoolConfig, PoolStats};
-use tonic_rdma_fabric::{Fabric, ShmAccess};
+use tonic_rdma_fabric::{Fabric, Lending, ShmAccess};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::{Client, client_of};
 use tonic_rdma_tests::load::{poll_until, wait_for_path, with_timeout};
@@ -70,7 +70,7 @@ impl TestServer {
     }
 
     async fn greedy_peer(&self, path: &str, deadline: Option<&str>) -> GreedyPeer {
-        let fabric = Fabric::shm(ShmAccess::SameUser).unwrap();
+        let fabric = Fabric::shm(ShmAccess::SameUser, Lending::Off).unwrap();
         GreedyPeer::connect(self.at, "shm", &fabric, path, deadline).await
     }
 

@@ -11,8 +11,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, Posted, ShmAccess, ShmAddr,
-    Work, WriteSource,
+    Addr, AnyLink, Completion, Fabric, Lending, Link, LinkConfig, LinkError, Posted, ShmAccess,
+    ShmAddr, Work, WriteSource,
 };
 use tonic_rdma_memory::{Pool, PoolConfig};
 
@@ -28,7 +28,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         ["serve", "shm"] => {
             let name = ShmAddr::unique();
             println!("{}", name.name());
-            serve(Fabric::shm(ShmAccess::SameUser)?, name.into()).await
+            serve(Fabric::shm(ShmAccess::SameUser, Lending::Off)?, name.into()).await
         }
         ["serve", addr] => {
             let addr: SocketAddr = addr.parse()?;
@@ -37,7 +37,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         [addr] => match addr.parse::<SocketAddr>() {
             Ok(addr) => measure(Fabric::toward(addr, None, TIMEOUT).await?, addr.into()).await,
             Err(_) => {
-                measure(Fabric::shm(ShmAccess::SameUser)?, addr.parse::<ShmAddr>()?.into()).await
+                measure(
+                    Fabric::shm(ShmAccess::SameUser, Lending::Off)?,
+                    addr.parse::<ShmAddr>()?.into(),
+                )
+                .await
             }
         },
         _ => Err("usage: perf [serve] ADDRESS:PORT, perf serve shm, perf NAME".into()),

@@ -28,6 +28,25 @@ impl ShmAccess {
     }
 }
 
+/// To which processes of this host memory for sending is lent: they map all of it, read-only, and
+/// read messages where the sender has them.
+///
+/// They see what the sender writes there at any time: every message to anybody, and what was in the
+/// buffers before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Lending {
+    /// To none: every message is copied once. The default.
+    #[default]
+    Off,
+    /// To those of this process's effective user. They could read its memory in other ways
+    /// (ptrace(2)), unless the system forbids that.
+    SameUser,
+    /// To one process, the first that a message goes to, of whatever user. All others get copies,
+    /// also when it has ended. For memory that holds nothing but what is meant for that process.
+    OneProcess,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,7 +15,7 @@
 //! | [`error`] | [`FabricError`], [`ConnectError`], [`LinkError`]: whose fault, which verb, what to do |
 //! | [`device`] | [`DeviceInfo`]: what a device says about itself |
 //! | [`provider`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
-//! | [`access`] | [`ShmAccess`]: the users with whom memory is shared |
+//! | [`access`] | [`ShmAccess`], [`Lending`]: the processes with which memory is shared |
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
 //! | [`timer`] | [`Timer`]: a timer that costs nothing while it waits |
 //! | [`wake_gate`] | [`WakeGate`]: skips polling a future until its waker fires |
@@ -101,13 +101,13 @@ mod atomics {
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
-pub use access::ShmAccess;
+pub use access::{Lending, ShmAccess};
 pub use addr::{Addr, BadShmAddr, ShmAddr};
 pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
 pub use host_snapshot::HostSnapshot;
 pub use link::{
-    Caps, Completion, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource,
+    Caps, Completion, Lent, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource,
 };
 pub use log_throttle::LogThrottle;
 pub use provider::{AnyLink, Connected, Fabric, Incoming, Listener};

@@ -1,10 +1,10 @@
 //! The connected queue pair: what a driver posts, what it gets back, and within which limits.
 
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tonic_rdma_memory::{PinnedBuf, PinnedBytes, Pool};
+use tonic_rdma_memory::{LendableBytes, PinnedBuf, PinnedBytes, Pool};
 
 use crate::error::LinkError;
 pub use crate::peer::PeerInfo;
@@ -250,6 +250,17 @@ pub enum Work {
     },
 }
 
+/// Bytes that are lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lent {
+    /// The number of the lease among those of the lending end.
+    pub lease: u32,
+    /// The key of the memory.
+    pub key: u32,
+    /// The address of the first byte, with that key.
+    pub addr: u64,
+}
+
 /// The state of a work request when [`Link::queue`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -337,6 +348,45 @@ pub trait Link: Send + 'static {
     /// [`LinkError::Misuse`] for a key that this device does not have. Any other error: the link is
     /// dead.
     fn share(&mut self, rkey: u32) -> Result<(), LinkError>;
+
+    /// Whether [`lend`](Link::lend) may ever give a lease.
+    fn may_lend(&self) -> bool {
+        false
+    }
+
+    /// Lends bytes to the peer, which reads them where they lie once a SEND has told it of the
+    /// lease. They stay as they are until [`end_lease`](Link::end_lease), or, where the link is
+    /// dropped before, until the peer reads nothing of this link any more. `None`: not these, or not
+    /// yet; they have to be sent.
+    ///
+    /// # Errors
+    /// The link is dead.
+    fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
+        drop(bytes);
+        Ok(None)
+    }
+
+    /// The peer has returned a lease, or was never told of it.
+    fn end_lease(&mut self, lease: u32) {
+        let _ = lease;
+    }
+
+    /// Bytes that the peer has lent, as a received message says. **The peer may write to them**, so
+    /// they are treated as bytes that have landed. The lease is to be returned when the last part of
+    /// them was dropped: see [`take_returned`](Link::take_returned).
+    ///
+    /// # Errors
+    /// [`LinkError::Breach`] if the peer has lent no such memory; the link lives on.
+    fn borrow(&mut self, lent: Lent, len: u32) -> Result<Bytes, LinkError> {
+        let (what, peer) = (format!("{len} bytes are lent: {lent:?}"), self.peer().clone());
+        Err(LinkError::Breach { what, peer: Box::new(peer) })
+    }
+
+    /// Moves to `out` the peer's leases of which nothing is read any longer. `waker` is woken when
+    /// there are some again.
+    fn take_returned(&mut self, waker: &Waker, out: &mut Vec<u32>) {
+        let _ = (waker, out);
+    }
 
     /// Hands all queued work to the device in one batch. Does nothing when none is queued.
     ///

@@ -8,16 +8,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tonic_rdma_memory::{Pool, Registrar};
+use bytes::Bytes;
+use tonic_rdma_memory::{LendableBytes, Pool, Registrar};
 
-use crate::access::ShmAccess;
+use crate::access::{Lending, ShmAccess};
 use crate::addr::Addr;
 use crate::device::DeviceInfo;
 use crate::error::{ConnectError, FabricError, LinkError};
-use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
+use crate::link::{Caps, Completion, Lent, Link, LinkConfig, PeerInfo, Posted, Work};
 use crate::never::Never;
 use crate::self_test::SelfTest;
 #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -177,12 +178,12 @@ impl Fabric {
     /// # Errors
     /// [`FabricError::Platform`] where there is no such thing: other systems than Linux, and builds
     /// without the feature `shm`.
-    pub fn shm(access: ShmAccess) -> Result<Fabric, FabricError> {
+    pub fn shm(access: ShmAccess, lending: Lending) -> Result<Fabric, FabricError> {
         #[cfg(all(target_os = "linux", feature = "shm"))]
-        return Ok(Fabric::Shm(ShmDevice::new(access)));
+        return Ok(Fabric::Shm(ShmDevice::new(access, lending)));
         #[cfg(not(all(target_os = "linux", feature = "shm")))]
         {
-            let _ = access;
+            let _ = (access, lending);
             Err(FabricError::Platform)
         }
     }
@@ -510,6 +511,21 @@ impl Link for AnyLink {
     }
     fn share(&mut self, rkey: u32) -> Result<(), LinkError> {
         dispatch!(AnyLink, self, l => l.share(rkey))
+    }
+    fn may_lend(&self) -> bool {
+        dispatch!(AnyLink, self, l => l.may_lend())
+    }
+    fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
+        dispatch!(AnyLink, self, l => l.lend(bytes))
+    }
+    fn end_lease(&mut self, lease: u32) {
+        dispatch!(AnyLink, self, l => l.end_lease(lease))
+    }
+    fn borrow(&mut self, lent: Lent, len: u32) -> Result<Bytes, LinkError> {
+        dispatch!(AnyLink, self, l => l.borrow(lent, len))
+    }
+    fn take_returned(&mut self, waker: &Waker, out: &mut Vec<u32>) {
+        dispatch!(AnyLink, self, l => l.take_returned(waker, out))
     }
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {
         dispatch!(AnyLink, self, l => l.ring_doorbell())

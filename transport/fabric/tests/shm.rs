@@ -10,8 +10,8 @@ use std::time::Duration;
 use common::*;
 use tonic_rdma_fabric::shm::{ShmDevice, ShmStats};
 use tonic_rdma_fabric::{
-    Addr, AnyLink, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, ShmAccess, Verb,
-    Work, WriteSource,
+    Addr, AnyLink, ConnectError, Fabric, FabricError, Lending, Link, LinkConfig, LinkError,
+    ShmAccess, Verb, Work, WriteSource,
 };
 
 /// A side; links that the test makes from now on have this busy-poll limit.
@@ -24,7 +24,7 @@ fn polling(limit: Duration) -> Side {
 const LIMIT: Duration = Duration::from_millis(2);
 
 fn sharing(access: ShmAccess) -> Side {
-    Side::new(Fabric::Shm(ShmDevice::new(access)))
+    Side::new(Fabric::Shm(ShmDevice::new(access, Lending::Off)))
 }
 
 fn side() -> Side {

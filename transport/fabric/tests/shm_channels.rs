@@ -16,10 +16,10 @@ use common::stranger::*;
 use common::*;
 use rustix::fs::{FallocateFlags, fallocate};
 use tonic_rdma_fabric::shm::ShmStats;
-use tonic_rdma_fabric::{Addr, AnyLink, Fabric, LinkError, Listener, ShmAccess};
+use tonic_rdma_fabric::{Addr, AnyLink, Fabric, Lending, LinkError, Listener, ShmAccess};
 
 fn side() -> Side {
-    Side::new(Fabric::shm(ShmAccess::SameUser).unwrap())
+    Side::new(Fabric::shm(ShmAccess::SameUser, Lending::Off).unwrap())
 }
 
 fn stats(end: &End) -> ShmStats {

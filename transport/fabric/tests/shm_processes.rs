@@ -16,7 +16,9 @@ use common::process::{self, Process};
 use common::stranger::{Stranger, TAIL, WAITING, ring_message};
 use common::*;
 use tonic_rdma_fabric::shm::ShmDevice;
-use tonic_rdma_fabric::{Addr, Fabric, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource};
+use tonic_rdma_fabric::{
+    Addr, Fabric, Lending, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource,
+};
 
 /// The role of the other process, and the address to which it connects.
 const ROLE: &str = "SHM_ROLE";
@@ -52,7 +54,7 @@ fn main() -> ExitCode {
 }
 
 fn side() -> Side {
-    Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser)))
+    Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::Off)))
 }
 
 fn start(role: &str, addr: &str) -> Process {

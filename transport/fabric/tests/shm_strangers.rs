@@ -18,12 +18,12 @@ use common::*;
 use rustix::fs::{FallocateFlags, SealFlags, fallocate, fstat};
 use rustix::net::sockopt;
 use tonic_rdma_fabric::{
-    AnyLink, ConnectError, Fabric, Link, LinkError, Listener, ShmAccess, ShmAddr, Verb, Work,
-    WriteSource,
+    AnyLink, ConnectError, Fabric, Lending, Link, LinkError, Listener, ShmAccess, ShmAddr, Verb,
+    Work, WriteSource,
 };
 
 fn side() -> Side {
-    Side::new(Fabric::shm(ShmAccess::SameUser).unwrap())
+    Side::new(Fabric::shm(ShmAccess::SameUser, Lending::Off).unwrap())
 }
 
 fn stranger_at(listener: &Listener) -> Stranger {
@@ -47,7 +47,7 @@ async fn a_listener_of_another_version_is_named_as_such() {
     });
     let addr: ShmAddr = name.parse().unwrap();
     let error = side().connect(&addr.into()).await.unwrap_err();
-    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 4, .. }), "{error}");
+    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 5, .. }), "{error}");
     drop(server.join().unwrap());
 }
 

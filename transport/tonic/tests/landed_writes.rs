@@ -23,7 +23,8 @@ use hyper_util::rt::TokioIo;
 use prost::Message;
 use tokio::net::TcpStream;
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, ShmAccess, Work, WriteSource,
+    Addr, AnyLink, Completion, Fabric, Lending, Link, LinkConfig, LinkError, ShmAccess, Work,
+    WriteSource,
 };
 use tonic_rdma_memory::{Pool, PoolConfig};
 use tonic_rdma_proto::hello::Accept;
@@ -126,7 +127,7 @@ impl Peer {
         let socket = &grant.fabrics[0].shm.as_ref().expect("shared memory").socket;
         let hello = Hello::new(grant.ticket.try_into().unwrap(), config().settings()).encode();
 
-        let fabric = Fabric::shm(ShmAccess::SameUser).unwrap();
+        let fabric = Fabric::shm(ShmAccess::SameUser, Lending::Off).unwrap();
         let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
         let link =
             LinkConfig { recv_slots: 32, slot_size: 4096, send_slots: 8, ..LinkConfig::default() };

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::access::ShmAccess;
+use crate::access::{Lending, ShmAccess};
+use crate::shm::lend::permit::Permit;
 use crate::shm::memory::table::Table;
 use crate::shm::user::{is_overflow_user, own_user};
 
@@ -13,12 +14,14 @@ pub(super) const NAME: &str = "shm";
 #[derive(Debug)]
 pub(super) struct DeviceContext {
     pub(super) table: Arc<Table>,
+    pub(super) permit: Arc<Permit>,
     access: ShmAccess,
 }
 
 impl DeviceContext {
-    pub(super) fn new(access: ShmAccess) -> DeviceContext {
-        DeviceContext { table: Arc::default(), access }
+    pub(super) fn new(access: ShmAccess, lending: Lending) -> DeviceContext {
+        let permit = Arc::new(Permit::new(lending));
+        DeviceContext { table: Arc::default(), permit, access }
     }
 
     /// Whether memory is shared with this user.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tonic_rdma_memory::{Pool, Registrar};
 
-use crate::access::ShmAccess;
+use crate::access::{Lending, ShmAccess};
 use crate::addr::ShmAddr;
 use crate::device::{DeviceInfo, Transport};
 use crate::error::{ConnectError, FabricError};
@@ -35,8 +35,8 @@ pub struct ShmDevice(Arc<DeviceContext>);
 
 impl ShmDevice {
     /// A device of its own, with its own registrations. Opens nothing.
-    pub fn new(access: ShmAccess) -> ShmDevice {
-        ShmDevice(Arc::new(DeviceContext::new(access)))
+    pub fn new(access: ShmAccess, lending: Lending) -> ShmDevice {
+        ShmDevice(Arc::new(DeviceContext::new(access, lending)))
     }
 
     /// `shm`.

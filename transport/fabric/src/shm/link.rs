@@ -4,17 +4,17 @@
 //! WRITEs are reported.
 //!
 //! The driver reads the messages on the socket. A thread that may block (`blocking`) takes the
-//! descriptors of CHUNK messages:
+//! descriptors of CHUNK and LEND messages:
 //!
 //! | from | on | to |
 //! |---|---|---|
 //! | listening | any other message | listening |
-//! | listening | CHUNK: it is checked, and a thread maps the file | taking |
-//! | taking | the file is mapped | listening |
+//! | listening | CHUNK, LEND: it is checked, and a thread maps the file | taking |
+//! | taking | the file is mapped; or it was lent, and cannot be: DECLINED | listening |
 //! | taking | the file is none of those that can be used | dead |
 //!
-//! While a chunk is being taken nothing is read from the socket, and no message of the ring that
-//! was published behind it is given; the rest goes on.
+//! While a file is being taken nothing is read from the socket. No message of the ring that was
+//! published behind a chunk is given before it is mapped; the rest goes on.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -22,16 +22,19 @@ use std::io;
 use std::os::fd::AsFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 
-use tonic_rdma_memory::Pool;
+use bytes::Bytes;
+use tonic_rdma_memory::{LendableBytes, Pool};
 
 use crate::addr::Addr;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
-use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
-use crate::shm::context::NAME;
+use crate::link::{Caps, Completion, Lent, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
+use crate::shm::context::{DeviceContext, NAME};
+use crate::shm::lend::borrower::{Borrower, OfferedFile, TakenFile};
+use crate::shm::lend::lender::Lender;
 use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, OfferedChunk, PeerChunks};
 use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::{PeerMap, Usage};
@@ -45,6 +48,9 @@ use crate::shm::wakeup::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
 
 /// Completions per poll, at most.
 const MAX_COMPLETIONS: usize = 256;
+/// Polls that find messages in the ring until the socket is looked at, too: what comes there does not
+/// wait for a peer to fall silent.
+const MAX_BUSY_POLLS: u32 = 32;
 /// Rounds of polling before other tasks run.
 const MAX_ROUNDS: usize = 64;
 
@@ -68,6 +74,13 @@ pub struct ShmStats {
     pub polled: u64,
 }
 
+/// What the peer has given, while a thread maps it.
+#[derive(Debug)]
+enum Pending {
+    Chunk(OfferedChunk, TakeFds<PeerMap>),
+    Lent(OfferedFile, TakeFds<TakenFile>),
+}
+
 /// A link over shared memory.
 #[derive(Debug)]
 pub struct ShmLink {
@@ -78,8 +91,10 @@ pub struct ShmLink {
     writer: Writer<PeerMap>,
     wakeup: Wakeup,
     chunks: PeerChunks,
-    /// A chunk whose descriptor is being taken.
-    pending_chunk: Option<(OfferedChunk, TakeFds<PeerMap>)>,
+    /// What the peer has given, and whose descriptor is being taken.
+    pending: Option<Pending>,
+    lender: Lender,
+    borrower: Borrower,
     table: Arc<Table>,
     /// Keys of this end's chunks that the peer knows.
     shared: HashSet<u32>,
@@ -88,6 +103,8 @@ pub struct ShmLink {
     wake_cost: WakeCost,
     /// Since when, in nanoseconds of CLOCK_MONOTONIC, the peer has to wake this end.
     waiting: Option<u64>,
+    /// Polls since the socket was looked at.
+    busy_polls: u32,
     stats: ShmStats,
     dead: Option<LinkError>,
     recv_slots: RecvSlots,
@@ -96,7 +113,7 @@ pub struct ShmLink {
 
 impl ShmLink {
     pub(super) fn new(
-        table: &Arc<Table>,
+        context: &DeviceContext,
         socket: Socket,
         (reader, writer, wakeup): (Reader<Map>, Writer<PeerMap>, Wakeup),
         block: ControlBlock,
@@ -123,13 +140,16 @@ impl ShmLink {
             writer,
             wakeup,
             chunks: PeerChunks::default(),
-            pending_chunk: None,
-            table: table.clone(),
+            pending: None,
+            lender: Lender::new(context.permit.clone()),
+            borrower: Borrower::default(),
+            table: context.table.clone(),
             shared: HashSet::new(),
             revoked: Arc::default(),
             busy_poll: Box::new(BusyPoll::new(config.busy_poll_limit, UNKNOWN)),
             wake_cost: WakeCost::default(),
             waiting: None,
+            busy_polls: 0,
             stats: ShmStats::default(),
             dead: None,
             // The slot that a message goes into is its place in the ring.
@@ -276,7 +296,7 @@ impl ShmLink {
     /// Handles the next message on the socket, or completes the one whose descriptor is being
     /// taken.
     fn poll_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
-        if self.pending_chunk.is_none() {
+        if self.pending.is_none() {
             match self.socket.poll(cx) {
                 Poll::Ready(Ok(Some(message))) => self.handle(message)?,
                 Poll::Ready(Ok(None)) => return Poll::Ready(Err(self.disconnected())),
@@ -284,19 +304,49 @@ impl ShmLink {
                 Poll::Pending => return Poll::Pending,
             }
         }
-        let Some((offered, take_fds)) = &mut self.pending_chunk else { return Poll::Ready(Ok(())) };
-        let (offered, map) = match Pin::new(take_fds).poll(cx) {
-            Poll::Ready(map) => (*offered, map),
-            Poll::Pending => return Poll::Pending,
-        };
-        self.pending_chunk = None;
-        Poll::Ready(match map {
-            Ok(map) => {
-                self.chunks.insert(offered, map);
-                Ok(())
+        let result = match &mut self.pending {
+            None => Ok(()),
+            Some(Pending::Chunk(offered, take_fds)) => {
+                let (offered, map) = (*offered, ready!(Pin::new(take_fds).poll(cx)));
+                let map = map.map_err(|error| {
+                    self.breach(format!("landing memory that cannot be used: {error}"))
+                });
+                map.map(|map| self.chunks.insert(offered, map))
             }
-            Err(error) => Err(self.breach(format!("landing memory that cannot be used: {error}"))),
-        })
+            Some(Pending::Lent(offered, take_fds)) => {
+                let (offered, taken) = (*offered, ready!(Pin::new(take_fds).poll(cx)));
+                self.answer_lent(offered, taken)
+            }
+        };
+        self.pending = None;
+        Poll::Ready(result)
+    }
+
+    /// Memory that the peer lends is mapped, or cannot be.
+    fn answer_lent(
+        &mut self,
+        offered: OfferedFile,
+        taken: io::Result<TakenFile>,
+    ) -> Result<(), LinkError> {
+        let key = offered.key;
+        let answer = match taken {
+            Ok(taken) => {
+                self.borrower.insert(offered, taken).map_err(|what| self.breach(what))?;
+                Message::Taken { key }
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(self.breach(format!("lent memory that cannot be used: {error}")));
+            }
+            Err(error) => {
+                tracing::debug!(%error, peer = %self.peer, "memory that a peer lends is not mapped");
+                Message::Declined { key }
+            }
+        };
+        match self.socket.send(&answer.encode(), &[]) {
+            // Without an answer the peer goes on copying; its end is told by a later poll.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_end(&error) => Ok(()),
+            sent => sent.map_err(|error| self.device_error("sendmsg", error)),
+        }
     }
 
     fn handle(&mut self, message: SocketMessage) -> Result<(), LinkError> {
@@ -312,7 +362,28 @@ impl ShmLink {
                     [file] => PeerMap::new(file, size, user, usage),
                     _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not exactly one file")),
                 });
-                self.pending_chunk = Some((offered, take_fds));
+                self.pending = Some(Pending::Chunk(offered, take_fds));
+                Ok(())
+            }
+            (Some(Message::Lend { key, addr, len }), true) => {
+                let offered = OfferedFile { key, addr, len };
+                let others = self.borrower.check(offered).map_err(|what| self.breach(what))?;
+                let user = self.socket.peer().uid;
+                let take_fds =
+                    self.socket.take_fds(move |fds| TakenFile::new(fds, len, user, others));
+                self.pending = Some(Pending::Lent(offered, take_fds));
+                Ok(())
+            }
+            (Some(Message::Taken { key }), false) => {
+                self.lender.answered(key, true);
+                Ok(())
+            }
+            (Some(Message::Declined { key }), false) => {
+                self.lender.answered(key, false);
+                Ok(())
+            }
+            (Some(Message::Unlend { key }), false) => {
+                self.borrower.forget(key);
                 Ok(())
             }
             (Some(Message::Forget { rkey }), false) => {
@@ -335,10 +406,14 @@ impl ShmLink {
     fn tell_revoked(&mut self) -> Result<(), LinkError> {
         let mut keys = self.revoked.take().into_iter();
         while let Some(rkey) = keys.next() {
-            if !self.shared.contains(&rkey) {
+            let message = if self.shared.contains(&rkey) {
+                Message::Forget { rkey }
+            } else if self.lender.has_offered(rkey) {
+                Message::Unlend { key: rkey }
+            } else {
                 continue;
-            }
-            match self.socket.send(&Message::Forget { rkey }.encode(), &[]) {
+            };
+            match self.socket.send(&message.encode(), &[]) {
                 // The socket is full, so the peer is told later. The memory is back already.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.revoked.put_back(std::iter::once(rkey).chain(keys));
@@ -350,6 +425,7 @@ impl ShmLink {
                 Ok(()) => {}
             }
             self.shared.remove(&rkey);
+            self.lender.take_back(rkey);
         }
         Ok(())
     }
@@ -401,6 +477,15 @@ impl ShmLink {
             self.receive(out)?;
             if out.len() > before {
                 self.stats.polled += u64::from(self.busy_poll.received());
+                self.busy_polls += 1;
+                if self.busy_polls >= MAX_BUSY_POLLS {
+                    self.busy_polls = 0;
+                    if let Poll::Ready(Err(error)) = self.poll_socket(cx) {
+                        // What was sent before the end counts.
+                        self.receive(out)?;
+                        return Poll::Ready(Err(error));
+                    }
+                }
                 return Poll::Ready(Ok(()));
             }
             if self.awaits_chunk() {
@@ -536,6 +621,41 @@ impl Link for ShmLink {
         }
         self.shared.insert(rkey);
         Ok(())
+    }
+
+    fn may_lend(&self) -> bool {
+        self.lender.may_lend()
+    }
+
+    fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
+        self.check_alive()?;
+        // The peer counts files until it is told that they are gone.
+        self.tell_revoked().map_err(|error| self.fail(error))?;
+        let ShmLink { lender, socket, table, revoked, .. } = self;
+        match lender.lend(bytes, (socket, table, revoked)) {
+            // A later poll reports the end.
+            Err(error) if is_end(&error) => Ok(None),
+            lent => lent.map_err(|error| {
+                let error = self.device_error("sendmsg", error);
+                self.fail(error)
+            }),
+        }
+    }
+
+    fn end_lease(&mut self, lease: u32) {
+        if !self.lender.end_lease(lease) {
+            tracing::error!(lease, peer = %self.peer, "a lease has ended twice");
+        }
+    }
+
+    fn borrow(&mut self, lent: Lent, len: u32) -> Result<Bytes, LinkError> {
+        self.borrower.borrow(lent, len).map_err(|what| self.breach(what))
+    }
+
+    fn take_returned(&mut self, waker: &Waker, out: &mut Vec<u32>) {
+        if self.borrower.is_in_use() {
+            self.borrower.returns().take(waker, out);
+        }
     }
 
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {

@@ -275,7 +275,7 @@ impl ShmIncoming {
         };
         let wakeup = member.map_or(Wakeup::Message, Wakeup::Channel);
         let ends = (own_end.reader, writer, wakeup);
-        Ok(ShmLink::new(&context.table, socket, ends, block, config))
+        Ok(ShmLink::new(&context, socket, ends, block, config))
     }
 
     /// Rejects the request.

@@ -52,12 +52,14 @@
 //! | `ready_fd` | a descriptor that a task waits for |
 //! | `recv_slots` | where received messages lie until they are read |
 //! | `memory` | files that are mapped, and landing chunks |
+//! | `lend` | messages that the peer reads where their sender has them |
 //! | `socket` | the unix socket, its messages, and threads for what may block |
 //! | `wakeup` | waking and being woken |
 
 mod connect;
 mod context;
 mod device;
+mod lend;
 mod link;
 mod listener;
 mod memory;

@@ -49,6 +49,13 @@ pub(super) fn same_user(socket: &Socket) -> Option<Process> {
     (same && lives(&process)).then_some(Process { pid: peer.pid, start })
 }
 
+/// The process that made the other end of the socket, of whatever user.
+pub(super) fn process(socket: &Socket) -> Option<Process> {
+    let (pid, pidfd) = (socket.peer().pid, pidfd(socket.fd())?);
+    let start = start_of(pid)?;
+    (pid != 0 && lives(&pidfd)).then_some(Process { pid, start })
+}
+
 /// Field 22 of its /proc/pid/stat (proc(5)). The second is its name, in parentheses, which may hold
 /// anything.
 fn start_of(pid: u32) -> Option<u64> {

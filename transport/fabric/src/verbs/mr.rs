@@ -90,7 +90,8 @@ unsafe impl Registrar for VerbsRegistrar {
         let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
         let flags = match access {
             Access::LocalRead => ibv_access_flags(0),
-            Access::Local => local,
+            // Devices lend nothing.
+            Access::Local | Access::Lend => local,
             Access::RemoteWrite => local | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
         };
         let refused = |source| RegisterError::new(len, source);

@@ -26,6 +26,8 @@ pub const REFUSED: u8 = 4;
 pub const CHUNK: u8 = 5;
 pub const FORGET: u8 = 6;
 pub const RING: u8 = 8;
+pub const LEND: u8 = 10;
+pub const TAKEN: u8 = 11;
 /// Offsets in a ring of at least 8 slots.
 pub const TAIL: u64 = 0;
 pub const CHUNKS: u64 = 8;
@@ -49,7 +51,7 @@ pub const SUMMARY: u64 = 64;
 pub const BITS: u64 = 128;
 
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x04".as_slice()].concat()
+    [&[kind], b"trdshm\x05".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
@@ -58,6 +60,12 @@ pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
 
 pub fn chunk(rkey: u32, addr: u64, len: u64) -> Vec<u8> {
     [&[CHUNK], rkey.to_le_bytes().as_slice(), &addr.to_le_bytes(), &len.to_le_bytes()].concat()
+}
+
+pub fn lend(key: u32, addr: u64, len: u64) -> Vec<u8> {
+    let mut message = chunk(key, addr, len);
+    message[0] = LEND;
+    message
 }
 
 pub fn forget(rkey: u32) -> Vec<u8> {

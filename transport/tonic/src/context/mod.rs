@@ -103,7 +103,7 @@ impl Context {
         if let Some(fabric) = self.0.shm.get() {
             return Ok(fabric.clone());
         }
-        let fabric = Fabric::shm(self.0.settings.shm_access.clone())?;
+        let fabric = Fabric::shm(self.0.settings.shm_access.clone(), self.0.settings.lending)?;
         Ok(self.0.shm.get_or_init(|| fabric).clone())
     }
 

@@ -30,6 +30,35 @@ const UNMAP_STEP: usize = 4 << 20;
 /// Device and inode of a file.
 pub(crate) type FileId = (u64, u64);
 
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Checks that a file can be touched for as long as it is mapped.
+fn check(file: impl AsFd, len: usize, wanted: SealFlags) -> io::Result<FileId> {
+    // Fails for anything that is no memory file.
+    let seals = fcntl_get_seals(&file)
+        .map_err(|e| invalid(format!("not a file that can be sealed ({e})")))?;
+    // A huge page that the peer gives back may not be there again when it is touched, which kills
+    // this process.
+    if fstatfs(&file)?.f_type as u64 != TMPFS {
+        return Err(invalid("not a file of ordinary pages".to_owned()));
+    }
+    if !seals.contains(wanted) {
+        return Err(invalid(format!("a file that is not sealed with {wanted:?} ({seals:?})")));
+    }
+    let stat = fstat(&file)?;
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let max_size = (len as u64).next_multiple_of(MAX_PAGE);
+    // A fault waits while the peer punches a hole around it: for no longer than this much takes.
+    if len == 0 || size < len as u64 || size > max_size {
+        return Err(invalid(format!("a file of {size} bytes, {len} are to be mapped")));
+    }
+    Ok((stat.st_dev, stat.st_ino))
+}
+
 /// A mapping that other processes write to. Never seen through a reference to plain bytes.
 #[derive(Debug)]
 pub(crate) struct Map {
@@ -57,35 +86,52 @@ impl Map {
         len: usize,
         accept: impl FnOnce(FileId) -> io::Result<()>,
     ) -> io::Result<Map> {
-        let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-        let wanted = SealFlags::SHRINK | SealFlags::GROW;
-        // Fails for anything that is no memory file.
-        let seals = fcntl_get_seals(&file)
-            .map_err(|e| invalid(format!("not a file that can be sealed ({e})")))?;
-        // A huge page that the peer gives back may not be there again when it is touched, which
-        // kills this process.
-        if fstatfs(&file)?.f_type as u64 != TMPFS {
-            return Err(invalid("not a file of ordinary pages".to_owned()));
-        }
-        if !seals.contains(wanted) {
-            return Err(invalid(format!(
-                "a file that is not sealed against shrinking and growing ({seals:?})"
-            )));
-        }
-        let stat = fstat(&file)?;
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let max_size = (len as u64).next_multiple_of(MAX_PAGE);
-        // A fault waits while the peer punches a hole around it: for no longer than this much
-        // takes.
-        if len == 0 || size < len as u64 || size > max_size {
-            return Err(invalid(format!("a file of {size} bytes, {len} are to be mapped")));
-        }
-        accept((stat.st_dev, stat.st_ino))?;
-        Map::of(file, len)
+        let file_id = check(&file, len, SealFlags::SHRINK | SealFlags::GROW)?;
+        accept(file_id)?;
+        Map::of(file, len, READ_WRITE)
     }
 
-    fn of(file: impl AsFd, len: usize) -> io::Result<Map> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
+    /// Maps a file of `len` bytes to read it, with all of its pages, if nobody can cut it short or
+    /// take its pages away. `accept` as for [`new`](Self::new).
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new); it is not sealed against writing, but for mappings that there
+    /// were; or it has not all of its pages.
+    pub(crate) fn read_only(
+        file: impl AsFd,
+        len: usize,
+        accept: impl FnOnce(FileId) -> io::Result<()>,
+    ) -> io::Result<Map> {
+        check(&file, len, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)?;
+        let stat = fstat(&file)?;
+        // A read makes pages that are not there, on this process's account. Nobody can take away
+        // those that are, as the seal forbids to punch holes.
+        let pages = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+        if pages < len as u64 {
+            return Err(invalid(format!("a file with {pages} bytes of {len}")));
+        }
+        accept((stat.st_dev, stat.st_ino))?;
+        let map = Map::of(file, len, ProtFlags::READ)?;
+        // Unknown to kernels before 5.14, which map pages when they are first read.
+        // SAFETY: the range is this mapping, and its contents stay as they are.
+        let populated = unsafe { madvise(map.ptr.as_ptr().cast(), len, Advice::LinuxPopulateRead) };
+        if let Err(error) = populated {
+            tracing::debug!(%error, "MADV_POPULATE_READ");
+        }
+        Ok(map)
+    }
+
+    /// The first byte. Other processes may write to what lies there.
+    pub(crate) fn ptr(&self) -> *const u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn of(file: impl AsFd, len: usize, prot: ProtFlags) -> io::Result<Map> {
         // SAFETY: a new mapping, at an address of the kernel's choice, of a file that keeps its
         // size.
         let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, 0) }?;
@@ -103,7 +149,7 @@ impl Map {
     /// A file of this process's own, mapped. It begins without pages.
     pub(crate) fn create(len: usize) -> io::Result<(Map, OwnedFd)> {
         let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-ring", len)?;
-        Ok((Map::of(&file, len)?, file))
+        Ok((Map::of(&file, len, READ_WRITE)?, file))
     }
 
     /// Gives the pages behind the first `keep` bytes back to the system, in both processes. They

@@ -1,10 +1,12 @@
 //! Files of peers, mapped into this process.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use rustix::fs::fstat;
 
 use crate::shm::memory::map::{FileId, Map};
 use crate::shm::ring::Words;
@@ -27,6 +29,9 @@ pub(crate) enum Usage {
     Page,
     /// Landing memory of a connection that has given `others` before.
     Chunk { others: usize },
+    /// Memory that a connection has lent, which has lent `others` before. Several connections may
+    /// lend the same.
+    Lent { others: usize },
 }
 
 /// Files of peers that this process has mapped.
@@ -35,20 +40,22 @@ struct Mapped {
     files: BTreeSet<FileId>,
     /// How many of these are rings; each is a connection.
     rings: usize,
+    /// Mappings of files that are lent.
+    lent: usize,
 }
 
-static MAPPED: Mutex<Mapped> = Mutex::new(Mapped { files: BTreeSet::new(), rings: 0 });
+static MAPPED: Mutex<Mapped> = Mutex::new(Mapped { files: BTreeSet::new(), rings: 0, lent: 0 });
 
 impl Mapped {
     /// Whether one more may be mapped, of `limit` in all. Beyond a half of them no connection gets
     /// more chunks than its share of a quarter, so that those who gave many leave places to others;
     /// the last sixteenth is for rings.
     fn has_room(&self, usage: Usage, limit: usize) -> bool {
-        let mapped = self.files.len();
+        let mapped = self.files.len() + self.lent;
         match usage {
             Usage::Ring | Usage::Page => mapped < limit,
-            Usage::Chunk { .. } if mapped < limit / 2 => true,
-            Usage::Chunk { others } => {
+            Usage::Chunk { .. } | Usage::Lent { .. } if mapped < limit / 2 => true,
+            Usage::Chunk { others } | Usage::Lent { others } => {
                 let share = (limit / 4 / self.rings.max(1)).max(MIN_CHUNKS);
                 others < share && mapped < limit - limit / 16
             }
@@ -68,7 +75,8 @@ impl Entry {
             limit.trim().parse().unwrap_or(MAX_MAPPINGS) / MAPPINGS_DIVISOR
         });
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-        if mapped.files.contains(&file) {
+        let is_lent = matches!(usage, Usage::Lent { .. });
+        if !is_lent && mapped.files.contains(&file) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "a file that was given already",
@@ -77,12 +85,15 @@ impl Entry {
         if !mapped.has_room(usage, limit) {
             let what = format!(
                 "more files than a connection may give while peers have so many mapped: {} of {limit}, {} connections",
-                mapped.files.len(),
+                mapped.files.len() + mapped.lent,
                 mapped.rings
             );
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
-        mapped.files.insert(file);
+        match is_lent {
+            true => mapped.lent += 1,
+            false => drop(mapped.files.insert(file)),
+        }
         mapped.rings += usize::from(usage == Usage::Ring);
         Ok(Entry(file, usage))
     }
@@ -91,7 +102,10 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-        mapped.files.remove(&self.0);
+        match self.1 {
+            Usage::Lent { .. } => mapped.lent -= 1,
+            _ => drop(mapped.files.remove(&self.0)),
+        }
         mapped.rings -= usize::from(self.1 == Usage::Ring);
     }
 }
@@ -117,6 +131,46 @@ impl PeerMap {
             Ok(())
         })?;
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user })
+    }
+
+    /// Maps all of a file, on behalf of a peer of this user, to read what the peer has lent there.
+    /// A file that is mapped so already is not mapped again. May block: the file can be anything.
+    ///
+    /// # Errors
+    /// Those of [`Map::read_only`], or there are too many.
+    pub(crate) fn lent(
+        file: impl AsFd,
+        len: usize,
+        user: u32,
+        others: usize,
+    ) -> io::Result<Arc<PeerMap>> {
+        static LENT: Mutex<BTreeMap<FileId, Weak<PeerMap>>> = Mutex::new(BTreeMap::new());
+        let stat = fstat(&file)?;
+        let id = (stat.st_dev, stat.st_ino);
+        // Held while the file is mapped, which only a memory file is: another connection waits.
+        let mut lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(map) = lent.get(&id).and_then(Weak::upgrade).filter(|map| map.len() == len) {
+            return Ok(map);
+        }
+        let mut entry = None;
+        let map = Map::read_only(file, len, |file| {
+            entry = Some(Entry::new(file, Usage::Lent { others })?);
+            Ok(())
+        })?;
+        let map = Arc::new(PeerMap { mapped: entry.map(|entry| (map, entry)), user });
+        lent.retain(|_, map| map.strong_count() > 0);
+        lent.insert(id, Arc::downgrade(&map));
+        Ok(map)
+    }
+
+    /// The first byte. Other processes may write to what lies there.
+    pub(crate) fn ptr(&self) -> *const u8 {
+        self.mapped.as_ref().map_or(std::ptr::null(), |(map, _)| map.ptr())
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.mapped.as_ref().map_or(0, |(map, _)| map.len())
     }
 
     /// Counts a file that is mapped already.
@@ -181,7 +235,7 @@ mod tests {
     /// a few.
     fn gets_a_few(greedy: usize) -> bool {
         const LIMIT: usize = 16_382;
-        let mut mapped = Mapped { files: BTreeSet::new(), rings: 0 };
+        let mut mapped = Mapped { files: BTreeSet::new(), rings: 0, lent: 0 };
         let mut number = 0;
         let mut map = |mapped: &mut Mapped, usage: Usage| {
             let has = mapped.has_room(usage, LIMIT);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 
@@ -12,6 +12,18 @@ use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 pub(crate) struct Table {
     next: AtomicU32,
     chunks: Mutex<HashMap<u32, Arc<Chunk>>>,
+    /// What may be lent to peers.
+    lendable: Mutex<HashMap<u32, Arc<Lendable>>>,
+}
+
+/// Memory that may be lent: the file, and where this process has it mapped.
+#[derive(Debug)]
+pub(crate) struct Lendable {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) file: OwnedFd,
+    /// The links whose peers have it.
+    links: Mutex<Vec<Weak<RevokedKeys>>>,
 }
 
 /// A chunk: the file, and where this process has it mapped.
@@ -32,6 +44,11 @@ pub(crate) struct RevokedKeys {
 }
 
 impl RevokedKeys {
+    fn push(&self, key: u32) {
+        lock(&self.keys).push(key);
+        self.any.store(true, Ordering::Relaxed);
+    }
+
     /// Takes the keys, if there are any. One load when there are none.
     pub(crate) fn take(&self) -> Vec<u32> {
         match self.any.load(Ordering::Relaxed) {
@@ -59,7 +76,17 @@ impl Table {
         lock(&self.chunks).len()
     }
 
-    /// Lends a chunk to the peer of a link. `None`: there is no such key, or another link has it
+    /// Gives the peer of a link the memory with this key to read. `None`: there is no such memory.
+    pub(crate) fn lend(&self, key: u32, to: &Arc<RevokedKeys>) -> Option<Arc<Lendable>> {
+        let memory = lock(&self.lendable).get(&key).cloned()?;
+        let mut links = lock(&memory.links);
+        links.retain(|link| link.strong_count() > 0);
+        links.push(Arc::downgrade(to));
+        drop(links);
+        Some(memory)
+    }
+
+    /// Gives a chunk to the peer of a link. `None`: there is no such key, or another link has it
     /// (R12).
     pub(crate) fn share(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<Chunk>> {
         let chunk = lock(&self.chunks).get(&rkey).cloned()?;
@@ -81,6 +108,7 @@ struct ShmRegistration {
     table: Arc<Table>,
     key: u32,
     addr: u64,
+    lends: bool,
 }
 
 impl Registration for ShmRegistration {
@@ -99,10 +127,17 @@ impl Registration for ShmRegistration {
 
 impl Drop for ShmRegistration {
     fn drop(&mut self) {
+        if self.lends {
+            let memory = lock(&self.table.lendable).remove(&self.key);
+            let links = memory.map(|memory| std::mem::take(&mut *lock(&memory.links)));
+            for link in links.into_iter().flatten().filter_map(|link| link.upgrade()) {
+                link.push(self.key);
+            }
+            return;
+        }
         let Some(chunk) = lock(&self.table.chunks).remove(&self.key) else { return };
         if let Some(link) = lock(&chunk.link).take() {
-            lock(&link.keys).push(self.key);
-            link.any.store(true, Ordering::Relaxed);
+            link.push(self.key);
         }
     }
 }
@@ -119,6 +154,10 @@ unsafe impl Registrar for ShmRegistrar {
         true
     }
 
+    fn lends(&self) -> bool {
+        true
+    }
+
     fn is_slow(&self) -> bool {
         true
     }
@@ -126,17 +165,30 @@ unsafe impl Registrar for ShmRegistrar {
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, file } = memory;
         let addr = addr.as_ptr().addr() as u64;
-        let mut key = self.0.next.fetch_add(1, Ordering::Relaxed);
-        if let (Access::RemoteWrite, Some(file)) = (access, file) {
-            let chunk = Chunk { addr, len: len as u64, file, link: Mutex::default() };
-            let mut chunks = lock(&self.0.chunks);
-            // After 2^32 registrations keys come round.
-            while chunks.contains_key(&key) {
-                key = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let (next, len) = (|| self.0.next.fetch_add(1, Ordering::Relaxed), len as u64);
+        let mut key = next();
+        match (access, file) {
+            (Access::RemoteWrite, Some(file)) => {
+                let chunk = Chunk { addr, len, file, link: Mutex::default() };
+                let mut chunks = lock(&self.0.chunks);
+                // After 2^32 registrations keys come round.
+                while chunks.contains_key(&key) {
+                    key = next();
+                }
+                chunks.insert(key, Arc::new(chunk));
             }
-            chunks.insert(key, Arc::new(chunk));
+            (Access::Lend, Some(file)) => {
+                let memory = Lendable { addr, len, file, links: Mutex::default() };
+                let mut lendable = lock(&self.0.lendable);
+                while lendable.contains_key(&key) {
+                    key = next();
+                }
+                lendable.insert(key, Arc::new(memory));
+            }
+            _ => {}
         }
-        Ok(Box::new(ShmRegistration { table: self.0.clone(), key, addr }))
+        let lends = access == Access::Lend;
+        Ok(Box::new(ShmRegistration { table: self.0.clone(), key, addr, lends }))
     }
 }
 

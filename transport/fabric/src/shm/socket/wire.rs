@@ -11,6 +11,9 @@
 //! | CHUNK | kind, rkey u32, address u64, length u64 | file |
 //! | FORGET | kind, rkey u32 | |
 //! | WAKE | kind | |
+//! | LEND | kind, key u32, address u64, length u64 | file; with the first also the writing end of a pipe |
+//! | TAKEN, DECLINED | kind, key u32: the answers to LEND | |
+//! | UNLEND | kind, key u32 | |
 //!
 //! Numbers are little-endian. The magic ends with the version; an end that speaks another is
 //! refused, and finds the version of the one that refuses it in the magic of the answer.
@@ -24,7 +27,7 @@ use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 
 /// Of the protocol.
-pub(crate) const VERSION: u8 = 4;
+pub(crate) const VERSION: u8 = 5;
 const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Protocol and version.
 const MAGIC: [u8; 7] = {
@@ -41,6 +44,10 @@ const FORGET: u8 = 6;
 const WAKE: u8 = 7;
 const RING: u8 = 8;
 const OTHER_USER: u8 = 9;
+const LEND: u8 = 10;
+const TAKEN: u8 = 11;
+const DECLINED: u8 = 12;
+const UNLEND: u8 = 13;
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +61,10 @@ pub(crate) enum Message {
     Forget { rkey: u32 },
     Wake,
     Ring { channel: Option<ChannelName> },
+    Lend { key: u32, addr: u64, len: u64 },
+    Taken { key: u32 },
+    Declined { key: u32 },
+    Unlend { key: u32 },
 }
 
 impl Message {
@@ -87,15 +98,23 @@ impl Message {
                 head(OTHER_USER);
                 out.extend(uid.to_le_bytes());
             }
-            Message::Chunk { rkey, addr, len } => {
-                out.push(CHUNK);
-                out.extend(rkey.to_le_bytes());
+            Message::Chunk { rkey: key, addr, len } | Message::Lend { key, addr, len } => {
+                out.push(if matches!(self, Message::Chunk { .. }) { CHUNK } else { LEND });
+                out.extend(key.to_le_bytes());
                 out.extend(addr.to_le_bytes());
                 out.extend(len.to_le_bytes());
             }
-            Message::Forget { rkey } => {
-                out.push(FORGET);
-                out.extend(rkey.to_le_bytes());
+            Message::Forget { rkey: key }
+            | Message::Taken { key }
+            | Message::Declined { key }
+            | Message::Unlend { key } => {
+                out.push(match self {
+                    Message::Forget { .. } => FORGET,
+                    Message::Taken { .. } => TAKEN,
+                    Message::Declined { .. } => DECLINED,
+                    _ => UNLEND,
+                });
+                out.extend(key.to_le_bytes());
             }
             Message::Wake => out.push(WAKE),
             Message::Ring { channel } => {
@@ -143,19 +162,25 @@ impl Message {
                 let (uid, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
                 rest.is_empty().then_some(Message::OtherUser { uid })
             }
-            CHUNK => {
-                let (rkey, rest) = u32_of(rest)?;
+            CHUNK | LEND => {
+                let (key, rest) = u32_of(rest)?;
                 let (addr, rest) = u64_of(rest)?;
                 let (len, rest) = u64_of(rest)?;
-                (rest.is_empty() && addr.checked_add(len).is_some()).then_some(Message::Chunk {
-                    rkey,
-                    addr,
-                    len,
-                })
+                let message = match *kind {
+                    CHUNK => Message::Chunk { rkey: key, addr, len },
+                    _ => Message::Lend { key, addr, len },
+                };
+                (rest.is_empty() && addr.checked_add(len).is_some()).then_some(message)
             }
-            FORGET => {
-                let (rkey, rest) = u32_of(rest)?;
-                rest.is_empty().then_some(Message::Forget { rkey })
+            FORGET | TAKEN | DECLINED | UNLEND => {
+                let (key, rest) = u32_of(rest)?;
+                let message = match *kind {
+                    FORGET => Message::Forget { rkey: key },
+                    TAKEN => Message::Taken { key },
+                    DECLINED => Message::Declined { key },
+                    _ => Message::Unlend { key },
+                };
+                rest.is_empty().then_some(message)
             }
             WAKE => rest.is_empty().then_some(Message::Wake),
             RING if rest.is_empty() => Some(Message::Ring { channel: None }),

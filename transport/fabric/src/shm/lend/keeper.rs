@@ -1,0 +1,85 @@
+//! Leases of links that have ended, kept until their reader is done.
+//!
+//! | the thread | on | then |
+//! |---|---|---|
+//! | is not there | leases are to be kept | starts, and waits |
+//! | waits | a pipe has no writing end any more | its leases end |
+//! | waits | more leases are to be kept | waits for theirs, too |
+//! | has no leases | | ends |
+
+use std::io::{PipeReader, PipeWriter, Write, pipe};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use slab::Slab;
+use tonic_rdma_memory::LendableBytes;
+
+/// Bytes of the thread's stack.
+const STACK_SIZE: usize = 128 << 10;
+
+/// The leases of one link, and the pipe that tells of its reader.
+type Kept = (PipeReader, Slab<LendableBytes>);
+
+#[derive(Debug)]
+struct Keeper {
+    /// Not yet with the thread.
+    added: Vec<Kept>,
+    /// Wakes the thread; `None` if there is none.
+    thread: Option<PipeWriter>,
+}
+
+static KEEPER: Mutex<Keeper> = Mutex::new(Keeper { added: Vec::new(), thread: None });
+
+fn keeper() -> MutexGuard<'static, Keeper> {
+    KEEPER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps leases until nobody has the writing end of the pipe any more.
+pub(super) fn keep(reader: PipeReader, leases: Slab<LendableBytes>) {
+    let mut keeper = keeper();
+    keeper.added.push((reader, leases));
+    if let Some(mut thread) = keeper.thread.as_ref() {
+        // Full, it wakes the thread all the same.
+        let _ = thread.write(&[0]);
+        return;
+    }
+    let started = pipe().and_then(|(woken, waker)| {
+        let builder = thread::Builder::new().name("tonic-rdma-lent".to_owned());
+        builder.stack_size(STACK_SIZE).spawn(move || wait(&woken)).map(|_| waker)
+    });
+    match started {
+        Ok(waker) => keeper.thread = Some(waker),
+        // They stay, and the next ones bring a thread.
+        Err(error) => tracing::warn!(%error, "no thread to wait for the readers of lent memory"),
+    }
+}
+
+fn wait(woken: &PipeReader) {
+    let mut kept: Vec<Kept> = Vec::new();
+    loop {
+        let mut keeper = keeper();
+        kept.append(&mut keeper.added);
+        if kept.is_empty() {
+            keeper.thread = None;
+            return;
+        }
+        drop(keeper);
+        let ended = {
+            // Nobody writes to the pipes of readers: they tell of their end, whatever is asked for.
+            let mut fds: Vec<PollFd<'_>> = std::iter::once(PollFd::new(woken, PollFlags::IN))
+                .chain(kept.iter().map(|(reader, _)| PollFd::new(reader, PollFlags::empty())))
+                .collect();
+            match poll(&mut fds, None) {
+                Ok(_) => fds.iter().map(|fd| !fd.revents().is_empty()).collect(),
+                Err(_) => vec![false; fds.len()],
+            }
+        };
+        if ended.first() == Some(&true) {
+            let mut byte = [0; 64];
+            let _ = std::io::Read::read(&mut &*woken, &mut byte);
+        }
+        let mut ended = ended.into_iter().skip(1);
+        kept.retain(|_| !ended.next().unwrap_or(false));
+    }
+}

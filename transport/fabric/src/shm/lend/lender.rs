@@ -1,0 +1,133 @@
+//! The leases of a link, and what its peer has mapped of this process.
+
+use std::collections::HashMap;
+use std::io::{self, PipeReader, pipe};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use slab::Slab;
+use tonic_rdma_memory::LendableBytes;
+
+use super::{MAX_BYTES, MAX_FILES, keeper};
+use crate::link::Lent;
+use crate::shm::lend::permit::Permit;
+use crate::shm::memory::table::{RevokedKeys, Table};
+use crate::shm::socket::seqpacket::Socket;
+use crate::shm::socket::wire::Message;
+
+/// What the peer has done with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum File {
+    Offered,
+    Taken,
+    Declined,
+}
+
+/// The lending end of a link.
+#[derive(Debug)]
+pub(crate) struct Lender {
+    permit: Arc<Permit>,
+    /// Whether the peer may be lent memory, once that was asked.
+    allowed: Option<bool>,
+    files: HashMap<u32, (File, u64)>,
+    /// Bytes of the files.
+    bytes: u64,
+    leases: Slab<LendableBytes>,
+    /// Tells that the peer reads nothing of this link any more.
+    reader: Option<PipeReader>,
+}
+
+impl Lender {
+    pub(crate) fn new(permit: Arc<Permit>) -> Lender {
+        let (files, leases) = (HashMap::new(), Slab::new());
+        Lender { permit, allowed: None, files, bytes: 0, leases, reader: None }
+    }
+
+    /// Whether anything may be lent.
+    pub(crate) fn may_lend(&self) -> bool {
+        self.allowed != Some(false) && !self.permit.is_off()
+    }
+
+    /// Lends bytes, if the peer has mapped the file that they lie in; otherwise offers it.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub(crate) fn lend(
+        &mut self,
+        bytes: LendableBytes,
+        (socket, table, revoked): (&Socket, &Table, &Arc<RevokedKeys>),
+    ) -> io::Result<Option<Lent>> {
+        if !*self.allowed.get_or_insert_with(|| self.permit.allows(socket)) {
+            return Ok(None);
+        }
+        let (key, addr) = (bytes.key(), bytes.addr());
+        match self.files.get(&key) {
+            Some((File::Taken, _)) => {
+                let entry = self.leases.vacant_entry();
+                let Ok(lease) = u32::try_from(entry.key()) else { return Ok(None) };
+                entry.insert(bytes);
+                return Ok(Some(Lent { lease, key, addr }));
+            }
+            Some(_) => return Ok(None),
+            None => {}
+        }
+        let Some(file) = table.lend(key, revoked) else { return Ok(None) };
+        if self.files.len() >= MAX_FILES || self.bytes.saturating_add(file.len) > MAX_BYTES {
+            return Ok(None);
+        }
+        let message = Message::Lend { key, addr: file.addr, len: file.len }.encode();
+        let sent = match &self.reader {
+            Some(_) => socket.send(&message, &[file.file.as_fd()]),
+            None => {
+                let (reader, writer) = pipe()?;
+                let sent = socket.send(&message, &[file.file.as_fd(), writer.as_fd()]);
+                self.reader = sent.is_ok().then_some(reader);
+                sent
+            }
+        };
+        match sent {
+            // The socket is full: another time.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+            Ok(()) => {
+                self.files.insert(key, (File::Offered, file.len));
+                self.bytes += file.len;
+                Ok(None)
+            }
+        }
+    }
+
+    /// The peer has mapped a file, or cannot. It may be one that was taken back meanwhile.
+    pub(crate) fn answered(&mut self, key: u32, taken: bool) {
+        if let Some((file, _)) = self.files.get_mut(&key).filter(|(file, _)| *file == File::Offered)
+        {
+            *file = if taken { File::Taken } else { File::Declined };
+        }
+    }
+
+    /// Whether the peer was offered the file with this key.
+    pub(crate) fn has_offered(&self, key: u32) -> bool {
+        self.files.contains_key(&key)
+    }
+
+    /// The file with this key is gone.
+    pub(crate) fn take_back(&mut self, key: u32) {
+        if let Some((_, len)) = self.files.remove(&key) {
+            self.bytes -= len;
+        }
+    }
+
+    /// The peer reads these bytes no longer. False if there is no such lease.
+    pub(crate) fn end_lease(&mut self, lease: u32) -> bool {
+        self.leases.try_remove(lease as usize).is_some()
+    }
+}
+
+impl Drop for Lender {
+    /// The peer may still read what it has.
+    fn drop(&mut self) {
+        if let Some(reader) = self.reader.take().filter(|_| !self.leases.is_empty()) {
+            keeper::keep(reader, std::mem::take(&mut self.leases));
+        }
+    }
+}

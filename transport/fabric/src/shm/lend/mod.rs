@@ -1,0 +1,34 @@
+//! Lending: a peer reads messages where their sender has them.
+//!
+//! Memory for sending that may be lent lies in files of its own (memfd), which keep their size and
+//! their pages, and to which only their maker can write. A link offers such a file to its peer when
+//! something in it is first to be lent:
+//!
+//! | the file is | on | next |
+//! |---|---|---|
+//! | unknown to the peer | something in it is to be lent | offered: LEND, with the descriptor; the message is copied |
+//! | offered | TAKEN: the peer has mapped it, read-only | taken: what lies in it is lent |
+//! | offered | DECLINED: the peer cannot map it | declined: what lies in it is copied |
+//! | any of these | its arena is freed, so nothing in it is lent | unknown: UNLEND, and the peer unmaps it |
+//!
+//! A lease keeps its bytes until it is returned. Where the connection ends first, its reader may
+//! still read them: with the first LEND goes the writing end of a pipe, of which each mapping holds
+//! a share, however long slices of it are kept. The `keeper` holds what is lent until the kernel
+//! tells that the pipe has no writing end: the last slice was dropped, or the process has ended.
+//!
+//! | module | what |
+//! |---|---|
+//! | `lender` | the leases of a link, and what its peer has mapped |
+//! | `borrower` | what a link's peer has lent |
+//! | `keeper` | leases of links that have ended |
+//! | `permit` | to which processes memory is lent |
+
+pub(super) mod borrower;
+mod keeper;
+pub(super) mod lender;
+pub(super) mod permit;
+
+/// Files that a peer is offered, at most.
+const MAX_FILES: usize = 512;
+/// Their bytes, at most: address space of the reader, and memory of the lender.
+const MAX_BYTES: u64 = 1 << 36;

@@ -1,0 +1,43 @@
+//! To which processes memory is lent.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::access::Lending;
+use crate::shm::same_user::{Process, process};
+use crate::shm::socket::seqpacket::Socket;
+use crate::shm::user::{is_overflow_user, own_user};
+
+/// The decision for all links of a device.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    lending: Lending,
+    /// The one process, once there is one.
+    claimed: Mutex<Option<Process>>,
+}
+
+impl Permit {
+    pub(crate) fn new(lending: Lending) -> Permit {
+        Permit { lending, claimed: Mutex::new(None) }
+    }
+
+    /// Whether any peer may be lent memory.
+    pub(crate) fn is_off(&self) -> bool {
+        self.lending == Lending::Off
+    }
+
+    /// Whether the peer of this socket may be lent memory from now on. The first process that asks
+    /// is the one of [`Lending::OneProcess`].
+    pub(crate) fn allows(&self, socket: &Socket) -> bool {
+        match self.lending {
+            Lending::Off => false,
+            Lending::SameUser => {
+                let uid = socket.peer().uid;
+                uid == own_user() && !is_overflow_user(uid)
+            }
+            Lending::OneProcess => process(socket).is_some_and(|process| {
+                let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+                *claimed.get_or_insert(process) == process
+            }),
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Memory that is lent over shared memory: within one process, and by peers that lie.
+#![cfg(all(target_os = "linux", feature = "shm"))]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::task::Waker;
+
+use bytes::Bytes;
+use common::stranger::{LEND, Stranger, TAKEN, file, lend, sealed};
+use common::*;
+use rustix::fs::SealFlags;
+use tonic_rdma_fabric::shm::ShmDevice;
+use tonic_rdma_fabric::{Fabric, Lending, Lent, Link, LinkError, ShmAccess};
+use tonic_rdma_memory::{Pool, PoolConfig};
+
+/// A side whose pool may be lent.
+fn lending(lending: Lending) -> Side {
+    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, lending));
+    let config = PoolConfig::default().lendable(true);
+    let pool = Pool::new(config, fabric.registrar()).unwrap();
+    Side { fabric, pool }
+}
+
+fn borrowing() -> Side {
+    Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::Off)))
+}
+
+fn try_lend(side: &Side, end: &mut End, bytes: &Bytes) -> Option<Lent> {
+    end.link.lend(side.pool.lend(bytes).expect("may be lent")).unwrap()
+}
+
+/// Has one end lend bytes, polling the other until it has mapped what they lie in.
+async fn lend_to(side: &Side, end: &mut End, other: &mut End, bytes: &Bytes) -> Lent {
+    loop {
+        if let Some(lent) = try_lend(side, end, bytes) {
+            return lent;
+        }
+        // The answer to LEND comes by the socket; a message in either direction has both polled.
+        end.send(0, b"lend").await;
+        other.receive().await.unwrap();
+        other.send(0, b"lend").await;
+        end.receive().await.unwrap();
+        tokio::task::yield_now().await;
+    }
+}
+
+fn returned(end: &mut End) -> Vec<u32> {
+    let mut leases = Vec::new();
+    end.link.take_returned(Waker::noop(), &mut leases);
+    leases
+}
+
+fn lent_of(side: &Side) -> usize {
+    side.pool.stats().lent
+}
+
+#[tokio::test]
+async fn bytes_are_read_where_they_lie() {
+    let (me, you) = (lending(Lending::SameUser), borrowing());
+    let (mut s, mut c) = greeted_pair(&me, &you).await;
+    assert!(s.link.may_lend() && !c.link.may_lend());
+    let bytes = me.payload(100_000, 3);
+    assert_eq!(try_lend(&me, &mut s, &bytes), None, "the peer has not mapped it");
+    assert_eq!(lent_of(&me), 0);
+    let lent = lend_to(&me, &mut s, &mut c, &bytes).await;
+    assert_eq!(lent_of(&me), 100_000);
+    let read = c.link.borrow(lent, 100_000).unwrap();
+    assert!(read == pattern(100_000, 3) && read.as_ptr() != bytes.as_ptr());
+    // It is the same memory: what is in the buffer next is seen there, too.
+    let slice = read.slice(10..20);
+    drop(read);
+    assert_eq!(returned(&mut c), [], "a part of it is still read");
+    drop(slice);
+    assert_eq!(returned(&mut c), [lent.lease]);
+    assert_eq!(returned(&mut c), []);
+    let freed = me.pool.stats().send;
+    drop(bytes);
+    assert_eq!(me.pool.stats().send, freed, "the lease keeps the memory");
+    s.link.end_lease(lent.lease);
+    assert_eq!((me.pool.stats().send, lent_of(&me)), (0, 0));
+}
+
+/// Sixty connections between two processes map each arena once.
+#[tokio::test]
+async fn connections_share_what_is_mapped() {
+    let (me, you) = (lending(Lending::SameUser), borrowing());
+    let bytes = me.payload(4096, 1);
+    let mut pairs = Vec::new();
+    for _ in 0..60 {
+        let (mut s, mut c) = greeted_pair(&me, &you).await;
+        let lent = lend_to(&me, &mut s, &mut c, &bytes).await;
+        let read = c.link.borrow(lent, 4096).unwrap();
+        assert_eq!(read, pattern(4096, 1));
+        pairs.push((s, c, read));
+    }
+    let first = pairs[0].2.as_ptr();
+    assert!(pairs.iter().all(|(_, _, read)| read.as_ptr() == first));
+}
+
+#[tokio::test]
+async fn only_those_who_may_are_lent_anything() {
+    let you = borrowing();
+    let off = lending(Lending::Off);
+    let (mut s, _c) = greeted_pair(&off, &you).await;
+    assert!(!s.link.may_lend());
+    assert_eq!(try_lend(&off, &mut s, &off.payload(4096, 1)), None);
+    // This process is the one.
+    let one = lending(Lending::OneProcess);
+    let (mut s, mut c) = greeted_pair(&one, &you).await;
+    let bytes = one.payload(4096, 1);
+    lend_to(&one, &mut s, &mut c, &bytes).await;
+}
+
+/// What is still read when the connection ends stays with its reader, and returns when the last
+/// slice is dropped.
+#[tokio::test]
+async fn leases_outlive_the_connection() {
+    let (me, you) = (lending(Lending::SameUser), borrowing());
+    for lender_first in [true, false] {
+        let (mut s, mut c) = greeted_pair(&me, &you).await;
+        let bytes = me.payload(50_000, 9);
+        let lent = lend_to(&me, &mut s, &mut c, &bytes).await;
+        let read = c.link.borrow(lent, 50_000).unwrap();
+        drop(bytes);
+        match lender_first {
+            true => {
+                drop(s);
+                drop(c);
+            }
+            false => {
+                drop(c);
+                s.death().await;
+                drop(s);
+            }
+        }
+        assert_eq!(lent_of(&me), 50_000, "it is read");
+        // The memory is not handed out again.
+        let others: Vec<_> = std::iter::from_fn(|| me.pool.try_alloc(64 << 10).ok()).collect();
+        others.into_iter().for_each(|mut buf| buf.resize_zeroed(64 << 10));
+        assert!(read == pattern(50_000, 9));
+        drop(read);
+        while lent_of(&me) > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(me.pool.stats().send, 0);
+    }
+}
+
+/// An arena that is freed is unmapped by the peer.
+#[tokio::test]
+async fn freed_arenas_are_taken_back() {
+    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
+    let config = PoolConfig::default().send(4 << 20).lendable(true);
+    let me = Side { pool: Pool::new(config, fabric.registrar()).unwrap(), fabric };
+    let you = borrowing();
+    let (mut s, mut c) = greeted_pair(&me, &you).await;
+    // Dedicated arenas, of which the budget has room for one.
+    for round in 0..3 {
+        let bytes = me.payload((5 << 19) + round * 4096, round as u8);
+        let lent = lend_to(&me, &mut s, &mut c, &bytes).await;
+        let read = c.link.borrow(lent, bytes.len() as u32).unwrap();
+        assert!(read == pattern(bytes.len(), round as u8));
+        drop(read);
+        assert_eq!(returned(&mut c), [lent.lease]);
+        s.link.end_lease(lent.lease);
+        drop(bytes);
+        // The key of the freed arena means nothing any more once the peer was told.
+        if round > 0 {
+            continue;
+        }
+        let next = me.payload((5 << 19) + 8192, 7);
+        let second = lend_to(&me, &mut s, &mut c, &next).await;
+        let gone = c.link.borrow(lent, 4096);
+        assert!(matches!(gone.map(drop), Err(LinkError::Breach { .. })));
+        s.link.end_lease(second.lease);
+    }
+}
+
+#[tokio::test]
+async fn leases_that_lie_are_breaches() {
+    let (me, you) = (lending(Lending::SameUser), borrowing());
+    let (mut s, mut c) = greeted_pair(&me, &you).await;
+    let bytes = me.payload(4096, 1);
+    let Lent { lease, key, addr } = lend_to(&me, &mut s, &mut c, &bytes).await;
+    let wrong = [
+        (Lent { lease, key: key + 1, addr }, 1),
+        (Lent { lease, key, addr: addr - (16 << 20) }, 1),
+        (Lent { lease, key, addr: 0 }, 1),
+        (Lent { lease, key, addr: u64::MAX }, 1),
+        (Lent { lease, key, addr }, u32::MAX),
+    ];
+    for (lent, len) in wrong {
+        let error = c.link.borrow(lent, len).unwrap_err();
+        assert!(matches!(error, LinkError::Breach { .. }), "{error}");
+        assert!(error.to_string().contains("lease"), "{error}");
+    }
+    assert_eq!(c.link.borrow(Lent { lease, key, addr }, 4096).unwrap(), bytes);
+}
+
+const LENDABLE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
+
+/// A file with all of its pages.
+fn allocated(len: u64, seals: SealFlags) -> OwnedFd {
+    let made = file(len, SealFlags::empty());
+    rustix::fs::fallocate(&made, rustix::fs::FallocateFlags::empty(), 0, len).unwrap();
+    rustix::fs::fcntl_add_seals(&made, seals).unwrap();
+    made
+}
+
+/// What becomes of an end to which a stranger lends these files with these messages.
+async fn offered(messages: Vec<(Vec<u8>, Vec<OwnedFd>)>) -> String {
+    let you = borrowing();
+    let mut listener = you.listen();
+    let stranger = Arc::new(Stranger::connect(listener.local_addr().shm().unwrap().name()));
+    stranger.greet();
+    let incoming = listener.accept().await.unwrap();
+    let (config, own) = (config(), stranger.own());
+    let entering = stranger.enters(own);
+    let (link, _ring) = tokio::join!(incoming.accept(&config, &you.pool, b"", TIMEOUT), entering);
+    let mut end = End::new(link.unwrap());
+    for (message, fds) in &messages {
+        stranger.send(message, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+    }
+    end.death().await.to_string()
+}
+
+fn pipe() -> OwnedFd {
+    std::io::pipe().unwrap().1.into()
+}
+
+/// A lender could otherwise end this process by cutting a file short, have it make pages by
+/// punching holes, or block it with a descriptor.
+#[tokio::test]
+async fn memory_that_cannot_be_lent_ends_the_connection() {
+    let whole = || allocated(4096, LENDABLE);
+    let first = |file| vec![(lend(1, 0, 4096), vec![file, pipe()])];
+    let cases: Vec<(Vec<(Vec<u8>, Vec<OwnedFd>)>, &str)> = vec![
+        (first(sealed(4096)), "not sealed"),
+        (first(allocated(4096, SealFlags::SHRINK | SealFlags::FUTURE_WRITE)), "not sealed"),
+        (first(file(4096, LENDABLE)), "a file with 0 bytes of 4096"),
+        (first(pipe()), "not a file that can be sealed"),
+        (vec![(lend(1, 0, 8192), vec![whole(), pipe()])], "4096 bytes"),
+        (vec![(lend(1, 0, 4096), vec![whole()])], "a pipe comes with the first"),
+        (vec![(lend(1, 0, 4096), vec![whole(), whole()])], "neither a file nor a file and a pipe"),
+        (vec![(lend(1, 0, 0), vec![whole(), pipe()])], "more memory than a peer may lend"),
+        (vec![(lend(1, 0, 1 << 40), vec![whole(), pipe()])], "more memory than a peer may lend"),
+        (
+            vec![(lend(1, 0, 4096), vec![whole(), pipe()]), (lend(1, 0, 4096), vec![whole()])],
+            "is lent twice",
+        ),
+        (
+            vec![
+                (lend(1, 0, 4096), vec![whole(), pipe()]),
+                (lend(2, 0, 4096), vec![whole(), pipe()]),
+            ],
+            "a pipe comes with the first",
+        ),
+        (vec![(vec![LEND, 1], vec![whole(), pipe()])], "makes no sense"),
+        (vec![(vec![TAKEN, 1], vec![])], "makes no sense"),
+    ];
+    for (messages, why) in cases {
+        let error = offered(messages).await;
+        assert!(error.contains(why), "{error}, not: {why}");
+    }
+}
