@@ -37,7 +37,7 @@
 //! | 10 | PING | 0 | token (8) | ACK 1 |
 //! | 11 | GOAWAY | 0 | close code (4), text (0 to 240) | ACK 1 |
 //! | 12 | CLOSE | 0 | close code (4), text (0 to 240) | |
-//! | 13 | LENT | yes | lease (4), key (4), length (4), reserved (4), address (8) | END 1 |
+//! | 13 | LENT | yes | lease (4), key (4), length (4), bytes of the head (2), reserved (2), address (8), head, tail | END 1 |
 //! | 14 | RETURN | 0 | lease (4) | |
 //!
 //! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 12,288
@@ -54,9 +54,9 @@
 //! is the offset of the first byte in a standing grant, and 0 if the grant answered a REQUEST. Both
 //! begins are less than the modulus.
 //!
-//! LENT stands for bytes of the body that lie in memory of the sender, which the receiver has mapped
-//! under that key. They stay as they are until the receiver returns the lease, which it may do long
-//! after the stream has ended. They count in no window.
+//! LENT is a piece of the body: its head, then bytes that lie in memory of the sender, which the
+//! receiver has mapped under that key, then its tail. What is lent stays as it is until the receiver
+//! returns the lease, which it may do long after the stream has ended. The piece counts in no window.
 //!
 //! Frame types, flags and reserved values that are not in these tables are breaches.
 
@@ -65,7 +65,7 @@ use bytes::{Buf, Bytes};
 use crate::error::Breach;
 use crate::headers::table::Sent;
 pub use crate::payload::Field;
-use crate::payload::Payload;
+use crate::payload::{LentPlace, Payload, Segment};
 
 /// Bytes of a message header.
 pub const MESSAGE_HEADER: usize = 8;
@@ -90,6 +90,10 @@ pub const MAX_TEXT: usize = 240;
 /// Maximum length of a header block in bytes, unless
 /// [`Config::max_headers`](crate::Config::max_headers) says otherwise.
 pub const MAX_HEADER_BLOCK: usize = 65_536;
+/// Bytes of a LENT frame in front of its head.
+const LENT: usize = 24;
+/// Bytes of a message with a LENT frame, without its head and tail.
+pub(crate) const LENT_MESSAGE: usize = MESSAGE_HEADER + FRAME_HEADER + LENT;
 /// Minimum length, in bytes, of a GRANT that answers a REQUEST without completing it. This bounds
 /// the number of grants per requested byte. With any begin, such a grant fits into 16 KiB of
 /// memory.
@@ -123,8 +127,17 @@ pub enum Frame {
     GoAway { ack: bool, code: u32, text: Bytes },
     /// Ends the connection.
     Close { code: u32, text: Bytes },
-    /// Bytes of the body, in memory of the sender.
-    Lent { stream: u32, end: bool, lease: u32, key: u32, len: u32, addr: u64 },
+    /// A piece of the body, most of which lies in memory of the sender.
+    Lent {
+        stream: u32,
+        end: bool,
+        lease: u32,
+        key: u32,
+        len: u32,
+        addr: u64,
+        head: Bytes,
+        tail: Bytes,
+    },
     /// The receiver of LENT reads the memory no longer.
     Return { lease: u32 },
 }
@@ -168,7 +181,8 @@ impl Frame {
                 Frame::Ping { .. } => 8,
                 Frame::Request { .. } => 20,
                 Frame::Done { .. } => 12,
-                Frame::Grant { .. } | Frame::Lent { .. } => 24,
+                Frame::Grant { .. } => 24,
+                Frame::Lent { head, tail, .. } => LENT + head.len() + tail.len(),
                 Frame::GoAway { text, .. } | Frame::Close { text, .. } => 4 + text.len(),
             }
     }
@@ -268,12 +282,11 @@ impl<'a> Composer<'a> {
                 }
                 self.put(&addr.to_le_bytes());
             }
-            Frame::Lent { stream, end, lease, key, len: lent, addr } => {
+            Frame::Lent { stream, end, lease, key, len: lent, addr, head, tail } => {
                 self.header(kind, u8::from(*end) * END, len, *stream);
-                for word in [*lease, *key, *lent, 0] {
-                    self.put(&word.to_le_bytes());
-                }
-                self.put(&addr.to_le_bytes());
+                self.put_lent((*lease, *key, *addr), *lent, head.len());
+                self.put(head);
+                self.put(tail);
             }
             Frame::Done { stream, end, id, len: written, begin } => {
                 self.header(kind, u8::from(*end) * END, len, *stream);
@@ -300,6 +313,36 @@ impl<'a> Composer<'a> {
                 self.put(text);
             }
         }
+        true
+    }
+
+    fn put_lent(&mut self, (lease, key, addr): (u32, u32, u64), len: u32, head: usize) {
+        for word in [lease, key, len, head as u32] {
+            self.put(&word.to_le_bytes());
+        }
+        self.put(&addr.to_le_bytes());
+    }
+
+    /// Adds a LENT frame for a payload with bytes that are lent there. Returns false, and adds
+    /// nothing, if it does not fit.
+    pub(crate) fn add_lent(
+        &mut self,
+        stream: u32,
+        end: bool,
+        place: LentPlace,
+        payload: &Payload,
+    ) -> bool {
+        let Some((head, lent, tail)) = payload.around_lendable() else { return false };
+        let len = |segments: &[Segment]| segments.iter().map(|s| s.bytes.len()).sum::<usize>();
+        let (head_len, tail_len) = (len(head), len(tail));
+        let wire = LENT + head_len + tail_len;
+        if FRAME_HEADER + wire > self.room() {
+            return false;
+        }
+        self.header(13, u8::from(end) * END, wire, stream);
+        let LentPlace { lease, key, addr } = place;
+        self.put_lent((lease, key, addr), lent.len() as u32, head_len);
+        head.iter().chain(tail).for_each(|segment| self.put(&segment.bytes));
         true
     }
 
@@ -428,7 +471,8 @@ impl Reader {
             5 => Some(20),
             7 => Some(12),
             10 => Some(8),
-            6 | 13 => Some(24),
+            6 => Some(24),
+            13 if len < LENT => Some(LENT),
             11 | 12 if !(4..=4 + MAX_TEXT).contains(&len) => Some(4),
             _ => None,
         };
@@ -480,12 +524,19 @@ impl Reader {
             11 => Frame::GoAway { ack: flags & ACK != 0, code: p.get_u32_le(), text: bytes(4) },
             12 => Frame::Close { code: p.get_u32_le(), text: bytes(4) },
             13 => {
-                let (lease, key, len, reserved) =
-                    (p.get_u32_le(), p.get_u32_le(), p.get_u32_le(), p.get_u32_le());
+                let (lease, key, lent) = (p.get_u32_le(), p.get_u32_le(), p.get_u32_le());
+                let (head, reserved, addr) =
+                    (usize::from(p.get_u16_le()), p.get_u16_le(), p.get_u64_le());
                 if reserved != 0 {
                     return Err(Breach::Reserved("LENT frame"));
                 }
-                Frame::Lent { stream, end, lease, key, len, addr: p.get_u64_le() }
+                if LENT + head > len {
+                    return Err(Breach::PayloadLength { frame: kind_name(kind), got: len });
+                }
+                let mut head_and_tail = bytes(LENT);
+                let head = head_and_tail.split_to(head);
+                let (len, tail) = (lent, head_and_tail);
+                Frame::Lent { stream, end, lease, key, len, addr, head, tail }
             }
             _ => Frame::Return { lease: p.get_u32_le() },
         }))
@@ -524,7 +575,16 @@ mod tests {
             Frame::Ping { ack: true, token: 7 },
             Frame::GoAway { ack: false, code: 0, text: text.clone() },
             Frame::Close { code: 1, text },
-            Frame::Lent { stream: 1, end: true, lease: 4, key: 5, len: 6, addr: 1 << 50 },
+            Frame::Lent {
+                stream: 1,
+                end: true,
+                lease: 4,
+                key: 5,
+                len: 6,
+                addr: 1 << 50,
+                head: Bytes::from_static(b"he"),
+                tail: Bytes::from_static(b"ad"),
+            },
             Frame::Return { lease: 4 },
         ]
     }

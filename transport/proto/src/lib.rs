@@ -73,10 +73,10 @@ mod payload;
 
 pub use config::{Config, ConfigError, DEAD_PEER};
 pub use conn::{
-    Connection, Event, Flow, GrantMemory, IdHasher, LandingWant, LentPlace, NamedWant, Pending,
-    Room, SendError, Side, Stats, StreamMap, Transmit, Unsent, WantKey, Write,
+    Connection, Event, Flow, GrantMemory, IdHasher, LandingWant, NamedWant, Pending, Room,
+    SendError, Side, Stats, StreamMap, Transmit, Unsent, WantKey, Write,
 };
 pub use error::{Breach, CloseCode};
 pub use hello::{Accept, HEADERS, Hello, Reject, Settings};
 pub use ids::{GrantId, ResetCode, StreamId};
-pub use payload::Payload;
+pub use payload::{LentPlace, Payload};

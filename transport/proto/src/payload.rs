@@ -19,6 +19,17 @@ impl Field {
     }
 }
 
+/// Where lent bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LentPlace {
+    /// The number of the lease among those of its owner that have not ended.
+    pub lease: u32,
+    /// The key of the memory.
+    pub key: u32,
+    /// The address of the first byte, with that key.
+    pub addr: u64,
+}
+
 /// A piece of a body in segments. If it is sent by WRITE, it lands contiguously, and the segments
 /// are not copied to join them.
 ///
@@ -37,18 +48,16 @@ pub struct Payload {
     /// The index of the first segment that has not been taken completely.
     first: usize,
     len: usize,
-    /// A segment may be lent.
-    lendable: bool,
+    /// The segment that may be lent.
+    lendable: Option<usize>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Segment {
-    bytes: Bytes,
+pub(crate) struct Segment {
+    pub(crate) bytes: Bytes,
     pinned: bool,
     /// The receiver wants it to land at an aligned address.
     aligned: bool,
-    /// It may be lent, so that it does not land.
-    lendable: bool,
 }
 
 /// The segment that determines the address at which a payload lands.
@@ -73,21 +82,24 @@ impl Payload {
     /// Appends a segment. `pinned` means that it lies in memory that the device can read; otherwise
     /// it is staged.
     pub fn push(&mut self, bytes: Bytes, pinned: bool) {
-        self.push_segment(Segment { bytes, pinned, aligned: false, lendable: false });
+        self.push_segment(Segment { bytes, pinned, aligned: false });
     }
 
     /// As [`Payload::push`]. The longest of the segments appended this way lands with its first
     /// byte at a multiple of the alignment that the receiver requires
     /// ([`Config::align`](crate::Config::align)).
     pub fn push_aligned(&mut self, bytes: Bytes, pinned: bool) {
-        self.push_segment(Segment { bytes, pinned, aligned: true, lendable: false });
+        self.push_segment(Segment { bytes, pinned, aligned: true });
     }
 
-    /// As [`Payload::push`], or [`Payload::push_aligned`], for bytes that the driver may be able to
-    /// lend: see [`Connection::poll_lend`](crate::Connection::poll_lend).
-    pub fn push_lendable(&mut self, bytes: Bytes, pinned: bool, aligned: bool) {
-        self.lendable |= !bytes.is_empty();
-        self.push_segment(Segment { bytes, pinned, aligned, lendable: true });
+    /// Says that the segment which was appended last may be lent: see
+    /// [`Connection::poll_lend`](crate::Connection::poll_lend). Of several the longest may.
+    pub fn last_is_lendable(&mut self) {
+        let Some(last) = self.segments.len().checked_sub(1) else { return };
+        let len = |at: usize| self.segments.get(at).map_or(0, |segment| segment.bytes.len());
+        if self.lendable.is_none_or(|before| len(before) < len(last)) {
+            self.lendable = Some(last);
+        }
     }
 
     fn push_segment(&mut self, segment: Segment) {
@@ -112,39 +124,23 @@ impl Payload {
         self.segments.into_iter().skip(self.first).map(|segment| segment.bytes)
     }
 
-    /// Whether a segment may be lent.
-    pub(crate) fn has_lendable(&self) -> bool {
-        self.lendable
+    /// The bytes of the segment that may be lent. `None` if there is none, or something was taken.
+    pub(crate) fn lendable(&self) -> Option<&Bytes> {
+        let at = self.lendable.filter(|_| self.first == 0)?;
+        self.segments.get(at).map(|segment| &segment.bytes)
     }
 
-    /// The segments that may be lent, each for itself, and what lies between them. All but the last
-    /// are followed by more.
-    pub(crate) fn into_parts(self) -> SmallVec<[Payload; 3]> {
-        let mut parts = SmallVec::<[Payload; 3]>::new();
-        for segment in self.segments.into_iter().skip(self.first) {
-            let lendable = segment.lendable;
-            match parts.last_mut().filter(|part| !lendable && !part.lendable) {
-                Some(part) => part.push_segment(segment),
-                None => {
-                    let mut part = Payload { lendable, ..Payload::default() };
-                    part.push_segment(segment);
-                    parts.push(part);
-                }
-            }
-        }
-        parts
+    /// What lies in front of the segment that may be lent, that segment, and what lies behind it.
+    pub(crate) fn around_lendable(&self) -> Option<(&[Segment], &Bytes, &[Segment])> {
+        let (head, rest) = self.segments.split_at_checked(self.lendable?)?;
+        let (lendable, tail) = rest.split_first()?;
+        Some((head, &lendable.bytes, tail))
     }
 
     /// What is not lent after all.
     pub(crate) fn not_lendable(mut self) -> Self {
-        self.lendable = false;
-        self.segments.iter_mut().for_each(|segment| segment.lendable = false);
+        self.lendable = None;
         self
-    }
-
-    /// The bytes of the first segment.
-    pub(crate) fn first_bytes(&self) -> Option<&Bytes> {
-        self.segments.get(self.first).map(|segment| &segment.bytes)
     }
 
     /// The longest aligned segment, or the longest of all if none is aligned; the first of several.

@@ -157,7 +157,7 @@ pub use tonic::transport::{Body, Uri};
 pub use tonic::transport::{
     Certificate, CertificateDer, ClientTlsConfig, Identity, ServerTlsConfig,
 };
-pub use tonic_rdma_fabric::ShmAccess;
+pub use tonic_rdma_fabric::{Lending, ShmAccess};
 /// The simulated fabric, for tests of programs that use this crate: see [`ContextBuilder::sim`].
 #[cfg(feature = "test-util")]
 #[doc(no_inline)]

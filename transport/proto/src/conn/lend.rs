@@ -1,8 +1,8 @@
 //! Sending without a WRITE: bytes that lie in memory which the peer has mapped, and reads there.
 //!
 //! The driver says which bytes of a piece may be lent
-//! ([`Payload::push_lendable`](crate::Payload::push_lendable)). They are an element of their own in
-//! the output of the stream:
+//! ([`Payload::last_is_lendable`](crate::Payload::last_is_lendable)). What lies around them goes with
+//! them, so that the receiver has the whole piece at once:
 //!
 //! | the bytes are | on | next |
 //! |---|---|---|
@@ -24,11 +24,11 @@ use bytes::Bytes;
 use super::connection::Connection;
 use super::id_map::IdHasher;
 use super::stream::{Lend, Out, RecvHalf};
-use super::types::{Event, LentPlace};
+use super::types::Event;
 use crate::error::Breach;
-use crate::frame::Frame;
+use crate::frame::{Frame, LENT_MESSAGE};
 use crate::ids::StreamId;
-use crate::payload::Payload;
+use crate::payload::{LentPlace, Payload};
 
 /// Maximum number of leases that a side has of the other, and so may be told of.
 pub(super) const MAX_LEASES: usize = 4096;
@@ -38,7 +38,7 @@ type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;
 /// What the sides have lent each other.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
-    /// Streams with bytes for which the driver decides; each as often as it has some.
+    /// Streams with pieces for which the driver decides; each as often as it has some.
     pub(super) queue: VecDeque<u32>,
     /// Leases that were provided, and have not ended.
     out: usize,
@@ -49,29 +49,28 @@ pub(super) struct Leases {
 }
 
 impl Connection {
-    /// Queues a piece with bytes that may be lent.
+    /// Whether a segment of the piece may be lent, and the rest of it fits a message of a connection
+    /// at rest: the frame is not cut.
+    pub(super) fn is_lendable(&self, payload: &Payload) -> bool {
+        payload.lendable().is_some_and(|lendable| {
+            let around = payload.len() - lendable.len();
+            around + LENT_MESSAGE <= self.peer.rest_slot_size as usize
+                && u32::try_from(lendable.len()).is_ok()
+        })
+    }
+
+    /// Queues a piece of which a segment may be lent.
     pub(super) fn queue_lendable(&mut self, key: usize, payload: Payload, end: bool) {
-        let parts = payload.into_parts();
-        let last = parts.len().saturating_sub(1);
-        for (at, payload) in parts.into_iter().enumerate() {
-            let end = end && at == last;
-            let out = match payload.has_lendable() {
-                true => {
-                    self.leases.queue.push_back(self.streams[key].id);
-                    Out::Lend(Box::new(Lend { payload, end, place: None }))
-                }
-                false => self.piece(payload, end),
-            };
-            self.streams[key].out.push_back(out);
-        }
-        self.prepare_bulk(key);
+        let stream = &mut self.streams[key];
+        stream.out.push_back(Out::Lend(Box::new(Lend { payload, end, place: None })));
+        self.leases.queue.push_back(stream.id);
     }
 
     /// Returns the next bytes that may be lent. The driver answers with
     /// [`provide_lent`](Self::provide_lent) before it calls this again.
     pub fn poll_lend(&mut self) -> Option<(StreamId, Bytes)> {
         while let Some(&id) = self.leases.queue.front() {
-            if let Some(bytes) = self.undecided(id).and_then(|lend| lend.payload.first_bytes()) {
+            if let Some(bytes) = self.undecided(id).and_then(|lend| lend.payload.lendable()) {
                 return Some((StreamId(id), bytes.clone()));
             }
             // The output of the stream has been dropped.
@@ -145,6 +144,7 @@ impl Connection {
         key: usize,
         place: LentPlace,
         len: u32,
+        (head, tail): (Bytes, Bytes),
         end: bool,
     ) -> Result<(), Breach> {
         let (stream, lease) = (StreamId(self.streams[key].id), place.lease);
@@ -152,7 +152,8 @@ impl Connection {
         if len == 0 {
             return bad("no bytes");
         }
-        if u64::from(len) > self.config.max_message {
+        let all = u64::from(len) + (head.len() + tail.len()) as u64;
+        if all > self.config.max_message {
             return bad("longer than any message");
         }
         if place.addr.checked_add(len.into()).is_none() {
@@ -164,12 +165,12 @@ impl Connection {
         if !self.leases.borrowed.insert(lease) {
             return bad("its number is in use");
         }
-        self.stats.borrowed += u64::from(len);
+        self.stats.borrowed += all;
         if self.streams[key].recv == RecvHalf::Discarding {
             self.n_answers += 1;
             self.return_lease(lease);
         } else {
-            self.events.push_back(Event::Lent { stream, place, len, end });
+            self.events.push_back(Event::Lent { stream, head, place, len, tail, end });
         }
         Ok(())
     }

@@ -78,6 +78,6 @@ mod write_order;
 pub use self::connection::Connection;
 pub use self::id_map::{IdHasher, StreamMap};
 pub use self::types::{
-    Event, Flow, GrantMemory, LandingWant, LentPlace, NamedWant, Pending, Room, SendError, Side,
-    Stats, Transmit, Unsent, WantKey, Write,
+    Event, Flow, GrantMemory, LandingWant, NamedWant, Pending, Room, SendError, Side, Stats,
+    Transmit, Unsent, WantKey, Write,
 };

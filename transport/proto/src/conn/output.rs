@@ -106,7 +106,7 @@ impl Connection {
         }
         stream.queued += payload.len();
         stream.full |= stream.queued >= HIGH_WATER_MARK;
-        if payload.has_lendable() {
+        if self.is_lendable(&payload) {
             self.queue_lendable(key, payload, end);
         } else {
             let out = self.piece(payload, end);

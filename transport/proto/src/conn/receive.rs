@@ -7,10 +7,11 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::connection::{Connection, Phase};
 use super::credits::Returned;
 use super::stream::{PeerGrant, RecvHalf, SendHalf};
-use super::types::{Event, LentPlace, Side};
+use super::types::{Event, Side};
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Frame, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
+use crate::payload::LentPlace;
 
 fn returned(reader: &Reader) -> Returned {
     Returned { credits: reader.credits, full: reader.full }
@@ -113,10 +114,11 @@ impl Connection {
                 self.on_done(key, id, begin, len, end, now)?;
                 self.on_end(key, end)
             }
-            Frame::Lent { stream, end, lease, key: memory, len, addr } => {
+            Frame::Lent { stream, end, lease, key: memory, len, addr, head, tail } => {
                 let key = self.sending_peer_stream(name, stream)?;
                 self.check_body(name, key)?;
-                self.on_lent(key, LentPlace { lease, key: memory, addr }, len, end)?;
+                let place = LentPlace { lease, key: memory, addr };
+                self.on_lent(key, place, len, (head, tail), end)?;
                 self.on_end(key, end)
             }
             Frame::Return { lease } => self.on_return(lease),

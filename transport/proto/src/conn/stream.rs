@@ -33,9 +33,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::answer_clock::PendingAnswer;
 use super::phase::{self, Modulus};
-use super::types::LentPlace;
 use crate::ids::GrantId;
-use crate::payload::{Field, Payload};
+use crate::payload::{Field, LentPlace, Payload};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendHalf {
@@ -139,17 +138,16 @@ pub(super) enum Out {
     },
     /// Boxed, because most elements are small ones of the other kinds.
     Bulk(Box<Bulk>),
-    /// Bytes that may be lent.
+    /// A piece of which a segment may be lent.
     Lend(Box<Lend>),
 }
 
-/// Bytes that may be lent, or are.
+/// A piece of which a segment may be lent, or is.
 #[derive(Debug)]
 pub(super) struct Lend {
-    /// One segment.
     pub(super) payload: Payload,
     pub(super) end: bool,
-    /// Where they lie, once they are.
+    /// Where it lies, once it is.
     pub(super) place: Option<LentPlace>,
 }
 

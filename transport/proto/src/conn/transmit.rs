@@ -5,7 +5,7 @@ use super::connection::{Connection, Phase};
 use super::credits::Returned;
 use super::phase::LINE;
 use super::stream::{Out, PeerGrant, PendingDone, RecvHalf, Request, SendHalf};
-use super::types::{Event, LentPlace, Room, Side, Stats, Transmit, Write};
+use super::types::{Event, Room, Side, Stats, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
 
@@ -200,23 +200,13 @@ impl Connection {
                 None | Some(Out::Bulk(_)) => return Composed::Idle,
                 Some(Out::Lend(lend)) => {
                     // It goes once the driver has decided.
-                    let Some(LentPlace { lease, key: memory, addr }) = lend.place else {
-                        return Composed::Idle;
-                    };
+                    let Some(place) = lend.place else { return Composed::Idle };
                     let (len, end) = (lend.payload.len(), lend.end);
-                    let frame = Frame::Lent {
-                        stream: id,
-                        end,
-                        lease,
-                        key: memory,
-                        len: u32::try_from(len).unwrap_or(u32::MAX),
-                        addr,
-                    };
-                    if !message.add(&frame) {
+                    if !message.add_lent(id, end, place, &lend.payload) {
                         return Composed::Full;
                     }
                     stream.out.pop_front();
-                    self.leases.lent.insert(lease);
+                    self.leases.lent.insert(place.lease);
                     self.stats.lent += len as u64;
                     self.sent_bytes(key, len);
                     end

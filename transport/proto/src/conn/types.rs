@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::error::CloseCode;
 use crate::ids::{ResetCode, StreamId};
-use crate::payload::Payload;
+use crate::payload::{LentPlace, Payload};
 
 /// Which side of the connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,16 +75,20 @@ pub enum Event {
         /// The peer's half has ended.
         end: bool,
     },
-    /// Body bytes in memory of the peer; counted as [`Flow::Lent`]. The driver calls
-    /// [`Connection::return_lease`](super::Connection::return_lease) once nobody reads them any
-    /// longer.
+    /// A piece of the body, most of which lies in memory of the peer; counted as [`Flow::Lent`]. The
+    /// driver calls [`Connection::return_lease`](super::Connection::return_lease) once nobody reads
+    /// that any longer.
     Lent {
         /// The stream.
         stream: StreamId,
-        /// Where they lie.
+        /// The bytes in front of those that are lent: a slice of the message.
+        head: Bytes,
+        /// Where these lie.
         place: LentPlace,
-        /// Number of bytes: at least 1.
+        /// Number of bytes that are lent: at least 1.
         len: u32,
+        /// The bytes behind them: a slice of the message.
+        tail: Bytes,
         /// The peer's half has ended.
         end: bool,
     },
@@ -168,17 +172,6 @@ pub struct GrantMemory {
     pub rkey: u32,
     /// Bytes.
     pub len: u32,
-}
-
-/// Where lent bytes lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LentPlace {
-    /// The number of the lease among those of its owner that have not ended.
-    pub lease: u32,
-    /// The key of the memory.
-    pub key: u32,
-    /// The address of the first byte, with that key.
-    pub addr: u64,
 }
 
 /// The purpose for which landing memory is wanted.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic_rdma_memory::Landed;
 
+use crate::codec::lent_piece::LentPiece;
 use crate::codec::methods::{Method, Used};
 use crate::codec::named::gather::{Gather, Gathered};
 use crate::codec::pending_messages::{self, Kept, Message};
@@ -46,6 +47,8 @@ pub(crate) enum Part {
     Eager(Bytes),
     /// Arrived by RDMA WRITE.
     Landed(Landed),
+    /// Lies in memory that the peer has lent, but for its ends.
+    Lent(Box<LentPiece>),
 }
 
 impl Part {
@@ -54,6 +57,7 @@ impl Part {
         match self {
             Part::Eager(bytes) => bytes.len(),
             Part::Landed(landed) => landed.len(),
+            Part::Lent(piece) => piece.len(),
         }
     }
 
@@ -132,6 +136,8 @@ pub(crate) struct Deframer {
     pub(super) at: At,
     /// Bytes received and not yet passed on.
     pub(super) part: Part,
+    /// Those behind them, in their order.
+    later: Fifo<Part>,
     /// The reader's codec.
     pub(super) used: Used,
     /// Padding left to emit behind a placeholder, in bytes.
@@ -156,6 +162,7 @@ impl Deframer {
             method,
             at: if messages { At::NEXT } else { At::Through },
             part: Part::Eager(Bytes::new()),
+            later: Fifo::default(),
             used: Used::Unknown,
             filling: 0,
             ahead: 0,
@@ -170,6 +177,19 @@ impl Deframer {
     /// The next bytes for the decoder, at most [`HANDED`]; the decoder copies them. None if nothing
     /// is left.
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
+        loop {
+            let popped = self.pop_part();
+            match self.is_part_empty().then(|| self.later.pop_front()).flatten() {
+                Some(part) => self.begin(part),
+                None => return popped,
+            }
+            if popped.is_some() {
+                return popped;
+            }
+        }
+    }
+
+    fn pop_part(&mut self) -> Option<Bytes> {
         if self.filling > 0 {
             let len = self.filling.min(HANDED);
             self.filling -= len;
@@ -184,6 +204,11 @@ impl Deframer {
             Part::Eager(bytes) if bytes.is_empty() => None,
             Part::Eager(bytes) if bytes.len() > HANDED => Some(bytes.split_to(HANDED)),
             Part::Eager(bytes) => Some(std::mem::take(bytes)),
+            Part::Lent(piece) => {
+                let piece = std::mem::take(piece);
+                self.part = Part::Eager(Bytes::new());
+                Some(self.placeholder(piece.len() - HEADER, piece.into()))
+            }
             Part::Landed(landed) if landed.is_empty() => None,
             Part::Landed(landed) => {
                 let mut landed = std::mem::take(landed);
@@ -191,7 +216,7 @@ impl Deframer {
                 let bytes = match self.at {
                     At::Whole(len) if copied.is_empty() => {
                         self.at = At::NEXT;
-                        self.placeholder(landed.split_to(len))
+                        self.placeholder(len, landed.split_to(len).into())
                     }
                     _ => copied,
                 };
@@ -203,6 +228,10 @@ impl Deframer {
 
     /// Whether nothing is left to pop.
     pub(crate) fn is_empty(&self) -> bool {
+        self.is_part_empty() && self.later.is_empty()
+    }
+
+    fn is_part_empty(&self) -> bool {
         let is_due = matches!(self.at, At::Gather { left: 0, .. });
         self.filling == 0 && self.part.len() == 0 && !is_due
     }
@@ -218,12 +247,34 @@ impl Deframer {
     pub(crate) fn push(&mut self, part: Part, used: Used) {
         debug_assert!(self.is_empty(), "a part in front of it would be lost");
         self.used = used;
+        match part {
+            Part::Lent(piece) if !self.is_whole(&piece) => {
+                let LentPiece { head, lent, tail } = *piece;
+                self.later.push_back(Part::Landed(lent));
+                self.later.push_back(Part::Eager(tail));
+                self.begin(Part::Eager(head));
+            }
+            part => self.begin(part),
+        }
+    }
+
+    fn begin(&mut self, part: Part) {
         if let Part::Eager(bytes) = &part
-            && (self.gather.is_none() || used != Used::Ours)
+            && (self.gather.is_none() || self.used != Used::Ours)
         {
             self.follow(bytes);
         }
         self.part = part;
+    }
+
+    /// Whether the piece is one message, which can stay where it is.
+    fn is_whole(&self, piece: &LentPiece) -> bool {
+        let header = piece.head.first_chunk::<HEADER>();
+        let message = header.and_then(|header| placeholder::read_header(header));
+        matches!(self.at, At::Header(_, 0))
+            && self.used == Used::Ours
+            && self.gather.is_none()
+            && message == Some((0, piece.len() - HEADER))
     }
 
     /// Tracks message boundaries in bytes that are passed on unchanged.
@@ -299,14 +350,14 @@ impl Deframer {
         *counter += len as u64;
     }
 
-    /// Builds the placeholder of `message`, and stores the message for the decoder.
-    fn placeholder(&mut self, message: Landed) -> Bytes {
-        let fill = self.padding(message.len());
+    /// Builds the placeholder of `message`, which has `len` bytes, and stores the message for the decoder.
+    fn placeholder(&mut self, len: usize, message: Message) -> Bytes {
+        let fill = self.padding(len);
         if self.share.capacity() < HEADER + placeholder::LEN {
             self.share.reserve(SHARE);
         }
         self.share.put_slice(&placeholder::header((placeholder::LEN + fill) as u32));
-        self.keep(message.into(), fill)
+        self.keep(message, fill)
     }
 
     /// Bytes by which the placeholder of a message of `len` bytes is padded, because tonic may not

@@ -59,6 +59,7 @@
 //! | `body_encoder` | polls a body, replaces placeholders with segments |
 //! | `pending_messages` | received messages that wait for their decoder |
 //! | `deframer` | finds the messages in a received body, replaces them with placeholders |
+//! | `lent_piece` | a piece of a body that the peer has lent |
 //! | `named` | messages whose field lands in a buffer of the application |
 //! | `methods` | what is learnt about each method |
 //! | `fuzz` | both directions without a connection |
@@ -68,6 +69,7 @@ mod deframer;
 #[cfg(feature = "test-util")]
 #[doc(hidden)]
 pub mod fuzz;
+mod lent_piece;
 mod methods;
 mod named;
 mod pending_messages;
@@ -79,6 +81,7 @@ mod tests;
 
 pub(crate) use self::body_encoder::{BodyEncoder, Chunk, Polled};
 pub(crate) use self::deframer::{Deframer, Delivered, Part};
+pub(crate) use self::lent_piece::LentPiece;
 pub(crate) use self::methods::{Call, Method, Methods, Used};
 #[cfg(feature = "test-util")]
 pub use self::pending_messages::pending_messages;

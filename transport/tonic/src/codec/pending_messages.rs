@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tonic_rdma_memory::Landed;
 
+use crate::codec::lent_piece::LentPiece;
 use crate::codec::methods::Method;
 use crate::codec::named::message::NamedMessage;
 use crate::codec::placeholder::Key;
@@ -18,6 +19,8 @@ const SHARDS: usize = 16;
 pub(super) enum Message {
     /// In one piece.
     Whole(Landed),
+    /// Lent, but for its ends.
+    Lent(Box<LentPiece>),
     /// Of a call that has named a buffer.
     Named(Box<NamedMessage>),
 }
@@ -25,6 +28,12 @@ pub(super) enum Message {
 impl From<Landed> for Message {
     fn from(landed: Landed) -> Self {
         Message::Whole(landed)
+    }
+}
+
+impl From<Box<LentPiece>> for Message {
+    fn from(piece: Box<LentPiece>) -> Self {
+        Message::Lent(piece)
     }
 }
 

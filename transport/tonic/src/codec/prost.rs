@@ -140,14 +140,14 @@ impl<U: Message + Default> Decoder for ProstDecoder<U> {
             // The placeholder had the message's true length, and tonic accepted it.
             method.has_decoded(len);
         }
-        let message = match kept.message {
-            pending_messages::Message::Named(named) => return named.decode().map(Some),
-            pending_messages::Message::Whole(message) => message,
-        };
         // The peer may still write to the message, so prost reads private copies of it, and borrows
         // only `bytes` fields.
         let mut window = Window::new();
-        let message = message.reader(&mut window);
+        let message = match kept.message {
+            pending_messages::Message::Named(named) => return named.decode().map(Some),
+            pending_messages::Message::Whole(message) => message.reader(&mut window),
+            pending_messages::Message::Lent(piece) => piece.message(&mut window),
+        };
         // As in tonic-prost: protobuf errors are INTERNAL.
         U::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
     }

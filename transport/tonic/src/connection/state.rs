@@ -87,6 +87,8 @@ pub(in crate::connection) struct Inbox {
     pub(in crate::connection) completions: Vec<Completion>,
     /// Received messages are copied here, many to one allocation.
     pub(in crate::connection) messages: BytesMut,
+    /// Leases of the peer of which nothing is read any longer.
+    pub(in crate::connection) returned: Vec<u32>,
 }
 
 impl fmt::Debug for Shared {
@@ -138,7 +140,7 @@ impl Shared {
                 clock: CoarseClock::new(options.proto.dead_peer),
                 pool,
                 driver: DriverHandle::default(),
-                inbox: Inbox { completions: Vec::with_capacity(64), messages: BytesMut::new() },
+                inbox: Inbox { completions: Vec::with_capacity(64), ..Inbox::default() },
                 streams: Streams::default(),
                 usage: Usage::new(side, link.peer(), counters),
                 became_quiet: false,

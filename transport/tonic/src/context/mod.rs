@@ -19,7 +19,7 @@ use rand::rngs::StdRng;
 use registered::{Region, Regions};
 pub use registered::{RegisterRegionError, Registered};
 use tokio::sync::Mutex;
-use tonic_rdma_fabric::{Addr, Fabric, FabricError};
+use tonic_rdma_fabric::{Addr, Fabric, FabricError, Lending};
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
 
 use crate::connection::ConnectionConfig;
@@ -131,9 +131,13 @@ impl Context {
     }
 
     fn pool_config_of(&self, fabric: &Fabric) -> PoolConfig {
-        match &self.0.settings.pool {
+        let config = match &self.0.settings.pool {
             Some(config) => config.clone(),
             None => pool_size::of(fabric),
+        };
+        match self.0.settings.lending {
+            Lending::Off => config,
+            _ => config.lendable(true),
         }
     }
 

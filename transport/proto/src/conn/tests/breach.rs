@@ -457,7 +457,16 @@ fn transfers() -> Vec<Case> {
 }
 
 fn lent(p: &mut Pair, len: u32, addr: u64) {
-    let frame = Frame::Lent { stream: 1, end: false, lease: 4, key: 7, len, addr };
+    let frame = Frame::Lent {
+        stream: 1,
+        end: false,
+        lease: 4,
+        key: 7,
+        len,
+        addr,
+        head: Bytes::new(),
+        tail: Bytes::new(),
+    };
     p.inject(CLIENT, &[head(1), frame]);
 }
 

@@ -6,7 +6,7 @@ use super::pair::*;
 use crate::config::Config;
 use crate::error::Breach;
 use crate::ids::{ResetCode, StreamId};
-use crate::payload::Payload;
+use crate::payload::{LentPlace, Payload};
 
 const FIELD: usize = 300_000;
 
@@ -15,7 +15,8 @@ fn message(seed: u32, len: usize) -> (Payload, Vec<u8>) {
     let (head, field, tail) = (pattern(!seed, 12), pattern(seed, len), pattern(seed + 7, 9));
     let mut payload = Payload::new();
     payload.push(head.clone(), false);
-    payload.push_lendable(field.clone(), true, true);
+    payload.push_aligned(field.clone(), true);
+    payload.last_is_lendable();
     payload.push(tail.clone(), false);
     (payload, [&head[..], &field[..], &tail[..]].concat())
 }
@@ -45,13 +46,34 @@ fn a_field_is_lent_and_nothing_else_is_needed() {
     p.settle();
     let app = p.ends[SERVER].app(id);
     assert!(app.ended && app.body == bytes);
-    assert_eq!(app.landed, [(FIELD as u32, Flow::Lent)]);
+    assert_eq!(app.landed, [(bytes.len() as u32, Flow::Lent)]);
     let frames = ["LENT", "REQUEST", "DONE"].map(|frame| p.count(CLIENT, frame));
     assert_eq!((frames, p.count(SERVER, "RETURN"), p.count(SERVER, "GRANT")), ([1, 0, 0], 1, 0));
     assert_eq!(p.ends[SERVER].memory.peak, 0, "no landing memory");
     let stats = [p.client().stats(), p.server().stats()];
-    assert_eq!([stats[0].lent, stats[1].borrowed], [FIELD as u64; 2]);
+    assert_eq!([stats[0].lent, stats[1].borrowed], [bytes.len() as u64; 2]);
     p.answer(id, pattern(1, 10));
+    p.assert_clean();
+}
+
+/// What does not fit one message goes by WRITE, all of it.
+#[test]
+fn long_heads_are_not_lent() {
+    let mut p = lending(1 << 20);
+    let most = small().rest_slot_size() as usize - crate::frame::LENT_MESSAGE;
+    for (len, flow) in [(most, Flow::Lent), (most + 1, Flow::Bulk)] {
+        let id = p.open("head", false);
+        let (front, field) = (pattern(1, len), pattern(2, FIELD));
+        let mut payload = Payload::new();
+        payload.push(front.clone(), false);
+        payload.push_aligned(field.clone(), true);
+        payload.last_is_lendable();
+        p.client().send_payload(id, payload, true).unwrap();
+        p.settle();
+        assert_eq!(flows(&p, id)[0], flow, "{len}");
+        assert!(p.ends[SERVER].app(id).body == [front, field].concat());
+        p.answer(id, pattern(1, 10));
+    }
     p.assert_clean();
 }
 
@@ -160,7 +182,8 @@ fn leases_are_counted_and_each_has_its_number() {
     let server = p.server();
     let key = server.ids[&1];
     let lent = |server: &mut Connection, lease| {
-        server.on_lent(key, LentPlace { lease, key: 7, addr: 0 }, 1, false)
+        let around = Default::default();
+        server.on_lent(key, LentPlace { lease, key: 7, addr: 0 }, 1, around, false)
     };
     for lease in 0..MAX_LEASES as u32 {
         lent(server, lease).unwrap();

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 
 use super::super::*;
+use crate::payload::LentPlace;
 
 /// The memory that both ends have mapped, by address: the owner of a range takes it away when its
 /// lease has ended.

@@ -238,9 +238,9 @@ impl Model {
                 let (front, bytes) = (pattern(!seed, *front), pattern_at(*place, seed, *len));
                 let mut payload = Payload::new();
                 payload.push(front.clone(), !pinned);
-                match lend {
-                    true => payload.push_lendable(bytes.clone(), *pinned, true),
-                    false => payload.push_aligned(bytes.clone(), *pinned),
+                payload.push_aligned(bytes.clone(), *pinned);
+                if *lend {
+                    payload.last_is_lendable();
                 }
                 if p.ends[*end].conn.send_payload(id, payload, *last).is_ok() {
                     // Named memory lies where the application has it.

@@ -365,13 +365,13 @@ impl End {
                 app.unread.push_back((len, flow, kept));
                 self.read(stream);
             }
-            Event::Lent { stream, place, len, end } => {
-                let bytes = self.loans.borrow(place, len);
+            Event::Lent { stream, head, place, len, tail, end } => {
+                let bytes = [head, self.loans.borrow(place, len), tail].concat();
                 let app = self.streams.get_mut(&stream.get()).expect("lent before it was opened");
                 assert!(!app.ended && app.reset.is_none(), "lent after the end");
                 app.ended = end;
                 app.body.extend_from_slice(&bytes);
-                app.landed.push((len, Flow::Lent));
+                app.landed.push((bytes.len() as u32, Flow::Lent));
             }
             Event::LeaseEnded { lease } => self.loans.ended(lease),
             Event::Returned { memory } => self.memory.free(memory),

@@ -99,5 +99,7 @@ fn split(part: &mut Part, len: usize) -> Landed {
     match part {
         Part::Eager(bytes) => bytes.split_to(len).into(),
         Part::Landed(landed) => landed.split_to(len),
+        // A message that is gathered is cut into parts of the other kinds.
+        Part::Lent(_) => Landed::default(),
     }
 }

@@ -125,6 +125,14 @@ impl ConnectionState {
                     };
                     self.deliver(stream, Part::Landed(landed), flow, place, end);
                 }
+                Event::Lent { stream, head, place, len, tail, end } => {
+                    self.borrow(stream, (head, tail), (place, len), end);
+                }
+                Event::LeaseEnded { lease } => {
+                    if let Some(link) = &mut self.link {
+                        link.end_lease(lease);
+                    }
+                }
                 Event::Returned { memory } => drop(self.landing.granted.try_remove(memory)),
                 Event::Reset { stream, code } => self.with(stream, |io| {
                     io.fault.get_or_insert(Fault::Reset(code));

@@ -25,6 +25,7 @@ impl ConnectionState {
                     error = result.err();
                 }
             }
+            self.return_leases(cx);
             self.usage.polled(self.inbox.completions.len());
             // Completions before an error count.
             let result = self.complete();

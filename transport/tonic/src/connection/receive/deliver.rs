@@ -26,6 +26,7 @@ impl ConnectionState {
             {
                 Place::Heap
             }
+            Place::Lent if self.landing.copy_on_delivery => Place::Heap,
             place => place,
         };
         let len = part.len() as u32;
@@ -38,7 +39,7 @@ impl ConnectionState {
                 Place::Heap => Some(&mut self.usage.copied.pressure),
                 _ if !io.unread.joins(part.len(), place) => None,
                 Place::Message => Some(&mut self.usage.copied.eager),
-                Place::Landing { .. } | Place::Named => Some(&mut self.usage.copied.joined),
+                Place::Landing { .. } | Place::Named | Place::Lent => Some(&mut self.usage.copied.joined),
             };
             if let Some(copied) = copied {
                 *copied += u64::from(len);

@@ -10,8 +10,10 @@
 //! | `stall` | what nobody reads makes room, when a stream has waited long for landing memory |
 //! | `relieve` | acts on these delays |
 //! | `deliver` | landed and received payload goes to its stream |
+//! | `borrow` | what the peer has lent, and what of it returns |
 //! | `unread` | the part of a received body that nobody has read |
 
+mod borrow;
 mod deliver;
 mod grant;
 pub(in crate::connection) mod landing;

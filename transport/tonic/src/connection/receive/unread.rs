@@ -48,7 +48,9 @@ pub(in crate::connection) enum Place {
     Landing { begin: u32 },
     /// In a buffer of the application.
     Named,
-    /// In landing memory, and to be copied to the heap before anything reads them.
+    /// In memory that the peer has lent.
+    Lent,
+    /// In memory that the peer may write to, and to be copied to the heap before anything reads them.
     Heap,
 }
 
@@ -124,7 +126,7 @@ impl Unread {
         let kept = match place {
             Place::Message => RECEIVE_CHUNK,
             Place::Landing { begin } => (begin as usize + len).next_multiple_of(GRANULE),
-            Place::Named => return false,
+            Place::Named | Place::Lent => return false,
             Place::Heap => len,
         };
         kept + OVERHEAD > len + len / 2
@@ -137,7 +139,7 @@ impl Unread {
         let (window, bulk) = match flow {
             Flow::Window => (len as u32, 0),
             Flow::Bulk => (0, len as u32),
-            Flow::Named => (0, 0),
+            Flow::Named | Flow::Lent => (0, 0),
         };
         if !self.joins(len, place) {
             self.close();
@@ -145,6 +147,7 @@ impl Unread {
                 Part::Landed(landed) if place == Place::Heap => {
                     Part::Landed(landed.to_private().into())
                 }
+                Part::Lent(piece) if place == Place::Heap => Part::Lent(piece.into_private()),
                 part => part,
             };
             return self.pieces.push_back(Piece { part, window, bulk, landed, joined: false });
@@ -163,6 +166,7 @@ impl Unread {
         match part {
             Part::Eager(bytes) => joining.bytes.put_slice(&bytes),
             Part::Landed(landed) => landed.append_to(&mut joining.bytes),
+            Part::Lent(piece) => piece.append_to(&mut joining.bytes),
         }
         joining.window += window;
         joining.bulk += bulk;
@@ -225,7 +229,9 @@ mod tests {
     fn part(bytes: Bytes, place: Place) -> Part {
         match place {
             Place::Message => Part::Eager(bytes),
-            Place::Landing { .. } | Place::Named | Place::Heap => Part::Landed(bytes.into()),
+            Place::Landing { .. } | Place::Named | Place::Lent | Place::Heap => {
+                Part::Landed(bytes.into())
+            }
         }
     }
 

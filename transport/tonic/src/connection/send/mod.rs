@@ -3,10 +3,12 @@
 //! | file | what |
 //! |---|---|
 //! | `in_flight` | SEND slots, staging blocks and WRITEs in flight |
+//! | `lend` | bytes that the peer reads where they lie |
 //! | `payload` | bodies as the protocol takes them |
 //! | `write_window` | how many bytes of WRITEs may be in flight |
 
 pub(in crate::connection) mod in_flight;
+mod lend;
 mod payload;
 mod truncated;
 pub(in crate::connection) mod write_window;
@@ -69,6 +71,7 @@ impl ConnectionState {
 
     fn post(&mut self, mut flush: Flush) -> Result<(), LinkError> {
         self.copies.flush_begins();
+        self.lend()?;
         let Some(link) = self.link.as_mut() else { return Ok(()) };
         let closing = self.life != Life::Open;
         // Messages were posted since the last doorbell.

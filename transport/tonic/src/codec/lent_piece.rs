@@ -1,0 +1,43 @@
+//! A piece of a body that the peer has lent, but for its ends.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use tonic_rdma_memory::{Landed, LandedReader, Window};
+
+use crate::codec::placeholder::HEADER;
+
+/// What was in front of the bytes that are lent, these, and what was behind them.
+#[derive(Debug, Default)]
+pub(crate) struct LentPiece {
+    /// In memory that the peer cannot write to.
+    pub(crate) head: Bytes,
+    pub(crate) lent: Landed,
+    /// As the head.
+    pub(crate) tail: Bytes,
+}
+
+impl LentPiece {
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.head.len() + self.lent.len() + self.tail.len()
+    }
+
+    /// Appends a copy of all bytes to `dst`.
+    pub(crate) fn append_to(&self, dst: &mut BytesMut) {
+        dst.put_slice(&self.head);
+        self.lent.append_to(dst);
+        dst.put_slice(&self.tail);
+    }
+
+    /// A copy that the peer cannot write to; the lease returns.
+    pub(crate) fn into_private(mut self: Box<Self>) -> Box<Self> {
+        self.lent = self.lent.to_private().into();
+        self
+    }
+
+    /// Reads the message that the piece is, without its header.
+    pub(super) fn message(self, window: &mut Window) -> LandedReader<'_> {
+        let LentPiece { mut head, lent, tail } = self;
+        head.advance(HEADER.min(head.len()));
+        Landed::reader_of(vec![head.into(), lent, tail.into()], window)
+    }
+}

@@ -1,0 +1,50 @@
+//! What the peer has lent, and what of it returns.
+
+use std::task::Context;
+
+use bytes::Bytes;
+use tonic_rdma_fabric::{Lent, Link};
+use tonic_rdma_proto::{CloseCode, Flow, LentPlace, StreamId};
+
+use crate::codec::{LentPiece, Part};
+use crate::connection::receive::unread::Place;
+use crate::connection::state::{ConnectionState, Life};
+use crate::path::reason::{Reason, ReasonCode};
+
+impl ConnectionState {
+    /// Delivers a piece of a body of which `len` bytes are lent. A peer that has lent no such memory
+    /// has broken the protocol.
+    pub(in crate::connection) fn borrow(
+        &mut self,
+        stream: StreamId,
+        (head, tail): (Bytes, Bytes),
+        (place, len): (LentPlace, u32),
+        end: bool,
+    ) {
+        let Some(link) = &mut self.link else { return };
+        let LentPlace { lease, key, addr } = place;
+        match link.borrow(Lent { lease, key, addr }, len) {
+            Ok(lent) => {
+                let piece = LentPiece { head, lent: lent.into(), tail };
+                let part = Part::Lent(Box::new(piece));
+                self.deliver(stream, part, Flow::Lent, Place::Lent, end);
+            }
+            Err(error) => {
+                let text = error.to_string();
+                tracing::warn!(peer = %self.peer, %error, "the peer lends what is not there; closing the connection");
+                self.conn.close(CloseCode::Breach, &text);
+                self.end(Life::Closing(Reason::from_peer(ReasonCode::LinkLost, text)));
+            }
+        }
+    }
+
+    /// Returns the leases of which nothing is read any longer. The driver is woken for the next.
+    #[inline]
+    pub(in crate::connection) fn return_leases(&mut self, cx: &Context<'_>) {
+        let Some(link) = &mut self.link else { return };
+        link.take_returned(cx.waker(), &mut self.inbox.returned);
+        for lease in self.inbox.returned.drain(..) {
+            self.conn.return_lease(lease);
+        }
+    }
+}
