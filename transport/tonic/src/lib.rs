@@ -157,11 +157,11 @@ pub use tonic::transport::{Body, Uri};
 pub use tonic::transport::{
     Certificate, CertificateDer, ClientTlsConfig, Identity, ServerTlsConfig,
 };
-pub use tonic_rdma_fabric::{Lending, ShmAccess};
 /// The simulated fabric, for tests of programs that use this crate: see [`ContextBuilder::sim`].
 #[cfg(feature = "test-util")]
 #[doc(no_inline)]
 pub use tonic_rdma_fabric::sim;
+pub use tonic_rdma_fabric::{Lending, ShmAccess};
 /// Files to and from memory of a pool through io_uring, for programs that serve from disks.
 #[cfg(feature = "io-uring")]
 #[doc(no_inline)]

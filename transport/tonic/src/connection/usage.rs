@@ -63,8 +63,10 @@ impl Usage {
 #[derive(Clone, Copy, Debug, Default)]
 struct Reported {
     write_sent: u64,
+    lent: u64,
     eager_sent: u64,
     write_received: u64,
+    borrowed: u64,
     eager_received: u64,
     long_writes: u64,
     long_writes_in_phase: u64,
@@ -74,7 +76,8 @@ struct Reported {
 
 impl Reported {
     fn body_bytes(&self) -> u64 {
-        self.write_sent + self.eager_sent + self.write_received + self.eager_received
+        let sent = self.write_sent + self.lent + self.eager_sent;
+        sent + self.write_received + self.borrowed + self.eager_received
     }
 
     fn add(&mut self, now: Stats, counters: &Counters) {
@@ -86,6 +89,8 @@ impl Reported {
             more
         };
         add(&counters.bytes_sent_write, now.write_sent, &mut self.write_sent);
+        add(&counters.bytes_sent_lent, now.lent, &mut self.lent);
+        add(&counters.bytes_received_lent, now.borrowed, &mut self.borrowed);
         add(&counters.bytes_received_write, now.write_received, &mut self.write_received);
         add(&counters.long_writes, now.long_writes, &mut self.long_writes);
         add(

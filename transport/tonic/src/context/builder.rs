@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tonic_rdma_fabric::{Lending, ShmAccess};
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
+use tonic_rdma_fabric::{Lending, ShmAccess};
 use tonic_rdma_memory::PoolConfig;
 use tonic_rdma_proto::Config;
 

@@ -37,12 +37,17 @@ pub struct TransportStats {
     pub connections_refused: u64,
     /// Payload bytes sent by RDMA WRITE.
     pub bytes_sent_write: u64,
+    /// Payload bytes that the peer was lent: see
+    /// [`ContextBuilder::lending`](crate::ContextBuilder::lending).
+    pub bytes_sent_lent: u64,
     /// Payload bytes sent eagerly, inside SENDs.
     pub bytes_sent_send: u64,
     /// Payload bytes sent over TCP.
     pub bytes_sent_tcp: u64,
     /// Payload bytes that the peer sent by RDMA WRITE.
     pub bytes_received_write: u64,
+    /// Payload bytes that the peer has lent.
+    pub bytes_received_lent: u64,
     /// Payload bytes that the peer sent eagerly, inside SENDs.
     pub bytes_received_send: u64,
     /// Payload bytes received over TCP.
@@ -62,9 +67,11 @@ impl TransportStats {
     /// All payload bytes, in both directions.
     pub fn payload_bytes(&self) -> u64 {
         self.bytes_sent_write
+            + self.bytes_sent_lent
             + self.bytes_sent_send
             + self.bytes_sent_tcp
             + self.bytes_received_write
+            + self.bytes_received_lent
             + self.bytes_received_send
             + self.bytes_received_tcp
     }
@@ -234,9 +241,11 @@ counters!(
     connections_lost,
     connections_refused,
     bytes_sent_write,
+    bytes_sent_lent,
     bytes_sent_send,
     bytes_sent_tcp,
     bytes_received_write,
+    bytes_received_lent,
     bytes_received_send,
     bytes_received_tcp,
     long_writes,

@@ -39,7 +39,9 @@ impl ConnectionState {
                 Place::Heap => Some(&mut self.usage.copied.pressure),
                 _ if !io.unread.joins(part.len(), place) => None,
                 Place::Message => Some(&mut self.usage.copied.eager),
-                Place::Landing { .. } | Place::Named | Place::Lent => Some(&mut self.usage.copied.joined),
+                Place::Landing { .. } | Place::Named | Place::Lent => {
+                    Some(&mut self.usage.copied.joined)
+                }
             };
             if let Some(copied) = copied {
                 *copied += u64::from(len);

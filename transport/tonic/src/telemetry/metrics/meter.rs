@@ -18,8 +18,10 @@ pub(crate) struct ConnectionMeter {
     completions: Histogram,
     calls: Counter,
     sent_write: Counter,
+    sent_lent: Counter,
     sent_send: Counter,
     received_write: Counter,
+    received_lent: Counter,
     received_send: Counter,
     messages_sent: Counter,
     messages_received: Counter,
@@ -47,8 +49,10 @@ impl ConnectionMeter {
             completions: histogram!(COMPLETIONS, "role" => role, "path" => path),
             calls: calls(role, path),
             sent_write: payload("sent", "write"),
+            sent_lent: payload("sent", "lent"),
             sent_send: payload("sent", "send"),
             received_write: payload("received", "write"),
+            received_lent: payload("received", "lent"),
             received_send: payload("received", "send"),
             messages_sent: messages("sent"),
             messages_received: messages("received"),
@@ -81,8 +85,10 @@ impl ConnectionMeter {
         };
         add(&self.calls, now.streams, before.streams);
         add(&self.sent_write, now.write_sent, before.write_sent);
+        add(&self.sent_lent, now.lent, before.lent);
         add(&self.sent_send, now.eager_sent, before.eager_sent);
         add(&self.received_write, now.write_received, before.write_received);
+        add(&self.received_lent, now.borrowed, before.borrowed);
         add(&self.received_send, now.eager_received, before.eager_received);
         add(&self.messages_sent, now.messages_sent, before.messages_sent);
         add(&self.messages_received, now.messages_received, before.messages_received);

@@ -1,0 +1,258 @@
+//! Messages that are lent over shared memory: pointers, counters, and what comes back when.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
+use tokio_stream::iter;
+use tonic_rdma::{Channel, Context, Lending, PoolConfig, TransportStats};
+
+const MIB: usize = 1 << 20;
+
+fn context(lending: Lending) -> Context {
+    Context::builder().pool(PoolConfig::default().total(64 << 20)).lending(lending).build()
+}
+
+fn blobs(codec: Which) -> Blobs {
+    Blobs { codec, seen: Arc::default(), limit: LIMIT, forward: None }
+}
+
+/// Client and server, which both lend what they send.
+async fn lending(codec: Which) -> World {
+    let contexts = [Some(context(Lending::SameUser)), Some(context(Lending::SameUser))];
+    World::between(Fabric::Shm, contexts, blobs(codec)).await
+}
+
+/// Calls until the peer has mapped what is lent: the first messages in an arena are copied. By then
+/// the peer knows its codec, too.
+async fn learnt(world: &World, client: &mut Client, data: &Bytes) {
+    let before = world.channel.stats().bytes_sent_lent;
+    while world.channel.stats().bytes_sent_lent == before {
+        client.unary("/test.Blobs/Keep", Blob::of(data.clone())).await.unwrap();
+    }
+    world.seen.held.lock().unwrap().clear();
+    all_back(&world.channel).await;
+}
+
+fn lent(channel: &Channel) -> usize {
+    channel.pool().stats().lent
+}
+
+async fn all_back(channel: &Channel) {
+    while lent(channel) > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// What moved since `before`: lent, and by WRITE.
+fn moved(world: &World, before: TransportStats) -> (u64, u64) {
+    let now = world.channel.stats();
+    (now.bytes_sent_lent - before.bytes_sent_lent, now.bytes_sent_write - before.bytes_sent_write)
+}
+
+#[tokio::test]
+async fn requests_are_read_where_they_lie() {
+    let world = lending(Which::Ours).await;
+    let mut client = world.client(Which::Ours);
+    for len in [64 << 10, MIB, 5 * MIB] {
+        let data = pooled(&world.channel, len, 3).await;
+        learnt(&world, &mut client, &data).await;
+        let (before, copied) = (world.channel.stats(), world.copied());
+        for _ in 0..10 {
+            client.unary("/test.Blobs/Keep", Blob::of(data.clone())).await.unwrap();
+            let kept = world.seen.held.lock().unwrap().pop().unwrap();
+            assert!(kept.data == data && kept.data.as_ptr() != data.as_ptr());
+            drop(kept);
+            all_back(&world.channel).await;
+        }
+        let (lent, written) = moved(&world, before);
+        assert_eq!(written, 0);
+        assert!(lent >= 10 * len as u64);
+        let copied = world.copied() - copied;
+        assert!(copied.total() < 10 * 1000, "only the ends of messages: {copied}");
+        assert_eq!(copied.total(), copied.eager);
+    }
+    assert_eq!(world.server.get().bytes_received_lent, world.channel.stats().bytes_sent_lent);
+}
+
+/// Streams in both directions; what a handler sends back of what it was lent is copied once.
+#[tokio::test]
+async fn every_kind_of_call_is_lent() {
+    for codec in [Which::Ours, Which::Plain] {
+        let world = lending(codec).await;
+        let mut client = world.client(Which::Ours);
+        let data = pooled(&world.channel, MIB, 5).await;
+        learnt(&world, &mut client, &data).await;
+        let before = world.channel.stats();
+        let blob = Blob { number: 3, text: "around".to_owned(), ..Blob::of(data.clone()) };
+        assert!(client.echo(blob.clone()).await.unwrap().data == data);
+        assert_eq!(client.up(iter(vec![blob.clone(); 5])).await.unwrap().number, 5);
+        let mut down = client.down(blob.clone()).await.unwrap();
+        for _ in 0..3 {
+            let got = down.message().await.unwrap().unwrap();
+            assert!(got.data == data && got.text == "around");
+        }
+        assert_eq!(down.message().await.unwrap(), None);
+        let mut chat = client.chat(iter(vec![blob; 4])).await.unwrap();
+        for _ in 0..4 {
+            assert!(chat.message().await.unwrap().unwrap().data == data);
+        }
+        assert_eq!(chat.message().await.unwrap(), None);
+        let (lent, written) = moved(&world, before);
+        assert_eq!(written, 0, "{codec:?}");
+        assert!(lent >= 11 * MIB as u64, "{codec:?}: {lent}");
+        drop(data);
+        all_back(&world.channel).await;
+    }
+}
+
+/// A reader that keeps messages makes its peer copy the next ones, and neither is held up.
+#[tokio::test]
+async fn what_a_reader_keeps_is_not_lent_twice() {
+    let world = lending(Which::Ours).await;
+    let mut client = world.client(Which::Ours);
+    // 16 MiB for sending, of which twelve may be lent.
+    let data = pooled(&world.channel, MIB, 1).await;
+    learnt(&world, &mut client, &data).await;
+    let before = world.channel.stats();
+    for n in 0..20 {
+        client.unary("/test.Blobs/Keep", Blob::of(data.slice(n..))).await.unwrap();
+    }
+    let (lent_bytes, written) = moved(&world, before);
+    assert!(lent_bytes <= 12 * MIB as u64 + 12 * 1000 && written >= 7 * MIB as u64);
+    assert!(lent(&world.channel) <= 12 * MIB);
+    let held = std::mem::take(&mut *world.seen.held.lock().unwrap());
+    for (n, blob) in held.iter().enumerate() {
+        assert!(blob.data == data.slice(n..), "message {n}");
+    }
+    drop(held);
+    all_back(&world.channel).await;
+    learnt(&world, &mut client, &data).await;
+}
+
+/// Sixty clients of one process, each with its own connection, on one arena.
+#[tokio::test]
+async fn sixty_clients_lend_from_one_pool() {
+    let server = context(Lending::Off);
+    let shared = context(Lending::SameUser);
+    let world = World::between(Fabric::Shm, [Some(server), Some(shared)], blobs(Which::Ours)).await;
+    let data = pooled(&world.channel, 64 << 10, 9).await;
+    let mut channels = Vec::new();
+    for _ in 0..60 {
+        channels.push(world.connect().await);
+    }
+    for round in 0..40 {
+        for channel in &channels {
+            let mut client = Client::new(channel.clone(), Which::Ours, LIMIT);
+            let reply = client.echo(Blob::of(data.clone())).await.unwrap();
+            assert!(reply.data == data, "{round}");
+        }
+    }
+    for channel in &channels {
+        assert!(channel.stats().bytes_sent_lent > 0);
+    }
+    all_back(&world.channel).await;
+}
+
+/// Calls that are dropped at any moment return what they were lent.
+#[tokio::test]
+async fn dropped_calls_return_their_leases() {
+    let world = lending(Which::Ours).await;
+    let mut client = world.client(Which::Ours);
+    let data = pooled(&world.channel, MIB, 2).await;
+    learnt(&world, &mut client, &data).await;
+    for n in 0..500_u32 {
+        let call = client.echo(Blob::of(data.clone()));
+        let polls = n % 7;
+        let mut call = Box::pin(call);
+        for _ in 0..polls {
+            tokio::select! {
+                biased;
+                reply = &mut call => {
+                    assert!(reply.unwrap().data == data);
+                    break;
+                }
+                () = tokio::task::yield_now() => {}
+            }
+        }
+    }
+    all_back(&world.channel).await;
+    drop(data);
+    let pool = world.channel.pool();
+    while pool.stats().send > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The connection ends while the application holds what it was lent.
+#[tokio::test]
+async fn what_is_held_outlives_the_connection() {
+    let world = lending(Which::Ours).await;
+    let mut client = world.client(Which::Ours);
+    let data = pooled(&world.channel, MIB, 2).await;
+    learnt(&world, &mut client, &data).await;
+    client.unary("/test.Blobs/Keep", Blob::of(data)).await.unwrap();
+    let (pool, seen) = (world.channel.pool(), world.seen.clone());
+    drop((client, world));
+    let held = std::mem::take(&mut *seen.held.lock().unwrap());
+    // Others fill the pool meanwhile, but not this buffer.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+        let Ok(mut other) = pool.try_alloc(MIB) else { continue };
+        other.resize_zeroed(MIB);
+    }
+    assert!(held[0].data == pattern(MIB, 2));
+    assert_eq!(pool.stats().lent, MIB);
+    drop(held);
+    while pool.stats().lent > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(pool.stats().send, 0);
+}
+
+/// Who does not trust its peer has a copy that the peer cannot change.
+#[tokio::test]
+async fn copies_on_delivery_return_at_once() {
+    let contexts = [Some(context(Lending::Off)), Some(context(Lending::SameUser))];
+    let world = World::set(
+        Fabric::Shm,
+        contexts,
+        blobs(Which::Ours),
+        |server| server.copy_on_delivery(true),
+        |endpoint| endpoint,
+    )
+    .await;
+    let mut client = world.client(Which::Ours);
+    let data = pooled(&world.channel, MIB, 2).await;
+    learnt(&world, &mut client, &data).await;
+    client.unary("/test.Blobs/Keep", Blob::of(data.clone())).await.unwrap();
+    all_back(&world.channel).await;
+    assert!(world.seen.held.lock().unwrap()[0].data == data, "it is held, and no longer lent");
+    assert!(world.copied().delivery >= MIB as u64);
+}
+
+/// Nothing is lent unless the program asks for it, and short or unpooled messages never are.
+#[tokio::test]
+async fn lending_is_asked_for() {
+    let world =
+        World::between(Fabric::Shm, [None, Some(context(Lending::Off))], blobs(Which::Ours)).await;
+    let mut client = world.client(Which::Ours);
+    let data = pooled(&world.channel, MIB, 2).await;
+    for _ in 0..20 {
+        client.echo(Blob::of(data.clone())).await.unwrap();
+    }
+    assert_eq!(world.channel.stats().bytes_sent_lent, 0);
+    let world = lending(Which::Ours).await;
+    let mut client = world.client(Which::Ours);
+    let short = pooled(&world.channel, 16 << 10, 2).await;
+    for data in [short, Bytes::from(pattern(MIB, 3))] {
+        for _ in 0..20 {
+            assert!(client.echo(Blob::of(data.clone())).await.unwrap().data == data);
+        }
+    }
+    assert_eq!(world.channel.stats().bytes_sent_lent, 0);
+}
