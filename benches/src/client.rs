@@ -34,12 +34,11 @@ pub struct Client {
     channel: Channel,
     stub: Stub,
     source: Source,
+    /// Replies are read.
+    reads: bool,
     /// Registrations of its payloads.
     registered: Arc<Mutex<Vec<PoolRegistration>>>,
 }
-
-/// Maximum length in bytes of a payload that is sent from pinned memory, as at the server.
-const MAX_PINNED: usize = 8 << 20;
 
 impl Client {
     /// Connects to the address that the server process printed. `room` is the total number of
@@ -56,7 +55,7 @@ impl Client {
             Channel::connect(contender, server_addr, room).await?,
             contender.zero_copy(),
         );
-        Ok(Self { source: contender.source(), ..client })
+        Ok(Self { source: contender.source(), reads: contender.reads(), ..client })
     }
 
     /// A stub with tonic's codec over a channel of tonic, on any transport.
@@ -79,7 +78,7 @@ impl Client {
                     .max_encoding_message_size(MAX_MESSAGE),
             ),
         };
-        Self { channel, stub, source: Source::Best, registered: Arc::default() }
+        Self { channel, stub, source: Source::Best, reads: false, registered: Arc::default() }
     }
 }
 
@@ -87,9 +86,9 @@ impl Calls for Client {
     /// Allocated from the channel's pool if there is one, the codec supports it, and the contender
     /// does not require heap memory. Registered memory stays so as long as the client.
     fn payload(&self, length: usize) -> Bytes {
-        if self.source == Source::Best
-            && let (Channel::Ours(channel), Stub::ZeroCopy(_), 1..=MAX_PINNED) =
-                (&self.channel, &self.stub, length)
+        if self.source.is_pool()
+            && (1..=self.source.max_pinned()).contains(&length)
+            && let (Channel::Ours(channel), Stub::ZeroCopy(_)) = (&self.channel, &self.stub)
             && let Ok(mut buf) = channel.pool().try_alloc(length)
         {
             buf.put_bytes(0xa5, length);
@@ -113,7 +112,11 @@ impl Calls for Client {
             Stub::Plain(stub) => stub.exchange(request).await,
             Stub::ZeroCopy(stub) => stub.exchange(request).await,
         };
-        Ok(reply?.into_inner().payload.len())
+        let payload = reply?.into_inner().payload;
+        if self.reads {
+            service::read(&payload);
+        }
+        Ok(payload.len())
     }
 
     async fn stream(&mut self, size: usize, count: usize) -> anyhow::Result<()> {
@@ -244,7 +247,7 @@ impl Channel {
             Transport::Ours(fabric) => {
                 let channel = tonic_rdma::Endpoint::from_shared(format!("http://{server_addr}"))?
                     .fabrics(fabric)
-                    .context(service::context(room, fabric))
+                    .context(service::context(contender, room))
                     .initial_stream_window_size(stream)
                     .initial_connection_window_size(connection)
                     .tcp_nodelay(true)

@@ -21,6 +21,12 @@ pub enum Contender {
     Shm,
     /// The same, with a payload on the heap, at an odd address, that is sent repeatedly
     ShmHeap,
+    /// tonic-rdma over shared memory, with its codec, which lends what it sends
+    ShmLent,
+    /// The same, and who receives a message reads all of it
+    ShmLentRead,
+    /// The same without lending: each message is copied once, and then read
+    ShmRead,
     /// tonic-rdma over shared memory, with tonic's codec
     ShmPlain,
     /// The same, through a channel of tonic's type: `Channel::into_tonic`
@@ -65,6 +71,8 @@ pub enum Neighbour {
 pub enum Source {
     /// The best memory for the transport: pinned memory, if it has some.
     Best,
+    /// As `Best`, with a pool that is large enough for messages of any length.
+    LongPool,
     /// The heap, at an odd address.
     Heap,
     /// The same, registered with the device.
@@ -72,9 +80,20 @@ pub enum Source {
 }
 
 impl Source {
+    /// Whether payloads come from the pool of a connection, if it has one.
+    pub fn is_pool(self) -> bool {
+        matches!(self, Self::Best | Self::LongPool)
+    }
+
+    /// Maximum length in bytes of a payload from the pool. Half of the default pool's send budget,
+    /// unless the pool is larger.
+    pub fn max_pinned(self) -> usize {
+        if self == Self::LongPool { 256 << 20 } else { 8 << 20 }
+    }
+
     /// Allocates a payload on the heap.
     pub fn heap(self, fill: u8, length: usize) -> Bytes {
-        if self == Self::Best {
+        if self.is_pool() {
             return Bytes::from(vec![fill; length]);
         }
         let all = Bytes::from(vec![fill; length + LINE]);
@@ -126,9 +145,13 @@ impl Contender {
             Self::TonicTcp => Transport::Tonic { unix: false },
             Self::TonicUnix => Transport::Tonic { unix: true },
             Self::Tcp | Self::TcpPlain | Self::TcpTonic => Transport::Ours(None),
-            Self::Shm | Self::ShmHeap | Self::ShmPlain | Self::ShmTonic => {
-                Transport::Ours(Some(FabricKind::Shm))
-            }
+            Self::Shm
+            | Self::ShmHeap
+            | Self::ShmLent
+            | Self::ShmLentRead
+            | Self::ShmRead
+            | Self::ShmPlain
+            | Self::ShmTonic => Transport::Ours(Some(FabricKind::Shm)),
             Self::Verbs | Self::VerbsRegistered | Self::VerbsPlain => {
                 Transport::Ours(Some(FabricKind::Verbs))
             }
@@ -145,7 +168,26 @@ impl Contender {
 
     /// Whether both ends use the zero-copy codec.
     pub fn zero_copy(self) -> bool {
-        matches!(self, Self::Tcp | Self::Shm | Self::ShmHeap | Self::Verbs | Self::VerbsRegistered)
+        self.lends()
+            || matches!(
+                self,
+                Self::Tcp
+                    | Self::Shm
+                    | Self::ShmHeap
+                    | Self::ShmRead
+                    | Self::Verbs
+                    | Self::VerbsRegistered
+            )
+    }
+
+    /// Whether both ends lend what they send.
+    pub fn lends(self) -> bool {
+        matches!(self, Self::ShmLent | Self::ShmLentRead)
+    }
+
+    /// Whether both ends read every byte of what they receive.
+    pub fn reads(self) -> bool {
+        matches!(self, Self::ShmLentRead | Self::ShmRead)
     }
 
     /// Whether the client is a channel of tonic's type.
@@ -158,6 +200,7 @@ impl Contender {
         match self {
             Self::ShmHeap => Source::Heap,
             Self::VerbsRegistered => Source::Registered,
+            Self::ShmLent | Self::ShmLentRead | Self::ShmRead => Source::LongPool,
             _ => Source::Best,
         }
     }

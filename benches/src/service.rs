@@ -13,7 +13,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
-use tonic_rdma::{Context, FabricKind, PoolConfig};
+use tonic_rdma::{Context, FabricKind, Lending, PoolConfig};
 use tonic_rdma_memory::PoolRegistration;
 
 use crate::contender::{Contender, Source, Transport};
@@ -37,22 +37,25 @@ pub const WINDOWS: (u32, u32) = (8 << 20, 16 << 20);
 #[derive(Clone, Debug)]
 struct Replies {
     source: Source,
+    /// Requests are read.
+    reads: bool,
     heap: Bytes,
     pinned: Arc<OnceLock<Bytes>>,
     /// Keeps `heap` registered.
     registered: Arc<OnceLock<Option<PoolRegistration>>>,
 }
 
-/// Maximum length in bytes of a reply from pinned memory: half of the default pool's send budget.
-const MAX_PINNED: usize = 8 << 20;
-
 impl Replies {
-    fn new(source: Source, largest: usize) -> Self {
+    fn new(contender: Contender, largest: usize) -> Self {
+        let (source, reads) = (contender.source(), contender.reads());
         let (heap, pinned) = (source.heap(0x5a, largest), Arc::default());
-        Self { source, heap, pinned, registered: Arc::default() }
+        Self { source, reads, heap, pinned, registered: Arc::default() }
     }
 
     fn reply(&self, request: &Request<Blob>) -> Result<Blob, Status> {
+        if self.reads {
+            read(&request.get_ref().payload);
+        }
         let length = usize::try_from(request.get_ref().reply).unwrap_or(usize::MAX);
         if length > self.heap.len() {
             return Err(Status::out_of_range(format!(
@@ -64,12 +67,16 @@ impl Replies {
             self.register(request);
         }
         let pinned =
-            self.source == Source::Best && tonic_rdma::connect_info(request).path.is_fast();
-        let payload = match pinned && (SMALL + 1..=MAX_PINNED).contains(&length) {
+            self.source.is_pool() && tonic_rdma::connect_info(request).path.is_fast();
+        let payload = match pinned && (SMALL + 1..=self.max_pinned()).contains(&length) {
             true => self.pinned(request).slice(..length),
             false => self.heap.slice(..length),
         };
         Ok(Blob { payload, reply: 0, count: 0 })
+    }
+
+    fn max_pinned(&self) -> usize {
+        self.source.max_pinned().min(self.heap.len())
     }
 
     fn register(&self, request: &Request<Blob>) {
@@ -80,14 +87,15 @@ impl Replies {
     }
 
     fn pinned(&self, request: &Request<Blob>) -> Bytes {
-        let make = || match tonic_rdma::pool(request).try_alloc(MAX_PINNED) {
+        let max = self.max_pinned();
+        let make = || match tonic_rdma::pool(request).try_alloc(max) {
             Ok(mut buf) => {
-                buf.put_bytes(0x5a, MAX_PINNED);
+                buf.put_bytes(0x5a, max);
                 buf.freeze()
             }
             Err(error) => {
                 eprintln!("replies come from the heap: {error}");
-                self.heap.slice(..MAX_PINNED.min(self.heap.len()))
+                self.heap.slice(..max)
             }
         };
         self.pinned.get_or_init(make).clone()
@@ -132,10 +140,17 @@ impl pb::zero_copy::bench_server::Bench for Replies {
     }
 }
 
-/// The service, with replies of up to `largest_reply` bytes.
-pub fn routes(zero_copy: bool, source: Source, largest_reply: usize) -> Routes {
-    let replies = Replies::new(source, largest_reply);
-    match zero_copy {
+/// Reads every byte once.
+pub(crate) fn read(bytes: &[u8]) {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let sum = words.iter().fold(0, |sum: u64, word| sum.wrapping_add(u64::from_ne_bytes(*word)));
+    std::hint::black_box((sum, rest));
+}
+
+/// The service of a contender, with replies of up to `largest_reply` bytes.
+pub fn routes(contender: Contender, largest_reply: usize) -> Routes {
+    let replies = Replies::new(contender, largest_reply);
+    match contender.zero_copy() {
         true => Routes::new(
             pb::zero_copy::bench_server::BenchServer::new(replies)
                 .max_decoding_message_size(MAX_MESSAGE)
@@ -157,6 +172,9 @@ pub fn tonic_server() -> tonic::transport::Server {
         .initial_connection_window_size(connection)
 }
 
+/// Bytes of a pool for messages of any length; of shared memory, so none of it is pinned.
+const LONG_POOL: usize = 2 << 30;
+
 /// Number of connections to provide memory for in addition to the measured ones, because closed
 /// connections are released with a delay.
 const SPARE: usize = 8;
@@ -164,12 +182,21 @@ const SPARE: usize = 8;
 /// Maximum number of streams of a connection if `room` is given.
 const MAX_STREAMS: u32 = 16 << 10;
 
-/// The global context; or, with `room`, a context whose pools have control memory for that number
-/// of connections and otherwise the default sizes.
-pub(crate) fn context(room: Option<usize>, fabric: Option<FabricKind>) -> Context {
+/// The context of a contender: the global one; or one whose pool is large and may be lent; or, with
+/// `room`, one whose pools have control memory for that number of connections and otherwise the
+/// default sizes.
+pub(crate) fn context(contender: Contender, room: Option<usize>) -> Context {
     static SHARED: OnceLock<Context> = OnceLock::new();
+    if contender.source() == Source::LongPool {
+        let lending = if contender.lends() { Lending::SameUser } else { Lending::Off };
+        let pool = PoolConfig::default().total(LONG_POOL).send(LONG_POOL / 2);
+        let pool = pool.landing(LONG_POOL / 4);
+        let long = || Context::builder().pool(pool).lending(lending).build();
+        return SHARED.get_or_init(long).clone();
+    }
     let Some(connections) = room else { return Context::global() };
-    let total: usize = if fabric == Some(FabricKind::Shm) { 512 << 20 } else { 64 << 20 };
+    let is_shm = contender.transport() == Transport::Ours(Some(FabricKind::Shm));
+    let total: usize = if is_shm { 512 << 20 } else { 64 << 20 };
     let (send, landing) = (total / 4, total / 2);
     let control = (total / 4).max((connections + SPARE) * (432 << 10));
     let pool = PoolConfig::default().total(send + landing + control).send(send).landing(landing);
@@ -197,7 +224,7 @@ pub async fn serve(
     room: Option<usize>,
     ready: impl FnOnce(Served),
 ) -> anyhow::Result<()> {
-    let routes = routes(contender.zero_copy(), contender.source(), largest_reply);
+    let routes = routes(contender, largest_reply);
     let (stream, connection) = WINDOWS;
     let streams = room.map(|_| MAX_STREAMS);
     let tonic_server = || tonic_server().max_concurrent_streams(streams);
@@ -219,7 +246,7 @@ pub async fn serve(
         (Transport::Ours(fabric), ListenAddr::Ip(addr)) => {
             let incoming = TcpIncoming::bind(addr)?.with_nodelay(Some(true));
             let at = incoming.local_addr()?.to_string();
-            let context = context(room, fabric);
+            let context = context(contender, room);
             let mut server = tonic_rdma::Server::builder().fabrics(fabric).context(context.clone());
             if let Some(connections) = room {
                 server = server.max_connections(connections + SPARE);

@@ -22,7 +22,7 @@ use tower::service_fn;
 use super::meter::{Counts, measure};
 use super::scenario::Scenario;
 use crate::client::{Channel, Client, tonic_endpoint};
-use crate::contender::Source;
+use crate::contender::Contender;
 use crate::measure::{Calls as _, run_concurrently};
 use crate::service;
 
@@ -185,7 +185,8 @@ async fn connect(
     zero_copy: bool,
     net: &SimNet,
 ) -> anyhow::Result<Client> {
-    let routes = service::routes(zero_copy, Source::Best, 1 << 20);
+    let contender = if zero_copy { Contender::Shm } else { Contender::ShmPlain };
+    let routes = service::routes(contender, 1 << 20);
     let channel = match transport {
         TransportKind::Nothing => Channel::InPlace(routes.prepare()),
         TransportKind::TonicDuplex => {
