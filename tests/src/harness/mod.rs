@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::sim::{SimConfig, SimNet};
 use tonic_rdma::{
-    Context, Copied, Path, Policy, Pool, PoolConfig, PoolStats, ReasonCode, ServerStats,
+    Context, Copied, Lending, Path, Policy, Pool, PoolConfig, PoolStats, ReasonCode, ServerStats,
 };
 
 use crate::channel::AnyChannel;
@@ -146,7 +146,11 @@ impl Contexts {
             Fabric::Verbs => {
                 return Some(Self { server: Context::global(), client: Context::global() });
             }
-            Fabric::Shm | Fabric::ShmTwo | Fabric::ShmTonic => {
+            Fabric::ShmTwo => {
+                let lending = || Context::builder().lending(Lending::SameUser).build();
+                return Some(Self { server: lending(), client: lending() });
+            }
+            Fabric::Shm | Fabric::ShmTonic => {
                 return Some(Self {
                     server: Context::builder().build(),
                     client: Context::builder().build(),
