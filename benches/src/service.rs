@@ -66,8 +66,7 @@ impl Replies {
         if self.source == Source::Registered {
             self.register(request);
         }
-        let pinned =
-            self.source.is_pool() && tonic_rdma::connect_info(request).path.is_fast();
+        let pinned = self.source.is_pool() && tonic_rdma::connect_info(request).path.is_fast();
         let payload = match pinned && (SMALL + 1..=self.max_pinned()).contains(&length) {
             true => self.pinned(request).slice(..length),
             false => self.heap.slice(..length),

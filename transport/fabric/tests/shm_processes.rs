@@ -17,8 +17,9 @@ use common::stranger::{Stranger, TAIL, WAITING, ring_message};
 use common::*;
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{
-    Addr, Fabric, Lending, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource,
+    Addr, Fabric, Lending, Lent, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource,
 };
+use tonic_rdma_memory::{Pool, PoolConfig};
 
 /// The role of the other process, and the address to which it connects.
 const ROLE: &str = "SHM_ROLE";
@@ -43,6 +44,14 @@ fn main() -> ExitCode {
             "a_killed_peer_leaves_nothing_behind",
             a_killed_peer_leaves_nothing_behind,
         ),
+        process::self_test(
+            "a_killed_reader_keeps_nothing_that_was_lent",
+            a_killed_reader_keeps_nothing_that_was_lent,
+        ),
+        process::self_test(
+            "a_killed_lender_takes_nothing_away",
+            a_killed_lender_takes_nothing_away,
+        ),
         process::self_test("two_processes_talk", two_processes_talk),
         process::self_test("connections_share_an_eventfd", connections_share_an_eventfd),
         process::self_test("channels_are_those_of_one_process", channels_are_those_of_one_process),
@@ -55,6 +64,13 @@ fn main() -> ExitCode {
 
 fn side() -> Side {
     Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::Off)))
+}
+
+/// A side that lends what it sends.
+fn lending_side() -> Side {
+    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
+    let config = PoolConfig::default().lendable(true);
+    Side { pool: Pool::new(config, fabric.registrar()).unwrap(), fabric }
 }
 
 fn start(role: &str, addr: &str) -> Process {
@@ -155,7 +171,7 @@ fn named() -> Vec<std::ffi::OsString> {
 
 /// The other process.
 async fn another_process(role: String) {
-    let side = side();
+    let side = if role == "lend" { lending_side() } else { side() };
     if role == "many" {
         return many_connections(&side).await;
     }
@@ -180,8 +196,21 @@ async fn another_process(role: String) {
     // everything else.
     let mut landing = Some(side.landing(256 << 10));
     let mut landed = bytes::Bytes::new();
+    let (mut lent, mut read) = (None, Vec::new());
     while let Ok(data) = end.receive().await {
         match data.as_slice() {
+            // Lends, and answers where, once the peer has mapped it.
+            b"lend" => {
+                let bytes = lent.get_or_insert_with(|| side.payload(LENT, 7)).clone();
+                let lent = end.link.lend(side.pool.lend(&bytes).unwrap()).unwrap();
+                end.send(1, &lent.map_or(Vec::new(), place)).await;
+            }
+            [b'r', b'e', b'a', b'd', at @ ..] => {
+                let bytes = end.link.borrow(lent_at(at), LENT as u32).unwrap();
+                assert!(bytes == pattern(LENT, 7));
+                read.push(bytes);
+                end.send(1, b"reads").await;
+            }
             b"grant" => {
                 let buf = landing.as_ref().expect("one grant");
                 end.link.share(buf.rkey()).unwrap();
@@ -198,6 +227,93 @@ async fn another_process(role: String) {
         }
     }
     drop(landed);
+}
+
+/// Bytes that are lent.
+const LENT: usize = 300_000;
+
+fn place(lent: Lent) -> Vec<u8> {
+    let Lent { lease, key, addr } = lent;
+    [lease.to_le_bytes().as_slice(), &key.to_le_bytes(), &addr.to_le_bytes()].concat()
+}
+
+fn lent_at(bytes: &[u8]) -> Lent {
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    let addr = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+    Lent { lease: word(0), key: word(4), addr }
+}
+
+async fn released(me: &Side) {
+    let released = async {
+        while me.pool.stats().lent > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, released).await.expect("what was lent does not come back");
+    assert_eq!(me.pool.stats().send, 0);
+}
+
+/// The reader is killed while it reads, once before and once after its lender's link has ended.
+async fn a_killed_reader_keeps_nothing_that_was_lent() {
+    for link_first in [false, true] {
+        let me = lending_side();
+        let (mut process, mut end) = with_process(&me, "connect").await;
+        process.says("stands");
+        let bytes = me.payload(LENT, 7);
+        let lent = loop {
+            if let Some(lent) = end.link.lend(me.pool.lend(&bytes).unwrap()).unwrap() {
+                break lent;
+            }
+            end.send(0, b"hello").await;
+            end.receive().await.unwrap();
+            tokio::task::yield_now().await;
+        };
+        end.send(0, &[b"read".as_slice(), &place(lent)].concat()).await;
+        assert_eq!(end.receive().await.unwrap(), b"reads");
+        drop(bytes);
+        let mut end = Some(end);
+        if link_first {
+            end = None;
+            // The other process ends when its link does; it may have ended already.
+        }
+        process.kill();
+        if let Some(mut end) = end {
+            assert_eq!(me.pool.stats().lent, LENT, "it is read");
+            end.death().await;
+        }
+        released(&me).await;
+    }
+}
+
+/// What it has lent stays readable, and goes with its last slice.
+async fn a_killed_lender_takes_nothing_away() {
+    let me = side();
+    let before = held();
+    let (mut process, mut end) = with_process(&me, "lend").await;
+    process.says("stands");
+    let lent = loop {
+        end.send(0, b"lend").await;
+        let answer = end.receive().await.unwrap();
+        if !answer.is_empty() {
+            break lent_at(&answer);
+        }
+        tokio::task::yield_now().await;
+    };
+    let read = end.link.borrow(lent, LENT as u32).unwrap();
+    process.kill();
+    end.death().await;
+    drop(end);
+    assert!(read == pattern(LENT, 7));
+    let part = read.slice(LENT - 10..);
+    drop(read);
+    assert!(part == pattern(LENT, 7)[LENT - 10..]);
+    drop((part, process));
+    let closed = async {
+        while held() != before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, closed).await.expect("something of the lender is left");
 }
 
 /// Requests a grant from the peer, and returns its address and key.
@@ -247,7 +363,7 @@ async fn with_process(me: &Side, role: &str) -> (Process, End) {
         (process, end)
     } else {
         let mut listener = me.listen();
-        let process = start("connect", listener.local_addr().shm().unwrap().name());
+        let process = start(role, listener.local_addr().shm().unwrap().name());
         let incoming = listener.accept().await.unwrap();
         let mut end = End::new(incoming.accept(&config(), &me.pool, b"", TIMEOUT).await.unwrap());
         assert_eq!(end.receive().await.unwrap(), b"first");
