@@ -37,6 +37,8 @@ pub struct Figures {
     pub writes: u64,
     /// Bytes of WRITEs.
     pub write_bytes: u64,
+    /// Leases.
+    pub leases: u64,
     /// Connections.
     pub links: u64,
 }
@@ -61,6 +63,7 @@ impl Figures {
         self.sends += report.fabric.sends;
         self.writes += report.fabric.writes;
         self.write_bytes += report.fabric.write_bytes;
+        self.leases += report.fabric.leases;
         self.links += report.fabric.links / 2;
     }
 
@@ -89,10 +92,11 @@ impl fmt::Display for Figures {
         writeln!(f, "fabric           {} connections, {} events", self.links, self.events)?;
         write!(
             f,
-            "  carried        {} SENDs, {} WRITEs of {:.1} MiB together",
+            "  carried        {} SENDs, {} WRITEs of {:.1} MiB together, {} leases",
             self.sends,
             self.writes,
-            self.write_bytes as f64 / f64::from(1 << 20)
+            self.write_bytes as f64 / f64::from(1 << 20),
+            self.leases
         )
     }
 }

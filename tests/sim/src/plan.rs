@@ -170,7 +170,10 @@ impl Plan {
         let servers = *[1, 1, 1, 2].choose(rng).unwrap_or(&1);
         let clients = rng.random_range(1..=2);
         let pressure = has(Theme::Pressure, rng);
-        let pools = (0..servers + clients).map(|_| pool(pressure, rng)).collect();
+        // Not drawn, so that the rest of a plan stays as it is.
+        let lendable = seed.is_multiple_of(3);
+        let pools =
+            (0..servers + clients).map(|_| pool(pressure, rng).lendable(lendable)).collect();
         let channels: Vec<ChannelPlan> = (0..rng.random_range(clients..=3))
             .map(|n| ChannelPlan {
                 host: servers + n % clients,

@@ -11,6 +11,7 @@
 //! | R4, R9 | DONE announces exactly the bytes that were written, and no WRITE follows it |
 //! | R8 | over all connections of a device, memory is in one grant at a time, and not sent from |
 //! | R9 | a WRITE lies in an open grant of its sender; granted memory stays registered |
+//! | R8, R9 | a lease is told of once, and returned once |
 //! | R12 | a WRITE uses the key that its grant names |
 //! | R14 | at rest, every stream that was opened has ended on both sides |
 
@@ -77,6 +78,8 @@ struct End {
     returned: u64,
     /// Memory of this end that the peer has been told of.
     grants: BTreeMap<u32, Grant>,
+    /// What this end has lent to its peer.
+    leases: BTreeSet<u32>,
     /// Halves of streams that have not ended: `true` for the client's half.
     open: BTreeSet<(u32, bool)>,
     last_opened: u32,
@@ -178,6 +181,9 @@ impl WireChecker {
                 && peer.arrived != end.sends
             {
                 left.push(format!("R2: {id}: {} of {} SENDs arrived", peer.arrived, end.sends));
+            }
+            if !end.leases.is_empty() {
+                left.push(format!("R9: {id}: leases are left: {:?}", end.leases));
             }
             for (grant, what) in &end.grants {
                 left.push(format!("R9: {id}: grant {grant} is left: {what:?}"));
@@ -460,6 +466,19 @@ impl State {
                     end_half(self, stream);
                 }
             }
+            Frame::Lent { stream, end, lease, .. } => {
+                if !self.at(from).leases.insert(lease) {
+                    self.wrong(format!("R8: {from}: lease {lease} is given twice"));
+                }
+                if end {
+                    end_half(self, stream);
+                }
+            }
+            Frame::Return { lease } => {
+                if !self.at(to).leases.remove(&lease) {
+                    self.wrong(format!("R9: {from} returns lease {lease}, which it has not"));
+                }
+            }
             Frame::Abort { id } => {
                 let held = self.at(to).grants.remove(&id);
                 if held.is_none() {
@@ -509,6 +528,7 @@ fn frames_of(message: &[u8]) -> String {
             | Frame::Reset { stream, .. }
             | Frame::Request { stream, .. }
             | Frame::Grant { stream, .. }
+            | Frame::Lent { stream, .. }
             | Frame::Done { stream, .. } => *stream,
             _ => 0,
         };

@@ -100,6 +100,24 @@ found! {
     lost_completions_are_found: LoseCompletions, 70%
 }
 
+/// Pools may be lent in every third run.
+#[test]
+fn a_lease_that_is_returned_early_is_found() {
+    let (mut broken, mut found, mut what) = (0, 0, Vec::new());
+    for seed in (0..90).step_by(3) {
+        let injected_bug = Some((InjectedBug::ReturnEarly, 0));
+        let options = Options { theme: Some(Theme::Calm), injected_bug, ..Options::default() };
+        let report = run(seed, &options);
+        broken += usize::from(report.broken);
+        found += usize::from(report.broken && !report.wrong.is_empty());
+        what.extend(report.wrong.into_iter().take(1));
+    }
+    assert!(broken >= 10, "broken in {broken} runs only");
+    // Often the reader has dropped it before its owner hears of that.
+    assert!(found * 100 >= broken * 30, "found in {found} of {broken}: {what:#?}");
+    assert!(what.iter().any(|what| what.contains("while its memory is read")), "{what:#?}");
+}
+
 fn is_found(sabotage: Sabotage, words: &str) {
     let mut found = 0;
     for seed in 0..6 {

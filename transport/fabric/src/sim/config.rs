@@ -62,6 +62,8 @@ pub struct SimStats {
     pub writes: u64,
     /// Their bytes.
     pub write_bytes: u64,
+    /// Leases that were given.
+    pub leases: u64,
     /// Completions reported, of either kind.
     pub completions: u64,
     /// SENDs that found no RECV posted. Anything but 0 is a bug in flow control (R2).

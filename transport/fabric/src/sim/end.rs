@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use crate::error::Verb;
+use crate::sim::loans::Loans;
 use crate::sim::observer::EndId;
 use crate::sim::state::DeviceState;
 
@@ -95,6 +96,8 @@ struct State {
 pub(super) struct End {
     pub(super) id: EndId,
     pub(super) device: Arc<DeviceState>,
+    /// What it has lent to the other end.
+    pub(super) loans: Loans,
     state: Mutex<State>,
 }
 
@@ -106,7 +109,7 @@ impl std::fmt::Debug for End {
 
 impl End {
     pub(super) fn new(id: EndId, device: Arc<DeviceState>) -> Arc<End> {
-        Arc::new(End { id, device, state: Mutex::default() })
+        Arc::new(End { id, device, loans: Loans::default(), state: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

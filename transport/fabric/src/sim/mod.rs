@@ -37,6 +37,7 @@ mod directory;
 mod end;
 mod faults;
 mod link;
+mod loans;
 mod memory;
 mod net;
 mod observer;

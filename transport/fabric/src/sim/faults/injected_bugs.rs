@@ -23,4 +23,6 @@ pub enum InjectedBug {
     LoseRepost,
     /// A registration is not ended.
     KeepRegistration,
+    /// A lease is returned while its memory is read.
+    ReturnEarly,
 }

@@ -11,18 +11,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 
+use bytes::Bytes;
 use tokio::time::Sleep;
-use tonic_rdma_memory::Pool;
+use tonic_rdma_memory::{LendableBytes, Pool};
 
 use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
-use crate::link::{Caps, Completion, Link, LinkConfig, PeerInfo, Posted, Work};
+use crate::link::{Caps, Completion, Lent, Link, LinkConfig, PeerInfo, Posted, Work};
 use crate::queue::{Held, SendQueue};
 use crate::sim::audit::Checksums;
 use crate::sim::end::{End, EndReason, Status};
 use crate::sim::faults::delay::Delay;
 use crate::sim::faults::injected_bugs::InjectedBug;
 use crate::sim::link::work::{Request, Source, write_source};
+use crate::sim::loans::Returns;
 use crate::sim::observer::{EndId, Event};
 use crate::sim::rng::Rng;
 use crate::sim::state::DeviceState;
@@ -30,6 +32,8 @@ use crate::timer::Timer;
 
 mod work;
 
+/// One in this many offers of memory is declined.
+const DECLINED: u32 = 8;
 /// Completions per poll, at most.
 const MAX_COMPLETIONS: usize = 256;
 
@@ -66,6 +70,8 @@ pub struct SimLink {
     /// Work requests that the link still carries, by a fault.
     remaining_work: Option<u64>,
     waker: Option<Waker>,
+    /// Leases of the other end that this one reads no longer.
+    returns: Arc<Returns>,
     block: ControlBlock,
 }
 
@@ -106,6 +112,7 @@ impl SimLink {
             rng: Rng::new(net.config.seed, id.0),
             remaining_work: device.faults.kill_after(),
             waker: None,
+            returns: Arc::default(),
             block,
         };
         for slot in 0..config.recv_slots {
@@ -587,6 +594,42 @@ impl Link for SimLink {
 
     fn shrink_sends(&mut self) -> Option<u32> {
         (self.sq.in_flight() == 0).then(|| self.block.return_sends()).flatten()
+    }
+
+    fn may_lend(&self) -> bool {
+        true
+    }
+
+    fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
+        // The peer has not mapped it.
+        let declined = self.rng.one_in(DECLINED);
+        if declined || self.dead.is_some() {
+            return Ok(None);
+        }
+        self.end.device.net.counters.leases.fetch_add(1, Relaxed);
+        Ok(Some(self.end.loans.add(bytes)))
+    }
+
+    fn end_lease(&mut self, lease: u32) {
+        if let Err(what) = self.end.loans.end(lease) {
+            self.end.device.net.breach(|| format!("R9: {what} ({})", self.end.id));
+        }
+    }
+
+    fn borrow(&mut self, lent: Lent, len: u32) -> Result<Bytes, LinkError> {
+        let other = self.peer_end.as_ref();
+        let bytes = other.and_then(|(_, other)| other.loans.borrow(lent, len, &self.returns));
+        if bytes.is_some() && self.end.device.net.injects(InjectedBug::ReturnEarly) {
+            self.returns.push(lent.lease);
+        }
+        bytes.ok_or_else(|| LinkError::Breach {
+            what: format!("{len} bytes are lent that are not there: {lent:?}"),
+            peer: Box::new(self.peer.clone()),
+        })
+    }
+
+    fn take_returned(&mut self, waker: &Waker, out: &mut Vec<u32>) {
+        self.returns.take(waker, out);
     }
 
     fn disconnect(&mut self) {

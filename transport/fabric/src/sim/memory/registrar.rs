@@ -52,6 +52,10 @@ unsafe impl Registrar for SimRegistrar {
         false
     }
 
+    fn lends(&self) -> bool {
+        true
+    }
+
     fn is_slow(&self) -> bool {
         self.device.faults.is_slow()
     }

@@ -1,0 +1,118 @@
+//! What the ends of a simulated connection have lent each other. Both are in one process, so the
+//! reader looks at the lender's memory itself; nothing is mapped.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use bytes::Bytes;
+use tonic_rdma_memory::LendableBytes;
+
+use crate::link::Lent;
+
+/// Bytes that are lent. They stay in use while the reader has them, whatever becomes of the lender.
+#[derive(Debug)]
+struct Loan {
+    bytes: LendableBytes,
+    hash: u64,
+    /// The reader has them, and has not dropped the last part.
+    is_read: AtomicBool,
+}
+
+impl Loan {
+    fn is_same(&self) -> bool {
+        hash(self.bytes.bytes()) == self.hash
+    }
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The loans of one end.
+#[derive(Debug, Default)]
+pub(super) struct Loans(Mutex<(u32, HashMap<u32, Arc<Loan>>)>);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Loans {
+    pub(super) fn add(&self, bytes: LendableBytes) -> Lent {
+        let (key, addr, hash) = (bytes.key(), bytes.addr(), hash(bytes.bytes()));
+        let loan = Arc::new(Loan { bytes, hash, is_read: AtomicBool::new(false) });
+        let (next, loans) = &mut *lock(&self.0);
+        *next = next.wrapping_add(1);
+        loans.insert(*next, loan);
+        Lent { lease: *next, key, addr }
+    }
+
+    /// Ends a lease.
+    ///
+    /// # Errors
+    /// What is wrong: it has ended, is read, or has changed.
+    pub(super) fn end(&self, lease: u32) -> Result<(), String> {
+        let loan = lock(&self.0).1.remove(&lease).ok_or(format!("lease {lease} has ended"))?;
+        match (loan.is_read.load(Ordering::Relaxed), loan.is_same()) {
+            (true, _) => Err(format!("lease {lease} ends while its memory is read")),
+            (_, false) => Err(format!("the memory of lease {lease} has changed")),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the other end reads. `None` if it is not lent.
+    pub(super) fn borrow(&self, lent: Lent, len: u32, returns: &Arc<Returns>) -> Option<Bytes> {
+        let loan = lock(&self.0).1.get(&lent.lease).cloned()?;
+        let is_there = (loan.bytes.key(), loan.bytes.addr(), loan.bytes.len())
+            == (lent.key, lent.addr, len as usize);
+        if !is_there || loan.is_read.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        Some(Bytes::from_owner(Borrowed { lease: lent.lease, loan, returns: returns.clone() }))
+    }
+}
+
+/// Leases that are not read any longer.
+#[derive(Debug, Default)]
+pub(super) struct Returns(Mutex<(Vec<u32>, Option<Waker>)>);
+
+impl Returns {
+    pub(super) fn push(&self, lease: u32) {
+        let mut returns = lock(&self.0);
+        returns.0.push(lease);
+        let waker = returns.1.take();
+        drop(returns);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(super) fn take(&self, waker: &Waker, out: &mut Vec<u32>) {
+        let (leases, woken) = &mut *lock(&self.0);
+        out.append(leases);
+        *woken = Some(waker.clone());
+    }
+}
+
+struct Borrowed {
+    lease: u32,
+    loan: Arc<Loan>,
+    returns: Arc<Returns>,
+}
+
+impl AsRef<[u8]> for Borrowed {
+    fn as_ref(&self) -> &[u8] {
+        self.loan.bytes.bytes()
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        self.loan.is_read.store(false, Ordering::Relaxed);
+        self.returns.push(self.lease);
+    }
+}
