@@ -475,7 +475,8 @@ impl State {
                 }
             }
             Frame::Return { lease } => {
-                if !self.at(to).leases.remove(&lease) {
+                let had = self.at(to).leases.remove(&lease);
+                if !had {
                     self.wrong(format!("R9: {from} returns lease {lease}, which it has not"));
                 }
             }

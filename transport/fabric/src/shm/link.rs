@@ -93,8 +93,10 @@ pub struct ShmLink {
     chunks: PeerChunks,
     /// What the peer has given, and whose descriptor is being taken.
     pending: Option<Pending>,
-    lender: Lender,
-    borrower: Borrower,
+    /// Only where something may be lent.
+    lender: Option<Box<Lender>>,
+    /// Once the peer has lent something.
+    borrower: Option<Box<Borrower>>,
     table: Arc<Table>,
     /// Keys of this end's chunks that the peer knows.
     shared: HashSet<u32>,
@@ -141,8 +143,8 @@ impl ShmLink {
             wakeup,
             chunks: PeerChunks::default(),
             pending: None,
-            lender: Lender::new(context.permit.clone()),
-            borrower: Borrower::default(),
+            lender: Lender::new(&context.permit).map(Box::new),
+            borrower: None,
             table: context.table.clone(),
             shared: HashSet::new(),
             revoked: Arc::default(),
@@ -322,6 +324,13 @@ impl ShmLink {
         Poll::Ready(result)
     }
 
+    /// The peer has mapped memory that is lent, or cannot.
+    fn answered(&mut self, key: u32, taken: bool) {
+        if let Some(lender) = &mut self.lender {
+            lender.answered(key, taken);
+        }
+    }
+
     /// Memory that the peer lends is mapped, or cannot be.
     fn answer_lent(
         &mut self,
@@ -331,7 +340,8 @@ impl ShmLink {
         let key = offered.key;
         let answer = match taken {
             Ok(taken) => {
-                self.borrower.insert(offered, taken).map_err(|what| self.breach(what))?;
+                let borrower = self.borrower.get_or_insert_default();
+                borrower.insert(offered, taken).map_err(|what| self.breach(what))?;
                 Message::Taken { key }
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -367,7 +377,8 @@ impl ShmLink {
             }
             (Some(Message::Lend { key, addr, len }), true) => {
                 let offered = OfferedFile { key, addr, len };
-                let others = self.borrower.check(offered).map_err(|what| self.breach(what))?;
+                let borrower = self.borrower.get_or_insert_default();
+                let others = borrower.check(offered).map_err(|what| self.breach(what))?;
                 let user = self.socket.peer().uid;
                 let take_fds =
                     self.socket.take_fds(move |fds| TakenFile::new(fds, len, user, others));
@@ -375,15 +386,17 @@ impl ShmLink {
                 Ok(())
             }
             (Some(Message::Taken { key }), false) => {
-                self.lender.answered(key, true);
+                self.answered(key, true);
                 Ok(())
             }
             (Some(Message::Declined { key }), false) => {
-                self.lender.answered(key, false);
+                self.answered(key, false);
                 Ok(())
             }
             (Some(Message::Unlend { key }), false) => {
-                self.borrower.forget(key);
+                if let Some(borrower) = &mut self.borrower {
+                    borrower.forget(key);
+                }
                 Ok(())
             }
             (Some(Message::Forget { rkey }), false) => {
@@ -408,7 +421,7 @@ impl ShmLink {
         while let Some(rkey) = keys.next() {
             let message = if self.shared.contains(&rkey) {
                 Message::Forget { rkey }
-            } else if self.lender.has_offered(rkey) {
+            } else if self.lender.as_ref().is_some_and(|lender| lender.has_offered(rkey)) {
                 Message::Unlend { key: rkey }
             } else {
                 continue;
@@ -425,7 +438,9 @@ impl ShmLink {
                 Ok(()) => {}
             }
             self.shared.remove(&rkey);
-            self.lender.take_back(rkey);
+            if let Some(lender) = &mut self.lender {
+                lender.take_back(rkey);
+            }
         }
         Ok(())
     }
@@ -624,7 +639,7 @@ impl Link for ShmLink {
     }
 
     fn may_lend(&self) -> bool {
-        self.lender.may_lend()
+        self.lender.as_ref().is_some_and(|lender| lender.may_lend())
     }
 
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
@@ -632,6 +647,7 @@ impl Link for ShmLink {
         // The peer counts files until it is told that they are gone.
         self.tell_revoked().map_err(|error| self.fail(error))?;
         let ShmLink { lender, socket, table, revoked, .. } = self;
+        let Some(lender) = lender else { return Ok(None) };
         match lender.lend(bytes, (socket, table, revoked)) {
             // A later poll reports the end.
             Err(error) if is_end(&error) => Ok(None),
@@ -643,18 +659,22 @@ impl Link for ShmLink {
     }
 
     fn end_lease(&mut self, lease: u32) {
-        if !self.lender.end_lease(lease) {
+        if !self.lender.as_mut().is_some_and(|lender| lender.end_lease(lease)) {
             tracing::error!(lease, peer = %self.peer, "a lease has ended twice");
         }
     }
 
     fn borrow(&mut self, lent: Lent, len: u32) -> Result<Bytes, LinkError> {
-        self.borrower.borrow(lent, len).map_err(|what| self.breach(what))
+        let bytes = match &self.borrower {
+            Some(borrower) => borrower.borrow(lent, len),
+            None => Err(format!("{len} bytes, where nothing is lent: {lent:?}")),
+        };
+        bytes.map_err(|what| self.breach(what))
     }
 
     fn take_returned(&mut self, waker: &Waker, out: &mut Vec<u32>) {
-        if self.borrower.is_in_use() {
-            self.borrower.returns().take(waker, out);
+        if let Some(borrower) = &self.borrower {
+            borrower.returns().take(waker, out);
         }
     }
 

@@ -49,12 +49,13 @@ pub(super) struct Leases {
 }
 
 impl Connection {
-    /// Whether a segment of the piece may be lent, and the rest of it fits a message of a connection
-    /// at rest: the frame is not cut.
+    /// Whether a segment of the piece may be lent: it is aligned as the peer wants it where it lands,
+    /// and the rest of the piece fits a message of a connection at rest, as the frame is not cut.
     pub(super) fn is_lendable(&self, payload: &Payload) -> bool {
         payload.lendable().is_some_and(|lendable| {
             let around = payload.len() - lendable.len();
             around + LENT_MESSAGE <= self.peer.rest_slot_size as usize
+                && (lendable.as_ptr() as usize).is_multiple_of(self.peer.align.into())
                 && u32::try_from(lendable.len()).is_ok()
         })
     }

@@ -110,11 +110,6 @@ pub(crate) struct Borrower {
 }
 
 impl Borrower {
-    /// Whether the peer has lent memory of some file.
-    pub(crate) fn is_in_use(&self) -> bool {
-        self.reads.is_some()
-    }
-
     pub(crate) fn returns(&self) -> &Returns {
         &self.returns
     }

@@ -38,14 +38,18 @@ pub(crate) struct Lender {
 }
 
 impl Lender {
-    pub(crate) fn new(permit: Arc<Permit>) -> Lender {
-        let (files, leases) = (HashMap::new(), Slab::new());
-        Lender { permit, allowed: None, files, bytes: 0, leases, reader: None }
+    /// `None` if no peer may be lent memory.
+    pub(crate) fn new(permit: &Arc<Permit>) -> Option<Lender> {
+        if permit.is_off() {
+            return None;
+        }
+        let (permit, files, leases) = (permit.clone(), HashMap::new(), Slab::new());
+        Some(Lender { permit, allowed: None, files, bytes: 0, leases, reader: None })
     }
 
     /// Whether anything may be lent.
     pub(crate) fn may_lend(&self) -> bool {
-        self.allowed != Some(false) && !self.permit.is_off()
+        self.allowed != Some(false)
     }
 
     /// Lends bytes, if the peer has mapped the file that they lie in; otherwise offers it.

@@ -12,7 +12,8 @@ const FIELD: usize = 300_000;
 
 /// A message with a field of `len` bytes between short ones, which may be lent.
 fn message(seed: u32, len: usize) -> (Payload, Vec<u8>) {
-    let (head, field, tail) = (pattern(!seed, 12), pattern(seed, len), pattern(seed + 7, 9));
+    let (head, tail) = (pattern(!seed, 12), pattern(seed + 7, 9));
+    let field = pattern_at(0, seed, len);
     let mut payload = Payload::new();
     payload.push(head.clone(), false);
     payload.push_aligned(field.clone(), true);
@@ -63,7 +64,7 @@ fn long_heads_are_not_lent() {
     let most = small().rest_slot_size() as usize - crate::frame::LENT_MESSAGE;
     for (len, flow) in [(most, Flow::Lent), (most + 1, Flow::Bulk)] {
         let id = p.open("head", false);
-        let (front, field) = (pattern(1, len), pattern(2, FIELD));
+        let (front, field) = (pattern(1, len), pattern_at(0, 2, FIELD));
         let mut payload = Payload::new();
         payload.push(front.clone(), false);
         payload.push_aligned(field.clone(), true);
@@ -75,6 +76,28 @@ fn long_heads_are_not_lent() {
         p.answer(id, pattern(1, 10));
     }
     p.assert_clean();
+}
+
+/// What would lie at another address than the receiver wants goes by WRITE.
+#[test]
+fn only_what_is_aligned_is_lent() {
+    for (align, place, flow) in
+        [(64, 64, Flow::Lent), (64, 8, Flow::Bulk), (4096, 64, Flow::Bulk), (1, 7, Flow::Lent)]
+    {
+        let mut p = Pair::new(small(), Config { align, ..small() }, 1 << 30);
+        p.ends[CLIENT].loans.limit = 1 << 20;
+        let id = p.open("head", false);
+        let field = pattern_at(place, 2, FIELD);
+        let mut payload = Payload::new();
+        payload.push_aligned(field.clone(), true);
+        payload.last_is_lendable();
+        p.client().send_payload(id, payload, true).unwrap();
+        p.settle();
+        assert_eq!(flows(&p, id)[0], flow, "{align} {place}");
+        assert!(p.ends[SERVER].app(id).body == field);
+        p.answer(id, pattern(1, 10));
+        p.assert_clean();
+    }
 }
 
 /// A reader that keeps what it was lent makes its peer copy, and blocks nothing.
