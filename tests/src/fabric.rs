@@ -33,8 +33,9 @@ pub enum Fabric {
     Shm,
     /// As `Shm`, with one pool for both ends, which fits the usual memlock limit of 8 MiB.
     ShmSmall,
-    /// Memory shared between two processes, which lend each other what they send. Only a server of nothing but the scripted service runs
-    /// in the second one; cases that build another server keep it in this process.
+    /// Memory shared between two processes, which lend each other what they send. Only a server of
+    /// nothing but the scripted service runs in the second one; cases that build another server
+    /// keep it in this process.
     ShmTwo,
     /// As `Shm`, with a client of tonic's type, which calls through a tonic-rdma channel.
     ShmTonic,

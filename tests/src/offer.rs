@@ -8,6 +8,7 @@ use http::Uri;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tonic::transport::Endpoint;
+use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 use tower::service_fn;
 
 use crate::bootstrap::bootstrap_client::BootstrapClient;
@@ -30,8 +31,8 @@ pub async fn request_grant(server: SocketAddr, fabric: &str) -> Grant {
     let mut client =
         BootstrapClient::new(endpoint.connect_with_connector(connector).await.unwrap());
     let request = OfferRequest {
-        version_min: 2,
-        version_max: 2,
+        version_min: VERSION_MIN.into(),
+        version_max: VERSION_MAX.into(),
         fabrics: vec![fabric.into()],
         client: Some(own),
     };

@@ -35,8 +35,8 @@ pub(crate) fn allocated(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Seals a file so that it keeps its size and its pages, and that nobody can write to it but through
-/// mappings that there are: neither those who get its descriptor, nor by punching holes
+/// Seals a file so that it keeps its size and its pages, and that nobody can write to it but
+/// through mappings that there are: neither those who get its descriptor, nor by punching holes
 /// (fallocate(2), whose FALLOC_FL_PUNCH_HOLE F_SEAL_FUTURE_WRITE forbids).
 ///
 /// # Errors

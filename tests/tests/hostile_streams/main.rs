@@ -78,6 +78,10 @@ fn main() -> ExitCode {
         "begins_out_of_bounds_end_the_connection".into(),
         begins_out_of_bounds_end_the_connection,
     ));
+    trials.push(trial(
+        "leases_that_nobody_gave_end_the_connection".into(),
+        leases_that_nobody_gave_end_the_connection,
+    ));
     trials.push(trial("rapid_resets_end_the_connection".into(), rapid_resets_end_the_connection));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -359,6 +363,40 @@ async fn begins_out_of_bounds_end_the_connection() {
     }])
     .await
     .unwrap();
+    peer.sync().await.unwrap();
+}
+
+/// A peer that has lent nothing says that it has, or returns what it was not lent.
+async fn leases_that_nobody_gave_end_the_connection() {
+    let mut server = Process::start("", "server 100");
+    let at: SocketAddr = server.read_line().await.parse().unwrap();
+    let lent = |lease, len, addr| Frame::Lent {
+        stream: 1,
+        end: false,
+        lease,
+        key: 0,
+        len,
+        addr,
+        head: Bytes::from_static(b"\0\0\0\0\x05"),
+        tail: Bytes::new(),
+    };
+    for (frames, expected) in [
+        (vec![lent(1, 4096, 0)], "nothing is lent"),
+        (vec![lent(1, u32::MAX, 1 << 60)], "longer than any message"),
+        (vec![lent(1, 0, 0)], "no bytes"),
+        (vec![lent(1, 4096, u64::MAX - 5)], "past the end of the address space"),
+        (vec![lent(1, 1, 0), lent(1, 1, 0)], "its number is in use"),
+        (vec![Frame::Return { lease: 7 }], "RETURN of lease 7, which is not out"),
+    ] {
+        let mut peer = Peer::connect(at).await;
+        peer.send(&[head(1, "Hold")]).await.unwrap();
+        peer.send(&frames).await.unwrap();
+        let Err(Ended(why)) = peer.sync().await else { panic!("{frames:?}: it goes on") };
+        assert!(why.contains(expected), "{why}, not: {expected}");
+    }
+    // The server goes on.
+    let mut peer = Peer::connect(at).await;
+    peer.send(&[head(1, "Hold")]).await.unwrap();
     peer.sync().await.unwrap();
 }
 

@@ -356,8 +356,8 @@ pub trait Link: Send + 'static {
 
     /// Lends bytes to the peer, which reads them where they lie once a SEND has told it of the
     /// lease. They stay as they are until [`end_lease`](Link::end_lease), or, where the link is
-    /// dropped before, until the peer reads nothing of this link any more. `None`: not these, or not
-    /// yet; they have to be sent.
+    /// dropped before, until the peer reads nothing of this link any more. `None`: not these, or
+    /// not yet; they have to be sent.
     ///
     /// # Errors
     /// The link is dead.
@@ -372,8 +372,8 @@ pub trait Link: Send + 'static {
     }
 
     /// Bytes that the peer has lent, as a received message says. **The peer may write to them**, so
-    /// they are treated as bytes that have landed. The lease is to be returned when the last part of
-    /// them was dropped: see [`take_returned`](Link::take_returned).
+    /// they are treated as bytes that have landed. The lease is to be returned when the last part
+    /// of them was dropped: see [`take_returned`](Link::take_returned).
     ///
     /// # Errors
     /// [`LinkError::Breach`] if the peer has lent no such memory; the link lives on.

@@ -210,8 +210,11 @@ fn allocated(len: u64, seals: SealFlags) -> OwnedFd {
     made
 }
 
+/// A message on the socket, and the descriptors beside it.
+type Message = (Vec<u8>, Vec<OwnedFd>);
+
 /// What becomes of an end to which a stranger lends these files with these messages.
-async fn offered(messages: Vec<(Vec<u8>, Vec<OwnedFd>)>) -> String {
+async fn offered(messages: Vec<Message>) -> String {
     let you = borrowing();
     let mut listener = you.listen();
     let stranger = Arc::new(Stranger::connect(listener.local_addr().shm().unwrap().name()));
@@ -237,7 +240,7 @@ fn pipe() -> OwnedFd {
 async fn memory_that_cannot_be_lent_ends_the_connection() {
     let whole = || allocated(4096, LENDABLE);
     let first = |file| vec![(lend(1, 0, 4096), vec![file, pipe()])];
-    let cases: Vec<(Vec<(Vec<u8>, Vec<OwnedFd>)>, &str)> = vec![
+    let cases: Vec<(Vec<Message>, &str)> = vec![
         (first(sealed(4096)), "not sealed"),
         (first(allocated(4096, SealFlags::SHRINK | SealFlags::FUTURE_WRITE)), "not sealed"),
         (first(file(4096, LENDABLE)), "a file with 0 bytes of 4096"),

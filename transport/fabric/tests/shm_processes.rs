@@ -52,6 +52,7 @@ fn main() -> ExitCode {
             "a_killed_lender_takes_nothing_away",
             a_killed_lender_takes_nothing_away,
         ),
+        process::self_test("one_process_is_lent_to", one_process_is_lent_to),
         process::self_test("two_processes_talk", two_processes_talk),
         process::self_test("connections_share_an_eventfd", connections_share_an_eventfd),
         process::self_test("channels_are_those_of_one_process", channels_are_those_of_one_process),
@@ -283,6 +284,40 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
         }
         released(&me).await;
     }
+}
+
+/// A pool for one process is lent to the first one, also when that has ended.
+async fn one_process_is_lent_to() {
+    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::OneProcess));
+    let config = PoolConfig::default().lendable(true);
+    let me = Side { pool: Pool::new(config, fabric.registrar()).unwrap(), fabric };
+    let (mut first, mut end) = with_process(&me, "connect").await;
+    let (mut second, mut other) = with_process(&me, "connect").await;
+    let pid = second.says("stands");
+    let bytes = me.payload(LENT, 7);
+    loop {
+        if end.link.lend(me.pool.lend(&bytes).unwrap()).unwrap().is_some() {
+            break;
+        }
+        end.send(0, b"hello").await;
+        end.receive().await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    let refused = async |other: &mut End| {
+        for _ in 0..100 {
+            assert_eq!(other.link.lend(me.pool.lend(&bytes).unwrap()).unwrap(), None);
+            other.send(0, b"hello").await;
+            other.receive().await.unwrap();
+        }
+        assert!(!other.link.may_lend());
+    };
+    refused(&mut other).await;
+    first.kill();
+    end.death().await;
+    drop(end);
+    refused(&mut other).await;
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    assert!(!maps.contains("tonic-rdma-lent"), "{maps}");
 }
 
 /// What it has lent stays readable, and goes with its last slice.

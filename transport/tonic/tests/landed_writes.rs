@@ -27,7 +27,7 @@ use tonic_rdma_fabric::{
     WriteSource,
 };
 use tonic_rdma_memory::{Pool, PoolConfig};
-use tonic_rdma_proto::hello::Accept;
+use tonic_rdma_proto::hello::{Accept, VERSION_MAX, VERSION_MIN};
 use tonic_rdma_proto::{
     Config, Connection, Event, Hello, Payload, ResetCode, Room, StreamId, Transmit, headers,
 };
@@ -117,8 +117,12 @@ impl Peer {
         let mut grpc =
             tonic::client::Grpc::new(endpoint.connect_with_connector(connector).await.unwrap());
         grpc.ready().await.unwrap();
-        let request =
-            OfferRequest { version_min: 2, version_max: 2, fabrics: vec!["shm".into()], client };
+        let request = OfferRequest {
+            version_min: VERSION_MIN.into(),
+            version_max: VERSION_MAX.into(),
+            fabrics: vec!["shm".into()],
+            client,
+        };
         let path = PathAndQuery::from_static("/tonic_rdma.v1.Bootstrap/Offer");
         let codec = tonic_prost::ProstCodec::<OfferRequest, OfferResponse>::default();
         let offer =

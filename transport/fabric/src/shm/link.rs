@@ -48,8 +48,8 @@ use crate::shm::wakeup::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
 
 /// Completions per poll, at most.
 const MAX_COMPLETIONS: usize = 256;
-/// Polls that find messages in the ring until the socket is looked at, too: what comes there does not
-/// wait for a peer to fall silent.
+/// Polls that find messages in the ring until the socket is looked at, too: what comes there does
+/// not wait for a peer to fall silent.
 const MAX_BUSY_POLLS: u32 = 32;
 /// Rounds of polling before other tasks run.
 const MAX_ROUNDS: usize = 64;

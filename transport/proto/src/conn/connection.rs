@@ -10,7 +10,7 @@ use super::credits::Credits;
 use super::grants::Grants;
 use super::heartbeat::{Beat, Heartbeat};
 use super::id_map::Ids;
-use super::lend::Leases;
+use super::leases::Leases;
 use super::reset_limit::ResetLimit;
 use super::stream::{Out, PeerGrant, RecvHalf, SendHalf, Stream};
 use super::types::{Event, Pending, Side, Stats};

@@ -1,8 +1,8 @@
 //! Sending without a WRITE: bytes that lie in memory which the peer has mapped, and reads there.
 //!
 //! The driver says which bytes of a piece may be lent
-//! ([`Payload::last_is_lendable`](crate::Payload::last_is_lendable)). What lies around them goes with
-//! them, so that the receiver has the whole piece at once:
+//! ([`Payload::last_is_lendable`](crate::Payload::last_is_lendable)). What lies around them goes
+//! with them, so that the receiver has the whole piece at once:
 //!
 //! | the bytes are | on | next |
 //! |---|---|---|
@@ -16,13 +16,10 @@
 //! memory they are: what it does not lend is copied, into landing memory that the windows bound. So
 //! a reader that keeps what it was lent costs its peer the zero copy, and nothing else.
 
-use std::collections::{HashSet, VecDeque};
-use std::hash::BuildHasherDefault;
-
 use bytes::Bytes;
 
 use super::connection::Connection;
-use super::id_map::IdHasher;
+use super::leases::MAX_LEASES;
 use super::stream::{Lend, Out, RecvHalf};
 use super::types::Event;
 use crate::error::Breach;
@@ -30,27 +27,10 @@ use crate::frame::{Frame, LENT_MESSAGE};
 use crate::ids::StreamId;
 use crate::payload::{LentPlace, Payload};
 
-/// Maximum number of leases that a side has of the other, and so may be told of.
-pub(super) const MAX_LEASES: usize = 4096;
-
-type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;
-
-/// What the sides have lent each other.
-#[derive(Debug, Default)]
-pub(super) struct Leases {
-    /// Streams with pieces for which the driver decides; each as often as it has some.
-    pub(super) queue: VecDeque<u32>,
-    /// Leases that were provided, and have not ended.
-    out: usize,
-    /// Those of them that the peer was told of.
-    pub(super) lent: LeaseSet,
-    /// Leases that the peer has given, and that are not returned.
-    borrowed: LeaseSet,
-}
-
 impl Connection {
-    /// Whether a segment of the piece may be lent: it is aligned as the peer wants it where it lands,
-    /// and the rest of the piece fits a message of a connection at rest, as the frame is not cut.
+    /// Whether a segment of the piece may be lent: it is aligned as the peer wants it where it
+    /// lands, and the rest of the piece fits a message of a connection at rest, as the frame is not
+    /// cut.
     pub(super) fn is_lendable(&self, payload: &Payload) -> bool {
         payload.lendable().is_some_and(|lendable| {
             let around = payload.len() - lendable.len();

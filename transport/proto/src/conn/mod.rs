@@ -13,6 +13,7 @@
 //! | `landing` | receiving by WRITE: grants to the peer |
 //! | `named` | receiving by WRITE into memory that this side names |
 //! | `bulk` | sending by WRITE: grants of the peer |
+//! | `leases` | what the sides have lent each other |
 //! | `lend` | sending without a WRITE: bytes that the peer reads where they lie |
 //! | `phase` | the address in landing memory at which a message begins |
 //! | `recall` | recalling grants before they are used |
@@ -59,6 +60,7 @@ mod grants;
 mod heartbeat;
 mod id_map;
 mod landing;
+mod leases;
 mod lend;
 mod named;
 mod output;

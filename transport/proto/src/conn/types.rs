@@ -75,9 +75,9 @@ pub enum Event {
         /// The peer's half has ended.
         end: bool,
     },
-    /// A piece of the body, most of which lies in memory of the peer; counted as [`Flow::Lent`]. The
-    /// driver calls [`Connection::return_lease`](super::Connection::return_lease) once nobody reads
-    /// that any longer.
+    /// A piece of the body, most of which lies in memory of the peer; counted as [`Flow::Lent`].
+    /// The driver calls [`Connection::return_lease`](super::Connection::return_lease) once nobody
+    /// reads that any longer.
     Lent {
         /// The stream.
         stream: StreamId,

@@ -350,7 +350,8 @@ impl Deframer {
         *counter += len as u64;
     }
 
-    /// Builds the placeholder of `message`, which has `len` bytes, and stores the message for the decoder.
+    /// Builds the placeholder of `message`, which has `len` bytes, and stores the message for the
+    /// decoder.
     fn placeholder(&mut self, len: usize, message: Message) -> Bytes {
         let fill = self.padding(len);
         if self.share.capacity() < HEADER + placeholder::LEN {

@@ -54,20 +54,21 @@ impl ContextBuilder {
         self
     }
 
-    /// Set to which processes on this host messages in pool memory are lent instead of copied. Default
-    /// is [`Lending::Off`]. It concerns shared memory and what this process sends; what it receives
-    /// is lent if the peer does so.
+    /// Set to which processes on this host messages in pool memory are lent instead of copied.
+    /// Default is [`Lending::Off`]. It concerns shared memory and what this process sends; what it
+    /// receives is lent if the peer does so.
     ///
-    /// A message in a buffer of [`Context::alloc`](super::Context::alloc), in a field of type `bytes`
-    /// of at least 32 KiB and with at most 4 KiB around it, is then read where it lies: no byte of it
-    /// is copied. The buffer returns to the pool when the last slice that the reader holds is dropped.
-    /// At most three quarters of the pool's memory for sending are lent at a time; beyond that
-    /// messages are copied as without lending, so a reader that keeps what it got holds up nobody.
+    /// A message in a buffer of [`Context::alloc`](super::Context::alloc), in a field of type
+    /// `bytes` of at least 32 KiB and with at most 4 KiB around it, is then read where it lies: no
+    /// byte of it is copied. The buffer returns to the pool when the last slice that the reader
+    /// holds is dropped. At most three quarters of the pool's memory for sending are lent at a
+    /// time; beyond that messages are copied as without lending, so a reader that keeps what it got
+    /// holds up nobody.
     ///
     /// **The processes map the pool's memory for sending, read-only.** They see every message that
-    /// is sent from it, to anybody, and what was in the buffers before. Use a context of its own for
-    /// a peer of another user, with [`Lending::OneProcess`]. And as over RDMA, this process could
-    /// change a message while it is read: the reader protects itself with
+    /// is sent from it, to anybody, and what was in the buffers before. Use a context of its own
+    /// for a peer of another user, with [`Lending::OneProcess`]. And as over RDMA, this process
+    /// could change a message while it is read: the reader protects itself with
     /// [`Server::copy_on_delivery`](crate::Server::copy_on_delivery) if it does not trust the peer.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;

@@ -1,6 +1,6 @@
 //! Bytes that are lent instead of sent.
 
-use super::super::lend::MAX_LEASES;
+use super::super::leases::MAX_LEASES;
 use super::super::*;
 use super::pair::*;
 use crate::config::Config;

@@ -12,8 +12,8 @@ use crate::connection::state::{ConnectionState, Life};
 use crate::path::reason::{Reason, ReasonCode};
 
 impl ConnectionState {
-    /// Delivers a piece of a body of which `len` bytes are lent. A peer that has lent no such memory
-    /// has broken the protocol.
+    /// Delivers a piece of a body of which `len` bytes are lent. A peer that has lent no such
+    /// memory has broken the protocol.
     pub(in crate::connection) fn borrow(
         &mut self,
         stream: StreamId,

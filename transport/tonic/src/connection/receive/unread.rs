@@ -50,7 +50,8 @@ pub(in crate::connection) enum Place {
     Named,
     /// In memory that the peer has lent.
     Lent,
-    /// In memory that the peer may write to, and to be copied to the heap before anything reads them.
+    /// In memory that the peer may write to, and to be copied to the heap before anything reads
+    /// them.
     Heap,
 }
 
@@ -240,6 +241,7 @@ mod tests {
         match piece.part {
             Part::Eager(bytes) => (bytes, false),
             Part::Landed(landed) => (landed.lend(), true),
+            Part::Lent(piece) => panic!("nothing is lent here: {piece:?}"),
         }
     }
 

@@ -10,7 +10,8 @@ use crate::connection::state::ConnectionState;
 pub(super) const MIN_LENT: usize = 32 * 1024;
 
 impl ConnectionState {
-    /// Lends what the protocol has to send, as far as the pool and the peer allow. The rest is sent.
+    /// Lends what the protocol has to send, as far as the pool and the peer allow. The rest is
+    /// sent.
     pub(super) fn lend(&mut self) -> Result<(), LinkError> {
         while let Some((stream, bytes)) = self.conn.poll_lend() {
             let bytes = if self.conn.may_lend() { self.pool.lend(&bytes) } else { None };

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tonic_rdma_fabric::ConnectError;
+use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
 use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
@@ -39,7 +40,12 @@ impl<'a> Hand<'a> {
             .states
             .map(|at| pb::TcpAddress { ip: at.ip().to_string(), port: at.port().into() });
         let fabrics = vec!["sim".into()];
-        let request = pb::OfferRequest { version_min: 2, version_max: 2, fabrics, client };
+        let request = pb::OfferRequest {
+            version_min: VERSION_MIN.into(),
+            version_max: VERSION_MAX.into(),
+            fabrics,
+            client,
+        };
         self.bootstrap.offer(request).await.unwrap().into_inner().outcome.unwrap()
     }
 
