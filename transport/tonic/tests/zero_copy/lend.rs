@@ -1,15 +1,12 @@
 //! Messages that are lent over shared memory: pointers, counters, and what comes back when.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
 use tokio_stream::iter;
 use tonic_rdma::{Channel, Context, Lending, PoolConfig, TransportStats};
+
+use crate::common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
 
 const MIB: usize = 1 << 20;
 
