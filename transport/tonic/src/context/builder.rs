@@ -58,7 +58,7 @@ impl ContextBuilder {
     /// Default is [`Lending::Off`]. It concerns shared memory and what this process sends; what it
     /// receives is lent if the peer does so.
     ///
-    /// A message in a buffer of [`Context::alloc`](super::Context::alloc), in a field of type
+    /// A message in a buffer of [`Channel::pool`](crate::Channel::pool), in a field of type
     /// `bytes` of at least 32 KiB and with at most 4 KiB around it, is then read where it lies: no
     /// byte of it is copied. The buffer returns to the pool when the last slice that the reader
     /// holds is dropped. At most three quarters of the pool's memory for sending are lent at a

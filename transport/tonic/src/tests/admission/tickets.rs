@@ -91,7 +91,7 @@ async fn a_ticket_is_good_once() {
     let serving = world.serve().await;
     let mut hand = Hand::new(&world, &serving).await;
     let (ticket, addr) = hand.ticket().await;
-    assert_eq!(hand.enter(addr, ticket).await.unwrap().version, 2);
+    assert_eq!(hand.enter(addr, ticket).await.unwrap().version, VERSION_MAX);
     assert_eq!(hand.enter(addr, ticket).await.unwrap_err(), Reject::Ticket);
     let lines = logs.lines_with("fast path refused");
     assert_eq!(lines.len(), 1, "{lines:?}");
@@ -158,7 +158,10 @@ async fn strangers_on_the_rdma_port_are_refused_by_name() {
     let past = Hello { version_min: 1, version_max: 1, ..future };
     for hello in [future, past] {
         let rejected = hand.send(addr, &hello.encode()).await.unwrap_err();
-        assert!(matches!(rejected, Reject::Version { min: 2, max: 2 }), "{rejected}");
+        assert!(
+            matches!(rejected, Reject::Version { min: VERSION_MIN, max: VERSION_MAX }),
+            "{rejected}"
+        );
     }
     assert_eq!(logs.lines_with("another protocol").len(), 2);
     assert_eq!(logs.lines_with("protocol versions 9 to 12").len(), 1);
