@@ -466,7 +466,8 @@ impl State {
                     end_half(self, stream);
                 }
             }
-            Frame::Lent { stream, end, lease, .. } => {
+            Frame::Lent { stream, end, lent } => {
+                let lease = lent.place.lease;
                 if !self.at(from).leases.insert(lease) {
                     self.wrong(format!("R8: {from}: lease {lease} is given twice"));
                 }

@@ -27,6 +27,7 @@ use tonic::server::NamedService;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Context, FabricKind, Server};
 use tonic_rdma_proto::frame::Frame;
+use tonic_rdma_proto::{LentBody, LentPlace};
 use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::process::{Process, role, runtime};
 use tonic_rdma_tests::wire::head;
@@ -370,15 +371,11 @@ async fn begins_out_of_bounds_end_the_connection() {
 async fn leases_that_nobody_gave_end_the_connection() {
     let mut server = Process::start("", "server 100");
     let at: SocketAddr = server.read_line().await.parse().unwrap();
-    let lent = |lease, len, addr| Frame::Lent {
-        stream: 1,
-        end: false,
-        lease,
-        key: 0,
-        len,
-        addr,
-        head: Bytes::from_static(b"\0\0\0\0\x05"),
-        tail: Bytes::new(),
+    let lent = |lease, len, addr| {
+        let (head, place) =
+            (Bytes::from_static(b"\0\0\0\0\x05"), LentPlace { lease, key: 0, addr });
+        let lent = Box::new(LentBody { head, place, len, tail: Bytes::new() });
+        Frame::Lent { stream: 1, end: false, lent }
     };
     for (frames, expected) in [
         (vec![lent(1, 4096, 0)], "nothing is lent"),

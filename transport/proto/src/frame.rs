@@ -66,7 +66,7 @@ use bytes::{Buf, Bytes};
 use crate::error::Breach;
 use crate::headers::table::Sent;
 pub use crate::payload::Field;
-use crate::payload::{LentPlace, Payload, Segment};
+use crate::payload::{LentBody, LentPlace, Payload, Segment};
 
 /// Bytes of a message header.
 pub const MESSAGE_HEADER: usize = 8;
@@ -128,17 +128,9 @@ pub enum Frame {
     GoAway { ack: bool, code: u32, text: Bytes },
     /// Ends the connection.
     Close { code: u32, text: Bytes },
-    /// A piece of the body, most of which lies in memory of the sender.
-    Lent {
-        stream: u32,
-        end: bool,
-        lease: u32,
-        key: u32,
-        len: u32,
-        addr: u64,
-        head: Bytes,
-        tail: Bytes,
-    },
+    /// A piece of the body, most of which lies in memory of the sender. Boxed, so that other frames
+    /// stay short.
+    Lent { stream: u32, end: bool, lent: Box<LentBody> },
     /// The receiver of LENT reads the memory no longer.
     Return { lease: u32 },
 }
@@ -183,7 +175,7 @@ impl Frame {
                 Frame::Request { .. } => 20,
                 Frame::Done { .. } => 12,
                 Frame::Grant { .. } => 24,
-                Frame::Lent { head, tail, .. } => LENT + head.len() + tail.len(),
+                Frame::Lent { lent, .. } => LENT + lent.head.len() + lent.tail.len(),
                 Frame::GoAway { text, .. } | Frame::Close { text, .. } => 4 + text.len(),
             }
     }
@@ -283,9 +275,10 @@ impl<'a> Composer<'a> {
                 }
                 self.put(&addr.to_le_bytes());
             }
-            Frame::Lent { stream, end, lease, key, len: lent, addr, head, tail } => {
+            Frame::Lent { stream, end, lent } => {
                 self.header(kind, u8::from(*end) * END, len, *stream);
-                self.put_lent((*lease, *key, *addr), *lent, head.len());
+                let LentBody { head, place, len, tail } = &**lent;
+                self.put_lent(*place, *len, head.len());
                 self.put(head);
                 self.put(tail);
             }
@@ -317,7 +310,8 @@ impl<'a> Composer<'a> {
         true
     }
 
-    fn put_lent(&mut self, (lease, key, addr): (u32, u32, u64), len: u32, head: usize) {
+    fn put_lent(&mut self, place: LentPlace, len: u32, head: usize) {
+        let LentPlace { lease, key, addr } = place;
         for word in [lease, key, len, head as u32] {
             self.put(&word.to_le_bytes());
         }
@@ -341,8 +335,7 @@ impl<'a> Composer<'a> {
             return false;
         }
         self.header(13, u8::from(end) * END, wire, stream);
-        let LentPlace { lease, key, addr } = place;
-        self.put_lent((lease, key, addr), lent.len() as u32, head_len);
+        self.put_lent(place, lent.len() as u32, head_len);
         head.iter().chain(tail).for_each(|segment| self.put(&segment.bytes));
         true
     }
@@ -534,10 +527,9 @@ impl Reader {
                 if LENT + head > len {
                     return Err(Breach::PayloadLength { frame: kind_name(kind), got: len });
                 }
-                let mut head_and_tail = bytes(LENT);
-                let head = head_and_tail.split_to(head);
-                let (len, tail) = (lent, head_and_tail);
-                Frame::Lent { stream, end, lease, key, len, addr, head, tail }
+                let (mut tail, place) = (bytes(LENT), LentPlace { lease, key, addr });
+                let lent = LentBody { head: tail.split_to(head), place, len: lent, tail };
+                Frame::Lent { stream, end, lent: Box::new(lent) }
             }
             _ => Frame::Return { lease: p.get_u32_le() },
         }))
@@ -579,12 +571,12 @@ mod tests {
             Frame::Lent {
                 stream: 1,
                 end: true,
-                lease: 4,
-                key: 5,
-                len: 6,
-                addr: 1 << 50,
-                head: Bytes::from_static(b"he"),
-                tail: Bytes::from_static(b"ad"),
+                lent: Box::new(LentBody {
+                    head: Bytes::from_static(b"he"),
+                    place: LentPlace { lease: 4, key: 5, addr: 1 << 50 },
+                    len: 6,
+                    tail: Bytes::from_static(b"ad"),
+                }),
             },
             Frame::Return { lease: 4 },
         ]

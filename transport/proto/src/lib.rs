@@ -79,4 +79,4 @@ pub use conn::{
 pub use error::{Breach, CloseCode};
 pub use hello::{Accept, HEADERS, Hello, Reject, Settings};
 pub use ids::{GrantId, ResetCode, StreamId};
-pub use payload::{LentPlace, Payload};
+pub use payload::{LentBody, LentPlace, Payload};

@@ -20,7 +20,7 @@ impl Field {
 }
 
 /// Where lent bytes lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LentPlace {
     /// The number of the lease among those of its owner that have not ended.
     pub lease: u32,
@@ -28,6 +28,26 @@ pub struct LentPlace {
     pub key: u32,
     /// The address of the first byte, with that key.
     pub addr: u64,
+}
+
+/// A piece of a body, most of which is lent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LentBody {
+    /// The bytes in front of those that are lent.
+    pub head: Bytes,
+    /// Where these lie.
+    pub place: LentPlace,
+    /// Number of bytes that are lent.
+    pub len: u32,
+    /// The bytes behind them.
+    pub tail: Bytes,
+}
+
+impl LentBody {
+    /// Bytes of the whole piece.
+    pub fn total(&self) -> u64 {
+        u64::from(self.len) + (self.head.len() + self.tail.len()) as u64
+    }
 }
 
 /// A piece of a body in segments. If it is sent by WRITE, it lands contiguously, and the segments
@@ -49,7 +69,7 @@ pub struct Payload {
     first: usize,
     len: usize,
     /// The segment that may be lent.
-    lendable: Option<usize>,
+    lendable: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -95,8 +115,9 @@ impl Payload {
     /// Says that the segment which was appended last may be lent: see
     /// [`Connection::poll_lend`](crate::Connection::poll_lend). Of several the longest may.
     pub fn last_is_lendable(&mut self) {
-        let Some(last) = self.segments.len().checked_sub(1) else { return };
-        let len = |at: usize| self.segments.get(at).map_or(0, |segment| segment.bytes.len());
+        let last = self.segments.len().checked_sub(1).and_then(|last| u32::try_from(last).ok());
+        let Some(last) = last else { return };
+        let len = |at: u32| self.segments.get(at as usize).map_or(0, |segment| segment.bytes.len());
         if self.lendable.is_none_or(|before| len(before) < len(last)) {
             self.lendable = Some(last);
         }
@@ -127,12 +148,12 @@ impl Payload {
     /// The bytes of the segment that may be lent. `None` if there is none, or something was taken.
     pub(crate) fn lendable(&self) -> Option<&Bytes> {
         let at = self.lendable.filter(|_| self.first == 0)?;
-        self.segments.get(at).map(|segment| &segment.bytes)
+        self.segments.get(at as usize).map(|segment| &segment.bytes)
     }
 
     /// What lies in front of the segment that may be lent, that segment, and what lies behind it.
     pub(crate) fn around_lendable(&self) -> Option<(&[Segment], &Bytes, &[Segment])> {
-        let (head, rest) = self.segments.split_at_checked(self.lendable?)?;
+        let (head, rest) = self.segments.split_at_checked(self.lendable? as usize)?;
         let (lendable, tail) = rest.split_first()?;
         Some((head, &lendable.bytes, tail))
     }

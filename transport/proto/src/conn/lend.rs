@@ -25,7 +25,7 @@ use super::types::Event;
 use crate::error::Breach;
 use crate::frame::{Frame, LENT_MESSAGE};
 use crate::ids::StreamId;
-use crate::payload::{LentPlace, Payload};
+use crate::payload::{LentBody, LentPlace, Payload};
 
 impl Connection {
     /// Whether a segment of the piece may be lent: it is aligned as the peer wants it where it
@@ -123,21 +123,19 @@ impl Connection {
     pub(super) fn on_lent(
         &mut self,
         key: usize,
-        place: LentPlace,
-        len: u32,
-        (head, tail): (Bytes, Bytes),
+        lent: Box<LentBody>,
         end: bool,
     ) -> Result<(), Breach> {
-        let (stream, lease) = (StreamId(self.streams[key].id), place.lease);
+        let LentPlace { lease, addr, .. } = lent.place;
+        let (stream, len, total) = (StreamId(self.streams[key].id), lent.len, lent.total());
         let bad = |why| Err(Breach::BadLease { stream, lease, why });
         if len == 0 {
             return bad("no bytes");
         }
-        let all = u64::from(len) + (head.len() + tail.len()) as u64;
-        if all > self.config.max_message {
+        if total > self.config.max_message {
             return bad("longer than any message");
         }
-        if place.addr.checked_add(len.into()).is_none() {
+        if addr.checked_add(len.into()).is_none() {
             return bad("reaches past the end of the address space");
         }
         if self.leases.borrowed.len() >= MAX_LEASES {
@@ -146,12 +144,12 @@ impl Connection {
         if !self.leases.borrowed.insert(lease) {
             return bad("its number is in use");
         }
-        self.stats.borrowed += all;
+        self.stats.borrowed += total;
         if self.streams[key].recv == RecvHalf::Discarding {
             self.n_answers += 1;
             self.return_lease(lease);
         } else {
-            self.events.push_back(Event::Lent { stream, head, place, len, tail, end });
+            self.events.push_back(Event::Lent { stream, lent, end });
         }
         Ok(())
     }

@@ -11,7 +11,6 @@ use super::types::{Event, Side};
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Frame, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
-use crate::payload::LentPlace;
 
 fn returned(reader: &Reader) -> Returned {
     Returned { credits: reader.credits, full: reader.full }
@@ -114,11 +113,10 @@ impl Connection {
                 self.on_done(key, id, begin, len, end, now)?;
                 self.on_end(key, end)
             }
-            Frame::Lent { stream, end, lease, key: memory, len, addr, head, tail } => {
+            Frame::Lent { stream, end, lent } => {
                 let key = self.sending_peer_stream(name, stream)?;
                 self.check_body(name, key)?;
-                let place = LentPlace { lease, key: memory, addr };
-                self.on_lent(key, place, len, (head, tail), end)?;
+                self.on_lent(key, lent, end)?;
                 self.on_end(key, end)
             }
             Frame::Return { lease } => self.on_return(lease),

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::error::CloseCode;
 use crate::ids::{ResetCode, StreamId};
-use crate::payload::{LentPlace, Payload};
+use crate::payload::{LentBody, Payload};
 
 /// Which side of the connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,14 +81,8 @@ pub enum Event {
     Lent {
         /// The stream.
         stream: StreamId,
-        /// The bytes in front of those that are lent: a slice of the message.
-        head: Bytes,
-        /// Where these lie.
-        place: LentPlace,
-        /// Number of bytes that are lent: at least 1.
-        len: u32,
-        /// The bytes behind them: a slice of the message.
-        tail: Bytes,
+        /// The piece. Its ends are slices of the message. Boxed, so that other events stay short.
+        lent: Box<LentBody>,
         /// The peer's half has ended.
         end: bool,
     },

@@ -177,16 +177,23 @@ impl Deframer {
     /// The next bytes for the decoder, at most [`HANDED`]; the decoder copies them. None if nothing
     /// is left.
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
-        loop {
-            let popped = self.pop_part();
-            match self.is_part_empty().then(|| self.later.pop_front()).flatten() {
-                Some(part) => self.begin(part),
-                None => return popped,
-            }
+        let popped = self.pop_part();
+        if self.later.is_empty() { popped } else { self.pop_later(popped) }
+    }
+
+    /// Goes on to later parts once nothing is left of the one in front of them.
+    #[cold]
+    fn pop_later(&mut self, mut popped: Option<Bytes>) -> Option<Bytes> {
+        while self.is_part_empty()
+            && let Some(part) = self.later.pop_front()
+        {
+            self.begin(part);
             if popped.is_some() {
-                return popped;
+                break;
             }
+            popped = self.pop_part();
         }
+        popped
     }
 
     fn pop_part(&mut self) -> Option<Bytes> {

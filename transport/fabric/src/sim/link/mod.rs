@@ -71,7 +71,7 @@ pub struct SimLink {
     remaining_work: Option<u64>,
     waker: Option<Waker>,
     /// Leases of the other end that this one reads no longer.
-    returns: Arc<Returns>,
+    returns: Option<Arc<Returns>>,
     block: ControlBlock,
 }
 
@@ -112,7 +112,7 @@ impl SimLink {
             rng: Rng::new(net.config.seed, id.0),
             remaining_work: device.faults.kill_after(),
             waker: None,
-            returns: Arc::default(),
+            returns: None,
             block,
         };
         for slot in 0..config.recv_slots {
@@ -618,9 +618,10 @@ impl Link for SimLink {
 
     fn borrow(&mut self, lent: Lent, len: u32) -> Result<Bytes, LinkError> {
         let other = self.peer_end.as_ref();
-        let bytes = other.and_then(|(_, other)| other.loans.borrow(lent, len, &self.returns));
+        let returns = self.returns.get_or_insert_default();
+        let bytes = other.and_then(|(_, other)| other.loans.borrow(lent, len, returns));
         if bytes.is_some() && self.end.device.net.injects(InjectedBug::ReturnEarly) {
-            self.returns.push(lent.lease);
+            returns.push(lent.lease);
         }
         bytes.ok_or_else(|| LinkError::Breach {
             what: format!("{len} bytes are lent that are not there: {lent:?}"),
@@ -629,7 +630,9 @@ impl Link for SimLink {
     }
 
     fn take_returned(&mut self, waker: &Waker, out: &mut Vec<u32>) {
-        self.returns.take(waker, out);
+        if let Some(returns) = &self.returns {
+            returns.take(waker, out);
+        }
     }
 
     fn disconnect(&mut self) {

@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Field, Frame, MAX_HEADER_BLOCK, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
+use crate::payload::{LentBody, LentPlace};
 
 fn config() -> Config {
     Config {
@@ -457,16 +458,9 @@ fn transfers() -> Vec<Case> {
 }
 
 fn lent(p: &mut Pair, len: u32, addr: u64) {
-    let frame = Frame::Lent {
-        stream: 1,
-        end: false,
-        lease: 4,
-        key: 7,
-        len,
-        addr,
-        head: Bytes::new(),
-        tail: Bytes::new(),
-    };
+    let place = LentPlace { lease: 4, key: 7, addr };
+    let lent = Box::new(LentBody { place, len, ..LentBody::default() });
+    let frame = Frame::Lent { stream: 1, end: false, lent };
     p.inject(CLIENT, &[head(1), frame]);
 }
 

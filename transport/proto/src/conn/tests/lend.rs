@@ -6,7 +6,7 @@ use super::pair::*;
 use crate::config::Config;
 use crate::error::Breach;
 use crate::ids::{ResetCode, StreamId};
-use crate::payload::{LentPlace, Payload};
+use crate::payload::{LentBody, LentPlace, Payload};
 
 const FIELD: usize = 300_000;
 
@@ -205,8 +205,9 @@ fn leases_are_counted_and_each_has_its_number() {
     let server = p.server();
     let key = server.ids[&1];
     let lent = |server: &mut Connection, lease| {
-        let around = Default::default();
-        server.on_lent(key, LentPlace { lease, key: 7, addr: 0 }, 1, around, false)
+        let place = LentPlace { lease, key: 7, addr: 0 };
+        let lent = LentBody { place, len: 1, ..LentBody::default() };
+        server.on_lent(key, Box::new(lent), false)
     };
     for lease in 0..MAX_LEASES as u32 {
         lent(server, lease).unwrap();

@@ -11,6 +11,7 @@ use super::loans::Loans;
 use crate::config::Config;
 use crate::frame::{Composer, Frame, Reader};
 use crate::ids::{ResetCode, StreamId};
+use crate::payload::LentBody;
 
 pub(super) const CLIENT: usize = 0;
 pub(super) const SERVER: usize = 1;
@@ -365,7 +366,8 @@ impl End {
                 app.unread.push_back((len, flow, kept));
                 self.read(stream);
             }
-            Event::Lent { stream, head, place, len, tail, end } => {
+            Event::Lent { stream, lent, end } => {
+                let LentBody { head, place, len, tail } = *lent;
                 let bytes = [head, self.loans.borrow(place, len), tail].concat();
                 let app = self.streams.get_mut(&stream.get()).expect("lent before it was opened");
                 assert!(!app.ended && app.reset.is_none(), "lent after the end");

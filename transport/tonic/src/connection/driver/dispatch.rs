@@ -125,9 +125,7 @@ impl ConnectionState {
                     };
                     self.deliver(stream, Part::Landed(landed), flow, place, end);
                 }
-                Event::Lent { stream, head, place, len, tail, end } => {
-                    self.borrow(stream, (head, tail), (place, len), end);
-                }
+                Event::Lent { stream, lent, end } => self.borrow(stream, *lent, end),
                 Event::LeaseEnded { lease } => {
                     if let Some(link) = &mut self.link {
                         link.end_lease(lease);

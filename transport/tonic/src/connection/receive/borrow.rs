@@ -2,9 +2,8 @@
 
 use std::task::Context;
 
-use bytes::Bytes;
 use tonic_rdma_fabric::{Lent, Link};
-use tonic_rdma_proto::{CloseCode, Flow, LentPlace, StreamId};
+use tonic_rdma_proto::{CloseCode, Flow, LentBody, LentPlace, StreamId};
 
 use crate::codec::{LentPiece, Part};
 use crate::connection::receive::unread::Place;
@@ -12,17 +11,11 @@ use crate::connection::state::{ConnectionState, Life};
 use crate::path::reason::{Reason, ReasonCode};
 
 impl ConnectionState {
-    /// Delivers a piece of a body of which `len` bytes are lent. A peer that has lent no such
+    /// Delivers a piece of a body, most of which is lent. A peer that has lent no such
     /// memory has broken the protocol.
-    pub(in crate::connection) fn borrow(
-        &mut self,
-        stream: StreamId,
-        (head, tail): (Bytes, Bytes),
-        (place, len): (LentPlace, u32),
-        end: bool,
-    ) {
+    pub(in crate::connection) fn borrow(&mut self, stream: StreamId, lent: LentBody, end: bool) {
         let Some(link) = &mut self.link else { return };
-        let LentPlace { lease, key, addr } = place;
+        let LentBody { head, place: LentPlace { lease, key, addr }, len, tail } = lent;
         match link.borrow(Lent { lease, key, addr }, len) {
             Ok(lent) => {
                 let piece = LentPiece { head, lent: lent.into(), tail };
@@ -43,6 +36,9 @@ impl ConnectionState {
     pub(in crate::connection) fn return_leases(&mut self, cx: &Context<'_>) {
         let Some(link) = &mut self.link else { return };
         link.take_returned(cx.waker(), &mut self.inbox.returned);
+        if self.inbox.returned.is_empty() {
+            return;
+        }
         for lease in self.inbox.returned.drain(..) {
             self.conn.return_lease(lease);
         }
