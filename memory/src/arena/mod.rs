@@ -18,7 +18,7 @@ mod wait_queue;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam::queue::SegQueue;
@@ -363,17 +363,24 @@ impl Arenas {
     }
 
     fn map_region(&self, bytes: usize) -> Result<Region, PoolError> {
+        static WARNED: Once = Once::new();
         let (sizes, registrar) = (&self.ledger.sizes, &*self.ledger.registrar);
-        let lends = self.usage == Use::Send && sizes.lendable && registrar.lends();
-        let (mapping, file, access) = match lends {
-            true => {
-                let (mapping, file) = Mapping::lendable(bytes, sizes.huge_pages)
-                    .map_err(|source| PoolError::Map { len: bytes, source })?;
-                (mapping, Some(file), Access::Lend)
+        if self.usage == Use::Send && sizes.lendable && registrar.lends() {
+            match Mapping::lendable(bytes, sizes.huge_pages) {
+                Ok((mapping, file)) => {
+                    return Ok(Region::new(mapping, Some(file), registrar, Access::Lend)?);
+                }
+                Err(error) => WARNED.call_once(|| {
+                    tracing::warn!(
+                        %error, bytes,
+                        "no memory that can be lent (it needs Linux 5.1 and a descriptor for each \
+                         file of 2 MiB); messages are copied"
+                    );
+                }),
             }
-            false => (Mapping::new(bytes, sizes.huge_pages, Place::Any)?, None, Access::Local),
-        };
-        Ok(Region::new(mapping, file, registrar, access)?)
+        }
+        let mapping = Mapping::new(bytes, sizes.huge_pages, Place::Any)?;
+        Ok(Region::new(mapping, None, registrar, Access::Local)?)
     }
 
     /// Takes `bytes` of the budget. Removes idle arenas for it, but only if that frees enough.

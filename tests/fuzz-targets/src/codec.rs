@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use prost::Message;
 use tonic::Code;
-use tonic_rdma::codec::{fuzz, pending_messages};
+use tonic_rdma::codec::fuzz::{self, Came};
+use tonic_rdma::codec::pending_messages;
 use tonic_rdma_memory::test_util::SharedArena;
 
 /// A message with every kind of field that holds bytes.
@@ -97,7 +98,7 @@ pub fn encode(data: &[u8]) {
             return;
         }
     }
-    let got = fuzz::decode::<Tree>(vec![(wire.into(), true)], usize::MAX);
+    let got = fuzz::decode::<Tree>(vec![(wire.into(), Came::Landed)], usize::MAX);
     // Compare encoded bytes: NaN is not equal to itself.
     assert!(got.into_iter().map(Result::unwrap).eq(messages));
     assert_eq!(pending_messages(), 0);
@@ -132,7 +133,7 @@ fn lengthen(tree: &mut Tree, times: usize, room: &mut usize) {
 /// | bytes | meaning |
 /// |---|---|
 /// | 1 | bit 0: the rest is a raw body; otherwise it is messages. Bits 1 and 2: each message gets a field in front (1) or behind (2) that makes it long enough to be kept as a pending message. Bits 3 to 7: the number of pieces |
-/// | 2 for each piece | bit 0: the piece has landed. The rest: its length, to be multiplied by 1 to 8 |
+/// | 2 for each piece | bit 0: the piece has landed; with bit 1 it is lent. The rest, bit 1 included: its length, to be multiplied by 1 to 8 |
 /// | the rest | the body, or messages, each after its length in two bytes |
 ///
 /// # Panics
@@ -162,8 +163,8 @@ pub fn decode(data: &[u8]) {
     }
 }
 
-/// The lengths of the pieces of a body, and whether each has landed.
-type Cuts = Vec<(usize, bool)>;
+/// The lengths of the pieces of a body, and how each came.
+type Cuts = Vec<(usize, Came)>;
 
 /// Reads the body and its pieces from the input of [`decode`].
 fn body(data: &[u8]) -> Option<(Vec<u8>, Cuts)> {
@@ -173,7 +174,12 @@ fn body(data: &[u8]) -> Option<(Vec<u8>, Cuts)> {
         let Some((cut, after)) = rest.split_first_chunk() else { break };
         rest = after;
         let cut = u16::from_le_bytes(*cut);
-        cuts.push((usize::from(cut >> 1) * (1 + usize::from(n & 7)), cut & 1 == 1));
+        let came = match cut & 3 {
+            0 | 2 => Came::InMessages,
+            1 => Came::Landed,
+            _ => Came::Lent,
+        };
+        cuts.push((usize::from(cut >> 1) * (1 + usize::from(n & 7)), came));
     }
     let mut wire = Vec::new();
     if flags & 1 == 1 {
@@ -195,16 +201,16 @@ fn body(data: &[u8]) -> Option<(Vec<u8>, Cuts)> {
     Some((wire, cuts))
 }
 
-fn pieces(mut rest: Bytes, cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
+fn pieces(mut rest: Bytes, cuts: &[(usize, Came)]) -> Vec<(Bytes, Came)> {
     let mut pieces = Vec::new();
-    for (len, landed) in cuts {
+    for (len, came) in cuts {
         let piece = rest.split_to((*len).min(rest.len()));
         if !piece.is_empty() {
-            pieces.push((piece, *landed));
+            pieces.push((piece, *came));
         }
     }
     if !rest.is_empty() {
-        pieces.push((rest, true));
+        pieces.push((rest, Came::Landed));
     }
     pieces
 }
@@ -232,14 +238,13 @@ pub fn landed(data: &[u8]) {
     let arena = SharedArena::new(wire.len()).expect("a file in memory, mapped twice");
     arena.write(0, &wire);
     arena.plan(writes);
-    let pieces =
-        pieces(arena.bytes().slice(..wire.len()), &cuts).into_iter().map(|(piece, landed)| {
-            match landed {
-                true => (piece, true),
-                // A copy that the sender cannot reach.
-                false => (Bytes::copy_from_slice(&piece), false),
-            }
-        });
+    let pieces = pieces(arena.bytes().slice(..wire.len()), &cuts).into_iter().map(
+        |(piece, came)| match came {
+            // A copy that the sender cannot reach.
+            Came::InMessages => (Bytes::copy_from_slice(&piece), came),
+            Came::Landed | Came::Lent => (piece, came),
+        },
+    );
     for message in fuzz::decode_watched::<Tree>(pieces.collect(), LIMIT, &arena) {
         let Ok(tree) = message else { continue };
         assert!(!arena.contains(tree.text.as_bytes()) && !arena.contains(&tree.vec));

@@ -17,6 +17,7 @@
 //! | [`provider`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
 //! | [`access`] | [`ShmAccess`], [`Lending`]: the processes with which memory is shared |
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
+//! | `returns` | leases that are not read any longer |
 //! | [`timer`] | [`Timer`]: a timer that costs nothing while it waits |
 //! | [`wake_gate`] | [`WakeGate`]: skips polling a future until its waker fires |
 //! | [`host_snapshot`] | [`HostSnapshot`]: devices, addresses and limits of this host |
@@ -85,6 +86,8 @@ mod processors;
 pub mod provider;
 #[cfg(any(feature = "test-util", all(target_os = "linux", feature = "verbs")))]
 mod queue;
+#[cfg(any(all(target_os = "linux", feature = "shm"), feature = "test-util"))]
+mod returns;
 pub mod self_test;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod shm;

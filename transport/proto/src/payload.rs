@@ -168,7 +168,7 @@ impl Payload {
     pub(crate) fn lead(&self) -> Option<Lead> {
         let mut at = 0;
         let mut longest: Option<Lead> = None;
-        for Segment { bytes, pinned, aligned, .. } in self.segments.iter().skip(self.first) {
+        for Segment { bytes, pinned, aligned } in self.segments.iter().skip(self.first) {
             let (source, len) = (bytes.as_ptr() as usize as u64, bytes.len() as u64);
             if longest.is_none_or(|lead| (lead.aligned, lead.len) < (*aligned, len)) {
                 longest = Some(Lead { at, source, pinned: *pinned, aligned: *aligned, len });

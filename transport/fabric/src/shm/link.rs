@@ -33,11 +33,11 @@ use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Lent, Link, LinkConfig, PeerInfo, Posted, Work, WriteSource};
 use crate::shm::context::{DeviceContext, NAME};
-use crate::shm::lend::borrower::{Borrower, OfferedFile, TakenFile};
+use crate::shm::lend::borrower::{Borrower, TakenFile};
 use crate::shm::lend::lender::Lender;
-use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, OfferedChunk, PeerChunks};
+use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, PeerChunks};
 use crate::shm::memory::map::Map;
-use crate::shm::memory::peer_map::{PeerMap, Usage};
+use crate::shm::memory::peer_map::{Offered, PeerMap, Usage};
 use crate::shm::memory::table::{RevokedKeys, Table};
 use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer};
@@ -77,8 +77,8 @@ pub struct ShmStats {
 /// What the peer has given, while a thread maps it.
 #[derive(Debug)]
 enum Pending {
-    Chunk(OfferedChunk, TakeFds<PeerMap>),
-    Lent(OfferedFile, TakeFds<TakenFile>),
+    Chunk(Offered, TakeFds<PeerMap>),
+    Lent(Offered, TakeFds<TakenFile>),
 }
 
 /// A link over shared memory.
@@ -334,7 +334,7 @@ impl ShmLink {
     /// Memory that the peer lends is mapped, or cannot be.
     fn answer_lent(
         &mut self,
-        offered: OfferedFile,
+        offered: Offered,
         taken: io::Result<TakenFile>,
     ) -> Result<(), LinkError> {
         let key = offered.key;
@@ -363,7 +363,7 @@ impl ShmLink {
         let SocketMessage { bytes, has_fds } = message;
         match (Message::decode(&bytes), has_fds) {
             (Some(Message::Chunk { rkey, addr, len }), true) => {
-                let offered = OfferedChunk { rkey, addr, len };
+                let offered = Offered { key: rkey, addr, len };
                 self.chunks.check(offered).map_err(|what| self.breach(what))?;
                 let size = usize::try_from(len).unwrap_or(usize::MAX);
                 let user = self.socket.peer().uid;
@@ -376,7 +376,7 @@ impl ShmLink {
                 Ok(())
             }
             (Some(Message::Lend { key, addr, len }), true) => {
-                let offered = OfferedFile { key, addr, len };
+                let offered = Offered { key, addr, len };
                 let borrower = self.borrower.get_or_insert_default();
                 let others = borrower.check(offered).map_err(|what| self.breach(what))?;
                 let user = self.socket.peer().uid;

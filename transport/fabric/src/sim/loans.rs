@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
 
 use bytes::Bytes;
 use tonic_rdma_memory::LendableBytes;
 
 use crate::link::Lent;
+use crate::returns::Returns;
 
 /// Bytes that are lent. They stay in use while the reader has them, whatever becomes of the lender.
 #[derive(Debug)]
@@ -73,28 +73,6 @@ impl Loans {
             return None;
         }
         Some(Bytes::from_owner(Borrowed { lease: lent.lease, loan, returns: returns.clone() }))
-    }
-}
-
-/// Leases that are not read any longer.
-#[derive(Debug, Default)]
-pub(super) struct Returns(Mutex<(Vec<u32>, Option<Waker>)>);
-
-impl Returns {
-    pub(super) fn push(&self, lease: u32) {
-        let mut returns = lock(&self.0);
-        returns.0.push(lease);
-        let waker = returns.1.take();
-        drop(returns);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    pub(super) fn take(&self, waker: &Waker, out: &mut Vec<u32>) {
-        let (leases, woken) = &mut *lock(&self.0);
-        out.append(leases);
-        *woken = Some(waker.clone());
     }
 }
 

@@ -211,11 +211,10 @@ impl Deframer {
             Part::Eager(bytes) if bytes.is_empty() => None,
             Part::Eager(bytes) if bytes.len() > HANDED => Some(bytes.split_to(HANDED)),
             Part::Eager(bytes) => Some(std::mem::take(bytes)),
-            Part::Lent(piece) => {
-                let piece = std::mem::take(piece);
-                self.part = Part::Eager(Bytes::new());
-                Some(self.placeholder(piece.len() - HEADER, piece.into()))
-            }
+            part @ Part::Lent(_) => match std::mem::replace(part, Part::Eager(Bytes::new())) {
+                Part::Lent(piece) => Some(self.placeholder(piece.len() - HEADER, piece.into())),
+                _ => None,
+            },
             Part::Landed(landed) if landed.is_empty() => None,
             Part::Landed(landed) => {
                 let mut landed = std::mem::take(landed);
@@ -281,7 +280,7 @@ impl Deframer {
         matches!(self.at, At::Header(_, 0))
             && self.used == Used::Ours
             && self.gather.is_none()
-            && message == Some((0, piece.len() - HEADER))
+            && message.is_some_and(|(flag, len)| flag == 0 && HEADER + len == piece.len())
     }
 
     /// Tracks message boundaries in bytes that are passed on unchanged.

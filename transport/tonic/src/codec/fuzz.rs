@@ -18,9 +18,22 @@ use tonic_rdma_memory::test_util::{SharedArena, Watched};
 
 use crate::codec::body_encoder::{BodyEncoder, Chunk};
 use crate::codec::deframer::{Deframer, Part};
+use crate::codec::lent_piece::LentPiece;
 use crate::codec::methods::{Call, Methods, Used};
+use crate::codec::placeholder::HEADER;
 use crate::codec::prost::ProstCodec;
 use crate::fifo::Fifo;
+
+/// How a piece of a body came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Came {
+    /// In control messages.
+    InMessages,
+    /// By WRITE.
+    Landed,
+    /// Lent, but for a few bytes at its ends.
+    Lent,
+}
 
 /// One method, with its limits and codec as learnt over several calls.
 #[derive(Debug, Default)]
@@ -49,7 +62,7 @@ impl OneMethod {
     /// As [`decode`], for consecutive calls of one method.
     pub fn decode<M>(
         &self,
-        pieces: Vec<(Bytes, bool)>,
+        pieces: Vec<(Bytes, Came)>,
         limit: usize,
     ) -> Vec<Result<M, (Code, String)>>
     where
@@ -112,9 +125,8 @@ pub(super) fn send(mut body: Body, tap: &mut BodyEncoder) -> Result<Vec<Vec<Byte
     Ok(std::iter::from_fn(|| chunks.pop_front()).map(|chunk| chunk.segments.into_vec()).collect())
 }
 
-/// Decodes a body that arrives in `pieces`, up to the first error. The flag of a piece tells
-/// whether it landed.
-pub fn decode<M>(pieces: Vec<(Bytes, bool)>, limit: usize) -> Vec<Result<M, (Code, String)>>
+/// Decodes a body that arrives in `pieces`, up to the first error.
+pub fn decode<M>(pieces: Vec<(Bytes, Came)>, limit: usize) -> Vec<Result<M, (Code, String)>>
 where
     M: Message + Default + Send + 'static,
 {
@@ -127,7 +139,7 @@ where
 /// # Panics
 /// If prost is given a byte of the arena itself.
 pub fn decode_watched<M>(
-    pieces: Vec<(Bytes, bool)>,
+    pieces: Vec<(Bytes, Came)>,
     limit: usize,
     arena: &SharedArena,
 ) -> Vec<Result<M, (Code, String)>>
@@ -179,7 +191,7 @@ impl<M: Message> Message for Seen<M> {
 /// A body as the transport delivers it.
 pub(super) struct Received {
     pub(super) deframer: Deframer,
-    pub(super) pieces: VecDeque<(Bytes, bool)>,
+    pub(super) pieces: VecDeque<(Bytes, Came)>,
     pub(super) ended: bool,
 }
 
@@ -195,17 +207,30 @@ impl HttpBody for Received {
             if let Some(bytes) = self.deframer.pop() {
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
-            let Some((piece, landed)) = self.pieces.pop_front() else {
+            let Some((piece, came)) = self.pieces.pop_front() else {
                 let ended = std::mem::replace(&mut self.ended, true);
                 return Poll::Ready((!ended).then(|| Ok(Frame::trailers(ok()))));
             };
-            let part = match landed {
-                true => Part::Landed(piece.into()),
-                false => Part::Eager(piece),
+            let part = match came {
+                Came::InMessages => Part::Eager(piece),
+                Came::Landed => Part::Landed(piece.into()),
+                Came::Lent => lent(&piece),
             };
             self.deframer.push(part, Used::Ours);
         }
     }
+}
+
+/// A piece of which all but the ends is lent: these are copies, at most as long as fit a message.
+fn lent(piece: &Bytes) -> Part {
+    let head = piece.len().min(HEADER + piece.len() % 40);
+    let tail = (piece.len() - head).min(piece.len() % 30);
+    let (begin, end) = (head, piece.len() - tail);
+    Part::Lent(Box::new(LentPiece {
+        head: Bytes::copy_from_slice(&piece[..begin]),
+        lent: piece.slice(begin..end).into(),
+        tail: Bytes::copy_from_slice(&piece[end..]),
+    }))
 }
 
 fn ok() -> http::HeaderMap {

@@ -15,8 +15,9 @@ use tonic::codec::{Codec, EncodeBody, SingleMessageCompressionOverride, Streamin
 use tonic::{Code, Status};
 
 use crate::codec::body_encoder::BodyEncoder;
-use crate::codec::deframer::{Deframer, Part, SLICE};
-use crate::codec::fuzz::{self, Received, ready, send};
+use crate::codec::deframer::{Deframer, Delivered, Part, SLICE};
+use crate::codec::fuzz::{self, Came, Received, ready, send};
+use crate::codec::lent_piece::LentPiece;
 use crate::codec::methods::{Call, Methods, Used};
 use crate::codec::placeholder::{self, HEADER};
 use crate::codec::{ProstCodec, SEGMENT, is_plain_grpc};
@@ -77,7 +78,7 @@ fn body(messages: Vec<Tree>, limit: Option<usize>) -> Body {
 }
 
 fn streaming(pieces: Vec<Bytes>, call: &Call, limit: usize) -> Streaming<Tree> {
-    let pieces = pieces.into_iter().map(|piece| (piece, true)).collect();
+    let pieces = pieces.into_iter().map(|piece| (piece, Came::Landed)).collect();
     let received =
         Received { deframer: Deframer::new(call.method().clone(), true), pieces, ended: false };
     Streaming::new_response(
@@ -99,7 +100,8 @@ fn a_long_field_is_not_copied_either_way() {
     assert_eq!(segments.len(), 3, "header and tag, field, what follows");
     assert_eq!(segments[1].as_ptr(), data.as_ptr());
     let landed = Bytes::from(segments.concat());
-    let got = fuzz::decode::<Tree>(vec![(landed.clone(), true)], usize::MAX).remove(0).unwrap();
+    let got =
+        fuzz::decode::<Tree>(vec![(landed.clone(), Came::Landed)], usize::MAX).remove(0).unwrap();
     assert_eq!(got, message);
     assert_eq!(got.data.as_ptr(), landed[HEADER + 4..].as_ptr());
 }
@@ -183,7 +185,7 @@ async fn what_looks_like_a_stand_in_is_decoded_as_it_is() {
             let mut forged = placeholder::header(len as u32).to_vec();
             forged.extend(mark);
             forged.resize(HEADER + len, 1);
-            let error = fuzz::decode::<Tree>(vec![(forged.into(), true)], usize::MAX)
+            let error = fuzz::decode::<Tree>(vec![(forged.into(), Came::Landed)], usize::MAX)
                 .remove(0)
                 .unwrap_err();
             assert_eq!(error.0, Code::Internal);
@@ -192,7 +194,7 @@ async fn what_looks_like_a_stand_in_is_decoded_as_it_is() {
         // Within a field a mark has no special meaning.
         let message = Tree { data: [&mark[..], &[0; 9000]].concat().into(), ..Tree::default() };
         let got = fuzz::decode::<Tree>(
-            vec![(framed(std::slice::from_ref(&message)).into(), true)],
+            vec![(framed(std::slice::from_ref(&message)).into(), Came::Landed)],
             usize::MAX,
         );
         assert_eq!(got, [Ok(message)]);
@@ -259,7 +261,7 @@ mod layers {
     async fn received_bodies_that_are_collected() {
         let received = Received {
             deframer: Deframer::new(call().method().clone(), true),
-            pieces: [(Bytes::from(framed(&[tree(50_000)])), true)].into(),
+            pieces: [(Bytes::from(framed(&[tree(50_000)])), Came::Landed)].into(),
             ended: false,
         };
         let all = received.collect().await.unwrap().to_bytes();
@@ -273,7 +275,7 @@ mod layers {
     async fn a_plain_decoder_never_sees_wrong_data() {
         let received = Received {
             deframer: Deframer::new(call().method().clone(), true),
-            pieces: [(Bytes::from(framed(&[tree(50_000)])), true)].into(),
+            pieces: [(Bytes::from(framed(&[tree(50_000)])), Came::Landed)].into(),
             ended: false,
         };
         let decoder = tonic_prost::ProstCodec::<Tree, Tree>::new().decoder();
@@ -404,6 +406,37 @@ fn plain_codecs_and_other_bodies_get_the_bytes_as_they_were_sent() {
     assert_eq!(deframer.take_delivered().joined, piece.len() as u64);
 }
 
+/// A piece that is one message is not copied, unless its header is cut; any other is.
+#[test]
+fn a_message_that_is_lent_stays_where_it_is() {
+    let wire = Bytes::from(framed(&[tree(50_000)]));
+    let lent = |head: usize, tail: usize| {
+        let end = wire.len() - tail;
+        let (head, lent) = (wire.slice(..head), wire.slice(head..end));
+        Part::Lent(Box::new(LentPiece { head, lent: lent.into(), tail: wire.slice(end..) }))
+    };
+    for (head, tail, whole) in [(5, 0, true), (20, 9, true), (0, 0, true), (3, 0, false)] {
+        for used in [Used::Ours, Used::Plain, Used::Unknown] {
+            let call = call();
+            // The limit of tonic is known, so that nothing is padded.
+            call.method().has_decoded(wire.len());
+            let mut deframer = Deframer::new(call.method().clone(), true);
+            deframer.push(lent(head, tail), used);
+            let popped = popped(&mut deframer);
+            assert!(deframer.is_empty());
+            match whole && used == Used::Ours {
+                true => assert_eq!(deframer.take_delivered(), Delivered::default()),
+                false => assert_eq!(popped, wire, "{head} {tail} {used:?}"),
+            }
+        }
+    }
+    let mut deframer = Deframer::new(call().method().clone(), true);
+    let two = Bytes::from(framed(&[tree(5000), tree(6000)]));
+    let piece = LentPiece { head: two.slice(..9), lent: two.slice(9..).into(), tail: Bytes::new() };
+    deframer.push(Part::Lent(Box::new(piece)), Used::Ours);
+    assert_eq!(popped(&mut deframer)[..5], two[..5], "two messages are delivered as any bytes");
+}
+
 fn bytes() -> impl Strategy<Value = Bytes> {
     prop_oneof![
         4 => prop::collection::vec(any::<u8>(), 0..40),
@@ -444,17 +477,17 @@ fn trees() -> impl Strategy<Value = Tree> {
 }
 
 /// The pieces of `wire`, cut at arbitrary places.
-fn cut(wire: &[u8], cuts: &[(usize, bool)]) -> Vec<(Bytes, bool)> {
+fn cut(wire: &[u8], cuts: &[(usize, Came)]) -> Vec<(Bytes, Came)> {
     let mut rest = BytesMut::from(wire).freeze();
     let mut pieces = Vec::new();
-    for (len, landed) in cuts {
+    for (len, came) in cuts {
         let piece = rest.split_to((*len).min(rest.len()));
         if !piece.is_empty() {
-            pieces.push((piece, *landed));
+            pieces.push((piece, *came));
         }
     }
     if !rest.is_empty() {
-        pieces.push((rest, true));
+        pieces.push((rest, Came::Landed));
     }
     pieces
 }
@@ -482,7 +515,7 @@ fn joined(mut wire: &[u8]) -> Vec<Option<Result<Tree, String>>> {
     all
 }
 
-fn agrees(wire: &[u8], cuts: &[(usize, bool)]) -> Result<(), TestCaseError> {
+fn agrees(wire: &[u8], cuts: &[(usize, Came)]) -> Result<(), TestCaseError> {
     let got = fuzz::decode::<Tree>(cut(wire, cuts), usize::MAX);
     let mut expected = joined(wire);
     if expected.last().is_some_and(Option::is_none) && got.len() + 1 == expected.len() {
@@ -500,11 +533,9 @@ fn agrees(wire: &[u8], cuts: &[(usize, bool)]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn cuts() -> impl Strategy<Value = Vec<(usize, bool)>> {
-    prop::collection::vec(
-        (prop_oneof![0..8usize, 0..5000usize, 0..50_000usize], any::<bool>()),
-        0..12,
-    )
+fn cuts() -> impl Strategy<Value = Vec<(usize, Came)>> {
+    let came = prop::sample::select(vec![Came::InMessages, Came::Landed, Came::Lent]);
+    prop::collection::vec((prop_oneof![0..8usize, 0..5000usize, 0..50_000usize], came), 0..12)
 }
 
 proptest! {

@@ -4,24 +4,14 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
 
 use bytes::Bytes;
 use rustix::fs::{FileType, fstat};
 
 use super::{MAX_BYTES, MAX_FILES};
 use crate::link::Lent;
-use crate::shm::memory::peer_map::PeerMap;
-
-/// A file that the peer offers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OfferedFile {
-    pub(crate) key: u32,
-    pub(crate) addr: u64,
-    pub(crate) len: u64,
-}
+use crate::returns::Returns;
+use crate::shm::memory::peer_map::{Offered, PeerMap};
 
 /// A file, mapped, and the writing end of the peer's pipe if that came with it.
 #[derive(Debug)]
@@ -64,42 +54,6 @@ struct File {
     _reads: Arc<OwnedFd>,
 }
 
-/// Leases that this process reads no longer, and that the peer has not been told of.
-#[derive(Debug, Default)]
-pub(crate) struct Returns {
-    any: AtomicBool,
-    state: Mutex<(Vec<u32>, Option<Waker>)>,
-}
-
-impl Returns {
-    fn lock(&self) -> MutexGuard<'_, (Vec<u32>, Option<Waker>)> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn push(&self, lease: u32) {
-        let mut state = self.lock();
-        state.0.push(lease);
-        self.any.store(true, Ordering::Release);
-        // One of several is enough: all are taken at once.
-        let waker = state.1.take();
-        drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    /// Moves them to `out`. `waker` is woken when there are some again.
-    pub(crate) fn take(&self, waker: &Waker, out: &mut Vec<u32>) {
-        let mut state = self.lock();
-        self.any.store(false, Ordering::Relaxed);
-        out.append(&mut state.0);
-        match &mut state.1 {
-            Some(old) => old.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
-    }
-}
-
 /// The reading end of a link.
 #[derive(Debug, Default)]
 pub(crate) struct Borrower {
@@ -118,8 +72,8 @@ impl Borrower {
     ///
     /// # Errors
     /// What the peer did wrong.
-    pub(crate) fn check(&self, offered: OfferedFile) -> Result<usize, String> {
-        let OfferedFile { key, len, .. } = offered;
+    pub(crate) fn check(&self, offered: Offered) -> Result<usize, String> {
+        let Offered { key, len, .. } = offered;
         let (count, total) = (self.files.len() + 1, self.bytes.saturating_add(len));
         if len == 0 || count > MAX_FILES || total > MAX_BYTES {
             return Err(format!(
@@ -137,8 +91,8 @@ impl Borrower {
     ///
     /// # Errors
     /// What the peer did wrong.
-    pub(crate) fn insert(&mut self, offered: OfferedFile, taken: TakenFile) -> Result<(), String> {
-        let OfferedFile { key, addr, len } = offered;
+    pub(crate) fn insert(&mut self, offered: Offered, taken: TakenFile) -> Result<(), String> {
+        let Offered { key, addr, len } = offered;
         let TakenFile { map, reads } = taken;
         let reads = match (&self.reads, reads) {
             (None, Some(reads)) => self.reads.insert(Arc::new(reads)),

@@ -7,7 +7,7 @@
 //! | waits | more leases are to be kept | waits for theirs, too |
 //! | has no leases | | ends |
 
-use std::io::{PipeReader, PipeWriter, Write, pipe};
+use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -38,10 +38,14 @@ fn keeper() -> MutexGuard<'static, Keeper> {
 /// Keeps leases until nobody has the writing end of the pipe any more.
 pub(super) fn keep(reader: PipeReader, leases: Slab<LendableBytes>) {
     let mut keeper = keeper();
+    let is_told = !keeper.added.is_empty();
     keeper.added.push((reader, leases));
     if let Some(mut thread) = keeper.thread.as_ref() {
-        // Full, it wakes the thread all the same.
-        let _ = thread.write(&[0]);
+        // A byte at a time: the thread reads it before it takes what was added. So the pipe is
+        // never full.
+        if !is_told && let Err(error) = thread.write_all(&[0]) {
+            tracing::error!(%error, "the thread that keeps lent memory is not woken");
+        }
         return;
     }
     let started = pipe().and_then(|(woken, waker)| {
@@ -76,8 +80,7 @@ fn wait(woken: &PipeReader) {
             }
         };
         if ended.first() == Some(&true) {
-            let mut byte = [0; 64];
-            let _ = std::io::Read::read(&mut &*woken, &mut byte);
+            let _ = (&*woken).read(&mut [0]);
         }
         let mut ended = ended.into_iter().skip(1);
         kept.retain(|_| !ended.next().unwrap_or(false));

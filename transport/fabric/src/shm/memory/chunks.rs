@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::shm::memory::peer_map::PeerMap;
+use crate::shm::memory::peer_map::{Offered, PeerMap};
 
 /// Chunks of a peer that are kept mapped, at most.
 pub(crate) const MAX_CHUNKS: usize = 512;
@@ -23,14 +23,6 @@ pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
 /// Chunks that a peer may take back unused in [`UNUSED_PERIOD`], at most.
 const MAX_UNUSED: u32 = 1024;
 const UNUSED_PERIOD: Duration = Duration::from_secs(10);
-
-/// A chunk that a peer offers.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OfferedChunk {
-    pub(crate) rkey: u32,
-    pub(crate) addr: u64,
-    pub(crate) len: u64,
-}
 
 #[derive(Debug)]
 struct PeerChunk {
@@ -66,8 +58,8 @@ impl PeerChunks {
     ///
     /// # Errors
     /// What the peer did wrong.
-    pub(crate) fn check(&self, offered: OfferedChunk) -> Result<(), String> {
-        let OfferedChunk { rkey, len, .. } = offered;
+    pub(crate) fn check(&self, offered: Offered) -> Result<(), String> {
+        let Offered { key: rkey, len, .. } = offered;
         let (count, total) = (self.chunks.len() + 1, self.bytes.saturating_add(len));
         if count > MAX_CHUNKS || total > MAX_CHUNK_BYTES {
             return Err(format!(
@@ -82,8 +74,8 @@ impl PeerChunks {
     }
 
     /// Adds a chunk that was checked, and is mapped now.
-    pub(crate) fn insert(&mut self, offered: OfferedChunk, map: PeerMap) {
-        let OfferedChunk { rkey, addr, len } = offered;
+    pub(crate) fn insert(&mut self, offered: Offered, map: PeerMap) {
+        let Offered { key: rkey, addr, len } = offered;
         self.chunks.insert(rkey, PeerChunk { addr, len, map });
         self.bytes += len;
         self.handled += 1;

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
+use rustix::fs::{SealFlags, Stat, fcntl_get_seals, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::shm::ring::Words;
@@ -37,7 +37,7 @@ fn invalid(what: String) -> io::Error {
 }
 
 /// Checks that a file can be touched for as long as it is mapped.
-fn check(file: impl AsFd, len: usize, wanted: SealFlags) -> io::Result<FileId> {
+fn check(file: impl AsFd, len: usize, wanted: SealFlags) -> io::Result<Stat> {
     // Fails for anything that is no memory file.
     let seals = fcntl_get_seals(&file)
         .map_err(|e| invalid(format!("not a file that can be sealed ({e})")))?;
@@ -56,7 +56,7 @@ fn check(file: impl AsFd, len: usize, wanted: SealFlags) -> io::Result<FileId> {
     if len == 0 || size < len as u64 || size > max_size {
         return Err(invalid(format!("a file of {size} bytes, {len} are to be mapped")));
     }
-    Ok((stat.st_dev, stat.st_ino))
+    Ok(stat)
 }
 
 /// A mapping that other processes write to. Never seen through a reference to plain bytes.
@@ -86,8 +86,8 @@ impl Map {
         len: usize,
         accept: impl FnOnce(FileId) -> io::Result<()>,
     ) -> io::Result<Map> {
-        let file_id = check(&file, len, SealFlags::SHRINK | SealFlags::GROW)?;
-        accept(file_id)?;
+        let stat = check(&file, len, SealFlags::SHRINK | SealFlags::GROW)?;
+        accept((stat.st_dev, stat.st_ino))?;
         Map::of(file, len, READ_WRITE)
     }
 
@@ -102,8 +102,8 @@ impl Map {
         len: usize,
         accept: impl FnOnce(FileId) -> io::Result<()>,
     ) -> io::Result<Map> {
-        check(&file, len, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)?;
-        let stat = fstat(&file)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+        let stat = check(&file, len, seals)?;
         // A read makes pages that are not there, on this process's account. Nobody can take away
         // those that are, as the seal forbids to punch holes.
         let pages = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);

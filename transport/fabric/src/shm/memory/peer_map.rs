@@ -20,6 +20,14 @@ const MAPPINGS_DIVISOR: usize = 4;
 /// Chunks that every connection may give, however many connections there are.
 const MIN_CHUNKS: usize = 8;
 
+/// Memory that a peer offers, as the message beside its file says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Offered {
+    pub(crate) key: u32,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+}
+
 /// What a file is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {

@@ -1,6 +1,7 @@
 //! Landing chunks of this process, by remote key.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -74,6 +75,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Table {
     pub(crate) fn live(&self) -> usize {
         lock(&self.chunks).len()
+    }
+
+    /// Adds memory under a key that none of its kind has: after 2^32 registrations they come round.
+    fn insert<T>(&self, memories: &Mutex<HashMap<u32, Arc<T>>>, memory: T) -> u32 {
+        let mut memories = lock(memories);
+        loop {
+            let key = self.next.fetch_add(1, Ordering::Relaxed);
+            if let Entry::Vacant(entry) = memories.entry(key) {
+                entry.insert(Arc::new(memory));
+                return key;
+            }
+        }
     }
 
     /// Gives the peer of a link the memory with this key to read. `None`: there is no such memory.
@@ -165,28 +178,18 @@ unsafe impl Registrar for ShmRegistrar {
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError> {
         let Memory { addr, len, access, file } = memory;
         let addr = addr.as_ptr().addr() as u64;
-        let (next, len) = (|| self.0.next.fetch_add(1, Ordering::Relaxed), len as u64);
-        let mut key = next();
-        match (access, file) {
+        let (table, len) = (&*self.0, len as u64);
+        let key = match (access, file) {
             (Access::RemoteWrite, Some(file)) => {
                 let chunk = Chunk { addr, len, file, link: Mutex::default() };
-                let mut chunks = lock(&self.0.chunks);
-                // After 2^32 registrations keys come round.
-                while chunks.contains_key(&key) {
-                    key = next();
-                }
-                chunks.insert(key, Arc::new(chunk));
+                table.insert(&table.chunks, chunk)
             }
             (Access::Lend, Some(file)) => {
                 let memory = Lendable { addr, len, file, links: Mutex::default() };
-                let mut lendable = lock(&self.0.lendable);
-                while lendable.contains_key(&key) {
-                    key = next();
-                }
-                lendable.insert(key, Arc::new(memory));
+                table.insert(&table.lendable, memory)
             }
-            _ => {}
-        }
+            _ => table.next.fetch_add(1, Ordering::Relaxed),
+        };
         let lends = access == Access::Lend;
         Ok(Box::new(ShmRegistration { table: self.0.clone(), key, addr, lends }))
     }

@@ -32,8 +32,9 @@ fn land(wire: &[u8]) -> (SharedArena, Bytes) {
 fn prost_sees_each_byte_once_and_in_private_memory() {
     let message = everything();
     let (arena, landed) = land(&framed(std::slice::from_ref(&message)));
-    let got =
-        fuzz::decode_watched::<Tree>(vec![(landed, true)], usize::MAX, &arena).remove(0).unwrap();
+    let got = fuzz::decode_watched::<Tree>(vec![(landed, Came::Landed)], usize::MAX, &arena)
+        .remove(0)
+        .unwrap();
     assert!(got == message, "other fields than were sent");
     let Tree { data, parts, last, .. } = &got;
     for field in [data, &parts[0], &parts[1], last.as_ref().unwrap()] {
@@ -123,7 +124,7 @@ async fn tonic_finds_messages_where_they_were_found_before() {
     headers.truncate(2);
     let received = Received {
         deframer: Deframer::new(call().method().clone(), true),
-        pieces: [(landed, true)].into(),
+        pieces: [(landed, Came::Landed)].into(),
         ended: false,
     };
     let body = Spoilt { received, arena, headers };

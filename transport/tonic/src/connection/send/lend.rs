@@ -5,8 +5,9 @@ use tonic_rdma_proto::LentPlace;
 
 use crate::connection::state::ConnectionState;
 
-/// Segments of fewer bytes are copied: to lend and to return one costs a message in each direction,
-/// and the page of a long one is in no cache of the reader's either way.
+/// Segments of fewer bytes are copied: to return a lease takes a message, which a copy does not. At
+/// 64 KiB lending costs less (docs/performance-log.md); where between that and a control slot it
+/// begins to was not measured.
 pub(super) const MIN_LENT: usize = 32 * 1024;
 
 impl ConnectionState {

@@ -1,0 +1,30 @@
+//! A process without a free descriptor: memory that could be lent takes one for each file.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::sync::Arc;
+
+use tonic_rdma_memory::test_util::LendingRegistrar;
+use tonic_rdma_memory::{Pool, PoolConfig};
+
+/// Sets the limit on descriptors; the test is alone in its process.
+fn allow_descriptors(count: u64) {
+    let limit = libc::rlimit { rlim_cur: count, rlim_max: 1024 };
+    // SAFETY: the limit is read only.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+}
+
+#[test]
+fn memory_that_cannot_be_lent_is_memory_all_the_same() {
+    let config = PoolConfig::default().lendable(true);
+    let pool = Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap();
+    allow_descriptors(3);
+    let mut buf = pool.try_alloc(100_000).unwrap();
+    buf.resize_zeroed(100_000);
+    assert!(pool.lend(&buf.freeze()).is_none());
+    allow_descriptors(1024);
+    // Another arena.
+    let mut buf = pool.try_alloc(3 << 20).unwrap();
+    buf.resize_zeroed(3 << 20);
+    assert!(pool.lend(&buf.freeze()).is_some());
+}

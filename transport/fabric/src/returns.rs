@@ -1,0 +1,39 @@
+//! Leases that are not read any longer, on their way from whoever drops the last bytes to the link.
+
+use std::sync::{Mutex, PoisonError};
+use std::task::Waker;
+
+/// The leases of one link's peer of which nothing is read any longer, and which the peer has not
+/// been told of.
+#[derive(Debug, Default)]
+pub(crate) struct Returns(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    leases: Vec<u32>,
+    waker: Option<Waker>,
+}
+
+impl Returns {
+    /// Adds a lease, and wakes the link's task.
+    pub(crate) fn push(&self, lease: u32) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.leases.push(lease);
+        // Once is enough: it takes all.
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Moves them to `out`. `waker` is woken when there are some again.
+    pub(crate) fn take(&self, waker: &Waker, out: &mut Vec<u32>) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        out.append(&mut state.leases);
+        match &mut state.waker {
+            Some(old) => old.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+    }
+}
