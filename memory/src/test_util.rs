@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf, Bytes};
 
+use crate::buf::PinnedBuf;
 use crate::error::RegisterError;
 use crate::region::mapping::Mapping;
 use crate::region::page::{HugePages, page};
@@ -31,6 +32,44 @@ unsafe impl Registrar for LendingRegistrar {
         assert!(memory.file.is_some() || memory.access != crate::Access::Lend);
         // SAFETY: the caller's promise.
         unsafe { self.0.register(memory) }
+    }
+}
+
+/// A buffer of a pool whose owner goes on writing after it was sent, as no owner may.
+#[derive(Clone, Debug)]
+pub struct ChangingBuf(Arc<PinnedBuf>);
+
+/// What is sent of it.
+struct Sent(Arc<PinnedBuf>);
+
+impl AsRef<[u8]> for Sent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl ChangingBuf {
+    /// Takes a buffer that is filled.
+    pub fn new(buf: PinnedBuf) -> Self {
+        ChangingBuf(Arc::new(buf))
+    }
+
+    /// All bytes, to be lent; not to be read in this process.
+    pub fn bytes(&self) -> Bytes {
+        Bytes::from_owner(Sent(self.0.clone()))
+    }
+
+    /// Writes a byte.
+    ///
+    /// # Panics
+    /// There is no byte there.
+    pub fn write(&self, at: usize, byte: u8) {
+        assert!(at < self.0.len());
+        let byte_at =
+            std::ptr::with_exposed_provenance_mut::<AtomicU8>(self.0.addr() as usize + at);
+        // SAFETY: the byte lies in the filled part of the buffer, which lives as long as self. It
+        // is written through atomics only; the readers have a mapping of their own.
+        unsafe { &*byte_at }.store(byte, Ordering::Relaxed);
     }
 }
 

@@ -8,7 +8,7 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::future::{poll_fn, ready};
+use std::future::{Future, poll_fn, ready};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,13 +23,15 @@ use hyper_util::rt::TokioIo;
 use prost::Message;
 use tokio::net::TcpStream;
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Completion, Fabric, Lending, Link, LinkConfig, LinkError, ShmAccess, Work,
+    Addr, AnyLink, Completion, Fabric, Lending, Lent, Link, LinkConfig, LinkError, ShmAccess, Work,
     WriteSource,
 };
+use tonic_rdma_memory::test_util::ChangingBuf;
 use tonic_rdma_memory::{Pool, PoolConfig};
 use tonic_rdma_proto::hello::{Accept, VERSION_MAX, VERSION_MIN};
 use tonic_rdma_proto::{
-    Config, Connection, Event, Hello, Payload, ResetCode, Room, StreamId, Transmit, headers,
+    Config, Connection, Event, Hello, LentPlace, Payload, ResetCode, Room, StreamId, Transmit,
+    headers,
 };
 
 /// Number of the peer's calls.
@@ -95,6 +97,7 @@ fn config() -> Config {
 /// A malicious connection: it follows the protocol, but not its rules about memory.
 struct Peer {
     link: AnyLink,
+    pool: Pool,
     conn: Connection,
     works: u64,
     /// The key and the address of the last byte that was written within the rules.
@@ -105,7 +108,7 @@ struct Peer {
 }
 
 impl Peer {
-    async fn enter(server: SocketAddr) -> Peer {
+    async fn enter(server: SocketAddr, lending: Lending) -> Peer {
         let tcp = TcpStream::connect(server).await.unwrap();
         let own = tcp.local_addr().unwrap();
         // The server gives a ticket to a client that states its address of this connection.
@@ -131,8 +134,9 @@ impl Peer {
         let socket = &grant.fabrics[0].shm.as_ref().expect("shared memory").socket;
         let hello = Hello::new(grant.ticket.try_into().unwrap(), config().settings()).encode();
 
-        let fabric = Fabric::shm(ShmAccess::SameUser, Lending::Off).unwrap();
-        let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
+        let fabric = Fabric::shm(ShmAccess::SameUser, lending).unwrap();
+        let sizes = PoolConfig::default().total(8 << 20).lendable(lending != Lending::Off);
+        let pool = Pool::new(sizes, fabric.registrar()).unwrap();
         let link =
             LinkConfig { recv_slots: 32, slot_size: 4096, send_slots: 8, ..LinkConfig::default() };
         let at = Addr::Shm(socket.parse().unwrap());
@@ -141,6 +145,7 @@ impl Peer {
         let conn = Connection::client(config(), accept.settings, Instant::now());
         Peer {
             link: connected.link,
+            pool,
             conn,
             works: 0,
             last: None,
@@ -154,8 +159,18 @@ impl Peer {
         self.link.queue(self.works, work, false).map(drop)
     }
 
+    /// Lends what it may, once the server has mapped it.
+    fn lend(&mut self) {
+        while let Some((stream, bytes)) = self.conn.poll_lend() {
+            let lent = self.link.lend(self.pool.lend(&bytes).unwrap()).unwrap();
+            let place = lent.map(|Lent { lease, key, addr }| LentPlace { lease, key, addr });
+            self.conn.provide_lent(stream, place);
+        }
+    }
+
     /// Posts everything that the protocol has to send.
     fn post(&mut self) {
+        self.lend();
         let room = Room { write: 1 << 20, staging: 0, chunk: 1 << 20 };
         loop {
             let slot = self.link.block_mut().get_mut(..4096);
@@ -200,6 +215,7 @@ impl Peer {
                     self.conn.consume(stream, data.len() as u32, tonic_rdma_proto::Flow::Window);
                 }
                 Event::Reset { code, .. } => self.end(format!("reset: {code}")),
+                Event::LeaseEnded { lease } => self.link.end_lease(lease),
                 Event::Closed { code, text } => {
                     panic!("the server closed the connection: {code} {text}")
                 }
@@ -217,8 +233,9 @@ impl Peer {
         }
     }
 
-    /// Calls a method, and writes to the last byte of the message until the call has ended.
-    async fn call(&mut self, path: &str, message: &Bytes) {
+    /// Calls a method, and changes the last byte of the message until the call has ended: by WRITEs
+    /// to where it has landed, or by `change` where it lies.
+    async fn call(&mut self, path: &str, payload: Payload, change: Option<&ChangingBuf>) {
         let mut block = BytesMut::new();
         for (name, value) in [
             (":method", "POST"),
@@ -229,18 +246,19 @@ impl Peer {
             headers::encode(&mut block, name, value.as_bytes()).unwrap();
         }
         let id = self.conn.open(block.freeze(), false).unwrap();
-        let mut payload = Payload::new();
-        payload.push(message.clone(), true);
         self.conn.send_payload(id, payload, true).unwrap();
         (self.open, self.last) = (Some(id), None);
         self.post();
-        let values = [Bytes::from_static(&[0x81]), Bytes::from_static(&[0x01])];
+        let values = [0x81, 0x01];
         let begin = Instant::now();
         while self.open.is_some() {
             assert!(begin.elapsed() < TIMEOUT, "a call does not end; before it: {:?}", self.ended);
-            if let Some((rkey, remote_addr)) = self.last {
-                for flip in 0..FLIPS {
-                    let src = WriteSource::Any(values[flip % 2].clone());
+            for flip in 0..FLIPS {
+                let value = values[flip % 2];
+                if let Some(buf) = change {
+                    buf.write(buf.bytes().len() - 1, value);
+                } else if let Some((rkey, remote_addr)) = self.last {
+                    let src = WriteSource::Any(Bytes::copy_from_slice(&[value]));
                     self.queue(Work::Write { src, remote_addr, rkey }).unwrap();
                 }
             }
@@ -264,9 +282,16 @@ fn message() -> Bytes {
     framed.freeze()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_that_changes_while_it_is_decoded_hurts_nobody() {
+/// Attacks a server, as another process in all but the address space: with a thread of its own, and
+/// only what the server has granted. Returns how the attacker's calls have ended.
+async fn attack<A>(attack: impl FnOnce(SocketAddr) -> A + Send + 'static) -> BTreeMap<String, usize>
+where
+    A: Future<Output = BTreeMap<String, usize>>,
+{
     static PANICS: AtomicUsize = AtomicUsize::new(0);
+    // The hook is the process's.
+    static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let _one = ONE.lock().await;
     let world = World::new(common::Fabric::Shm, Which::Ours).await;
     let mut honest = world.client(Which::Ours);
     // From now on the server knows the method's codec, and decodes its messages where they landed.
@@ -279,29 +304,91 @@ async fn a_message_that_changes_while_it_is_decoded_hurts_nobody() {
         hook(info);
     }));
     let addr = world.addr;
-    // It acts as another process in all but the address space: it has its own thread and uses only
-    // what the server granted.
     let attack = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let mut peer = Peer::enter(addr).await;
-            let message = message();
-            for _ in 0..CALLS {
-                peer.call("/test.Blobs/Text", &message).await;
-            }
-            peer.ended
-        })
+        runtime.block_on(attack(addr))
     });
     let ended = tokio::task::spawn_blocking(|| attack.join()).await.unwrap();
     let _ = std::panic::take_hook();
     let ended = ended.unwrap();
     println!("{ended:?}");
     assert_eq!(PANICS.load(Relaxed), 0, "the server has panicked: {ended:?}");
-    // OK if the byte ended the field when it was read, INTERNAL if it did not.
+    // Other clients are not affected.
+    honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
+    ended
+}
+
+/// OK if the byte ended the field when it was read, INTERNAL if it did not.
+fn assert_both(ended: &BTreeMap<String, usize>) {
     let known =
         ["grpc-status 0", "grpc-status 13"].iter().filter_map(|how| ended.get(*how)).sum::<usize>();
     assert_eq!(known, CALLS, "{ended:?}");
     assert!(ended.len() == 2, "nothing changed while it was decoded: {ended:?}");
-    // Other clients are not affected.
-    honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_changes_while_it_is_decoded_hurts_nobody() {
+    let ended = attack(|addr| async move {
+        let mut peer = Peer::enter(addr, Lending::Off).await;
+        let message = message();
+        for _ in 0..CALLS {
+            let mut payload = Payload::new();
+            payload.push(message.clone(), true);
+            peer.call("/test.Blobs/Text", payload, None).await;
+        }
+        peer.ended
+    });
+    assert_both(&ended.await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lent_message_that_changes_while_it_is_decoded_hurts_nobody() {
+    let ended = attack(|addr| async move {
+        let mut peer = Peer::enter(addr, Lending::SameUser).await;
+        let message = message();
+        let mut buf = peer.pool.try_alloc(message.len()).unwrap();
+        buf.put_slice(&message);
+        let buf = ChangingBuf::new(buf);
+        // All of it is lent, its header too; or all but its first cache line.
+        for call in 0..CALLS {
+            let all = buf.bytes();
+            let mut payload = Payload::new();
+            if call % 2 == 0 {
+                payload.push(all, true);
+            } else {
+                payload.push(message.slice(..64), true);
+                payload.push(all.slice(64..), true);
+            }
+            payload.last_is_lendable();
+            peer.call("/test.Blobs/Text", payload, Some(&buf)).await;
+        }
+        assert!(peer.conn.stats().lent > message.len() as u64 * CALLS as u64 / 4, "it is not lent");
+        peer.ended
+    });
+    assert_both(&ended.await);
+}
+
+/// Pieces of a few bytes, with what is missing in front of them, behind them, or nowhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lent_pieces_of_any_length_hurt_nobody() {
+    let ended = attack(|addr| async move {
+        let mut peer = Peer::enter(addr, Lending::SameUser).await;
+        let message = message();
+        let mut buf = peer.pool.try_alloc(message.len()).unwrap();
+        buf.put_slice(&message);
+        let lendable = buf.freeze();
+        for round in 0..CALLS {
+            let (head, len) = (round % 8, 1 + round / 8 % 12);
+            let mut payload = Payload::new();
+            payload.push(message.slice(..head), true);
+            payload.push(lendable.slice(..len), true);
+            payload.last_is_lendable();
+            payload.push(message.slice(..round % 3), true);
+            peer.call("/test.Blobs/Text", payload, None).await;
+        }
+        assert!(peer.conn.stats().lent > 0, "nothing is lent");
+        peer.ended
+    });
+    let ended = ended.await;
+    assert_eq!(ended.values().sum::<usize>(), CALLS, "{ended:?}");
 }
