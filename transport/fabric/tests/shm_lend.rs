@@ -34,17 +34,20 @@ fn try_lend(side: &Side, end: &mut End, bytes: &Bytes) -> Option<Lent> {
 
 /// Has one end lend bytes, polling the other until it has mapped what they lie in.
 async fn lend_to(side: &Side, end: &mut End, other: &mut End, bytes: &Bytes) -> Lent {
-    loop {
-        if let Some(lent) = try_lend(side, end, bytes) {
-            return lent;
+    let lends = async {
+        loop {
+            if let Some(lent) = try_lend(side, end, bytes) {
+                return lent;
+            }
+            // The answer to LEND comes by the socket; a message in either direction has both polled.
+            end.send(0, b"lend").await;
+            other.receive().await.unwrap();
+            other.send(0, b"lend").await;
+            end.receive().await.unwrap();
+            tokio::task::yield_now().await;
         }
-        // The answer to LEND comes by the socket; a message in either direction has both polled.
-        end.send(0, b"lend").await;
-        other.receive().await.unwrap();
-        other.send(0, b"lend").await;
-        end.receive().await.unwrap();
-        tokio::task::yield_now().await;
-    }
+    };
+    tokio::time::timeout(TIMEOUT, lends).await.expect("the peer never maps what is lent")
 }
 
 fn returned(end: &mut End) -> Vec<u32> {
@@ -142,9 +145,12 @@ async fn leases_outlive_the_connection() {
         others.into_iter().for_each(|mut buf| buf.resize_zeroed(64 << 10));
         assert!(read == pattern(50_000, 9));
         drop(read);
-        while lent_of(&me) > 0 {
-            tokio::task::yield_now().await;
-        }
+        let back = async {
+            while lent_of(&me) > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(TIMEOUT, back).await.expect("what was lent never comes back");
         assert_eq!(me.pool.stats().send, 0);
     }
 }

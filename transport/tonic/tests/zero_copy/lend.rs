@@ -1,6 +1,7 @@
 //! Messages that are lent over shared memory: pointers, counters, and what comes back when.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio_stream::iter;
@@ -9,6 +10,8 @@ use tonic_rdma::{Channel, Context, Lending, PoolConfig, TransportStats};
 use crate::common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
 
 const MIB: usize = 1 << 20;
+/// Longer than anything takes that comes at all.
+const LIMIT_OF_WAITS: Duration = Duration::from_secs(60);
 
 fn context(lending: Lending) -> Context {
     Context::builder().pool(PoolConfig::default().total(64 << 20)).lending(lending).build()
@@ -28,9 +31,12 @@ async fn lending(codec: Which) -> World {
 /// the peer knows its codec, too.
 async fn learnt(world: &World, client: &mut Client, data: &Bytes) {
     let before = world.channel.stats().bytes_sent_lent;
-    while world.channel.stats().bytes_sent_lent == before {
-        client.unary("/test.Blobs/Keep", Blob::of(data.clone())).await.unwrap();
-    }
+    let calls = async {
+        while world.channel.stats().bytes_sent_lent == before {
+            client.unary("/test.Blobs/Keep", Blob::of(data.clone())).await.unwrap();
+        }
+    };
+    tokio::time::timeout(LIMIT_OF_WAITS, calls).await.expect("the peer never maps what is lent");
     world.seen.held.lock().unwrap().clear();
     all_back(&world.channel).await;
 }
@@ -39,10 +45,18 @@ fn lent(channel: &Channel) -> usize {
     channel.pool().stats().lent
 }
 
+/// Waits until `done`, and fails where that never comes.
+async fn until(what: &str, done: impl Fn() -> bool) {
+    let waits = async {
+        while !done() {
+            tokio::task::yield_now().await;
+        }
+    };
+    assert!(tokio::time::timeout(LIMIT_OF_WAITS, waits).await.is_ok(), "it never comes: {what}");
+}
+
 async fn all_back(channel: &Channel) {
-    while lent(channel) > 0 {
-        tokio::task::yield_now().await;
-    }
+    until("all leases are back", || lent(channel) == 0).await;
 }
 
 /// What moved since `before`: lent, and by WRITE.
@@ -180,9 +194,7 @@ async fn dropped_calls_return_their_leases() {
     all_back(&world.channel).await;
     drop(data);
     let pool = world.channel.pool();
-    while pool.stats().send > 0 {
-        tokio::task::yield_now().await;
-    }
+    until("the pool has its memory", || pool.stats().send == 0).await;
 }
 
 /// The connection ends while the application holds what it was lent.
@@ -205,9 +217,7 @@ async fn what_is_held_outlives_the_connection() {
     assert!(held[0].data == pattern(MIB, 2));
     assert_eq!(pool.stats().lent, MIB);
     drop(held);
-    while pool.stats().lent > 0 {
-        tokio::task::yield_now().await;
-    }
+    until("all leases are back", || pool.stats().lent == 0).await;
     assert_eq!(pool.stats().send, 0);
 }
 
