@@ -26,7 +26,7 @@ use crate::work::SMALL;
 pub const MAX_REPLY: usize = 64 << 20;
 
 /// Maximum message in bytes.
-pub const MAX_MESSAGE: usize = 128 << 20;
+pub const MAX_MESSAGE: usize = 512 << 20;
 
 /// HTTP/2 windows in bytes, of a stream and of a connection: large enough that 8 calls of 1 MiB
 /// never wait for a window, so that TCP performs at its best.

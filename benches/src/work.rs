@@ -210,6 +210,20 @@ pub fn full() -> Vec<Row> {
     rows
 }
 
+/// The rows of a message that is handed over: what the length of the message adds to a short call.
+/// More calls than the other rows of long messages, as each takes little. A message of 256 MiB is
+/// longer than the protocol's limit by its own fields.
+pub fn handover() -> Vec<Row> {
+    let row = |size| Row {
+        kind: Kind::Bulk { size, direction: Direction::Up, in_flight: 1 },
+        calls: HANDOVERS,
+    };
+    [4 << 10, 64 << 10, 1 << 20, 16 << 20, 255 << 20].map(row).into()
+}
+
+/// Calls of a row of [`handover`].
+const HANDOVERS: usize = 2000;
+
 /// Distances of source and destination: none, those behind headers, alignments, and near the end of
 /// a page.
 const DISTANCES: [usize; 16] =

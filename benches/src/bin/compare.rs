@@ -78,6 +78,8 @@ enum Rows {
     Short,
     /// All rows with calls
     Full,
+    /// One message of 4 KiB to 255 MiB at a time
+    Handover,
     /// Copies by distance of source and destination. The default contenders are copy, memcpy-apart
     /// and memcpy-cold
     Phase,
@@ -106,6 +108,7 @@ impl Args {
         let mut rows = match self.rows {
             Rows::Short => work::short(),
             Rows::Full => work::full(),
+            Rows::Handover => work::handover(),
             Rows::Phase => work::phase(),
         };
         if let Some(only) = &self.only {

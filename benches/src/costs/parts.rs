@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
-use tonic_rdma::codec::fuzz;
+use tonic_rdma::codec::fuzz::{self, Came};
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig};
 
 use super::meter::{Counts, measure};
@@ -127,8 +127,9 @@ fn decode(len: usize) -> anyhow::Result<Counts> {
     let pieces = method.encode(vec![blob(len)], WHOLE, None)?;
     // As received: in one piece.
     let message: Bytes = pieces.concat().concat().into();
+    let came = if len > WHOLE { Came::Landed } else { Came::InMessages };
     count(|| {
-        let decoded = method.decode::<Blob>(vec![(message.clone(), len > WHOLE)], usize::MAX);
+        let decoded = method.decode::<Blob>(vec![(message.clone(), came)], usize::MAX);
         ensure!(matches!(&decoded[..], [Ok(blob)] if blob.payload.len() == len), "wrongly decoded");
         Ok(())
     })
