@@ -39,7 +39,7 @@ async fn lend_to(side: &Side, end: &mut End, other: &mut End, bytes: &Bytes) -> 
             if let Some(lent) = try_lend(side, end, bytes) {
                 return lent;
             }
-            // The answer to LEND comes by the socket; a message in either direction has both polled.
+            // The answer to LEND comes by the socket, and messages have both ends polled.
             end.send(0, b"lend").await;
             other.receive().await.unwrap();
             other.send(0, b"lend").await;
