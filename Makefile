@@ -9,19 +9,21 @@ SEEDS ?= 3000
 MINUTES ?= 60
 
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-source \
-    test-native test-sim test-costs test-large test-rdma test-rdma-core test-rdma-qemu soak sanitize kernel fmt \
-    clippy docs features rust-version dependencies package semver clean packages
+    test-native test-interop test-sim test-costs test-large test-rdma test-rdma-core \
+    test-rdma-qemu soak sanitize kernel fmt clippy docs features rust-version dependencies package \
+    semver clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
 packages:
-	@scripts/install-packages build
+	@scripts/install-packages workspace
 
 build: packages ## compile the workspace, optimised
 	$(CARGO) build --workspace --release
 
-demo: packages ## send 1 GiB of files to a server and back, over TCP, the best path, and cp -r
+demo: ## send 1 GiB of files to a server and back, over TCP, the best path, and cp -r
+	@scripts/install-packages build
 	$(CARGO) run --release -p rpc-demo -- demo
 
 bench: ## compare tonic and tonic-rdma on this machine: a table, JSON and plots
@@ -50,7 +52,7 @@ costs-record: ## count again, and write the record, benches/costs.toml
 	$(CARGO) run --release -p benches --bin costs -- --record
 
 STARTED := $(or $(STARTED),$(shell date +%s))
-TESTS := test-source test-native test-sim test-costs test-rdma test-rdma-core
+TESTS := test-source test-native test-interop test-sim test-costs test-rdma test-rdma-core
 test: ## run all tests, on this machine and in the guest
 	@for step in $(TESTS); do \
 	    scripts/timed $$step $(MAKE) --no-print-directory $$step STARTED=$(STARTED) || exit; \
@@ -63,6 +65,10 @@ test-source: packages ## check the source: import circles, line widths, sizes, u
 test-native: packages ## run the tests that need no RDMA device
 	$(CARGO) test --workspace
 	@tests/rdma-core ran
+
+test-interop: ## call gRPC's Python implementation, and be called by it
+	@scripts/install-packages interop
+	tests/interop/run
 
 test-sim: packages ## run the simulation under faults, one run for each of SEEDS seeds
 	tests/sim/run test

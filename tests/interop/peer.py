@@ -1,14 +1,31 @@
-"""The Python end (grpcio) of a conversation with tonic-rdma: `peer.py call ADDR` or `peer.py serve`."""
+"""The Python end (grpcio) of a conversation with tonic-rdma: `peer.py call ADDR` or `peer.py serve`.
+
+`run` puts the module that protoc makes of conformance.proto where this finds it.
+"""
 
 import sys
+import threading
 from concurrent import futures
-from pathlib import Path
 
+import conformance_pb2 as pb
 import grpc
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "proto"))
-pb, stubs = grpc.protos_and_services("conformance.proto")
+SERVICE = "tonic_rdma.conformance.v1.Conformance"
 LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+CODECS = {"request_serializer": pb.Message.SerializeToString, "response_deserializer": pb.Message.FromString}
+
+
+class Client:
+    def __init__(self, channel):
+        def path(method):
+            return f"/{SERVICE}/{method}"
+
+        self.Unary = channel.unary_unary(path("Unary"), **CODECS)
+        self.Upload = channel.stream_unary(path("Upload"), **CODECS)
+        self.Download = channel.unary_stream(path("Download"), **CODECS)
+        self.Chat = channel.stream_stream(path("Chat"), **CODECS)
+        self.NoMethod = channel.unary_unary(path("NoMethod"), **CODECS)
+        self.NoService = channel.unary_unary("/none.such.Service/Unary", **CODECS)
 
 
 def script(*steps, before=(), **fields):
@@ -20,7 +37,7 @@ def entries(*pairs):
 
 
 def call(addr):
-    client = stubs.ConformanceStub(grpc.insecure_channel(addr, options=LIMITS))
+    client = Client(grpc.insecure_channel(addr, options=LIMITS))
 
     for size in (0, 1, 64, 70_000, 1 << 20, 5 << 20):
         # Seed and bytes come from the server, which checks what it gets back.
@@ -48,28 +65,79 @@ def call(addr):
     failure = pb.Failure(
         code=5, message="naïve 100%", details=b"d", metadata=entries(("t-one", b"1"), ("t-raw-bin", b"\0\xff"))
     )
-    try:
-        client.Unary(script(before=[pb.Step(fail=failure)]))
-        raise AssertionError("the server should have refused")
-    except grpc.RpcError as error:
-        assert error.code() == grpc.StatusCode.NOT_FOUND, error
-        assert error.details() == "naïve 100%", error
-        trailers = dict(error.trailing_metadata())
-        assert trailers["t-one"] == "1" and trailers["t-raw-bin"] == b"\0\xff", trailers
+    error = refused(lambda: client.Unary(script(before=[pb.Step(fail=failure)])))
+    assert error.code() == grpc.StatusCode.NOT_FOUND, error
+    assert error.details() == "naïve 100%", error
+    trailers = dict(error.trailing_metadata())
+    assert trailers["t-one"] == "1" and trailers["t-raw-bin"] == b"\0\xff", trailers
 
-    try:
-        client.Unary(script(before=[pb.Step(hang=True)]), timeout=0.2)
-        raise AssertionError("the deadline should have passed")
-    except grpc.RpcError as error:
-        assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED), error
+    for method in (client.NoMethod, client.NoService):
+        error = refused(lambda: method(pb.Message()))
+        assert error.code() == grpc.StatusCode.UNIMPLEMENTED, error
+
+    # grpcio and the server race for who notices first.
+    error = refused(lambda: client.Unary(script(before=[pb.Step(hang=True)]), timeout=0.2))
+    assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED), error
+
+    # One message at a time, each answered before the next is sent; then half-closed.
+    turn, answered = threading.Semaphore(1), 0
+
+    def one_by_one():
+        yield script(pb.Step(echo=0))
+        for n in range(1, 20):
+            turn.acquire()
+            yield pb.Message(count=n)
+
+    for reply in client.Chat(one_by_one()):
+        assert reply.payload == b"", reply
+        answered += 1
+        turn.release()
+    assert answered == 20, answered
+
+    # Cancelled before anything was sent, and after the first reply.
+    begun = client.Upload.future(endless())
+    begun.cancel()
+    assert begun.code() == grpc.StatusCode.CANCELLED, begun.code()
+    replies = client.Chat(endless())
+    next(replies)
+    replies.cancel()
+    assert refused(lambda: list(replies)).code() == grpc.StatusCode.CANCELLED
+    # The connection and the server stand.
+    assert client.Unary(script(pb.Step(echo=1))).payload == b""
     print("all kinds of call: ok")
 
 
-class Plain(stubs.ConformanceServicer):
+def refused(call):
+    try:
+        call()
+    except grpc.RpcError as error:
+        return error
+    raise AssertionError("the call should have failed")
+
+
+def endless():
+    """Requests of a call that its client does not end."""
+    yield script(pb.Step(echo=0))
+    threading.Event().wait(60)
+
+
+class Plain:
     """As much of the scripted service as `interop call` asks for."""
 
+    def __init__(self):
+        self.ended = threading.Semaphore(0)
+
     def Unary(self, request, context):
+        if request.script.id == "wait for a cancelled call":
+            assert self.ended.acquire(timeout=60)
+            return pb.Message()
         for step in request.script.before:
+            if step.hang:
+                over = threading.Event()
+                context.add_callback(over.set)
+                over.wait(60)
+                self.ended.release()
+                return pb.Message()
             fail = step.fail
             context.set_trailing_metadata(
                 [(e.key, e.value if e.key.endswith("-bin") else e.value.decode()) for e in fail.metadata]
@@ -94,7 +162,15 @@ class Plain(stubs.ConformanceServicer):
 
 def serve():
     server = grpc.server(futures.ThreadPoolExecutor(4), options=LIMITS)
-    stubs.add_ConformanceServicer_to_server(Plain(), server)
+    codecs = {"request_deserializer": pb.Message.FromString, "response_serializer": pb.Message.SerializeToString}
+    plain = Plain()
+    handlers = {
+        "Unary": grpc.unary_unary_rpc_method_handler(plain.Unary, **codecs),
+        "Upload": grpc.stream_unary_rpc_method_handler(plain.Upload, **codecs),
+        "Download": grpc.unary_stream_rpc_method_handler(plain.Download, **codecs),
+        "Chat": grpc.stream_stream_rpc_method_handler(plain.Chat, **codecs),
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(f"127.0.0.1:{port}", flush=True)

@@ -1,18 +1,21 @@
 //! The tonic-rdma end of a conversation with another language's gRPC: `interop/run` starts both.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{Endpoint, Path, Server};
+use tonic_rdma::{Channel, Endpoint, Path, Server};
 use tonic_rdma_tests::pb::Message;
 use tonic_rdma_tests::pb::conformance_client::ConformanceClient;
 use tonic_rdma_tests::probe::Probe;
 use tonic_rdma_tests::service::Scripted;
 use tonic_rdma_tests::service::script::{
-    before, echo, echo_all, fail_with, payload, receive_all, send_many, steps, summary,
+    before, echo, echo_all, fail_with, hang, payload, receive_all, send_many, steps, summary,
 };
 
 #[derive(Parser)]
@@ -94,6 +97,41 @@ async fn call(addr: SocketAddr) -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(status.metadata().get("t-one").map(|v| v.as_encoded_bytes()), Some(&b"1"[..]));
     let raw = status.metadata().get_bin("t-raw-bin").ok_or("no trailer")?.to_bytes()?;
     assert_eq!(&raw[..], b"\0\xff");
+    ends(&mut client).await
+}
+
+/// How calls end that do not end well, and calls beside them.
+async fn ends(client: &mut ConformanceClient<Channel>) -> Result<(), Box<dyn std::error::Error>> {
+    // One message at a time, each answered before the next is sent; then half-closed.
+    let (requests, queue) = mpsc::channel(1);
+    requests.send(steps("", [echo_all()])).await?;
+    let mut replies = client.chat(ReceiverStream::new(queue)).await?.into_inner();
+    replies.message().await?.ok_or("too few messages")?.expect(0, 0);
+    for seed in 1..20 {
+        requests.send(payload(seed, 10)).await?;
+        replies.message().await?.ok_or("too few messages")?.expect(seed, 10);
+    }
+    drop(requests);
+    assert_eq!(replies.message().await?, None);
+
+    let mut late = tonic::Request::new(before(HANGS, [hang()]));
+    late.set_timeout(Duration::from_millis(200));
+    let Err(status) = client.unary(late).await else {
+        return Err("the deadline should have passed".into());
+    };
+    // The server may notice first.
+    assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
+    client.unary(steps(SAW_END, [])).await?;
+
+    // Dropped while the server works on it.
+    let dropped = client.unary(before(HANGS, [hang()]));
+    assert!(tokio::time::timeout(Duration::from_millis(200), dropped).await.is_err());
+    client.unary(steps(SAW_END, [])).await?;
     println!("all kinds of call: ok");
     Ok(())
 }
+
+/// The ids of scripts that the other language's server does not end, and does not answer before it
+/// has seen the end of one of those.
+const HANGS: &str = "never answered";
+const SAW_END: &str = "wait for a cancelled call";
