@@ -123,7 +123,6 @@ pub mod diagnose;
 mod endpoint;
 mod error;
 mod executor;
-mod fifo;
 mod grpc_timeout;
 mod land_in;
 mod path;

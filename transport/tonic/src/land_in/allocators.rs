@@ -9,8 +9,7 @@ use http::request::Parts;
 use http::{Extensions, HeaderMap};
 
 use super::LandIn;
-use super::outcome::WhyCopied;
-use super::target::{Claimed, Target};
+use super::{Claimed, Target, WhyCopied};
 
 /// A request whose field is to land in a buffer of the server: what is known of it when
 /// [`Server::land_in`](crate::Server::land_in) asks for the buffer.

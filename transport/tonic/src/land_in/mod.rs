@@ -2,22 +2,18 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `outcome` | what has become of a buffer |
 //! | `allocators` | the buffers that a server has its requests land in |
-//! | `target` | the call's side: claims the buffer, and tells what has become of it |
+//! | `tonic_rdma_codec::land_in` | the call's side of a buffer, and what has become of it |
 
 pub(crate) mod allocators;
-mod outcome;
-pub(crate) mod target;
 
 use std::fmt;
 use std::future::poll_fn;
 use std::marker::PhantomData;
 
+pub(crate) use tonic_rdma_codec::land_in::{Claimed, Target};
+pub use tonic_rdma_codec::land_in::{Outcome, WhyCopied, WhyEmpty};
 use tonic_rdma_memory::{InUse, NamedBuffer};
-
-pub use self::outcome::{Outcome, WhyCopied, WhyEmpty};
-use self::target::Target;
 
 /// A buffer of the application that the longest `bytes` field of a reply is to land in; at a
 /// [server](crate::Server::land_in), of a request.

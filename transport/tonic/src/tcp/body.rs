@@ -18,9 +18,9 @@ use tonic_rdma_memory::mapped_file;
 use tower::Service;
 
 use crate::boxed_body::boxed;
+use crate::codec::Fifo;
 use crate::codec::{BodyEncoder, Call, Chunk, Method, Methods, Polled, Used, is_plain_grpc};
 use crate::error::BoxError;
-use crate::fifo::Fifo;
 use crate::land_in::WhyCopied;
 use crate::land_in::allocators::Allocators;
 use crate::tcp::named;

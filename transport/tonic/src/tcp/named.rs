@@ -12,7 +12,7 @@ use tonic::body::Body;
 
 use crate::boxed_body::boxed;
 use crate::codec::{Deframer, Method, Part, Used, is_plain_grpc};
-use crate::land_in::target::Claimed;
+use crate::land_in::Claimed;
 use crate::tcp::client::TcpClient;
 use crate::telemetry::stats::Counters;
 

@@ -29,7 +29,7 @@ use crate::connection::call::stream_io::{Fault, wait_for};
 use crate::connection::driver::drive;
 use crate::connection::state::{Life, Shared, ended};
 use crate::land_in::WhyCopied;
-use crate::land_in::target::{Claimed, Target};
+use crate::land_in::{Claimed, Target};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;

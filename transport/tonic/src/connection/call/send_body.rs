@@ -15,12 +15,12 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId, Unsent};
 
+use crate::codec::Fifo;
 use crate::codec::{BodyEncoder, Chunk, Used};
 use crate::connection::call::headers;
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 use crate::connection::state::ConnectionState;
-use crate::fifo::Fifo;
 
 /// Bytes that are taken from a body before they are queued together, if the body has them ready.
 const MIN_GATHER: usize = 64 * 1024;

@@ -11,7 +11,7 @@ use tonic_rdma_proto::{ResetCode, StreamId, StreamMap, Unsent};
 use crate::codec::Used;
 use crate::connection::receive::stall::Reading;
 use crate::connection::receive::unread::Unread;
-use crate::land_in::target::Claimed;
+use crate::land_in::Claimed;
 
 /// The streams of a connection.
 #[derive(Debug, Default)]

@@ -15,8 +15,8 @@ use tonic_rdma_proto::{GrantMemory, NamedWant, ResetCode, Side, StreamId};
 
 use crate::connection::receive::landing::{Granted, Naming};
 use crate::connection::state::ConnectionState;
+use crate::land_in::Claimed;
 use crate::land_in::WhyCopied;
-use crate::land_in::target::Claimed;
 
 impl ConnectionState {
     /// What is received on this stream, which has just been opened, is to land in a buffer.

@@ -24,8 +24,8 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic_rdma_proto::Flow;
 
+use crate::codec::Fifo;
 use crate::codec::Part;
-use crate::fifo::Fifo;
 
 /// Received messages share buffers of this many bytes.
 pub(in crate::connection) const RECEIVE_CHUNK: usize = 32 * 1024;

@@ -3,33 +3,35 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tonic_rdma_memory::{Landed, LandedReader, Window};
 
-use crate::codec::placeholder::HEADER;
+use crate::placeholder::HEADER;
 
 /// What was in front of the bytes that are lent, these, and what was behind them.
 #[derive(Debug, Default)]
-pub(crate) struct LentPiece {
+pub struct LentPiece {
     /// In memory that the peer cannot write to.
-    pub(crate) head: Bytes,
-    pub(crate) lent: Landed,
+    pub head: Bytes,
+    /// What the peer has lent.
+    pub lent: Landed,
     /// As the head.
-    pub(crate) tail: Bytes,
+    pub tail: Bytes,
 }
 
+#[expect(clippy::len_without_is_empty, reason = "nothing asks")]
 impl LentPiece {
     /// Length in bytes.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.head.len() + self.lent.len() + self.tail.len()
     }
 
     /// Appends a copy of all bytes to `dst`.
-    pub(crate) fn append_to(&self, dst: &mut BytesMut) {
+    pub fn append_to(&self, dst: &mut BytesMut) {
         dst.put_slice(&self.head);
         self.lent.append_to(dst);
         dst.put_slice(&self.tail);
     }
 
     /// A copy that the peer cannot write to; the lease returns.
-    pub(crate) fn into_private(mut self: Box<Self>) -> Box<Self> {
+    pub fn into_private(mut self: Box<Self>) -> Box<Self> {
         self.lent = self.lent.to_private().into();
         self
     }

@@ -16,13 +16,13 @@ use tonic::codec::{Codec, EncodeBody, Streaming};
 use tonic::{Code, Status};
 use tonic_rdma_memory::test_util::{SharedArena, Watched};
 
-use crate::codec::body_encoder::{BodyEncoder, Chunk};
-use crate::codec::deframer::{Deframer, Part};
-use crate::codec::lent_piece::LentPiece;
-use crate::codec::methods::{Call, Methods, Used};
-use crate::codec::placeholder::HEADER;
-use crate::codec::prost::ProstCodec;
+use crate::body_encoder::{BodyEncoder, Chunk};
+use crate::deframer::{Deframer, Part};
 use crate::fifo::Fifo;
+use crate::lent_piece::LentPiece;
+use crate::methods::{Call, Methods, Used};
+use crate::placeholder::HEADER;
+use crate::prost_codec::ProstCodec;
 
 /// How a piece of a body came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tonic_rdma_memory::Landed;
 
-use crate::codec::lent_piece::LentPiece;
-use crate::codec::methods::Method;
-use crate::codec::named::message::NamedMessage;
-use crate::codec::placeholder::Key;
+use crate::lent_piece::LentPiece;
+use crate::methods::Method;
+use crate::named::message::NamedMessage;
+use crate::placeholder::Key;
 
 /// A power of two.
 const SHARDS: usize = 16;

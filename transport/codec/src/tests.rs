@@ -14,14 +14,14 @@ use tonic::body::Body;
 use tonic::codec::{Codec, EncodeBody, SingleMessageCompressionOverride, Streaming};
 use tonic::{Code, Status};
 
-use crate::codec::body_encoder::BodyEncoder;
-use crate::codec::deframer::{Deframer, Delivered, Part, SLICE};
-use crate::codec::fuzz::{self, Came, Received, ready, send};
-use crate::codec::lent_piece::LentPiece;
-use crate::codec::methods::{Call, Methods, Used};
-use crate::codec::placeholder::{self, HEADER};
-use crate::codec::{ProstCodec, SEGMENT, is_plain_grpc};
+use crate::body_encoder::BodyEncoder;
+use crate::deframer::{Deframer, Delivered, Part, SLICE};
 use crate::fifo::Fifo;
+use crate::fuzz::{self, Came, Received, ready, send};
+use crate::lent_piece::LentPiece;
+use crate::methods::{Call, Methods, Used};
+use crate::placeholder::{self, HEADER};
+use crate::{ProstCodec, SEGMENT, is_plain_grpc};
 
 #[derive(Clone, PartialEq, Message)]
 struct Tree {

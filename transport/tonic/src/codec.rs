@@ -51,68 +51,14 @@
 //! other layer parses or rewrites messages, the call fails with INTERNAL and a message that names
 //! the cause; such a layer never sees wrong data.
 //!
-//! | file | what |
-//! |---|---|
-//! | `prost` | the codec as tonic sees it |
-//! | `placeholder` | the format of a placeholder |
-//! | `sink` | where the encoder stores segments during the poll of a body |
-//! | `body_encoder` | polls a body, replaces placeholders with segments |
-//! | `pending_messages` | received messages that wait for their decoder |
-//! | `deframer` | finds the messages in a received body, replaces them with placeholders |
-//! | `lent_piece` | a piece of a body that the peer has lent |
-//! | `named` | messages whose field lands in a buffer of the application |
-//! | `methods` | what is learnt about each method |
-//! | `fuzz` | both directions without a connection |
+//! The codec is a crate of its own, tonic-rdma-codec, so that a tonic-prost can use it that this
+//! crate depends on in turn: [stubs of dependencies](crate#stubs-of-dependencies).
 
-mod body_encoder;
-mod deframer;
+pub(crate) use tonic_rdma_codec::internal::{
+    BodyEncoder, Call, Chunk, Deframer, Delivered, Fifo, HEADER, LentPiece, Method, Methods, Part,
+    Polled, Used, is_plain_grpc,
+};
+pub use tonic_rdma_codec::{ProstCodec, ProstDecoder, ProstEncoder, SEGMENT};
 #[cfg(feature = "test-util")]
 #[doc(hidden)]
-pub mod fuzz;
-mod lent_piece;
-mod methods;
-mod named;
-mod pending_messages;
-mod placeholder;
-mod prost;
-mod sink;
-#[cfg(test)]
-mod tests;
-
-pub(crate) use self::body_encoder::{BodyEncoder, Chunk, Polled};
-pub(crate) use self::deframer::{Deframer, Delivered, Part};
-pub(crate) use self::lent_piece::LentPiece;
-pub(crate) use self::methods::{Call, Method, Methods, Used};
-#[cfg(feature = "test-util")]
-pub use self::pending_messages::pending_messages;
-pub(crate) use self::placeholder::HEADER;
-pub use self::prost::{ProstCodec, ProstDecoder, ProstEncoder};
-
-/// Minimum length in bytes of a `bytes` field that the encoder extracts. Copying a shorter one
-/// costs less than describing it.
-///
-/// Encoding a message with an extracted field takes some 1,800 instructions more than one of 64
-/// bytes, whatever its length (`codec-encode-1MiB` and `codec-encode-64` of `make costs`). A copy
-/// of 4 KiB touches 64 cache lines twice, and extraction saves two copies: one to tonic's buffer,
-/// one to staging. So from about 4 KiB on extraction costs no more.
-pub const SEGMENT: usize = 4096;
-
-use http::{HeaderMap, header};
-
-/// Whether a body with these headers is a sequence of gRPC messages as the codec encodes them.
-pub(crate) fn is_plain_grpc(headers: &HeaderMap) -> bool {
-    let mut grpc = false;
-    // A call has few headers: one pass costs less than three look-ups.
-    for (name, value) in headers {
-        if *name == header::CONTENT_TYPE {
-            // Not application/grpc-web.
-            let rest = value.as_bytes().strip_prefix(b"application/grpc");
-            grpc = rest.is_some_and(|rest| !rest.starts_with(b"-"));
-        } else if *name == header::CONTENT_ENCODING
-            || (name == "grpc-encoding" && value != "identity")
-        {
-            return false;
-        }
-    }
-    grpc
-}
+pub use tonic_rdma_codec::{fuzz, pending_messages};

@@ -6,29 +6,29 @@ use std::sync::atomic::AtomicU64;
 
 use tonic_rdma_memory::Landed;
 
-use crate::land_in::target::Claimed;
+use crate::land_in::Claimed;
 
 /// The message that is being received.
 #[derive(Debug)]
-pub(in crate::codec) struct Gather {
-    pub(in crate::codec) claimed: Arc<Claimed>,
-    pub(in crate::codec) parts: Vec<Landed>,
+pub(crate) struct Gather {
+    pub(crate) claimed: Arc<Claimed>,
+    pub(crate) parts: Vec<Landed>,
     /// The header that is being read is not passed on.
-    pub(in crate::codec) begun: bool,
+    pub(crate) begun: bool,
 }
 
 /// What is left of a [`Gather`] once its message is complete, and the buffer is the decoder's.
 #[derive(Debug, Default)]
-pub(in crate::codec) struct Gathered {
+pub(crate) struct Gathered {
     /// Bytes that the decoder copies to the buffer.
-    pub(in crate::codec) copied: Option<Arc<AtomicU64>>,
+    pub(crate) copied: Option<Arc<AtomicU64>>,
     /// The stream may let go of the buffer, too.
-    pub(in crate::codec) lets_go: bool,
+    pub(crate) lets_go: bool,
 }
 
 impl Gather {
     /// Parts of the buffer that follow each other become one.
-    pub(in crate::codec) fn push(&mut self, part: Landed) {
+    pub(crate) fn push(&mut self, part: Landed) {
         let lease = &self.claimed.lease;
         let both = self.parts.last().and_then(|last| lease.range_of(last));
         if let (Some(before), Some(now)) = (both, lease.range_of(&part))

@@ -12,33 +12,33 @@ use super::outcome::{Outcome, WhyCopied, WhyEmpty};
 
 /// What a request carries in its extensions.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
-    pub(super) buffer: NamedBuffer,
+pub struct Target {
+    pub buffer: NamedBuffer,
     fails: bool,
     outcome: Arc<Mutex<Option<Outcome>>>,
 }
 
 impl Target {
-    pub(super) fn new(buffer: NamedBuffer) -> Self {
+    pub fn new(buffer: NamedBuffer) -> Self {
         Target { buffer, fails: false, outcome: Arc::default() }
     }
 
-    pub(super) fn fails_if_too_long(&mut self) {
+    pub fn fails_if_too_long(&mut self) {
         self.fails = true;
     }
 
-    pub(super) fn outcome(&self) -> Outcome {
+    pub fn outcome(&self) -> Outcome {
         let none = || Outcome::Empty { why: WhyEmpty::NoMessage };
         lock(&self.outcome).clone().unwrap_or_else(none)
     }
 
     /// Claims the buffer that a request names, for a call on a path where its field will be copied
     /// for this reason unless it lands.
-    pub(crate) fn claim(extensions: &Extensions, why: WhyCopied) -> Option<Arc<Claimed>> {
+    pub fn claim(extensions: &Extensions, why: WhyCopied) -> Option<Arc<Claimed>> {
         extensions.get::<Target>()?.claim_for(why)
     }
 
-    pub(super) fn claim_for(&self, why: WhyCopied) -> Option<Arc<Claimed>> {
+    pub fn claim_for(&self, why: WhyCopied) -> Option<Arc<Claimed>> {
         let lease = self.buffer.claim()?;
         *lock(&self.outcome) = None;
         Some(Arc::new(Claimed {
@@ -53,8 +53,8 @@ impl Target {
 
 /// A buffer that belongs to a call.
 #[derive(Debug)]
-pub(crate) struct Claimed {
-    pub(crate) lease: NamedLease,
+pub struct Claimed {
+    pub lease: NamedLease,
     fails: bool,
     why: Mutex<WhyCopied>,
     /// Bytes that were copied, and not counted yet.
@@ -64,26 +64,26 @@ pub(crate) struct Claimed {
 
 impl Claimed {
     /// The field will be copied for this reason.
-    pub(crate) fn will_be_copied(&self, why: WhyCopied) {
+    pub fn will_be_copied(&self, why: WhyCopied) {
         *lock(&self.why) = why;
     }
 
-    pub(crate) fn has_landed(&self, len: usize) {
+    pub fn has_landed(&self, len: usize) {
         self.set(Outcome::Landed { len });
     }
 
-    pub(crate) fn was_copied(&self, len: usize) {
+    pub fn was_copied(&self, len: usize) {
         self.copied.fetch_add(len as u64, Relaxed);
         let why = lock(&self.why).clone();
         self.set(Outcome::Copied { len, why });
     }
 
-    pub(crate) fn stays_empty(&self, why: WhyEmpty) {
+    pub fn stays_empty(&self, why: WhyEmpty) {
         self.set(Outcome::Empty { why });
     }
 
     /// Whether a field of this length fits. An error if the call fails otherwise.
-    pub(crate) fn fits(&self, field: usize) -> Result<bool, Status> {
+    pub fn fits(&self, field: usize) -> Result<bool, Status> {
         let buffer = self.lease.capacity();
         if field <= buffer {
             return Ok(true);
@@ -95,7 +95,7 @@ impl Claimed {
     }
 
     /// The number of bytes copied to the buffer, which whoever counts them takes out.
-    pub(crate) fn copied(&self) -> Arc<AtomicU64> {
+    pub fn copied(&self) -> Arc<AtomicU64> {
         self.copied.clone()
     }
 

@@ -2,7 +2,7 @@
 
 use tonic_rdma_memory::test_util::SharedArena;
 
-use crate::codec::tests::*;
+use crate::tests::*;
 
 /// Fields of every kind, each at a window's end and behind a borrowed field.
 fn everything() -> Tree {

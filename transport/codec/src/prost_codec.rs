@@ -9,9 +9,9 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic_rdma_memory::Window;
 
-use crate::codec::pending_messages;
-use crate::codec::placeholder::{self, Key, LOST};
-use crate::codec::sink::{self, Next};
+use crate::pending_messages;
+use crate::placeholder::{self, Key, LOST};
+use crate::sink::{self, Next};
 
 /// Initial capacity in bytes of tonic's buffer for a body: long fields bypass it, and short
 /// messages need no more. tonic's own default is 8 KiB, and a unary call would allocate four of

@@ -7,34 +7,34 @@ use std::sync::atomic::Ordering::Relaxed;
 use bytes::{BufMut, Bytes};
 use tonic_rdma_memory::Landed;
 
-use crate::codec::deframer::{At, Deframer, Part};
-use crate::codec::methods::{Method, Used};
-use crate::codec::named::gather::{Gather, Gathered};
-use crate::codec::named::message::NamedMessage;
-use crate::codec::placeholder::{self, HEADER};
+use crate::deframer::{At, Deframer, Part};
+use crate::land_in::Claimed;
 use crate::land_in::WhyEmpty;
-use crate::land_in::target::Claimed;
+use crate::methods::{Method, Used};
+use crate::named::gather::{Gather, Gathered};
+use crate::named::message::NamedMessage;
+use crate::placeholder::{self, HEADER};
 
 impl Deframer {
     /// A deframer for a body whose first message has a buffer to land in.
-    pub(crate) fn gathering(method: Arc<Method>, messages: bool, claimed: Arc<Claimed>) -> Self {
+    pub fn gathering(method: Arc<Method>, messages: bool, claimed: Arc<Claimed>) -> Self {
         let mut deframer = Deframer::new(method, messages);
         deframer.gather = Some(Box::new(Gather { claimed, parts: Vec::new(), begun: false }));
         deframer
     }
 
     /// Bytes copied to the buffer since the last call.
-    pub(in crate::codec) fn take_named(&self) -> u64 {
+    pub fn take_named(&self) -> u64 {
         self.gathered.copied.as_ref().map_or(0, |copied| copied.swap(0, Relaxed))
     }
 
     /// True once, when nothing else of the body can land in the buffer.
-    pub(crate) fn lets_go(&mut self) -> bool {
+    pub fn lets_go(&mut self) -> bool {
         std::mem::take(&mut self.gathered.lets_go)
     }
 
     /// As [`pop`](Self::pop), while a message is gathered. The outer `None`: this is not so now.
-    pub(in crate::codec) fn pop_gathered(&mut self) -> Option<Option<Bytes>> {
+    pub fn pop_gathered(&mut self) -> Option<Option<Bytes>> {
         if self.used != Used::Ours {
             if self.part.len() > 0
                 && let Some(gather) = self.gather.take()

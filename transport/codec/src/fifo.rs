@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 /// A FIFO queue. The first element is stored inline, so a queue that never holds a second one
 /// allocates nothing.
 #[derive(Clone, Debug)]
-pub(crate) struct Fifo<T> {
+pub struct Fifo<T> {
     /// None when the queue is empty.
     first: Option<T>,
     /// Allocated for the first second element, and kept.
@@ -23,32 +23,38 @@ impl<T> Default for Fifo<T> {
 }
 
 impl<T> Fifo<T> {
-    pub(crate) fn push_back(&mut self, value: T) {
+    /// Adds an element behind all others.
+    pub fn push_back(&mut self, value: T) {
         match self.first {
             None => self.first = Some(value),
             Some(_) => self.rest.get_or_insert_default().push_back(value),
         }
     }
 
-    pub(crate) fn pop_front(&mut self) -> Option<T> {
+    /// Takes out the first element.
+    pub fn pop_front(&mut self) -> Option<T> {
         let first = self.first.take()?;
         self.first = self.rest.as_mut().and_then(|rest| rest.pop_front());
         Some(first)
     }
 
-    pub(crate) fn front_mut(&mut self) -> Option<&mut T> {
+    /// The first element.
+    pub fn front_mut(&mut self) -> Option<&mut T> {
         self.first.as_mut()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+    /// The elements, the first one first.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.first.iter_mut().chain(self.rest.iter_mut().flat_map(|rest| rest.iter_mut()))
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+    /// The elements, the first one first.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(self.rest.iter().flat_map(|rest| rest.iter()))
     }
 }

@@ -7,14 +7,14 @@ use prost::{DecodeError, Message};
 use tonic::Status;
 use tonic_rdma_memory::{Landed, Window};
 
+use crate::land_in::Claimed;
 use crate::land_in::WhyEmpty;
-use crate::land_in::target::Claimed;
 
 /// A message in the parts in which it came, and the buffer.
 #[derive(Debug)]
-pub(in crate::codec) struct NamedMessage {
-    pub(in crate::codec) parts: Vec<Landed>,
-    pub(in crate::codec) claimed: Arc<Claimed>,
+pub(crate) struct NamedMessage {
+    pub(crate) parts: Vec<Landed>,
+    pub(crate) claimed: Arc<Claimed>,
 }
 
 impl NamedMessage {
@@ -23,7 +23,7 @@ impl NamedMessage {
     ///
     /// The peer has said where the field lies; what the decoder finds counts. So the message is
     /// decoded twice, the first time to find the field.
-    pub(in crate::codec) fn decode<U: Message + Default>(self) -> Result<U, Status> {
+    pub(crate) fn decode<U: Message + Default>(self) -> Result<U, Status> {
         let NamedMessage { mut parts, claimed } = self;
         let Some((at, len)) = longest_field::<U>(parts.clone()).map_err(malformed)? else {
             claimed.stays_empty(WhyEmpty::NoField);

@@ -14,7 +14,7 @@ const MAX_METHODS: usize = 4096;
 
 /// The codec of a stub or a service, if known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) enum Used {
+pub enum Used {
     /// No message has been encoded yet.
     #[default]
     Unknown,
@@ -26,7 +26,7 @@ pub(crate) enum Used {
 
 /// State learnt about one method.
 #[derive(Debug, Default)]
-pub(crate) struct Method {
+pub struct Method {
     used: AtomicU8,
     /// Length in bytes of the longest outgoing message that tonic has accepted.
     encodes: AtomicUsize,
@@ -35,7 +35,8 @@ pub(crate) struct Method {
 }
 
 impl Method {
-    pub(crate) fn used(&self) -> Used {
+    /// The codec of the stub or the service.
+    pub fn used(&self) -> Used {
         match self.used.load(Relaxed) {
             0 => Used::Unknown,
             1 => Used::Plain,
@@ -72,14 +73,14 @@ impl Method {
 
 /// The methods of one channel or one server, by path.
 #[derive(Debug, Default)]
-pub(crate) struct Methods(RwLock<Table>);
+pub struct Methods(RwLock<Table>);
 
 /// The table is bounded and holds only paths that are served, so a fast hash suffices.
 type Table = HashMap<Box<str>, Arc<Method>, RandomState>;
 
 impl Methods {
     /// Starts a call of the method at `uri`.
-    pub(crate) fn call(self: &Arc<Self>, uri: &Uri) -> Call {
+    pub fn call(self: &Arc<Self>, uri: &Uri) -> Call {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(uri.path()).cloned();
         match known {
             Some(method) => Call { method, new: None },
@@ -100,23 +101,24 @@ impl Methods {
 /// A call of a method. The method enters the table when one of its messages is encoded, so a peer
 /// cannot fill the table with paths that are not served.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub struct Call {
     method: Arc<Method>,
     new: Option<Box<(Arc<Methods>, Uri)>>,
 }
 
 impl Call {
-    pub(crate) fn method(&self) -> &Arc<Method> {
+    /// The method that is called.
+    pub fn method(&self) -> &Arc<Method> {
         &self.method
     }
 
     /// Whether the method is in the table.
-    pub(crate) fn is_known(&self) -> bool {
+    pub fn is_known(&self) -> bool {
         self.new.is_none()
     }
 
     /// Records that a message of the method has been encoded with codec `used`.
-    pub(crate) fn learn(&mut self, used: Used) {
+    pub fn learn(&mut self, used: Used) {
         self.method.set_used(used);
         if let Some(new) = self.new.take() {
             let (methods, uri) = *new;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic_rdma_memory::Landed;
 
-use crate::codec::lent_piece::LentPiece;
-use crate::codec::methods::{Method, Used};
-use crate::codec::named::gather::{Gather, Gathered};
-use crate::codec::pending_messages::{self, Kept, Message};
-use crate::codec::placeholder::{self, HEADER, Key};
 use crate::fifo::Fifo;
+use crate::lent_piece::LentPiece;
+use crate::methods::{Method, Used};
+use crate::named::gather::{Gather, Gathered};
+use crate::pending_messages::{self, Kept, Message};
+use crate::placeholder::{self, HEADER, Key};
 
 /// Messages of at least this many bytes stay where they landed. Copying shorter ones costs less.
 const MIN: usize = 4096;
@@ -42,7 +42,7 @@ static FILLING: [u8; HANDED] = [0; HANDED];
 
 /// A part of a received body.
 #[derive(Debug)]
-pub(crate) enum Part {
+pub enum Part {
     /// Arrived in control messages, and was copied to memory that the peer cannot write to.
     Eager(Bytes),
     /// Arrived by RDMA WRITE.
@@ -51,9 +51,10 @@ pub(crate) enum Part {
     Lent(Box<LentPiece>),
 }
 
+#[expect(clippy::len_without_is_empty, reason = "nothing asks")]
 impl Part {
     /// Length in bytes.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         match self {
             Part::Eager(bytes) => bytes.len(),
             Part::Landed(landed) => landed.len(),
@@ -62,7 +63,7 @@ impl Part {
     }
 
     /// Whether it keeps landing memory.
-    pub(crate) fn is_in_pool(&self) -> bool {
+    pub fn is_in_pool(&self) -> bool {
         matches!(self, Part::Landed(landed) if landed.is_in_pool())
     }
 }
@@ -112,17 +113,17 @@ impl At {
 
 /// Bytes copied for the decoder, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Delivered {
+pub struct Delivered {
     /// For a plain codec, which copies them.
-    pub(crate) plain: u64,
+    pub plain: u64,
     /// For a codec that is not known yet, or to learn tonic's limit.
-    pub(crate) learning: u64,
+    pub learning: u64,
     /// Of messages in several parts, which tonic joins.
-    pub(crate) joined: u64,
+    pub joined: u64,
     /// Of messages that are too short for a placeholder.
-    pub(crate) short: u64,
+    pub short: u64,
     /// To a buffer that the caller has named.
-    pub(crate) named: u64,
+    pub named: u64,
 }
 
 /// Deframer of one received body.
@@ -131,7 +132,7 @@ pub(crate) struct Delivered {
 /// in pieces of at most [`SLICE`] bytes. Each header is read once, into `at`, and passed on as it
 /// was read, so that tonic finds the same message boundaries whatever the peer writes meanwhile.
 #[derive(Debug)]
-pub(crate) struct Deframer {
+pub struct Deframer {
     method: Arc<Method>,
     pub(super) at: At,
     /// Bytes received and not yet passed on.
@@ -156,8 +157,8 @@ pub(crate) struct Deframer {
 
 impl Deframer {
     /// A deframer for a call of `method`. `messages` tells whether the body is a sequence of plain
-    /// gRPC messages, see [`is_plain_grpc`](crate::codec::is_plain_grpc).
-    pub(crate) fn new(method: Arc<Method>, messages: bool) -> Self {
+    /// gRPC messages, see [`is_plain_grpc`](crate::is_plain_grpc).
+    pub fn new(method: Arc<Method>, messages: bool) -> Self {
         Deframer {
             method,
             at: if messages { At::NEXT } else { At::Through },
@@ -176,7 +177,7 @@ impl Deframer {
 
     /// The next bytes for the decoder, at most [`HANDED`]; the decoder copies them. None if nothing
     /// is left.
-    pub(crate) fn pop(&mut self) -> Option<Bytes> {
+    pub fn pop(&mut self) -> Option<Bytes> {
         let popped = self.pop_part();
         if self.later.is_empty() { popped } else { self.pop_later(popped) }
     }
@@ -233,7 +234,7 @@ impl Deframer {
     }
 
     /// Whether nothing is left to pop.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.is_part_empty() && self.later.is_empty()
     }
 
@@ -243,14 +244,14 @@ impl Deframer {
     }
 
     /// Returns the counts since the last call.
-    pub(crate) fn take_delivered(&mut self) -> Delivered {
+    pub fn take_delivered(&mut self) -> Delivered {
         let named = self.take_named();
         Delivered { named, ..std::mem::take(&mut self.delivered) }
     }
 
     /// Adds the next part of the body, once all earlier ones have been popped. `used` is the
     /// reader's codec.
-    pub(crate) fn push(&mut self, part: Part, used: Used) {
+    pub fn push(&mut self, part: Part, used: Used) {
         debug_assert!(self.is_empty(), "a part in front of it would be lost");
         self.used = used;
         match part {

@@ -16,7 +16,7 @@ pub(super) const IN: [u8; 4] = *b"\0rdI";
 /// Length of mark and key in bytes.
 pub(super) const LEN: usize = 20;
 /// Length in bytes of a gRPC message header: a compression flag and the length.
-pub(crate) const HEADER: usize = 5;
+pub const HEADER: usize = 5;
 
 /// Identifies one message, and is used once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -66,7 +66,7 @@ pub enum WhyEmpty {
     /// No call has used it, or the call ended without a message.
     #[error("no message was received")]
     NoMessage,
-    /// The stub does not use [`ProstCodec`](crate::codec::ProstCodec), or had sent no message when
+    /// The stub does not use [`ProstCodec`](crate::ProstCodec), or had sent no message when
     /// the reply came.
     #[error("the stub does not use tonic_rdma::codec::ProstCodec")]
     Codec,

@@ -10,38 +10,39 @@ use smallvec::SmallVec;
 use tonic::Status;
 use tonic::body::Body;
 
-use crate::codec::methods::{Call, Method, Used};
-use crate::codec::placeholder::{self, HEADER, Key, LOST};
-use crate::codec::sink::{Apart, Sink, Taken, without};
 use crate::fifo::Fifo;
+use crate::methods::{Call, Method, Used};
+use crate::placeholder::{self, HEADER, Key, LOST};
+use crate::sink::{Apart, Sink, Taken, without};
 
 /// A part of a body that is sent as a unit.
 #[derive(Clone, Debug)]
-pub(crate) struct Chunk {
+pub struct Chunk {
     /// The bytes, in order.
-    pub(crate) segments: SmallVec<[Bytes; 3]>,
+    pub segments: SmallVec<[Bytes; 3]>,
     /// Total length of all segments in bytes.
-    pub(crate) len: usize,
+    pub len: usize,
     /// Whether this is one message whose segments were extracted. Otherwise it holds bytes as the
     /// body returned them.
-    pub(crate) apart: bool,
+    pub apart: bool,
     /// Index of the segment that holds the longest `bytes` field, if known.
-    pub(crate) longest: Option<usize>,
+    pub longest: Option<usize>,
 }
 
 impl Chunk {
-    pub(crate) fn whole(bytes: Bytes) -> Self {
+    /// Bytes as a body returned them.
+    pub fn whole(bytes: Bytes) -> Self {
         let len = bytes.len();
         Chunk { segments: SmallVec::from_iter([bytes]), len, apart: false, longest: None }
     }
 }
 
 /// What a body gives.
-pub(crate) type Polled = Option<Result<Frame<Bytes>, Status>>;
+pub type Polled = Option<Result<Frame<Bytes>, Status>>;
 
 /// Polls one body, and combines its frames with the segments that the encoder stored.
 #[derive(Debug)]
-pub(crate) struct BodyEncoder {
+pub struct BodyEncoder {
     /// None if messages of this body must not be split.
     sink: Option<Sink>,
     call: Option<Call>,
@@ -50,8 +51,8 @@ pub(crate) struct BodyEncoder {
 
 impl BodyEncoder {
     /// An encoder for the body of `call`. Messages of up to `whole` bytes are not split. `apart`
-    /// allows splitting, see [`is_plain_grpc`](crate::codec::is_plain_grpc).
-    pub(crate) fn new(call: Call, whole: usize, apart: bool) -> Self {
+    /// allows splitting, see [`is_plain_grpc`](crate::is_plain_grpc).
+    pub fn new(call: Call, whole: usize, apart: bool) -> Self {
         match apart {
             true => {
                 BodyEncoder { sink: Some(Sink::new(whole)), call: Some(call), used: Used::Unknown }
@@ -61,19 +62,19 @@ impl BodyEncoder {
     }
 
     /// The codec that encoded this body, if known.
-    pub(crate) fn used(&self) -> Used {
+    pub fn used(&self) -> Used {
         self.used
     }
 
     /// Bytes that this crate's codec copied since the last call: to make segments, and as filling
     /// that shows tonic the true length of a message.
-    pub(crate) fn take_copied(&mut self) -> (u64, u64) {
+    pub fn take_copied(&mut self) -> (u64, u64) {
         self.sink.as_mut().map_or((0, 0), Sink::take_copied)
     }
 
     /// The next frame of `body`. Where messages in it were taken apart, it is empty, and all of it
     /// is appended to `chunks`.
-    pub(crate) fn poll(
+    pub fn poll(
         &mut self,
         body: &mut Body,
         cx: &mut Context<'_>,

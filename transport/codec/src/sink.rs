@@ -16,8 +16,8 @@ use tonic::codec::EncodeBuf;
 use tonic_rdma_memory::mapped_file;
 use tonic_rdma_memory::{Segment, SegmentBuf};
 
-use crate::codec::SEGMENT;
-use crate::codec::placeholder::{self, HEADER, Key};
+use crate::SEGMENT;
+use crate::placeholder::{self, HEADER, Key};
 
 /// Length in bytes of a frame at which tonic stops adding messages.
 const BATCH: usize = 32 * 1024;

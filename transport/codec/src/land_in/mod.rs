@@ -1,0 +1,12 @@
+//! A buffer of the application that the field of a message lands in.
+//!
+//! | file | what |
+//! |---|---|
+//! | `target` | the call's side: claims the buffer, and tells what has become of it |
+//! | `outcome` | what has become of a buffer |
+
+mod outcome;
+mod target;
+
+pub use self::outcome::{Outcome, WhyCopied, WhyEmpty};
+pub use self::target::{Claimed, Target};
