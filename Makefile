@@ -9,7 +9,7 @@ SEEDS ?= 3000
 MINUTES ?= 60
 
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-source \
-    test-native test-interop test-sim test-costs test-large test-rdma test-rdma-core \
+    test-native test-interop test-patched test-sim test-costs test-large test-rdma test-rdma-core \
     test-rdma-qemu soak sanitize kernel fmt clippy docs features rust-version dependencies package \
     semver clean packages
 
@@ -52,7 +52,7 @@ costs-record: ## count again, and write the record, benches/costs.toml
 	$(CARGO) run --release -p benches --bin costs -- --record
 
 STARTED := $(or $(STARTED),$(shell date +%s))
-TESTS := test-source test-native test-interop test-sim test-costs test-rdma test-rdma-core
+TESTS := test-source test-native test-interop test-patched test-sim test-costs test-rdma test-rdma-core
 test: ## run all tests, on this machine and in the guest
 	@for step in $(TESTS); do \
 	    scripts/timed $$step $(MAKE) --no-print-directory $$step STARTED=$(STARTED) || exit; \
@@ -69,6 +69,9 @@ test-native: packages ## run the tests that need no RDMA device
 test-interop: ## call gRPC's Python implementation, and be called by it
 	@scripts/install-packages interop
 	tests/interop/run
+
+test-patched: packages ## test a program with tonic-prost patched, and patches that are wrong
+	tests/patched/run
 
 test-sim: packages ## run the simulation under faults, one run for each of SEEDS seeds
 	tests/sim/run test

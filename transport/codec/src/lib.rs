@@ -1,5 +1,5 @@
-//! The protobuf codec of [tonic-rdma](https://docs.rs/tonic-rdma) that does not copy `bytes` fields,
-//! without its transport: see `tonic_rdma::codec`, which exports it, and says what it does.
+//! The protobuf codec of [tonic-rdma](https://docs.rs/tonic-rdma) that does not copy `bytes`
+//! fields, without its transport: see `tonic_rdma::codec`, which exports it, and says what it does.
 //!
 //! Depend on tonic-rdma instead. This is a crate of its own because the drop-in for tonic-prost
 //! uses it, and tonic-rdma depends on tonic-prost.

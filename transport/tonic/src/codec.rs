@@ -51,8 +51,8 @@
 //! other layer parses or rewrites messages, the call fails with INTERNAL and a message that names
 //! the cause; such a layer never sees wrong data.
 //!
-//! The codec is a crate of its own, tonic-rdma-codec, so that a tonic-prost can use it that this
-//! crate depends on in turn: [stubs of dependencies](crate#stubs-of-dependencies).
+//! The codec is a crate of its own, tonic-rdma-codec, so that a tonic-prost can use it on which
+//! this crate depends in turn: see "Stubs of dependencies" in the repository's docs/zero-copy.md.
 
 pub(crate) use tonic_rdma_codec::internal::{
     BodyEncoder, Call, Chunk, Deframer, Delivered, Fifo, HEADER, LentPiece, Method, Methods, Part,
