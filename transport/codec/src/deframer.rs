@@ -129,7 +129,7 @@ pub struct Delivered {
 /// Deframer of one received body.
 ///
 /// Only this crate's decoder receives landed bytes. For any other reader they are copied out first,
-/// in pieces of at most [`SLICE`] bytes. Each header is read once, into `at`, and passed on as it
+/// in pieces of at most `SLICE` bytes. Each header is read once, into `at`, and passed on as it
 /// was read, so that tonic finds the same message boundaries whatever the peer writes meanwhile.
 #[derive(Debug)]
 pub struct Deframer {
@@ -401,7 +401,7 @@ struct CopyBuffer {
 
 impl CopyBuffer {
     /// Reserves `len` more bytes. A piece that begins short gets its own allocation, so that a
-    /// reader that keeps it does not keep a whole [`SLICE`].
+    /// reader that keeps it does not keep a whole `SLICE`.
     fn reserve(&mut self, len: usize) {
         if self.bytes.capacity() > 0 {
             self.bytes.reserve(len);

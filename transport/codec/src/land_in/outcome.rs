@@ -51,7 +51,7 @@ pub enum WhyCopied {
     #[error("the message came in control messages, or without the place of its field")]
     NotApart,
     /// Landed bytes are copied before anything reads them
-    /// ([`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery)).
+    /// (`Endpoint::copy_on_delivery`).
     #[error("the endpoint copies on delivery")]
     CopyOnDelivery,
     /// The device did not register the buffer.
@@ -74,7 +74,7 @@ pub enum WhyEmpty {
     #[error("the message has no bytes field")]
     NoField,
     /// The field is longer than the buffer. It was delivered as ever, or the call failed:
-    /// [`LandIn::or_fail`](crate::LandIn::or_fail).
+    /// `LandIn::or_fail`.
     #[error("a field of {field} bytes does not fit a buffer of {buffer} bytes")]
     #[non_exhaustive]
     TooLong {
