@@ -73,8 +73,8 @@ impl Plan {
                 Err(reason) => reasons.push((path, reason)),
             }
         }
-        // A ticket is valid for one connection: after the server has refused it on a fabric, the
-        // next fabric needs another.
+        // A ticket is valid for one connection: after it was refused on a fabric, the next fabric
+        // needs another.
         while !paths.is_empty() {
             let hook = self.hook.as_ref();
             let offered = offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?;
@@ -86,6 +86,9 @@ impl Plan {
                 // after it.
                 let share = deadline.saturating_duration_since(Instant::now()) / left.max(1);
                 left = left.saturating_sub(1);
+                if spent.is_some_and(|spent| spent != path) {
+                    break;
+                }
                 match self.connect(path, &addr, offered.ticket.0, share).await {
                     Ok(fast) => return Ok(fast),
                     Err(reason) => {
@@ -98,11 +101,11 @@ impl Plan {
                         if seen || refused || path != Path::Shm {
                             reached.push(path);
                         }
-                        reasons.retain(|(known, _)| *known != path);
-                        reasons.push((path, reason));
+                        tell(&mut reasons, path, reason);
+                        // Whoever has refused may be somebody else who has this address in another
+                        // network, and knows nothing of the ticket: the next place is tried.
                         if seen {
                             spent = Some(path);
-                            break;
                         }
                     }
                 }
@@ -152,5 +155,20 @@ impl Plan {
             self.origin.clone(),
         );
         Ok(Fast { client, pool })
+    }
+}
+
+/// Replaces what is told of a path, unless that says more than the new reason does.
+fn tell(reasons: &mut Vec<(Path, Reason)>, path: Path, reason: Reason) {
+    let says = |reason: &Reason| match (reason.side(), reason.code()) {
+        (Side::Local, _) => 0,
+        // It did not know the ticket: spent before, or another's.
+        (Side::Peer, ReasonCode::HandshakeRejected) => 1,
+        (Side::Peer, _) => 2,
+    };
+    match reasons.iter_mut().find(|(known, _)| *known == path) {
+        Some((_, known)) if says(known) > says(&reason) => {}
+        Some((_, known)) => *known = reason,
+        None => reasons.push((path, reason)),
     }
 }

@@ -5,4 +5,5 @@ mod fast;
 mod interop;
 #[cfg(feature = "shm")]
 mod other_user;
+mod places;
 mod shards;

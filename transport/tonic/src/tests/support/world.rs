@@ -21,6 +21,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) struct World {
     pub(crate) server: SimDevice,
     pub(crate) client: SimDevice,
+    net: SimNet,
     pub(crate) server_context: Context,
     pub(crate) client_context: Context,
 }
@@ -30,13 +31,18 @@ impl World {
         let net = SimNet::new(SimConfig::default());
         let server = net.device("sim-server", [10, 0, 0, 1].into());
         let client = net.device("sim-client", [10, 0, 0, 2].into());
-        let context = |device: &SimDevice| {
-            Context::builder()
-                .pool(PoolConfig::default().total(8 << 20))
-                .sim(device.clone())
-                .build()
-        };
-        Self { server_context: context(&server), client_context: context(&client), server, client }
+        Self {
+            server_context: context(&server),
+            client_context: context(&client),
+            server,
+            client,
+            net,
+        }
+    }
+
+    /// The context of one more host.
+    pub(crate) fn another(&self) -> Context {
+        context(&self.net.device("sim-other", [10, 0, 0, 3].into()))
     }
 
     /// A server builder with the fast path on the simulated network.
@@ -58,6 +64,10 @@ impl World {
         assert_eq!(channel.path().path, Path::Sim, "{}", channel.path());
         channel
     }
+}
+
+fn context(device: &SimDevice) -> Context {
+    Context::builder().pool(PoolConfig::default().total(8 << 20)).sim(device.clone()).build()
 }
 
 pub(crate) fn endpoint(addr: SocketAddr) -> Endpoint {
