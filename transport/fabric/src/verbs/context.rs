@@ -9,8 +9,8 @@
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::{fmt, io};
 
 use rdma_sys::rdma_cm_event_type as kind;
@@ -43,6 +43,8 @@ pub(super) struct DeviceContext {
     pub(super) is_siw: bool,
     /// Peers name memory by its virtual address, whatever iova it is registered at.
     pub(super) ignores_iova: bool,
+    /// Longest payload within a work request, in bytes, where a longer one was refused.
+    pub(super) inline_limit: AtomicU32,
     context: NonNull<rdma_sys::ibv_context>,
     pd: NonNull<rdma_sys::ibv_pd>,
     /// Dropped in Drop, before its own id.
@@ -132,6 +134,7 @@ impl DeviceContext {
             },
             is_siw,
             ignores_iova: is_siw || !lib_probe::has_reg_mr_iova(),
+            inline_limit: AtomicU32::new(u32::MAX),
             context,
             pd,
             cover,

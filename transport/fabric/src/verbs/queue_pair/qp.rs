@@ -3,6 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::{fmt, io};
 
 use rdma_sys::{ibv_qp_attr_mask, ibv_qp_type};
@@ -49,16 +50,17 @@ impl QpCapacity {
             sq_sig_all: 0,
         }
     }
+}
 
-    /// The sizes of inline data to try, from large to small: a device refuses more than it has
-    /// (Soft-iWARP: 64 bytes).
-    fn inline_steps(&self) -> impl Iterator<Item = u32> {
-        let want = self.inline;
-        [want, want.min(128), want.min(64), 0]
-            .into_iter()
-            .enumerate()
-            .filter_map(move |(i, n)| (i == 0 || n < want).then_some(n))
+/// The greatest number up to `refused`, exclusive, that `takes` accepts; 0 where it accepts none.
+/// What it accepts, it accepts less of as well.
+fn greatest(refused: u32, mut takes: impl FnMut(u32) -> bool) -> u32 {
+    let (mut accepted, mut refused) = (0, refused);
+    while refused - accepted > 1 {
+        let half = accepted + (refused - accepted) / 2;
+        if takes(half) { accepted = half } else { refused = half }
     }
+    accepted
 }
 
 /// Creates a queue pair and destroys it again: a device may be listed and still refuse.
@@ -133,6 +135,56 @@ impl fmt::Debug for Qp {
     }
 }
 
+/// Makes the queue pair of an id that is bound to the device. The number is the longest payload that
+/// may be inline.
+fn create(
+    device: &DeviceContext,
+    id: &CmId,
+    capacity: &QpCapacity,
+    cq: *mut rdma_sys::ibv_cq,
+    inline: u32,
+) -> io::Result<(NonNull<rdma_sys::ibv_qp>, u32)> {
+    let mut attr = capacity.attr(cq, inline);
+    // SAFETY: id, domain and queue are alive; the id is bound to the domain's device.
+    if unsafe { rdma_sys::rdma_create_qp(id.as_ptr(), device.pd(), &mut attr) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call has set the id's queue pair.
+    let qp = NonNull::new(unsafe { (*id.as_ptr()).qp });
+    let qp = qp.ok_or_else(|| io::Error::other("no queue pair was made"))?;
+    // Devices report what they granted. More than was asked for is not used: it may depend on the
+    // rest.
+    Ok((qp, inline.min(attr.cap.max_inline_data)))
+}
+
+/// What to ask for after `wanted` was refused. No attribute of a device tells how long inline data
+/// may be (Soft-iWARP 64 bytes, others 96 or 101), so the device is asked, once.
+fn inline_instead(
+    device: &DeviceContext,
+    capacity: &QpCapacity,
+    cq: *mut rdma_sys::ibv_cq,
+    wanted: u32,
+    error: &io::Error,
+) -> u32 {
+    // Then it is not the length that was refused.
+    if error.raw_os_error() == Some(libc::ENOMEM) {
+        return 0;
+    }
+    let inline = greatest(wanted, |inline| {
+        let mut attr = capacity.attr(cq, inline);
+        // SAFETY: domain and queue are alive; what was made is destroyed once, and known to nobody.
+        unsafe {
+            let qp = rdma_sys::ibv_create_qp(device.pd(), &mut attr);
+            !qp.is_null() && rdma_sys::ibv_destroy_qp(qp) == 0
+        }
+    });
+    if inline > 0 {
+        tracing::debug!(device = device.name, inline, "longest payload within a work request");
+        device.inline_limit.store(inline, Relaxed);
+    }
+    inline
+}
+
 impl Qp {
     /// Makes a queue pair on an id that is bound to the device.
     pub(crate) fn new(
@@ -147,43 +199,34 @@ impl Qp {
         };
         let cq = Reservation::new(device, capacity.completions(), capacity.max_cq_entries)
             .map_err(|e| refused("ibv_create_cq", e))?;
-        let mut error = None;
-        for inline in capacity.inline_steps() {
-            let mut attr = capacity.attr(cq.cq(), inline);
-            // SAFETY: id, domain and queue are alive; the id is bound to the domain's device.
-            if unsafe { rdma_sys::rdma_create_qp(id.as_ptr(), device.pd(), &mut attr) } == 0 {
-                // SAFETY: the call has set the id's queue pair.
-                let qp = NonNull::new(unsafe { (*id.as_ptr()).qp });
-                let Some(qp) = qp else { break };
-                // Devices report what they granted. More than was asked for is not used: it may
-                // depend on the rest.
-                let max_inline = inline.min(attr.cap.max_inline_data);
-                // SAFETY: the queue pair was made just now.
-                let cq = match cq.join(unsafe { qp.as_ref().qp_num }) {
-                    Ok(member) => member,
-                    Err((reservation, error)) => {
-                        id.forget_queue_pair();
-                        // SAFETY: made above, destroyed once, and known to nobody.
-                        unsafe { rdma_sys::ibv_destroy_qp(qp.as_ptr()) };
-                        drop(reservation);
-                        return Err(refused("ibv_poll_cq", error));
-                    }
-                };
-                return Ok(Qp {
-                    qp,
-                    destroyed: false,
-                    cq: ManuallyDrop::new(cq),
-                    id,
-                    max_inline,
-                    device: device.clone(),
-                });
+        let wanted = capacity.inline.min(device.inline_limit.load(Relaxed));
+        let made = match create(device, &id, &capacity, cq.cq(), wanted) {
+            Err(error) if wanted > 0 => {
+                let inline = inline_instead(device, &capacity, cq.cq(), wanted, &error);
+                create(device, &id, &capacity, cq.cq(), inline)
             }
-            error = Some(io::Error::last_os_error());
-        }
-        Err(refused(
-            "rdma_create_qp",
-            error.unwrap_or_else(|| io::Error::other("no queue pair was made")),
-        ))
+            made => made,
+        };
+        let (qp, max_inline) = made.map_err(|error| refused("rdma_create_qp", error))?;
+        // SAFETY: the queue pair was made just now.
+        let cq = match cq.join(unsafe { qp.as_ref().qp_num }) {
+            Ok(member) => member,
+            Err((reservation, error)) => {
+                id.forget_queue_pair();
+                // SAFETY: made above, destroyed once, and known to nobody.
+                unsafe { rdma_sys::ibv_destroy_qp(qp.as_ptr()) };
+                drop(reservation);
+                return Err(refused("ibv_poll_cq", error));
+            }
+        };
+        Ok(Qp {
+            qp,
+            destroyed: false,
+            cq: ManuallyDrop::new(cq),
+            id,
+            max_inline,
+            device: device.clone(),
+        })
     }
 
     /// Sets the time after which a sender that found no RECV tries again, as a net under flow
@@ -287,15 +330,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inline_is_asked_for_in_falling_steps() {
-        let steps = |inline| {
-            QpCapacity { send: 4, recv: 4, inline, max_cq_entries: 8 }
-                .inline_steps()
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(steps(256), [256, 128, 64, 0]);
-        assert_eq!(steps(64), [64, 0]);
-        assert_eq!(steps(0), [0]);
+    fn a_device_is_asked_for_what_it_takes() {
+        for limit in [0, 1, 63, 64, 96, 101, 128, 255] {
+            let mut asked = 0;
+            let takes = |inline| {
+                asked += 1;
+                inline <= limit
+            };
+            assert_eq!(greatest(256, takes), limit);
+            assert!(asked <= 8, "{asked} times");
+        }
+        assert_eq!(greatest(1, |_| unreachable!("0 is left")), 0);
     }
 
     #[test]
