@@ -156,6 +156,30 @@ async fn a_hundred_links_stand_at_once() {
     }
 }
 
+/// No attribute of a device tells how long inline data may be, and Soft-iWARP takes less than is
+/// asked for.
+#[tokio::test]
+async fn inline_data_is_as_long_as_the_device_takes() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let mut listener = side.listen();
+    let mut granted = async |inline| {
+        let config = LinkConfig { inline, ..small() };
+        let (_, client) = pair_over(&mut listener, &side, &side, &config).await;
+        client.link.caps().max_inline as u32
+    };
+    let longest = granted(256).await;
+    assert!(longest >= 64, "{longest}");
+    assert_eq!(granted(longest).await, longest);
+    assert_eq!(granted(longest - 1).await, longest - 1);
+    assert_eq!(granted(256).await, longest);
+    println!("at most {longest} of 256 bytes inline");
+    match transport(&side) {
+        Transport::IWarp => assert!(longest < 256, "it was not searched"),
+        _ => assert_eq!(longest, 256),
+    }
+}
+
 /// Completion queues of the device, as the kernel counts them.
 fn completion_queues() -> usize {
     let shown = Command::new("rdma").args(["resource", "show", &guest_device()]).output().unwrap();

@@ -158,7 +158,7 @@ fn create(
 }
 
 /// What to ask for after `wanted` was refused. No attribute of a device tells how long inline data
-/// may be (Soft-iWARP 64 bytes, others 96 or 101), so the device is asked, once.
+/// may be (Soft-iWARP 80 bytes, others 96 or 101), so the device is asked, once.
 fn inline_instead(
     device: &DeviceContext,
     capacity: &QpCapacity,
