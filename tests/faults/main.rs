@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `host` | processes killed and stopped; a device, interface or address removed and restored |
 //! | `veth` | packets lost, delayed, duplicated, corrupted or all dropped between two veth ends |
+//! | `ack` | all packets dropped for longer than one device waits, and shorter than another does |
 //! | `memlock` | RLIMIT_MEMLOCK lowered between connections |
 //! | `hostile` | peers that have a ticket and violate the protocol |
 //! | `named` | peers that keep the key of a buffer that the server has got back |
@@ -20,6 +21,7 @@
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic, unreachable_pub)]
 
+mod ack;
 mod cable;
 mod fault_test;
 mod host;
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         named: a_key_that_was_withdrawn;
         veth: packets_lost_delayed_repeated_and_changed black_hole_for_rdma black_hole_for_all;
         memlock: of_the_server of_a_client;
+        ack: a_hole_is_survived;
         cable: cut;
         soak: random_faults;
     };

@@ -13,13 +13,13 @@ const IMPAIRMENTS: &[&str] = &["loss 1%", "loss 5%", "delay 20ms", "duplicate 10
 /// Calls that must end during an impairment.
 const CALLS: u64 = 40;
 
-fn netem(impairment: &str) {
+pub fn netem(impairment: &str) {
     for netdev in ["va", "vb"] {
         run(&format!("tc qdisc replace dev {netdev} root netem limit 10000 {impairment}"));
     }
 }
 
-fn clear_netem() {
+pub fn clear_netem() {
     for netdev in ["va", "vb"] {
         run(&format!("tc qdisc del dev {netdev} root"));
     }

@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 use tonic_rdma_memory::{PinnedBuf, Pool};
 
 use crate::error::ConnectError;
-use crate::link::LinkConfig;
+use crate::link_config::LinkConfig;
 
 /// The state of a RECV slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

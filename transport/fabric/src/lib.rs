@@ -78,6 +78,7 @@ pub mod error;
 pub mod fuzzing;
 pub mod host_snapshot;
 pub mod link;
+mod link_config;
 mod log_throttle;
 mod never;
 mod peer;
@@ -110,8 +111,9 @@ pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
 pub use host_snapshot::HostSnapshot;
 pub use link::{
-    Caps, Completion, Lent, Link, LinkConfig, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource,
+    Caps, Completion, Lent, Link, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource,
 };
+pub use link_config::{ACK_TIMEOUTS, LinkConfig};
 pub use log_throttle::LogThrottle;
 pub use provider::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use self_test::{DeviceLimits, SelfTest, SelfTestStep};

@@ -1,7 +1,6 @@
 //! The connected queue pair: what a driver posts, what it gets back, and within which limits.
 
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use bytes::Bytes;
 use tonic_rdma_memory::{LendableBytes, PinnedBuf, PinnedBytes, Pool};
@@ -16,163 +15,11 @@ use crate::timer::Timer;
 /// allows more.
 pub const MAX_PRIVATE_DATA: usize = 56;
 
-/// The size of a connection: its slots, its staging and its queues. Both ends choose their own, but
-/// a SEND must fit the peer's `slot_size`, and a peer may have no more SENDs in flight than this
-/// end has RECVs posted (R2).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinkConfig {
-    /// RECVs posted from before the connection is made until it ends. At least 1. Default 64.
-    pub recv_slots: u32,
-    /// RECVs that [`Link::grow`] may add. Their memory is not part of the block. Default 0.
-    pub recv_extra: u32,
-    /// Bytes in one RECV slot, and in one SEND slot. A multiple of 64. Default 1024.
-    pub slot_size: u32,
-    /// Bytes of each RECV posted from the start, which are all that a connection at rest has. A
-    /// multiple of 64, less than `slot_size`; 0 for `slot_size`. Shorter ones are left out while at
-    /// least as many extra ones are posted ([`Link::repost`]). Default 0.
-    pub rest_recv_size: u32,
-    /// Bytes of each SEND slot in the block, while [`Link::grow_sends`] has leased no others. A
-    /// multiple of 64, less than `slot_size`; 0 for `slot_size`. Default 0.
-    pub rest_send_size: u32,
-    /// SEND slots in the block. At least 1. Default 64.
-    pub send_slots: u32,
-    /// SEND slots of a busy connection, which [`Link::grow_sends`] leases in place of the others.
-    /// More than `send_slots`, and only without staging; 0 if their number is fixed. Default 0.
-    pub busy_send_slots: u32,
-    /// Bytes of staging behind the SEND slots. Default 256 KiB.
-    pub staging: usize,
-    /// Work requests that may be in flight at once (SEND and WRITE together). At least 4. Devices
-    /// may grant more. Default 128.
-    pub send_queue: u32,
-    /// Longest payload, in bytes, that is asked to travel inside the work request itself. The
-    /// device may grant less; [`Caps::max_inline`] tells. Default 256.
-    pub inline: u32,
-    /// How long an end polls for a message, at most, before it sleeps until the peer or the device
-    /// wakes it. Whether it polls, and for how long within this, follows what a wake-up takes on
-    /// this machine. No end polls over shared memory for a peer on its own processor, nor over
-    /// verbs where the process may use one processor only. Default 2 ms; zero for never.
-    pub busy_poll_limit: Duration,
-    /// Entries of a completion queue, at most: connections of a device share one that has room for
-    /// all that `send_queue` and the RECVs may complete, and another one is opened when it has not.
-    /// Devices may have a lower limit. At least `send_queue` and all RECVs together. Default
-    /// 32,768; verbs only.
-    pub max_cq_entries: u32,
-}
-
-/// Two wake-ups, the peer's and its own, on the slowest of virtual machines; on others an end stops
-/// long before.
-const BUSY_POLL_LIMIT: Duration = Duration::from_millis(2);
-
-impl Default for LinkConfig {
-    fn default() -> Self {
-        LinkConfig {
-            recv_slots: 64,
-            recv_extra: 0,
-            slot_size: 1024,
-            rest_recv_size: 0,
-            rest_send_size: 0,
-            send_slots: 64,
-            busy_send_slots: 0,
-            staging: 256 * 1024,
-            send_queue: 128,
-            inline: 256,
-            busy_poll_limit: BUSY_POLL_LIMIT,
-            max_cq_entries: 1 << 15,
-        }
-    }
-}
-
-impl LinkConfig {
-    /// RECVs that may be posted at once, extra ones included.
-    pub fn max_recvs(&self) -> u32 {
-        self.recv_slots.saturating_add(self.recv_extra)
-    }
-
-    /// SEND slots that the block may have.
-    pub fn max_sends(&self) -> u32 {
-        self.send_slots.max(self.busy_send_slots)
-    }
-
-    /// Bytes of each RECV posted from the start.
-    pub fn rest_recv(&self) -> u32 {
-        if self.rest_recv_size == 0 { self.slot_size } else { self.rest_recv_size }
-    }
-
-    /// Bytes of each SEND slot in the block at first.
-    pub fn rest_send(&self) -> u32 {
-        if self.rest_send_size == 0 { self.slot_size } else { self.rest_send_size }
-    }
-
-    /// Bytes of the RECV ring.
-    pub fn recv_bytes(&self) -> usize {
-        self.recv_slots as usize * self.rest_recv() as usize
-    }
-
-    /// Bytes that [`Link::block_mut`] gives at first: SEND slots, then staging.
-    pub fn block_bytes(&self) -> usize {
-        self.send_slots as usize * self.rest_send() as usize + self.staging
-    }
-
-    /// Bytes of the whole control block: what one connection takes from the pool's control budget.
-    /// Over shared memory it takes [`block_bytes`](Self::block_bytes): RECVs lie in the ring.
-    pub fn control_bytes(&self) -> usize {
-        self.recv_bytes() + self.block_bytes()
-    }
-
-    /// Checks the numbers.
-    ///
-    /// # Errors
-    /// Which of them is out of bounds, and the bounds.
-    pub fn check(&self) -> Result<(), String> {
-        if self.recv_slots == 0 || self.recv_slots > 1 << 16 {
-            return Err(format!("recv_slots is {}, must be 1 to 65536", self.recv_slots));
-        }
-        if self.max_recvs() > 1 << 16 {
-            let all = self.max_recvs();
-            return Err(format!(
-                "recv_slots and recv_extra are {all}, must be 65536 together at most"
-            ));
-        }
-        if self.send_slots == 0 || self.send_slots > 1 << 16 {
-            return Err(format!("send_slots is {}, must be 1 to 65536", self.send_slots));
-        }
-        let busy = self.busy_send_slots;
-        if busy > 0 && (busy <= self.send_slots || busy > 1 << 16 || self.staging > 0) {
-            return Err(format!(
-                "busy_send_slots is {busy}, must be 0, or more than send_slots, up to 65536, and \
-                 without staging"
-            ));
-        }
-        if self.slot_size == 0 || !self.slot_size.is_multiple_of(64) || self.slot_size > 1 << 20 {
-            return Err(format!(
-                "slot_size is {}, must be a multiple of 64 up to 1 MiB",
-                self.slot_size
-            ));
-        }
-        for (name, size) in
-            [("rest_recv_size", self.rest_recv_size), ("rest_send_size", self.rest_send_size)]
-        {
-            if !size.is_multiple_of(64) || (size > 0 && size >= self.slot_size) {
-                return Err(format!(
-                    "{name} is {size}, must be 0, or a multiple of 64 below slot_size"
-                ));
-            }
-        }
-        if self.staging > 1 << 30 {
-            return Err(format!("staging is {} bytes, must be at most 1 GiB", self.staging));
-        }
-        if !(4..=1 << 15).contains(&self.send_queue) {
-            return Err(format!("send_queue is {}, must be 4 to 32768", self.send_queue));
-        }
-        Ok(())
-    }
-}
-
 /// What a link can do; fixed for its life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caps {
     /// Payloads up to this many bytes travel inside the work request (Soft-RoCE: up to 512,
-    /// Soft-iWARP: 64). For information: the link decides by itself.
+    /// Soft-iWARP: 80). For information: the link decides by itself.
     pub max_inline: usize,
     /// Work requests that may be in flight at once.
     pub send_queue: usize,

@@ -18,7 +18,8 @@ use crate::access::{Lending, ShmAccess};
 use crate::addr::Addr;
 use crate::device::DeviceInfo;
 use crate::error::{ConnectError, FabricError, LinkError};
-use crate::link::{Caps, Completion, Lent, Link, LinkConfig, PeerInfo, Posted, Work};
+use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Work};
+use crate::link_config::LinkConfig;
 use crate::never::Never;
 use crate::self_test::SelfTest;
 #[cfg(all(target_os = "linux", feature = "shm"))]

@@ -9,7 +9,7 @@ use crate::access::{Lending, ShmAccess};
 use crate::addr::ShmAddr;
 use crate::device::{DeviceInfo, Transport};
 use crate::error::{ConnectError, FabricError};
-use crate::link::LinkConfig;
+use crate::link_config::LinkConfig;
 use crate::shm::connect;
 use crate::shm::context::{DeviceContext, NAME};
 use crate::shm::link::ShmLink;

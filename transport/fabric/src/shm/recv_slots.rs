@@ -9,7 +9,7 @@
 //! the next is taken. The one that came back last is the next to be used. A connection at rest
 //! keeps none.
 
-use crate::link::LinkConfig;
+use crate::link_config::LinkConfig;
 
 #[derive(Debug)]
 enum Slot {

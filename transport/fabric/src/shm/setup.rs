@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use crate::link::LinkConfig;
+use crate::link_config::LinkConfig;
 use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::{PeerMap, Usage};
 use crate::shm::ring::{Reader, Shape, Writer};

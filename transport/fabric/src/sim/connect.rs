@@ -11,7 +11,8 @@ use tonic_rdma_memory::Pool;
 
 use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
-use crate::link::{LinkConfig, MAX_PRIVATE_DATA, PeerInfo};
+use crate::link::{MAX_PRIVATE_DATA, PeerInfo};
+use crate::link_config::LinkConfig;
 use crate::sim::directory::{Directory, NoListener};
 use crate::sim::link::{Side, SimLink};
 use crate::sim::request::{Answer, Request};

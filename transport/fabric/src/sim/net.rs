@@ -8,7 +8,7 @@ use tonic_rdma_memory::{Pool, Registrar};
 
 use crate::device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
 use crate::error::{ConnectError, FabricError};
-use crate::link::LinkConfig;
+use crate::link_config::LinkConfig;
 use crate::sim::config::{SimConfig, SimStats};
 use crate::sim::connect::{self, SimListener};
 use crate::sim::directory::Directory;

@@ -12,18 +12,14 @@ use tonic_rdma_memory::Pool;
 
 use crate::addr::Addr;
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
-use crate::link::{LinkConfig, MAX_PRIVATE_DATA};
+use crate::link::MAX_PRIVATE_DATA;
+use crate::link_config::LinkConfig;
 use crate::verbs::cm::hub::Event;
 use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::attributes::context_name;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::VerbsLink;
-
-/// A packet is sent again after 4.096 us x 2^16 = 268 ms without an acknowledgement, and six times,
-/// so that a dead path is found out within about two seconds. rdma_cm's own default is 2.1 s a try;
-/// much less than this, and a software device on a busy host sends again what was only late.
-pub(super) const ACK_TIMEOUT: u8 = 16;
 
 /// Local ports that are tried. An iWARP connection is a TCP connection of this host, but the
 /// connection manager tracks its ports separately: a port that it takes for free may belong to a
@@ -148,7 +144,7 @@ impl ConnectAttempt {
             }
             Some(_) => {}
         }
-        if let Err(error) = id.set_ack_timeout(ACK_TIMEOUT) {
+        if let Err(error) = id.set_ack_timeout(config.ack_exponent()) {
             tracing::trace!(%error, "the ACK timeout cannot be set: iWARP has none");
         }
         self.step = ConnectStep::ResolveRoute;
@@ -158,9 +154,10 @@ impl ConnectAttempt {
         self.step = ConnectStep::Connect;
         let pending = PendingLink::new(VerbsLink::new(device, id, config, pool, self.addr)?);
         let mut pending = match device.is_iwarp() {
-            true => self.connect_on_thread(pending, private_data.to_vec()).await?,
+            true => self.connect_on_thread(pending, config, private_data.to_vec()).await?,
             false => {
-                pending.link().id().connect(private_data).map_err(|e| self.failed(e))?;
+                let retries = config.ack_retries;
+                pending.link().id().connect(private_data, retries).map_err(|e| self.failed(e))?;
                 pending
             }
         };
@@ -178,12 +175,14 @@ impl ConnectAttempt {
     async fn connect_on_thread(
         &self,
         pending: PendingLink,
+        config: &LinkConfig,
         private_data: Vec<u8>,
     ) -> Result<PendingLink, ConnectError> {
         let (done, outcome) = oneshot::channel();
+        let retries = config.ack_retries;
         let request = move || {
             let mut pending = pending;
-            let result = pending.link().id().connect(&private_data);
+            let result = pending.link().id().connect(&private_data, retries);
             pending.unanswered = result.is_ok();
             // When nobody waits any more the link is dropped here.
             let _ = done.send((pending, result));

@@ -9,7 +9,7 @@ use tonic_rdma_memory::{Pool, Registrar};
 
 use crate::device::{DeviceInfo, Transport};
 use crate::error::{ConnectError, FabricError};
-use crate::link::LinkConfig;
+use crate::link_config::LinkConfig;
 use crate::verbs::cm::channel::Channel;
 use crate::verbs::cm::id::CmId;
 use crate::verbs::connect;

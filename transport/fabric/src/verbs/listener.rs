@@ -9,10 +9,10 @@ use rdma_sys::rdma_cm_event_type as kind;
 use tonic_rdma_memory::Pool;
 
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
-use crate::link::LinkConfig;
+use crate::link_config::LinkConfig;
 use crate::verbs::cm::hub::BACKLOG;
 use crate::verbs::cm::id::{CmId, name};
-use crate::verbs::connect::{ACK_TIMEOUT, LOCAL_PORTS, check_private_data};
+use crate::verbs::connect::{LOCAL_PORTS, check_private_data};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::VerbsLink;
@@ -162,18 +162,20 @@ impl VerbsIncoming {
         let Some(id) = self.pending.take() else {
             return Err(gone());
         };
-        if let Err(error) = id.set_ack_timeout(ACK_TIMEOUT) {
+        if let Err(error) = id.set_ack_timeout(config.ack_exponent()) {
             tracing::trace!(%error, "the ACK timeout cannot be set: iWARP has none");
         }
         let mut link = VerbsLink::new(&self.device, id, config, pool, self.peer)?;
-        link.id().accept(private_data).map_err(|source| match source.raw_os_error() {
-            Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => gone(),
-            _ => FabricError::Verb {
-                verb: Verb::Call("rdma_accept"),
-                device: self.device.name.clone(),
-                source: source.into(),
+        link.id().accept(private_data, config.ack_retries).map_err(|source| {
+            match source.raw_os_error() {
+                Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => gone(),
+                _ => FabricError::Verb {
+                    verb: Verb::Call("rdma_accept"),
+                    device: self.device.name.clone(),
+                    source: source.into(),
+                }
+                .into(),
             }
-            .into(),
         })?;
         let established = async {
             loop {

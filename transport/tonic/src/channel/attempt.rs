@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) methods: Arc<Methods>,
     pub(crate) max_header_size: Option<u32>,
     pub(crate) dead_peer_timeout: Option<Duration>,
+    pub(crate) ack_timeout: Option<Duration>,
+    pub(crate) ack_retries: Option<u8>,
     pub(crate) copy_on_delivery: bool,
 }
 
@@ -132,6 +134,7 @@ impl Plan {
         let mut options = self.context.connection_config(&pool, fabric.grows());
         options.headers(self.max_header_size);
         options.dead_peer(self.dead_peer_timeout);
+        options.ack(self.ack_timeout, self.ack_retries);
         options.copy_on_delivery = self.copy_on_delivery;
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());

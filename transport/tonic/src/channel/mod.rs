@@ -352,6 +352,8 @@ impl One {
             methods,
             max_header_size: settings.max_header_size,
             dead_peer_timeout: settings.dead_peer_timeout,
+            ack_timeout: settings.ack_timeout,
+            ack_retries: settings.ack_retries,
             copy_on_delivery: settings.copy_on_delivery,
         };
         let connections = settings

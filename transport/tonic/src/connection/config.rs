@@ -115,6 +115,16 @@ impl ConnectionConfig {
         }
     }
 
+    /// Sets when a device sends a packet again, and how often.
+    pub(crate) fn ack(&mut self, timeout: Option<Duration>, retries: Option<u8>) {
+        if let Some(timeout) = timeout {
+            self.link.ack_timeout = timeout;
+        }
+        if let Some(retries) = retries {
+            self.link.ack_retries = retries;
+        }
+    }
+
     /// Has requests land in buffers of the application.
     pub(crate) fn land_in(&mut self, allocators: &Arc<Allocators>) {
         if !allocators.is_empty() {

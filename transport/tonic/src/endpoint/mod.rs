@@ -67,6 +67,8 @@ pub(crate) struct Settings {
     pub(crate) context: Option<Context>,
     pub(crate) max_header_size: Option<u32>,
     pub(crate) dead_peer_timeout: Option<Duration>,
+    pub(crate) ack_timeout: Option<Duration>,
+    pub(crate) ack_retries: Option<u8>,
     pub(crate) connections: Option<usize>,
     pub(crate) copy_on_delivery: bool,
     /// A copy of the value in tonic's endpoint, which has no getter.
@@ -357,6 +359,30 @@ impl Endpoint {
     /// time.
     pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
         self.shared.dead_peer_timeout = Some(time);
+        self
+    }
+
+    /// How long this side's device waits for an acknowledgement before it sends a packet again.
+    /// Default is 268 ms; the value is rounded up to 4.096 us times a power of two, and clamped to
+    /// 1 ms to 17 s.
+    ///
+    /// With [`ack_retries`](Self::ack_retries) it decides how long the network may be gone before
+    /// the connection is: this time once more than there are retries, which is 1.9 s by default.
+    /// Where a path is given another way in place of a broken one (a bond, a switch that is
+    /// restarted, a subnet manager that computes routes), and that takes longer, set it to survive
+    /// that, and [`dead_peer_timeout`](Self::dead_peer_timeout) of both ends to more than the
+    /// whole. Each side has its own setting ([`Server::ack_timeout`](crate::Server::ack_timeout)).
+    ///
+    /// InfiniBand and RoCE only: on iWARP TCP decides, and shared memory loses nothing.
+    pub fn ack_timeout(mut self, time: Duration) -> Self {
+        self.shared.ack_timeout = Some(time);
+        self
+    }
+
+    /// How often a device sends a packet again before the connection is lost, at both ends. Default
+    /// is 6, the value is clamped to 1 to 6. See [`ack_timeout`](Self::ack_timeout).
+    pub fn ack_retries(mut self, retries: u8) -> Self {
+        self.shared.ack_retries = Some(retries);
         self
     }
 

@@ -231,6 +231,15 @@ impl<L> Server<L> {
         self
     }
 
+    /// How long this side's device waits for an acknowledgement before it sends a packet again. See
+    /// [`Endpoint::ack_timeout`](crate::Endpoint::ack_timeout); each side has its own setting, and
+    /// the client's [`ack_retries`](crate::Endpoint::ack_retries) is that of both.
+    #[must_use]
+    pub fn ack_timeout(mut self, time: Duration) -> Self {
+        self.shared.ack_timeout = Some(time);
+        self
+    }
+
     /// Copy received data out of the memory that clients can write to, before a handler sees it.
     /// Off by default.
     ///

@@ -216,6 +216,7 @@ impl FastPath {
             }
             options.headers(this.settings.max_header_size);
             options.dead_peer(this.settings.dead_peer_timeout);
+            options.ack(this.settings.ack_timeout, None);
             options.copy_on_delivery = this.settings.copy_on_delivery;
             options.land_in(&this.settings.allocators);
             // Checked here, so that the client gets the reason.

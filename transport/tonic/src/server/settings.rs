@@ -37,6 +37,7 @@ pub(super) struct Settings {
     pub(super) max_tcp_connections: Option<usize>,
     pub(super) max_header_size: Option<u32>,
     pub(super) dead_peer_timeout: Option<Duration>,
+    pub(super) ack_timeout: Option<Duration>,
     pub(super) copy_on_delivery: bool,
     pub(super) allocators: Arc<Allocators>,
     pub(super) offer_through_gateways: bool,

@@ -17,7 +17,8 @@ use tonic_rdma_memory::{LendableBytes, Pool};
 
 use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
-use crate::link::{Caps, Completion, Lent, Link, LinkConfig, PeerInfo, Posted, Work};
+use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Work};
+use crate::link_config::LinkConfig;
 use crate::queue::{Held, SendQueue};
 use crate::returns::Returns;
 use crate::sim::audit::Checksums;

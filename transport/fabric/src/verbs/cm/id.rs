@@ -186,15 +186,15 @@ impl CmId {
     }
 
     /// Sends the connect request. On Soft-iWARP this blocks while TCP connects.
-    pub(in crate::verbs) fn connect(&self, private_data: &[u8]) -> io::Result<()> {
-        let mut param = conn_param(private_data);
+    pub(in crate::verbs) fn connect(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
+        let mut param = conn_param(private_data, retries);
         // SAFETY: the id is alive; the parameters and the private data they point to outlive the
         // call.
         check(unsafe { rdma_sys::rdma_connect(self.as_ptr(), &mut param) })
     }
 
-    pub(in crate::verbs) fn accept(&self, private_data: &[u8]) -> io::Result<()> {
-        let mut param = conn_param(private_data);
+    pub(in crate::verbs) fn accept(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
+        let mut param = conn_param(private_data, retries);
         // SAFETY: as above.
         check(unsafe { rdma_sys::rdma_accept(self.as_ptr(), &mut param) })
     }
@@ -214,7 +214,7 @@ impl CmId {
 }
 
 /// Finite retries (R2): with 7, rxe and others try for ever.
-fn conn_param(private_data: &[u8]) -> rdma_sys::rdma_conn_param {
+fn conn_param(private_data: &[u8], retries: u8) -> rdma_sys::rdma_conn_param {
     rdma_sys::rdma_conn_param {
         private_data: private_data.as_ptr().cast(),
         private_data_len: private_data.len().min(MAX_PRIVATE_DATA) as u8,
@@ -222,7 +222,7 @@ fn conn_param(private_data: &[u8]) -> rdma_sys::rdma_conn_param {
         responder_resources: 1,
         initiator_depth: 1,
         flow_control: 1,
-        retry_count: 6,
+        retry_count: retries.clamp(1, 6),
         rnr_retry_count: 6,
         srq: 0,
         qp_num: 0,

@@ -135,8 +135,8 @@ impl fmt::Debug for Qp {
     }
 }
 
-/// Makes the queue pair of an id that is bound to the device. The number is the longest payload that
-/// may be inline.
+/// Makes the queue pair of an id that is bound to the device. The number is the longest payload
+/// that may be inline.
 fn create(
     device: &DeviceContext,
     id: &CmId,

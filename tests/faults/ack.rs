@@ -1,0 +1,57 @@
+//! A network that is gone for a while, and devices that wait for acknowledgements for longer.
+//! Soft-RoCE only: on iWARP TCP decides how long it waits.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tonic_rdma::{Channel, Endpoint, Path, ReasonCode};
+use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::harness::client_of;
+use tonic_rdma_tests::load::{poll_until, with_timeout};
+use tonic_rdma_tests::service::script::payload;
+
+use crate::fault_test::{FaultTest, Topology};
+use crate::log::Log;
+use crate::veth::{clear_netem, netem};
+
+/// A hole that is too long for the default is survived with another setting. Its length is that of
+/// the default's wait, whatever the clock of the guest says.
+pub async fn a_hole_is_survived(log: Log) {
+    let mut test = FaultTest::new(Topology::veth(), log).await;
+    // Only the device finds out.
+    let silent = |endpoint: Endpoint| endpoint.dead_peer_timeout(Duration::from_secs(600));
+    let hasty = silent(test.endpoint(test.at)).connect().await.unwrap();
+    let hastier = silent(test.endpoint(test.at)).ack_retries(1).connect().await.unwrap();
+    let patient = silent(test.endpoint(test.at)).ack_timeout(Duration::from_secs(1));
+    let patient = patient.connect().await.unwrap();
+    let call = async |channel: &Channel| {
+        client_of(AnyChannel::Rdma(channel.clone())).unary(payload(1, 10)).await
+    };
+    for channel in [&hasty, &hastier, &patient] {
+        assert_eq!(channel.path().path, Path::Verbs);
+        call(channel).await.unwrap();
+    }
+
+    netem("loss 100%");
+    test.count_fault();
+    let order = Mutex::new(Vec::new());
+    let lost = async |channel: &Channel, name| {
+        call(channel).await.unwrap_err();
+        order.lock().unwrap().push(name);
+        let path = || async { channel.path().reason.map(|reason| reason.code()) };
+        let is_lost = |code: &Option<ReasonCode>| *code == Some(ReasonCode::LinkLost);
+        poll_until("the connection is not lost", path, is_lost).await;
+    };
+    let hole = async {
+        tokio::join!(lost(&hasty, "six retries"), lost(&hastier, "one retry"));
+        clear_netem();
+    };
+    let (waited, ()) = with_timeout("all", async { tokio::join!(call(&patient), hole) }).await;
+    waited.unwrap();
+    assert_eq!(*order.lock().unwrap(), ["one retry", "six retries"]);
+    let losses = |channel: &Channel| channel.stats().connections_lost;
+    assert_eq!([&hastier, &hasty, &patient].map(losses), [1, 1, 0]);
+    assert_eq!(patient.stats().calls_tcp, 0);
+    drop((hasty, hastier, patient));
+    test.end("a hole that is waited for").await;
+}
