@@ -7,7 +7,7 @@ use std::time::Duration;
 use tonic_rdma::{Channel, Endpoint, Path, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::client_of;
-use tonic_rdma_tests::load::{poll_until, with_timeout};
+use tonic_rdma_tests::load::{poll_until, wait_for_path, with_timeout};
 use tonic_rdma_tests::service::script::payload;
 
 use crate::fault_test::{FaultTest, Topology};
@@ -52,6 +52,9 @@ pub async fn a_hole_is_survived(log: Log) {
     let losses = |channel: &Channel| channel.stats().connections_lost;
     assert_eq!([&hastier, &hasty, &patient].map(losses), [1, 1, 0]);
     assert_eq!(patient.stats().calls_tcp, 0);
+    for channel in [&hasty, &hastier] {
+        wait_for_path(channel, Path::Verbs).await;
+    }
     drop((hasty, hastier, patient));
     test.end("a hole that is waited for").await;
 }

@@ -138,6 +138,7 @@ impl Plan {
         options.copy_on_delivery = self.copy_on_delivery;
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());
+        let attempted = Attempted(Some(pool.clone()));
         let connected = fabric
             .connect(addr, &options.link, &pool, &hello, left)
             .await
@@ -148,6 +149,7 @@ impl Plan {
                 format!("bad answer from {addr}: {error}"),
             )
         })?;
+        attempted.succeeded();
         let client = FastClient::start(
             connected.link,
             pool.clone(),
@@ -158,6 +160,24 @@ impl Plan {
             self.origin.clone(),
         );
         Ok(Fast { client, pool })
+    }
+}
+
+/// The pool of an attempt. One that fails or is dropped gives its memory back: there may be no
+/// other connection to do it.
+struct Attempted(Option<Pool>);
+
+impl Attempted {
+    fn succeeded(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Attempted {
+    fn drop(&mut self) {
+        if let Some(pool) = &self.0 {
+            pool.trim_now();
+        }
     }
 }
 

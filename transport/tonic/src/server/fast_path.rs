@@ -234,6 +234,8 @@ impl FastPath {
                     this.serve(link, pool, hello.settings, options, layered, extensions).await
                 }
                 Err(error) => {
+                    // There may be no other connection to do it.
+                    pool.trim_now();
                     let reason = crate::path::from_error::connect(error);
                     if let Some(suppressed) = this.refusals.pass() {
                         tracing::warn!(%peer, %reason, suppressed, "fast path did not come about");
