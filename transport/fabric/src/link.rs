@@ -152,8 +152,8 @@ pub trait Link: Send + 'static {
     /// flight.
     fn send_room(&self) -> usize;
 
-    /// SEND slots and staging, [`LinkConfig::block_bytes`] long. See the
-    /// [crate docs](crate#the-control-block) for who may write where, and when.
+    /// SEND slots and staging, [`LinkConfig::block_bytes`](crate::LinkConfig::block_bytes) long.
+    /// See the [crate docs](crate#the-control-block) for who may write where, and when.
     fn block_mut(&mut self) -> &mut [u8];
 
     /// Queues one work request. The device, or the peer, sees nothing of it before
@@ -291,7 +291,7 @@ pub trait Link: Send + 'static {
     /// [`LinkError::Misuse`] for a slot that is posted already; otherwise the link is dead.
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError>;
 
-    /// Posts the [extra RECVs](LinkConfig::recv_extra), with memory that the pool can
+    /// Posts the [extra RECVs](crate::LinkConfig::recv_extra), with memory that the pool can
     /// [spare](Pool::spare), or a part of them if it has memory for no more, and gives the number
     /// of those that were not posted before: so many more credits may be given to the peer. 0 when
     /// all are, or there is no memory, or the link has all its RECVs posted from the start (shared
@@ -311,11 +311,11 @@ pub trait Link: Send + 'static {
     /// The device refused work; the link is dead.
     fn shrink(&mut self) -> Result<u32, LinkError>;
 
-    /// Leases the [SEND slots of a busy connection](LinkConfig::busy_send_slots), if the pool can
-    /// [spare](Pool::spare) the memory, and uses them in place of the others. Returns the number of
-    /// SEND slots if it has changed: then the block is in other memory, without the content. Work
-    /// in flight keeps the memory that it was queued with. Does nothing when the pool has no memory
-    /// to spare.
+    /// Leases the [SEND slots of a busy connection](crate::LinkConfig::busy_send_slots), if the
+    /// pool can [spare](Pool::spare) the memory, and uses them in place of the others. Returns the
+    /// number of SEND slots if it has changed: then the block is in other memory, without the
+    /// content. Work in flight keeps the memory that it was queued with. Does nothing when the pool
+    /// has no memory to spare.
     fn grow_sends(&mut self, _pool: &Pool) -> Option<u32> {
         None
     }

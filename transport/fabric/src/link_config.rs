@@ -10,21 +10,23 @@ use std::time::Duration;
 pub struct LinkConfig {
     /// RECVs posted from before the connection is made until it ends. At least 1. Default 64.
     pub recv_slots: u32,
-    /// RECVs that [`Link::grow`] may add. Their memory is not part of the block. Default 0.
+    /// RECVs that [`Link::grow`](crate::Link::grow) may add. Their memory is not part of the block.
+    /// Default 0.
     pub recv_extra: u32,
     /// Bytes in one RECV slot, and in one SEND slot. A multiple of 64. Default 1024.
     pub slot_size: u32,
     /// Bytes of each RECV posted from the start, which are all that a connection at rest has. A
     /// multiple of 64, less than `slot_size`; 0 for `slot_size`. Shorter ones are left out while at
-    /// least as many extra ones are posted ([`Link::repost`]). Default 0.
+    /// least as many extra ones are posted ([`Link::repost`](crate::Link::repost)). Default 0.
     pub rest_recv_size: u32,
-    /// Bytes of each SEND slot in the block, while [`Link::grow_sends`] has leased no others. A
-    /// multiple of 64, less than `slot_size`; 0 for `slot_size`. Default 0.
+    /// Bytes of each SEND slot in the block, while [`Link::grow_sends`](crate::Link::grow_sends)
+    /// has leased no others. A multiple of 64, less than `slot_size`; 0 for `slot_size`. Default 0.
     pub rest_send_size: u32,
     /// SEND slots in the block. At least 1. Default 64.
     pub send_slots: u32,
-    /// SEND slots of a busy connection, which [`Link::grow_sends`] leases in place of the others.
-    /// More than `send_slots`, and only without staging; 0 if their number is fixed. Default 0.
+    /// SEND slots of a busy connection, which [`Link::grow_sends`](crate::Link::grow_sends) leases
+    /// in place of the others. More than `send_slots`, and only without staging; 0 if their number
+    /// is fixed. Default 0.
     pub busy_send_slots: u32,
     /// Bytes of staging behind the SEND slots. Default 256 KiB.
     pub staging: usize,
@@ -32,7 +34,7 @@ pub struct LinkConfig {
     /// may grant more. Default 128.
     pub send_queue: u32,
     /// Longest payload, in bytes, that is asked to travel inside the work request itself. The
-    /// device may grant less; [`Caps::max_inline`] tells. Default 256.
+    /// device may grant less; [`Caps::max_inline`](crate::Caps::max_inline) tells. Default 256.
     pub inline: u32,
     /// How long an end polls for a message, at most, before it sleeps until the peer or the device
     /// wakes it. Whether it polls, and for how long within this, follows what a wake-up takes on
@@ -114,7 +116,8 @@ impl LinkConfig {
         self.recv_slots as usize * self.rest_recv() as usize
     }
 
-    /// Bytes that [`Link::block_mut`] gives at first: SEND slots, then staging.
+    /// Bytes that [`Link::block_mut`](crate::Link::block_mut) gives at first: SEND slots, then
+    /// staging.
     pub fn block_bytes(&self) -> usize {
         self.send_slots as usize * self.rest_send() as usize + self.staging
     }
