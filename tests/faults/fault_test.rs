@@ -33,7 +33,7 @@ pub fn kind() -> String {
     std::env::var("FAULTS_DEVICE").expect("FAULTS_DEVICE must say rxe or siw")
 }
 
-fn variable(name: &str) -> String {
+pub fn variable(name: &str) -> String {
     std::env::var(name)
         .unwrap_or_else(|_| panic!("{name} is not set: run this in the guest, see tests/README.md"))
 }

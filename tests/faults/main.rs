@@ -10,6 +10,7 @@
 //! | `host` | processes killed and stopped; a device, interface or address removed and restored |
 //! | `veth` | packets lost, delayed, duplicated, corrupted or all dropped between two veth ends |
 //! | `ack` | all packets dropped for longer than one device waits, and shorter than another does |
+//! | `service_class` | no fault: the type of service of packets on their way |
 //! | `memlock` | RLIMIT_MEMLOCK lowered between connections |
 //! | `hostile` | peers that have a ticket and violate the protocol |
 //! | `named` | peers that keep the key of a buffer that the server has got back |
@@ -31,6 +32,7 @@ mod memlock;
 mod named;
 mod raw_peer;
 mod roles;
+mod service_class;
 mod soak;
 mod veth;
 
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         veth: packets_lost_delayed_repeated_and_changed black_hole_for_rdma black_hole_for_all;
         memlock: of_the_server of_a_client;
         ack: a_hole_is_survived;
+        service_class: packets_have_what_was_set;
         cable: cut;
         soak: random_faults;
     };

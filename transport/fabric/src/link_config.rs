@@ -54,6 +54,10 @@ pub struct LinkConfig {
     /// used. Clamped to 1 to 6, as devices may take 7 for without end. Default 6. InfiniBand and
     /// RoCE only.
     pub ack_retries: u8,
+    /// Type of service of the packets: the byte of the IP header with the differentiated services
+    /// code point in its upper six bits. On InfiniBand and RoCE v2 the connecting side's is that of
+    /// both ends; a device may ignore it. `None` for the system's default. Verbs only.
+    pub type_of_service: Option<u8>,
 }
 
 /// What an ACK timeout is clamped to: 1 ms to 17 s.
@@ -86,6 +90,7 @@ impl Default for LinkConfig {
             max_cq_entries: 1 << 15,
             ack_timeout: ACK_TIMEOUT,
             ack_retries: ACK_RETRIES,
+            type_of_service: None,
         }
     }
 }

@@ -147,6 +147,9 @@ impl ConnectAttempt {
         if let Err(error) = id.set_ack_timeout(config.ack_exponent()) {
             tracing::trace!(%error, "the ACK timeout cannot be set: iWARP has none");
         }
+        if let Some(tos) = config.type_of_service {
+            id.set_type_of_service(tos).map_err(|e| device.verb_error("rdma_set_option", e))?;
+        }
         self.step = ConnectStep::ResolveRoute;
         id.resolve_route(self.millis()).map_err(|e| self.failed(e))?;
         self.expect_event(&id, kind::RDMA_CM_EVENT_ROUTE_RESOLVED).await?;

@@ -165,6 +165,10 @@ impl VerbsIncoming {
         if let Err(error) = id.set_ack_timeout(config.ack_exponent()) {
             tracing::trace!(%error, "the ACK timeout cannot be set: iWARP has none");
         }
+        if let Some(tos) = config.type_of_service {
+            id.set_type_of_service(tos)
+                .map_err(|e| self.device.verb_error("rdma_set_option", e))?;
+        }
         let mut link = VerbsLink::new(&self.device, id, config, pool, self.peer)?;
         link.id().accept(private_data, config.ack_retries).map_err(|source| {
             match source.raw_os_error() {

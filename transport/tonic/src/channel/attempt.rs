@@ -35,6 +35,7 @@ pub(crate) struct Plan {
     pub(crate) dead_peer_timeout: Option<Duration>,
     pub(crate) ack_timeout: Option<Duration>,
     pub(crate) ack_retries: Option<u8>,
+    pub(crate) type_of_service: Option<u8>,
     pub(crate) copy_on_delivery: bool,
 }
 
@@ -135,6 +136,7 @@ impl Plan {
         options.headers(self.max_header_size);
         options.dead_peer(self.dead_peer_timeout);
         options.ack(self.ack_timeout, self.ack_retries);
+        options.type_of_service(self.type_of_service);
         options.copy_on_delivery = self.copy_on_delivery;
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());

@@ -354,6 +354,7 @@ impl One {
             dead_peer_timeout: settings.dead_peer_timeout,
             ack_timeout: settings.ack_timeout,
             ack_retries: settings.ack_retries,
+            type_of_service: env.type_of_service.or(settings.type_of_service),
             copy_on_delivery: settings.copy_on_delivery,
         };
         let connections = settings

@@ -125,6 +125,11 @@ impl ConnectionConfig {
         }
     }
 
+    /// Sets the type of service of the packets.
+    pub(crate) fn type_of_service(&mut self, tos: Option<u8>) {
+        self.link.type_of_service = tos;
+    }
+
     /// Has requests land in buffers of the application.
     pub(crate) fn land_in(&mut self, allocators: &Arc<Allocators>) {
         if !allocators.is_empty() {

@@ -69,6 +69,7 @@ pub(crate) struct Settings {
     pub(crate) dead_peer_timeout: Option<Duration>,
     pub(crate) ack_timeout: Option<Duration>,
     pub(crate) ack_retries: Option<u8>,
+    pub(crate) type_of_service: Option<u8>,
     pub(crate) connections: Option<usize>,
     pub(crate) copy_on_delivery: bool,
     /// A copy of the value in tonic's endpoint, which has no getter.
@@ -383,6 +384,20 @@ impl Endpoint {
     /// is 6, the value is clamped to 1 to 6. See [`ack_timeout`](Self::ack_timeout).
     pub fn ack_retries(mut self, retries: u8) -> Self {
         self.shared.ack_retries = Some(retries);
+        self
+    }
+
+    /// Type of service of the packets of the fast path, in both directions: the byte of the IP
+    /// header whose upper six bits are the differentiated services code point (RFC 2474). Networks
+    /// that lose no packets of one class, or give it a share, tell it by that. `TONIC_RDMA_TOS`, if
+    /// set, overrides it. Default is what the system has for the device.
+    ///
+    /// On RoCE v2 and InfiniBand (there as traffic class) the client's is that of both ends.
+    /// Soft-iWARP sets none; on other iWARP devices it is that of the client's packets, and the
+    /// server's are those of [`Server::type_of_service`](crate::Server::type_of_service), if the
+    /// device takes it. The TCP side is not changed.
+    pub fn type_of_service(mut self, tos: u8) -> Self {
+        self.shared.type_of_service = Some(tos);
         self
     }
 

@@ -4,13 +4,14 @@
 //! |---|---|---|
 //! | `TONIC_RDMA` | `auto`, `off`, `require`, `shm`, `verbs`, comma-separated | overrides code |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | only this device is used |
+//! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | type of service of the packets |
 //!
 //! A fabric named in `TONIC_RDMA` is allowed, and all that are not named are excluded; the order is
 //! that of preference: `verbs,shm` prefers RDMA even on one host, `require,verbs` is RDMA or an
 //! error.
 //!
 //! A variable that is set overrides the builder, so that an operator can select a path without a
-//! new build. Both are read each time that an `Endpoint` connects and a `Server` starts. An empty
+//! new build. All are read each time that an `Endpoint` connects and a `Server` starts. An empty
 //! value counts as not set.
 
 use std::ffi::OsString;
@@ -135,8 +136,9 @@ impl EnvError {
     }
 }
 
-/// Checks that `TONIC_RDMA` and `TONIC_RDMA_DEVICE` hold valid values, for a program that wants to
-/// report an error before it does anything else. Channels and servers check them when they start.
+/// Checks that `TONIC_RDMA`, `TONIC_RDMA_DEVICE` and `TONIC_RDMA_TOS` hold valid values, for a
+/// program that wants to report an error before it does anything else. Channels and servers check
+/// them when they start.
 ///
 /// # Errors
 ///
@@ -155,6 +157,9 @@ pub fn check_environment() -> Result<(), EnvError> {
 const POLICY: &str = "TONIC_RDMA";
 const POLICY_ALLOWED: &str = "`auto`, `off` or `require`, and `shm`, `verbs` in the order of preference, with commas between";
 const DEVICE: &str = "TONIC_RDMA_DEVICE";
+const TOS: &str = "TONIC_RDMA_TOS";
+const TOS_ALLOWED: &str =
+    "a number from 0 to 255, such as 106 or 0x6a: the DSCP times four, and two bits for ECN";
 /// Maximum length in bytes, including the terminating NUL: IB_DEVICE_NAME_MAX of the kernel.
 const DEVICE_NAME_MAX: usize = 64;
 
@@ -165,6 +170,7 @@ pub(crate) struct EnvSettings {
     /// The allowed fabrics, preferred first.
     pub(crate) fabrics: Option<Vec<FabricKind>>,
     pub(crate) device: Option<String>,
+    pub(crate) type_of_service: Option<u8>,
 }
 
 impl EnvSettings {
@@ -197,6 +203,16 @@ impl EnvSettings {
                             allowed: DEVICE_ALLOWED,
                         })
                     }
+                })
+                .transpose()?,
+            type_of_service: value(&lookup, TOS, TOS_ALLOWED)?
+                .map(|text| {
+                    number(&text).ok_or(EnvError {
+                        variable: TOS,
+                        value: text,
+                        problem: "not a type of service",
+                        allowed: TOS_ALLOWED,
+                    })
                 })
                 .transpose()?,
         })
@@ -265,6 +281,13 @@ fn value(
     }
 }
 
+fn number(text: &str) -> Option<u8> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u8::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
 fn is_device_name(name: &str) -> bool {
     name.len() < DEVICE_NAME_MAX
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'))
@@ -278,6 +301,7 @@ mod tests {
         EnvSettings::from_lookup(|name| match name {
             POLICY => policy.map(OsString::from),
             DEVICE => device.map(OsString::from),
+            TOS => None,
             other => panic!("unexpected variable {other}"),
         })
     }
@@ -300,9 +324,26 @@ mod tests {
             EnvSettings {
                 policy: Some(Policy::Require),
                 fabrics: None,
-                device: Some("mlx5_0".into())
+                device: Some("mlx5_0".into()),
+                type_of_service: None,
             }
         );
+    }
+
+    #[test]
+    fn a_type_of_service_is_a_byte() {
+        let read = |text: &str| {
+            EnvSettings::from_lookup(|name| (name == TOS).then(|| text.into()))
+                .map(|env| env.type_of_service)
+        };
+        assert_eq!(read("106").unwrap(), Some(106));
+        assert_eq!(read("0x6a").unwrap(), Some(106));
+        assert_eq!(read("").unwrap(), None);
+        for bad in ["256", "-1", "0x100", "af41", " 8", "0x"] {
+            let error = read(bad).unwrap_err().to_string();
+            assert!(error.contains(&format!("TONIC_RDMA_TOS={bad:?}")), "{error}");
+            assert!(error.contains("from 0 to 255"), "{error}");
+        }
     }
 
     #[test]

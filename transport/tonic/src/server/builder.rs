@@ -240,6 +240,15 @@ impl<L> Server<L> {
         self
     }
 
+    /// Type of service of this side's packets on the fast path, where the client does not decide
+    /// it. See [`Endpoint::type_of_service`](crate::Endpoint::type_of_service). `TONIC_RDMA_TOS`,
+    /// if set, overrides it.
+    #[must_use]
+    pub fn type_of_service(mut self, tos: u8) -> Self {
+        self.shared.type_of_service = Some(tos);
+        self
+    }
+
     /// Copy received data out of the memory that clients can write to, before a handler sees it.
     /// Off by default.
     ///

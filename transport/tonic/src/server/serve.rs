@@ -64,7 +64,8 @@ where
     ResBody::Error: Into<BoxError>,
 {
     let env = EnvSettings::read()?;
-    let Server { tcp, layers, shared: settings } = server;
+    let Server { tcp, layers, shared: mut settings } = server;
+    settings.type_of_service = env.type_of_service.or(settings.type_of_service);
     let policy = env.policy(settings.policy);
     let (outstanding, lifetime) = settings.tickets.unwrap_or((CAPACITY, LIFETIME));
     let tickets = Arc::new(Tickets::new(outstanding, lifetime));

@@ -38,6 +38,7 @@ pub(super) struct Settings {
     pub(super) max_header_size: Option<u32>,
     pub(super) dead_peer_timeout: Option<Duration>,
     pub(super) ack_timeout: Option<Duration>,
+    pub(super) type_of_service: Option<u8>,
     pub(super) copy_on_delivery: bool,
     pub(super) allocators: Arc<Allocators>,
     pub(super) offer_through_gateways: bool,

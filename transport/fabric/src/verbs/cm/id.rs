@@ -13,8 +13,9 @@ use crate::verbs::addr::{CAddr, read};
 use crate::verbs::cm::channel::{Channel, RawId, check};
 use crate::verbs::cm::hub::{Event, Hub, Request, Subscription};
 
-/// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_ACK_TIMEOUT` of rdma_cma.h.
+/// `RDMA_OPTION_ID`, `RDMA_OPTION_ID_TOS` and `RDMA_OPTION_ID_ACK_TIMEOUT` of rdma_cma.h.
 const OPTION_ID: i32 = 0;
+const OPTION_ID_TOS: i32 = 0;
 const OPTION_ID_ACK_TIMEOUT: i32 = 3;
 
 impl Event {
@@ -172,16 +173,18 @@ impl CmId {
 
     /// Time until an unacknowledged packet is sent again: 4.096 us x 2^`exponent`.
     pub(in crate::verbs) fn set_ack_timeout(&self, exponent: u8) -> io::Result<()> {
-        let mut value = exponent;
-        // SAFETY: the option is one byte, and only read.
+        self.set_option(OPTION_ID_ACK_TIMEOUT, exponent)
+    }
+
+    /// Type of service of the packets. Before the route is resolved, or the request accepted.
+    pub(in crate::verbs) fn set_type_of_service(&self, tos: u8) -> io::Result<()> {
+        self.set_option(OPTION_ID_TOS, tos)
+    }
+
+    fn set_option(&self, name: i32, mut value: u8) -> io::Result<()> {
+        // SAFETY: the id is alive; the option is one byte, and only read.
         check(unsafe {
-            rdma_sys::rdma_set_option(
-                self.as_ptr(),
-                OPTION_ID,
-                OPTION_ID_ACK_TIMEOUT,
-                (&raw mut value).cast(),
-                1,
-            )
+            rdma_sys::rdma_set_option(self.as_ptr(), OPTION_ID, name, (&raw mut value).cast(), 1)
         })
     }
 
