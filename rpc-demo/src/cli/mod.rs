@@ -25,7 +25,7 @@ Try it:
   rpc-demo get backup/photos copy --resume       fetch it; after an interruption, only the missing parts
 
 Exit codes: 0 success, 1 failure, 2 wrong command line or environment variable; 'doctor' has its own.
-Environment: TONIC_RDMA=auto|off|require|shm|verbs and TONIC_RDMA_DEVICE=NAME choose the path, RUST_LOG the messages.")]
+Environment: TONIC_RDMA=auto|off|require|shm|verbs and TONIC_RDMA_DEVICE=NAME choose the path, TONIC_RDMA_TOS=N its type of service, RUST_LOG the messages.")]
 pub(crate) struct Cli {
     /// The command to run.
     #[command(subcommand)]

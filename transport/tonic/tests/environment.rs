@@ -41,6 +41,7 @@ fn with(variables: &[(&str, &str)]) -> String {
         .env(CHILD, "1")
         .env_remove("TONIC_RDMA")
         .env_remove("TONIC_RDMA_DEVICE")
+        .env_remove("TONIC_RDMA_TOS")
         .envs(variables.iter().copied())
         .output()
         .unwrap();
@@ -107,6 +108,12 @@ fn bad_values_are_errors_at_both_ends() {
     for end in ["client", "server"] {
         let error =
             "bad environment: environment variable TONIC_RDMA_DEVICE=\"../x\": not a device name";
+        assert!(told.contains(&format!("{end}: {error}")), "{told}");
+    }
+    let told = with(&[("TONIC_RDMA_TOS", "af41")]);
+    for end in ["client", "server"] {
+        let error = "bad environment: environment variable TONIC_RDMA_TOS=\"af41\": not a type of service; \
+                     allowed: a number from 0 to 255";
         assert!(told.contains(&format!("{end}: {error}")), "{told}");
     }
 }
