@@ -9,7 +9,7 @@
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::{fmt, io};
 
@@ -34,6 +34,25 @@ pub(super) struct Limits {
     pub(super) max_msg: u32,
 }
 
+/// The completion vectors of a device: interrupts, each of which a processor takes. Completion
+/// queues take turns, and each process begins at another one, so that no processor takes all.
+#[derive(Debug)]
+pub(super) struct Vectors {
+    count: u32,
+    next: AtomicU32,
+}
+
+impl Vectors {
+    fn new(count: i32) -> Vectors {
+        Vectors { count: u32::try_from(count).unwrap_or(0).max(1), next: std::process::id().into() }
+    }
+
+    /// The vector of the next completion queue.
+    pub(super) fn next(&self) -> i32 {
+        (self.next.fetch_add(1, Relaxed) % self.count) as i32
+    }
+}
+
 pub(super) struct DeviceContext {
     pub(super) name: String,
     pub(super) transport: Transport,
@@ -43,6 +62,8 @@ pub(super) struct DeviceContext {
     pub(super) is_siw: bool,
     /// Peers name memory by its virtual address, whatever iova it is registered at.
     pub(super) ignores_iova: bool,
+    /// Whom completion queues interrupt.
+    pub(super) vectors: Vectors,
     /// Longest payload within a work request, in bytes, where a longer one was refused.
     pub(super) inline_limit: AtomicU32,
     context: NonNull<rdma_sys::ibv_context>,
@@ -134,6 +155,8 @@ impl DeviceContext {
             },
             is_siw,
             ignores_iova: is_siw || !lib_probe::has_reg_mr_iova(),
+            // SAFETY: the context is open.
+            vectors: Vectors::new(unsafe { context.as_ref().num_comp_vectors }),
             inline_limit: AtomicU32::new(u32::MAX),
             context,
             pd,
@@ -179,6 +202,27 @@ impl DeviceContext {
             verb: Verb::Call(call),
             device: self.name.clone(),
             source: source.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_take_turns_at_vectors() {
+        let vectors = Vectors::new(3);
+        vectors.next.store(u32::MAX - 4, Relaxed);
+        let mut taken = [0; 3];
+        for _ in 0..300 {
+            taken[vectors.next() as usize] += 1;
+        }
+        // The counter goes round once, at a number that three does not divide evenly.
+        assert!(taken.iter().all(|queues| (99..=101).contains(queues)), "{taken:?}");
+        for none in [-1, 0, 1] {
+            let vectors = Vectors::new(none);
+            assert_eq!([vectors.next(), vectors.next()], [0, 0]);
         }
     }
 }

@@ -47,7 +47,7 @@ impl Cq {
                 depth.min(i32::MAX as u32) as i32,
                 ptr::without_provenance_mut(key),
                 channel.as_ptr(),
-                0,
+                device.vectors.next(),
             )
         };
         let cq = NonNull::new(cq).ok_or_else(io::Error::last_os_error)?;
