@@ -166,23 +166,22 @@ fn inline_instead(
     wanted: u32,
     error: &io::Error,
 ) -> u32 {
-    // Then it is not the length that was refused.
-    if error.raw_os_error() == Some(libc::ENOMEM) {
+    if is_short_of_memory(error) {
         return 0;
     }
-    let inline = greatest(wanted, |inline| {
+    greatest(wanted, |inline| {
         let mut attr = capacity.attr(cq, inline);
         // SAFETY: domain and queue are alive; what was made is destroyed once, and known to nobody.
         unsafe {
             let qp = rdma_sys::ibv_create_qp(device.pd(), &mut attr);
             !qp.is_null() && rdma_sys::ibv_destroy_qp(qp) == 0
         }
-    });
-    if inline > 0 {
-        tracing::debug!(device = device.name, inline, "longest payload within a work request");
-        device.inline_limit.store(inline, Relaxed);
-    }
-    inline
+    })
+}
+
+/// Then it is not the length that was refused.
+fn is_short_of_memory(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOMEM)
 }
 
 impl Qp {
@@ -203,7 +202,12 @@ impl Qp {
         let made = match create(device, &id, &capacity, cq.cq(), wanted) {
             Err(error) if wanted > 0 => {
                 let inline = inline_instead(device, &capacity, cq.cq(), wanted, &error);
-                create(device, &id, &capacity, cq.cq(), inline)
+                let made = create(device, &id, &capacity, cq.cq(), inline);
+                if made.is_ok() && !is_short_of_memory(&error) {
+                    tracing::debug!(device = device.name, inline, "longest inline payload");
+                    device.inline_limit.store(inline, Relaxed);
+                }
+                made
             }
             made => made,
         };
