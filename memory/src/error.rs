@@ -24,7 +24,7 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::EFAULT) => {
             " (the memory is not mapped to its end, as with a file that was truncated; or it is a file that is mapped \
              shared and read-only, which Linux before 6.2 does not pin: map it private, as \
-             `MmapOptions::map_copy_read_only` of memmap2 does)"
+             `MmapOptions::map_copy_read_only` of memmap2 does, or fill a `LendableBuf`)"
         }
         _ => "",
     }

@@ -1,5 +1,6 @@
 //! The pool.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -9,11 +10,12 @@ use bytes::Bytes;
 use crate::arena::Arenas;
 use crate::buf::{Alloc, PinnedBuf, PinnedBytes, try_alloc};
 use crate::config::{PoolConfig, Sizes};
-use crate::error::{PoolError, RegionError};
+use crate::error::{PoolError, RegionError, RegisterError};
 use crate::landing::Landing;
 use crate::ledger::{Ledger, unpinning};
 use crate::lent::LendableBytes;
 use crate::memlock::Memlock;
+use crate::region::lendable::LendableMemory;
 use crate::registered::{PoolRegistration, freeing};
 use crate::registrar::Registrar;
 use crate::stats::{PoolStats, Use};
@@ -144,8 +146,9 @@ impl Pool {
     }
 
     /// Returns the bytes with what a peer of this host needs to read them where they lie. `None` if
-    /// they do not lie in memory of this pool that [may be lent](PoolConfig::lendable), or if peers
-    /// have been lent enough: see [`LendableBytes`].
+    /// they do not lie in memory of this pool that [may be lent](PoolConfig::lendable), or in
+    /// memory that was [registered for it](Self::register_lendable), or if peers have been lent
+    /// enough: see [`LendableBytes`].
     pub fn lend(&self, bytes: &Bytes) -> Option<LendableBytes> {
         LendableBytes::new(&self.0.ledger, self.resolve(bytes)?)
     }
@@ -163,7 +166,23 @@ impl Pool {
     /// use; [`RegionError::Overlap`] if a part of it is registered already, or is memory of this
     /// pool; [`RegionError::Register`] if the device or the kernel refuses.
     pub fn register(&self, memory: Bytes) -> Result<PoolRegistration, RegionError> {
-        PoolRegistration::new(self.0.ledger.clone(), memory)
+        PoolRegistration::new(self.0.ledger.clone(), memory, None)
+    }
+
+    /// Registers memory of the application as [`register`](Self::register) does, and so that it may
+    /// be [lent](Self::lend) to processes of this host, where the device can do that: whatever
+    /// [`PoolConfig::lendable`] is. They map all of it.
+    ///
+    /// # Errors
+    /// Those of [`register`](Self::register), and [`RegionError::Register`] if the process has no
+    /// descriptor left.
+    pub fn register_lendable(
+        &self,
+        memory: Arc<LendableMemory>,
+    ) -> Result<PoolRegistration, RegionError> {
+        let file = memory.as_fd().try_clone_to_owned();
+        let file = file.map_err(|error| RegisterError::new(memory.len(), error))?;
+        PoolRegistration::new(self.0.ledger.clone(), LendableMemory::bytes(memory), Some(file))
     }
 
     /// The allocator of landing memory for one connection, limited by the landing budget only.

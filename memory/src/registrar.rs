@@ -16,8 +16,8 @@ pub enum Access {
     Local,
     /// As [`Access::Local`], and peers that have the rkey may write to it, too.
     RemoteWrite,
-    /// As [`Access::Local`], and peers that have the rkey may map the file and read it. Asked for
-    /// only if the registrar [lends](Registrar::lends).
+    /// As [`Access::LocalRead`], and peers that have the rkey may map the file and read it. Asked
+    /// for only if the registrar [lends](Registrar::lends).
     Lend,
 }
 
@@ -83,8 +83,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// The device, or the kernel for it, refused.
     ///
     /// # Safety
-    /// The range is mapped and readable, and unless [`Access::LocalRead`] is asked for writable. It
-    /// stays so until the registration is dropped.
+    /// The range is mapped and readable, and unless [`Access::LocalRead`] or [`Access::Lend`] is
+    /// asked for writable. It stays so until the registration is dropped.
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError>;
 }
 

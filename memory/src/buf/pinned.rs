@@ -9,7 +9,7 @@ use bytes::{Buf, BufMut, Bytes};
 
 use crate::arena::SlotRef;
 use crate::copy::copy;
-use crate::ledger::{Found, KeepAlive};
+use crate::ledger::{Found, KeepAlive, Keys};
 
 /// A uniquely owned buffer in registered memory: fill it, [`freeze`](PinnedBuf::freeze) it and send
 /// it without a copy.
@@ -251,7 +251,7 @@ pub struct PinnedBytes {
 
 impl PinnedBytes {
     pub(crate) fn new(bytes: Bytes, found: Found) -> Self {
-        let Found { lkey, iova, lend_key, keep_alive } = found;
+        let Found { keys: Keys { lkey, iova, lend_key }, keep_alive } = found;
         PinnedBytes { bytes, lkey, iova, lend_key, keep_alive }
     }
 
@@ -296,6 +296,11 @@ impl PinnedBytes {
         let by = bytes.as_ptr().addr().wrapping_sub(self.bytes.as_ptr().addr()) as u64;
         let (iova, keep_alive) = (self.iova.wrapping_add(by), self.keep_alive.clone());
         PinnedBytes { bytes, lkey: self.lkey, iova, lend_key: self.lend_key, keep_alive }
+    }
+
+    /// Whether they lie in memory of the application.
+    pub(crate) fn is_application(&self) -> bool {
+        self.keep_alive.is_some()
     }
 
     /// The bytes, which do not keep application memory registered.

@@ -20,6 +20,8 @@ pub(crate) struct Counters {
     pub(crate) application: AtomicUsize,
     /// Of `send`, what peers have been lent.
     pub(crate) lent: AtomicUsize,
+    /// Of `application`, what peers have been lent, each as often as they were.
+    pub(crate) lent_application: AtomicUsize,
     pub(crate) registrations: AtomicU64,
     pub(crate) waits: AtomicU64,
 }
@@ -42,6 +44,7 @@ impl Counters {
             held: self.held.load(Relaxed),
             application: self.application.load(Relaxed),
             lent: self.lent.load(Relaxed),
+            lent_application: self.lent_application.load(Relaxed),
             registrations: self.registrations.load(Relaxed),
             waits: self.waits.load(Relaxed),
             ..PoolStats::default()

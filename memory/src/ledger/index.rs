@@ -10,14 +10,20 @@ use crate::region::Region;
 /// What keeps a registration of application memory alive.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
+/// The keys of a region, and the address of its first byte with them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keys {
+    pub(crate) lkey: u32,
+    pub(crate) iova: u64,
+    /// The key by which peers can be lent it.
+    pub(crate) lend_key: Option<u32>,
+}
+
 #[derive(Debug)]
 struct Entry {
     start: usize,
     end: usize,
-    lkey: u32,
-    iova: u64,
-    /// The key by which peers can be lent it.
-    lend_key: Option<u32>,
+    keys: Keys,
     /// Application memory. That of the pool is kept alive by the bytes that lie in it; here the
     /// application can have bytes of its own that do not keep the registration.
     application: Option<Weak<dyn Any + Send + Sync>>,
@@ -26,10 +32,7 @@ struct Entry {
 /// The keys of a range.
 #[derive(Debug)]
 pub(crate) struct Found {
-    pub(crate) lkey: u32,
-    pub(crate) iova: u64,
-    /// The key by which peers can be lent it.
-    pub(crate) lend_key: Option<u32>,
+    pub(crate) keys: Keys,
     /// Of application memory: what keeps it registered.
     pub(crate) keep_alive: Option<KeepAlive>,
 }
@@ -41,10 +44,10 @@ pub(crate) struct Index(ShardedLock<Vec<Entry>>);
 
 impl Index {
     pub(crate) fn insert(&self, region: &Region) {
-        let (start, lkey, iova) = (region.start(), region.lkey(), region.iova());
-        let end = start + region.len();
-        let lend_key = region.lend_key();
-        let entry = Entry { start, end, lkey, iova, lend_key, application: None };
+        let (start, end) = (region.start(), region.start() + region.len());
+        let (lkey, iova, lend_key) = (region.lkey(), region.iova(), region.lend_key());
+        let keys = Keys { lkey, iova, lend_key };
+        let entry = Entry { start, end, keys, application: None };
         let is_new = self.insert_entry(entry);
         debug_assert!(is_new, "mapped, and in the index already");
     }
@@ -53,12 +56,12 @@ impl Index {
     pub(crate) fn insert_application(
         &self,
         memory: &[u8],
-        (lkey, iova): (u32, u64),
+        keys: Keys,
         keep_alive: &KeepAlive,
     ) -> bool {
         let start = memory.as_ptr().addr();
         let (end, application) = (start + memory.len(), Some(Arc::downgrade(keep_alive)));
-        self.insert_entry(Entry { start, end, lkey, iova, lend_key: None, application })
+        self.insert_entry(Entry { start, end, keys, application })
     }
 
     fn insert_entry(&self, entry: Entry) -> bool {
@@ -97,8 +100,8 @@ impl Index {
             // The last of its bytes is being dropped.
             Some(application) => Some(application.upgrade()?),
         };
-        let iova = entry.iova + (start - entry.start) as u64;
-        Some(Found { lkey: entry.lkey, iova, lend_key: entry.lend_key, keep_alive })
+        let iova = entry.keys.iova + (start - entry.start) as u64;
+        Some(Found { keys: Keys { iova, ..entry.keys }, keep_alive })
     }
 }
 

@@ -32,7 +32,7 @@ use std::time::Instant;
 use self::budgets::Budgets;
 use self::counters::Counters;
 use self::index::Index;
-pub(crate) use self::index::{Found, KeepAlive};
+pub(crate) use self::index::{Found, KeepAlive, Keys};
 use self::landing_budget::LandingBudget;
 use self::landing_thread::LandingThread;
 pub(crate) use self::landing_waiters::{LandingWaiter, LandingWaiters, MIN_SHARE, Waiting};

@@ -10,6 +10,7 @@ use super::page::{HUGE_PAGE, HugePages};
 use super::random_address::map_at_random;
 use crate::error::PoolError;
 
+const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// Flags for memory of this process only.
 const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
@@ -44,7 +45,13 @@ impl Mapping {
         if huge == HugePages::Explicit && len.is_multiple_of(HUGE_PAGE) {
             static WARNED: Once = Once::new();
             // An explicit page size: the default may differ, and only whole pages can be unmapped.
-            match Self::map(len, ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB, None, place) {
+            match Self::map(
+                len,
+                READ_WRITE,
+                ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB,
+                None,
+                place,
+            ) {
                 Ok(mapping) => return Ok(mapping),
                 Err(error) => WARNED.call_once(|| {
                     tracing::warn!(
@@ -55,7 +62,7 @@ impl Mapping {
                 }),
             }
         }
-        let mapping = Self::map(len, ANONYMOUS, None, place)
+        let mapping = Self::map(len, READ_WRITE, ANONYMOUS, None, place)
             .map_err(|source| PoolError::Map { len, source })?;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
@@ -67,7 +74,7 @@ impl Mapping {
     /// allocated at once, so that a peer's first WRITE does not wait for them.
     pub(crate) fn shared(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::sealed(c"tonic-rdma-landing", len)?;
-        let mapping = Self::map(len, libc::MAP_SHARED, Some(&file), Place::Any)?;
+        let mapping = Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(&file), Place::Any)?;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
@@ -80,7 +87,7 @@ impl Mapping {
     /// this mapping can write to it.
     pub(crate) fn lendable(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::allocated(c"tonic-rdma-lent", len)?;
-        let mut mapping = Self::map(len, libc::MAP_SHARED, Some(&file), Place::Any)?;
+        let mut mapping = Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(&file), Place::Any)?;
         mapping.shared = false;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
@@ -91,14 +98,25 @@ impl Mapping {
         Ok((mapping, file))
     }
 
+    /// Maps a file to read it.
+    pub(crate) fn read_only(len: usize, file: &OwnedFd) -> io::Result<Self> {
+        let mut mapping =
+            Self::map(len, libc::PROT_READ, libc::MAP_SHARED, Some(file), Place::Any)?;
+        mapping.shared = false;
+        // Unknown to kernels before 5.14, which map pages on first access.
+        mapping.advise(libc::MADV_POPULATE_READ);
+        Ok(mapping)
+    }
+
     /// Maps the file of a [`shared`](Self::shared) mapping a second time.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn again(len: usize, file: &OwnedFd) -> io::Result<Self> {
-        Self::map(len, libc::MAP_SHARED, Some(file), Place::Any)
+        Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(file), Place::Any)
     }
 
     fn map(
         len: usize,
+        prot: libc::c_int,
         flags: libc::c_int,
         file: Option<&OwnedFd>,
         place: Place,
@@ -108,8 +126,7 @@ impl Mapping {
                 (std::ptr::without_provenance_mut(at), file.map_or(-1, AsRawFd::as_raw_fd));
             // SAFETY: a new mapping affects no existing one: an address without MAP_FIXED is a
             // hint, which the kernel ignores if something is mapped there (R8).
-            let ptr =
-                unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+            let ptr = unsafe { libc::mmap(at, len, prot, flags, fd, 0) };
             if ptr == libc::MAP_FAILED {
                 return Err(io::Error::last_os_error());
             }

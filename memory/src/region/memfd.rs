@@ -45,6 +45,70 @@ pub(crate) fn seal_for_readers(file: &OwnedFd) -> io::Result<()> {
     seal(file, F_SEAL_FUTURE_WRITE)
 }
 
+/// The length in bytes of a memory file of ordinary pages.
+///
+/// # Errors
+/// `InvalidInput` for any other file, and one that cannot be sealed; those of fstat(2) and
+/// fstatfs(2).
+pub(crate) fn len_of_ordinary_pages(file: &OwnedFd) -> io::Result<u64> {
+    let wrong = |what| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    let fd = file.as_raw_fd();
+    // SAFETY: the descriptor is open; the argument is a number.
+    let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+    if seals < 0 {
+        return wrong("no memory file (memfd_create(2)): it cannot be sealed");
+    }
+    // SAFETY: all zeros are a valid statfs, and the call writes to it only.
+    let kind = unsafe {
+        let mut stat: libc::statfs = std::mem::zeroed();
+        check(libc::fstatfs(fd, &raw mut stat))?;
+        stat.f_type
+    };
+    if kind as u64 != TMPFS {
+        return wrong("a memory file of huge pages, which readers do not map");
+    }
+    // A file that is made without MFD_ALLOW_SEALING has this one.
+    if seals & libc::F_SEAL_SEAL != 0 && seals & CONTENTS != CONTENTS {
+        return wrong("a memory file that can be changed and not be sealed (MFD_ALLOW_SEALING)");
+    }
+    // SAFETY: all zeros are a valid stat, and the call writes to it only.
+    let size = unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        check(libc::fstat(fd, &raw mut stat))?;
+        stat.st_size
+    };
+    Ok(u64::try_from(size).unwrap_or(0))
+}
+
+/// Gives a file of `len` bytes all of its pages, and seals it so that it keeps its size, its pages
+/// and its contents.
+///
+/// # Errors
+/// `InvalidInput` if it is mapped for writing; those of fallocate(2) and fcntl(2).
+pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
+    let fd = file.as_raw_fd();
+    // SAFETY: the descriptor is open; the argument is a number.
+    if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } & CONTENTS == CONTENTS {
+        return Ok(());
+    }
+    // SAFETY: the descriptor is open; the arguments are numbers.
+    check(unsafe { libc::fallocate(fd, 0, 0, size(len)?) })?;
+    // SAFETY: as above.
+    match check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, CONTENTS) }) {
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a memory file that is mapped for writing (EBUSY): unmap it first",
+        )),
+        sealed => sealed,
+    }
+}
+
+/// The seals of a file that nobody can change.
+const CONTENTS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE;
+
+/// The file system of memory files, as linux/magic.h has it. Huge pages have one of their own.
+const TMPFS: u64 = 0x0102_1994;
+
 /// linux/fcntl.h.
 const F_SEAL_FUTURE_WRITE: libc::c_int = 0x0010;
 

@@ -6,7 +6,9 @@
 //! | `mapping` | mapped memory |
 //! | `random_address` | addresses of landing memory that peers cannot guess |
 //! | [`memfd`] | memory that can be shared with another process |
+//! | `lendable` | memory of the application that peers of this host can be lent |
 
+pub(crate) mod lendable;
 pub(crate) mod mapping;
 pub mod memfd;
 pub(crate) mod page;

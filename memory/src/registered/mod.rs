@@ -12,6 +12,7 @@ pub(crate) mod freeing;
 #[cfg(target_os = "linux")]
 pub mod mapped_file;
 
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +22,7 @@ use std::{fmt, thread};
 use bytes::Bytes;
 
 use crate::error::{RegionError, RegisterError};
-use crate::ledger::{KeepAlive, Ledger};
+use crate::ledger::{KeepAlive, Keys, Ledger};
 use crate::region::page::page;
 use crate::registrar::{Access, Memory, Registration};
 
@@ -43,7 +44,12 @@ struct Held {
 struct Registered(Option<Held>);
 
 impl PoolRegistration {
-    pub(crate) fn new(ledger: Arc<Ledger>, memory: Bytes) -> Result<Self, RegionError> {
+    /// `file` is what the memory maps, if peers may be lent it.
+    pub(crate) fn new(
+        ledger: Arc<Ledger>,
+        memory: Bytes,
+        file: Option<OwnedFd>,
+    ) -> Result<Self, RegionError> {
         let len = memory.len();
         let Some(addr) = NonNull::new(memory.as_ptr().cast_mut()).filter(|_| len > 0) else {
             return Ok(PoolRegistration(Arc::new(Registered(None))));
@@ -52,16 +58,19 @@ impl PoolRegistration {
             return Err(RegionError::Overlap { len, pool });
         }
         let range = NonNull::slice_from_raw_parts(addr, len);
+        let file = file.filter(|_| ledger.registrar.lends());
+        let access = if file.is_some() { Access::Lend } else { Access::LocalRead };
         let registration = pin(&ledger, range, || {
             // SAFETY: `memory` keeps the range readable, and is dropped after the registration:
             // `Held`. Nobody writes to it by this registration, which allows reading only (R9,
             // R12).
-            unsafe {
-                let access = Access::LocalRead;
-                ledger.registrar.register(Memory { addr, len, access, file: None })
-            }
+            unsafe { ledger.registrar.register(Memory { addr, len, access, file }) }
         })?;
-        let keys = (registration.lkey(), registration.iova());
+        let keys = Keys {
+            lkey: registration.lkey(),
+            iova: registration.iova(),
+            lend_key: (access == Access::Lend).then(|| registration.rkey()),
+        };
         let range = memory.clone();
         ledger.counters.registrations.fetch_add(1, Relaxed);
         ledger.counters.application.fetch_add(len, Relaxed);

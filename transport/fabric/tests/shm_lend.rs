@@ -270,6 +270,16 @@ async fn memory_that_cannot_be_lent_ends_the_connection() {
         (vec![(vec![LEND, 1], vec![whole(), pipe()])], "makes no sense"),
         (vec![(vec![TAKEN, 1], vec![])], "makes no sense"),
     ];
+    // Files that nobody can write to at all may be lent; this one is lent twice.
+    let kept = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    let twice = [
+        (lend(1, 0, 4096), vec![allocated(4096, kept), pipe()]),
+        (lend(1, 0, 4096), vec![whole()]),
+    ];
+    let cases = cases.into_iter().chain([
+        (Vec::from(twice), "is lent twice"),
+        (first(allocated(4096, SealFlags::SHRINK | SealFlags::WRITE)), "not sealed"),
+    ]);
     for (messages, why) in cases {
         let error = offered(messages).await;
         assert!(error.contains(why), "{error}, not: {why}");

@@ -8,7 +8,7 @@ use std::future::Future;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, ExitCode};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{
     Addr, Fabric, Lending, Lent, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource,
 };
-use tonic_rdma_memory::{Pool, PoolConfig};
+use tonic_rdma_memory::{LendableBuf, LendableMemory, Pool, PoolConfig};
 
 /// The role of the other process, and the address to which it connects.
 const ROLE: &str = "SHM_ROLE";
@@ -246,7 +246,7 @@ fn lent_at(bytes: &[u8]) -> Lent {
 
 async fn released(me: &Side) {
     let released = async {
-        while me.pool.stats().lent > 0 {
+        while me.pool.stats().lent > 0 || me.pool.stats().application > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
@@ -254,13 +254,23 @@ async fn released(me: &Side) {
     assert_eq!(me.pool.stats().send, 0);
 }
 
-/// The reader is killed while it reads, once before and once after its lender's link has ended.
+/// The reader of pool memory, or of memory of the application, is killed while it reads, once
+/// before and once after its lender's link has ended.
 async fn a_killed_reader_keeps_nothing_that_was_lent() {
-    for link_first in [false, true] {
+    for (link_first, registers) in [(false, false), (false, true), (true, false), (true, true)] {
         let me = lending_side();
         let (mut process, mut end) = with_process(&me, "connect").await;
         process.says("stands");
-        let bytes = me.payload(LENT, 7);
+        let (bytes, registration) = match registers {
+            false => (me.payload(LENT, 7), None),
+            true => {
+                let mut buf = LendableBuf::zeroed(LENT).unwrap();
+                buf.copy_from_slice(&pattern(LENT, 7));
+                let memory = Arc::new(buf.freeze());
+                let registration = me.pool.register_lendable(memory.clone()).unwrap();
+                (LendableMemory::bytes(memory), Some(registration))
+            }
+        };
         let lent = loop {
             if let Some(lent) = end.link.lend(me.pool.lend(&bytes).unwrap()).unwrap() {
                 break lent;
@@ -271,7 +281,7 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
         };
         end.send(0, &[b"read".as_slice(), &place(lent)].concat()).await;
         assert_eq!(end.receive().await.unwrap(), b"reads");
-        drop(bytes);
+        drop((bytes, registration));
         let mut end = Some(end);
         if link_first {
             end = None;
@@ -279,7 +289,9 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
         }
         process.kill();
         if let Some(mut end) = end {
-            assert_eq!(me.pool.stats().lent, LENT, "it is read");
+            let stats = me.pool.stats();
+            assert_eq!(stats.lent + stats.lent_application, LENT, "it is read");
+            assert_eq!(stats.application, if registers { LENT } else { 0 });
             end.death().await;
         }
         released(&me).await;

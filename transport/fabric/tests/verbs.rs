@@ -8,14 +8,16 @@ mod common;
 
 use std::net::SocketAddr;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tonic_rdma_fabric::{
     Addr, ConnectError, Fabric, FabricError, Link, LinkConfig, LinkError, Transport, Verb, Work,
     WriteSource,
 };
-use tonic_rdma_memory::{Access, Memory};
+use tonic_rdma_memory::{Access, LendableBuf, LendableMemory, Memory};
 
 /// Tests run one at a time, because some count the resources of the process.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -736,6 +738,38 @@ async fn a_mapped_file_is_sent_from_where_it_lies_and_cannot_be_written() {
     while side.pool.stats().application > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+/// Memory that processes of this host can be lent is written from over the network, too.
+#[tokio::test]
+async fn lendable_memory_is_registered_with_devices() {
+    let _turn = TURN.lock().await;
+    let side = on_guest_device();
+    let mut buf = LendableBuf::zeroed(100_001).unwrap();
+    buf.copy_from_slice(&pattern(100_001, 7));
+    let memory = Arc::new(buf.freeze());
+    let registered = side.pool.register_lendable(memory.clone()).unwrap();
+    let bytes = LendableMemory::bytes(memory);
+    assert!(side.pool.lend(&bytes).is_none(), "not over the network");
+    let (mut s, mut c) = greeted_pair(&side, &side).await;
+    let landing = side.landing(bytes.len());
+    let (remote_addr, rkey) = (landing.addr(), landing.rkey());
+    let src = WriteSource::Bytes(side.pool.resolve(&bytes).unwrap());
+    c.queue(Work::Write { src, remote_addr, rkey }, false).unwrap();
+    c.queue_send(1, b"landed", true).unwrap();
+    c.link.ring_doorbell().unwrap();
+    assert_eq!(s.receive().await.unwrap(), b"landed");
+    assert!(landing.filled(bytes.len()).lend()[..] == bytes[..]);
+    // As with any file that is mapped shared and read-only, this needs Linux 6.2.
+    let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
+    let file = memfd_create("test", flags).unwrap();
+    ftruncate(&file, 100_001).unwrap();
+    let memory = Arc::new(LendableMemory::from_file(file).unwrap());
+    match side.pool.register_lendable(memory) {
+        Ok(other) => drop(other),
+        Err(error) => assert!(error.to_string().contains("map_copy_read_only"), "{error}"),
+    }
+    drop(registered);
 }
 
 /// Registration beyond the limit fails with the device's error.

@@ -25,6 +25,8 @@ pub(super) struct Settings {
     pub(super) sim: Option<SimDevice>,
     pub(super) shm_access: ShmAccess,
     pub(super) lending: Lending,
+    /// The pool is not lent.
+    pub(super) keeps_pool: bool,
     pub(super) pinned_per_peer: Option<usize>,
     pub(super) busy_poll_limit: Option<Duration>,
     pub(super) landing_alignment: Option<u16>,
@@ -54,9 +56,10 @@ impl ContextBuilder {
         self
     }
 
-    /// Set to which processes on this host messages in pool memory are lent instead of copied.
-    /// Default is [`Lending::Off`]. It concerns shared memory and what this process sends; what it
-    /// receives is lent if the peer does so.
+    /// Set to which processes on this host messages in pool memory, and in memory of
+    /// [`Context::register_lendable`](crate::Context::register_lendable), are lent instead of
+    /// copied. Default is [`Lending::Off`]. It concerns shared memory and what this process sends;
+    /// what it receives is lent if the peer does so.
     ///
     /// A message in a buffer of [`Channel::pool`](crate::Channel::pool), in a field of type
     /// `bytes` of at least 32 KiB and with at most 4 KiB around it, is then read where it lies: no
@@ -72,6 +75,14 @@ impl ContextBuilder {
     /// [`Server::copy_on_delivery`](crate::Server::copy_on_delivery) if it does not trust the peer.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;
+        self
+    }
+
+    /// Set whether messages in pool memory are lent where [`lending`](Self::lending) allows it, or
+    /// only those in memory of [`Context::register_lendable`](crate::Context::register_lendable).
+    /// Default is true. Set it to false to lend some memory, and show peers nothing else.
+    pub fn lend_pool(mut self, lend_pool: bool) -> Self {
+        self.0.keeps_pool = !lend_pool;
         self
     }
 

@@ -7,7 +7,7 @@ use std::{fmt, io};
 use bytes::Bytes;
 #[cfg(target_os = "linux")]
 use tonic_rdma_memory::mapped_file::MappedFile;
-use tonic_rdma_memory::{Pool, PoolRegistration, RegionError, RegisterError};
+use tonic_rdma_memory::{LendableMemory, Pool, PoolRegistration, RegionError, RegisterError};
 
 /// Memory that [`Context::register`](crate::Context::register) could not register.
 #[derive(Debug, thiserror::Error)]
@@ -122,6 +122,8 @@ impl AsRef<[u8]> for Guarded {
 /// registration holds it.
 pub(super) struct Region {
     memory: Bytes,
+    /// The same, if peers may be lent it.
+    lendable: Option<Arc<LendableMemory>>,
     registrations: Mutex<Vec<(String, PoolRegistration)>>,
 }
 
@@ -142,7 +144,14 @@ impl Region {
                 None => memory,
             }
         };
-        Ok(Arc::new(Region { memory, registrations: Mutex::default() }))
+        Ok(Arc::new(Region { memory, lendable: None, registrations: Mutex::default() }))
+    }
+
+    /// Nobody can truncate such memory: it has no guard.
+    pub(super) fn lendable(memory: LendableMemory) -> Arc<Self> {
+        let lendable = Arc::new(memory);
+        let memory = LendableMemory::bytes(lendable.clone());
+        Arc::new(Region { memory, lendable: Some(lendable), registrations: Mutex::default() })
     }
 
     fn registrations(&self) -> MutexGuard<'_, Vec<(String, PoolRegistration)>> {
@@ -161,9 +170,15 @@ impl Region {
         pool: &Pool,
     ) -> Result<(), RegisterRegionError> {
         let fails = |source| RegisterRegionError { device: device.to_owned(), source };
-        let (memory, pool) = (self.memory.clone(), pool.clone());
-        let registration = if pool.pins() {
-            match tokio::task::spawn_blocking(move || pool.register(memory)).await {
+        let pool = pool.clone();
+        let (memory, lendable) = (self.memory.clone(), self.lendable.clone());
+        let pins = pool.pins();
+        let register = move || match lendable {
+            Some(lendable) => pool.register_lendable(lendable),
+            None => pool.register(memory),
+        };
+        let registration = if pins {
+            match tokio::task::spawn_blocking(register).await {
                 Ok(registration) => registration,
                 Err(error) => match error.try_into_panic() {
                     Ok(panic) => std::panic::resume_unwind(panic),
@@ -174,7 +189,7 @@ impl Region {
                 },
             }
         } else {
-            pool.register(memory)
+            register()
         };
         let registration = registration.map_err(fails)?;
         self.registrations().push((device.to_owned(), registration));

@@ -1,11 +1,16 @@
 //! Messages that are lent over shared memory: pointers, counters, and what comes back when.
 
+use std::fs::File;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use rustix::fs::{MemfdFlags, memfd_create};
 use tokio_stream::iter;
-use tonic_rdma::{Channel, Context, Lending, PoolConfig, TransportStats};
+use tonic_rdma::{
+    Channel, Context, LendableBuf, LendableMemory, Lending, PoolConfig, TransportStats,
+};
 
 use crate::common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
 
@@ -39,6 +44,13 @@ async fn learnt(world: &World, client: &mut Client, data: &Bytes) {
     tokio::time::timeout(LIMIT_OF_WAITS, calls).await.expect("the peer never maps what is lent");
     world.seen.held.lock().unwrap().clear();
     all_back(&world.channel).await;
+}
+
+/// As [`learnt`], for memory that is not the pool's.
+async fn until_lent(world: &World, client: &mut Client, data: &Bytes) {
+    learnt(world, client, data).await;
+    let pool = world.channel.pool();
+    until("all leases are back", || pool.stats().lent_application == 0).await;
 }
 
 fn lent(channel: &Channel) -> usize {
@@ -262,4 +274,106 @@ async fn lending_is_asked_for() {
         }
     }
     assert_eq!(world.channel.stats().bytes_sent_lent, 0);
+}
+
+/// What a context lends that keeps its pool to itself.
+fn own_memory_only(lending: Lending) -> Context {
+    let pool = PoolConfig::default().total(64 << 20);
+    Context::builder().pool(pool).lending(lending).lend_pool(false).build()
+}
+
+fn lendable(len: usize, seed: u8) -> LendableMemory {
+    let mut buf = LendableBuf::zeroed(len).unwrap();
+    buf.copy_from_slice(&pattern(len, seed));
+    buf.freeze()
+}
+
+/// Memory of the application, filled here or by the file of another, sixteen times as much as the
+/// pool may lend, and messages of the pool beside it.
+#[tokio::test]
+async fn memory_of_the_application_is_lent_and_nothing_else() {
+    for filled_elsewhere in [false, true] {
+        let contexts = [None, Some(own_memory_only(Lending::SameUser))];
+        let world = World::between(Fabric::Shm, contexts, blobs(Which::Ours)).await;
+        let memory = match filled_elsewhere {
+            false => lendable(8 * MIB, 3),
+            true => {
+                let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
+                let mut file = File::from(memfd_create("test", flags).unwrap());
+                file.write_all(&pattern(8 * MIB, 3)).unwrap();
+                LendableMemory::from_file(file).unwrap()
+            }
+        };
+        let table = world.channel.context().register_lendable(memory).await.unwrap();
+        assert_eq!(table.devices(), ["shm"]);
+        let mut client = world.client(Which::Ours);
+        let pool = world.channel.pool();
+        until_lent(&world, &mut client, &table.bytes()).await;
+        let (before, copied) = (world.channel.stats(), world.copied());
+        // 192 MiB at a time, where the pool has 16 MiB for sending.
+        for n in 0..24 {
+            let blob = Blob::of(table.slice(n * 64..));
+            client.unary("/test.Blobs/Keep", blob).await.unwrap();
+        }
+        let (moved_lent, written) = moved(&world, before);
+        assert!(written == 0 && moved_lent >= 24 * (8 * MIB as u64 - 24 * 64), "{moved_lent}");
+        let copied = world.copied() - copied;
+        assert_eq!(copied.total(), copied.eager, "{copied}");
+        assert_eq!((lent(&world.channel), pool.stats().application), (0, 8 * MIB));
+        assert!(pool.stats().lent_application > 190 * MIB);
+        for (n, kept) in world.seen.held.lock().unwrap().iter().enumerate() {
+            assert!(kept.data == pattern(8 * MIB, 3)[n * 64..], "message {n}");
+        }
+        // The pool is not lent, though the context lends.
+        let before = world.channel.stats();
+        let data = pooled(&world.channel, MIB, 1).await;
+        for _ in 0..20 {
+            assert!(client.echo(Blob::of(data.clone())).await.unwrap().data == data);
+        }
+        assert_eq!(moved(&world, before).0, 0);
+        // It is registered as long as it is read, and then dropped.
+        drop((table, client));
+        assert_eq!(pool.stats().application, 8 * MIB);
+        world.seen.held.lock().unwrap().clear();
+        until("the memory is given back", || pool.stats().application == 0).await;
+    }
+}
+
+/// Registered before there is a connection, read when there is none any more.
+#[tokio::test]
+async fn memory_of_the_application_outlives_the_connection() {
+    let context = own_memory_only(Lending::SameUser);
+    let table = context.register_lendable(lendable(MIB, 9)).await.unwrap();
+    assert!(table.devices().is_empty(), "nothing is opened yet");
+    let world = World::between(Fabric::Shm, [None, Some(context)], blobs(Which::Ours)).await;
+    let mut client = world.client(Which::Ours);
+    until_lent(&world, &mut client, &table.bytes()).await;
+    client.unary("/test.Blobs/Keep", Blob::of(table.bytes())).await.unwrap();
+    let (pool, seen) = (world.channel.pool(), world.seen.clone());
+    drop((client, world, table));
+    let held = std::mem::take(&mut *seen.held.lock().unwrap());
+    assert!(held[0].data == pattern(MIB, 9));
+    assert_eq!((pool.stats().application, pool.stats().lent_application), (MIB, MIB));
+    drop(held);
+    until("the memory is given back", || pool.stats().application == 0).await;
+}
+
+/// Memory that was registered for it is lent only where the program lends at all; it is sent from
+/// where it lies all the same.
+#[tokio::test]
+async fn memory_of_the_application_is_lent_by_permission() {
+    let world = World::between(
+        Fabric::Shm,
+        [None, Some(own_memory_only(Lending::Off))],
+        blobs(Which::Ours),
+    )
+    .await;
+    let table = world.channel.context().register_lendable(lendable(MIB, 9)).await.unwrap();
+    let mut client = world.client(Which::Ours);
+    for _ in 0..20 {
+        assert!(client.echo(Blob::of(table.bytes())).await.unwrap().data == table.bytes());
+    }
+    let stats = world.channel.stats();
+    assert_eq!((stats.bytes_sent_lent, stats.copied_fast.staging), (0, 0));
+    assert!(stats.bytes_sent_write >= 20 * MIB as u64);
 }

@@ -30,6 +30,12 @@ const UNMAP_STEP: usize = 4 << 20;
 /// Device and inode of a file.
 pub(crate) type FileId = (u64, u64);
 
+/// The seals of a file that nobody can cut short.
+const KEEPS_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+/// Those of a file that keeps its pages, too: only its maker can write to it, or nobody.
+const READ_ONLY: [SealFlags; 2] =
+    [KEEPS_SIZE.union(SealFlags::FUTURE_WRITE), KEEPS_SIZE.union(SealFlags::WRITE)];
+
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 fn invalid(what: String) -> io::Error {
@@ -37,7 +43,7 @@ fn invalid(what: String) -> io::Error {
 }
 
 /// Checks that a file can be touched for as long as it is mapped.
-fn check(file: impl AsFd, len: usize, wanted: SealFlags) -> io::Result<Stat> {
+fn check(file: impl AsFd, len: usize, any_of: &[SealFlags]) -> io::Result<Stat> {
     // Fails for anything that is no memory file.
     let seals = fcntl_get_seals(&file)
         .map_err(|e| invalid(format!("not a file that can be sealed ({e})")))?;
@@ -46,8 +52,8 @@ fn check(file: impl AsFd, len: usize, wanted: SealFlags) -> io::Result<Stat> {
     if fstatfs(&file)?.f_type as u64 != TMPFS {
         return Err(invalid("not a file of ordinary pages".to_owned()));
     }
-    if !seals.contains(wanted) {
-        return Err(invalid(format!("a file that is not sealed with {wanted:?} ({seals:?})")));
+    if !any_of.iter().any(|wanted| seals.contains(*wanted)) {
+        return Err(invalid(format!("a file that is not sealed with {any_of:?} ({seals:?})")));
     }
     let stat = fstat(&file)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -86,7 +92,7 @@ impl Map {
         len: usize,
         accept: impl FnOnce(FileId) -> io::Result<()>,
     ) -> io::Result<Map> {
-        let stat = check(&file, len, SealFlags::SHRINK | SealFlags::GROW)?;
+        let stat = check(&file, len, &[KEEPS_SIZE])?;
         accept((stat.st_dev, stat.st_ino))?;
         Map::of(file, len, READ_WRITE)
     }
@@ -102,10 +108,9 @@ impl Map {
         len: usize,
         accept: impl FnOnce(FileId) -> io::Result<()>,
     ) -> io::Result<Map> {
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
-        let stat = check(&file, len, seals)?;
+        let stat = check(&file, len, &READ_ONLY)?;
         // A read makes pages that are not there, on this process's account. Nobody can take away
-        // those that are, as the seal forbids to punch holes.
+        // those that are, as either seal forbids to punch holes.
         let pages = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
         if pages < len as u64 {
             return Err(invalid(format!("a file with {pages} bytes of {len}")));

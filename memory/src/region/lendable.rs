@@ -1,0 +1,225 @@
+//! Memory of the application that peers of this host can be lent.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::mapping::Mapping;
+use super::memfd;
+use super::page::{HugePages, page};
+
+/// A memory file, mapped, that holds nothing but what is in it: to fill, [`freeze`](Self::freeze),
+/// and [register](crate::Pool::register_lendable).
+///
+/// It is as long as it was made, and begins as zeros.
+#[derive(Debug)]
+pub struct LendableBuf {
+    mapping: Mapping,
+    /// Bytes: at most the length of the mapping.
+    len: usize,
+    file: OwnedFd,
+}
+
+impl LendableBuf {
+    /// Makes a file of `len` zero bytes, with all of its pages, and maps it. Nobody can write to it
+    /// but through this value. The pages are transparent huge ones where the system has them for
+    /// shared memory.
+    ///
+    /// # Errors
+    /// `InvalidInput` if `len` is 0; those of memfd_create(2), fallocate(2), mmap(2), and of
+    /// fcntl(2): EINVAL before Linux 5.1, which does not know F_SEAL_FUTURE_WRITE.
+    pub fn zeroed(len: usize) -> io::Result<Self> {
+        let mapped = len.checked_next_multiple_of(page()).filter(|mapped| *mapped > 0);
+        let mapped = mapped.ok_or_else(|| no_memory(len as u64))?;
+        let (mapping, file) = Mapping::lendable(mapped, HugePages::Transparent)?;
+        Ok(LendableBuf { mapping, len, file })
+    }
+
+    /// The memory, which nobody can write to from now on.
+    pub fn freeze(self) -> LendableMemory {
+        let LendableBuf { mapping, len, file } = self;
+        LendableMemory { mapping, len, file }
+    }
+}
+
+impl Deref for LendableBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping has `len` bytes and more, and is this value's alone (R8).
+        unsafe { std::slice::from_raw_parts(self.mapping.ptr().as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for LendableBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; it is mapped writable, and no other process can write to the file.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.ptr().as_ptr(), self.len) }
+    }
+}
+
+/// Memory of the application in a memory file that keeps its size, its pages and its contents, so
+/// that peers of this host can map it and read there what they were lent:
+/// [`Pool::register_lendable`](crate::Pool::register_lendable).
+///
+/// Who is lent a part of it sees all of it: it should hold nothing but what is meant for its
+/// readers.
+#[derive(Debug)]
+pub struct LendableMemory {
+    mapping: Mapping,
+    /// Bytes: at most the length of the mapping.
+    len: usize,
+    file: OwnedFd,
+}
+
+impl LendableMemory {
+    /// Takes a memory file (memfd_create(2)) that is filled: by this process or by another. It is
+    /// sealed against shrinking, growing and writing, and mapped read-only; pages that it has not
+    /// yet are allocated. Blocks meanwhile.
+    ///
+    /// Linux before 6.2 does not register such memory with RDMA devices (EFAULT), as it does not
+    /// pin what is mapped shared and read-only. A [`LendableBuf`] it does.
+    ///
+    /// # Errors
+    /// `InvalidInput`, with what is wrong: it is no memory file, or one of huge pages; it has no
+    /// bytes; it does not allow sealing (MFD_ALLOW_SEALING); it is still mapped for writing
+    /// somewhere. Others are those of fcntl(2), fallocate(2) and mmap(2).
+    pub fn from_file(file: impl Into<OwnedFd>) -> io::Result<Self> {
+        let file = file.into();
+        let len = memfd::len_of_ordinary_pages(&file)?;
+        let len = usize::try_from(len).ok().filter(|len| *len > 0).ok_or_else(|| no_memory(len))?;
+        memfd::seal_contents(&file, len)?;
+        let mapping = Mapping::read_only(len, &file)?;
+        Ok(LendableMemory { mapping, len, file })
+    }
+
+    /// All of the memory.
+    pub fn bytes(this: Arc<Self>) -> Bytes {
+        Bytes::from_owner(Whole(this))
+    }
+
+    /// The length in bytes: at least 1.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes: never.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl AsRef<[u8]> for LendableMemory {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the mapping has `len` bytes and more. Nobody writes to it: the file is sealed
+        // against it, and what had a writable mapping was consumed by `freeze` (R8).
+        unsafe { std::slice::from_raw_parts(self.mapping.ptr().as_ptr(), self.len) }
+    }
+}
+
+/// The owner of bytes.
+struct Whole(Arc<LendableMemory>);
+
+impl AsRef<[u8]> for Whole {
+    fn as_ref(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
+}
+
+impl AsFd for LendableMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn no_memory(len: u64) -> io::Error {
+    let what = format!("{len} bytes cannot be mapped: memory that is lent has 1 byte or more");
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read, Seek, Write};
+    use std::os::fd::{AsRawFd, FromRawFd};
+
+    use super::*;
+
+    fn memfd(flags: libc::c_uint) -> File {
+        // SAFETY: the name ends with a zero byte; the descriptor is new, and nothing else owns it.
+        unsafe {
+            let fd = libc::memfd_create(c"test".as_ptr(), flags);
+            assert!(fd >= 0, "{}", io::Error::last_os_error());
+            File::from_raw_fd(fd)
+        }
+    }
+
+    fn refused(file: File) -> String {
+        let error = LendableMemory::from_file(file).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        error.to_string()
+    }
+
+    /// What a peer with the descriptor could try.
+    fn is_out_of_reach(memory: &LendableMemory) {
+        let fd = memory.as_fd().as_raw_fd();
+        let mut file = File::from(memory.as_fd().try_clone_to_owned().unwrap());
+        assert_eq!(file.write(b"x").unwrap_err().raw_os_error(), Some(libc::EPERM));
+        assert_eq!(file.set_len(0).unwrap_err().raw_os_error(), Some(libc::EPERM));
+        assert!(Mapping::again(memory.len(), &file.into()).is_err(), "mapped for writing");
+        // SAFETY: the descriptor is open; the arguments are numbers.
+        unsafe {
+            let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            assert_eq!(libc::fallocate(fd, punch, 0, 4096), -1);
+        }
+    }
+
+    #[test]
+    fn a_buffer_is_filled_and_then_stays() {
+        let mut buf = LendableBuf::zeroed(5000).unwrap();
+        assert!(buf.iter().all(|byte| *byte == 0) && buf.len() == 5000);
+        buf[4990..].fill(7);
+        let memory = buf.freeze();
+        assert_eq!((memory.as_ref()[4989], memory.as_ref()[4999], memory.len()), (0, 7, 5000));
+        is_out_of_reach(&memory);
+        assert!(LendableBuf::zeroed(0).unwrap_err().to_string().contains("0 bytes"));
+    }
+
+    #[test]
+    fn files_are_taken_as_they_were_filled() {
+        let mut file = memfd(libc::MFD_ALLOW_SEALING);
+        file.write_all(&[5; 10_000]).unwrap();
+        // A part that nobody has written.
+        file.set_len(100_001).unwrap();
+        let mut other = file.try_clone().unwrap();
+        let memory = LendableMemory::from_file(file).unwrap();
+        assert_eq!(memory.len(), 100_001);
+        assert!(memory.as_ref().iter().enumerate().all(|(at, b)| *b == 5 * u8::from(at < 10_000)));
+        is_out_of_reach(&memory);
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&other.metadata().unwrap());
+        assert!(blocks * 512 >= 100_001, "{blocks} blocks");
+        other.rewind().unwrap();
+        assert_eq!(other.read(&mut [0; 10]).unwrap(), 10);
+        assert_eq!(other.write(b"x").unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn what_its_owner_could_still_change_is_refused() {
+        let file = memfd(libc::MFD_ALLOW_SEALING);
+        file.set_len(4096).unwrap();
+        let owned = OwnedFd::from(file.try_clone().unwrap());
+        let mapping = Mapping::again(4096, &owned).unwrap();
+        assert!(refused(file).contains("mapped for writing"));
+        drop(mapping);
+        LendableMemory::from_file(owned).unwrap();
+        let unsealable = memfd(0);
+        unsealable.set_len(4096).unwrap();
+        assert!(refused(unsealable).contains("MFD_ALLOW_SEALING"));
+        assert!(refused(memfd(libc::MFD_ALLOW_SEALING)).contains("0 bytes"));
+        let huge = memfd(libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB);
+        assert!(refused(huge).contains("huge pages"));
+        assert!(refused(File::open("Cargo.toml").unwrap()).contains("no memory file"));
+    }
+}
