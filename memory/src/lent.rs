@@ -26,19 +26,20 @@ pub struct LendableBytes {
 #[derive(Debug)]
 struct Counted {
     len: usize,
-    application: bool,
+    /// Not of the pool.
+    registered: bool,
     ledger: Arc<Ledger>,
 }
 
 impl Counted {
     /// Counts bytes, and returns how many were lent of their kind before.
-    fn new(len: usize, application: bool, ledger: &Arc<Ledger>) -> (usize, Self) {
-        let counted = Counted { len, application, ledger: ledger.clone() };
+    fn new(len: usize, registered: bool, ledger: &Arc<Ledger>) -> (usize, Self) {
+        let counted = Counted { len, registered, ledger: ledger.clone() };
         (counted.counter().fetch_add(len, Relaxed), counted)
     }
 
     fn counter(&self) -> &AtomicUsize {
-        match self.application {
+        match self.registered {
             true => &self.ledger.counters.lent_application,
             false => &self.ledger.counters.lent,
         }
@@ -54,10 +55,10 @@ impl Drop for Counted {
 impl LendableBytes {
     pub(crate) fn new(ledger: &Arc<Ledger>, bytes: PinnedBytes) -> Option<Self> {
         let (key, len) = (bytes.lend_key()?, bytes.len());
-        let application = bytes.is_application();
-        let limit = if application { usize::MAX } else { ledger.sizes.send / 4 * 3 };
+        let registered = bytes.is_registered();
+        let limit = if registered { usize::MAX } else { ledger.sizes.send / 4 * 3 };
         // Uncounted when it is dropped.
-        let (lent, counted) = Counted::new(len, application, ledger);
+        let (lent, counted) = Counted::new(len, registered, ledger);
         (lent.saturating_add(len) <= limit).then_some(LendableBytes { bytes, key, counted })
     }
 

@@ -1,6 +1,6 @@
 //! The pool.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::ledger::{Ledger, unpinning};
 use crate::lent::LendableBytes;
 use crate::memlock::Memlock;
 use crate::region::lendable::LendableMemory;
-use crate::registered::{PoolRegistration, freeing};
+use crate::registered::{Owner, PoolRegistration, freeing};
 use crate::registrar::Registrar;
 use crate::stats::{PoolStats, Use};
 
@@ -166,7 +166,7 @@ impl Pool {
     /// use; [`RegionError::Overlap`] if a part of it is registered already, or is memory of this
     /// pool; [`RegionError::Register`] if the device or the kernel refuses.
     pub fn register(&self, memory: Bytes) -> Result<PoolRegistration, RegionError> {
-        PoolRegistration::new(self.0.ledger.clone(), memory, None)
+        PoolRegistration::new(self.0.ledger.clone(), memory, Owner::Application, None)
     }
 
     /// Registers memory of the application as [`register`](Self::register) does, and so that it may
@@ -182,7 +182,21 @@ impl Pool {
     ) -> Result<PoolRegistration, RegionError> {
         let file = memory.as_fd().try_clone_to_owned();
         let file = file.map_err(|error| RegisterError::new(memory.len(), error))?;
-        PoolRegistration::new(self.0.ledger.clone(), LendableMemory::bytes(memory), Some(file))
+        let bytes = LendableMemory::bytes(memory);
+        PoolRegistration::new(self.0.ledger.clone(), bytes, Owner::Application, Some(file))
+    }
+
+    /// Registers memory that a peer has lent, all of `file`, so that it can be
+    /// [lent on](Self::lend). It does not count as the application's.
+    ///
+    /// # Errors
+    /// Those of [`register`](Self::register).
+    pub fn register_lent(
+        &self,
+        memory: Bytes,
+        file: OwnedFd,
+    ) -> Result<PoolRegistration, RegionError> {
+        PoolRegistration::new(self.0.ledger.clone(), memory, Owner::Peer, Some(file))
     }
 
     /// The allocator of landing memory for one connection, limited by the landing budget only.

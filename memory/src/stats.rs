@@ -61,7 +61,8 @@ pub struct PoolStats {
     pub high_water: usize,
     /// Of `send`, what peers have been lent.
     pub lent: usize,
-    /// Of `application`, what peers have been lent. What several messages have counts for each.
+    /// What peers have been lent of `application`, and of what other peers have lent this process.
+    /// What several messages have counts for each.
     pub lent_application: usize,
     /// The number of registrations since the pool was made.
     pub registrations: u64,

@@ -298,8 +298,8 @@ impl PinnedBytes {
         PinnedBytes { bytes, lkey: self.lkey, iova, lend_key: self.lend_key, keep_alive }
     }
 
-    /// Whether they lie in memory of the application.
-    pub(crate) fn is_application(&self) -> bool {
+    /// Whether they lie in memory of the application, or of a peer.
+    pub(crate) fn is_registered(&self) -> bool {
         self.keep_alive.is_some()
     }
 

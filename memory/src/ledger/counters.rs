@@ -20,7 +20,7 @@ pub(crate) struct Counters {
     pub(crate) application: AtomicUsize,
     /// Of `send`, what peers have been lent.
     pub(crate) lent: AtomicUsize,
-    /// Of `application`, what peers have been lent, each as often as they were.
+    /// Of memory that is not the pool's, what peers have been lent, each as often as they were.
     pub(crate) lent_application: AtomicUsize,
     pub(crate) registrations: AtomicU64,
     pub(crate) waits: AtomicU64,

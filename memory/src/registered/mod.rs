@@ -1,4 +1,4 @@
-//! Memory of the application that is registered with the device of a pool.
+//! Memory of the application, and of peers, that is registered with the device of a pool.
 //!
 //! | who holds a [`PoolRegistration`] | so that |
 //! |---|---|
@@ -15,7 +15,7 @@ pub mod mapped_file;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{fmt, thread};
 
@@ -37,7 +37,18 @@ struct Held {
     /// `None` once it has been dropped.
     registration: Option<Box<dyn Registration>>,
     memory: Bytes,
+    /// Bytes that count as the application's.
+    counted: usize,
+    lend_key: Option<u32>,
     ledger: Arc<Ledger>,
+}
+
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Application,
+    /// Of a peer, which has lent it.
+    Peer,
 }
 
 /// What is registered, and in the index.
@@ -48,6 +59,7 @@ impl PoolRegistration {
     pub(crate) fn new(
         ledger: Arc<Ledger>,
         memory: Bytes,
+        owner: Owner,
         file: Option<OwnedFd>,
     ) -> Result<Self, RegionError> {
         let len = memory.len();
@@ -73,8 +85,15 @@ impl PoolRegistration {
         };
         let range = memory.clone();
         ledger.counters.registrations.fetch_add(1, Relaxed);
-        ledger.counters.application.fetch_add(len, Relaxed);
-        let held = Held { registration: Some(registration), memory, ledger: ledger.clone() };
+        let counted = if owner == Owner::Application { len } else { 0 };
+        ledger.counters.application.fetch_add(counted, Relaxed);
+        let held = Held {
+            registration: Some(registration),
+            memory,
+            counted,
+            lend_key: keys.lend_key,
+            ledger: ledger.clone(),
+        };
         let keep_alive: KeepAlive = Arc::new(Registered(Some(held)));
         if ledger.index.insert_application(&range, keys, &keep_alive) {
             return Ok(PoolRegistration(keep_alive));
@@ -84,10 +103,15 @@ impl PoolRegistration {
             && let Some(registered) = Arc::get_mut(&mut registered)
             && let Some(held) = registered.0.take()
         {
-            ledger.counters.application.fetch_sub(len, Relaxed);
+            ledger.counters.application.fetch_sub(counted, Relaxed);
             drop(held);
         }
         Err(RegionError::Overlap { len, pool: false })
+    }
+
+    /// The key by which peers can be lent it, if they can.
+    pub fn lend_key(&self) -> Option<u32> {
+        self.0.downcast_ref::<Registered>()?.0.as_ref()?.lend_key
     }
 }
 
@@ -101,8 +125,10 @@ pub(crate) fn pin(
     memory: NonNull<[u8]>,
     register: impl FnOnce() -> Result<Box<dyn Registration>, RegisterError>,
 ) -> Result<Box<dyn Registration>, RegionError> {
-    let pinning = PINNING.lock().unwrap_or_else(PoisonError::into_inner);
-    check_limit(ledger, memory)?;
+    let pinning = ledger.registrar.pins().then(|| PINNING.lock());
+    if pinning.is_some() {
+        check_limit(ledger, memory)?;
+    }
     let registration = register();
     drop(pinning);
     Ok(registration.inspect_err(|_| ledger.not_registered())?)
@@ -133,7 +159,7 @@ impl Drop for Registered {
         let Some(held) = self.0.take() else { return };
         let len = held.memory.len();
         held.ledger.index.remove(held.memory.as_ptr().addr());
-        held.ledger.counters.application.fetch_sub(len, Relaxed);
+        held.ledger.counters.application.fetch_sub(held.counted, Relaxed);
         // The last holder may be a completion, whose connection is locked: to unpin the memory
         // takes time, and its owner is the application's, whose Drop may use the connection.
         match held.ledger.registrar.is_slow() {

@@ -9,12 +9,15 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
-use common::stranger::{LEND, Stranger, TAKEN, file, lend, sealed};
+use common::stranger::{LEND, Stranger, TAKEN, file, file_called, lend, sealed};
 use common::*;
 use rustix::fs::SealFlags;
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{Fabric, Lending, Lent, Link, LinkError, ShmAccess};
 use tonic_rdma_memory::{Pool, PoolConfig};
+
+/// Held by tests in which descriptors are kept for peers, of which the process has only so many.
+static KEEPING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A side whose pool may be lent.
 fn lending(lending: Lending) -> Side {
@@ -185,6 +188,139 @@ async fn freed_arenas_are_taken_back() {
     }
 }
 
+/// A process between lends on what it was lent, from the one file; each returns it in its turn.
+/// Who is lent it does not lend it on again.
+#[tokio::test]
+async fn what_was_lent_is_lent_on_once() {
+    let _turn = KEEPING.lock().await;
+    let [owner, between, reader] = [(); 3].map(|()| lending(Lending::SameUser));
+    let (mut s, mut c) = greeted_pair(&owner, &between).await;
+    let (mut t, mut d) = greeted_pair(&between, &reader).await;
+    let bytes = owner.payload(100_000, 3);
+    let first = lend_to(&owner, &mut s, &mut c, &bytes).await;
+    let received = c.link.borrow(first, 100_000).unwrap();
+    let second = lend_to(&between, &mut t, &mut d, &received.slice(64..)).await;
+    let read = d.link.borrow(second, 99_936).unwrap();
+    assert!(read == pattern(100_000, 3)[64..] && read.as_ptr() != received[64..].as_ptr());
+    let stats = between.pool.stats();
+    assert_eq!((stats.lent, stats.lent_application, stats.application), (0, 99_936, 0));
+    assert!(reader.pool.lend(&read).is_none(), "once");
+    drop((bytes, received));
+    assert_eq!(returned(&mut c), [], "it is lent on");
+    assert_eq!(lent_of(&owner), 100_000);
+    drop(read);
+    assert_eq!(returned(&mut d), [second.lease]);
+    t.link.end_lease(second.lease);
+    assert_eq!(returned(&mut c), [first.lease]);
+    s.link.end_lease(first.lease);
+    assert_eq!((owner.pool.stats().send, lent_of(&owner)), (0, 0));
+    assert_eq!(between.pool.stats().lent_application, 0);
+}
+
+/// Two connections lend the same buffer: what is lent on returns to the one that it came by, as
+/// only that keeps it where the process between ends.
+#[tokio::test]
+async fn what_is_lent_on_returns_where_it_came_from() {
+    let _turn = KEEPING.lock().await;
+    let [owner, between, reader] = [(); 3].map(|()| lending(Lending::SameUser));
+    let (mut s1, mut c1) = greeted_pair(&owner, &between).await;
+    let (mut s2, mut c2) = greeted_pair(&owner, &between).await;
+    let (mut t, mut d) = greeted_pair(&between, &reader).await;
+    let bytes = owner.payload(50_000, 3);
+    let first = lend_to(&owner, &mut s1, &mut c1, &bytes).await;
+    let second = lend_to(&owner, &mut s2, &mut c2, &bytes).await;
+    let (one, other) =
+        (c1.link.borrow(first, 50_000).unwrap(), c2.link.borrow(second, 50_000).unwrap());
+    drop(bytes);
+    let on = lend_to(&between, &mut t, &mut d, &other).await;
+    let read = d.link.borrow(on, 50_000).unwrap();
+    drop((one, other));
+    assert_eq!((returned(&mut c1), returned(&mut c2)), (vec![first.lease], vec![]));
+    s1.link.end_lease(first.lease);
+    // All connections of the process between are gone, and it has dropped what it had.
+    drop((s1, c1, s2, c2, t));
+    d.death().await;
+    drop((d, between));
+    assert_eq!(lent_of(&owner), 50_000);
+    assert!(read == pattern(50_000, 3));
+    drop(read);
+    let back = async {
+        while lent_of(&owner) > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, back).await.expect("what was lent never comes back");
+}
+
+/// Only where both the owner and the process between lend to all processes of the user.
+#[tokio::test]
+async fn what_is_for_one_process_is_not_lent_on() {
+    for (owner, between) in [
+        (Lending::OneProcess, Lending::SameUser),
+        (Lending::SameUser, Lending::OneProcess),
+        (Lending::SameUser, Lending::Off),
+    ] {
+        let (owner, between) = (lending(owner), lending(between));
+        let (mut s, mut c) = greeted_pair(&owner, &between).await;
+        let bytes = owner.payload(50_000, 3);
+        let lent = lend_to(&owner, &mut s, &mut c, &bytes).await;
+        let received = c.link.borrow(lent, 50_000).unwrap();
+        assert!(between.pool.lend(&received).is_none());
+    }
+}
+
+/// A peer that lends file after file has this process keep some descriptors for it, not all it has.
+#[tokio::test]
+async fn descriptors_kept_for_peers_are_limited() {
+    let _turn = KEEPING.lock().await;
+    const NAME: &str = "kept-for-a-stranger";
+    let you = lending(Lending::SameUser);
+    let mut listener = you.listen();
+    let stranger = Arc::new(Stranger::connect(listener.local_addr().shm().unwrap().name()));
+    stranger.greet();
+    let incoming = listener.accept().await.unwrap();
+    let (config, own) = (config(), stranger.own());
+    let entering = stranger.enters(own);
+    let (link, _ring) = tokio::join!(incoming.accept(&config, &you.pool, b"", TIMEOUT), entering);
+    let mut end = End::new(link.unwrap());
+    let (first, owner) = (pipe(), pipe());
+    let owner_is = rustix::fs::fstat(&owner).unwrap().st_ino;
+    let offers = |key: u32, onward: u8, pipes: &[&OwnedFd]| {
+        let (message, file) = (lend_onward(key, onward), allocated_as(NAME, 4096, LENDABLE));
+        let fds: Vec<_> =
+            [&file].into_iter().chain(pipes.iter().copied()).map(AsFd::as_fd).collect();
+        stranger.send(&message, &fds);
+    };
+    for key in 0..500 {
+        match key {
+            0 => offers(key, 1, &[&first]),
+            // What may be lent on, and what was.
+            1..250 => offers(key, 1, &[]),
+            _ => offers(key, 2, &[&owner]),
+        }
+        // It is answered: taken, or declined.
+        let this = stranger.clone();
+        let answer = tokio::task::spawn_blocking(move || this.receive().unwrap().0[0]);
+        let answer = tokio::select! {
+            answer = answer => answer.unwrap(),
+            ended = end.poll() => panic!("{ended:?}"),
+        };
+        // What cannot be lent on is taken all the same.
+        let kept = key.min(250) + key.saturating_sub(249);
+        assert_eq!(answer == TAKEN, key < 250 || kept <= 256, "{key}");
+    }
+    let names = std::fs::read_dir("/proc/self/fd").unwrap();
+    let names = names.filter_map(|file| file.ok()?.path().read_link().ok());
+    let pipe = format!("pipe:[{owner_is}]");
+    let ours = |name: &std::path::PathBuf| {
+        let name = name.to_string_lossy();
+        name.contains(NAME) || name == pipe
+    };
+    let kept = names.filter(ours).count();
+    // One is this test's own.
+    assert_eq!(kept, 256 + 1);
+}
+
 #[tokio::test]
 async fn leases_that_lie_are_breaches() {
     let (me, you) = (lending(Lending::SameUser), borrowing());
@@ -210,7 +346,11 @@ const LENDABLE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealF
 
 /// A file with all of its pages.
 fn allocated(len: u64, seals: SealFlags) -> OwnedFd {
-    let made = file(len, SealFlags::empty());
+    allocated_as("test", len, seals)
+}
+
+fn allocated_as(name: &str, len: u64, seals: SealFlags) -> OwnedFd {
+    let made = file_called(name, len, SealFlags::empty());
     rustix::fs::fallocate(&made, rustix::fs::FallocateFlags::empty(), 0, len).unwrap();
     rustix::fs::fcntl_add_seals(&made, seals).unwrap();
     made
@@ -218,6 +358,13 @@ fn allocated(len: u64, seals: SealFlags) -> OwnedFd {
 
 /// A message on the socket, and the descriptors beside it.
 type Message = (Vec<u8>, Vec<OwnedFd>);
+
+/// LEND of 4096 bytes, which says whether they may be lent on, or were.
+fn lend_onward(key: u32, onward: u8) -> Vec<u8> {
+    let mut message = lend(key, 0, 4096);
+    *message.last_mut().unwrap() = onward;
+    message
+}
 
 /// What becomes of an end to which a stranger lends these files with these messages.
 async fn offered(messages: Vec<Message>) -> String {
@@ -251,6 +398,11 @@ async fn memory_that_cannot_be_lent_ends_the_connection() {
         (first(allocated(4096, SealFlags::SHRINK | SealFlags::FUTURE_WRITE)), "not sealed"),
         (first(file(4096, LENDABLE)), "a file with 0 bytes of 4096"),
         (first(pipe()), "not a file that can be sealed"),
+        (vec![(lend_onward(1, 2), vec![whole()])], "neither a file nor a file and a pipe"),
+        (vec![(lend_onward(1, 2), vec![whole(), pipe(), whole()])], "neither a file nor a file"),
+        (vec![(lend_onward(1, 2), vec![whole(), pipe()])], "a pipe comes with the first"),
+        (vec![(lend_onward(1, 1), vec![whole(), pipe(), pipe()])], "neither a file nor a file"),
+        (vec![(lend_onward(1, 3), vec![whole(), pipe()])], "makes no sense"),
         (vec![(lend(1, 0, 8192), vec![whole(), pipe()])], "4096 bytes"),
         (vec![(lend(1, 0, 4096), vec![whole()])], "a pipe comes with the first"),
         (vec![(lend(1, 0, 4096), vec![whole(), whole()])], "neither a file nor a file and a pipe"),

@@ -52,6 +52,10 @@ fn main() -> ExitCode {
             "a_killed_lender_takes_nothing_away",
             a_killed_lender_takes_nothing_away,
         ),
+        process::self_test(
+            "a_killed_process_between_takes_nothing_away",
+            a_killed_process_between_takes_nothing_away,
+        ),
         process::self_test("one_process_is_lent_to", one_process_is_lent_to),
         process::self_test("two_processes_talk", two_processes_talk),
         process::self_test("connections_share_an_eventfd", connections_share_an_eventfd),
@@ -172,7 +176,8 @@ fn named() -> Vec<std::ffi::OsString> {
 
 /// The other process.
 async fn another_process(role: String) {
-    let side = if role == "lend" { lending_side() } else { side() };
+    let lends = role == "lend" || role == "between";
+    let side = if lends { lending_side() } else { side() };
     if role == "many" {
         return many_connections(&side).await;
     }
@@ -212,6 +217,12 @@ async fn another_process(role: String) {
                 read.push(bytes);
                 end.send(1, b"reads").await;
             }
+            // Lends on what it reads, likewise.
+            b"on" => {
+                let bytes = side.pool.lend(read.last().unwrap()).expect("may be lent on");
+                let lent = end.link.lend(bytes).unwrap();
+                end.send(1, &lent.map_or(Vec::new(), place)).await;
+            }
             b"grant" => {
                 let buf = landing.as_ref().expect("one grant");
                 end.link.share(buf.rkey()).unwrap();
@@ -244,6 +255,17 @@ fn lent_at(bytes: &[u8]) -> Lent {
     Lent { lease: word(0), key: word(4), addr }
 }
 
+/// Waits until this process holds what it held before: threads close the rest.
+async fn closed(before: (usize, usize)) {
+    let closed = async {
+        while held() != before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let now = tokio::time::timeout(TIMEOUT, closed).await;
+    assert!(now.is_ok(), "something is left: {:?}, not {before:?}", held());
+}
+
 async fn released(me: &Side) {
     let released = async {
         while me.pool.stats().lent > 0 || me.pool.stats().application > 0 {
@@ -257,6 +279,7 @@ async fn released(me: &Side) {
 /// The reader of pool memory, or of memory of the application, is killed while it reads, once
 /// before and once after its lender's link has ended.
 async fn a_killed_reader_keeps_nothing_that_was_lent() {
+    let before = held();
     for (link_first, registers) in [(false, false), (false, true), (true, false), (true, true)] {
         let me = lending_side();
         let (mut process, mut end) = with_process(&me, "connect").await;
@@ -296,6 +319,62 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
         }
         released(&me).await;
     }
+    closed(before).await;
+}
+
+/// A process that has lent on what it was lent is killed: the owner keeps the memory until its
+/// reader is done, which only that process knew of. Here the owner is the reader, too.
+async fn a_killed_process_between_takes_nothing_away() {
+    let before = held();
+    for owner_leaves_first in [false, true] {
+        let me = lending_side();
+        let (mut process, mut end) = with_process(&me, "between").await;
+        process.says("stands");
+        let bytes = me.payload(LENT, 7);
+        let lent = loop {
+            if let Some(lent) = end.link.lend(me.pool.lend(&bytes).unwrap()).unwrap() {
+                break lent;
+            }
+            end.send(0, b"hello").await;
+            end.receive().await.unwrap();
+            tokio::task::yield_now().await;
+        };
+        end.send(0, &[b"read".as_slice(), &place(lent)].concat()).await;
+        assert_eq!(end.receive().await.unwrap(), b"reads");
+        let on = loop {
+            end.send(0, b"on").await;
+            let answer = end.receive().await.unwrap();
+            if !answer.is_empty() {
+                break lent_at(&answer);
+            }
+            tokio::task::yield_now().await;
+        };
+        let read = end.link.borrow(on, LENT as u32).unwrap();
+        let at = bytes.as_ptr();
+        drop(bytes);
+        if owner_leaves_first {
+            drop(end);
+            process.kill();
+        } else {
+            process.kill();
+            end.death().await;
+            drop(end);
+        }
+        assert_eq!(me.pool.stats().lent, LENT, "it is read");
+        // Whatever is handed out now lies elsewhere.
+        let others: Vec<_> = std::iter::from_fn(|| me.pool.try_alloc(64 << 10).ok()).collect();
+        for mut buf in others {
+            buf.resize_zeroed(64 << 10);
+            assert_ne!(buf.as_ptr(), at);
+        }
+        assert!(read == pattern(LENT, 7));
+        let part = read.slice(LENT - 10..);
+        drop(read);
+        assert_eq!((me.pool.stats().lent, &part[..]), (LENT, &pattern(LENT, 7)[LENT - 10..]));
+        drop(part);
+        released(&me).await;
+    }
+    closed(before).await;
 }
 
 /// A pool for one process is lent to the first one, also when that has ended.
@@ -355,12 +434,7 @@ async fn a_killed_lender_takes_nothing_away() {
     drop(read);
     assert!(part == pattern(LENT, 7)[LENT - 10..]);
     drop((part, process));
-    let closed = async {
-        while held() != before {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(TIMEOUT, closed).await.expect("something of the lender is left");
+    closed(before).await;
 }
 
 /// Requests a grant from the peer, and returns its address and key.

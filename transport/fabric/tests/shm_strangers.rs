@@ -47,7 +47,7 @@ async fn a_listener_of_another_version_is_named_as_such() {
     });
     let addr: ShmAddr = name.parse().unwrap();
     let error = side().connect(&addr.into()).await.unwrap_err();
-    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 5, .. }), "{error}");
+    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 6, .. }), "{error}");
     drop(server.join().unwrap());
 }
 
@@ -104,7 +104,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
     let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
         (b"GET / HTTP/1.1", &[], "makes no sense"),
-        (&other_version, &[], "a greeting of version 1, this end has 5"),
+        (&other_version, &[], "a greeting of version 1, this end has 6"),
         (&good[..12], &[], "makes no sense"),
         (&[0; 300], &[], "longer"),
     ];

@@ -121,7 +121,7 @@ async fn attempt(
                 sent => sent.map_err(failed)?,
             }
             let ends = (own_end.reader, writer, wakeup);
-            Ok((ShmLink::new(context, socket, ends, block, config), private_data))
+            Ok((ShmLink::new(context, socket, ends, (pool, block), config), private_data))
         }
         (Some(Message::Reject { private_data }), false) => {
             Err(ConnectError::Rejected { addr: addr.clone().into(), private_data })

@@ -34,7 +34,7 @@ use crate::error::{LinkError, Verb};
 use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Work, WriteSource};
 use crate::link_config::LinkConfig;
 use crate::shm::context::{DeviceContext, NAME};
-use crate::shm::lend::borrower::{Borrower, TakenFile};
+use crate::shm::lend::borrower::{Borrower, TakenFile, Taking};
 use crate::shm::lend::lender::Lender;
 use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, PeerChunks};
 use crate::shm::memory::map::Map;
@@ -98,6 +98,8 @@ pub struct ShmLink {
     lender: Option<Box<Lender>>,
     /// Once the peer has lent something.
     borrower: Option<Box<Borrower>>,
+    /// Of this link, if it may lend on what peers have lent.
+    lends_on: Option<Pool>,
     table: Arc<Table>,
     /// Keys of this end's chunks that the peer knows.
     shared: HashSet<u32>,
@@ -119,7 +121,7 @@ impl ShmLink {
         context: &DeviceContext,
         socket: Socket,
         (reader, writer, wakeup): (Reader<Map>, Writer<PeerMap>, Wakeup),
-        block: ControlBlock,
+        (pool, block): (&Pool, ControlBlock),
         config: &LinkConfig,
     ) -> ShmLink {
         ShmLink {
@@ -146,6 +148,7 @@ impl ShmLink {
             pending: None,
             lender: Lender::new(&context.permit).map(Box::new),
             borrower: None,
+            lends_on: context.permit.lends_on().then(|| pool.clone()),
             table: context.table.clone(),
             shared: HashSet::new(),
             revoked: Arc::default(),
@@ -342,7 +345,7 @@ impl ShmLink {
         let answer = match taken {
             Ok(taken) => {
                 let borrower = self.borrower.get_or_insert_default();
-                borrower.insert(offered, taken).map_err(|what| self.breach(what))?;
+                borrower.insert(offered, taken, &self.table).map_err(|what| self.breach(what))?;
                 Message::Taken { key }
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -376,13 +379,13 @@ impl ShmLink {
                 self.pending = Some(Pending::Chunk(offered, take_fds));
                 Ok(())
             }
-            (Some(Message::Lend { key, addr, len }), true) => {
+            (Some(Message::Lend { key, addr, len, onward }), true) => {
                 let offered = Offered { key, addr, len };
                 let borrower = self.borrower.get_or_insert_default();
                 let others = borrower.check(offered).map_err(|what| self.breach(what))?;
-                let user = self.socket.peer().uid;
-                let take_fds =
-                    self.socket.take_fds(move |fds| TakenFile::new(fds, len, user, others));
+                let (user, pool) = (self.socket.peer().uid, self.lends_on.clone());
+                let taking = Taking { offered, onward, user, others, pool };
+                let take_fds = self.socket.take_fds(move |fds| TakenFile::new(fds, taking));
                 self.pending = Some(Pending::Lent(offered, take_fds));
                 Ok(())
             }

@@ -276,7 +276,7 @@ impl ShmIncoming {
         };
         let wakeup = member.map_or(Wakeup::Message, Wakeup::Channel);
         let ends = (own_end.reader, writer, wakeup);
-        Ok(ShmLink::new(&context, socket, ends, block, config))
+        Ok(ShmLink::new(&context, socket, ends, (pool, block), config))
     }
 
     /// Rejects the request.

@@ -51,7 +51,7 @@ pub const SUMMARY: u64 = 64;
 pub const BITS: u64 = 128;
 
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x05".as_slice()].concat()
+    [&[kind], b"trdshm\x06".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
@@ -65,6 +65,7 @@ pub fn chunk(rkey: u32, addr: u64, len: u64) -> Vec<u8> {
 pub fn lend(key: u32, addr: u64, len: u64) -> Vec<u8> {
     let mut message = chunk(key, addr, len);
     message[0] = LEND;
+    message.push(0);
     message
 }
 

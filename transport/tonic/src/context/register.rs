@@ -59,13 +59,15 @@ impl Context {
     }
 
     /// Registers memory of the application, as [`register`](Self::register) does, that processes of
-    /// this host may be lent, as [`ContextBuilder::lending`] allows: fields of 32 KiB and more that
-    /// lie in it are not copied over shared memory either. The peer reads them where they are, and
-    /// they return when it drops them.
+    /// this host may be lent, as
+    /// [`ContextBuilder::lending`](crate::ContextBuilder::lending) allows: fields of 32 KiB and
+    /// more that lie in it are not copied over shared memory either. The peer reads them where they
+    /// are, and they return when it drops them.
     ///
     /// The memory is a file of its own, which those processes map, read-only and **whole**. They
-    /// see all of it, and nothing else: with [`ContextBuilder::lend_pool`] set to false, the
-    /// context lends nothing but such memory. There is no limit on how much of it is lent at a
+    /// see all of it, and nothing else: with
+    /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) set to false, the context
+    /// lends nothing but such memory. There is no limit on how much of it is lent at a
     /// time, as nobody else waits for it; it stays registered until the last reader is done.
     ///
     /// ```no_run

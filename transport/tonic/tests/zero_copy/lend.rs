@@ -102,7 +102,7 @@ async fn requests_are_read_where_they_lie() {
     assert_eq!(world.server.get().bytes_received_lent, world.channel.stats().bytes_sent_lent);
 }
 
-/// Streams in both directions; what a handler sends back of what it was lent is copied once.
+/// Streams in both directions, also of what a handler sends back of what it was lent.
 #[tokio::test]
 async fn every_kind_of_call_is_lent() {
     for codec in [Which::Ours, Which::Plain] {
@@ -131,6 +131,45 @@ async fn every_kind_of_call_is_lent() {
         drop(data);
         all_back(&world.channel).await;
     }
+}
+
+/// A proxy that lends sends on where it lies what it was lent: the service behind it reads the
+/// client's buffer.
+#[tokio::test]
+async fn a_proxy_lends_on() {
+    let [proxy, client] = [(); 2].map(|()| Some(context(Lending::SameUser)));
+    let behind = World::between(Fabric::Shm, [None, proxy.clone()], blobs(Which::Ours)).await;
+    let forward = Some(behind.client(Which::Ours));
+    let blobs = Blobs { forward, ..blobs(Which::Ours) };
+    let front = World::between(Fabric::Shm, [proxy, client], blobs).await;
+    let data = pooled(&front.channel, MIB, 3).await;
+    let mut client = front.client(Which::Ours);
+    let mut forwarded = async || {
+        let reply = client.unary("/test.Blobs/Forward", Blob::of(data.clone())).await.unwrap();
+        assert!(reply.data == data);
+    };
+    let sent = |world: &World| {
+        let stats = world.channel.stats();
+        (stats.bytes_sent_lent, stats.bytes_sent_write)
+    };
+    let calls = async {
+        while sent(&front).0 == 0 || sent(&behind).0 == 0 {
+            forwarded().await;
+        }
+    };
+    tokio::time::timeout(LIMIT_OF_WAITS, calls).await.expect("the proxy never lends on");
+    let before = [sent(&front), sent(&behind)];
+    for _ in 0..10 {
+        forwarded().await;
+    }
+    for (world, (lent, written)) in [&front, &behind].into_iter().zip(before) {
+        let now = sent(world);
+        assert_eq!(now.1, written);
+        assert!(now.0 - lent >= 10 * MIB as u64);
+    }
+    all_back(&front.channel).await;
+    let stats = behind.channel.pool().stats();
+    assert_eq!((stats.lent, stats.lent_application, stats.application), (0, 0, 0));
 }
 
 /// A reader that keeps messages makes its peer copy the next ones, and neither is held up.

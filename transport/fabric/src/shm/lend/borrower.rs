@@ -4,43 +4,130 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use rustix::fs::{FileType, fstat};
+use tonic_rdma_memory::{Pool, PoolRegistration};
 
-use super::{MAX_BYTES, MAX_FILES};
+use super::{MAX_BYTES, MAX_FILES, MAX_KEPT};
 use crate::link::Lent;
 use crate::returns::Returns;
 use crate::shm::memory::peer_map::{Offered, PeerMap};
+use crate::shm::memory::table::Table;
+use crate::shm::socket::wire::Onward;
 
 /// A file, mapped, and the writing end of the peer's pipe if that came with it.
 #[derive(Debug)]
 pub(crate) struct TakenFile {
     map: Arc<PeerMap>,
     reads: Option<OwnedFd>,
+    /// The writing end of its owner's pipe, if the peer has lent it on.
+    owner: Option<Kept<OwnedFd>>,
+    /// If it can be lent on.
+    onward: Option<Kept<PoolRegistration>>,
+}
+
+/// How a file is to be taken.
+#[derive(Debug)]
+pub(crate) struct Taking {
+    pub(crate) offered: Offered,
+    pub(crate) onward: Onward,
+    /// The peer's.
+    pub(crate) user: u32,
+    /// Files of the link that were taken before.
+    pub(crate) others: usize,
+    /// The pool that may lend it on.
+    pub(crate) pool: Option<Pool>,
 }
 
 impl TakenFile {
-    /// Maps a file of `len` bytes that a peer of this user has passed, with or without the pipe.
-    /// May block. Descriptors that are not kept stay in `fds`.
+    /// Maps a file that a peer has passed, with the pipes that belong to it. May block. Descriptors
+    /// that are not kept stay in `fds`.
     ///
     /// # Errors
-    /// `InvalidData` if it is nothing that may be lent; others if this process cannot map it.
-    pub(crate) fn new(
-        fds: &mut Vec<OwnedFd>,
-        len: u64,
-        user: u32,
-        others: usize,
-    ) -> io::Result<TakenFile> {
+    /// `InvalidData` if it is nothing that may be lent; others if this process cannot map it, or
+    /// keeps as many descriptors as it may.
+    pub(crate) fn new(fds: &mut Vec<OwnedFd>, taking: Taking) -> io::Result<TakenFile> {
+        let Taking { offered, onward, user, others, pool } = taking;
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        let reads = match fds.len() {
-            1 => None,
-            2 if FileType::from_raw_mode(fstat(&fds[1])?.st_mode) == FileType::Fifo => fds.pop(),
+        for pipe in fds.iter().skip(1) {
+            if FileType::from_raw_mode(fstat(pipe)?.st_mode) != FileType::Fifo {
+                return Err(wrong("neither a file nor a file and a pipe"));
+            }
+        }
+        let full = || io::Error::new(io::ErrorKind::QuotaExceeded, "too many descriptors are kept");
+        let (owner, pipes) = match (onward, fds.len()) {
+            (Onward::Was, 2 | 3) => (fds.pop(), fds.len() - 1),
+            (Onward::No | Onward::May, 1 | 2) => (None, fds.len() - 1),
             _ => return Err(wrong("neither a file nor a file and a pipe")),
         };
+        let owner = owner.map(|owner| Kept::new(owner).ok_or_else(full)).transpose()?;
+        let reads = if pipes == 1 { fds.pop() } else { None };
         let file = fds.first().ok_or_else(|| wrong("no file"))?;
-        let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        Ok(TakenFile { map: PeerMap::lent(file, len, user, others)?, reads })
+        let len = usize::try_from(offered.len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let Some(pool) = pool.filter(|_| onward == Onward::May) else {
+            let map = PeerMap::lent(file, len, user, others)?;
+            return Ok(TakenFile { map, reads, owner, onward: None });
+        };
+        // A mapping of its own: its addresses tell which link has borrowed what lies there.
+        let map = Arc::new(PeerMap::lent_apart(file, len, user, others)?);
+        let onward = Kept::new(()).and_then(|place| {
+            let file = fds.drain(..1).next()?;
+            match pool.register_lent(Bytes::from_owner(Whole(map.clone())), file) {
+                Ok(registration) => Some(place.keep(registration)),
+                Err(error) => {
+                    tracing::debug!(%error, "memory that a peer lends is not lent on");
+                    None
+                }
+            }
+        });
+        Ok(TakenFile { map, reads, owner, onward })
+    }
+}
+
+/// All of a file.
+struct Whole(Arc<PeerMap>);
+
+impl AsRef<[u8]> for Whole {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: as for `Borrowed`. Nobody reads these bytes: they tell where the memory lies, and
+        // keep it.
+        unsafe { std::slice::from_raw_parts(self.0.ptr(), self.0.len()) }
+    }
+}
+
+/// Something with a descriptor that is kept for as long as a peer pleases. All peers together have
+/// [`MAX_KEPT`].
+#[derive(Debug)]
+struct Kept<T> {
+    kept: T,
+    _place: Place,
+}
+
+/// One of [`MAX_KEPT`].
+#[derive(Debug)]
+struct Place;
+
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+impl<T> Kept<T> {
+    /// `None` if there are as many as may be.
+    fn new(kept: T) -> Option<Self> {
+        let place = Place;
+        // Uncounted when it is dropped.
+        (KEPT.fetch_add(1, Relaxed) < MAX_KEPT).then_some(Kept { kept, _place: place })
+    }
+
+    fn keep<U>(self, kept: U) -> Kept<U> {
+        Kept { kept, _place: self._place }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        KEPT.fetch_sub(1, Relaxed);
     }
 }
 
@@ -49,9 +136,12 @@ impl TakenFile {
 struct File {
     map: Arc<PeerMap>,
     addr: u64,
-    /// As long as it is there, the peer keeps what it has lent, also when the connection has ended.
-    /// Closing a pipe does not block.
+    /// Has the map, too.
+    _onward: Option<Kept<PoolRegistration>>,
+    /// As long as they are there, the peer keeps what it has lent, also when the connection has
+    /// ended, and so does the owner of what was lent on. Closing a pipe does not block.
     _reads: Arc<OwnedFd>,
+    _owner: Option<Kept<OwnedFd>>,
 }
 
 /// The reading end of a link.
@@ -91,15 +181,24 @@ impl Borrower {
     ///
     /// # Errors
     /// What the peer did wrong.
-    pub(crate) fn insert(&mut self, offered: Offered, taken: TakenFile) -> Result<(), String> {
+    pub(crate) fn insert(
+        &mut self,
+        offered: Offered,
+        taken: TakenFile,
+        table: &Table,
+    ) -> Result<(), String> {
         let Offered { key, addr, len } = offered;
-        let TakenFile { map, reads } = taken;
+        let TakenFile { map, reads, owner, onward } = taken;
         let reads = match (&self.reads, reads) {
             (None, Some(reads)) => self.reads.insert(Arc::new(reads)),
             (Some(reads), None) => reads,
             _ => return Err("a pipe comes with the first memory that is lent".to_owned()),
         };
-        self.files.insert(key, Arc::new(File { map, addr, _reads: reads.clone() }));
+        if let Some(key) = onward.as_ref().and_then(|onward| onward.kept.lend_key()) {
+            table.set_owner(key, reads);
+        }
+        let (_reads, _owner, _onward) = (reads.clone(), owner, onward);
+        self.files.insert(key, Arc::new(File { map, addr, _onward, _reads, _owner }));
         self.bytes += len;
         Ok(())
     }

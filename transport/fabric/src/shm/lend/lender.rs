@@ -13,7 +13,7 @@ use crate::link::Lent;
 use crate::shm::lend::permit::Permit;
 use crate::shm::memory::table::{RevokedKeys, Table};
 use crate::shm::socket::seqpacket::Socket;
-use crate::shm::socket::wire::Message;
+use crate::shm::socket::wire::{Message, Onward};
 
 /// What the peer has done with a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,16 +79,22 @@ impl Lender {
         if self.files.len() >= MAX_FILES || self.bytes.saturating_add(file.len) > MAX_BYTES {
             return Ok(None);
         }
-        let message = Message::Lend { key, addr: file.addr, len: file.len }.encode();
-        let sent = match &self.reader {
-            Some(_) => socket.send(&message, &[file.file.as_fd()]),
-            None => {
-                let (reader, writer) = pipe()?;
-                let sent = socket.send(&message, &[file.file.as_fd(), writer.as_fd()]);
-                self.reader = sent.is_ok().then_some(reader);
-                sent
-            }
+        let owner = file.owner.get();
+        let onward = match owner {
+            Some(_) => Onward::Was,
+            None if self.permit.lends_on() => Onward::May,
+            None => Onward::No,
         };
+        let message = Message::Lend { key, addr: file.addr, len: file.len, onward }.encode();
+        // With the first goes the pipe of this link, with a peer's that of the peer's.
+        let new = if self.reader.is_none() { Some(pipe()?) } else { None };
+        let mut fds = vec![file.file.as_fd()];
+        fds.extend(new.iter().map(|(_, writer)| writer.as_fd()));
+        fds.extend(owner.map(|owner| owner.as_fd()));
+        let sent = socket.send(&message, &fds);
+        if let (Ok(()), Some((reader, _))) = (&sent, new) {
+            self.reader = Some(reader);
+        }
         match sent {
             // The socket is full: another time.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),

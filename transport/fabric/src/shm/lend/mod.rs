@@ -16,6 +16,16 @@
 //! a share, however long slices of it are kept. The `keeper` holds what is lent until the kernel
 //! tells that the pipe has no writing end: the last slice was dropped, or the process has ended.
 //!
+//! What was lent may be lent on, once, to processes of the same user, where both the owner and the
+//! process between them lend to such. The process between keeps the file, registered with its pool
+//! as what it is, memory of a peer, and passes with it the pipe of the owner:
+//!
+//! | ends first | who keeps the memory |
+//! |---|---|
+//! | the reader | the process between returns its lease, and the owner has the memory back |
+//! | the process between, or its connection to the owner | the owner, until the reader's mapping is gone: it has the owner's pipe |
+//! | the owner | the mappings, which keep the file |
+//!
 //! | module | what |
 //! |---|---|
 //! | `lender` | the leases of a link, and what its peer has mapped |
@@ -30,5 +40,8 @@ pub(super) mod permit;
 
 /// Files that a peer is offered, at most.
 const MAX_FILES: usize = 512;
+/// Descriptors that this process keeps for peers that lend, at most: a quarter of the usual limit.
+/// Beyond it nothing is lent on.
+const MAX_KEPT: usize = 256;
 /// Their bytes, at most: address space of the reader, and memory of the lender.
 const MAX_BYTES: u64 = 1 << 36;

@@ -25,6 +25,12 @@ impl Permit {
         self.lending == Lending::Off
     }
 
+    /// Whether memory may be lent on to others of this user, by those that it is lent to, and by
+    /// this process that of others.
+    pub(crate) fn lends_on(&self) -> bool {
+        self.lending == Lending::SameUser
+    }
+
     /// Whether the peer of this socket may be lent memory from now on. The first process that asks
     /// is the one of [`Lending::OneProcess`].
     pub(crate) fn allows(&self, socket: &Socket) -> bool {

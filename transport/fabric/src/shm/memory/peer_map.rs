@@ -160,15 +160,28 @@ impl PeerMap {
         if let Some(map) = lent.get(&id).and_then(Weak::upgrade).filter(|map| map.len() == len) {
             return Ok(map);
         }
+        let map = Arc::new(Self::lent_apart(file, len, user, others)?);
+        lent.retain(|_, map| map.strong_count() > 0);
+        lent.insert(id, Arc::downgrade(&map));
+        Ok(map)
+    }
+
+    /// As [`lent`](Self::lent), but mapped for this caller alone, at an address of its own.
+    ///
+    /// # Errors
+    /// Those of [`lent`](Self::lent).
+    pub(crate) fn lent_apart(
+        file: impl AsFd,
+        len: usize,
+        user: u32,
+        others: usize,
+    ) -> io::Result<PeerMap> {
         let mut entry = None;
         let map = Map::read_only(file, len, |file| {
             entry = Some(Entry::new(file, Usage::Lent { others })?);
             Ok(())
         })?;
-        let map = Arc::new(PeerMap { mapped: entry.map(|entry| (map, entry)), user });
-        lent.retain(|_, map| map.strong_count() > 0);
-        lent.insert(id, Arc::downgrade(&map));
-        Ok(map)
+        Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user })
     }
 
     /// The first byte. Other processes may write to what lies there.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 
@@ -23,6 +23,8 @@ pub(crate) struct Lendable {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     pub(crate) file: OwnedFd,
+    /// Of what a peer has lent this process: the pipe that tells that peer of readers.
+    pub(crate) owner: OnceLock<Arc<OwnedFd>>,
     /// The links whose peers have it.
     links: Mutex<Vec<Weak<RevokedKeys>>>,
 }
@@ -86,6 +88,13 @@ impl Table {
                 entry.insert(Arc::new(memory));
                 return key;
             }
+        }
+    }
+
+    /// Says that memory is a peer's, which learns by this pipe of all that read it.
+    pub(crate) fn set_owner(&self, key: u32, pipe: &Arc<OwnedFd>) {
+        if let Some(memory) = lock(&self.lendable).get(&key) {
+            memory.owner.get_or_init(|| pipe.clone());
         }
     }
 
@@ -185,7 +194,8 @@ unsafe impl Registrar for ShmRegistrar {
                 table.insert(&table.chunks, chunk)
             }
             (Access::Lend, Some(file)) => {
-                let memory = Lendable { addr, len, file, links: Mutex::default() };
+                let (owner, links) = (OnceLock::new(), Mutex::default());
+                let memory = Lendable { addr, len, file, owner, links };
                 table.insert(&table.lendable, memory)
             }
             _ => table.next.fetch_add(1, Ordering::Relaxed),

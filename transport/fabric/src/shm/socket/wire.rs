@@ -11,7 +11,7 @@
 //! | CHUNK | kind, rkey u32, address u64, length u64 | file |
 //! | FORGET | kind, rkey u32 | |
 //! | WAKE | kind | |
-//! | LEND | kind, key u32, address u64, length u64 | file; with the first also the writing end of a pipe |
+//! | LEND | kind, key u32, address u64, length u64, onward u8 | file; with the first also the writing end of a pipe; with what is lent on also that of its owner |
 //! | TAKEN, DECLINED | kind, key u32: the answers to LEND | |
 //! | UNLEND | kind, key u32 | |
 //!
@@ -27,7 +27,7 @@ use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 
 /// Of the protocol.
-pub(crate) const VERSION: u8 = 5;
+pub(crate) const VERSION: u8 = 6;
 const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Protocol and version.
 const MAGIC: [u8; 7] = {
@@ -49,6 +49,17 @@ const TAKEN: u8 = 11;
 const DECLINED: u8 = 12;
 const UNLEND: u8 = 13;
 
+/// Whether the peer may lend on what is lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Onward {
+    /// It is for the peer alone.
+    No = 0,
+    /// To processes of the same user.
+    May = 1,
+    /// It is lent on already, with the pipe of its owner.
+    Was = 2,
+}
+
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
@@ -61,7 +72,7 @@ pub(crate) enum Message {
     Forget { rkey: u32 },
     Wake,
     Ring { channel: Option<ChannelName> },
-    Lend { key: u32, addr: u64, len: u64 },
+    Lend { key: u32, addr: u64, len: u64, onward: Onward },
     Taken { key: u32 },
     Declined { key: u32 },
     Unlend { key: u32 },
@@ -98,11 +109,14 @@ impl Message {
                 head(OTHER_USER);
                 out.extend(uid.to_le_bytes());
             }
-            Message::Chunk { rkey: key, addr, len } | Message::Lend { key, addr, len } => {
+            Message::Chunk { rkey: key, addr, len } | Message::Lend { key, addr, len, .. } => {
                 out.push(if matches!(self, Message::Chunk { .. }) { CHUNK } else { LEND });
                 out.extend(key.to_le_bytes());
                 out.extend(addr.to_le_bytes());
                 out.extend(len.to_le_bytes());
+                if let Message::Lend { onward, .. } = self {
+                    out.push(*onward as u8);
+                }
             }
             Message::Forget { rkey: key }
             | Message::Taken { key }
@@ -166,11 +180,14 @@ impl Message {
                 let (key, rest) = u32_of(rest)?;
                 let (addr, rest) = u64_of(rest)?;
                 let (len, rest) = u64_of(rest)?;
-                let message = match *kind {
-                    CHUNK => Message::Chunk { rkey: key, addr, len },
-                    _ => Message::Lend { key, addr, len },
+                let message = match (*kind, rest) {
+                    (CHUNK, []) => Message::Chunk { rkey: key, addr, len },
+                    (LEND, [0]) => Message::Lend { key, addr, len, onward: Onward::No },
+                    (LEND, [1]) => Message::Lend { key, addr, len, onward: Onward::May },
+                    (LEND, [2]) => Message::Lend { key, addr, len, onward: Onward::Was },
+                    _ => return None,
                 };
-                (rest.is_empty() && addr.checked_add(len).is_some()).then_some(message)
+                addr.checked_add(len).is_some().then_some(message)
             }
             FORGET | TAKEN | DECLINED | UNLEND => {
                 let (key, rest) = u32_of(rest)?;
@@ -236,6 +253,9 @@ mod tests {
             Message::Refused { text: "no".into() },
             Message::OtherUser { uid: 1000 },
             Message::Chunk { rkey: 1, addr: 2, len: 3 },
+            Message::Lend { key: 1, addr: 2, len: 3, onward: Onward::No },
+            Message::Lend { key: 1, addr: 2, len: 3, onward: Onward::May },
+            Message::Lend { key: 1, addr: 2, len: 3, onward: Onward::Was },
             Message::Forget { rkey: 9 },
             Message::Wake,
             Message::Ring { channel: None },
