@@ -9,8 +9,8 @@ SEEDS ?= 3000
 MINUTES ?= 60
 
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-source \
-    test-native test-interop test-patched test-sim test-costs test-large test-rdma test-rdma-core \
-    test-rdma-qemu soak sanitize kernel fmt clippy docs features rust-version dependencies package \
+    test-native test-interop test-patched test-upstream test-sim test-costs test-large test-rdma \
+    test-rdma-core test-rdma-qemu soak sanitize kernel fmt clippy docs features rust-version dependencies package \
     semver clean packages
 
 help: ## list these targets
@@ -72,6 +72,11 @@ test-interop: ## call gRPC's Python implementation, and be called by it
 
 test-patched: packages ## test a program with tonic-prost patched, and patches that are wrong
 	tests/patched/run
+
+test-upstream: packages ## run tonic's own tests from the checkout of tonic in TONIC, on each fabric
+	@[ -n "$(TONIC)" ] || { echo 'set TONIC to a git checkout of https://github.com/hyperium/tonic' >&2; exit 2; }
+	@scripts/install-packages test
+	tests/upstream/run "$(TONIC)"
 
 test-sim: packages ## run the simulation under faults, one run for each of SEEDS seeds
 	tests/sim/run test

@@ -87,7 +87,12 @@ fn a_peer_on_this_host_is_reached_by_shared_memory_and_measured() {
     assert_eq!(peer["steps"][0]["name"], "TCP connection");
     assert_eq!(peer["steps"][1]["name"], "Offer");
     let output = doctor().args(["--peer", &server.url]).output().unwrap();
-    says(stdout(&output), &["offers shm", "MiB/s", "Calls to http://"]);
+    says(
+        stdout(&output),
+        &["offers shm", "MiB/s", "tonic-rdma-build", "tonic::transport::{Channel, Endpoint}"],
+    );
+    let last = stdout(&output).lines().last().unwrap();
+    assert!(last.starts_with("Calls to http://"), "{last}");
 }
 
 #[test]

@@ -44,7 +44,20 @@ pub(super) fn print(found: &Diagnosis) -> Result<(), Failure> {
     for (title, blocks) in [("In the way", true), ("Could be better", false)] {
         findings(title, found.findings.iter().filter(|finding| finding.blocks == blocks))?;
     }
+    if found.rdma {
+        own_code()?;
+    }
     verdict(found)
+}
+
+/// What no examination of a host finds.
+fn own_code() -> Result<(), Failure> {
+    output::line(format_args!(
+        "\nA program that stays on TCP all the same makes tonic's own channel. Look in its code for\n  \
+         - `connect` of stubs that tonic-prost-build has generated: generate them with tonic-rdma-build, or\n    \
+           give `new` a channel of tonic_rdma::Endpoint\n  \
+         - `tonic::transport::{{Channel, Endpoint}}`: tonic_rdma has both"
+    ))
 }
 
 /// Width of a table in columns: that of the terminal, clamped, so that the terminal does not wrap

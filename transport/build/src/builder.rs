@@ -84,6 +84,13 @@ impl Builder {
         Builder { tonic: self.tonic.bytes(path), bytes_named: true }
     }
 
+    /// All `bytes` fields are `Vec<u8>`, as those of tonic-prost-build, so that code compiles which
+    /// has such messages already. They are copied, once more at each end than `Bytes` would be: go
+    /// on from here field by field, with [`bytes`](Self::bytes).
+    pub fn bytes_as_vec(self) -> Self {
+        Builder { bytes_named: true, ..self }
+    }
+
     /// As [`tonic_prost_build::Builder::disable_comments`].
     pub fn disable_comments<I, S>(self, path: I) -> Self
     where

@@ -85,6 +85,9 @@ fn bytes_that_are_named_are_all() {
     let named = generated(|builder| builder.bytes(".store.v1.Blob.data"));
     assert_eq!(named.matches("::prost::bytes::Bytes").count(), 1, "{named}");
     assert!(named.contains("pub checksum: ::prost::alloc::vec::Vec<u8>"), "{named}");
+    let none = generated(|builder| builder.bytes_as_vec());
+    assert_eq!(none.matches("::prost::alloc::vec::Vec<u8>").count(), 2, "{none}");
+    assert!(!none.contains("::prost::bytes::Bytes"), "{none}");
 }
 
 #[test]
