@@ -16,7 +16,7 @@
 //! | `named` | peers that keep the key of a buffer that the server has got back |
 //! | `raw_peer` | the queue pair of such a peer |
 //! | `soak` | random faults for a given time: `make soak` |
-//! | `cable` | the cable between two guests is cut |
+//! | `cable` | the cable between two guests is cut, or loses a message of the connection manager |
 //! | `fault_test`, `roles`, `log` | shared code |
 
 // A failed unwrap is a failed test.
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
         memlock: of_the_server of_a_client;
         ack: a_hole_is_survived;
         service_class: packets_have_what_was_set;
-        cable: cut;
+        cable: cut ready_to_use_is_lost;
         soak: random_faults;
     };
     let trials = tests.into_iter().map(|(name, test)| {

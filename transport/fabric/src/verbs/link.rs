@@ -68,6 +68,8 @@ pub struct VerbsLink {
     busy_poll: Option<BusyPoll>,
     /// The last poll found nothing, and another one follows at once.
     polls_on: bool,
+    /// What was completed before the connection was established.
+    early: Vec<Completion>,
     ending: Option<Ending>,
     failure: Option<Failure>,
     dead: Option<LinkError>,
@@ -123,6 +125,7 @@ impl VerbsLink {
             busy_poll: (!config.busy_poll_limit.is_zero() && !processors::process_has_one())
                 .then(|| BusyPoll::new(config.busy_poll_limit, wake_cost::get())),
             polls_on: false,
+            early: Vec::new(),
             ending: None,
             failure: None,
             dead: None,
@@ -148,6 +151,33 @@ impl VerbsLink {
         if let Some(local) = self.qp.id.local() {
             self.peer.local = local.into();
         }
+    }
+
+    /// Whether the peer has sent a message: then its end of the connection is established, and this
+    /// end is, too, although the message that says so may be lost on the way (InfiniBand
+    /// Architecture Specification 1.3, section 12.9.8.3: "communication established").
+    ///
+    /// # Errors
+    /// The completion queue failed.
+    pub(super) fn poll_first_message(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut early = std::mem::take(&mut self.early);
+        let polled = loop {
+            match self.take_completions(&mut early) {
+                Ok(_) if !early.is_empty() => break Poll::Ready(Ok(())),
+                Ok(_) => {}
+                Err(error) => break Poll::Ready(Err(error)),
+            }
+            let VerbsLink { qp, memory, failure, .. } = self;
+            let own = |completed: &Completed| complete(memory, failure, completed, &mut early);
+            match qp.cq.sleep(cx, Armed::All, own) {
+                Ok(Sleep::PollAgain) => {}
+                Ok(Sleep::Asleep) => break Poll::Pending,
+                Ok(Sleep::Orphaned) => break poll_on(cx).map(Ok),
+                Err(error) => break Poll::Ready(Err(error)),
+            }
+        };
+        self.early = early;
+        polled
     }
 
     fn post(&mut self, slot: u32) -> io::Result<()> {
@@ -273,6 +303,7 @@ impl VerbsLink {
         out: &mut Vec<Completion>,
     ) -> Result<Poll<()>, LinkError> {
         let before = out.len();
+        out.append(&mut self.early);
         if let Err(error) = self.poll_events(cx) {
             return Err(self.device_error("rdma_get_cm_event", error));
         }

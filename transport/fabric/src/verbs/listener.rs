@@ -1,8 +1,10 @@
 //! The accepting side.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use rdma_sys::rdma_cm_event_type as kind;
@@ -183,8 +185,20 @@ impl VerbsIncoming {
         })?;
         let established = async {
             loop {
-                let event = link.id().next_event().await;
-                let event = event.map_err(|e| self.device.verb_error("rdma_get_cm_event", e))?;
+                // Events first: one may tell of the end of the connection.
+                let event = poll_fn(|cx| match link.id().poll_next_event(cx) {
+                    Poll::Ready(event) => {
+                        Poll::Ready(event.map(Some).map_err(|e| ("rdma_get_cm_event", e)))
+                    }
+                    Poll::Pending => link
+                        .poll_first_message(cx)
+                        .map(|proof| proof.map(|()| None).map_err(|e| ("ibv_poll_cq", e))),
+                });
+                let event = event.await.map_err(|(call, e)| self.device.verb_error(call, e))?;
+                let Some(event) = event else {
+                    tracing::debug!(%peer, "established: the peer sends");
+                    return Ok(());
+                };
                 match event.kind {
                     kind::RDMA_CM_EVENT_ESTABLISHED => return Ok(()),
                     kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {

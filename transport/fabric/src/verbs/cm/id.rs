@@ -96,13 +96,23 @@ impl CmId {
     /// # Errors
     /// The channel fails, or the runtime that the id was made in has ended.
     pub(in crate::verbs) async fn next_event(&self) -> io::Result<Event> {
-        future::poll_fn(|cx| match self.poll_event(cx) {
+        future::poll_fn(|cx| self.poll_next_event(cx)).await
+    }
+
+    /// As [`poll_event`](Self::poll_event), for whoever waits for nothing else.
+    ///
+    /// # Errors
+    /// Those of [`next_event`](Self::next_event).
+    pub(in crate::verbs) fn poll_next_event(
+        &self,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<Event>> {
+        match self.poll_event(cx) {
             Poll::Pending if self.events.as_ref().is_none_or(Subscription::is_orphaned) => {
                 Poll::Ready(Err(io::Error::other("nobody waits for events of the id any more")))
             }
             polled => polled,
-        })
-        .await
+        }
     }
 
     /// The kind of the next event of an id with a channel of its own.
