@@ -108,6 +108,7 @@ pub fn run(seed: u64, options: &Options) -> Report {
         ("wake-ups lost and idle", net.lost_wakeups > 0),
         ("send queues small", net.send_queue.is_some()),
         ("completions flushed", net.flushed > 0),
+        ("bytes of WRITEs in any order", net.unordered > 0),
     ];
     for (name, _) in kinds.iter().filter(|(_, on)| *on) {
         *report.faults.entry(name).or_default() += 1;

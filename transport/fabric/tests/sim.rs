@@ -529,6 +529,29 @@ async fn completions_may_be_flushed_when_a_link_dies() {
     }
 }
 
+/// A WRITE whose bytes arrive in any order is complete when the message behind it is received, and
+/// in general not before.
+#[tokio::test]
+async fn bytes_of_a_write_arrive_in_any_order() {
+    let w = world_of(SimConfig { unordered: 1, ..SimConfig::default() });
+    let (mut s, mut c) = greeted_pair(&w.server, &w.client).await;
+    let data = w.client.payload(10_000, 3);
+    let mut early = 0;
+    for round in 0..20 {
+        let landing = w.server.landing(10_000);
+        let (remote_addr, rkey) = (landing.addr(), landing.rkey());
+        let src = WriteSource::Bytes(w.client.pool.resolve(&data).unwrap());
+        c.queue(Work::Write { src, remote_addr, rkey }, true).unwrap();
+        c.link.ring_doorbell().unwrap();
+        let landed = landing.filled(10_000).lend();
+        early += usize::from(landed == data);
+        c.send(0, b"done").await;
+        assert_eq!(s.receive().await.unwrap(), b"done");
+        assert!(landed == data, "round {round}");
+    }
+    assert!(early < 20, "every WRITE was there before its message");
+}
+
 #[tokio::test]
 async fn promises_are_broken_once_and_when_told() {
     let w = world_of(SimConfig {

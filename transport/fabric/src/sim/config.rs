@@ -25,6 +25,9 @@ pub struct SimConfig {
     /// On one of this many links, work that has arrived when the link dies is not reported as done.
     /// 0, the default: never.
     pub flushed: u32,
+    /// The bytes of one of this many WRITEs arrive in any order, some of them only when the RECV
+    /// of a message behind it completes. 0, the default: never.
+    pub unordered: u32,
     /// Maximum depth of a send queue; at least 4. Default: no maximum.
     pub send_queue: Option<u32>,
     /// Check the rules, see [`SimNet::breaches`](crate::sim::SimNet::breaches). Default false: it
@@ -44,6 +47,7 @@ impl Default for SimConfig {
             lost_wakeups: 0,
             idle_wakeups: 0,
             flushed: 0,
+            unordered: 0,
             send_queue: None,
             audit: false,
             injected_bug: None,

@@ -64,6 +64,8 @@ pub(super) struct DeviceContext {
     pub(super) ignores_iova: bool,
     /// Whom completion queues interrupt.
     pub(super) vectors: Vectors,
+    /// Memory that peers write to is registered with relaxed ordering: until the device refuses it.
+    pub(super) relaxed_ordering: AtomicBool,
     /// Longest payload within a work request, in bytes, where a longer one was refused.
     pub(super) inline_limit: AtomicU32,
     context: NonNull<rdma_sys::ibv_context>,
@@ -157,6 +159,7 @@ impl DeviceContext {
             ignores_iova: is_siw || !lib_probe::has_reg_mr_iova(),
             // SAFETY: the context is open.
             vectors: Vectors::new(unsafe { context.as_ref().num_comp_vectors }),
+            relaxed_ordering: AtomicBool::new(true),
             inline_limit: AtomicU32::new(u32::MAX),
             context,
             pd,

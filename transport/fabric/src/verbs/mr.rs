@@ -10,6 +10,12 @@
 //! | Soft-iWARP, whose driver does not use the iova (`rnic_va` of `siw_reg_user_mr`) | the virtual address: the pool maps at a random place (`Registrar::ignores_iova`) |
 //! | any, with an rdma-core before 25, which has no `ibv_reg_mr_iova` | likewise |
 //!
+//! What peers may write to is registered with relaxed ordering, where the device takes that: on
+//! some hosts the bus carries twice as much then, as WRITEs need not wait for each other. The bytes
+//! of a WRITE then arrive in any order. All of them are there when the RECV of a message behind it
+//! completes (IBV_ACCESS_RELAXED_ORDERING, ibv_reg_mr(3)), and nothing reads them before (R8): the
+//! simulation has WRITEs that arrive so.
+//!
 //! A device that ignored the iova and is not known here would refuse the first WRITE with a remote
 //! access error: it would not be used, rather than used with guessable addresses. Both keys name
 //! the same addresses: what has landed is sent on from there by its iova as well.
@@ -17,6 +23,8 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use rdma_sys::ibv_access_flags;
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration, random_iova};
@@ -95,20 +103,82 @@ unsafe impl Registrar for VerbsRegistrar {
             Access::RemoteWrite => local | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
         };
         let refused = |source| RegisterError::new(len, source);
-        let (pd, at, rights) = (self.0.pd(), addr.as_ptr().cast(), flags.0 as i32);
-        let (mr, iova) = match access {
-            Access::RemoteWrite if !self.0.ignores_iova => {
-                let iova = random_iova(addr, len).map_err(refused)?;
-                // SAFETY: the domain is alive; the caller promises that the range stays mapped
-                // until the region is dropped.
-                (unsafe { rdma_sys::ibv_reg_mr_iova(pd, at, len, iova, rights) }, iova)
-            }
-            // SAFETY: as above.
-            _ => (unsafe { rdma_sys::ibv_reg_mr(pd, at, len, rights) }, addr.addr().get() as u64),
+        let hidden = access == Access::RemoteWrite && !self.0.ignores_iova;
+        let iova = match hidden {
+            true => random_iova(addr, len).map_err(refused)?,
+            false => addr.addr().get() as u64,
         };
-        let mr = NonNull::new(mr).ok_or_else(|| refused(io::Error::last_os_error()))?;
+        let (pd, at) = (self.0.pd(), addr.as_ptr().cast());
+        let register = |optional: u32| {
+            let (rights, all) = (flags.0 as i32, flags.0 | optional);
+            // SAFETY: the domain is alive; the caller promises that the range stays mapped until
+            // the region is dropped.
+            let mr = unsafe {
+                match (optional, hidden) {
+                    (0, true) => rdma_sys::ibv_reg_mr_iova(pd, at, len, iova, rights),
+                    (0, false) => rdma_sys::ibv_reg_mr(pd, at, len, rights),
+                    // The only call that knows optional rights.
+                    _ => rdma_sys::ibv_reg_mr_iova2(pd, at, len, iova, all),
+                }
+            };
+            NonNull::new(mr).ok_or_else(io::Error::last_os_error)
+        };
+        let mr = match access {
+            Access::RemoteWrite => relaxed_if_taken(&self.0.relaxed_ordering, register),
+            _ => register(0),
+        };
+        let mr = mr.map_err(refused)?;
         // SAFETY: the region was just made.
         let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
         Ok(Box::new(Region { mr, lkey, rkey, iova, device: self.0.clone() }))
+    }
+}
+
+/// Registers with relaxed ordering, unless the device has refused that. The right is optional, but
+/// not every kernel and library knows that there are such.
+fn relaxed_if_taken<T>(
+    taken: &AtomicBool,
+    register: impl Fn(u32) -> io::Result<T>,
+) -> io::Result<T> {
+    if !taken.load(Relaxed) {
+        return register(0);
+    }
+    match register(ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
+            let registered = register(0)?;
+            tracing::debug!(%error, "the device does not take relaxed ordering");
+            taken.store(false, Relaxed);
+            Ok(registered)
+        }
+        registered => registered,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn relaxed_ordering_is_asked_for_until_it_is_refused() {
+        const RELAXED: u32 = ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+        let taken = AtomicBool::new(true);
+        let asked = RefCell::new(Vec::new());
+        let register = |refuses: fn(u32) -> Option<i32>| {
+            relaxed_if_taken(&taken, |optional| {
+                asked.borrow_mut().push(optional);
+                refuses(optional).map_or(Ok(()), |errno| Err(io::Error::from_raw_os_error(errno)))
+            })
+            .map_err(|error| error.raw_os_error())
+        };
+        assert_eq!(register(|_| None), Ok(()));
+        // No memory, for one, says nothing about the right.
+        assert_eq!(register(|_| Some(libc::ENOMEM)), Err(Some(libc::ENOMEM)));
+        // It is something else that is invalid.
+        assert_eq!(register(|_| Some(libc::EINVAL)), Err(Some(libc::EINVAL)));
+        let knows_none = |optional| (optional != 0).then_some(libc::EOPNOTSUPP);
+        assert_eq!([register(knows_none), register(knows_none)], [Ok(()), Ok(())]);
+        assert_eq!(*asked.borrow(), [RELAXED, RELAXED, RELAXED, 0, RELAXED, 0, 0]);
     }
 }

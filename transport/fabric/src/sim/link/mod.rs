@@ -25,12 +25,14 @@ use crate::sim::audit::Checksums;
 use crate::sim::end::{End, EndReason, Status};
 use crate::sim::faults::delay::Delay;
 use crate::sim::faults::injected_bugs::InjectedBug;
+use crate::sim::link::unordered::Unordered;
 use crate::sim::link::work::{Request, Source, write_source};
 use crate::sim::observer::{EndId, Event};
 use crate::sim::rng::Rng;
 use crate::sim::state::DeviceState;
 use crate::timer::Timer;
 
+mod unordered;
 mod work;
 
 /// One in this many offers of memory is declined.
@@ -64,6 +66,7 @@ pub struct SimLink {
     checksums: Checksums,
     /// A WRITE that lands behind the next SEND, by an injected bug: its bytes, address and key.
     late_write: Option<(Vec<u8>, u64, u32)>,
+    unordered: Unordered,
     /// Completions are lost, by an injected bug.
     loses_completions: bool,
     dead: Option<LinkError>,
@@ -108,6 +111,7 @@ impl SimLink {
             timer: None,
             checksums: Checksums::default(),
             late_write: None,
+            unordered: Unordered::default(),
             loses_completions: false,
             dead: None,
             rng: Rng::new(net.config.seed, id.0),
@@ -230,6 +234,7 @@ impl SimLink {
             flipped[request.len - 1] ^= 1;
             from = NonNull::from(flipped.as_mut_slice()).cast();
         }
+        self.unordered.arrive(&other.device.table, &mut self.rng);
         let wake = !self.rng.one_in(net.config.lost_wakeups);
         if !net.injects(InjectedBug::LoseSend) {
             let times = if net.injects(InjectedBug::RepeatSend) { 2 } else { 1 };
@@ -274,9 +279,16 @@ impl SimLink {
                 return Ok(());
             }
         }
+        let (table, rng, len) = (&other.device.table, &mut self.rng, request.len);
         // SAFETY: the source lies in this link's block, which only &mut self writes, or in pool
         // memory that the send queue delays: frozen, or a buffer that it owns.
-        if !unsafe { other.device.table.write(rkey, addr, request.addr, request.len) } {
+        let allowed = unsafe {
+            match rng.one_in(net.config.unordered) {
+                true => self.unordered.write(table, (rkey, addr), (request.addr, len), rng),
+                false => table.write(rkey, addr, request.addr, len),
+            }
+        };
+        if !allowed {
             return Err(Status::RemoteAccess);
         }
         net.emit(Event::Written { end: self.end.id, peer: other.id, addr, rkey, len: request.len });

@@ -94,6 +94,14 @@ impl Table {
         self.lock().by_lkey.get(&lkey)?.place(iova, len)
     }
 
+    /// Whether a remote write of `len` bytes to `iova` is allowed by `rkey`.
+    pub(crate) fn is_writable(&self, rkey: u32, iova: u64, len: usize) -> bool {
+        self.lock()
+            .by_lkey
+            .get(&lkey_of(rkey))
+            .is_some_and(|r| r.access == Access::RemoteWrite && r.place(iova, len).is_some())
+    }
+
     /// A remote write of `len` bytes from `src` to `iova`, if `rkey` allows it.
     ///
     /// # Safety

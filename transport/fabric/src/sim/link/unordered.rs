@@ -1,0 +1,59 @@
+//! WRITEs whose bytes arrive in any order, as with IBV_ACCESS_RELAXED_ORDERING: all of them are
+//! there when the RECV of a message behind them completes, and nothing is sure before.
+
+use std::ptr::NonNull;
+
+use crate::sim::memory::table::Table;
+use crate::sim::rng::Rng;
+
+/// Bytes on their way, with the address and key that they are for.
+#[derive(Debug, Default)]
+pub(super) struct Unordered(Vec<(Vec<u8>, u64, u32)>);
+
+impl Unordered {
+    /// Lets a part of a WRITE arrive, and keeps the rest. False: the key does not allow it.
+    ///
+    /// # Safety
+    /// As for [`Table::write`].
+    pub(super) unsafe fn write(
+        &mut self,
+        table: &Table,
+        (rkey, addr): (u32, u64),
+        (src, len): (NonNull<u8>, usize),
+        rng: &mut Rng,
+    ) -> bool {
+        if !table.is_writable(rkey, addr, len) {
+            return false;
+        }
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { std::slice::from_raw_parts(src.as_ptr(), len) };
+        let (head, tail) = bytes.split_at(rng.up_to(len as u32) as usize);
+        let mut parts = [(head.to_vec(), addr), (tail.to_vec(), addr + head.len() as u64)];
+        if rng.one_in(2) {
+            parts.reverse();
+        }
+        let [(mut now, at), (later, later_at)] = parts;
+        // Sometimes none of it arrives yet.
+        match rng.one_in(3) {
+            true => self.0.push((now, at, rkey)),
+            // SAFETY: the source is a copy of this link's own.
+            false => unsafe {
+                let src = NonNull::from(now.as_mut_slice()).cast();
+                table.write(rkey, at, src, now.len());
+            },
+        }
+        self.0.push((later, later_at, rkey));
+        true
+    }
+
+    /// All that is on its way arrives, in any order.
+    pub(super) fn arrive(&mut self, table: &Table, rng: &mut Rng) {
+        while !self.0.is_empty() {
+            let (mut bytes, addr, rkey) =
+                self.0.swap_remove(rng.up_to(self.0.len() as u32 - 1) as usize);
+            let src = NonNull::from(bytes.as_mut_slice()).cast();
+            // SAFETY: the source is a copy of this link's own.
+            unsafe { table.write(rkey, addr, src, bytes.len()) };
+        }
+    }
+}
