@@ -3,6 +3,7 @@
 use crate::error::PoolError;
 use crate::memlock::Memlock;
 use crate::region::page::{HUGE_PAGE, HugePages, page};
+use crate::registrar::Registrar;
 
 /// The size of the smallest pool that works, in bytes.
 pub const MIN_POOL: usize = 2 << 20;
@@ -16,6 +17,8 @@ const MAX_MARGIN: u64 = 256 * 1024;
 /// else.
 pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MAX_MARGIN;
 /// Minimum bytes for landing, and for control blocks.
+/// Control memory of a connection at rest, in bytes.
+const REST_BYTES: u64 = 60 * 1024;
 const MIN_PART: usize = MIN_POOL / 8;
 /// Maximum bytes of a landing chunk.
 const MAX_CHUNK: usize = 4 << 20;
@@ -86,28 +89,37 @@ impl PoolConfig {
     }
 
     /// The lowest RLIMIT_MEMLOCK in bytes with which the pool has its configured size in a process
-    /// that pins nothing else.
+    /// that pins nothing else. Drivers of adapters pin more, for queues:
+    /// [`memlock_for`](Self::memlock_for).
     pub fn memlock(&self) -> u64 {
-        (self.total as u64).saturating_add(MAX_MARGIN)
+        self.memlock_for(Pinning::default())
     }
 
-    /// Computes the sizes of a pool under a limit (`None`: no limit). `ignores_ipc_lock` is as in
-    /// [`Memlock::available`]. Unlike [`Pool::new`](crate::Pool::new) this does not raise the soft
-    /// limit first.
+    /// As [`memlock`](Self::memlock), with the queues of a device.
+    pub fn memlock_for(&self, pinning: Pinning) -> u64 {
+        let queues = queues_of(self.control(), pinning.queue_bytes);
+        (self.total as u64).saturating_add(queues).saturating_add(MAX_MARGIN)
+    }
+
+    /// What is left for control memory.
+    fn control(&self) -> usize {
+        let (send, landing) =
+            (self.send.unwrap_or(self.total / 4), self.landing.unwrap_or(self.total / 2));
+        self.total.saturating_sub(send).saturating_sub(landing)
+    }
+
+    /// Computes the sizes of a pool under a limit (`None`: no limit). Unlike
+    /// [`Pool::new`](crate::Pool::new) this does not raise the soft limit first.
     ///
     /// # Errors
     /// Those of [`Pool::new`](crate::Pool::new).
-    pub fn fit(
-        &self,
-        memlock: Option<&Memlock>,
-        ignores_ipc_lock: bool,
-    ) -> Result<Sizes, PoolError> {
+    pub fn fit(&self, memlock: Option<&Memlock>, pinning: Pinning) -> Result<Sizes, PoolError> {
         if self.total < MIN_POOL {
             return Err(PoolError::TooSmall { total: self.total, min: MIN_POOL });
         }
         let (send, landing) =
             (self.send.unwrap_or(self.total / 4), self.landing.unwrap_or(self.total / 2));
-        let control = self.total.saturating_sub(send).saturating_sub(landing);
+        let control = self.control();
         if landing < MIN_PART || control < MIN_PART {
             return Err(PoolError::Parts {
                 total: self.total,
@@ -119,7 +131,7 @@ impl PoolConfig {
         }
         let mut total = self.total;
         if let Some(memlock) = memlock
-            && let Some(available) = memlock.available(ignores_ipc_lock)
+            && let Some(available) = memlock.available(pinning.ignores_ipc_lock)
         {
             let margin = (available / 2).min(MAX_MARGIN);
             let room = usize::try_from(available - margin).unwrap_or(usize::MAX);
@@ -130,7 +142,11 @@ impl PoolConfig {
                     pinned: memlock.pinned,
                 });
             }
-            total = total.min(room);
+            // A pool with its queues takes as much more than the pool as the configured one does.
+            let with_queues =
+                (self.total as u64).saturating_add(queues_of(control, pinning.queue_bytes));
+            let beside = room as u128 * self.total as u128 / u128::from(with_queues);
+            total = total.min((beside as usize).max(MIN_POOL));
         }
         total -= total % page();
         // If the pool has to shrink, its parts keep their proportions unless one would become too
@@ -158,6 +174,30 @@ impl PoolConfig {
         let chunk = chunk - chunk % if huge { HUGE_PAGE } else { 64 * 1024 };
         let PoolConfig { huge_pages, lendable, .. } = *self;
         Ok(Sizes { total, send, landing, control, chunk, huge_pages, lendable })
+    }
+}
+
+/// Bytes that the queues of as many connections pin as `control` bytes have room for.
+fn queues_of(control: usize, queue_bytes: usize) -> u64 {
+    (control as u64 / REST_BYTES).saturating_mul(queue_bytes as u64)
+}
+
+/// What a device pins, and what it has to do with RLIMIT_MEMLOCK.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pinning {
+    /// As [`Registrar::ignores_ipc_lock`](crate::Registrar::ignores_ipc_lock).
+    pub ignores_ipc_lock: bool,
+    /// As [`Registrar::queue_bytes`](crate::Registrar::queue_bytes).
+    pub queue_bytes: usize,
+}
+
+impl Pinning {
+    /// That of a device. May measure it, which creates and destroys a queue pair.
+    pub fn of(registrar: &dyn Registrar) -> Pinning {
+        Pinning {
+            ignores_ipc_lock: registrar.ignores_ipc_lock(),
+            queue_bytes: registrar.queue_bytes(),
+        }
     }
 }
 
@@ -191,7 +231,8 @@ mod tests {
 
     #[test]
     fn a_limit_of_8_mib_is_enough() {
-        let sizes = PoolConfig::default().fit(Some(&limit(8 << 20, 0)), false).unwrap();
+        let sizes =
+            PoolConfig::default().fit(Some(&limit(8 << 20, 0)), Pinning::default()).unwrap();
         assert_eq!(sizes.total, (8 << 20) - (256 << 10));
         assert!(sizes.send + sizes.landing + sizes.control <= sizes.total);
     }
@@ -199,16 +240,35 @@ mod tests {
     #[test]
     fn memlock_is_the_lowest_limit_for_the_whole_pool() {
         let config = PoolConfig::default();
-        let whole = config.fit(Some(&limit(config.memlock(), 0)), false).unwrap();
+        let whole = config.fit(Some(&limit(config.memlock(), 0)), Pinning::default()).unwrap();
         assert_eq!(whole.total, DEFAULT_POOL);
-        let less = config.fit(Some(&limit(config.memlock() - 1, 0)), false).unwrap();
+        let less = config.fit(Some(&limit(config.memlock() - 1, 0)), Pinning::default()).unwrap();
         assert!(less.total < DEFAULT_POOL);
+    }
+
+    #[test]
+    fn queues_are_reserved_for() {
+        let config = PoolConfig::default();
+        let pinning = Pinning { queue_bytes: 84 << 10, ..Pinning::default() };
+        let sizes = config.fit(Some(&limit(8 << 20, 0)), pinning).unwrap();
+        let connections = sizes.control / (60 << 10);
+        let with_queues = sizes.total + connections * pinning.queue_bytes;
+        assert!(with_queues <= (8 << 20) - (256 << 10), "{sizes:?}");
+        assert!(with_queues > 7 << 20 && connections >= 20, "{sizes:?}");
+        // The whole pool, where the limit is as high as is said.
+        let whole = config.memlock_for(pinning);
+        assert!(whole > config.memlock() + (20 << 20), "{whole}");
+        assert_eq!(config.fit(Some(&limit(whole, 0)), pinning).unwrap().total, DEFAULT_POOL);
+        // Nothing less than a pool that works.
+        let least = config.fit(Some(&limit(MIN_MEMLOCK, 0)), pinning).unwrap();
+        assert_eq!(least.total, MIN_POOL);
     }
 
     #[test]
     fn shrunk_parts_keep_their_proportions() {
         let config = PoolConfig::default().total(16 << 20).landing(12 << 20).send(1 << 20);
-        let sizes = config.fit(Some(&limit((4 << 20) + (256 << 10), 0)), false).unwrap();
+        let sizes =
+            config.fit(Some(&limit((4 << 20) + (256 << 10), 0)), Pinning::default()).unwrap();
         assert_eq!((sizes.total, sizes.landing, sizes.send), (4 << 20, 3 << 20, 256 << 10));
     }
 
@@ -220,13 +280,16 @@ mod tests {
                 for landing in [MIN_PART, MIN_PART + 1, total / 3, total - 2 * MIN_PART] {
                     let config = PoolConfig::default().total(total).send(send).landing(landing);
                     if send + landing + MIN_PART > total {
-                        assert!(matches!(config.fit(None, false), Err(PoolError::Parts { .. })));
+                        assert!(matches!(
+                            config.fit(None, Pinning::default()),
+                            Err(PoolError::Parts { .. })
+                        ));
                         continue;
                     }
                     for room in [MIN_POOL, MIN_POOL + 4096, 5 << 20, 2 << 30] {
                         tried += 1;
                         let memlock = limit(room as u64 + MAX_MARGIN, 0);
-                        let s = config.fit(Some(&memlock), false).unwrap();
+                        let s = config.fit(Some(&memlock), Pinning::default()).unwrap();
                         assert!(s.send + s.landing + s.control <= s.total, "{s:?}");
                         assert!(s.landing >= MIN_PART && s.control >= MIN_PART, "{s:?}");
                         assert!(s.total <= room.min(total) && s.send <= send, "{s:?}");
@@ -241,30 +304,36 @@ mod tests {
         }
         assert!(tried > 100);
         let huge = PoolConfig::default().total(usize::MAX).send(usize::MAX);
-        assert!(matches!(huge.fit(None, false), Err(PoolError::Parts { control: 0, .. })));
+        assert!(matches!(
+            huge.fit(None, Pinning::default()),
+            Err(PoolError::Parts { control: 0, .. })
+        ));
     }
 
     #[test]
     fn errors_state_need_limit_and_remedy() {
-        let error = PoolConfig::default().fit(Some(&limit(64 << 10, 0)), false).unwrap_err();
+        let error =
+            PoolConfig::default().fit(Some(&limit(64 << 10, 0)), Pinning::default()).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("needed 2359296 bytes"), "{text}");
         assert!(text.contains("limit is 65536 bytes"), "{text}");
         assert!(text.contains("ulimit -l 2304"), "{text}");
-        let nearly = PoolConfig::default().fit(Some(&limit(8 << 20, 7 << 20)), false).unwrap_err();
+        let nearly = PoolConfig::default()
+            .fit(Some(&limit(8 << 20, 7 << 20)), Pinning::default())
+            .unwrap_err();
         assert!(matches!(nearly, PoolError::Memlock { pinned, .. } if pinned == 7 << 20));
         assert!(matches!(
-            PoolConfig::default().total(1).fit(None, false),
+            PoolConfig::default().total(1).fit(None, Pinning::default()),
             Err(PoolError::TooSmall { .. })
         ));
-        let parts = PoolConfig::default().landing(0).fit(None, false).unwrap_err();
+        let parts = PoolConfig::default().landing(0).fit(None, Pinning::default()).unwrap_err();
         assert!(matches!(parts, PoolError::Parts { landing: 0, .. }), "{parts}");
     }
 
     #[test]
     fn min_memlock_is_the_lowest_limit_that_works() {
         let named = MIN_MEMLOCK;
-        assert!(PoolConfig::default().fit(Some(&limit(named, 0)), false).is_ok());
-        assert!(PoolConfig::default().fit(Some(&limit(named - 1, 0)), false).is_err());
+        assert!(PoolConfig::default().fit(Some(&limit(named, 0)), Pinning::default()).is_ok());
+        assert!(PoolConfig::default().fit(Some(&limit(named - 1, 0)), Pinning::default()).is_err());
     }
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::arena::Arenas;
 use crate::buf::{Alloc, PinnedBuf, PinnedBytes, try_alloc};
-use crate::config::{PoolConfig, Sizes};
+use crate::config::{Pinning, PoolConfig, Sizes};
 use crate::error::{PoolError, RegionError, RegisterError};
 use crate::landing::Landing;
 use crate::ledger::{Ledger, unpinning};
@@ -70,7 +70,7 @@ impl Pool {
         } else {
             None
         };
-        let sizes = config.fit(memlock.as_ref(), registrar.ignores_ipc_lock())?;
+        let sizes = config.fit(memlock.as_ref(), Pinning::of(&*registrar))?;
         tracing::debug!(?sizes, ?memlock, "pool of pinned memory");
         let (send, control) = (sizes.send, sizes.control);
         let ledger = Arc::new(Ledger::new(sizes, registrar));

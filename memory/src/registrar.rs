@@ -51,6 +51,12 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
+    /// Bytes that the queues of one connection pin beside its memory, which count against
+    /// RLIMIT_MEMLOCK: drivers of adapters pin the buffers of queue pairs and completion queues.
+    fn queue_bytes(&self) -> usize {
+        0
+    }
+
     /// Whether peers address memory by its virtual address, whatever iova is requested, as with
     /// Soft-iWARP. If so, memory that peers write to is mapped at a random address, which a peer
     /// cannot guess. Has no effect on memory that is a [file](Registrar::wants_file).

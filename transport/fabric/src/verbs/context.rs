@@ -8,9 +8,9 @@
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, OnceLock};
 use std::{fmt, io};
 
 use rdma_sys::rdma_cm_event_type as kind;
@@ -66,6 +66,8 @@ pub(super) struct DeviceContext {
     pub(super) vectors: Vectors,
     /// Memory that peers write to is registered with relaxed ordering: until the device refuses it.
     pub(super) relaxed_ordering: AtomicBool,
+    /// Bytes that the queues of a connection pin.
+    pub(super) queue_bytes: OnceLock<usize>,
     /// Longest payload within a work request, in bytes, where a longer one was refused.
     pub(super) inline_limit: AtomicU32,
     context: NonNull<rdma_sys::ibv_context>,
@@ -160,6 +162,7 @@ impl DeviceContext {
             // SAFETY: the context is open.
             vectors: Vectors::new(unsafe { context.as_ref().num_comp_vectors }),
             relaxed_ordering: AtomicBool::new(true),
+            queue_bytes: OnceLock::new(),
             inline_limit: AtomicU32::new(u32::MAX),
             context,
             pd,

@@ -30,6 +30,7 @@ use rdma_sys::ibv_access_flags;
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration, random_iova};
 
 use crate::verbs::context::DeviceContext;
+use crate::verbs::queue_pair::qp::queue_bytes;
 
 /// Registers memory in a device's protection domain.
 #[derive(Clone)]
@@ -83,6 +84,10 @@ unsafe impl Registrar for VerbsRegistrar {
 
     fn ignores_ipc_lock(&self) -> bool {
         self.0.is_siw
+    }
+
+    fn queue_bytes(&self) -> usize {
+        *self.0.queue_bytes.get_or_init(|| queue_bytes(&self.0))
     }
 
     fn ignores_iova(&self) -> bool {

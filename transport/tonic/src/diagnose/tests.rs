@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use tempfile::TempDir;
-use tonic_rdma_memory::Memlock;
+use tonic_rdma_memory::{Memlock, Pinning};
 
 use crate::diagnose::host::check::{self, read};
 use crate::diagnose::host::facts::Facts;
@@ -115,7 +115,8 @@ impl System {
         diagnosis.reason = Some(reason);
         let limits =
             Memlock { soft: Some(64 << 10), hard: Some(64 << 10), pinned: 0, cap_ipc_lock: false };
-        diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), true, false));
+        diagnosis.memlock =
+            Some(memory::memlock(&limits, &PoolConfig::default(), true, Pinning::default()));
         change(&mut diagnosis, &mut context);
         let found = findings::findings(&diagnosis, &context);
         assert!(found[0].blocks, "{found:?}");
@@ -459,7 +460,8 @@ fn the_limit_is_told_once_for_all_devices_and_a_small_pool_without_alarm() {
     let (mut diagnosis, context) = system.read();
     let limits =
         Memlock { soft: Some(8 << 20), hard: Some(8 << 20), pinned: 4096, cap_ipc_lock: false };
-    diagnosis.memlock = Some(memory::memlock(&limits, &PoolConfig::default(), true, false));
+    diagnosis.memlock =
+        Some(memory::memlock(&limits, &PoolConfig::default(), true, Pinning::default()));
     diagnosis.rdma = true;
     let found = findings::findings(&diagnosis, &context);
     assert_eq!((found.len(), found[0].code, found[0].blocks), (1, ReasonCode::Memlock, false));
@@ -646,9 +648,10 @@ fn this_very_system_can_be_looked_at() {
 
 #[test]
 fn the_report_says_what_chose_the_size_of_the_pool() {
-    let by = |hard, cap_ipc_lock, is_default, ignores| {
+    let by = |hard, cap_ipc_lock, is_default, ignores_ipc_lock| {
         let limits = Memlock { soft: Some(8 << 20), hard, pinned: 0, cap_ipc_lock };
-        memory::memlock(&limits, &PoolConfig::default(), is_default, ignores).pool_size_by
+        let pinning = Pinning { ignores_ipc_lock, queue_bytes: 0 };
+        memory::memlock(&limits, &PoolConfig::default(), is_default, pinning).pool_size_by
     };
     assert_eq!(by(Some(8 << 20), false, true, false), PoolSizeBy::Limit);
     assert_eq!(by(None, false, true, false), PoolSizeBy::Memory, "the soft limit is raised");

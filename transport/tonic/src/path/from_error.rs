@@ -1,7 +1,7 @@
 //! Conversion of fabric, memory and handshake errors to [`Reason`]s.
 
 use tonic_rdma_fabric::{Addr, ConnectError, FabricError};
-use tonic_rdma_memory::PoolError;
+use tonic_rdma_memory::{Memlock, PoolError};
 use tonic_rdma_proto::Reject;
 
 use crate::path::Path;
@@ -19,6 +19,12 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         FabricError::NoActivePort { .. } => ReasonCode::NoActivePort,
         FabricError::NoAddress { .. } | FabricError::NotOnRdma { .. } => {
             ReasonCode::NotOnRdmaDevice
+        }
+        // Drivers of adapters pin the memory of queues.
+        FabricError::QueuePairRefused { source, .. }
+            if source.kind() == std::io::ErrorKind::OutOfMemory && is_limited() =>
+        {
+            return Reason::new(ReasonCode::Memlock, format!("{error}; {}", pinned()));
         }
         // If a device refuses any other call, it is as unusable as one without queue pairs.
         _ => ReasonCode::QueuePairRefused,
@@ -46,6 +52,22 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         _ => ReasonCode::HandshakeRejected,
     };
     Reason::new(code, error.to_string())
+}
+
+/// Whether RLIMIT_MEMLOCK applies to the process.
+fn is_limited() -> bool {
+    Memlock::read().is_ok_and(|memlock| memlock.available(true).is_some())
+}
+
+/// What the process has pinned, of what it may.
+fn pinned() -> String {
+    Memlock::read().map_or_else(
+        |error| error.to_string(),
+        |Memlock { soft, pinned, .. }| {
+            let limit = soft.map_or("unlimited".to_owned(), |soft| format!("{soft} bytes"));
+            format!("{pinned} bytes are pinned, and RLIMIT_MEMLOCK is {limit}")
+        },
+    )
 }
 
 fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
@@ -104,6 +126,24 @@ mod tests {
         let reason = connect(ConnectError::OtherVersion { addr, version: 3, own: 4 });
         assert_eq!(reason.code(), ReasonCode::VersionMismatch);
         assert!(reason.to_string().contains("has version 3"), "{reason}");
+    }
+
+    /// Where a limit applies, the queues of an adapter exceed it; where none does, memory is short.
+    #[test]
+    fn queues_that_exceed_the_limit_on_pinned_memory_are_told_so() {
+        let refused = |errno| FabricError::QueuePairRefused {
+            device: "mlx5_0".to_owned(),
+            verb: tonic_rdma_fabric::Verb::Call("rdma_create_qp"),
+            source: std::sync::Arc::new(std::io::Error::from_raw_os_error(errno)),
+        };
+        const ENOMEM: i32 = 12;
+        const EPERM: i32 = 1;
+        let reason = fabric(refused(ENOMEM));
+        let limited = is_limited();
+        let code = if limited { ReasonCode::Memlock } else { ReasonCode::QueuePairRefused };
+        assert_eq!(reason.code(), code);
+        assert_eq!(reason.detail().contains("RLIMIT_MEMLOCK is "), limited, "{reason}");
+        assert_eq!(fabric(refused(EPERM)).code(), ReasonCode::QueuePairRefused);
     }
 
     #[test]

@@ -7,8 +7,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::{fmt, io};
 
 use rdma_sys::{ibv_qp_attr_mask, ibv_qp_type};
+use tonic_rdma_memory::Memlock;
 
 use crate::error::{FabricError, Verb};
+use crate::link_config::LinkConfig;
 use crate::verbs::cm::id::CmId;
 use crate::verbs::completion::member::{CqMember, Reservation};
 use crate::verbs::context::DeviceContext;
@@ -65,38 +67,58 @@ fn greatest(refused: u32, mut takes: impl FnMut(u32) -> bool) -> u32 {
 
 /// Creates a queue pair and destroys it again: a device may be listed and still refuse.
 pub(crate) fn check_queue_pair(device: &Arc<DeviceContext>) -> Result<(), FabricError> {
+    let least = QpCapacity { send: 1, recv: 1, inline: 0, max_cq_entries: 2 };
+    with_queue_pair(device, &least, || ())
+}
+
+/// Bytes that a queue pair of an ordinary connection, and its part of a completion queue, pin: as
+/// far as making one shows. Memory that other threads pin meanwhile makes the least difference to
+/// the middle of three.
+pub(crate) fn queue_bytes(device: &Arc<DeviceContext>) -> usize {
+    let (config, limits) = (LinkConfig::default(), device.limits);
+    let capacity = QpCapacity {
+        send: config.send_queue.min(limits.max_qp_wr),
+        recv: config.max_recvs().min(limits.max_qp_wr),
+        inline: config.inline.min(device.inline_limit.load(Relaxed)),
+        max_cq_entries: limits.max_cqe,
+    };
+    let pinned = || Memlock::read().map_or(0, |memlock| memlock.pinned);
+    let with = |inline| with_queue_pair(device, &QpCapacity { inline, ..capacity }, pinned);
+    let mut measured = [0; 3].map(|_: u64| {
+        let before = pinned();
+        // Some devices do not take as much inline as is asked for.
+        let with = with(capacity.inline).or_else(|_| with(0));
+        with.map_or(0, |with| with.saturating_sub(before))
+    });
+    measured.sort_unstable();
+    usize::try_from(measured[1]).unwrap_or(usize::MAX)
+}
+
+/// Calls `f` while there is a queue pair that nobody uses.
+fn with_queue_pair<T>(
+    device: &Arc<DeviceContext>,
+    capacity: &QpCapacity,
+    f: impl FnOnce() -> T,
+) -> Result<T, FabricError> {
     let refused = |call, source: io::Error| FabricError::QueuePairRefused {
         device: device.name.clone(),
         verb: Verb::Call(call),
         source: source.into(),
     };
+    let entries = capacity.completions().min(capacity.max_cq_entries) as i32;
+    let context = device.context().as_ptr();
     // SAFETY: the context is open; a queue without a channel.
-    let cq = unsafe {
-        rdma_sys::ibv_create_cq(device.context().as_ptr(), 2, ptr::null_mut(), ptr::null_mut(), 0)
-    };
+    let cq =
+        unsafe { rdma_sys::ibv_create_cq(context, entries, ptr::null_mut(), ptr::null_mut(), 0) };
     if cq.is_null() {
         return Err(refused("ibv_create_cq", io::Error::last_os_error()));
     }
-    let mut attr = rdma_sys::ibv_qp_init_attr {
-        qp_context: ptr::null_mut(),
-        send_cq: cq,
-        recv_cq: cq,
-        srq: ptr::null_mut(),
-        cap: rdma_sys::ibv_qp_cap {
-            max_send_wr: 1,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: 0,
-        },
-        qp_type: ibv_qp_type::IBV_QPT_RC,
-        sq_sig_all: 0,
-    };
+    let mut attr = capacity.attr(cq, capacity.inline);
     // SAFETY: domain and queue are alive.
     let qp = unsafe { rdma_sys::ibv_create_qp(device.pd(), &mut attr) };
     let made = match qp.is_null() {
         true => Err(refused("ibv_create_qp", io::Error::last_os_error())),
-        false => Ok(()),
+        false => Ok(f()),
     };
     // SAFETY: each was made above, is destroyed once, and the queue pair first.
     unsafe {

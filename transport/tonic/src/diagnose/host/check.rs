@@ -5,7 +5,7 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, SelfTest, Verb};
-use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
+use tonic_rdma_memory::{Memlock, Pinning, PoolError, RegisterError};
 
 use crate::context::Context;
 use crate::diagnose::host::facts::Facts;
@@ -33,7 +33,7 @@ pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
     diagnosis.library = library(&files, &listed);
     let infos = listed.unwrap_or_default();
 
-    let mut ignores_ipc_lock = false;
+    let mut pinning = Pinning::default();
     match request.context.simulated() {
         // A simulated device does not depend on rdma-core.
         Some(fabric) => diagnosis.devices = simulated(&fabric),
@@ -45,12 +45,15 @@ pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
         }
     }
     for device in &mut diagnosis.devices {
-        ignores_ipc_lock |= try_out(device, &request.context).await;
+        let found = try_out(device, &request.context).await;
+        pinning.ignores_ipc_lock |= found.ignores_ipc_lock;
+        pinning.queue_bytes = pinning.queue_bytes.max(found.queue_bytes);
     }
-    let (pool, is_default) =
-        (request.context.pool_config(ignores_ipc_lock), request.context.has_default_pools());
-    diagnosis.memlock =
-        limits.map(|limits| memory::memlock(&limits, &pool, is_default, ignores_ipc_lock));
+    let (pool, is_default) = (
+        request.context.pool_config(pinning.ignores_ipc_lock),
+        request.context.has_default_pools(),
+    );
+    diagnosis.memlock = limits.map(|limits| memory::memlock(&limits, &pool, is_default, pinning));
     diagnosis.reason = verdict(request, &diagnosis.devices).await.err();
     diagnosis.rdma = diagnosis.reason.is_none();
     facts.policy_from_env = request.env.policy.is_some() || request.env.fabrics.is_some();
@@ -200,7 +203,7 @@ fn simulated(fabric: &Fabric) -> Vec<Device> {
 
 /// Creates on a device what connections need, up to a connection. Returns whether the device
 /// applies the memlock limit even to processes with CAP_IPC_LOCK.
-async fn try_out(device: &mut Device, context: &Context) -> bool {
+async fn try_out(device: &mut Device, context: &Context) -> Pinning {
     let name = device.name.clone();
     let simulated = context.simulated();
     if simulated.is_none() {
@@ -220,7 +223,7 @@ async fn try_out(device: &mut Device, context: &Context) -> bool {
             // The kernel has it, but rdma-core does not list it.
             Err(error) => {
                 device.reason = Some(from_error::fabric(error));
-                return false;
+                return Pinning::default();
             }
         }
     }
@@ -236,7 +239,7 @@ async fn try_out(device: &mut Device, context: &Context) -> bool {
             let tried = device.steps.iter().find_map(|step| step.reason.clone());
             device.reason =
                 Some(tried.filter(|r| r.code() == ReasonCode::Memlock).unwrap_or(reason));
-            return false;
+            return Pinning::default();
         }
     };
     let began = std::time::Instant::now();
@@ -255,7 +258,7 @@ async fn try_out(device: &mut Device, context: &Context) -> bool {
         device.reason = device.steps.iter().find_map(|step| step.reason.clone());
     }
     device.usable = device.reason.is_none();
-    fabric.registrar().ignores_ipc_lock()
+    Pinning::of(&*fabric.registrar())
 }
 
 fn steps(device: &str, trial: &SelfTest) -> Vec<Step> {

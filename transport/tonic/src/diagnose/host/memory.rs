@@ -1,18 +1,17 @@
 //! Pinned memory and huge pages.
 
-use tonic_rdma_memory::{MIN_MEMLOCK, Memlock, PoolConfig};
+use tonic_rdma_memory::{MIN_MEMLOCK, Memlock, Pinning, PoolConfig};
 
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{HugePagesReport, MemlockReport, PoolSizeBy};
 
 /// How much memory may be pinned, and the pool size that follows. `is_default` tells whether the
-/// program left the size of the pool to the transport. `ignores_ipc_lock` is true for a device that
-/// applies the limit even to a process with CAP_IPC_LOCK.
+/// program left the size of the pool to the transport. `pinning` is that of the devices.
 pub(in crate::diagnose) fn memlock(
     limits: &Memlock,
     pool: &PoolConfig,
     is_default: bool,
-    ignores_ipc_lock: bool,
+    pinning: Pinning,
 ) -> MemlockReport {
     // The pool raises the soft limit.
     let raised = Memlock { soft: limits.hard, ..*limits };
@@ -22,14 +21,14 @@ pub(in crate::diagnose) fn memlock(
         pinned: limits.pinned,
         cap_ipc_lock: limits.cap_ipc_lock,
         needed: MIN_MEMLOCK.saturating_add(limits.pinned),
-        wanted: pool.memlock().saturating_add(limits.pinned),
+        wanted: pool.memlock_for(pinning).saturating_add(limits.pinned),
         pool_size_by: match is_default {
             false => PoolSizeBy::Program,
-            true if raised.available(ignores_ipc_lock).is_some() => PoolSizeBy::Limit,
+            true if raised.available(pinning.ignores_ipc_lock).is_some() => PoolSizeBy::Limit,
             true => PoolSizeBy::Memory,
         },
-        pool_configured: pool.fit(None, ignores_ipc_lock).map_or(0, |sizes| sizes.total as u64),
-        pool_gets: pool.fit(Some(&raised), ignores_ipc_lock).ok().map(|sizes| sizes.total as u64),
+        pool_configured: pool.fit(None, pinning).map_or(0, |sizes| sizes.total as u64),
+        pool_gets: pool.fit(Some(&raised), pinning).ok().map(|sizes| sizes.total as u64),
     }
 }
 

@@ -1,0 +1,103 @@
+/* Pins memory for each queue pair, as the drivers of adapters do. Loaded first (LD_PRELOAD):
+ *
+ *     cc -shared -fPIC -O2 -o charge.so tests/guest/charge.c
+ *
+ * librdmacm finds ibv_create_qp and ibv_destroy_qp here, as in any library that was loaded before
+ * libibverbs; the bindings ask dlsym for them, which is here as well.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes: a send queue of 128 with 256 bytes inline, and its RECVs, by a reading of mlx5. */
+#define CHARGE (84 << 10)
+#define IBV_ACCESS_LOCAL_WRITE 1
+
+struct charge {
+    void *qp, *mr, *memory;
+    struct charge *next;
+};
+
+static struct charge *charges;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+typedef void *(*find)(void *, const char *);
+
+static find real_dlsym(void) {
+    static find real;
+    if (!real) {
+        real = (find)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+        if (!real)
+            real = (find)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    }
+    return real;
+}
+
+static void *verbs(const char *name) {
+    void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return library ? real_dlsym()(library, name) : NULL;
+}
+
+void *ibv_create_qp(void *pd, void *attr) {
+    void *(*create)(void *, void *) = verbs("ibv_create_qp");
+    void *(*reg)(void *, void *, size_t, int) = verbs("ibv_reg_mr");
+    int (*dereg)(void *) = verbs("ibv_dereg_mr");
+    struct charge *charge = calloc(1, sizeof *charge);
+    charge->memory = aligned_alloc(4096, CHARGE);
+    memset(charge->memory, 0, CHARGE);
+    charge->mr = reg(pd, charge->memory, CHARGE, IBV_ACCESS_LOCAL_WRITE);
+    if (charge->mr && !(charge->qp = create(pd, attr))) {
+        int error = errno;
+        dereg(charge->mr);
+        errno = error;
+    } else if (!charge->mr) {
+        errno = ENOMEM;
+    }
+    if (!charge->qp) {
+        int error = errno;
+        free(charge->memory);
+        free(charge);
+        errno = error;
+        return NULL;
+    }
+    void *qp = charge->qp;
+    pthread_mutex_lock(&lock);
+    charge->next = charges;
+    charges = charge;
+    pthread_mutex_unlock(&lock);
+    return qp;
+}
+
+int ibv_destroy_qp(void *qp) {
+    int (*destroy)(void *) = verbs("ibv_destroy_qp");
+    int (*dereg)(void *) = verbs("ibv_dereg_mr");
+    int error = destroy(qp);
+    if (error)
+        return error;
+    pthread_mutex_lock(&lock);
+    for (struct charge **at = &charges; *at; at = &(*at)->next) {
+        struct charge *charge = *at;
+        if (charge->qp == qp) {
+            *at = charge->next;
+            dereg(charge->mr);
+            free(charge->memory);
+            free(charge);
+            break;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+void *dlsym(void *library, const char *name) {
+    if (library != RTLD_DEFAULT && library != RTLD_NEXT) {
+        if (!strcmp(name, "ibv_create_qp"))
+            return ibv_create_qp;
+        if (!strcmp(name, "ibv_destroy_qp"))
+            return ibv_destroy_qp;
+    }
+    return real_dlsym()(library, name);
+}
