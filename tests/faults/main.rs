@@ -10,7 +10,7 @@
 //! | `host` | processes killed and stopped; a device, interface or address removed and restored |
 //! | `veth` | packets lost, delayed, duplicated, corrupted or all dropped between two veth ends |
 //! | `ack` | all packets dropped for longer than one device waits, and shorter than another does |
-//! | `queues` | no fault: a device that pins memory for its queues |
+//! | `queues` | no fault: a device that pins memory for its queues, and is slow to make them |
 //! | `service_class` | no fault: the type of service of packets on their way |
 //! | `memlock` | RLIMIT_MEMLOCK lowered between connections |
 //! | `hostile` | peers that have a ticket and violate the protocol |
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
         named: a_key_that_was_withdrawn;
         veth: packets_lost_delayed_repeated_and_changed black_hole_for_rdma black_hole_for_all;
         memlock: of_the_server of_a_client;
-        queues: that_are_charged;
+        queues: that_are_charged that_take_their_time;
         ack: a_hole_is_survived;
         service_class: packets_have_what_was_set;
         cable: cut ready_to_use_is_lost;

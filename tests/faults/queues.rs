@@ -1,10 +1,16 @@
-//! Devices that pin memory for their queues, as adapters do and Soft-RoCE and Soft-iWARP do not:
-//! `tests/guest/charge.c`, loaded before libibverbs, pins 84 KiB for each queue pair.
+//! Devices that pin memory for their queues, and take their time to make them, as adapters do and
+//! Soft-RoCE and Soft-iWARP do not: `tests/guest/charge.c`, loaded before libibverbs, pins 84 KiB
+//! for each queue pair, and makes none while a file is there.
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, Server};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::client_of;
+use tonic_rdma_tests::load::poll_until;
 use tonic_rdma_tests::probe::Probe;
 use tonic_rdma_tests::service::Scripted;
 use tonic_rdma_tests::service::script::payload;
@@ -19,40 +25,55 @@ const ROOM: usize = 10;
 const LIMIT: usize = 8 << 20;
 const CHARGE: usize = 84 << 10;
 
-/// An ordinary process connects until it can no more. Its pool was made small enough to leave room
-/// for the queues.
-pub async fn that_are_charged(_: Log) {
-    let charged = std::env::var("LD_PRELOAD").is_ok_and(|library| library.contains("charge"));
-    assert!(charged, "LD_PRELOAD names the library that charges queue pairs");
-    let device = Topology::one_device().client_device;
-    let context = Context::builder().device(device).build();
-    let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
-    let at = incoming.local_addr().unwrap();
-    let routes = Server::builder()
-        .fabrics([FabricKind::Verbs])
-        .context(context.clone())
-        .add_service(Scripted::server(&Probe::default()));
-    let serving = tokio::spawn(routes.serve_with_incoming(incoming));
-    let connect = async || {
-        Endpoint::from_shared(format!("http://{at}"))
+/// A server, and what connects to it, on one device.
+struct World {
+    at: SocketAddr,
+    context: Context,
+    serving: JoinHandle<()>,
+}
+
+impl World {
+    fn new() -> World {
+        let charged = std::env::var("LD_PRELOAD").is_ok_and(|library| library.contains("charge"));
+        assert!(charged, "LD_PRELOAD names the library that charges queue pairs");
+        let device = Topology::one_device().client_device;
+        let context = Context::builder().device(device).build();
+        let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let at = incoming.local_addr().unwrap();
+        let routes = Server::builder()
+            .fabrics([FabricKind::Verbs])
+            .context(context.clone())
+            .add_service(Scripted::server(&Probe::default()));
+        let serving = async { routes.serve_with_incoming(incoming).await.unwrap() };
+        World { at, context, serving: tokio::spawn(serving) }
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        Endpoint::from_shared(format!("http://{}", self.at))
             .unwrap()
             .policy(Policy::Auto)
             .fabrics([FabricKind::Verbs])
-            .context(context.clone())
-            .connect()
-            .await
-            .unwrap()
-    };
+            .context(self.context.clone())
+    }
+}
+
+async fn call(channel: &Channel) {
+    client_of(AnyChannel::Rdma(channel.clone())).unary(payload(1, 300_000)).await.unwrap();
+}
+
+/// An ordinary process connects until it can no more. Its pool was made small enough to leave room
+/// for the queues.
+pub async fn that_are_charged(_: Log) {
+    let world = World::new();
     let mut channels: Vec<Channel> = Vec::new();
     let reason = loop {
-        let channel = connect().await;
+        let channel = world.endpoint().connect().await.unwrap();
         if channel.path().path != Path::Verbs {
             break channel.path().reason.unwrap();
         }
         channels.push(channel);
         for channel in &channels {
-            let mut calls = client_of(AnyChannel::Rdma(channel.clone()));
-            calls.unary(payload(1, 300_000)).await.unwrap();
+            call(channel).await;
         }
         assert!(channels.len() < 1000, "there is no limit");
     };
@@ -66,5 +87,38 @@ pub async fn that_are_charged(_: Log) {
         let stats = channel.stats();
         assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 0));
     }
-    serving.abort();
+    world.serving.abort();
+}
+
+/// While a device makes a queue pair, the threads of the runtime serve other connections.
+pub async fn that_take_their_time(_: Log) {
+    let hold = std::env::var("CHARGE_HOLD").expect("CHARGE_HOLD names the file that holds them");
+    let held = format!("{hold}.held");
+    let world = World::new();
+    let there = world.endpoint().connect().await.unwrap();
+    assert_eq!(there.path().path, Path::Verbs);
+    std::fs::write(&hold, "").unwrap();
+    // Where a queue pair holds the runtime, nobody else lets it go.
+    let (done, waits) = std::sync::mpsc::channel::<()>();
+    let file = hold.clone();
+    let late = std::thread::spawn(move || {
+        let late = waits.recv_timeout(Duration::from_secs(30)).is_err();
+        std::fs::remove_file(file).unwrap();
+        late
+    });
+    let next = world.endpoint().fast_path_timeout(Duration::from_secs(60));
+    let connecting = tokio::spawn(async move { next.connect().await.unwrap() });
+    let is_held = || async { std::fs::exists(&held).unwrap() };
+    poll_until("no queue pair is made", is_held, |held| *held).await;
+    for _ in 0..50 {
+        call(&there).await;
+    }
+    let _ = done.send(());
+    assert!(!late.join().unwrap(), "a queue pair that is being made holds up other connections");
+    let next = connecting.await.unwrap();
+    call(&next).await;
+    assert_eq!(next.path().path, Path::Verbs);
+    let stats = there.stats();
+    assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 0));
+    world.serving.abort();
 }

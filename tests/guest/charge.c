@@ -1,4 +1,6 @@
-/* Pins memory for each queue pair, as the drivers of adapters do. Loaded first (LD_PRELOAD):
+/* Pins memory for each queue pair, as the drivers of adapters do, and takes its time where
+ * CHARGE_HOLD names a file: as long as that exists, and with a file of that name and `.held` to say
+ * so. Loaded first (LD_PRELOAD):
  *
  *     cc -shared -fPIC -O2 -o charge.so tests/guest/charge.c
  *
@@ -8,9 +10,12 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Bytes: a send queue of 128 with 256 bytes inline, and its RECVs, by a reading of mlx5. */
 #define CHARGE (84 << 10)
@@ -41,7 +46,19 @@ static void *verbs(const char *name) {
     return library ? real_dlsym()(library, name) : NULL;
 }
 
+static void hold(void) {
+    const char *path = getenv("CHARGE_HOLD");
+    char held[256];
+    if (!path || access(path, F_OK))
+        return;
+    snprintf(held, sizeof held, "%s.held", path);
+    close(open(held, O_CREAT | O_WRONLY, 0600));
+    while (!access(path, F_OK))
+        usleep(1000);
+}
+
 void *ibv_create_qp(void *pd, void *attr) {
+    hold();
     void *(*create)(void *, void *) = verbs("ibv_create_qp");
     void *(*reg)(void *, void *, size_t, int) = verbs("ibv_reg_mr");
     int (*dereg)(void *) = verbs("ibv_dereg_mr");

@@ -155,7 +155,8 @@ impl ConnectAttempt {
         self.expect_event(&id, kind::RDMA_CM_EVENT_ROUTE_RESOLVED).await?;
 
         self.step = ConnectStep::Connect;
-        let pending = PendingLink::new(VerbsLink::new(device, id, config, pool, self.addr)?);
+        let link = VerbsLink::new_off_worker(device, id, config, pool, self.addr).await?;
+        let pending = PendingLink::new(link);
         let mut pending = match device.is_iwarp() {
             true => self.connect_on_thread(pending, config, private_data.to_vec()).await?,
             false => {

@@ -79,7 +79,7 @@ pub struct VerbsLink {
 impl VerbsLink {
     /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The
     /// addresses are read again by [`established`](VerbsLink::established).
-    pub(super) fn new(
+    fn new(
         device: &Arc<DeviceContext>,
         id: CmId,
         config: &LinkConfig,
@@ -135,6 +135,33 @@ impl VerbsLink {
             link.post(slot).map_err(|source| device.verb_error("ibv_post_recv", source))?;
         }
         Ok(link)
+    }
+
+    /// [`new`](VerbsLink::new), on a thread that may block: an adapter takes milliseconds for a
+    /// queue pair, in which a runtime's thread would serve no other connection. Given up, the link
+    /// is dropped there.
+    ///
+    /// # Errors
+    /// Those of [`new`](VerbsLink::new), or the runtime is shutting down.
+    pub(super) async fn new_off_worker(
+        device: &Arc<DeviceContext>,
+        id: CmId,
+        config: &LinkConfig,
+        pool: &Pool,
+        remote: SocketAddr,
+    ) -> Result<VerbsLink, ConnectError> {
+        let (owned, config, pool) = (device.clone(), config.clone(), pool.clone());
+        let make = move || VerbsLink::new(&owned, id, &config, &pool, remote);
+        match tokio::task::spawn_blocking(make).await {
+            Ok(made) => made,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => {
+                    let ended = io::Error::other("the tokio runtime is shutting down");
+                    Err(device.verb_error("rdma_create_qp", ended).into())
+                }
+            },
+        }
     }
 
     pub(super) fn id(&self) -> &CmId {

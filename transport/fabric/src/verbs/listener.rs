@@ -171,7 +171,7 @@ impl VerbsIncoming {
             id.set_type_of_service(tos)
                 .map_err(|e| self.device.verb_error("rdma_set_option", e))?;
         }
-        let mut link = VerbsLink::new(&self.device, id, config, pool, self.peer)?;
+        let mut link = VerbsLink::new_off_worker(&self.device, id, config, pool, self.peer).await?;
         link.id().accept(private_data, config.ack_retries).map_err(|source| {
             match source.raw_os_error() {
                 Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => gone(),

@@ -59,11 +59,13 @@ where
     F: Fn() -> Fut,
     Fut: Future<Output = Option<bool>>,
 {
-    let (mut last, mut timer) = (HostSnapshot::now(), Timer::new());
+    let Ok(mut last) = tokio::task::spawn_blocking(HostSnapshot::now).await else { return };
+    let mut timer = Timer::new();
     loop {
         timer.wait(INTERVAL).await;
         let Some(removed) = forget_removed().await else { return };
-        let now = HostSnapshot::now();
+        // Reads files and asks the kernel, for longer the more devices there are.
+        let Ok(now) = tokio::task::spawn_blocking(HostSnapshot::now).await else { return };
         if removed || now != last {
             tracing::debug!("RDMA devices, ports or addresses have changed");
             changes.send_modify(|changes| *changes += 1);
