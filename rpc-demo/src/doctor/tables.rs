@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use tonic_rdma::diagnose::{
-    Cure, DescriptorsReport, Device, Finding, Measured, MemlockReport, ModuleState, Peer,
+    Cure, DescriptorsReport, Device, Finding, Hint, Measured, MemlockReport, ModuleState, Peer,
     PoolSizeBy, RunsIn, Step,
 };
 use tonic_rdma::{Diagnosis, Reason, Side};
@@ -44,6 +44,7 @@ pub(super) fn print(found: &Diagnosis) -> Result<(), Failure> {
     for (title, blocks) in [("In the way", true), ("Could be better", false)] {
         findings(title, found.findings.iter().filter(|finding| finding.blocks == blocks))?;
     }
+    hints(&found.hints)?;
     if found.rdma {
         own_code()?;
     }
@@ -344,6 +345,20 @@ fn findings<'a>(title: &str, found: impl Iterator<Item = &'a Finding>) -> Result
         }
         output::line(format_args!("  {}: {}", finding.code, shown(&finding.what)))?;
         for cure in &finding.cures {
+            self::cure(cure)?;
+        }
+    }
+    Ok(())
+}
+
+fn hints(hints: &[Hint]) -> Result<(), Failure> {
+    for (index, hint) in hints.iter().enumerate() {
+        if index == 0 {
+            output::line(format_args!("\nCould be faster"))?;
+        }
+        let of = hint.device.as_ref().map_or(String::new(), |name| format!("{}: ", shown(name)));
+        output::line(format_args!("  {}: {of}{}", hint.name, shown(&hint.what)))?;
+        for cure in &hint.cures {
             self::cure(cure)?;
         }
     }

@@ -8,9 +8,11 @@
 //! | `host` | this host: its state, and tests on its devices |
 //! | `peer`, `probe` | a server: its offer, the steps to it, a short measurement |
 //! | `findings`, `cures` | what prevents RDMA, and the commands that fix it |
+//! | `hints` | what makes it slower than it could be |
 
 mod cures;
 mod findings;
+mod hints;
 mod host;
 mod peer;
 mod probe;
@@ -23,8 +25,8 @@ mod serialize;
 mod tests;
 
 pub use report::{
-    Cure, DescriptorsReport, Device, DeviceFile, Diagnosis, Finding, Gid, Host, HugePagesReport,
-    Library, Limits, Measured, MemlockReport, Module, ModuleState, Offered, Peer, PoolSizeBy, Port,
-    Refused, RunsIn, Settings, Step,
+    Cure, DescriptorsReport, Device, DeviceFile, Diagnosis, Finding, Gid, Hint, Host,
+    HugePagesReport, Library, Limits, Measured, MemlockReport, Module, ModuleState, Offered, Peer,
+    PoolSizeBy, Port, Refused, RunsIn, Settings, Step,
 };
 pub use run::{Diagnose, diagnose};

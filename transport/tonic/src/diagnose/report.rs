@@ -21,6 +21,8 @@ pub struct Diagnosis {
     /// Problems and possible improvements, with the commands that fix them. Findings that keep
     /// calls on TCP come first.
     pub findings: Vec<Finding>,
+    /// What makes RDMA slower than it could be on this host, where there is a device.
+    pub hints: Vec<Hint>,
     /// The settings of environment and code.
     pub settings: Settings,
     /// The operating system.
@@ -41,6 +43,21 @@ pub struct Diagnosis {
     pub descriptors: Option<DescriptorsReport>,
     /// The server that was queried, if any.
     pub peer: Option<Peer>,
+}
+
+/// Something about this host that makes RDMA slower than it could be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Hint {
+    /// What kind it is, in a word that stays.
+    pub name: &'static str,
+    /// The device concerned, if it is one.
+    pub device: Option<String>,
+    /// What was found.
+    pub what: String,
+    /// Alternative cures, of which one suffices.
+    pub cures: Vec<Cure>,
 }
 
 /// A problem, or a possible improvement.

@@ -4,10 +4,12 @@ use std::future::IntoFuture;
 use std::pin::Pin;
 
 use crate::context::Context;
+use crate::diagnose::hints::Losses;
 use crate::diagnose::host::check;
+use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::Diagnosis;
 use crate::diagnose::request::Request;
-use crate::diagnose::{findings, peer};
+use crate::diagnose::{findings, hints, peer};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::path::policy::EnvSettings;
@@ -93,8 +95,14 @@ impl Diagnose {
         let peer = self.peer.map(|peer| peer.context(context.clone()));
         let request = Request { env, context, peer };
         let (mut diagnosis, facts) = check::run(&request).await;
+        let files = SystemFiles::real();
+        let total_uuars = std::env::var_os("MLX5_TOTAL_UUARS").is_some();
+        diagnosis.hints = hints::hints(&files, &diagnosis.devices, total_uuars);
         if let Some(endpoint) = &request.peer {
+            let before = Losses::read(&files, &diagnosis.devices);
             let peer = peer::run(&request, endpoint).await;
+            let now = Losses::read(&files, &diagnosis.devices);
+            diagnosis.hints.extend(before.grown(&now));
             diagnosis.rdma = peer.path.is_some_and(|path| path.is_fast());
             // What keeps this host from RDMA applies to any peer, and can be fixed here.
             let local = diagnosis.reason.take();

@@ -68,6 +68,7 @@ pub(in crate::diagnose) fn read(files: &SystemFiles, request: &Request) -> (Diag
         rdma: false,
         reason: None,
         findings: Vec::<Finding>::new(),
+        hints: Vec::new(),
         settings: Settings {
             policy: request.policy(),
             fabrics: request.fabrics(),

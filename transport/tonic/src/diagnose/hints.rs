@@ -1,0 +1,456 @@
+//! What makes RDMA slower than it could be on this host, as far as the system's files tell.
+//!
+//! | hint | is given where |
+//! |---|---|
+//! | `roce-mtu` | packets of a RoCE port are of 1024 bytes or fewer, because its interface's MTU is |
+//! | `sleep-states` | a processor may sleep so deep that it needs longer than a small call to wake |
+//! | `one-processor` | a device with several interrupt vectors interrupts one processor only |
+//! | `remote-memory` | no processor of this process is on the device's NUMA node |
+//! | `user-access-regions` | queue pairs on an mlx5 device share the library's default of doorbells |
+//! | `rdma-cgroup` | a control group limits how many objects its processes may have on a device |
+//! | `losses` | while a peer was measured, counters of lost or marked packets have grown |
+
+use std::collections::BTreeMap;
+
+use crate::diagnose::cures::{advice, quoted, root, user};
+use crate::diagnose::host::system_files::{SystemFiles, number};
+use crate::diagnose::report::{Device, Hint};
+
+/// Bytes of the packets that a RoCE port has with an interface of 1500.
+const SHORT_MTU: u32 = 1024;
+/// Bytes of an interface for packets of 4096: those, and at most 104 of headers.
+const LONG_INTERFACE: u32 = 4200;
+/// Microseconds that a processor may need to wake: a small call takes less.
+const SLOW_WAKE: u64 = 50;
+/// Interrupts of a device from which on their places say something.
+const MANY_INTERRUPTS: u64 = 10_000;
+/// Objects on a device that a process may have: fewer than a server with 1,000 connections needs,
+/// each with a queue pair and some chunks of memory.
+const FEW_OBJECTS: u64 = 4_000;
+
+/// All hints about the devices. `total_uuars`: whether MLX5_TOTAL_UUARS is set.
+pub(super) fn hints(files: &SystemFiles, devices: &[Device], total_uuars: bool) -> Vec<Hint> {
+    let mut hints = Vec::new();
+    for device in devices {
+        hints.extend(roce_mtu(files, device));
+        hints.extend(one_processor(files, device));
+        hints.extend(remote_memory(files, device));
+        hints.extend(user_access_regions(device, total_uuars));
+        hints.extend(rdma_cgroup(files, device));
+    }
+    if !devices.is_empty() {
+        hints.extend(sleep_states(files));
+    }
+    hints
+}
+
+fn hint(name: &'static str, device: &Device, what: String) -> Hint {
+    Hint { name, device: Some(device.name.clone()), what, cures: Vec::new() }
+}
+
+fn roce_mtu(files: &SystemFiles, device: &Device) -> Option<Hint> {
+    let port = device
+        .ports
+        .iter()
+        .find(|port| device.transport == "RoCE" && port.mtu.is_some_and(|mtu| mtu <= SHORT_MTU))?;
+    let interface = device.interfaces.first()?;
+    let mtu = number(&files.read(&format!("/sys/class/net/{interface}/mtu"))?)?;
+    let packets = port.mtu.unwrap_or(SHORT_MTU);
+    let what = format!(
+        "port {} sends packets of {packets} bytes, as {interface} has an MTU of {mtu}: with \
+         {LONG_INTERFACE} there they are of 4096, which costs the device and the network less",
+        port.number
+    );
+    let cures = vec![root(
+        "raise the MTU at both ends and in the switches between them",
+        format!("ip link set dev {} mtu {LONG_INTERFACE}", quoted(interface)),
+    )];
+    Some(Hint { cures, ..hint("roce-mtu", device, what) })
+}
+
+fn sleep_states(files: &SystemFiles) -> Option<Hint> {
+    let dir = "/sys/devices/system/cpu/cpu0/cpuidle";
+    let deepest = files.list(dir).into_iter().filter_map(|state| {
+        let read = |file: &str| files.read(&format!("{dir}/{state}/{file}"));
+        let latency = number(&read("latency")?)?;
+        let enabled = number(&read("disable")?)? == 0;
+        (enabled && latency > SLOW_WAKE).then(|| (latency, read("name").unwrap_or(state.clone())))
+    });
+    let (latency, name) = deepest.max()?;
+    let what = format!(
+        "processors may sleep in state {name}, from which they need {latency} us to wake: calls \
+         that come alone wait for it"
+    );
+    let cures = vec![
+        root("keep them from it until the next boot", format!("cpupower idle-set -D {SLOW_WAKE}")),
+        root("or by a profile of tuned", "tuned-adm profile network-latency"),
+    ];
+    Some(Hint { name: "sleep-states", device: None, what, cures })
+}
+
+fn one_processor(files: &SystemFiles, device: &Device) -> Option<Hint> {
+    let address = files.target(&format!("/sys/class/infiniband/{}/device", device.name))?;
+    let interrupts = files.read("/proc/interrupts")?;
+    let mut lines = interrupts.lines();
+    let processors = lines.next()?.split_whitespace().count();
+    let of_device = |line: &&str| {
+        line.contains(&address) || device.interfaces.iter().any(|name| line.contains(name.as_str()))
+    };
+    let (mut vectors, mut counts) = (0, vec![0_u64; processors]);
+    for line in lines.filter(of_device) {
+        vectors += 1;
+        let numbers = line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok());
+        counts.iter_mut().zip(numbers).for_each(|(count, number)| *count += number);
+    }
+    let (total, (busiest, most)) =
+        (counts.iter().sum::<u64>(), counts.iter().enumerate().max_by_key(|(_, count)| **count)?);
+    if vectors < 2 || processors < 2 || total < MANY_INTERRUPTS || *most < total / 20 * 19 {
+        return None;
+    }
+    let what = format!(
+        "{most} of its {total} interrupts went to processor {busiest}, from {vectors} vectors: it \
+         is the one that limits what the device carries"
+    );
+    let cures = vec![
+        root("have a daemon distribute them", "systemctl enable --now irqbalance"),
+        advice("or write a processor to each /proc/irq/NUMBER/smp_affinity_list"),
+    ];
+    Some(Hint { cures, ..hint("one-processor", device, what) })
+}
+
+fn remote_memory(files: &SystemFiles, device: &Device) -> Option<Hint> {
+    // -1 where there is one node.
+    let node = files.read(&format!("/sys/class/infiniband/{}/device/numa_node", device.name))?;
+    let node: u32 = node.parse().ok()?;
+    let there = files.read(&format!("/sys/devices/system/node/node{node}/cpulist"))?;
+    let status = files.read("/proc/self/status")?;
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim();
+    if ranges(&there).any(|there| ranges(allowed).any(|own| overlap(there, own))) {
+        return None;
+    }
+    let what = format!(
+        "it is on NUMA node {node} with processors {there}, and this process runs on {allowed} \
+         only: its memory is on another node"
+    );
+    let cures = vec![user(
+        "run the program on the device's node",
+        format!("numactl --cpunodebind={node} --membind={node} -- PROGRAM"),
+    )];
+    Some(Hint { cures, ..hint("remote-memory", device, what) })
+}
+
+/// First and last of each part of a list like `0-3,8`.
+fn ranges(list: &str) -> impl Iterator<Item = (u32, u32)> {
+    list.split(',').filter_map(|part| {
+        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+        Some((first.parse().ok()?, last.parse().ok()?))
+    })
+}
+
+fn overlap(a: (u32, u32), b: (u32, u32)) -> bool {
+    a.0 <= b.1 && b.0 <= a.1
+}
+
+fn user_access_regions(device: &Device, total_uuars: bool) -> Option<Hint> {
+    let is_mlx5 = device.driver.as_deref().is_some_and(|driver| driver.starts_with("mlx5"));
+    if !is_mlx5 || total_uuars {
+        return None;
+    }
+    let what = "queue pairs share the library's 16 doorbells, and take turns at them, where a \
+                process has more connections than that";
+    let cures = vec![user(
+        "give a process with many busy connections more (mlx5dv(7))",
+        "export MLX5_TOTAL_UUARS=128",
+    )];
+    Some(Hint { cures, ..hint("user-access-regions", device, what.to_owned()) })
+}
+
+fn rdma_cgroup(files: &SystemFiles, device: &Device) -> Option<Hint> {
+    let own = files.read("/proc/self/cgroup")?;
+    let own = own.lines().find_map(|line| line.strip_prefix("0::"))?.trim_end_matches('/');
+    // The limit of each group above applies, too.
+    let groups = std::iter::successors(Some(own), |group| Some(group.rsplit_once('/')?.0));
+    let limits = groups.filter_map(|group| {
+        let limits = files.read(&format!("/sys/fs/cgroup{group}/rdma.max"))?;
+        let of_device =
+            limits.lines().find(|line| line.starts_with(&format!("{} ", device.name)))?;
+        let objects = of_device.split(' ').find_map(|word| word.strip_prefix("hca_object="))?;
+        Some((objects.parse::<u64>().ok()?, group.to_owned()))
+    });
+    let (objects, group) = limits.min().filter(|(objects, _)| *objects < FEW_OBJECTS)?;
+    let what = format!(
+        "control group {} allows its processes {objects} objects there: each connection is one \
+         or more, and so is each chunk of memory",
+        if group.is_empty() { "/" } else { &group }
+    );
+    let command = format!(
+        "echo '{} hca_object=max' > {}",
+        device.name,
+        quoted(&format!("/sys/fs/cgroup{group}/rdma.max"))
+    );
+    let cures = vec![root("lift the limit, on the host of a container", command)];
+    Some(Hint { cures, ..hint("rdma-cgroup", device, what) })
+}
+
+/// Counters of packets that were lost, repeated or marked, of all ports.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Losses(BTreeMap<(String, String), u64>);
+
+/// Names of such counters, of the drivers of the kernel: mlx5, bnxt_re, irdma, rdma_rxe.
+const LOSSES: [&str; 14] = [
+    "duplicate_request",
+    "local_ack_timeout_err",
+    "np_cnp_sent",
+    "out_of_seq_request",
+    "out_of_sequence",
+    "packet_seq_err",
+    "port_rcv_errors",
+    "port_xmit_discards",
+    "rcvd_seq_err",
+    "retry_exceeded_err",
+    "rnr_nak_retry_err",
+    "roce_adp_retrans",
+    "rp_cnp_handled",
+    "rx_icrc_encapsulated",
+];
+
+impl Losses {
+    pub(super) fn read(files: &SystemFiles, devices: &[Device]) -> Losses {
+        let mut counters = BTreeMap::new();
+        for device in devices {
+            for port in &device.ports {
+                let dir = format!("/sys/class/infiniband/{}/ports/{}", device.name, port.number);
+                for (kind, name) in ["hw_counters", "counters"]
+                    .iter()
+                    .flat_map(|kind| LOSSES.iter().map(move |name| (kind, name)))
+                {
+                    let count = files.read(&format!("{dir}/{kind}/{name}"));
+                    if let Some(count) = count.as_deref().and_then(number) {
+                        *counters.entry((device.name.clone(), (*name).to_owned())).or_default() +=
+                            count;
+                    }
+                }
+            }
+        }
+        Losses(counters)
+    }
+
+    /// A hint for each device of which some have grown since.
+    pub(super) fn grown(&self, now: &Losses) -> Vec<Hint> {
+        let mut grown: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for ((device, name), count) in &now.0 {
+            let before = self.0.get(&(device.clone(), name.clone())).copied().unwrap_or(0);
+            if *count > before {
+                grown.entry(device).or_default().push(format!("{name} by {}", count - before));
+            }
+        }
+        let hint = |(device, counters): (&str, Vec<String>)| Hint {
+            name: "losses",
+            device: Some(device.to_owned()),
+            what: format!(
+                "while the peer was measured, packets were lost, repeated or marked: {}",
+                counters.join(", ")
+            ),
+            cures: vec![advice(
+                "see that the ports of the switches treat RoCE as lossless (PFC), or that ECN \
+                 keeps queues short; and look at the cable",
+            )],
+        };
+        grown.into_iter().map(hint).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![cfg(unix)]
+
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::diagnose::host::sysfs;
+
+    /// A fake system with an adapter at a PCI address, on NUMA node 1 of two.
+    struct System(TempDir);
+
+    const PCI: &str = "0000:81:00.0";
+
+    impl System {
+        fn new() -> System {
+            let system = System(tempfile::tempdir().unwrap());
+            let device = format!("sys/devices/{PCI}");
+            system.file(&format!("{device}/numa_node"), "1\n");
+            fs::create_dir_all(system.0.path().join(format!("{device}/net/eth0"))).unwrap();
+            symlink("mlx5_core", system.0.path().join(format!("{device}/driver"))).unwrap();
+            let class = "sys/class/infiniband/mlx5_0";
+            system.file(&format!("{class}/node_type"), "1: CA\n");
+            system.file(&format!("{class}/ports/1/state"), "4: ACTIVE\n");
+            system.file(&format!("{class}/ports/1/link_layer"), "Ethernet\n");
+            let link = system.0.path().join(format!("{class}/device"));
+            symlink(format!("../../../devices/{PCI}"), link).unwrap();
+            system.file("sys/class/net/eth0/mtu", "1500\n");
+            system.file("sys/devices/system/node/node1/cpulist", "8-15,24-31\n");
+            system.runs_on("0-31");
+            system
+        }
+
+        fn file(&self, path: &str, text: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn runs_on(&self, processors: &str) {
+            self.file("proc/self/status", &format!("Name:\tx\nCpus_allowed_list:\t{processors}\n"));
+        }
+
+        fn files(&self) -> SystemFiles {
+            SystemFiles::at(self.0.path())
+        }
+
+        fn devices(&self, mtu: u32) -> Vec<Device> {
+            let mut devices = sysfs::devices(&self.files(), &[]);
+            devices[0].ports[0].mtu = Some(mtu);
+            assert_eq!(devices[0].interfaces, ["eth0"]);
+            devices
+        }
+
+        fn hints(&self) -> Vec<Hint> {
+            hints(&self.files(), &self.devices(4096), true)
+        }
+
+        /// The only hint.
+        fn hint(&self) -> Hint {
+            let mut hints = self.hints();
+            assert_eq!(hints.len(), 1, "{hints:?}");
+            hints.remove(0)
+        }
+    }
+
+    fn command(hint: &Hint) -> &str {
+        hint.cures[0].command.as_deref().unwrap()
+    }
+
+    #[test]
+    fn a_host_that_is_well_set_up_gets_none() {
+        let system = System::new();
+        assert_eq!(system.hints(), []);
+        // Without devices nobody cares how deep processors sleep.
+        system.file("sys/devices/system/cpu/cpu0/cpuidle/state1/latency", "900\n");
+        system.file("sys/devices/system/cpu/cpu0/cpuidle/state1/disable", "0\n");
+        assert_eq!(hints(&system.files(), &[], true), []);
+    }
+
+    #[test]
+    fn short_packets() {
+        let system = System::new();
+        let found = hints(&system.files(), &system.devices(1024), true);
+        assert_eq!((found.len(), found[0].name), (1, "roce-mtu"));
+        assert!(found[0].what.contains("1024 bytes, as eth0 has an MTU of 1500"), "{found:?}");
+        assert_eq!(command(&found[0]), "ip link set dev eth0 mtu 4200");
+        // InfiniBand has its own MTU.
+        system.file("sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n");
+        assert_eq!(hints(&system.files(), &system.devices(1024), true), []);
+    }
+
+    #[test]
+    fn processors_that_sleep_deep() {
+        let system = System::new();
+        let states = [("POLL", 0, 0), ("C1", 2, 0), ("C6", 133, 0), ("C8", 400, 1)];
+        for (at, (name, latency, disabled)) in states.into_iter().enumerate() {
+            let dir = format!("sys/devices/system/cpu/cpu0/cpuidle/state{at}");
+            system.file(&format!("{dir}/name"), name);
+            system.file(&format!("{dir}/latency"), &latency.to_string());
+            system.file(&format!("{dir}/disable"), &disabled.to_string());
+        }
+        let hint = system.hint();
+        assert_eq!((hint.name, &hint.device), ("sleep-states", &None));
+        assert!(hint.what.contains("state C6, from which they need 133 us"), "{hint:?}");
+    }
+
+    #[test]
+    fn interrupts_of_one_processor() {
+        let system = System::new();
+        let interrupts = |of_first: u64, of_second: u64| {
+            format!(
+                "            CPU0       CPU1       \n\
+                 \u{20} 9:         10  999999999  IO-APIC  acpi\n\
+                 \u{20}98:  {of_first:>9}          0  PCI-MSI mlx5_comp0@pci:{PCI}\n\
+                 \u{20}99:          0  {of_second:>9}  PCI-MSI mlx5_comp1@pci:{PCI}\n"
+            )
+        };
+        for (first, second, is_told) in
+            [(990_000, 10_000, true), (900_000, 100_000, false), (9_000, 0, false)]
+        {
+            system.file("proc/interrupts", &interrupts(first, second));
+            let names: Vec<_> = system.hints().iter().map(|hint| hint.name).collect();
+            assert_eq!(names == ["one-processor"], is_told, "{first} {second}: {names:?}");
+        }
+    }
+
+    #[test]
+    fn processors_of_another_node() {
+        let system = System::new();
+        system.runs_on("0-7,16-23");
+        let hint = system.hint();
+        assert_eq!(hint.name, "remote-memory");
+        assert!(command(&hint).starts_with("numactl --cpunodebind=1 --membind=1"));
+        system.runs_on("0-8");
+        assert_eq!(system.hints(), []);
+        // One node, or none that is known.
+        system.file(&format!("sys/devices/{PCI}/numa_node"), "-1\n");
+        system.runs_on("0");
+        assert_eq!(system.hints(), []);
+    }
+
+    #[test]
+    fn doorbells_of_mlx5() {
+        let system = System::new();
+        let found = hints(&system.files(), &system.devices(4096), false);
+        assert_eq!(found[0].name, "user-access-regions");
+        assert_eq!(command(&found[0]), "export MLX5_TOTAL_UUARS=128");
+    }
+
+    #[test]
+    fn limits_of_control_groups() {
+        let system = System::new();
+        system.file("proc/self/cgroup", "0::/kubepods/pod1\n");
+        system.file("sys/fs/cgroup/kubepods/pod1/rdma.max", "mlx5_0 hca_handle=max hca_object=max");
+        assert_eq!(system.hints(), []);
+        // That of the group above applies, too; another device's does not.
+        let above = "mlx5_00 hca_handle=2 hca_object=1\nmlx5_0 hca_handle=2 hca_object=2000\n";
+        system.file("sys/fs/cgroup/kubepods/rdma.max", above);
+        let hint = system.hint();
+        assert_eq!(hint.name, "rdma-cgroup");
+        assert!(hint.what.contains("/kubepods allows its processes 2000 objects"), "{hint:?}");
+        let lift = "echo 'mlx5_0 hca_object=max' > /sys/fs/cgroup/kubepods/rdma.max";
+        assert_eq!(command(&hint), lift);
+    }
+
+    #[test]
+    fn counters_that_grow() {
+        let system = System::new();
+        let counter = |name: &str, count: u64| {
+            system.file(
+                &format!("sys/class/infiniband/mlx5_0/ports/1/{name}"),
+                &format!("{count}\n"),
+            );
+        };
+        counter("hw_counters/out_of_sequence", 7);
+        counter("hw_counters/rp_cnp_handled", 7);
+        counter("counters/port_xmit_discards", 0);
+        let read = || Losses::read(&system.files(), &system.devices(4096));
+        let before = read();
+        assert_eq!(before.grown(&read()), []);
+        counter("hw_counters/rp_cnp_handled", 19);
+        counter("counters/port_xmit_discards", 1);
+        let hints = before.grown(&read());
+        assert_eq!((hints.len(), hints[0].name), (1, "losses"));
+        assert!(
+            hints[0].what.ends_with("port_xmit_discards by 1, rp_cnp_handled by 12"),
+            "{hints:?}"
+        );
+    }
+}
