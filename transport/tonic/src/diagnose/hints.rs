@@ -261,9 +261,8 @@ impl Losses {
 }
 
 #[cfg(test)]
+#[cfg(unix)]
 mod tests {
-    #![cfg(unix)]
-
     use std::fs;
     use std::os::unix::fs::symlink;
 
