@@ -619,6 +619,7 @@ async fn names_in_json_are_stable() {
             "devices",
             "files",
             "findings",
+            "hints",
             "host",
             "huge_pages",
             "library",
