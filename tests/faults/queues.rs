@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, Server};
+use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::poll_until;
@@ -80,6 +80,8 @@ pub async fn that_are_charged(_: Log) {
     let total = channels[0].pool().config().total;
     println!("  a pool of {total} bytes, {} connections, then: {reason}", channels.len());
     assert!(channels.len() >= ROOM, "{} connections, then: {reason}", channels.len());
+    // Whatever is used up first, at either end: it is told.
+    assert!([ReasonCode::PoolExhausted, ReasonCode::Memlock].contains(&reason.code()), "{reason}");
     // The pool could be used up, and leaves the queues of as many.
     assert!(total + 2 * ROOM * CHARGE <= LIMIT, "a pool of {total} bytes");
     assert!(total > LIMIT / 2, "a pool of {total} bytes");

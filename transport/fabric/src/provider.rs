@@ -438,6 +438,19 @@ impl Incoming {
         dispatch!(Incoming, self, i => i.local_addr().into())
     }
 
+    /// Says what the peer is told if [`accept`](Incoming::accept) finds no memory, or no queue
+    /// pair, for it. Over shared memory and in process there is only memory to find, which the
+    /// caller can look for before.
+    pub fn refuse_with(&mut self, private_data: &[u8]) {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Incoming::Verbs(i) => i.refuse_with(private_data),
+            _ => {
+                let _ = private_data;
+            }
+        }
+    }
+
     /// Posts RECVs, accepts, and waits until the connection is established, for `timeout` at most.
     ///
     /// # Errors

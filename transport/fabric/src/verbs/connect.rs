@@ -155,7 +155,8 @@ impl ConnectAttempt {
         self.expect_event(&id, kind::RDMA_CM_EVENT_ROUTE_RESOLVED).await?;
 
         self.step = ConnectStep::Connect;
-        let link = VerbsLink::new_off_worker(device, id, config, pool, self.addr).await?;
+        let link = VerbsLink::new_off_worker(device, id, config, pool, self.addr).await;
+        let link = link.map_err(|unmade| unmade.error)?;
         let pending = PendingLink::new(link);
         let mut pending = match device.is_iwarp() {
             true => self.connect_on_thread(pending, config, private_data.to_vec()).await?,

@@ -56,6 +56,13 @@ struct Memory {
     block: ControlBlock,
 }
 
+/// Why there is no link.
+pub(super) struct Unmade {
+    /// Nothing was made on it: it may still be rejected.
+    pub(super) id: Option<CmId>,
+    pub(super) error: ConnectError,
+}
+
 /// A link over verbs.
 #[derive(Debug)]
 pub struct VerbsLink {
@@ -85,20 +92,25 @@ impl VerbsLink {
         config: &LinkConfig,
         pool: &Pool,
         remote: SocketAddr,
-    ) -> Result<VerbsLink, ConnectError> {
-        let block = ControlBlock::new(pool, config)?;
+    ) -> Result<VerbsLink, Unmade> {
+        let block = match ControlBlock::new(pool, config) {
+            Ok(block) => block,
+            Err(error) => return Err(Unmade { id: Some(id), error }),
+        };
         let limits = device.limits;
         let send = config.send_queue.min(limits.max_qp_wr);
         let recv = config.max_recvs();
         let max_cq_entries = limits.max_cqe.min(config.max_cq_entries);
         let capacity = QpCapacity { send, recv, inline: config.inline, max_cq_entries };
         if recv > limits.max_qp_wr || capacity.completions() > max_cq_entries {
-            return Err(ConnectError::Config(format!(
+            let error = ConnectError::Config(format!(
                 "{recv} RECV slots and {send} send_queue: {} has queues of {} and completion queues of {max_cq_entries}",
                 device.name, limits.max_qp_wr
-            )));
+            ));
+            return Err(Unmade { id: Some(id), error });
         }
-        let qp = Qp::new(device, id, capacity)?;
+        let qp = Qp::new(device, id, capacity)
+            .map_err(|(id, error)| Unmade { id: Some(id), error: error.into() })?;
         let caps = Caps {
             max_inline: qp.max_inline as usize,
             send_queue: send as usize,
@@ -132,7 +144,10 @@ impl VerbsLink {
             events: WakeGate::new(),
         };
         for slot in 0..config.recv_slots {
-            link.post(slot).map_err(|source| device.verb_error("ibv_post_recv", source))?;
+            link.post(slot).map_err(|source| {
+                let error = device.verb_error("ibv_post_recv", source).into();
+                Unmade { id: None, error }
+            })?;
         }
         Ok(link)
     }
@@ -149,7 +164,7 @@ impl VerbsLink {
         config: &LinkConfig,
         pool: &Pool,
         remote: SocketAddr,
-    ) -> Result<VerbsLink, ConnectError> {
+    ) -> Result<VerbsLink, Unmade> {
         let (owned, config, pool) = (device.clone(), config.clone(), pool.clone());
         let make = move || VerbsLink::new(&owned, id, &config, &pool, remote);
         match tokio::task::spawn_blocking(make).await {
@@ -158,7 +173,8 @@ impl VerbsLink {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 Err(_) => {
                     let ended = io::Error::other("the tokio runtime is shutting down");
-                    Err(device.verb_error("rdma_create_qp", ended).into())
+                    let error = device.verb_error("rdma_create_qp", ended).into();
+                    Err(Unmade { id: None, error })
                 }
             },
         }

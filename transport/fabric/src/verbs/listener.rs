@@ -17,7 +17,7 @@ use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::connect::{LOCAL_PORTS, check_private_data};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::device_list::no_channel;
-use crate::verbs::link::VerbsLink;
+use crate::verbs::link::{Unmade, VerbsLink};
 
 /// A listener over verbs.
 #[derive(Debug)]
@@ -114,7 +114,8 @@ impl VerbsListener {
         }
         let local = id.local().unwrap_or(self.addr);
         let device = self.device.clone();
-        Some(VerbsIncoming { device, pending: Some(id), private_data, peer, local })
+        let (pending, refusal) = (Some(id), Vec::new());
+        Some(VerbsIncoming { device, pending, private_data, refusal, peer, local })
     }
 }
 
@@ -125,6 +126,8 @@ pub struct VerbsIncoming {
     /// Taken by accept or reject; otherwise the drop rejects.
     pending: Option<CmId>,
     private_data: Vec<u8>,
+    /// What the peer is told if there is no link.
+    refusal: Vec<u8>,
     peer: SocketAddr,
     local: SocketAddr,
 }
@@ -144,6 +147,11 @@ impl VerbsIncoming {
     /// This end's address.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
+    }
+
+    /// See [`Incoming::refuse_with`](crate::Incoming::refuse_with).
+    pub fn refuse_with(&mut self, private_data: &[u8]) {
+        self.refusal = private_data.to_vec();
     }
 
     /// See [`Incoming::accept`](crate::Incoming::accept).
@@ -171,7 +179,16 @@ impl VerbsIncoming {
             id.set_type_of_service(tos)
                 .map_err(|e| self.device.verb_error("rdma_set_option", e))?;
         }
-        let mut link = VerbsLink::new_off_worker(&self.device, id, config, pool, self.peer).await?;
+        let link = VerbsLink::new_off_worker(&self.device, id, config, pool, self.peer).await;
+        let mut link = match link {
+            Ok(link) => link,
+            Err(Unmade { id, error }) => {
+                self.pending = id;
+                let refusal = std::mem::take(&mut self.refusal);
+                self.turn_away(&refusal);
+                return Err(error);
+            }
+        };
         link.id().accept(private_data, config.ack_retries).map_err(|source| {
             match source.raw_os_error() {
                 Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => gone(),

@@ -192,7 +192,7 @@ impl FastPath {
     }
 
     /// Checks a connect request, and serves the connection in a task of its own.
-    fn take(self: &Arc<Self>, incoming: Incoming, pool: Pool, layered: Layered) {
+    fn take(self: &Arc<Self>, mut incoming: Incoming, pool: Pool, layered: Layered) {
         let this = self.clone();
         let Ok(handshake) = self.limits.handshakes.clone().try_acquire_owned() else {
             return self.refuse(incoming, Reject::Handshakes, &Reject::Handshakes.to_string());
@@ -228,6 +228,7 @@ impl FastPath {
             }
             let accept =
                 Accept { version: hello.version(), settings: options.proto.settings() }.encode();
+            incoming.refuse_with(&Reject::Resources.encode());
             let accepted = incoming.accept(&options.link, &pool, &accept, ACCEPT_LIMIT).await;
             drop(handshake);
             match accepted {

@@ -208,18 +208,24 @@ fn is_short_of_memory(error: &io::Error) -> bool {
 
 impl Qp {
     /// Makes a queue pair on an id that is bound to the device.
+    ///
+    /// # Errors
+    /// The device refuses. The id comes back.
     pub(crate) fn new(
         device: &Arc<DeviceContext>,
         id: CmId,
         capacity: QpCapacity,
-    ) -> Result<Qp, FabricError> {
+    ) -> Result<Qp, (CmId, FabricError)> {
         let refused = |call, source: io::Error| FabricError::QueuePairRefused {
             device: device.name.clone(),
             verb: Verb::Call(call),
             source: source.into(),
         };
-        let cq = Reservation::new(device, capacity.completions(), capacity.max_cq_entries)
-            .map_err(|e| refused("ibv_create_cq", e))?;
+        let entries = capacity.completions();
+        let cq = match Reservation::new(device, entries, capacity.max_cq_entries) {
+            Ok(cq) => cq,
+            Err(error) => return Err((id, refused("ibv_create_cq", error))),
+        };
         let wanted = capacity.inline.min(device.inline_limit.load(Relaxed));
         let made = match create(device, &id, &capacity, cq.cq(), wanted) {
             Err(error) if wanted > 0 => {
@@ -233,7 +239,10 @@ impl Qp {
             }
             made => made,
         };
-        let (qp, max_inline) = made.map_err(|error| refused("rdma_create_qp", error))?;
+        let (qp, max_inline) = match made {
+            Ok(made) => made,
+            Err(error) => return Err((id, refused("rdma_create_qp", error))),
+        };
         // SAFETY: the queue pair was made just now.
         let cq = match cq.join(unsafe { qp.as_ref().qp_num }) {
             Ok(member) => member,
@@ -242,7 +251,7 @@ impl Qp {
                 // SAFETY: made above, destroyed once, and known to nobody.
                 unsafe { rdma_sys::ibv_destroy_qp(qp.as_ptr()) };
                 drop(reservation);
-                return Err(refused("ibv_poll_cq", error));
+                return Err((id, refused("ibv_poll_cq", error)));
             }
         };
         Ok(Qp {
