@@ -206,6 +206,44 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_sealed_already_gets_its_pages() {
+        let sparse = memfd(libc::MFD_ALLOW_SEALING);
+        sparse.set_len(100_000).unwrap();
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE;
+        // SAFETY: the descriptor is open; the arguments are numbers.
+        let sealed = unsafe { libc::fcntl(sparse.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+        assert_eq!(sealed, 0);
+        let seen = sparse.try_clone().unwrap();
+        let memory = LendableMemory::from_file(sparse).unwrap();
+        assert!(memory.as_ref().iter().all(|byte| *byte == 0));
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&seen.metadata().unwrap());
+        assert!(blocks * 512 >= 100_000, "{blocks} blocks");
+    }
+
+    /// Whoever else has the file changes its length until it is sealed.
+    #[test]
+    fn a_file_that_is_cut_meanwhile_is_refused_or_whole() {
+        for round in 0..200 {
+            let file = memfd(libc::MFD_ALLOW_SEALING);
+            file.set_len(64 << 10).unwrap();
+            let other = file.try_clone().unwrap();
+            let cuts = std::thread::spawn(move || {
+                for len in [4096, 128 << 10].into_iter().cycle() {
+                    if other.set_len(len).is_err() {
+                        break;
+                    }
+                }
+            });
+            match LendableMemory::from_file(file) {
+                // Reads of what is not there would end the process.
+                Ok(memory) => assert!(memory.as_ref().iter().all(|byte| *byte == 0), "{round}"),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}"),
+            }
+            cuts.join().unwrap();
+        }
+    }
+
+    #[test]
     fn what_its_owner_could_still_change_is_refused() {
         let file = memfd(libc::MFD_ALLOW_SEALING);
         file.set_len(4096).unwrap();

@@ -8,7 +8,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// Creates a file of `len` zero bytes that can neither shrink nor grow, nor be sealed further.
 /// `name` appears in /proc/PID/maps only.
@@ -84,16 +84,29 @@ pub(crate) fn len_of_ordinary_pages(file: &OwnedFd) -> io::Result<u64> {
 /// and its contents.
 ///
 /// # Errors
-/// `InvalidInput` if it is mapped for writing; those of fallocate(2) and fcntl(2).
+/// `InvalidInput` if it is mapped for writing, or has another length when it is sealed; those of
+/// fallocate(2) and fcntl(2).
 pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
     let fd = file.as_raw_fd();
-    // SAFETY: the descriptor is open; the argument is a number.
-    if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } & CONTENTS == CONTENTS {
-        return Ok(());
-    }
+    // A file that was sealed before may lack pages, too.
     // SAFETY: the descriptor is open; the arguments are numbers.
     check(unsafe { libc::fallocate(fd, 0, 0, size(len)?) })?;
-    // SAFETY: as above.
+    // SAFETY: the descriptor is open; the argument is a number.
+    if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } & CONTENTS != CONTENTS {
+        add_contents(fd)?;
+    }
+    // From here on it keeps its length, which somebody may have changed until now.
+    match len_of_ordinary_pages(file)? {
+        sealed if sealed == len as u64 => Ok(()),
+        sealed => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("a memory file of {len} bytes that somebody made {sealed} meanwhile"),
+        )),
+    }
+}
+
+fn add_contents(fd: RawFd) -> io::Result<()> {
+    // SAFETY: the descriptor is open; the argument is a number.
     match check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, CONTENTS) }) {
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
