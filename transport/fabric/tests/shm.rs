@@ -135,6 +135,29 @@ async fn regions_are_for_one_peer_while_they_last() {
     s.death().await;
 }
 
+/// The end of a link is seen now and then while messages come: all of them are received, and posted
+/// again, before it is told.
+#[tokio::test]
+async fn all_messages_come_before_the_end() {
+    let (server, client) = (polling(Duration::ZERO), polling(Duration::ZERO));
+    for before in 0..=70 {
+        let (mut s, mut c) = greeted_pair(&server, &client).await;
+        for n in 0..before {
+            s.post(n % 8, b"before");
+            assert_eq!(c.receive().await.unwrap(), b"before");
+        }
+        for n in 0..3 {
+            s.post(n, &[n as u8]);
+        }
+        drop(s);
+        for n in 0..3 {
+            assert_eq!(c.receive().await.unwrap(), [n], "after {before}");
+        }
+        let error = c.death().await;
+        assert!(matches!(error, LinkError::Disconnected { .. }), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn a_send_without_a_recv_kills_the_link() {
     let (server, client) = (side(), side());

@@ -111,6 +111,9 @@ pub struct ShmLink {
     /// Polls since the socket was looked at.
     busy_polls: u32,
     stats: ShmStats,
+    /// Why the link ends: told once all that came before is taken, as nothing can be posted again on
+    /// a link that is dead.
+    ending: Option<LinkError>,
     dead: Option<LinkError>,
     recv_slots: RecvSlots,
     block: ControlBlock,
@@ -157,6 +160,7 @@ impl ShmLink {
             waiting: None,
             busy_polls: 0,
             stats: ShmStats::default(),
+            ending: None,
             dead: None,
             // The slot that a message goes into is its place in the ring.
             recv_slots: RecvSlots::new(config),
@@ -497,15 +501,16 @@ impl ShmLink {
             if out.len() > before {
                 self.stats.polled += u64::from(self.busy_poll.received());
                 self.busy_polls += 1;
-                if self.busy_polls >= MAX_BUSY_POLLS {
+                if self.busy_polls >= MAX_BUSY_POLLS && self.ending.is_none() {
                     self.busy_polls = 0;
                     if let Poll::Ready(Err(error)) = self.poll_socket(cx) {
-                        // What was sent before the end counts.
-                        self.receive(out)?;
-                        return Poll::Ready(Err(error));
+                        self.ending = Some(error);
                     }
                 }
                 return Poll::Ready(Ok(()));
+            }
+            if let Some(error) = self.ending.take() {
+                return Poll::Ready(Err(error));
             }
             if self.awaits_chunk() {
                 // The messages in the ring come after the chunk, so only the socket is polled.
@@ -534,10 +539,10 @@ impl ShmLink {
             // is checked after: nothing is missed in between.
             match self.poll_socket(cx) {
                 Poll::Ready(Ok(())) => continue,
+                // What was sent before the end counts.
                 Poll::Ready(Err(error)) => {
-                    // What was sent before the end counts.
-                    self.receive(out)?;
-                    return Poll::Ready(if out.len() > before { Ok(()) } else { Err(error) });
+                    self.ending = Some(error);
+                    continue;
                 }
                 Poll::Pending => {}
             }
