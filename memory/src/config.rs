@@ -17,8 +17,9 @@ const MAX_MARGIN: u64 = 256 * 1024;
 /// else.
 pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MAX_MARGIN;
 /// Minimum bytes for landing, and for control blocks.
-/// Control memory of a connection at rest, in bytes.
-const REST_BYTES: u64 = 60 * 1024;
+/// Bytes of control memory for which a connection's queues are reckoned: one at rest has 8 KiB, a
+/// busy one 82 KiB or more.
+const CONTROL_PER_CONNECTION: u64 = 60 * 1024;
 const MIN_PART: usize = MIN_POOL / 8;
 /// Maximum bytes of a landing chunk.
 const MAX_CHUNK: usize = 4 << 20;
@@ -179,7 +180,7 @@ impl PoolConfig {
 
 /// Bytes that the queues of as many connections pin as `control` bytes have room for.
 fn queues_of(control: usize, queue_bytes: usize) -> u64 {
-    (control as u64 / REST_BYTES).saturating_mul(queue_bytes as u64)
+    (control as u64 / CONTROL_PER_CONNECTION).saturating_mul(queue_bytes as u64)
 }
 
 /// What a device pins, and what it has to do with RLIMIT_MEMLOCK.

@@ -14,7 +14,7 @@ use super::page::{HugePages, page};
 /// A memory file, mapped, that holds nothing but what is in it: to fill, [`freeze`](Self::freeze),
 /// and [register](crate::Pool::register_lendable).
 ///
-/// It is as long as it was made, and begins as zeros.
+/// It is as long as it was made, and begins as zeros. A child of fork(2) does not have it.
 #[derive(Debug)]
 pub struct LendableBuf {
     mapping: Mapping,
@@ -65,7 +65,7 @@ impl DerefMut for LendableBuf {
 /// [`Pool::register_lendable`](crate::Pool::register_lendable).
 ///
 /// Who is lent a part of it sees all of it: it should hold nothing but what is meant for its
-/// readers.
+/// readers. A child of fork(2) does not have it.
 #[derive(Debug)]
 pub struct LendableMemory {
     mapping: Mapping,

@@ -275,18 +275,11 @@ async fn descriptors_kept_for_peers_are_limited() {
     let _turn = KEEPING.lock().await;
     const NAME: &str = "kept-for-a-stranger";
     let you = lending(Lending::SameUser);
-    let mut listener = you.listen();
-    let stranger = Arc::new(Stranger::connect(listener.local_addr().shm().unwrap().name()));
-    stranger.greet();
-    let incoming = listener.accept().await.unwrap();
-    let (config, own) = (config(), stranger.own());
-    let entering = stranger.enters(own);
-    let (link, _ring) = tokio::join!(incoming.accept(&config, &you.pool, b"", TIMEOUT), entering);
-    let mut end = End::new(link.unwrap());
+    let (stranger, mut end) = entered(&you).await;
     let (first, owner) = (pipe(), pipe());
     let owner_is = rustix::fs::fstat(&owner).unwrap().st_ino;
-    let offers = |key: u32, onward: u8, pipes: &[&OwnedFd]| {
-        let (message, file) = (lend_onward(key, onward), allocated_as(NAME, 4096, LENDABLE));
+    let offers = |key: u32, lend_on: u8, pipes: &[&OwnedFd]| {
+        let (message, file) = (lend_saying(key, lend_on), allocated_as(NAME, 4096, LENDABLE));
         let fds: Vec<_> =
             [&file].into_iter().chain(pipes.iter().copied()).map(AsFd::as_fd).collect();
         stranger.send(&message, &fds);
@@ -368,15 +361,14 @@ fn allocated_as(name: &str, len: u64, seals: SealFlags) -> OwnedFd {
 type Message = (Vec<u8>, Vec<OwnedFd>);
 
 /// LEND of 4096 bytes, which says whether they may be lent on, or were.
-fn lend_onward(key: u32, onward: u8) -> Vec<u8> {
+fn lend_saying(key: u32, lend_on: u8) -> Vec<u8> {
     let mut message = lend(key, 0, 4096);
-    *message.last_mut().unwrap() = onward;
+    *message.last_mut().unwrap() = lend_on;
     message
 }
 
-/// What becomes of an end to which a stranger lends these files with these messages.
-async fn offered(messages: Vec<Message>) -> String {
-    let you = borrowing();
+/// A stranger, and the end of a connection that it has entered.
+async fn entered(you: &Side) -> (Arc<Stranger>, End) {
     let mut listener = you.listen();
     let stranger = Arc::new(Stranger::connect(listener.local_addr().shm().unwrap().name()));
     stranger.greet();
@@ -384,7 +376,13 @@ async fn offered(messages: Vec<Message>) -> String {
     let (config, own) = (config(), stranger.own());
     let entering = stranger.enters(own);
     let (link, _ring) = tokio::join!(incoming.accept(&config, &you.pool, b"", TIMEOUT), entering);
-    let mut end = End::new(link.unwrap());
+    (stranger, End::new(link.unwrap()))
+}
+
+/// What becomes of an end to which a stranger lends these files with these messages.
+async fn offered(messages: Vec<Message>) -> String {
+    let you = borrowing();
+    let (stranger, mut end) = entered(&you).await;
     for (message, fds) in &messages {
         stranger.send(message, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
     }
@@ -406,11 +404,11 @@ async fn memory_that_cannot_be_lent_ends_the_connection() {
         (first(allocated(4096, SealFlags::SHRINK | SealFlags::FUTURE_WRITE)), "not sealed"),
         (first(file(4096, LENDABLE)), "a file with 0 bytes of 4096"),
         (first(pipe()), "not a file that can be sealed"),
-        (vec![(lend_onward(1, 2), vec![whole()])], "neither a file nor a file and a pipe"),
-        (vec![(lend_onward(1, 2), vec![whole(), pipe(), whole()])], "neither a file nor a file"),
-        (vec![(lend_onward(1, 2), vec![whole(), pipe()])], "a pipe comes with the first"),
-        (vec![(lend_onward(1, 1), vec![whole(), pipe(), pipe()])], "neither a file nor a file"),
-        (vec![(lend_onward(1, 3), vec![whole(), pipe()])], "makes no sense"),
+        (vec![(lend_saying(1, 2), vec![whole()])], "neither a file nor a file and a pipe"),
+        (vec![(lend_saying(1, 2), vec![whole(), pipe(), whole()])], "neither a file nor a file"),
+        (vec![(lend_saying(1, 2), vec![whole(), pipe()])], "a pipe comes with the first"),
+        (vec![(lend_saying(1, 1), vec![whole(), pipe(), pipe()])], "neither a file nor a file"),
+        (vec![(lend_saying(1, 3), vec![whole(), pipe()])], "makes no sense"),
         (vec![(lend(1, 0, 8192), vec![whole(), pipe()])], "4096 bytes"),
         (vec![(lend(1, 0, 4096), vec![whole()])], "a pipe comes with the first"),
         (vec![(lend(1, 0, 4096), vec![whole(), whole()])], "neither a file nor a file and a pipe"),

@@ -19,7 +19,7 @@ use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{
     Addr, Fabric, Lending, Lent, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource,
 };
-use tonic_rdma_memory::{LendableBuf, LendableMemory, Pool, PoolConfig};
+use tonic_rdma_memory::{LendableBuf, LendableMemory, Pool, PoolConfig, PoolRegistration};
 
 /// The role of the other process, and the address to which it connects.
 const ROLE: &str = "SHM_ROLE";
@@ -55,6 +55,10 @@ fn main() -> ExitCode {
         process::self_test(
             "a_killed_process_between_takes_nothing_away",
             a_killed_process_between_takes_nothing_away,
+        ),
+        process::self_test(
+            "registered_memory_is_all_that_a_peer_maps",
+            registered_memory_is_all_that_a_peer_maps,
         ),
         process::self_test("one_process_is_lent_to", one_process_is_lent_to),
         process::self_test("two_processes_talk", two_processes_talk),
@@ -255,6 +259,29 @@ fn lent_at(bytes: &[u8]) -> Lent {
     Lent { lease: word(0), key: word(4), addr }
 }
 
+/// Memory of the application that may be lent.
+fn registered(me: &Side) -> (bytes::Bytes, Option<PoolRegistration>) {
+    let mut buf = LendableBuf::zeroed(LENT).unwrap();
+    buf.copy_from_slice(&pattern(LENT, 7));
+    let memory = Arc::new(buf.freeze());
+    let registration = me.pool.register_lendable(memory.clone()).unwrap();
+    (LendableMemory::bytes(memory), Some(registration))
+}
+
+/// Lends bytes to the other process, once it has mapped what they lie in, and has it read them.
+async fn lend_to_process(me: &Side, end: &mut End, bytes: &bytes::Bytes) {
+    let lent = loop {
+        if let Some(lent) = end.link.lend(me.pool.lend(bytes).unwrap()).unwrap() {
+            break lent;
+        }
+        end.send(0, b"hello").await;
+        end.receive().await.unwrap();
+        tokio::task::yield_now().await;
+    };
+    end.send(0, &[b"read".as_slice(), &place(lent)].concat()).await;
+    assert_eq!(end.receive().await.unwrap(), b"reads");
+}
+
 /// Waits until this process holds what it held before: threads close the rest.
 async fn closed(before: (usize, usize)) {
     let closed = async {
@@ -286,24 +313,9 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
         process.says("stands");
         let (bytes, registration) = match registers {
             false => (me.payload(LENT, 7), None),
-            true => {
-                let mut buf = LendableBuf::zeroed(LENT).unwrap();
-                buf.copy_from_slice(&pattern(LENT, 7));
-                let memory = Arc::new(buf.freeze());
-                let registration = me.pool.register_lendable(memory.clone()).unwrap();
-                (LendableMemory::bytes(memory), Some(registration))
-            }
+            true => registered(&me),
         };
-        let lent = loop {
-            if let Some(lent) = end.link.lend(me.pool.lend(&bytes).unwrap()).unwrap() {
-                break lent;
-            }
-            end.send(0, b"hello").await;
-            end.receive().await.unwrap();
-            tokio::task::yield_now().await;
-        };
-        end.send(0, &[b"read".as_slice(), &place(lent)].concat()).await;
-        assert_eq!(end.receive().await.unwrap(), b"reads");
+        lend_to_process(&me, &mut end, &bytes).await;
         drop((bytes, registration));
         let mut end = Some(end);
         if link_first {
@@ -322,6 +334,25 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
     closed(before).await;
 }
 
+/// A pool that is not lent, and memory of the application that is: the other process maps the one
+/// file, read-only, and cannot map it otherwise.
+async fn registered_memory_is_all_that_a_peer_maps() {
+    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
+    let me = Side::new(fabric);
+    let (mut process, mut end) = with_process(&me, "connect").await;
+    let pid = process.says("stands");
+    assert!(me.pool.lend(&me.payload(LENT, 7)).is_none(), "of the pool");
+    let (bytes, registration) = registered(&me);
+    lend_to_process(&me, &mut end, &bytes).await;
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let lent: Vec<_> = maps.lines().filter(|line| line.contains("tonic-rdma-lent")).collect();
+    assert_eq!(lent.len(), 1, "{maps}");
+    assert!(lent[0].contains(" r--s 00000000 "), "{lent:?}");
+    drop((bytes, registration, end));
+    process.kill();
+    released(&me).await;
+}
+
 /// A process that has lent on what it was lent is killed: the owner keeps the memory until its
 /// reader is done, which only that process knew of. Here the owner is the reader, too.
 async fn a_killed_process_between_takes_nothing_away() {
@@ -331,16 +362,7 @@ async fn a_killed_process_between_takes_nothing_away() {
         let (mut process, mut end) = with_process(&me, "between").await;
         process.says("stands");
         let bytes = me.payload(LENT, 7);
-        let lent = loop {
-            if let Some(lent) = end.link.lend(me.pool.lend(&bytes).unwrap()).unwrap() {
-                break lent;
-            }
-            end.send(0, b"hello").await;
-            end.receive().await.unwrap();
-            tokio::task::yield_now().await;
-        };
-        end.send(0, &[b"read".as_slice(), &place(lent)].concat()).await;
-        assert_eq!(end.receive().await.unwrap(), b"reads");
+        lend_to_process(&me, &mut end, &bytes).await;
         let on = loop {
             end.send(0, b"on").await;
             let answer = end.receive().await.unwrap();

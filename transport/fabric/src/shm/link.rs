@@ -111,8 +111,8 @@ pub struct ShmLink {
     /// Polls since the socket was looked at.
     busy_polls: u32,
     stats: ShmStats,
-    /// Why the link ends: told once all that came before is taken, as nothing can be posted again on
-    /// a link that is dead.
+    /// Why the link ends: told once all that came before is taken, as nothing can be posted again
+    /// on a link that is dead.
     ending: Option<LinkError>,
     dead: Option<LinkError>,
     recv_slots: RecvSlots,
@@ -383,12 +383,12 @@ impl ShmLink {
                 self.pending = Some(Pending::Chunk(offered, take_fds));
                 Ok(())
             }
-            (Some(Message::Lend { key, addr, len, onward }), true) => {
+            (Some(Message::Lend { key, addr, len, lend_on }), true) => {
                 let offered = Offered { key, addr, len };
                 let borrower = self.borrower.get_or_insert_default();
                 let others = borrower.check(offered).map_err(|what| self.breach(what))?;
                 let (user, pool) = (self.socket.peer().uid, self.lends_on.clone());
-                let taking = Taking { offered, onward, user, others, pool };
+                let taking = Taking { offered, lend_on, user, others, pool };
                 let take_fds = self.socket.take_fds(move |fds| TakenFile::new(fds, taking));
                 self.pending = Some(Pending::Lent(offered, take_fds));
                 Ok(())

@@ -156,7 +156,7 @@ impl ConnectAttempt {
 
         self.step = ConnectStep::Connect;
         let link = VerbsLink::new_off_worker(device, id, config, pool, self.addr).await;
-        let link = link.map_err(|unmade| unmade.error)?;
+        let link = link.map_err(|failed| failed.error)?;
         let pending = PendingLink::new(link);
         let mut pending = match device.is_iwarp() {
             true => self.connect_on_thread(pending, config, private_data.to_vec()).await?,

@@ -57,7 +57,7 @@ struct Memory {
 }
 
 /// Why there is no link.
-pub(super) struct Unmade {
+pub(super) struct LinkNotMade {
     /// Nothing was made on it: it may still be rejected.
     pub(super) id: Option<CmId>,
     pub(super) error: ConnectError,
@@ -76,7 +76,7 @@ pub struct VerbsLink {
     /// The last poll found nothing, and another one follows at once.
     polls_on: bool,
     /// What was completed before the connection was established.
-    early: Vec<Completion>,
+    early_completions: Vec<Completion>,
     ending: Option<Ending>,
     failure: Option<Failure>,
     dead: Option<LinkError>,
@@ -92,10 +92,10 @@ impl VerbsLink {
         config: &LinkConfig,
         pool: &Pool,
         remote: SocketAddr,
-    ) -> Result<VerbsLink, Unmade> {
+    ) -> Result<VerbsLink, LinkNotMade> {
         let block = match ControlBlock::new(pool, config) {
             Ok(block) => block,
-            Err(error) => return Err(Unmade { id: Some(id), error }),
+            Err(error) => return Err(LinkNotMade { id: Some(id), error }),
         };
         let limits = device.limits;
         let send = config.send_queue.min(limits.max_qp_wr);
@@ -107,10 +107,10 @@ impl VerbsLink {
                 "{recv} RECV slots and {send} send_queue: {} has queues of {} and completion queues of {max_cq_entries}",
                 device.name, limits.max_qp_wr
             ));
-            return Err(Unmade { id: Some(id), error });
+            return Err(LinkNotMade { id: Some(id), error });
         }
         let qp = Qp::new(device, id, capacity)
-            .map_err(|(id, error)| Unmade { id: Some(id), error: error.into() })?;
+            .map_err(|(id, error)| LinkNotMade { id: Some(id), error: error.into() })?;
         let caps = Caps {
             max_inline: qp.max_inline as usize,
             send_queue: send as usize,
@@ -137,7 +137,7 @@ impl VerbsLink {
             busy_poll: (!config.busy_poll_limit.is_zero() && !processors::process_has_one())
                 .then(|| BusyPoll::new(config.busy_poll_limit, wake_cost::get())),
             polls_on: false,
-            early: Vec::new(),
+            early_completions: Vec::new(),
             ending: None,
             failure: None,
             dead: None,
@@ -146,7 +146,7 @@ impl VerbsLink {
         for slot in 0..config.recv_slots {
             link.post(slot).map_err(|source| {
                 let error = device.verb_error("ibv_post_recv", source).into();
-                Unmade { id: None, error }
+                LinkNotMade { id: None, error }
             })?;
         }
         Ok(link)
@@ -164,7 +164,7 @@ impl VerbsLink {
         config: &LinkConfig,
         pool: &Pool,
         remote: SocketAddr,
-    ) -> Result<VerbsLink, Unmade> {
+    ) -> Result<VerbsLink, LinkNotMade> {
         let (owned, config, pool) = (device.clone(), config.clone(), pool.clone());
         let make = move || VerbsLink::new(&owned, id, &config, &pool, remote);
         match tokio::task::spawn_blocking(make).await {
@@ -174,7 +174,7 @@ impl VerbsLink {
                 Err(_) => {
                     let ended = io::Error::other("the tokio runtime is shutting down");
                     let error = device.verb_error("rdma_create_qp", ended).into();
-                    Err(Unmade { id: None, error })
+                    Err(LinkNotMade { id: None, error })
                 }
             },
         }
@@ -203,7 +203,7 @@ impl VerbsLink {
     /// # Errors
     /// The completion queue failed.
     pub(super) fn poll_first_message(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut early = std::mem::take(&mut self.early);
+        let mut early = std::mem::take(&mut self.early_completions);
         let polled = loop {
             match self.take_completions(&mut early) {
                 Ok(_) if !early.is_empty() => break Poll::Ready(Ok(())),
@@ -219,7 +219,7 @@ impl VerbsLink {
                 Err(error) => break Poll::Ready(Err(error)),
             }
         };
-        self.early = early;
+        self.early_completions = early;
         polled
     }
 
@@ -346,7 +346,7 @@ impl VerbsLink {
         out: &mut Vec<Completion>,
     ) -> Result<Poll<()>, LinkError> {
         let before = out.len();
-        out.append(&mut self.early);
+        out.append(&mut self.early_completions);
         if let Err(error) = self.poll_events(cx) {
             return Err(self.device_error("rdma_get_cm_event", error));
         }

@@ -17,7 +17,7 @@ use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::connect::{LOCAL_PORTS, check_private_data};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::device_list::no_channel;
-use crate::verbs::link::{Unmade, VerbsLink};
+use crate::verbs::link::{LinkNotMade, VerbsLink};
 
 /// A listener over verbs.
 #[derive(Debug)]
@@ -182,7 +182,7 @@ impl VerbsIncoming {
         let link = VerbsLink::new_off_worker(&self.device, id, config, pool, self.peer).await;
         let mut link = match link {
             Ok(link) => link,
-            Err(Unmade { id, error }) => {
+            Err(LinkNotMade { id, error }) => {
                 self.pending = id;
                 let refusal = std::mem::take(&mut self.refusal);
                 self.turn_away(&refusal);

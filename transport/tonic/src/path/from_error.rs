@@ -56,7 +56,7 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
 
 /// Whether RLIMIT_MEMLOCK applies to the process.
 fn is_limited() -> bool {
-    Memlock::read().is_ok_and(|memlock| memlock.available(true).is_some())
+    Memlock::read().is_ok_and(|memlock| memlock.available(false).is_some())
 }
 
 /// What the process has pinned, of what it may.

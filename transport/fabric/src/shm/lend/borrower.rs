@@ -16,7 +16,7 @@ use crate::link::Lent;
 use crate::returns::Returns;
 use crate::shm::memory::peer_map::{Offered, PeerMap};
 use crate::shm::memory::table::Table;
-use crate::shm::socket::wire::Onward;
+use crate::shm::socket::wire::LendOn;
 
 /// A file, mapped, and the writing end of the peer's pipe if that came with it.
 #[derive(Debug)]
@@ -24,16 +24,16 @@ pub(crate) struct TakenFile {
     map: Arc<PeerMap>,
     reads: Option<OwnedFd>,
     /// The writing end of its owner's pipe, if the peer has lent it on.
-    owner: Option<Kept<OwnedFd>>,
+    owner: Option<(OwnedFd, KeptDescriptor)>,
     /// If it can be lent on.
-    onward: Option<Kept<PoolRegistration>>,
+    registration: Option<(PoolRegistration, KeptDescriptor)>,
 }
 
 /// How a file is to be taken.
 #[derive(Debug)]
 pub(crate) struct Taking {
     pub(crate) offered: Offered,
-    pub(crate) onward: Onward,
+    pub(crate) lend_on: LendOn,
     /// The peer's.
     pub(crate) user: u32,
     /// Files of the link that were taken before.
@@ -50,7 +50,7 @@ impl TakenFile {
     /// `InvalidData` if it is nothing that may be lent; others if this process cannot map it, or
     /// keeps as many descriptors as it may.
     pub(crate) fn new(fds: &mut Vec<OwnedFd>, taking: Taking) -> io::Result<TakenFile> {
-        let Taking { offered, onward, user, others, pool } = taking;
+        let Taking { offered, lend_on, user, others, pool } = taking;
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         for pipe in fds.iter().skip(1) {
             if FileType::from_raw_mode(fstat(pipe)?.st_mode) != FileType::Fifo {
@@ -58,32 +58,33 @@ impl TakenFile {
             }
         }
         let full = || io::Error::new(io::ErrorKind::QuotaExceeded, "too many descriptors are kept");
-        let (owner, pipes) = match (onward, fds.len()) {
-            (Onward::Was, 2 | 3) => (fds.pop(), fds.len() - 1),
-            (Onward::No | Onward::May, 1 | 2) => (None, fds.len() - 1),
+        let (owner, pipes) = match (lend_on, fds.len()) {
+            (LendOn::Done, 2 | 3) => (fds.pop(), fds.len() - 1),
+            (LendOn::Never | LendOn::Allowed, 1 | 2) => (None, fds.len() - 1),
             _ => return Err(wrong("neither a file nor a file and a pipe")),
         };
-        let owner = owner.map(|owner| Kept::new(owner).ok_or_else(full)).transpose()?;
+        let count = |owner| Some((owner, KeptDescriptor::count()?));
+        let owner = owner.map(|owner| count(owner).ok_or_else(full)).transpose()?;
         let reads = if pipes == 1 { fds.pop() } else { None };
         let file = fds.first().ok_or_else(|| wrong("no file"))?;
         let len = usize::try_from(offered.len).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let Some(pool) = pool.filter(|_| onward == Onward::May) else {
+        let Some(pool) = pool.filter(|_| lend_on == LendOn::Allowed) else {
             let map = PeerMap::lent(file, len, user, others)?;
-            return Ok(TakenFile { map, reads, owner, onward: None });
+            return Ok(TakenFile { map, reads, owner, registration: None });
         };
         // A mapping of its own: its addresses tell which link has borrowed what lies there.
         let map = Arc::new(PeerMap::lent_apart(file, len, user, others)?);
-        let onward = Kept::new(()).and_then(|place| {
+        let registration = KeptDescriptor::count().and_then(|counted| {
             let file = fds.drain(..1).next()?;
             match pool.register_lent(Bytes::from_owner(Whole(map.clone())), file) {
-                Ok(registration) => Some(place.keep(registration)),
+                Ok(registration) => Some((registration, counted)),
                 Err(error) => {
                     tracing::debug!(%error, "memory that a peer lends is not lent on");
                     None
                 }
             }
         });
-        Ok(TakenFile { map, reads, owner, onward })
+        Ok(TakenFile { map, reads, owner, registration })
     }
 }
 
@@ -98,34 +99,22 @@ impl AsRef<[u8]> for Whole {
     }
 }
 
-/// Something with a descriptor that is kept for as long as a peer pleases. All peers together have
-/// [`MAX_KEPT`].
+/// One descriptor that is kept for as long as a peer pleases. All peers together have [`MAX_KEPT`].
 #[derive(Debug)]
-struct Kept<T> {
-    kept: T,
-    _place: Place,
-}
-
-/// One of [`MAX_KEPT`].
-#[derive(Debug)]
-struct Place;
+struct KeptDescriptor;
 
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-impl<T> Kept<T> {
-    /// `None` if there are as many as may be.
-    fn new(kept: T) -> Option<Self> {
-        let place = Place;
+impl KeptDescriptor {
+    /// Counts one more. `None` if there are as many as may be.
+    fn count() -> Option<Self> {
         // Uncounted when it is dropped.
-        (KEPT.fetch_add(1, Relaxed) < MAX_KEPT).then_some(Kept { kept, _place: place })
-    }
-
-    fn keep<U>(self, kept: U) -> Kept<U> {
-        Kept { kept, _place: self._place }
+        let counted = KeptDescriptor;
+        (KEPT.fetch_add(1, Relaxed) < MAX_KEPT).then_some(counted)
     }
 }
 
-impl Drop for Place {
+impl Drop for KeptDescriptor {
     fn drop(&mut self) {
         KEPT.fetch_sub(1, Relaxed);
     }
@@ -137,11 +126,11 @@ struct File {
     map: Arc<PeerMap>,
     addr: u64,
     /// Has the map, too.
-    _onward: Option<Kept<PoolRegistration>>,
+    _registration: Option<(PoolRegistration, KeptDescriptor)>,
     /// As long as they are there, the peer keeps what it has lent, also when the connection has
     /// ended, and so does the owner of what was lent on. Closing a pipe does not block.
     _reads: Arc<OwnedFd>,
-    _owner: Option<Kept<OwnedFd>>,
+    _owner: Option<(OwnedFd, KeptDescriptor)>,
 }
 
 /// The reading end of a link.
@@ -188,17 +177,18 @@ impl Borrower {
         table: &Table,
     ) -> Result<(), String> {
         let Offered { key, addr, len } = offered;
-        let TakenFile { map, reads, owner, onward } = taken;
+        let TakenFile { map, reads, owner, registration } = taken;
         let reads = match (&self.reads, reads) {
             (None, Some(reads)) => self.reads.insert(Arc::new(reads)),
             (Some(reads), None) => reads,
             _ => return Err("a pipe comes with the first memory that is lent".to_owned()),
         };
-        if let Some(key) = onward.as_ref().and_then(|onward| onward.kept.lend_key()) {
+        let lend_key = registration.as_ref().and_then(|(registration, _)| registration.lend_key());
+        if let Some(key) = lend_key {
             table.set_owner(key, reads);
         }
-        let (_reads, _owner, _onward) = (reads.clone(), owner, onward);
-        self.files.insert(key, Arc::new(File { map, addr, _onward, _reads, _owner }));
+        let (_reads, _owner, _registration) = (reads.clone(), owner, registration);
+        self.files.insert(key, Arc::new(File { map, addr, _registration, _reads, _owner }));
         self.bytes += len;
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::link::Lent;
 use crate::shm::lend::permit::Permit;
 use crate::shm::memory::table::{RevokedKeys, Table};
 use crate::shm::socket::seqpacket::Socket;
-use crate::shm::socket::wire::{Message, Onward};
+use crate::shm::socket::wire::{LendOn, Message};
 
 /// What the peer has done with a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,12 +80,12 @@ impl Lender {
             return Ok(None);
         }
         let owner = file.owner.get();
-        let onward = match owner {
-            Some(_) => Onward::Was,
-            None if self.permit.lends_on() => Onward::May,
-            None => Onward::No,
+        let lend_on = match owner {
+            Some(_) => LendOn::Done,
+            None if self.permit.lends_on() => LendOn::Allowed,
+            None => LendOn::Never,
         };
-        let message = Message::Lend { key, addr: file.addr, len: file.len, onward }.encode();
+        let message = Message::Lend { key, addr: file.addr, len: file.len, lend_on }.encode();
         // With the first goes the pipe of this link, with a peer's that of the peer's.
         let new = if self.reader.is_none() { Some(pipe()?) } else { None };
         let mut fds = vec![file.file.as_fd()];

@@ -11,7 +11,7 @@
 //! | CHUNK | kind, rkey u32, address u64, length u64 | file |
 //! | FORGET | kind, rkey u32 | |
 //! | WAKE | kind | |
-//! | LEND | kind, key u32, address u64, length u64, onward u8 | file; with the first also the writing end of a pipe; with what is lent on also that of its owner |
+//! | LEND | kind, key u32, address u64, length u64, lend_on u8 | file; with the first also the writing end of a pipe; with what is lent on also that of its owner |
 //! | TAKEN, DECLINED | kind, key u32: the answers to LEND | |
 //! | UNLEND | kind, key u32 | |
 //!
@@ -51,13 +51,13 @@ const UNLEND: u8 = 13;
 
 /// Whether the peer may lend on what is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Onward {
+pub(crate) enum LendOn {
     /// It is for the peer alone.
-    No = 0,
+    Never = 0,
     /// To processes of the same user.
-    May = 1,
+    Allowed = 1,
     /// It is lent on already, with the pipe of its owner.
-    Was = 2,
+    Done = 2,
 }
 
 /// A message.
@@ -72,7 +72,7 @@ pub(crate) enum Message {
     Forget { rkey: u32 },
     Wake,
     Ring { channel: Option<ChannelName> },
-    Lend { key: u32, addr: u64, len: u64, onward: Onward },
+    Lend { key: u32, addr: u64, len: u64, lend_on: LendOn },
     Taken { key: u32 },
     Declined { key: u32 },
     Unlend { key: u32 },
@@ -114,8 +114,8 @@ impl Message {
                 out.extend(key.to_le_bytes());
                 out.extend(addr.to_le_bytes());
                 out.extend(len.to_le_bytes());
-                if let Message::Lend { onward, .. } = self {
-                    out.push(*onward as u8);
+                if let Message::Lend { lend_on, .. } = self {
+                    out.push(*lend_on as u8);
                 }
             }
             Message::Forget { rkey: key }
@@ -182,9 +182,9 @@ impl Message {
                 let (len, rest) = u64_of(rest)?;
                 let message = match (*kind, rest) {
                     (CHUNK, []) => Message::Chunk { rkey: key, addr, len },
-                    (LEND, [0]) => Message::Lend { key, addr, len, onward: Onward::No },
-                    (LEND, [1]) => Message::Lend { key, addr, len, onward: Onward::May },
-                    (LEND, [2]) => Message::Lend { key, addr, len, onward: Onward::Was },
+                    (LEND, [0]) => Message::Lend { key, addr, len, lend_on: LendOn::Never },
+                    (LEND, [1]) => Message::Lend { key, addr, len, lend_on: LendOn::Allowed },
+                    (LEND, [2]) => Message::Lend { key, addr, len, lend_on: LendOn::Done },
                     _ => return None,
                 };
                 addr.checked_add(len).is_some().then_some(message)
@@ -253,9 +253,9 @@ mod tests {
             Message::Refused { text: "no".into() },
             Message::OtherUser { uid: 1000 },
             Message::Chunk { rkey: 1, addr: 2, len: 3 },
-            Message::Lend { key: 1, addr: 2, len: 3, onward: Onward::No },
-            Message::Lend { key: 1, addr: 2, len: 3, onward: Onward::May },
-            Message::Lend { key: 1, addr: 2, len: 3, onward: Onward::Was },
+            Message::Lend { key: 1, addr: 2, len: 3, lend_on: LendOn::Never },
+            Message::Lend { key: 1, addr: 2, len: 3, lend_on: LendOn::Allowed },
+            Message::Lend { key: 1, addr: 2, len: 3, lend_on: LendOn::Done },
             Message::Forget { rkey: 9 },
             Message::Wake,
             Message::Ring { channel: None },
