@@ -280,24 +280,28 @@ impl SimLink {
             }
         }
         let (table, rng, len) = (&other.device.table, &mut self.rng, request.len);
-        // SAFETY: the source lies in this link's block, which only &mut self writes, or in pool
-        // memory that the send queue delays: frozen, or a buffer that it owns.
+        let mut changed = Vec::new();
+        let mut src = request.addr;
+        // Before it lands: bytes that arrive in any order would put a changed one right again.
+        if len > 0 && net.injects(InjectedBug::FlipWrite) {
+            // SAFETY: as for a late WRITE.
+            changed.extend_from_slice(unsafe { std::slice::from_raw_parts(src.as_ptr(), len) });
+            changed[0] ^= 1;
+            src = NonNull::from(changed.as_mut_slice()).cast();
+        }
+        // SAFETY: the source is a copy of this call's own, lies in this link's block, which only
+        // &mut self writes, or in pool memory that the send queue delays: frozen, or a buffer that
+        // it owns.
         let allowed = unsafe {
             match rng.one_in(net.config.unordered) {
-                true => self.unordered.write(table, (rkey, addr), (request.addr, len), rng),
-                false => table.write(rkey, addr, request.addr, len),
+                true => self.unordered.write(table, (rkey, addr), (src, len), rng),
+                false => table.write(rkey, addr, src, len),
             }
         };
         if !allowed {
             return Err(Status::RemoteAccess);
         }
         net.emit(Event::Written { end: self.end.id, peer: other.id, addr, rkey, len: request.len });
-        if net.injects(InjectedBug::FlipWrite) && request.len > 0 {
-            // SAFETY: as above; one byte, of this link's own.
-            let mut byte = unsafe { request.addr.as_ptr().read() } ^ 1;
-            // SAFETY: as above.
-            unsafe { other.device.table.write(rkey, addr, NonNull::from(&mut byte), 1) };
-        }
         Ok(())
     }
 
