@@ -184,7 +184,7 @@ impl Raw {
             ),
             _ => {
                 let addr: SocketAddr = server_addr.parse()?;
-                (Fabric::toward(addr, None, TIMEOUT).await?, addr.into())
+                (Fabric::toward(addr, None, None, TIMEOUT).await?, addr.into())
             }
         };
         let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;

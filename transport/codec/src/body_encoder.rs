@@ -66,6 +66,14 @@ impl BodyEncoder {
         self.used
     }
 
+    /// Records that `len` bytes of the body were sent at once.
+    #[inline]
+    pub fn has_sent(&self, len: usize) {
+        if let Some(call) = &self.call {
+            call.method().has_transferred(len);
+        }
+    }
+
     /// Bytes that this crate's codec copied since the last call: to make segments, and as filling
     /// that shows tonic the true length of a message.
     pub fn take_copied(&mut self) -> (u64, u64) {

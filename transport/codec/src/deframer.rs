@@ -254,6 +254,7 @@ impl Deframer {
     pub fn push(&mut self, part: Part, used: Used) {
         debug_assert!(self.is_empty(), "a part in front of it would be lost");
         self.used = used;
+        self.method.has_transferred(part.len());
         match part {
             Part::Lent(piece) if !self.is_whole(&piece) => {
                 let LentPiece { head, lent, tail } = *piece;

@@ -3,11 +3,14 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU8, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use foldhash::fast::RandomState;
 use http::Uri;
+
+/// Bytes of a message, or of a part of one, from which on its method is taken to transfer bulk.
+const BULK: usize = 64 * 1024;
 
 /// Maximum number of methods remembered. Only methods that have been answered count.
 const MAX_METHODS: usize = 4096;
@@ -32,6 +35,7 @@ pub struct Method {
     encodes: AtomicUsize,
     /// The same for incoming messages.
     decodes: AtomicUsize,
+    bulk: AtomicBool,
 }
 
 impl Method {
@@ -47,6 +51,19 @@ impl Method {
     fn set_used(&self, used: Used) {
         if self.used() != used {
             self.used.store(used as u8, Relaxed);
+        }
+    }
+
+    /// Whether a call of the method has sent or received 64 KiB at once, with any codec.
+    pub fn transfers_bulk(&self) -> bool {
+        self.bulk.load(Relaxed)
+    }
+
+    /// Records that a call of the method has sent or received `len` bytes at once.
+    #[inline]
+    pub fn has_transferred(&self, len: usize) {
+        if len >= BULK && !self.transfers_bulk() {
+            self.bulk.store(true, Relaxed);
         }
     }
 
@@ -88,6 +105,12 @@ impl Methods {
                 Call { method: Arc::default(), new: Some(Box::new((self.clone(), uri.clone()))) }
             }
         }
+    }
+
+    /// Whether the method at `uri` is one that transfers bulk, as far as is known.
+    pub fn transfers_bulk(&self, uri: &Uri) -> bool {
+        let methods = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        methods.get(uri.path()).is_some_and(|method| method.transfers_bulk())
     }
 
     fn remember(&self, path: &str, method: &Arc<Method>) {
@@ -146,6 +169,20 @@ mod tests {
             (again.method().used(), again.method().decodes(), again.method().encodes()),
             (Used::Ours, 7, 0)
         );
+    }
+
+    #[test]
+    fn a_method_that_has_moved_much_at_once_transfers_bulk() {
+        let methods = Arc::new(Methods::default());
+        let uri = Uri::from_static("http://h/a.B/C");
+        let mut call = methods.call(&uri);
+        call.learn(Used::Plain);
+        call.method().has_transferred(BULK - 1);
+        assert!(!methods.transfers_bulk(&uri));
+        call.method().has_transferred(BULK);
+        call.method().has_transferred(1);
+        assert!(methods.transfers_bulk(&uri));
+        assert!(!methods.transfers_bulk(&Uri::from_static("http://h/a.B/D")));
     }
 
     #[test]

@@ -35,7 +35,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
             serve(Fabric::at(addr.ip())?, addr.into()).await
         }
         [addr] => match addr.parse::<SocketAddr>() {
-            Ok(addr) => measure(Fabric::toward(addr, None, TIMEOUT).await?, addr.into()).await,
+            Ok(addr) => {
+                measure(Fabric::toward(addr, None, None, TIMEOUT).await?, addr.into()).await
+            }
             Err(_) => {
                 measure(
                     Fabric::shm(ShmAccess::SameUser, Lending::Off)?,

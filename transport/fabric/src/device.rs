@@ -3,6 +3,32 @@
 use std::fmt;
 use std::net::IpAddr;
 
+/// An address of this host that lies on an RDMA device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// Length of its network's prefix, in bits.
+    pub prefix: u8,
+    /// The device, named as in `rdma link`.
+    pub device: String,
+}
+
+impl LocalAddress {
+    /// Whether another address is in the same network, so that it is reached without a router.
+    pub fn is_beside(&self, peer: IpAddr) -> bool {
+        let (own, peer, len) = match (self.ip, peer) {
+            (IpAddr::V4(own), IpAddr::V4(peer)) => {
+                (u128::from(own.to_bits()), u128::from(peer.to_bits()), 32)
+            }
+            (IpAddr::V6(own), IpAddr::V6(peer)) => (own.to_bits(), peer.to_bits(), 128),
+            _ => return false,
+        };
+        let rest = len - u32::from(self.prefix).min(len);
+        (own ^ peer).checked_shr(rest).unwrap_or(0) == 0
+    }
+}
+
 /// The wire protocol of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -120,5 +146,24 @@ impl DeviceInfo {
     /// True when a port is active and an address leads to the device.
     pub fn is_usable(&self) -> bool {
         !self.addresses.is_empty() && self.ports.iter().any(|p| p.state.is_active())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_neighbour_has_the_same_prefix() {
+        let beside = |ip: &str, prefix, peer: &str| {
+            let at = LocalAddress { ip: ip.parse().unwrap(), prefix, device: String::new() };
+            at.is_beside(peer.parse().unwrap())
+        };
+        assert!(beside("10.0.0.1", 24, "10.0.0.255") && !beside("10.0.0.1", 24, "10.0.1.0"));
+        assert!(beside("10.0.0.1", 32, "10.0.0.1") && !beside("10.0.0.1", 32, "10.0.0.0"));
+        assert!(beside("10.0.0.1", 0, "192.0.2.1") && !beside("10.0.0.1", 0, "2001:db8::1"));
+        assert!(beside("2001:db8::1", 64, "2001:db8::2:0:0:1"));
+        assert!(!beside("2001:db8::1", 64, "2001:db8:0:1::1"));
+        assert!(beside("2001:db8::1", 0, "::1"));
     }
 }

@@ -107,7 +107,7 @@ mod atomics {
 
 pub use access::{Lending, ShmAccess};
 pub use addr::{Addr, BadShmAddr, ShmAddr};
-pub use device::{DeviceInfo, LinkLayer, PortInfo, PortState, Transport};
+pub use device::{DeviceInfo, LinkLayer, LocalAddress, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
 pub use host_snapshot::HostSnapshot;
 pub use link::{

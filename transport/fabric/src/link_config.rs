@@ -1,5 +1,6 @@
 //! The size of a connection and its queues, and when its device sends again.
 
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -58,6 +59,9 @@ pub struct LinkConfig {
     /// code point in its upper six bits. On InfiniBand and RoCE v2 the connecting side's is that of
     /// both ends; a device may ignore it. `None` for the system's default. Verbs only.
     pub type_of_service: Option<u8>,
+    /// The address of this host to connect from: the connection leaves through the device that it
+    /// lies on, which must be the one that connects. `None` for what the route says. Verbs only.
+    pub source: Option<IpAddr>,
 }
 
 /// What an ACK timeout is clamped to: 1 ms to 17 s.
@@ -91,6 +95,7 @@ impl Default for LinkConfig {
             ack_timeout: ACK_TIMEOUT,
             ack_retries: ACK_RETRIES,
             type_of_service: None,
+            source: None,
         }
     }
 }

@@ -16,7 +16,7 @@ use tonic_rdma_memory::{LendableBytes, Pool, Registrar};
 
 use crate::access::{Lending, ShmAccess};
 use crate::addr::Addr;
-use crate::device::DeviceInfo;
+use crate::device::{DeviceInfo, LocalAddress};
 use crate::error::{ConnectError, FabricError, LinkError};
 use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Work};
 use crate::link_config::LinkConfig;
@@ -92,7 +92,7 @@ impl Fabric {
     ///
     /// # Errors
     /// As [`devices`](Fabric::devices).
-    pub fn local_addresses(only: Option<&str>) -> Result<Vec<(IpAddr, String)>, FabricError> {
+    pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::local_addresses(only);
         #[cfg(not(all(target_os = "linux", feature = "verbs")))]
@@ -151,7 +151,8 @@ impl Fabric {
     }
 
     /// Opens the RDMA device through which the route to a peer leaves, with the checks of
-    /// [`open`](Fabric::open). Nothing is sent to the peer but address resolution.
+    /// [`open`](Fabric::open). Nothing is sent to the peer but address resolution. With a `source`,
+    /// an address of this host, the route is one that leaves through the device of that address.
     ///
     /// # Errors
     /// [`ConnectError::NotOnRdma`] and [`ConnectError::NoRoute`]; [`ConnectError::OtherDevice`]
@@ -161,14 +162,15 @@ impl Fabric {
     /// Cancel safe.
     pub async fn toward(
         peer: SocketAddr,
+        source: Option<IpAddr>,
         only: Option<&str>,
         timeout: Duration,
     ) -> Result<Fabric, ConnectError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
-        return VerbsDevice::toward(peer, only, timeout).await.map(Fabric::Verbs);
+        return VerbsDevice::toward(peer, source, only, timeout).await.map(Fabric::Verbs);
         #[cfg(not(all(target_os = "linux", feature = "verbs")))]
         {
-            let _ = (peer, only, timeout);
+            let _ = (peer, source, only, timeout);
             Err(FabricError::Platform.into())
         }
     }

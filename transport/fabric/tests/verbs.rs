@@ -96,13 +96,19 @@ async fn devices_are_listed() {
 
     let ip = listed.addresses[0];
     let here = Fabric::local_addresses(Some(&guest_device())).unwrap();
-    assert!(here.contains(&(ip, guest_device())), "{here:?}");
+    let at = here.iter().find(|at| at.ip == ip).expect("it lies on the device");
+    assert_eq!((at.device.as_str(), at.prefix), (guest_device().as_str(), 24));
     assert_eq!(Fabric::at(ip).unwrap().name(), guest_device());
-    let toward = Fabric::toward(SocketAddr::new(ip, 1), None, TIMEOUT).await.unwrap();
-    assert_eq!(toward.name(), guest_device());
+    for source in [None, Some(ip)] {
+        let toward = Fabric::toward(SocketAddr::new(ip, 1), source, None, TIMEOUT).await.unwrap();
+        assert_eq!(toward.name(), guest_device());
+    }
+    let nobodys = "192.0.2.1".parse().unwrap();
+    let nowhere = Fabric::toward(SocketAddr::new(ip, 1), Some(nobodys), None, TIMEOUT).await;
+    assert!(matches!(nowhere, Err(ConnectError::NotOnRdma { .. } | ConnectError::NoRoute { .. })));
 
-    let other =
-        Fabric::toward(SocketAddr::new(ip, 1), Some("nope0"), TIMEOUT).await.map(drop).unwrap_err();
+    let other = Fabric::toward(SocketAddr::new(ip, 1), None, Some("nope0"), TIMEOUT).await;
+    let other = other.map(drop).unwrap_err();
     assert!(matches!(other, ConnectError::OtherDevice { .. }), "{other}");
     let unknown = Fabric::open(Some("nope0")).map(drop).unwrap_err();
     assert!(

@@ -68,9 +68,10 @@ pub(super) unsafe fn read(addr: *const libc::sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// The IP addresses of this host's interfaces that are up, without loopback and link-local ones:
-/// those lead to no device of their own, or mean nothing to a peer.
-pub(crate) fn local_ips() -> std::io::Result<Vec<IpAddr>> {
+/// The IP addresses of this host's interfaces that are up, each with the length of its network's
+/// prefix in bits, without loopback and link-local ones: those lead to no device of their own, or
+/// mean nothing to a peer.
+pub(crate) fn local_networks() -> std::io::Result<Vec<(IpAddr, u8)>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: getifaddrs writes a list that is freed below.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
@@ -82,15 +83,31 @@ pub(crate) fn local_ips() -> std::io::Result<Vec<IpAddr>> {
         // SAFETY: `at` is an entry of the list, which lives until freeifaddrs.
         let entry = unsafe { &*at };
         if entry.ifa_flags & libc::IFF_UP as libc::c_uint != 0 {
-            // SAFETY: ifa_addr is null or a sockaddr of its family.
-            let ip = unsafe { read(entry.ifa_addr) }.map(|a| a.ip());
-            found.extend(ip.filter(|ip| is_reachable(ip) && !found.contains(ip)));
+            // SAFETY: both are null or a sockaddr of its family.
+            let (addr, mask) = unsafe { (read(entry.ifa_addr), read(entry.ifa_netmask)) };
+            if let Some(ip) = addr.map(|addr| addr.ip())
+                && is_reachable(&ip)
+                && found.iter().all(|(known, _)| *known != ip)
+            {
+                found.push((ip, prefix(ip, mask.map(|mask| mask.ip()))));
+            }
         }
         at = entry.ifa_next;
     }
     // SAFETY: the list came from getifaddrs and is not used again.
     unsafe { libc::freeifaddrs(list) };
     Ok(found)
+}
+
+/// The length of a mask in bits; without one the network is the address alone.
+fn prefix(ip: IpAddr, mask: Option<IpAddr>) -> u8 {
+    let ones = match mask {
+        Some(IpAddr::V4(mask)) => mask.to_bits().leading_ones(),
+        Some(IpAddr::V6(mask)) => mask.to_bits().leading_ones(),
+        None if ip.is_ipv4() => 32,
+        None => 128,
+    };
+    ones as u8
 }
 
 fn is_reachable(ip: &IpAddr) -> bool {
@@ -118,6 +135,21 @@ mod tests {
 
     #[test]
     fn loopback_is_not_listed() {
-        assert!(local_ips().unwrap().iter().all(|ip| !ip.is_loopback()));
+        assert!(local_networks().unwrap().iter().all(|(ip, _)| !ip.is_loopback()));
+    }
+
+    #[test]
+    fn a_mask_is_a_length() {
+        let [v4, v6] = ["10.0.0.1", "2001:db8::1"].map(|ip| ip.parse().unwrap());
+        for (ip, mask, length) in [
+            (v4, Some("255.255.255.0"), 24),
+            (v4, Some("255.255.255.255"), 32),
+            (v4, Some("0.0.0.0"), 0),
+            (v4, None, 32),
+            (v6, Some("ffff:ffff:ffff:ffff::"), 64),
+            (v6, None, 128),
+        ] {
+            assert_eq!(prefix(ip, mask.map(|mask| mask.parse().unwrap())), length, "{mask:?}");
+        }
     }
 }

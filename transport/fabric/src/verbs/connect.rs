@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +44,8 @@ fn is_port_taken(error: &ConnectError) -> bool {
 /// An attempt to connect.
 struct ConnectAttempt {
     addr: SocketAddr,
+    /// The address of this host to connect from, on the device that the route is to leave through.
+    source: Option<IpAddr>,
     timeout: Duration,
     step: ConnectStep,
 }
@@ -117,6 +119,10 @@ impl ConnectAttempt {
     async fn resolve(&mut self) -> Result<CmId, ConnectError> {
         self.step = ConnectStep::ResolveAddress;
         let id = CmId::new().map_err(no_channel)?;
+        // Binds the id to the device, too: the kernel then looks for a route through it only.
+        if let Some(source) = self.source {
+            id.bind(SocketAddr::new(source, 0)).map_err(|e| self.failed(e))?;
+        }
         id.resolve_addr(self.addr, self.millis()).map_err(|e| self.failed(e))?;
         self.expect_event(&id, kind::RDMA_CM_EVENT_ADDR_RESOLVED).await?;
         Ok(id)
@@ -249,8 +255,12 @@ impl Drop for PendingLink {
 }
 
 /// Finds the device that the route to an address leaves through: an id that is bound to it.
-pub(super) async fn resolve(addr: SocketAddr, timeout: Duration) -> Result<CmId, ConnectError> {
-    let mut attempt = ConnectAttempt { addr, timeout, step: ConnectStep::ResolveAddress };
+pub(super) async fn resolve(
+    addr: SocketAddr,
+    source: Option<IpAddr>,
+    timeout: Duration,
+) -> Result<CmId, ConnectError> {
+    let mut attempt = ConnectAttempt { addr, source, timeout, step: ConnectStep::ResolveAddress };
     let resolved = tokio::time::timeout(timeout, attempt.resolve()).await;
     let mut id = resolved.unwrap_or_else(|_| Err(attempt.timed_out()))?;
     // Whoever opens a device may do that in a runtime that ends before the device is closed.
@@ -273,7 +283,8 @@ pub(super) async fn connect(
     if device.is_removed() {
         return Err(device.removed_error().into());
     }
-    let mut attempt = ConnectAttempt { addr, timeout, step: ConnectStep::ResolveAddress };
+    let (source, step) = (config.source, ConnectStep::ResolveAddress);
+    let mut attempt = ConnectAttempt { addr, source, timeout, step };
     let connected = async {
         for _ in 1..LOCAL_PORTS {
             match attempt.connect(device, config, pool, private_data).await {

@@ -100,11 +100,12 @@ impl VerbsDevice {
     /// those of [`open`](VerbsDevice::open).
     pub async fn toward(
         peer: SocketAddr,
+        source: Option<IpAddr>,
         only: Option<&str>,
         timeout: Duration,
     ) -> Result<VerbsDevice, ConnectError> {
         lib_probe::probe()?;
-        let id = connect::resolve(peer, timeout).await?;
+        let id = connect::resolve(peer, source, timeout).await?;
         let device = VerbsDevice::of(id)?;
         match only {
             Some(wanted) if wanted != device.name() => Err(ConnectError::OtherDevice {
@@ -166,7 +167,7 @@ impl VerbsDevice {
     /// # Errors
     /// The addresses cannot be listed, or the connection manager has gone.
     pub fn addresses(&self) -> Result<Vec<IpAddr>, FabricError> {
-        Ok(enumerate::local_addresses(Some(&self.0.name))?.into_iter().map(|(ip, _)| ip).collect())
+        Ok(enumerate::local_addresses(Some(&self.0.name))?.into_iter().map(|at| at.ip).collect())
     }
 
     /// Registers memory in the device's protection domain, and keeps the device open.

@@ -53,7 +53,7 @@ mod self_test;
 mod siw;
 mod wake_cost;
 
-pub(crate) use self::addr::local_ips;
+pub(crate) use self::addr::local_networks;
 pub use self::device::VerbsDevice;
 pub use self::discovery::enumerate::{devices, local_addresses};
 pub use self::link::VerbsLink;

@@ -67,12 +67,21 @@ impl fmt::Debug for OfferHook {
     }
 }
 
+/// A place to connect to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) path: Path,
+    pub(crate) addr: Addr,
+    /// The server's device; empty where the server does not say.
+    pub(crate) device: String,
+}
+
 /// The server's answer to an Offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Offered {
     pub(crate) ticket: Ticket,
-    /// Addresses to connect to, preferred path first.
-    pub(crate) places: Vec<(Path, Addr)>,
+    /// Where to connect to, preferred path first.
+    pub(crate) places: Vec<Place>,
     /// Requested fabrics that are not available.
     pub(crate) refusals: Vec<(Path, Reason)>,
 }
@@ -254,8 +263,8 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
         }
     }
     // Keep only requested paths, in the client's order.
-    offered.places.retain(|(path, _)| paths.contains(path));
-    offered.places.sort_by_key(|(path, _)| paths.iter().position(|p| p == path));
+    offered.places.retain(|place| paths.contains(&place.path));
+    offered.places.sort_by_key(|place| paths.iter().position(|path| *path == place.path));
     if offered.places.is_empty() && offered.refusals.is_empty() {
         return Err(malformed("it offers no address"));
     }
@@ -265,7 +274,8 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
 impl Offered {
     fn addresses(&mut self, path: Path, addresses: &[pb::Address]) -> Result<(), Reason> {
         for address in addresses {
-            self.places.push((path, Addr::Ip(socket_addr(address)?)));
+            let (addr, device) = (Addr::Ip(socket_addr(address)?), address.device.clone());
+            self.places.push(Place { path, addr, device });
         }
         Ok(())
     }
@@ -274,7 +284,8 @@ impl Offered {
         match Fabric::boot_id() {
             Ok(own) if own == shm.boot_id => {
                 let addr = shm.socket.parse().map_err(|e: BadShmAddr| malformed(&e.to_string()))?;
-                self.places.push((Path::Shm, Addr::Shm(addr)));
+                let (path, addr) = (Path::Shm, Addr::Shm(addr));
+                self.places.push(Place { path, addr, device: String::new() });
             }
             Ok(_) => self.refusals.push((
                 Path::Shm,
@@ -328,6 +339,7 @@ mod tests {
                     addresses: vec![pb::Address {
                         ip: "10.0.0.1".into(),
                         port: 50051,
+                        device: "mlx5_0".into(),
                         ..Default::default()
                     }],
                 })),
@@ -348,7 +360,8 @@ mod tests {
     fn reads_a_grant() {
         let offered = read(response(grant()), &[Path::Verbs]).unwrap();
         assert_eq!(offered.ticket, Ticket([1; TICKET_LEN]));
-        assert_eq!(offered.places, [(Path::Verbs, Addr::Ip("10.0.0.1:50051".parse().unwrap()))]);
+        let addr = Addr::Ip("10.0.0.1:50051".parse().unwrap());
+        assert_eq!(offered.places, [Place { path: Path::Verbs, addr, device: "mlx5_0".into() }]);
     }
 
     #[test]
@@ -362,7 +375,7 @@ mod tests {
         let own = Fabric::boot_id().unwrap();
         for order in [[Path::Shm, Path::Verbs], [Path::Verbs, Path::Shm]] {
             let offered = read(response(with_shm(&own)), &order).unwrap();
-            assert_eq!(offered.places.iter().map(|(path, _)| *path).collect::<Vec<_>>(), order);
+            assert_eq!(offered.places.iter().map(|at| at.path).collect::<Vec<_>>(), order);
         }
         let offered = read(response(with_shm("elsewhere")), &[Path::Shm, Path::Verbs]).unwrap();
         assert_eq!(offered.places.len(), 1);

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic_rdma_fabric::Addr;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello};
 
-use crate::bootstrap::client::{OfferHook, offer};
+use crate::bootstrap::client::{OfferHook, Place, offer};
+use crate::channel::rails::{Rail, Rails};
 use crate::codec::Methods;
 use crate::connection::{FastClient, Origin};
 use crate::context::Context;
@@ -37,6 +37,9 @@ pub(crate) struct Plan {
     pub(crate) ack_retries: Option<u8>,
     pub(crate) type_of_service: Option<u8>,
     pub(crate) copy_on_delivery: bool,
+    pub(crate) rails: Arc<Rails>,
+    /// Which of the channel's connections this is for; 0 is the first.
+    pub(crate) connection: usize,
 }
 
 /// An established fast path.
@@ -82,9 +85,11 @@ impl Plan {
             let hook = self.hook.as_ref();
             let offered = offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?;
             reasons.extend(offered.refusals);
-            let mut left = offered.places.len() as u32;
+            let rails = self.rails_to(offered.places).await;
+            let mut left = rails.len() as u32;
             let mut spent = None;
-            for (path, addr) in offered.places {
+            for rail in rails {
+                let (path, addr) = (rail.path, &rail.addr);
                 // Divide the time, so that an address that does not answer leaves time for those
                 // after it.
                 let share = deadline.saturating_duration_since(Instant::now()) / left.max(1);
@@ -92,10 +97,17 @@ impl Plan {
                 if spent.is_some_and(|spent| spent != path) {
                     break;
                 }
-                match self.connect(path, &addr, offered.ticket.0, share).await {
-                    Ok(fast) => return Ok(fast),
+                match self.connect(&rail, offered.ticket.0, share).await {
+                    Ok(fast) => {
+                        self.context.rails().works(&rail.key());
+                        self.rails.uses(self.connection, rail, &fast.client.peer().device);
+                        return Ok(fast);
+                    }
                     Err(reason) => {
                         tracing::debug!(%path, %addr, %reason, "no fast path by this address");
+                        if is_of_the_rail(reason.code()) {
+                            self.context.rails().has_failed(rail.key());
+                        }
                         // The ticket is spent once the server has seen it. A client that is refused
                         // as another user has not presented it.
                         let refused = reason.code() == ReasonCode::OtherUser;
@@ -117,26 +129,43 @@ impl Plan {
             let tried = paths.iter().position(|path| *path == spent).unwrap_or(paths.len() - 1);
             paths.drain(..=tried);
         }
-        let none = || Reason::new(ReasonCode::Policy, "no fabric is allowed");
+        let none = || match self.connection {
+            0 => Reason::new(ReasonCode::Policy, "no fabric is allowed"),
+            _ => Reason::new(ReasonCode::NoRoute, "each rail has a connection of this channel"),
+        };
         Err(from_error::foremost(reasons, &reached).unwrap_or_else(none))
+    }
+
+    /// The rails to the places of an Offer, in the order in which to try them.
+    async fn rails_to(&self, places: Vec<Place>) -> Vec<Rail> {
+        let device = self.env_device.as_deref();
+        let named = self.context.only(device).is_some();
+        let mut rails = Vec::new();
+        for places in places.chunk_by(|a, b| a.path == b.path) {
+            let sources = self.context.sources(places[0].path, device).await;
+            let (places, sources) = (places.to_vec(), (sources.as_slice(), named));
+            rails.extend(self.rails.order(self.connection, places, sources, self.context.rails()));
+        }
+        rails
     }
 
     async fn connect(
         &self,
-        path: Path,
-        addr: &Addr,
+        rail: &Rail,
         ticket: [u8; 16],
         limit: Duration,
     ) -> Result<Fast, Reason> {
         let started = Instant::now();
+        let (addr, device) = (&rail.addr, self.env_device.as_deref());
         let (fabric, pool) =
-            self.context.toward(path, addr, self.env_device.as_deref(), limit).await?;
+            self.context.toward(rail.path, addr, rail.source, device, limit).await?;
         pool.may_land().map_err(|error| from_error::pool(&error))?;
         let mut options = self.context.connection_config(&pool, fabric.grows());
         options.headers(self.max_header_size);
         options.dead_peer(self.dead_peer_timeout);
         options.ack(self.ack_timeout, self.ack_retries);
         options.type_of_service(self.type_of_service);
+        options.link.source = rail.source;
         options.copy_on_delivery = self.copy_on_delivery;
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());
@@ -163,6 +192,20 @@ impl Plan {
         );
         Ok(Fast { client, pool })
     }
+}
+
+/// Whether another rail may do where one has failed with this reason.
+fn is_of_the_rail(code: ReasonCode) -> bool {
+    matches!(
+        code,
+        ReasonCode::HandshakeTimeout
+            | ReasonCode::LinkLost
+            | ReasonCode::NoActivePort
+            | ReasonCode::NoDevice
+            | ReasonCode::NoRoute
+            | ReasonCode::NotOnRdmaDevice
+            | ReasonCode::PeerUnreachable
+    )
 }
 
 /// The pool of an attempt. One that fails or is dropped gives its memory back: there may be no

@@ -12,6 +12,7 @@ use crate::channel::attempt::{Fast, Plan};
 use crate::channel::backoff::{self, Backoff};
 use crate::channel::shared::{Shared, State};
 use crate::connection::FastClient;
+use crate::executor::SharedExec;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::metrics;
@@ -29,6 +30,7 @@ pub(crate) struct Manager {
     shared: Arc<Shared>,
     plan: Plan,
     stop: oneshot::Receiver<()>,
+    executor: SharedExec,
     /// How long `connect` waits for the first attempt.
     fast_path_timeout: Duration,
     log: Log,
@@ -38,27 +40,37 @@ impl Manager {
     pub(crate) fn new(
         shared: Arc<Shared>,
         plan: Plan,
+        executor: SharedExec,
         fast_path_timeout: Duration,
     ) -> (Self, Handle) {
         let (stop_tx, stop) = oneshot::channel();
-        let log = Log::new(plan.origin.uri.to_string());
-        (Self { shared, plan, stop, fast_path_timeout, log }, Handle { _stop: stop_tx })
+        let log = Log::new(plan.origin.uri.to_string(), plan.connection > 0);
+        (Self { shared, plan, stop, executor, fast_path_timeout, log }, Handle { _stop: stop_tx })
     }
 
-    /// Makes this the manager of a further connection. Its state decides nothing, so it is logged
-    /// at DEBUG only.
-    pub(crate) fn secondary(mut self) -> Self {
-        self.log.secondary = true;
-        self
+    /// Runs it with its executor.
+    pub(crate) fn start(self) {
+        self.executor.clone().spawn(self.run());
     }
 
     /// Runs until the last clone of the channel is dropped. The fast path then closes when the
     /// calls in flight have ended.
-    pub(crate) async fn run(self) {
-        let Self { shared, plan, mut stop, fast_path_timeout, mut log } = self;
+    async fn run(self) {
+        let Self { shared, plan, mut stop, executor, fast_path_timeout, mut log } = self;
+        // The managers of the connections over further rails end with this one.
+        let mut further = Vec::new();
+        let open = |connection| {
+            let state = Arc::new(shared.further());
+            let plan = Plan { connection, ..plan.clone() };
+            let (manager, handle) =
+                Manager::new(state.clone(), plan, executor.clone(), fast_path_timeout);
+            manager.start();
+            further.push(handle);
+            state
+        };
         tokio::select! {
             _ = &mut stop => {}
-            () = maintain(&shared, &plan, fast_path_timeout, &mut log) => {}
+            () = maintain(&shared, &plan, fast_path_timeout, &mut log, open) => {}
         }
         let reason = Reason::new(ReasonCode::LinkLost, "the channel is gone");
         if let State::Up(fast) = shared.state.send_replace(State::Down(reason)) {
@@ -67,7 +79,13 @@ impl Manager {
     }
 }
 
-async fn maintain(shared: &Shared, plan: &Plan, fast_path_timeout: Duration, log: &mut Log) {
+async fn maintain(
+    shared: &Shared,
+    plan: &Plan,
+    fast_path_timeout: Duration,
+    log: &mut Log,
+    mut open: impl FnMut(usize) -> Arc<Shared>,
+) {
     shared.begin.notified().await;
     let mut backoff = Backoff::default();
     let verbs = plan.context.paths(&plan.fabrics).contains(&Path::Verbs);
@@ -79,19 +97,33 @@ async fn maintain(shared: &Shared, plan: &Plan, fast_path_timeout: Duration, log
         changes.seen();
         shared.counters.attempts.add(1);
         let (reason, pause) = match attempt(shared, plan, fast_path_timeout, log).await {
-            Ok(fast) => {
+            Ok(mut fast) => {
                 let up = Instant::now();
                 backoff.up();
                 shared.counters.connections.add(1);
-                log.up(&fast);
-                let client = fast.client.clone();
-                shared.state.send_replace(State::Up(fast));
-                let reason = ended(client, shared).await;
-                shared
-                    .counters
-                    .connections_lost
-                    .add(u64::from(reason.code() == ReasonCode::LinkLost));
-                log.lost();
+                let reason = loop {
+                    log.up(&fast);
+                    if plan.connection == 0 {
+                        plan.rails.open_others(&mut open);
+                    }
+                    let client = fast.client.clone();
+                    shared.state.send_replace(State::Up(fast));
+                    let reason = ended(client, shared).await;
+                    let lost = reason.code() == ReasonCode::LinkLost;
+                    shared.counters.connections_lost.add(u64::from(lost));
+                    if let Some(rail) = plan.rails.left(plan.connection)
+                        && lost
+                    {
+                        plan.context.rails().has_failed(rail.key());
+                    }
+                    log.lost();
+                    // Calls go on over another rail.
+                    match plan.rails.promote().filter(|_| plan.connection == 0) {
+                        Some(next) => fast = next,
+                        None => break reason,
+                    }
+                    tracing::info!(origin = %plan.origin.uri, %reason, "another rail takes over");
+                };
                 (reason, backoff.lost(up.elapsed(), &mut rng))
             }
             Err(reason) => {
@@ -127,7 +159,7 @@ async fn ended(client: FastClient, shared: &Shared) -> Reason {
             () = shared.stale.notified() => {}
         }
         // The notification may concern the connection before this one.
-        if let Some(reason) = client.ending() {
+        if let Some(reason) = client.ending().or_else(|| shared.is_handed_over()) {
             return reason;
         }
     }
@@ -161,20 +193,20 @@ struct Log {
     origin: String,
     logged: Option<(ReasonCode, crate::path::reason::Side)>,
     was_up: bool,
-    /// Of a further connection, not the first.
-    secondary: bool,
+    /// Of a connection over a further rail, whose state decides nothing: at DEBUG only.
+    further: bool,
 }
 
 impl Log {
-    fn new(origin: String) -> Self {
-        Self { origin, logged: None, was_up: false, secondary: false }
+    fn new(origin: String, further: bool) -> Self {
+        Self { origin, logged: None, was_up: false, further }
     }
 
     fn up(&mut self, fast: &Fast) {
         self.logged = None;
         let peer = fast.client.peer();
-        if self.secondary {
-            return tracing::debug!(origin = %self.origin, %peer, "another connection");
+        if self.further {
+            return tracing::debug!(origin = %self.origin, %peer, "a connection over another rail");
         }
         if std::mem::replace(&mut self.was_up, true) {
             metrics::reconnect(Path::of(peer));
@@ -194,7 +226,7 @@ impl Log {
     }
 
     fn down(&mut self, reason: &Reason) {
-        if self.secondary {
+        if self.further {
             return tracing::debug!(origin = %self.origin, %reason, "no other connection: its calls take the first");
         }
         metrics::fallback(Side::Client, reason);

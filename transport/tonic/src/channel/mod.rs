@@ -7,7 +7,7 @@
 // | `shared` | state that calls and manager share, with its transition table |
 // | `manager` | the task that keeps the channel on its fast path |
 // | `attempt` | one attempt at the fast path |
-// | `shards` | further fast connections of one channel |
+// | `rails` | the connections of one channel, each over devices of its own |
 // | `backoff` | pauses between attempts |
 // | `balanced` | the queue in front of a balancer over many endpoints |
 // | `balance` | constructors of channels over many endpoints |
@@ -21,8 +21,8 @@ mod balanced;
 mod health;
 mod into_tonic;
 mod manager;
+mod rails;
 mod select;
-mod shards;
 pub(crate) mod shared;
 mod stack;
 
@@ -41,8 +41,8 @@ use http::uri::InvalidUri;
 use http::{HeaderValue, Request, Response, Uri};
 use manager::{Handle, Manager};
 use pin_project_lite::pin_project;
+use rails::Rails;
 use select::Select;
-use shards::Shards;
 use shared::{Shared, State};
 use stack::Stack;
 use tokio::sync::watch;
@@ -144,7 +144,7 @@ struct One {
     executor: SharedExec,
     /// Calls go over TCP for good, and pass no limits of ours.
     is_plain: bool,
-    _handles: Arc<[Handle]>,
+    _handle: Arc<Handle>,
 }
 
 impl Channel {
@@ -341,6 +341,8 @@ impl One {
             bad_env,
             origin.clone(),
         ));
+        let rails =
+            Arc::new(Rails::new(context.turn(), settings.rails.unwrap_or(rails::MAX_RAILS)));
         let plan = Plan {
             tcp,
             origin,
@@ -356,24 +358,14 @@ impl One {
             ack_retries: settings.ack_retries,
             type_of_service: env.type_of_service.or(settings.type_of_service),
             copy_on_delivery: settings.copy_on_delivery,
+            rails: rails.clone(),
+            connection: 0,
         };
-        let connections = settings
-            .connections
-            .filter(|_| off.is_none())
-            .unwrap_or(1)
-            .min(shards::MAX_CONNECTIONS);
-        let shards: Vec<_> = (1..connections).map(|_| Arc::new(shared.shard())).collect();
-        let mut handles = Vec::new();
-        for shard in &shards {
-            let (manager, handle) = Manager::new(shard.clone(), plan.clone(), fast_path_timeout);
-            settings.executor.spawn(manager.secondary().run());
-            handles.push(handle);
-        }
-        let (manager, handle) = Manager::new(shared.clone(), plan, fast_path_timeout);
-        handles.push(handle);
+        let (manager, handle) =
+            Manager::new(shared.clone(), plan, settings.executor.clone(), fast_path_timeout);
         let is_plain = off.is_some() && shared.bad_env.is_none() && !settings.has_limits();
         match off {
-            None => settings.executor.spawn(manager.run()),
+            None => manager.start(),
             Some(why) if shared.bad_env.is_some() => {
                 tracing::error!(origin = %shared.origin.uri, why, "calls fail");
             }
@@ -385,14 +377,14 @@ impl One {
         let state = shared.state.subscribe();
         let seen = Arc::new(state.borrow().info());
         Self {
-            stack: stack::build(Select::new(shared.clone(), Shards::new(shards)), settings),
+            stack: stack::build(Select::new(shared.clone(), rails), settings),
             shared,
             state,
             seen,
             context,
             executor: settings.executor.clone(),
             is_plain,
-            _handles: handles.into(),
+            _handle: Arc::new(handle),
         }
     }
 

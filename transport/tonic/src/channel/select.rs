@@ -11,7 +11,7 @@ use tonic_rdma_proto::Side;
 use tower::{Service, ServiceExt};
 
 use crate::channel::attempt::Fast;
-use crate::channel::shards::Shards;
+use crate::channel::rails::Rails;
 use crate::channel::shared::{Route, Shared};
 use crate::connection::{Call, CallError};
 use crate::error::{BoxError, Error};
@@ -32,7 +32,7 @@ pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, 
 #[derive(Debug)]
 pub(crate) struct Select {
     shared: Arc<Shared>,
-    shards: Shards,
+    rails: Arc<Rails>,
     /// This clone's handle to the queue of the TCP connection.
     tcp: tonic::transport::Channel,
     /// Whether it holds a place in that queue.
@@ -40,14 +40,14 @@ pub(crate) struct Select {
 }
 
 impl Select {
-    pub(crate) fn new(shared: Arc<Shared>, shards: Shards) -> Self {
-        Self { tcp: shared.tcp.channel.clone(), shared, shards, placed: false }
+    pub(crate) fn new(shared: Arc<Shared>, rails: Arc<Rails>) -> Self {
+        Self { tcp: shared.tcp.channel.clone(), shared, rails, placed: false }
     }
 }
 
 impl Clone for Select {
     fn clone(&self) -> Self {
-        Self::new(self.shared.clone(), self.shards.clone())
+        Self::new(self.shared.clone(), self.rails.clone())
     }
 }
 
@@ -88,7 +88,8 @@ impl Select {
             return over_tcp(&mut self.tcp, self.shared.tcp.clone(), req);
         }
         let shared = self.shared.clone();
-        let route = self.shards.fast(&shared).map_or_else(|| shared.route(), Route::Fast);
+        let picked = self.rails.pick(&shared, req.uri());
+        let route = picked.map_or_else(|| shared.route(), Route::Fast);
         match route {
             Route::Fast(fast) => over_fast(shared, fast, req),
             Route::Tcp => Box::pin(queued(shared.tcp.clone(), req)),

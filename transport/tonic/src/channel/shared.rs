@@ -50,7 +50,7 @@ impl State {
     }
 }
 
-/// State of a channel, or of one of its further connections.
+/// State of a channel, or of one of its connections over further rails.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) tcp: Arc<TcpClient>,
@@ -104,10 +104,38 @@ impl Shared {
 
     /// The state of a further connection of the channel. It never requires the fast path: while it
     /// is not up, its calls take the first connection.
-    pub(crate) fn shard(&self) -> Self {
+    pub(crate) fn further(&self) -> Self {
         let TcpClient { channel, counters, methods, .. } = &*self.tcp;
         let tcp = TcpClient::new(channel.clone(), counters.clone(), methods.clone());
         Self::new(tcp, State::Idle, false, self.fast_path_timeout, None, self.origin.clone())
+    }
+
+    /// Takes the fast path of a further connection, if it is up, to be that of the first one. The
+    /// manager of the further one is told.
+    pub(crate) fn hand_over(&self) -> Option<Fast> {
+        let mut taken = None;
+        self.state.send_if_modified(|state| {
+            let State::Up(fast) = state else { return false };
+            if !fast.client.is_open() {
+                return false;
+            }
+            taken = Some(fast.clone());
+            *state = State::Down(Self::handed_over());
+            true
+        });
+        if taken.is_some() {
+            self.stale.notify_one();
+        }
+        taken
+    }
+
+    fn handed_over() -> Reason {
+        Reason::new(ReasonCode::Pending, "it has become the channel's first connection")
+    }
+
+    /// Why a further connection has been handed over, if it has.
+    pub(crate) fn is_handed_over(&self) -> Option<Reason> {
+        (!matches!(&*self.state.borrow(), State::Up(_))).then(Self::handed_over)
     }
 
     /// Starts the manager; a lazy channel starts it with its first call.

@@ -22,7 +22,7 @@ pub(super) struct Settings {
     pub(super) pool: Option<PoolConfig>,
     pub(super) device: Option<String>,
     #[cfg(feature = "test-util")]
-    pub(super) sim: Option<SimDevice>,
+    pub(super) sim: Vec<SimDevice>,
     pub(super) shm_access: ShmAccess,
     pub(super) lending: Lending,
     /// The pool is not lent.
@@ -135,11 +135,11 @@ impl ContextBuilder {
         Ok(self)
     }
 
-    /// Use a device of a simulated network instead of RDMA devices, for tests. Client and server
-    /// each need a device of the same network, in the same process.
+    /// Use a device of a simulated network instead of RDMA devices, for tests; one more each time.
+    /// Client and server each need a device of the same network, in the same process.
     #[cfg(feature = "test-util")]
     pub fn sim(mut self, device: SimDevice) -> Self {
-        self.0.sim = Some(device);
+        self.0.sim.push(device);
         self
     }
 }

@@ -3,6 +3,7 @@
 mod builder;
 mod device_monitor;
 mod pool_size;
+mod rail_health;
 mod register;
 mod registered;
 
@@ -15,12 +16,15 @@ use std::time::Duration;
 pub use builder::ContextBuilder;
 use builder::Settings;
 use device_monitor::{Changes, DeviceMonitor};
+pub(crate) use rail_health::{RailHealth, RailKey};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use registered::Regions;
 pub use registered::{RegisterRegionError, Registered};
 use tokio::sync::Mutex;
-use tonic_rdma_fabric::{Addr, Fabric, FabricError, Lending};
+#[cfg(feature = "test-util")]
+use tonic_rdma_fabric::sim::SimDevice;
+use tonic_rdma_fabric::{Addr, Fabric, FabricError, Lending, LocalAddress};
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
 
 use crate::connection::ConnectionConfig;
@@ -53,6 +57,7 @@ struct Inner {
     /// Memory of the application.
     regions: Regions,
     device_monitor: DeviceMonitor,
+    rails: RailHealth,
     /// A pool of memory that is not registered with any device.
     ordinary: OnceLock<Pool>,
 }
@@ -85,7 +90,7 @@ impl Context {
     /// The paths of this context for these fabrics, in their order.
     pub(crate) fn paths(&self, fabrics: &[FabricKind]) -> Vec<Path> {
         #[cfg(feature = "test-util")]
-        if self.0.settings.sim.is_some() {
+        if !self.0.settings.sim.is_empty() {
             return vec![Path::Sim];
         }
         let path = |fabric: &FabricKind| match fabric {
@@ -152,7 +157,7 @@ impl Context {
 
     #[cfg(feature = "test-util")]
     fn sim(&self) -> Result<Fabric, FabricError> {
-        self.0.settings.sim.clone().map(Fabric::Sim).ok_or(FabricError::NoDevice)
+        self.0.settings.sim.first().cloned().map(Fabric::Sim).ok_or(FabricError::NoDevice)
     }
 
     /// Checks whether this host has a usable device for the path. If there is a single RDMA device,
@@ -178,23 +183,62 @@ impl Context {
         Ok(())
     }
 
-    /// The device that reaches `peer`, and its pool.
+    /// This host's addresses on the devices of a path, from which a connection may be made.
+    pub(crate) async fn sources(&self, path: Path, env_device: Option<&str>) -> Vec<LocalAddress> {
+        let found = match path {
+            Path::Verbs => {
+                let only = self.only(env_device);
+                blocking(move || Fabric::local_addresses(only.as_deref())).await
+            }
+            #[cfg(feature = "test-util")]
+            Path::Sim => Ok(self.simulated_addresses()),
+            _ => Ok(Vec::new()),
+        };
+        found.unwrap_or_else(|reason| {
+            tracing::debug!(%reason, "no list of local addresses: routes decide alone");
+            Vec::new()
+        })
+    }
+
+    #[cfg(feature = "test-util")]
+    fn simulated_addresses(&self) -> Vec<LocalAddress> {
+        let devices = self.0.settings.sim.iter();
+        devices
+            .flat_map(|device| {
+                let addresses = device.addresses().unwrap_or_default();
+                let on = |ip| LocalAddress { ip, prefix: 24, device: device.name().to_owned() };
+                addresses.into_iter().map(on)
+            })
+            .collect()
+    }
+
+    /// The device that reaches `peer`, from this host's address `source` if there is one, and its
+    /// pool.
     pub(crate) async fn toward(
         &self,
         path: Path,
         peer: &Addr,
+        source: Option<IpAddr>,
         env_device: Option<&str>,
         timeout: Duration,
     ) -> Result<(Fabric, Pool), Reason> {
         let fabric = match (path, peer) {
             (Path::Verbs, Addr::Ip(peer)) => {
                 let only = self.only(env_device);
-                Fabric::toward(*peer, only.as_deref(), timeout)
+                Fabric::toward(*peer, source, only.as_deref(), timeout)
                     .await
                     .map_err(from_error::connect)?
             }
             #[cfg(feature = "test-util")]
-            (Path::Sim, _) => self.sim().map_err(from_error::fabric)?,
+            (Path::Sim, _) => {
+                let lies_on = |device: &&SimDevice| {
+                    source.is_none_or(|source| {
+                        device.addresses().is_ok_and(|addresses| addresses.contains(&source))
+                    })
+                };
+                let device = self.0.settings.sim.iter().find(lies_on).cloned();
+                device.map(Fabric::Sim).ok_or(FabricError::NoDevice).map_err(from_error::fabric)?
+            }
             _ => self.shm().map_err(from_error::fabric)?,
         };
         let pool = self.pool(&fabric).await?;
@@ -213,9 +257,12 @@ impl Context {
             Path::Shm => vec![(self.shm().map_err(from_error::fabric)?, None)],
             #[cfg(feature = "test-util")]
             Path::Sim => {
-                let fabric = self.sim().map_err(from_error::fabric)?;
-                let addresses = fabric.addresses().map_err(from_error::fabric)?;
-                addresses.into_iter().map(|addr| (fabric.clone(), Some(addr))).collect()
+                let mut places = Vec::new();
+                for fabric in self.0.settings.sim.iter().cloned().map(Fabric::Sim) {
+                    let addresses = fabric.addresses().map_err(from_error::fabric)?;
+                    places.extend(addresses.into_iter().map(|at| (fabric.clone(), Some(at))));
+                }
+                places
             }
             Path::Verbs | Path::Tcp => {
                 let only = self.only(env_device);
@@ -251,10 +298,24 @@ impl Context {
         pool.clone()
     }
 
+    /// What is known of the rails of this host's devices.
+    pub(crate) fn rails(&self) -> &RailHealth {
+        &self.0.rails
+    }
+
+    /// A number that is one more for each channel, so that they begin at different rails; random
+    /// at first, as other processes of the host have the same rails.
+    pub(crate) fn turn(&self) -> usize {
+        self.0.rails.turn(|| match self.simulated() {
+            Some(_) => 0,
+            None => rand::random::<u32>() as usize,
+        })
+    }
+
     /// A random generator, seeded by the operating system or by a simulated network.
     pub(crate) fn rng(&self) -> StdRng {
         #[cfg(feature = "test-util")]
-        if let Some(device) = &self.0.settings.sim {
+        if let Some(device) = self.0.settings.sim.first() {
             return StdRng::seed_from_u64(device.draw());
         }
         StdRng::from_rng(&mut rand::rng())
@@ -347,12 +408,12 @@ fn places(
     let first = Fabric::open(only)?;
     let on_devices = Fabric::local_addresses(only)?;
     if let Some(bound) = bound
-        && on_devices.iter().any(|(addr, _)| *addr == bound)
+        && on_devices.iter().any(|at| at.ip == bound)
     {
         return Ok(vec![(Fabric::at(bound)?, Some(bound))]);
     }
     let mut places = Vec::new();
-    for (addr, device) in on_devices {
+    for LocalAddress { ip: addr, device, .. } in on_devices {
         if device == first.name() {
             places.push((first.clone(), Some(addr)));
             continue;
@@ -400,6 +461,7 @@ impl ContextBuilder {
             pools: Mutex::default(),
             regions: Regions::default(),
             device_monitor: DeviceMonitor::default(),
+            rails: RailHealth::default(),
             ordinary: OnceLock::new(),
         }))
     }

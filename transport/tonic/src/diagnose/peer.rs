@@ -6,7 +6,7 @@ use http::Uri;
 use tonic_rdma_fabric::{Addr, Link};
 use tonic_rdma_proto::{Accept, Hello};
 
-use crate::bootstrap::client::offer;
+use crate::bootstrap::client::{Place, offer};
 use crate::connection::ConnectionConfig;
 use crate::diagnose::probe;
 use crate::diagnose::report::{Offered, Peer, Refused, Step};
@@ -102,11 +102,11 @@ async fn walk(
     let Ok(offered) = asked else { return };
     peer.refused
         .extend(offered.refusals.into_iter().map(|(path, reason)| Refused { path, reason }));
-    for (path, addr) in &offered.places {
+    for Place { path, addr, .. } in &offered.places {
         peer.offered.push(Offered { path: *path, place: addr.to_string(), addr: addr.ip() });
     }
     let mut ticket = Some(offered.ticket.0);
-    for (path, addr) in offered.places.into_iter().take(PLACES) {
+    for Place { path, addr, .. } in offered.places.into_iter().take(PLACES) {
         // A ticket is valid for one connection.
         let fresh = match ticket.take() {
             Some(ticket) => ticket,
@@ -123,7 +123,8 @@ async fn walk(
 async fn connect(request: &Request, path: Path, addr: &Addr, ticket: [u8; 16], peer: &mut Peer) {
     let began = Instant::now();
     let way =
-        limited(request.context.toward(path, addr, request.env.device.as_deref(), LIMIT)).await;
+        limited(request.context.toward(path, addr, None, request.env.device.as_deref(), LIMIT))
+            .await;
     let detail =
         way.as_ref().map_or(String::new(), |(fabric, _)| format!("by device {}", fabric.name()));
     let name = format!("{path}: device and pool for {addr}");

@@ -70,7 +70,7 @@ pub(crate) struct Settings {
     pub(crate) ack_timeout: Option<Duration>,
     pub(crate) ack_retries: Option<u8>,
     pub(crate) type_of_service: Option<u8>,
-    pub(crate) connections: Option<usize>,
+    pub(crate) rails: Option<usize>,
     pub(crate) copy_on_delivery: bool,
     /// A copy of the value in tonic's endpoint, which has no getter.
     pub(crate) local_address: Option<IpAddr>,
@@ -401,20 +401,22 @@ impl Endpoint {
         self
     }
 
-    /// Number of fast connections of a channel. Default is 1; the value is clamped to 1 to 64.
+    /// Limit the number of rails of a channel: connections that each have a device of their own at
+    /// both ends. Default is 8, which is the maximum; 1 for one connection.
     ///
-    /// A connection has one lock and one completion queue, which all calling threads share. If
-    /// several threads make calls at the same time and one connection limits them, each thread can
-    /// have its own: 8 connections for a runtime with eight workers. A further connection is set up
-    /// when a thread makes its first call; until it is up, or if there is no memory for it, that
-    /// thread's calls take the first connection. Each connection pins as much memory as the first,
-    /// 8 KiB when idle, at both ends. It also has its own task at the server, so that the server's
-    /// threads share the calls.
+    /// Where client and server have several RDMA devices, channels begin at different ones, in
+    /// turn. A channel makes connections over the others once calls overlap that transfer bulk
+    /// (64 KiB at once, or more); from then on such a call goes to the rail with the fewest calls
+    /// in flight, and any other call to the first one. Each connection pins 8 KiB at both ends when
+    /// idle, and each device has a pool of its own: what lies in that of another device is copied
+    /// once before it is sent ([`Copied::unregistered`](crate::Copied::unregistered)), unless it
+    /// was [registered](crate::Context::register).
     ///
-    /// [`Channel::path`](crate::Channel::path) is the path of the first connection. Over TCP there
-    /// is one connection, as in tonic.
-    pub fn connections(mut self, connections: usize) -> Self {
-        self.shared.connections = Some(connections);
+    /// A device is reached from those in the same IP network, or by the system's route if there are
+    /// none. When a rail is lost, its calls fail as on any lost connection, and further calls go
+    /// over the others. [`Channel::path`](crate::Channel::path) is that of the first connection.
+    pub fn rails(mut self, rails: usize) -> Self {
+        self.shared.rails = Some(rails);
         self
     }
 

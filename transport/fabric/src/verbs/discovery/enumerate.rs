@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::device::{DeviceInfo, PortInfo, Transport};
+use crate::device::{DeviceInfo, LocalAddress, PortInfo, Transport};
 use crate::error::{FabricError, Verb};
-use crate::verbs::addr::local_ips;
+use crate::verbs::addr::local_networks;
 use crate::verbs::cm::channel::Channel;
 use crate::verbs::cm::id::CmId;
 use crate::verbs::discovery::attributes::{context_name, ports};
@@ -49,7 +49,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
                 (Transport::Unknown, Vec::new())
             });
             let addresses =
-                addresses.iter().filter(|(_, on)| *on == name).map(|(ip, _)| *ip).collect();
+                addresses.iter().filter(|at| at.device == name).map(|at| at.ip).collect();
             DeviceInfo { name, transport, ports, addresses }
         })
         .collect();
@@ -57,24 +57,26 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
     Ok(found)
 }
 
-/// This host's IP addresses that lie on RDMA devices, with the device's name.
+/// This host's IP addresses that lie on RDMA devices.
 ///
 /// # Errors
 /// As [`devices`].
-pub fn local_addresses(only: Option<&str>) -> Result<Vec<(IpAddr, String)>, FabricError> {
+pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricError> {
     lib_probe::probe()?;
     let channel = match Channel::new().map_err(no_channel) {
         Ok(channel) => channel,
         Err(FabricError::NoDevice) => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
-    let ips = local_ips().map_err(|source| FabricError::Verb {
+    let networks = local_networks().map_err(|source| FabricError::Verb {
         verb: Verb::Call("getifaddrs"),
         device: "any device".to_owned(),
         source: source.into(),
     })?;
-    let on = ips.into_iter().filter_map(|ip| Some((ip, bound_device(&channel, ip)?)));
-    Ok(on.filter(|(_, name)| only.is_none_or(|only| only == name)).collect())
+    let on = networks.into_iter().filter_map(|(ip, prefix)| {
+        Some(LocalAddress { ip, prefix, device: bound_device(&channel, ip)? })
+    });
+    Ok(on.filter(|at| only.is_none_or(|only| only == at.device)).collect())
 }
 
 /// Opens a device, reads its attributes, and closes it again.

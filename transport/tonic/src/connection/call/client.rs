@@ -105,6 +105,11 @@ impl FastClient {
         self.ending().is_none()
     }
 
+    /// Number of calls that have begun and not ended.
+    pub(crate) fn calls_in_flight(&self) -> usize {
+        self.shared.lock().streams.io.len()
+    }
+
     /// Why it takes no new calls; `None` while it does.
     pub(crate) fn ending(&self) -> Option<Reason> {
         let state = self.shared.lock();

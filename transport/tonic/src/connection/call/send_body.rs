@@ -166,6 +166,7 @@ impl SendBody {
             let end = self.chunks.is_empty()
                 && self.trailers.is_none()
                 && matches!(self.state, State::Ended);
+            self.encoder.has_sent(chunk.len);
             let payload = state.payload(chunk);
             state.conn.send_payload(id, payload, end).map_err(too_long)?;
             if end {

@@ -64,7 +64,7 @@ impl<'a> Hand<'a> {
         let (fabric, pool) = self
             .world
             .client_context
-            .toward(crate::Path::Sim, &addr.into(), None, LIMIT)
+            .toward(crate::Path::Sim, &addr.into(), None, None, LIMIT)
             .await
             .unwrap();
         let options = ConnectionConfig::for_pool(&pool, true, None);

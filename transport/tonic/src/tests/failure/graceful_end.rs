@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tonic_rdma_proto::Hello;
 
-use crate::bootstrap::client::offer;
+use crate::bootstrap::client::{Place, offer};
 use crate::connection::ConnectionConfig;
 use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::logs::Logs;
@@ -106,12 +106,12 @@ async fn a_clients_process_ends() {
             let uri = format!("http://{addr}");
             let tcp = Endpoint::from_shared(uri.clone()).unwrap().connect_tcp().await.unwrap();
             let offered = offer(&tcp, uri.parse().unwrap(), None, &[Path::Shm]).await.unwrap();
-            let (path, place) = &offered.places[0];
+            let Place { path, addr, .. } = &offered.places[0];
             let context = Context::builder().build();
-            let (fabric, pool) = context.toward(*path, place, None, LIMIT).await.unwrap();
+            let (fabric, pool) = context.toward(*path, addr, None, None, LIMIT).await.unwrap();
             let options = ConnectionConfig::for_pool(&pool, fabric.grows(), None);
             let hello = Hello::new(offered.ticket.0, options.proto.settings()).encode();
-            fabric.connect(place, &options.link, &pool, &hello, LIMIT).await.unwrap();
+            fabric.connect(addr, &options.link, &pool, &hello, LIMIT).await.unwrap();
         };
         runtime.block_on(gone);
     })

@@ -6,4 +6,4 @@ mod interop;
 #[cfg(feature = "shm")]
 mod other_user;
 mod places;
-mod shards;
+mod rails;

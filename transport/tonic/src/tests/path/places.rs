@@ -73,7 +73,7 @@ async fn place_of(server: SocketAddr) -> pb::Address {
     let tcp = endpoint(server).connect_tcp().await.unwrap();
     let origin = format!("http://{server}").parse().unwrap();
     let offered = offer(&tcp, origin, None, &[Path::Sim]).await.unwrap();
-    let Addr::Ip(place) = &offered.places[0].1 else { panic!("{offered:?}") };
+    let Addr::Ip(place) = &offered.places[0].addr else { panic!("{offered:?}") };
     pb::Address { ip: place.ip().to_string(), port: place.port().into(), ..Default::default() }
 }
 

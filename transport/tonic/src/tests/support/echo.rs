@@ -20,7 +20,7 @@ type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + 
 
 /// | method | kind | answer |
 /// |---|---|---|
-/// | Say | unary | the request's text; a leading `!`: a status with the text; `zzz`: no answer |
+/// | Say | unary | the request's text; a leading `!`: a status with the text; `zzz`: no answer; `?`: the server's device |
 /// | Split | server streaming | its words |
 /// | Join | client streaming | the words, joined |
 /// | Chat | bidirectional | each word in upper case |
@@ -37,7 +37,11 @@ fn codec() -> ProstCodec<String, String> {
 }
 
 async fn say(request: tonic::Request<String>) -> Reply<String> {
+    let device = crate::connect_info(&request).device;
     let said = request.into_inner();
+    if said == "?" {
+        return Ok(tonic::Response::new(device.unwrap_or_default().to_string()));
+    }
     if said == "zzz" {
         std::future::pending::<()>().await;
     }

@@ -21,7 +21,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) struct World {
     pub(crate) server: SimDevice,
     pub(crate) client: SimDevice,
-    net: SimNet,
+    pub(crate) net: SimNet,
     pub(crate) server_context: Context,
     pub(crate) client_context: Context,
 }

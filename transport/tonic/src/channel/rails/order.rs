@@ -1,0 +1,225 @@
+//! Pairs the devices of this host with the places of a server.
+//!
+//! A place is reached from each device of this host that has an address in its network; where there
+//! is none, the kernel's route decides, or, if the application has named a device, that device is
+//! used. The i-th device of this host goes with the i-th of the server before any other does, so
+//! that rails in front share no device at either end, as in networks where rails do not meet.
+
+use std::net::IpAddr;
+
+use tonic_rdma_fabric::{Addr, LocalAddress};
+
+use crate::bootstrap::client::Place;
+use crate::context::RailKey;
+use crate::path::Path;
+
+/// A way from a device of this host to a place of the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::channel) struct Rail {
+    pub(in crate::channel) path: Path,
+    pub(in crate::channel) addr: Addr,
+    /// This host's address to connect from. `None`: what the route says.
+    pub(in crate::channel) source: Option<IpAddr>,
+    /// The device of that address.
+    pub(super) local: Option<String>,
+    /// The server's device, or the address where the server has not named it.
+    pub(super) remote: String,
+    /// Number of rails to the server's places that share no device.
+    pub(super) apart: usize,
+}
+
+impl Rail {
+    pub(in crate::channel) fn key(&self) -> RailKey {
+        (self.source, self.addr.clone())
+    }
+
+    /// Whether both may lie on one device, at either end.
+    pub(super) fn meets(&self, other: &Rail) -> bool {
+        self.remote == other.remote
+            || self.local.is_none()
+            || other.local.is_none()
+            || self.local == other.local
+    }
+}
+
+/// The rails to places of one path; in front those that share no device. `turn` says which devices
+/// are the first ones. `named`: all sources are of the device that was named.
+pub(super) fn rails(
+    places: Vec<Place>,
+    sources: &[LocalAddress],
+    named: bool,
+    turn: usize,
+) -> Vec<Rail> {
+    let pairs: Vec<_> =
+        places.into_iter().flat_map(|place| from_each(place, sources, named)).collect();
+    let locals = distinct(sources.iter().map(|source| source.device.as_str()));
+    let remotes = distinct(pairs.iter().map(|rail| rail.remote.as_str()));
+    let width = locals.len().max(remotes.len()).max(1);
+    let index = |of: &[&str], name: &str| {
+        let at = of.iter().position(|known| *known == name).unwrap_or(0);
+        (at + of.len() - turn % of.len().max(1)) % of.len().max(1)
+    };
+    let place_of = |rail: &Rail| {
+        let local = rail.local.as_deref().map_or(0, |name| index(&locals, name));
+        let remote = index(&remotes, &rail.remote);
+        ((remote + width - local) % width, local, remote)
+    };
+    let mut order: Vec<_> = pairs.iter().map(|rail| (place_of(rail), rail)).collect();
+    order.sort_by_key(|(place, _)| *place);
+    let (mut apart, mut rest): (Vec<Rail>, Vec<Rail>) = Default::default();
+    for (_, rail) in order {
+        let meets = apart.iter().any(|other| rail.meets(other));
+        if meets { &mut rest } else { &mut apart }.push(rail.clone());
+    }
+    let count = apart.len();
+    apart.append(&mut rest);
+    apart.iter_mut().for_each(|rail| rail.apart = count);
+    apart
+}
+
+/// The rails to one place.
+fn from_each(place: Place, sources: &[LocalAddress], named: bool) -> Vec<Rail> {
+    let rail = |source: Option<&LocalAddress>| Rail {
+        path: place.path,
+        addr: place.addr.clone(),
+        source: source.map(|source| source.ip),
+        local: source.map(|source| source.device.clone()),
+        remote: match place.device.as_str() {
+            "" => place.addr.to_string(),
+            device => device.to_owned(),
+        },
+        apart: 1,
+    };
+    // An address of this host is reached inside of it, through no other device.
+    let Some(ip) = place.addr.ip().map(|addr| addr.ip()).filter(|ip| !is_own(*ip, sources)) else {
+        return vec![rail(None)];
+    };
+    let beside: Vec<_> = sources.iter().filter(|source| source.is_beside(ip)).collect();
+    let usable = match named && beside.is_empty() {
+        true => sources.iter().filter(|source| source.ip.is_ipv4() == ip.is_ipv4()).collect(),
+        false => beside,
+    };
+    match usable.is_empty() {
+        true => vec![rail(None)],
+        false => usable.into_iter().map(|source| rail(Some(source))).collect(),
+    }
+}
+
+fn is_own(ip: IpAddr, sources: &[LocalAddress]) -> bool {
+    sources.iter().any(|source| source.ip == ip)
+}
+
+fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut distinct = Vec::new();
+    for name in names {
+        if !distinct.contains(&name) {
+            distinct.push(name);
+        }
+    }
+    distinct
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(ip: &str, device: &str) -> Place {
+        let addr = Addr::Ip((ip.parse::<IpAddr>().unwrap(), 50051).into());
+        Place { path: Path::Verbs, addr, device: device.to_owned() }
+    }
+
+    fn source(ip: &str, device: &str) -> LocalAddress {
+        LocalAddress { ip: ip.parse().unwrap(), prefix: 24, device: device.to_owned() }
+    }
+
+    /// Source and server's device of each rail in front, and of each behind.
+    fn told(
+        places: &[(&str, &str)],
+        sources: &[(&str, &str)],
+        named: bool,
+        turn: usize,
+    ) -> (Vec<String>, Vec<String>) {
+        let places = places.iter().map(|(ip, device)| place(ip, device)).collect();
+        let sources: Vec<_> = sources.iter().map(|(ip, device)| source(ip, device)).collect();
+        let rails = rails(places, &sources, named, turn);
+        let mut told: Vec<_> = rails
+            .iter()
+            .map(|rail| format!("{} {}", rail.local.as_deref().unwrap_or("route"), rail.remote))
+            .collect();
+        let behind = told.split_off(rails[0].apart);
+        (told, behind)
+    }
+
+    const SERVER: [(&str, &str); 2] = [("10.0.0.1", "s0"), ("10.0.0.2", "s1")];
+    const CLIENT: [(&str, &str); 2] = [("10.0.0.11", "c0"), ("10.0.0.12", "c1")];
+
+    #[test]
+    fn two_devices_in_one_network_are_two_rails_and_the_others_wait_behind() {
+        let (front, behind) = told(&SERVER, &CLIENT, false, 0);
+        assert_eq!(front, ["c0 s0", "c1 s1"]);
+        assert_eq!(behind, ["c0 s1", "c1 s0"]);
+        assert_eq!(told(&SERVER, &CLIENT, false, 1).0, ["c1 s1", "c0 s0"]);
+        assert_eq!(told(&SERVER, &CLIENT, false, 2).0, front);
+    }
+
+    #[test]
+    fn clients_of_one_device_take_turns_at_those_of_the_server() {
+        let firsts: Vec<_> =
+            (0..4).map(|turn| told(&SERVER, &CLIENT[..1], false, turn).0).collect();
+        assert_eq!(firsts, [["c0 s0"], ["c0 s1"], ["c0 s0"], ["c0 s1"]]);
+        let (front, behind) = told(&SERVER[..1], &CLIENT, false, 1);
+        assert_eq!((front, behind), (vec!["c1 s0".to_owned()], vec!["c0 s0".to_owned()]));
+    }
+
+    #[test]
+    fn all_devices_of_the_larger_side_are_used() {
+        let server =
+            [("10.0.0.1", "s0"), ("10.0.0.2", "s1"), ("10.0.0.3", "s2"), ("10.0.0.4", "s3")];
+        let fronts: Vec<_> = (0..4).map(|turn| told(&server, &CLIENT, false, turn).0).collect();
+        assert_eq!(fronts[0], ["c0 s0", "c1 s1"]);
+        assert_eq!(fronts[1], ["c1 s1", "c0 s2"]);
+        assert_eq!(fronts[2], ["c0 s2", "c1 s3"]);
+        assert_eq!(fronts[3], ["c1 s3", "c0 s0"]);
+    }
+
+    #[test]
+    fn rails_that_do_not_meet_are_paired_by_network() {
+        let server = [("10.0.1.1", "s0"), ("10.0.0.1", "s1")];
+        let client = [("10.0.0.11", "c0"), ("10.0.1.11", "c1")];
+        let (front, behind) = told(&server, &client, false, 0);
+        assert_eq!(front, ["c0 s1", "c1 s0"]);
+        assert!(behind.is_empty(), "{behind:?}");
+    }
+
+    #[test]
+    fn two_addresses_of_one_device_are_one_rail() {
+        let server = [("10.0.0.1", "s0"), ("2001:db8::1", "s0")];
+        let sources =
+            [source("10.0.0.11", "c0"), LocalAddress { prefix: 64, ..source("2001:db8::2", "c0") }];
+        let places = server.iter().map(|(ip, device)| place(ip, device)).collect();
+        let rails = rails(places, &sources, false, 0);
+        assert_eq!((rails.len(), rails[0].apart), (2, 1));
+    }
+
+    #[test]
+    fn without_a_neighbour_the_route_decides_or_the_device_that_was_named() {
+        let far = [("10.9.0.1", "s0"), ("10.9.0.2", "s1")];
+        let (front, behind) = told(&far, &CLIENT, false, 1);
+        assert_eq!((front, behind), (vec!["route s1".to_owned()], vec!["route s0".to_owned()]));
+        assert_eq!(told(&far, &CLIENT[..1], true, 0).0, ["c0 s0"]);
+        assert_eq!(told(&[("2001:db8::1", "s0")], &CLIENT[..1], true, 0).0, ["route s0"]);
+        assert_eq!(told(&far, &[], false, 0).0, ["route s0"]);
+    }
+
+    #[test]
+    fn an_address_of_this_host_is_reached_by_its_route() {
+        assert_eq!(told(&[("10.0.0.12", "c1")], &CLIENT, false, 0).0, ["route c1"]);
+    }
+
+    #[test]
+    fn a_server_that_names_no_device_has_one_at_each_address() {
+        let server = [("10.0.0.1", ""), ("10.0.0.2", "")];
+        let (front, _) = told(&server, &CLIENT, false, 0);
+        assert_eq!(front, ["c0 10.0.0.1:50051", "c1 10.0.0.2:50051"]);
+    }
+}

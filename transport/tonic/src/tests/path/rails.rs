@@ -1,0 +1,208 @@
+//! Two devices at either end.
+
+use std::future::Future;
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::Duration;
+
+use tonic::Status;
+use tonic_rdma_fabric::sim::SimDevice;
+
+use crate::tests::support::echo::{Client, Echo};
+use crate::tests::support::world::{Serving, World, endpoint};
+use crate::{Channel, Context, Endpoint, Path, Policy, PoolConfig, Server};
+
+struct Rails {
+    server: [SimDevice; 2],
+    client: [SimDevice; 2],
+    context: Context,
+    serving: Serving,
+}
+
+fn context(devices: &[SimDevice]) -> Context {
+    let pool = PoolConfig::default().total(16 << 20);
+    devices
+        .iter()
+        .cloned()
+        .fold(Context::builder().pool(pool), |with, device| with.sim(device))
+        .build()
+}
+
+impl Rails {
+    async fn new() -> Self {
+        let world = World::new();
+        let device = |name: &str, last| world.net.device(name, [10, 0, 0, last].into());
+        let server = [device("s0", 11), device("s1", 12)];
+        let client = [device("c0", 21), device("c1", 22)];
+        let mut builder = Server::builder().context(context(&server));
+        let serving = Serving::start(builder.add_service(Echo)).await;
+        Self { context: context(&client), server, client, serving }
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        let endpoint = endpoint(self.serving.addr).context(self.context.clone());
+        endpoint.policy(Policy::Require).fast_path_timeout(Duration::from_secs(10))
+    }
+
+    /// A channel that has a connection on each rail, and a client of it.
+    async fn both(&self) -> (Channel, Client<Channel>) {
+        let channel = self.endpoint().connect().await.unwrap();
+        let mut client = Client::new(channel.clone());
+        bulk(&mut client).await;
+        assert_eq!(channel.stats().connections, 1, "until calls overlap");
+        let waiting = Held::begin(&client);
+        until(|| async {
+            bulk(&mut client.clone()).await;
+            channel.stats().connections == 2
+        })
+        .await;
+        drop(waiting);
+        (channel, client)
+    }
+}
+
+async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
+    while !is_so().await {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn bulk(client: &mut Client<Channel>) {
+    let text = "x".repeat(200_000);
+    assert_eq!(client.say(&text).await.unwrap(), text);
+}
+
+/// A call of the method that has transferred bulk, which gets no answer.
+struct Held(std::pin::Pin<Box<dyn Future<Output = Result<String, Status>> + Send>>);
+
+impl Held {
+    fn begin(client: &Client<Channel>) -> Self {
+        let mut client = client.clone();
+        let mut held = Self(Box::pin(async move { client.say("zzz").await }));
+        assert!(held.poll().is_pending());
+        held
+    }
+
+    fn poll(&mut self) -> Poll<Result<String, Status>> {
+        self.0.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
+    }
+}
+
+async fn device_of_small(client: &mut Client<Channel>) -> String {
+    let who = client.who().await.unwrap();
+    who.split(" device=").nth(1).unwrap().split(' ').next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn overlapping_bulk_goes_over_both_rails_and_the_rest_over_one() {
+    let rails = Rails::new().await;
+    let (channel, mut client) = rails.both().await;
+    let first = device_of_small(&mut client).await;
+    let alone = client.say("?").await.unwrap();
+    assert_eq!(alone, first, "a call that is alone takes the first connection");
+    let held = Held::begin(&client);
+    let second = client.say("?").await.unwrap();
+    assert_ne!(second, first);
+    for _ in 0..5 {
+        assert_eq!(device_of_small(&mut client).await, first);
+        assert_eq!(client.say("?").await.unwrap(), second);
+    }
+    let third = Held::begin(&client);
+    assert_eq!(client.say("?").await.unwrap(), first, "one call on each");
+    drop((held, third));
+    let used: Vec<_> = rails.context.pool_stats().await.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(used, ["c0", "c1"]);
+    assert_eq!((channel.stats().connections, channel.stats().calls_tcp), (2, 0));
+}
+
+#[tokio::test]
+async fn small_calls_have_one_connection_and_so_has_whoever_wants_one_rail() {
+    let rails = Rails::new().await;
+    let channel = rails.endpoint().connect().await.unwrap();
+    let mut client = Client::new(channel.clone());
+    let _held: Vec<_> = (0..20).map(|_| Held::begin(&client)).collect();
+    client.all_kinds().await;
+    assert_eq!(channel.stats().connections, 1);
+
+    for most in [0, 1] {
+        let channel = rails.endpoint().rails(most).connect().await.unwrap();
+        let mut client = Client::new(channel.clone());
+        bulk(&mut client).await;
+        let _held: Vec<_> = (0..20).map(|_| Held::begin(&client)).collect();
+        bulk(&mut client).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!((channel.stats().attempts, channel.stats().connections), (1, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_lost_rail_costs_its_own_calls_and_comes_back() {
+    let rails = Rails::new().await;
+    let (channel, mut client) = rails.both().await;
+    let first = device_of_small(&mut client).await;
+    let lost = rails.server.iter().find(|device| device.name() == first).unwrap();
+    let (mut on_first, mut on_second) = (Held::begin(&client), Held::begin(&client));
+    lost.lose_connects(true);
+    lost.cut();
+    until(|| async { channel.stats().connections_lost == 1 }).await;
+    let mut ended = Poll::Pending;
+    until(|| {
+        ended = on_first.poll();
+        std::future::ready(ended.is_ready())
+    })
+    .await;
+    let Poll::Ready(Err(status)) = ended else { panic!("{ended:?}") };
+    assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
+    // Policy::Require: over TCP each would fail.
+    for _ in 0..20 {
+        assert_ne!(device_of_small(&mut client).await, first);
+        bulk(&mut client).await;
+    }
+    assert!(on_second.poll().is_pending(), "the other rail's call goes on");
+    assert_eq!(channel.path().path, Path::Sim);
+    lost.lose_connects(false);
+    until(|| async { channel.stats().connections == 3 }).await;
+    until(|| async { client.clone().say("?").await.unwrap() == first }).await;
+    let stats = channel.stats();
+    assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 1), "{stats:?}");
+}
+
+#[tokio::test]
+async fn sixty_channels_spread_over_the_rails() {
+    let rails = Rails::new().await;
+    let mut channels = Vec::new();
+    let mut on = [0, 0];
+    for _ in 0..60 {
+        let channel = rails.endpoint().connect().await.unwrap();
+        let device = device_of_small(&mut Client::new(channel.clone())).await;
+        on[rails.server.iter().position(|of| of.name() == device).unwrap()] += 1;
+        channels.push(channel);
+    }
+    assert_eq!(on, [30, 30]);
+}
+
+#[tokio::test]
+async fn a_client_of_one_device_takes_turns_at_those_of_the_server() {
+    let rails = Rails::new().await;
+    let context = context(&rails.client[..1]);
+    let mut on = Vec::new();
+    for _ in 0..4 {
+        let channel = rails.endpoint().context(context.clone()).connect().await.unwrap();
+        let mut client = Client::new(channel.clone());
+        on.push(device_of_small(&mut client).await);
+        bulk(&mut client).await;
+        let _held = Held::begin(&client);
+        bulk(&mut client).await;
+        assert_eq!(channel.stats().attempts, 1, "there is no second rail");
+    }
+    assert_eq!(on, ["s0", "s1", "s0", "s1"]);
+}
+
+#[tokio::test]
+async fn a_device_that_does_not_answer_is_passed_by() {
+    let rails = Rails::new().await;
+    rails.server[0].lose_connects(true);
+    for _ in 0..3 {
+        let channel = rails.endpoint().connect().await.unwrap();
+        assert_eq!(device_of_small(&mut Client::new(channel)).await, "s1");
+    }
+}
