@@ -1,24 +1,29 @@
-//! The cable between two guests, each with a kernel of its own, is cut, or loses what it is told
-//! to. `tests/guest/suite` starts the guests.
+//! Two guests, each with a kernel of its own, and the cables between them, which are cut, or lose
+//! what they are told to. `tests/guest/suite` starts the guests.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use tonic_rdma::{Path, ReasonCode};
+use tonic_rdma::{Channel, Endpoint, Path, Policy, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::client_of;
+use tonic_rdma_tests::load::poll_until;
+use tonic_rdma_tests::server_process::{endpoint, fabric_of};
 use tonic_rdma_tests::service::script::payload;
 
-use crate::fault_test::{FaultTest, Topology};
+use crate::fault_test::{FaultTest, Topology, run, variable};
 use crate::log::Log;
 
-/// A file that the cable looks for: `cut`, or `rtu`.
-fn control(name: &str) -> PathBuf {
-    let folder = std::env::var("CABLE_CONTROL").expect("CABLE_CONTROL names the cable's folder");
-    PathBuf::from(folder).join(name)
+/// A file that a cable looks for: `cut`, or `rtu`.
+fn control(cable: usize, name: &str) -> PathBuf {
+    let folder = std::env::var("CABLE_CONTROL").expect("CABLE_CONTROL names the cables' folder");
+    PathBuf::from(folder).join(cable.to_string()).join(name)
 }
 
 pub async fn cut(log: Log) {
-    let control = control("cut");
+    let control = control(0, "cut");
     let mut test = FaultTest::with_remote_server(Topology::cable(), log).await;
     for _ in 0..2 {
         let mut load = test.under_load().await;
@@ -37,7 +42,7 @@ pub async fn cut(log: Log) {
 /// answered over RDMA. Soft-RoCE only: iWARP has no such message.
 pub async fn ready_to_use_is_lost(log: Log) {
     let mut test = FaultTest::with_remote_server(Topology::cable(), log).await;
-    std::fs::write(control("rtu"), "").unwrap();
+    std::fs::write(control(0, "rtu"), "").unwrap();
     test.count_fault();
     for _ in 0..3 {
         let channel = test.endpoint(test.at).connect().await.unwrap();
@@ -49,8 +54,160 @@ pub async fn ready_to_use_is_lost(log: Log) {
         let stats = channel.stats();
         assert_eq!((stats.calls_fast, stats.calls_tcp, stats.connections_lost), (50, 0, 0));
     }
-    let lost = std::fs::read_to_string(control("rtu")).unwrap();
+    let lost = std::fs::read_to_string(control(0, "rtu")).unwrap();
     assert!(lost.len() >= 3, "the cable has lost {} of them", lost.len());
-    std::fs::remove_file(control("rtu")).unwrap();
+    std::fs::remove_file(control(0, "rtu")).unwrap();
     test.end("ready to use is lost").await;
+}
+
+/// What a cable carries from here, far less than the machine could: two carry twice as much.
+const RATE: &str = "netem limit 10000 rate 16mbit";
+const MESSAGE: usize = 256 * 1024;
+
+/// Calls in a loop, until it is dropped.
+struct Puts {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    failed: Arc<AtomicU64>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Puts {
+    /// `in_flight` calls over each channel.
+    fn start(channels: &[Channel], in_flight: usize) -> Self {
+        let mut puts = Self {
+            stop: Arc::default(),
+            done: Arc::default(),
+            failed: Arc::default(),
+            tasks: Vec::new(),
+        };
+        for channel in channels.iter().flat_map(|channel| vec![channel; in_flight]) {
+            let mut calls = client_of(AnyChannel::Rdma(channel.clone()));
+            let (stop, done, failed) = (puts.stop.clone(), puts.done.clone(), puts.failed.clone());
+            puts.tasks.push(tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let ended = calls.unary(payload(7, MESSAGE)).await;
+                    let count = if ended.is_ok() { &done } else { &failed };
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            }));
+        }
+        puts
+    }
+
+    fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    async fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for task in self.tasks {
+            task.await.unwrap();
+        }
+    }
+}
+
+/// Frames that an interface has sent.
+fn frames(cable: usize) -> u64 {
+    let file = format!("/sys/class/net/eth{cable}/statistics/tx_packets");
+    std::fs::read_to_string(file).unwrap().trim().parse().unwrap()
+}
+
+/// Calls a second, and which part of the frames went over the second cable.
+async fn rate(channels: &[Channel], in_flight: usize) -> (f64, f64) {
+    let puts = Puts::start(channels, in_flight);
+    // What the first seconds fill, and whatever has to be established.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let (began, before, sent) = (Instant::now(), puts.done(), [frames(0), frames(1)]);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let done = (puts.done() - before) as f64 / began.elapsed().as_secs_f64();
+    let sent = [0, 1].map(|cable| (frames(cable) - sent[cable]) as f64);
+    assert_eq!(puts.failed(), 0);
+    puts.stop().await;
+    (done, sent[1] / (sent[0] + sent[1]))
+}
+
+async fn connect(endpoint: &Endpoint) -> Channel {
+    let channel = endpoint.connect().await.unwrap();
+    assert_eq!(channel.path().path, Path::Verbs, "{}", channel.path());
+    channel
+}
+
+/// Two devices of each guest in one network. One channel uses both, and so do many; a cable that is
+/// cut costs the calls on it and no others, and carries calls again when it is mended.
+pub async fn rails(_: Log) {
+    let at = format!("{}:{}", variable("CABLE_SERVER"), variable("CABLE_PORT")).parse().unwrap();
+    let (fabric, context) = fabric_of("all");
+    let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
+    poll_until("the server in the other guest does not come up", up, |up| *up).await;
+    for cable in 0..2 {
+        run(&format!("tc qdisc add dev eth{cable} root {RATE}"));
+    }
+    let endpoint = endpoint(at, (fabric, &context)).policy(Policy::Require);
+    let single = endpoint.clone().rails(1);
+
+    let alone = [connect(&single).await];
+    let (one, on_second) = rate(&alone, 8).await;
+    println!(
+        "one rail: {one:.1} calls/s, {:.0} % of frames on the second cable",
+        on_second * 100.0
+    );
+    assert!(!(0.1..=0.9).contains(&on_second), "one rail has used both cables");
+    drop(alone);
+
+    let both = [connect(&endpoint).await];
+    let (two, on_second) = rate(&both, 8).await;
+    println!("two rails: {two:.1} calls/s, {:.0} % on the second", on_second * 100.0);
+    assert!((0.4..=0.6).contains(&on_second), "{on_second}");
+    assert!(two >= 1.8 * one, "one channel: {two} and {one}");
+
+    let mut many = Vec::new();
+    for _ in 0..8 {
+        many.push(connect(&single).await);
+    }
+    let (spread, on_second) = rate(&many, 1).await;
+    println!("8 channels: {spread:.1} calls/s, {:.0} % on the second", on_second * 100.0);
+    assert!((0.4..=0.6).contains(&on_second), "{on_second}");
+    assert!(spread >= 1.8 * one, "many channels: {spread} and {one}");
+    drop(many);
+
+    let [channel] = both;
+    for cable in [1, 0] {
+        cut_one(&channel, cable).await;
+    }
+}
+
+/// Cuts one of two cables under load: the other goes on.
+async fn cut_one(channel: &Channel, cable: usize) {
+    const IN_FLIGHT: usize = 8;
+    let (cut, other, before) = (control(cable, "cut"), 1 - cable, channel.stats());
+    let puts = Puts::start(std::slice::from_ref(channel), IN_FLIGHT);
+    let started = puts.done();
+    poll_until("no calls", async || puts.done(), |done| *done >= started + 20).await;
+    std::fs::write(&cut, "").unwrap();
+    let lost = || async { channel.stats().connections_lost };
+    poll_until("the connection is not lost", lost, |lost| *lost > before.connections_lost).await;
+    let (done, sent) = (puts.done(), frames(other));
+    poll_until("calls do not go on", async || puts.done(), |now| *now >= done + 40).await;
+    let failed = puts.failed();
+    println!(
+        "cable {cable} is cut: {failed} calls failed, 40 went on in {} frames",
+        frames(other) - sent
+    );
+    assert!(failed <= IN_FLIGHT as u64, "{failed} calls failed of {IN_FLIGHT} in flight");
+    assert_eq!(channel.path().path, Path::Verbs);
+    std::fs::remove_file(&cut).unwrap();
+    let connections = || async { channel.stats().connections };
+    poll_until("the rail does not come back", connections, |now| *now > before.connections).await;
+    let sent = frames(cable);
+    // A message is 180 frames, or 30 jumbo ones.
+    poll_until("the rail carries nothing", async || frames(cable), |now| *now > sent + 500).await;
+    assert_eq!(puts.failed(), failed);
+    puts.stop().await;
+    let stats = channel.stats();
+    assert_eq!((stats.calls_tcp, stats.connections_lost), (0, before.connections_lost + 1));
 }

@@ -17,7 +17,7 @@
 //! | `named` | peers that keep the key of a buffer that the server has got back |
 //! | `raw_peer` | the queue pair of such a peer |
 //! | `soak` | random faults for a given time: `make soak` |
-//! | `cable` | the cable between two guests is cut, or loses a message of the connection manager |
+//! | `cable` | the cable between two guests is cut, or loses a message of the connection manager; two cables |
 //! | `fault_test`, `roles`, `log` | shared code |
 
 // A failed unwrap is a failed test.
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         queues: that_are_charged that_take_their_time;
         ack: a_hole_is_survived;
         service_class: packets_have_what_was_set;
-        cable: cut ready_to_use_is_lost;
+        cable: cut ready_to_use_is_lost rails;
         soak: random_faults;
     };
     let trials = tests.into_iter().map(|(name, test)| {

@@ -30,6 +30,7 @@ pub fn fabric_of(device: &str) -> (FabricKind, Context) {
 fn builder_of(device: &str) -> (FabricKind, ContextBuilder) {
     match device {
         "shm" => (FabricKind::Shm, Context::builder()),
+        "all" => (FabricKind::Verbs, Context::builder()),
         _ => (FabricKind::Verbs, Context::builder().device(device)),
     }
 }

@@ -209,8 +209,8 @@ fn refusal(reason: &Reason, fabric: &str) -> pb::Refusal {
     }
 }
 
-/// Describes one fabric. If the client has already reached one of the addresses, only that one is
-/// offered; otherwise all are.
+/// Describes one fabric, with all addresses. The one that the client has already reached, if any,
+/// is the first.
 fn fabric_offer(
     path: Path,
     listening: &[Listening],
@@ -238,7 +238,7 @@ fn fabric_offer(
         }
     }
     if let Some(near) = near {
-        addresses = vec![addresses.swap_remove(near)];
+        addresses[..=near].rotate_right(1);
     }
     let fabric = match (path, shm) {
         (Path::Shm, Some(shm)) => fabric_offer::Fabric::Shm(shm),
@@ -367,13 +367,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn offers_the_address_the_client_has_reached_or_else_all() {
-        let (service, _tx) = service(on(&[listening([10, 0, 0, 1]), listening([10, 0, 1, 1])]));
+    async fn offers_all_addresses_and_first_the_one_that_the_client_has_reached() {
+        let places = [[10, 0, 0, 1], [10, 0, 1, 1], [10, 0, 2, 1]];
+        let (service, _tx) = service(on(&places.map(listening)));
         let near = granted(ask(&service, request(), Some([10, 0, 1, 1])).await);
-        assert_eq!(near, ["10.0.1.1:7 sim0"]);
+        assert_eq!(near, ["10.0.1.1:7 sim0", "10.0.0.1:7 sim0", "10.0.2.1:7 sim0"]);
         for elsewhere in [Some([192, 168, 0, 1]), None] {
             let all = granted(ask(&service, request(), elsewhere).await);
-            assert_eq!(all, ["10.0.0.1:7 sim0", "10.0.1.1:7 sim0"]);
+            assert_eq!(all, ["10.0.0.1:7 sim0", "10.0.1.1:7 sim0", "10.0.2.1:7 sim0"]);
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A place is reached from each device of this host that has an address in its network; where there
 //! is none, the kernel's route decides, or, if the application has named a device, that device is
-//! used. The i-th device of this host goes with the i-th of the server before any other does, so
+//! used. Routes come behind neighbours, in the server's order, which begins with the place that the
+//! client has reached over TCP. The i-th device of this host goes with the i-th of the server before any other does, so
 //! that rails in front share no device at either end, as in networks where rails do not meet.
 
 use std::net::IpAddr;
@@ -60,9 +61,11 @@ pub(super) fn rails(
         (at + of.len() - turn % of.len().max(1)) % of.len().max(1)
     };
     let place_of = |rail: &Rail| {
-        let local = rail.local.as_deref().map_or(0, |name| index(&locals, name));
         let remote = index(&remotes, &rail.remote);
-        ((remote + width - local) % width, local, remote)
+        let local = rail.local.as_deref().map(|name| index(&locals, name));
+        local.map_or((true, 0, 0, 0), |local| {
+            (false, (remote + width - local) % width, local, remote)
+        })
     };
     let mut order: Vec<_> = pairs.iter().map(|rail| (place_of(rail), rail)).collect();
     order.sort_by_key(|(place, _)| *place);
@@ -204,8 +207,13 @@ mod tests {
     #[test]
     fn without_a_neighbour_the_route_decides_or_the_device_that_was_named() {
         let far = [("10.9.0.1", "s0"), ("10.9.0.2", "s1")];
-        let (front, behind) = told(&far, &CLIENT, false, 1);
-        assert_eq!((front, behind), (vec!["route s1".to_owned()], vec!["route s0".to_owned()]));
+        for turn in 0..2 {
+            let (front, behind) = told(&far, &CLIENT, false, turn);
+            assert_eq!((front, behind), (vec!["route s0".to_owned()], vec!["route s1".to_owned()]));
+        }
+        let mixed = [("10.9.0.1", "s0"), ("10.0.0.1", "s1")];
+        let (front, behind) = told(&mixed, &CLIENT[..1], false, 0);
+        assert_eq!((front, behind), (vec!["c0 s1".to_owned()], vec!["route s0".to_owned()]));
         assert_eq!(told(&far, &CLIENT[..1], true, 0).0, ["c0 s0"]);
         assert_eq!(told(&[("2001:db8::1", "s0")], &CLIENT[..1], true, 0).0, ["route s0"]);
         assert_eq!(told(&far, &[], false, 0).0, ["route s0"]);
