@@ -25,7 +25,6 @@
 //! | [`costs`] | counted instructions, allocations and doorbells, compared with a record |
 //! | [`cpu`] | processor affinity |
 //! | [`scale`] | many clients, connections and streams |
-//! | [`threads`] | calls on several threads |
 //! | [`report`] | medians, ratios, table, JSON, assertions |
 //! | [`sample`] | the result of a round |
 //! | [`exit`] | the exit code of a program |
@@ -56,7 +55,6 @@ pub mod scale;
 pub mod server_figures;
 pub mod service;
 pub mod session;
-pub mod threads;
 pub mod work;
 
 /// The messages and stubs generated from `proto/bench.proto`.

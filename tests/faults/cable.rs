@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tonic_rdma::{Channel, Endpoint, Path, Policy, ReasonCode};
+use tonic_rdma::{Channel, Context, Endpoint, Path, Policy, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::poll_until;
 use tonic_rdma_tests::server_process::{endpoint, fabric_of};
 use tonic_rdma_tests::service::script::payload;
 
-use crate::fault_test::{FaultTest, Topology, run, variable};
+use crate::fault_test::{FaultTest, Topology, kind, run, variable};
 use crate::log::Log;
 
 /// A file that a cable looks for: `cut`, or `rtu`.
@@ -174,6 +174,13 @@ pub async fn rails(_: Log) {
     assert!((0.4..=0.6).contains(&on_second), "{on_second}");
     assert!(spread >= 1.8 * one, "many channels: {spread} and {one}");
     drop(many);
+
+    // The route to the address that TCP has reached leaves by the first device.
+    let named = Context::builder().device(format!("{}c1", kind())).build();
+    let channel = connect(&single.clone().context(named)).await;
+    let path = channel.path().to_string();
+    assert!(path.contains("10.30.0.4"), "{path}");
+    drop(channel);
 
     let [channel] = both;
     for cable in [1, 0] {

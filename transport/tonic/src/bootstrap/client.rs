@@ -25,6 +25,10 @@ use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::tcp::connector::TcpChannel;
 
+/// Places of an answer that are used: more than any host has, and few enough to be paired with the
+/// devices of this one.
+const MAX_PLACES: usize = 64;
+
 type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
 
 /// Adds to the Offer what the server's layers require of every request, credentials for example.
@@ -273,7 +277,8 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
 
 impl Offered {
     fn addresses(&mut self, path: Path, addresses: &[pb::Address]) -> Result<(), Reason> {
-        for address in addresses {
+        let room = MAX_PLACES.saturating_sub(self.places.len());
+        for address in addresses.iter().take(room) {
             let (addr, device) = (Addr::Ip(socket_addr(address)?), address.device.clone());
             self.places.push(Place { path, addr, device });
         }
@@ -380,6 +385,18 @@ mod tests {
         let offered = read(response(with_shm("elsewhere")), &[Path::Shm, Path::Verbs]).unwrap();
         assert_eq!(offered.places.len(), 1);
         assert_eq!(offered.refusals[0].1.code(), ReasonCode::OtherHost);
+    }
+
+    #[test]
+    fn a_server_that_names_very_many_places_is_not_taken_at_its_word() {
+        let mut grant = grant();
+        let Some(fabric_offer::Fabric::Verbs(verbs)) = &mut grant.fabrics[0].fabric else {
+            panic!()
+        };
+        verbs.addresses = vec![verbs.addresses[0].clone(); 200_000];
+        grant.fabrics.push(grant.fabrics[0].clone());
+        let offered = read(response(grant), &[Path::Verbs]).unwrap();
+        assert_eq!(offered.places.len(), MAX_PLACES);
     }
 
     #[test]
