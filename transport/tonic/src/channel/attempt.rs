@@ -8,6 +8,7 @@ use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello};
 
 use crate::bootstrap::client::{OfferHook, Place, offer};
+use crate::channel::fast::Fast;
 use crate::channel::rails::{Rail, Rails};
 use crate::codec::Methods;
 use crate::connection::{FastClient, Origin};
@@ -40,13 +41,6 @@ pub(crate) struct Plan {
     pub(crate) rails: Arc<Rails>,
     /// Which of the channel's connections this is for; 0 is the first.
     pub(crate) connection: usize,
-}
-
-/// An established fast path.
-#[derive(Debug, Clone)]
-pub(crate) struct Fast {
-    pub(crate) client: FastClient,
-    pub(crate) pool: Pool,
 }
 
 impl Plan {

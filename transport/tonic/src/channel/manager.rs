@@ -8,8 +8,9 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tonic_rdma_proto::Side;
 
-use crate::channel::attempt::{Fast, Plan};
+use crate::channel::attempt::Plan;
 use crate::channel::backoff::{self, Backoff};
+use crate::channel::fast::Fast;
 use crate::channel::shared::{Shared, State};
 use crate::connection::FastClient;
 use crate::executor::SharedExec;

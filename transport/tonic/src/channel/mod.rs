@@ -7,6 +7,7 @@
 // | `shared` | state that calls and manager share, with its transition table |
 // | `manager` | the task that keeps the channel on its fast path |
 // | `attempt` | one attempt at the fast path |
+// | `fast` | an established fast path |
 // | `rails` | the connections of one channel, each over devices of its own |
 // | `backoff` | pauses between attempts |
 // | `balanced` | the queue in front of a balancer over many endpoints |
@@ -18,6 +19,7 @@ mod attempt;
 mod backoff;
 mod balance;
 mod balanced;
+mod fast;
 mod health;
 mod into_tonic;
 mod manager;

@@ -10,7 +10,7 @@ use tonic::body::Body;
 use tonic_rdma_proto::Side;
 use tower::{Service, ServiceExt};
 
-use crate::channel::attempt::Fast;
+use crate::channel::fast::Fast;
 use crate::channel::rails::Rails;
 use crate::channel::shared::{Route, Shared};
 use crate::connection::{Call, CallError};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use crate::channel::attempt::Fast;
+use crate::channel::fast::Fast;
 use crate::connection::Origin;
 use crate::path::PathInfo;
 use crate::path::policy::EnvError;

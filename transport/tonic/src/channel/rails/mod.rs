@@ -21,7 +21,7 @@ pub(super) use order::Rail;
 use tonic_rdma_fabric::LocalAddress;
 
 use crate::bootstrap::client::Place;
-use crate::channel::attempt::Fast;
+use crate::channel::fast::Fast;
 use crate::channel::shared::Shared;
 use crate::context::RailHealth;
 

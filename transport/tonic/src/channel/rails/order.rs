@@ -3,8 +3,9 @@
 //! A place is reached from each device of this host that has an address in its network; where there
 //! is none, the kernel's route decides, or, if the application has named a device, that device is
 //! used. Routes come behind neighbours, in the server's order, which begins with the place that the
-//! client has reached over TCP. The i-th device of this host goes with the i-th of the server before any other does, so
-//! that rails in front share no device at either end, as in networks where rails do not meet.
+//! client has reached over TCP. The i-th device of this host goes with the i-th of the server
+//! before any other does, so that rails in front share no device at either end, as in networks
+//! where rails do not meet.
 
 use std::net::IpAddr;
 
