@@ -12,6 +12,8 @@ pub struct LocalAddress {
     pub prefix: u8,
     /// The device, named as in `rdma link`.
     pub device: String,
+    /// Whether the device speaks iWARP, and so connects to no other.
+    pub iwarp: bool,
 }
 
 impl LocalAddress {
@@ -45,6 +47,13 @@ pub enum Transport {
     Sim,
     /// Something that rdma-core has no name for here.
     Unknown,
+}
+
+impl Transport {
+    /// Whether it is iWARP.
+    pub fn is_iwarp(self) -> bool {
+        self == Transport::IWarp
+    }
 }
 
 impl fmt::Display for Transport {
@@ -156,7 +165,8 @@ mod tests {
     #[test]
     fn a_neighbour_has_the_same_prefix() {
         let beside = |ip: &str, prefix, peer: &str| {
-            let at = LocalAddress { ip: ip.parse().unwrap(), prefix, device: String::new() };
+            let (ip, device) = (ip.parse().unwrap(), String::new());
+            let at = LocalAddress { ip, prefix, device, iwarp: false };
             at.is_beside(peer.parse().unwrap())
         };
         assert!(beside("10.0.0.1", 24, "10.0.0.255") && !beside("10.0.0.1", 24, "10.0.1.0"));

@@ -98,6 +98,7 @@ async fn devices_are_listed() {
     let here = Fabric::local_addresses(Some(&guest_device())).unwrap();
     let at = here.iter().find(|at| at.ip == ip).expect("it lies on the device");
     assert_eq!((at.device.as_str(), at.prefix), (guest_device().as_str(), 24));
+    assert_eq!(at.iwarp, listed.transport == Transport::IWarp);
     assert_eq!(Fabric::at(ip).unwrap().name(), guest_device());
     for source in [None, Some(ip)] {
         let toward = Fabric::toward(SocketAddr::new(ip, 1), source, None, TIMEOUT).await.unwrap();

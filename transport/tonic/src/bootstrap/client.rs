@@ -15,7 +15,7 @@ use tonic::metadata::MetadataMap;
 use tonic::service::Interceptor;
 use tonic::{Code, Extensions, Request, Response, Status};
 use tonic_prost::ProstCodec;
-use tonic_rdma_fabric::{Addr, BadShmAddr, Fabric};
+use tonic_rdma_fabric::{Addr, BadShmAddr, Fabric, Transport};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
 use crate::bootstrap::OFFER_PATH;
@@ -28,6 +28,9 @@ use crate::tcp::connector::TcpChannel;
 /// Places of an answer that are used: more than any host has, and few enough to be paired with the
 /// devices of this one.
 const MAX_PLACES: usize = 64;
+
+/// The transports that an address may be of.
+const TRANSPORTS: [Transport; 3] = [Transport::InfiniBand, Transport::RoCE, Transport::IWarp];
 
 type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
 
@@ -78,6 +81,8 @@ pub(crate) struct Place {
     pub(crate) addr: Addr,
     /// The server's device; empty where the server does not say.
     pub(crate) device: String,
+    /// Whether that speaks iWARP, if the server says.
+    pub(crate) iwarp: Option<bool>,
 }
 
 /// The server's answer to an Offer.
@@ -280,7 +285,9 @@ impl Offered {
         let room = MAX_PLACES.saturating_sub(self.places.len());
         for address in addresses.iter().take(room) {
             let (addr, device) = (Addr::Ip(socket_addr(address)?), address.device.clone());
-            self.places.push(Place { path, addr, device });
+            let known = |name: &Transport| name.to_string() == address.transport;
+            let iwarp = TRANSPORTS.iter().find(|name| known(name)).map(|name| name.is_iwarp());
+            self.places.push(Place { path, addr, device, iwarp });
         }
         Ok(())
     }
@@ -290,7 +297,7 @@ impl Offered {
             Ok(own) if own == shm.boot_id => {
                 let addr = shm.socket.parse().map_err(|e: BadShmAddr| malformed(&e.to_string()))?;
                 let (path, addr) = (Path::Shm, Addr::Shm(addr));
-                self.places.push(Place { path, addr, device: String::new() });
+                self.places.push(Place { path, addr, device: String::new(), iwarp: None });
             }
             Ok(_) => self.refusals.push((
                 Path::Shm,
@@ -345,7 +352,7 @@ mod tests {
                         ip: "10.0.0.1".into(),
                         port: 50051,
                         device: "mlx5_0".into(),
-                        ..Default::default()
+                        transport: "RoCE".into(),
                     }],
                 })),
             }],
@@ -366,7 +373,8 @@ mod tests {
         let offered = read(response(grant()), &[Path::Verbs]).unwrap();
         assert_eq!(offered.ticket, Ticket([1; TICKET_LEN]));
         let addr = Addr::Ip("10.0.0.1:50051".parse().unwrap());
-        assert_eq!(offered.places, [Place { path: Path::Verbs, addr, device: "mlx5_0".into() }]);
+        let (path, device, iwarp) = (Path::Verbs, "mlx5_0".to_owned(), Some(false));
+        assert_eq!(offered.places, [Place { path, addr, device, iwarp }]);
     }
 
     #[test]

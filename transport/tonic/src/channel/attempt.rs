@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello};
 
-use crate::bootstrap::client::{OfferHook, Place, offer};
+use crate::bootstrap::client::{OfferHook, offer};
 use crate::channel::fast::Fast;
-use crate::channel::rails::{Rail, Rails};
+use crate::channel::rails::{self, Rail, Rails};
 use crate::codec::Methods;
 use crate::connection::{FastClient, Origin};
 use crate::context::Context;
@@ -79,7 +79,9 @@ impl Plan {
             let hook = self.hook.as_ref();
             let offered = offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?;
             reasons.extend(offered.refusals);
-            let rails = self.rails_to(offered.places).await;
+            let device = self.env_device.as_deref();
+            let rails = rails::find(&self.context, device, &offered.places, self.rails.turn).await;
+            let rails = self.rails.order(self.connection, rails, self.context.rails());
             let mut left = rails.len() as u32;
             let mut spent = None;
             for rail in rails {
@@ -128,19 +130,6 @@ impl Plan {
             _ => Reason::new(ReasonCode::NoRoute, "each rail has a connection of this channel"),
         };
         Err(from_error::foremost(reasons, &reached).unwrap_or_else(none))
-    }
-
-    /// The rails to the places of an Offer, in the order in which to try them.
-    async fn rails_to(&self, places: Vec<Place>) -> Vec<Rail> {
-        let device = self.env_device.as_deref();
-        let named = self.context.only(device).is_some();
-        let mut rails = Vec::new();
-        for places in places.chunk_by(|a, b| a.path == b.path) {
-            let sources = self.context.sources(places[0].path, device).await;
-            let (places, sources) = (places.to_vec(), (sources.as_slice(), named));
-            rails.extend(self.rails.order(self.connection, places, sources, self.context.rails()));
-        }
-        rails
     }
 
     async fn connect(

@@ -23,7 +23,7 @@ mod fast;
 mod health;
 mod into_tonic;
 mod manager;
-mod rails;
+pub(crate) mod rails;
 mod select;
 pub(crate) mod shared;
 mod stack;

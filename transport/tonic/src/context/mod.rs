@@ -2,10 +2,12 @@
 
 mod builder;
 mod device_monitor;
+pub(crate) mod numa;
 mod pool_size;
 mod rail_health;
 mod register;
 mod registered;
+mod sources;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,6 +23,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use registered::Regions;
 pub use registered::{RegisterRegionError, Registered};
+pub(crate) use sources::Sources;
 use tokio::sync::Mutex;
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
@@ -183,33 +186,21 @@ impl Context {
         Ok(())
     }
 
-    /// This host's addresses on the devices of a path, from which a connection may be made.
-    pub(crate) async fn sources(&self, path: Path, env_device: Option<&str>) -> Vec<LocalAddress> {
+    /// Where on this host a connection of a path may be made from.
+    pub(crate) async fn sources(&self, path: Path, env_device: Option<&str>) -> Sources {
+        let only = self.only(env_device);
+        let named = only.is_some();
         let found = match path {
-            Path::Verbs => {
-                let only = self.only(env_device);
-                blocking(move || Fabric::local_addresses(only.as_deref())).await
-            }
+            Path::Verbs => blocking(move || Sources::of(only.as_deref())).await,
             #[cfg(feature = "test-util")]
-            Path::Sim => Ok(self.simulated_addresses()),
-            _ => Ok(Vec::new()),
+            Path::Sim => Ok(Sources::simulated(&self.0.settings.sim)),
+            _ => Ok(Sources::default()),
         };
-        found.unwrap_or_else(|reason| {
+        let found = found.unwrap_or_else(|reason| {
             tracing::debug!(%reason, "no list of local addresses: routes decide alone");
-            Vec::new()
-        })
-    }
-
-    #[cfg(feature = "test-util")]
-    fn simulated_addresses(&self) -> Vec<LocalAddress> {
-        let devices = self.0.settings.sim.iter();
-        devices
-            .flat_map(|device| {
-                let addresses = device.addresses().unwrap_or_default();
-                let on = |ip| LocalAddress { ip, prefix: 24, device: device.name().to_owned() };
-                addresses.into_iter().map(on)
-            })
-            .collect()
+            Sources::default()
+        });
+        Sources { named, ..found }
     }
 
     /// The device that reaches `peer`, from this host's address `source` if there is one, and its

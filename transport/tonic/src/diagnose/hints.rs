@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::context::numa::{self, FarNode};
 use crate::diagnose::cures::{advice, quoted, root, user};
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{Device, Hint};
@@ -119,15 +120,7 @@ fn one_processor(files: &SystemFiles, device: &Device) -> Option<Hint> {
 }
 
 fn remote_memory(files: &SystemFiles, device: &Device) -> Option<Hint> {
-    // -1 where there is one node.
-    let node = files.read(&format!("/sys/class/infiniband/{}/device/numa_node", device.name))?;
-    let node: u32 = node.parse().ok()?;
-    let there = files.read(&format!("/sys/devices/system/node/node{node}/cpulist"))?;
-    let status = files.read("/proc/self/status")?;
-    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim();
-    if ranges(&there).any(|there| ranges(allowed).any(|own| overlap(there, own))) {
-        return None;
-    }
+    let FarNode { node, there, allowed } = numa::far_node(|path| files.read(path), &device.name)?;
     let what = format!(
         "it is on NUMA node {node} with processors {there}, and this process runs on {allowed} \
          only: its memory is on another node"
@@ -137,18 +130,6 @@ fn remote_memory(files: &SystemFiles, device: &Device) -> Option<Hint> {
         format!("numactl --cpunodebind={node} --membind={node} -- PROGRAM"),
     )];
     Some(Hint { cures, ..hint("remote-memory", device, what) })
-}
-
-/// First and last of each part of a list like `0-3,8`.
-fn ranges(list: &str) -> impl Iterator<Item = (u32, u32)> {
-    list.split(',').filter_map(|part| {
-        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
-        Some((first.parse().ok()?, last.parse().ok()?))
-    })
-}
-
-fn overlap(a: (u32, u32), b: (u32, u32)) -> bool {
-    a.0 <= b.1 && b.0 <= a.1
 }
 
 fn user_access_regions(device: &Device, total_uuars: bool) -> Option<Hint> {

@@ -3,18 +3,19 @@
 use std::time::{Duration, Instant};
 
 use http::Uri;
-use tonic_rdma_fabric::{Addr, Link};
+use tonic_rdma_fabric::Link;
 use tonic_rdma_proto::{Accept, Hello};
 
 use crate::bootstrap::client::{Place, offer};
+use crate::channel::rails::{self, Rail};
 use crate::connection::ConnectionConfig;
 use crate::diagnose::probe;
 use crate::diagnose::report::{Offered, Peer, Refused, Step};
 use crate::diagnose::request::Request;
 use crate::endpoint::Endpoint;
+use crate::path::from_error;
 use crate::path::policy::Policy;
 use crate::path::reason::{Reason, ReasonCode};
-use crate::path::{Path, from_error};
 use crate::tcp::connector::TcpChannel;
 
 /// Time limit of each step.
@@ -106,7 +107,15 @@ async fn walk(
         peer.offered.push(Offered { path: *path, place: addr.to_string(), addr: addr.ip() });
     }
     let mut ticket = Some(offered.ticket.0);
-    for Place { path, addr, .. } in offered.places.into_iter().take(PLACES) {
+    let device = request.env.device.as_deref();
+    let rails = rails::find(&request.context, device, &offered.places, 0).await;
+    // One rail to each place, and none that a channel tries behind it.
+    let mut tried = Vec::new();
+    for rail in rails {
+        if tried.contains(&rail.addr) || tried.len() == PLACES {
+            continue;
+        }
+        tried.push(rail.addr.clone());
         // A ticket is valid for one connection.
         let fresh = match ticket.take() {
             Some(ticket) => ticket,
@@ -115,24 +124,28 @@ async fn walk(
                 Err(_) => return,
             },
         };
-        connect(request, path, &addr, fresh, peer).await;
+        connect(request, &rail, fresh, peer).await;
     }
 }
 
 /// Makes one connection as a channel does, and closes it.
-async fn connect(request: &Request, path: Path, addr: &Addr, ticket: [u8; 16], peer: &mut Peer) {
+async fn connect(request: &Request, rail: &Rail, ticket: [u8; 16], peer: &mut Peer) {
+    let Rail { path, addr, source, .. } = rail;
     let began = Instant::now();
     let way =
-        limited(request.context.toward(path, addr, None, request.env.device.as_deref(), LIMIT))
+        limited(request.context.toward(*path, addr, *source, request.env.device.as_deref(), LIMIT))
             .await;
-    let detail =
-        way.as_ref().map_or(String::new(), |(fabric, _)| format!("by device {}", fabric.name()));
+    let from = source.map_or(String::new(), |source| format!(" from {source}"));
+    let detail = way
+        .as_ref()
+        .map_or(String::new(), |(fabric, _)| format!("by device {}{from}", fabric.name()));
     let name = format!("{path}: device and pool for {addr}");
     peer.steps.push(step(name, began, way.as_ref().map(drop).map_err(Clone::clone), detail));
     let Ok((fabric, pool)) = way else { return };
 
     let began = Instant::now();
-    let options = ConnectionConfig::for_pool(&pool, fabric.grows(), None);
+    let mut options = ConnectionConfig::for_pool(&pool, fabric.grows(), None);
+    options.link.source = *source;
     let hello = Hello::new(ticket, options.proto.settings()).encode();
     let connected = async {
         let connected = fabric

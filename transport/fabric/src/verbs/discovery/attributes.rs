@@ -27,6 +27,16 @@ pub(crate) unsafe fn context_name(context: NonNull<rdma_sys::ibv_context>) -> St
     }
 }
 
+/// Whether the device behind a context speaks iWARP.
+///
+/// # Safety
+/// The context is open.
+pub(crate) unsafe fn is_iwarp(context: NonNull<rdma_sys::ibv_context>) -> bool {
+    // SAFETY: as above.
+    let transport = unsafe { (*context.as_ref().device).transport_type };
+    transport == rdma_sys::ibv_transport_type::IBV_TRANSPORT_IWARP
+}
+
 /// What an open device says about itself.
 ///
 /// # Safety

@@ -10,7 +10,7 @@ use crate::error::{FabricError, Verb};
 use crate::verbs::addr::local_networks;
 use crate::verbs::cm::channel::Channel;
 use crate::verbs::cm::id::CmId;
-use crate::verbs::discovery::attributes::{context_name, ports};
+use crate::verbs::discovery::attributes::{context_name, is_iwarp, ports};
 use crate::verbs::discovery::device_list::{List, device_name, no_channel};
 use crate::verbs::discovery::lib_probe;
 
@@ -74,7 +74,8 @@ pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricEr
         source: source.into(),
     })?;
     let on = networks.into_iter().filter_map(|(ip, prefix)| {
-        Some(LocalAddress { ip, prefix, device: bound_device(&channel, ip)? })
+        let (device, iwarp) = bound_device(&channel, ip)?;
+        Some(LocalAddress { ip, prefix, device, iwarp })
     });
     Ok(on.filter(|at| only.is_none_or(|only| only == at.device)).collect())
 }
@@ -94,10 +95,10 @@ unsafe fn query(device: NonNull<rdma_sys::ibv_device>) -> io::Result<(Transport,
     attributes.map(|(transport, ports, _)| (transport, ports))
 }
 
-/// Name of the device that an address of this host lies on.
-fn bound_device(channel: &Arc<Channel>, ip: IpAddr) -> Option<String> {
+/// Name of the device that an address of this host lies on, and whether it speaks iWARP.
+fn bound_device(channel: &Arc<Channel>, ip: IpAddr) -> Option<(String, bool)> {
     let id = CmId::apart(channel).ok()?;
     id.bind(SocketAddr::new(ip, 0)).ok()?;
     // SAFETY: the id keeps the context open.
-    id.verbs().map(|context| unsafe { context_name(context) })
+    id.verbs().map(|context| unsafe { (context_name(context), is_iwarp(context)) })
 }

@@ -107,6 +107,7 @@ pub struct Shm {
 /// RDMA through rdma_cm.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Verbs {
+    /// First the one by which the client has reached the server over TCP, if it is one of them.
     #[prost(message, repeated, tag = "1")]
     pub addresses: ::prost::alloc::vec::Vec<Address>,
 }
@@ -125,10 +126,11 @@ pub struct Address {
     /// The listener's port. On iWARP it differs from the TCP port.
     #[prost(uint32, tag = "2")]
     pub port: u32,
-    /// The server's device, for messages.
+    /// The server's device. Addresses of one device are one rail; without a name each is a rail.
     #[prost(string, tag = "3")]
     pub device: ::prost::alloc::string::String,
-    /// "InfiniBand", "RoCE", "iWARP" or "sim", for messages.
+    /// "InfiniBand", "RoCE", "iWARP" or "sim". A client does not connect from another to iWARP, nor
+    /// from iWARP to another.
     #[prost(string, tag = "4")]
     pub transport: ::prost::alloc::string::String,
 }

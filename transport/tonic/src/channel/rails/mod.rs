@@ -17,13 +17,12 @@ mod order;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use http::Uri;
-pub(super) use order::Rail;
-use tonic_rdma_fabric::LocalAddress;
+pub(crate) use order::Rail;
 
 use crate::bootstrap::client::Place;
 use crate::channel::fast::Fast;
 use crate::channel::shared::Shared;
-use crate::context::RailHealth;
+use crate::context::{Context, RailHealth};
 
 /// Maximum number of connections of a channel, and its default.
 pub(super) const MAX_RAILS: usize = 8;
@@ -31,10 +30,26 @@ pub(super) const MAX_RAILS: usize = 8;
 /// Maximum number of rails of one path that an attempt tries.
 const MAX_TRIES: usize = 8;
 
+/// The rails to the places of an Offer, path by path; in front of each path's those that share no
+/// device. `turn` says which devices are the first ones.
+pub(crate) async fn find(
+    context: &Context,
+    env_device: Option<&str>,
+    places: &[Place],
+    turn: usize,
+) -> Vec<Rail> {
+    let mut rails = Vec::new();
+    for places in places.chunk_by(|a, b| a.path == b.path) {
+        let sources = context.sources(places[0].path, env_device).await;
+        rails.extend(order::rails(places.to_vec(), &sources, turn));
+    }
+    rails
+}
+
 /// What the connections of one channel know of each other. The first one is number 0.
 #[derive(Debug)]
 pub(crate) struct Rails {
-    turn: usize,
+    pub(super) turn: usize,
     /// Maximum number of connections.
     most: usize,
     in_use: Mutex<Vec<(usize, Rail)>>,
@@ -53,25 +68,25 @@ impl Rails {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rails to these places of one path, in the order in which a connection tries them: those
-    /// that have failed lately last, and before them those that another connection uses. A further
-    /// connection has none but rails of its own.
+    /// The order in which a connection tries rails: path by path, those that have failed lately
+    /// last, before them those that another connection uses, and before these those of a device on
+    /// another NUMA node. A further connection has none but rails of its own.
     pub(super) fn order(
         &self,
         connection: usize,
-        places: Vec<Place>,
-        (sources, named): (&[LocalAddress], bool),
+        rails: Vec<Rail>,
         health: &RailHealth,
     ) -> Vec<Rail> {
-        let mut rails = order::rails(places, sources, named, self.turn);
         let in_use = self.in_use();
         let is_used = |rail: &Rail| in_use.iter().any(|(_, used)| rail.meets(used));
-        if connection > 0 {
-            rails.retain(|rail| !is_used(rail));
+        let mut ordered = Vec::new();
+        for rails in rails.chunk_by(|a, b| a.path == b.path) {
+            let may_use = |rail: &&Rail| connection == 0 || !is_used(rail);
+            let mut rails: Vec<_> = rails.iter().filter(may_use).collect();
+            rails.sort_by_key(|rail| (health.is_avoided(&rail.key()), is_used(rail), rail.far));
+            ordered.extend(rails.into_iter().take(MAX_TRIES).cloned());
         }
-        rails.sort_by_key(|rail| (health.is_avoided(&rail.key()), is_used(rail)));
-        rails.truncate(MAX_TRIES);
-        rails
+        ordered
     }
 
     /// A connection is up on a rail, which leaves through the device `local`.
@@ -138,5 +153,65 @@ impl Rails {
         let mut in_use = self.in_use();
         in_use.iter_mut().filter(|(n, _)| *n == number).for_each(|(n, _)| *n = 0);
         Some(fast)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_rdma_fabric::{Addr, LocalAddress};
+
+    use super::*;
+    use crate::context::Sources;
+    use crate::path::Path;
+
+    /// The rails between two devices at either end, in one network. `far`: this host's.
+    fn rails(far: &[&str]) -> Vec<Rail> {
+        let place = |last: u8| Place {
+            path: Path::Verbs,
+            addr: Addr::Ip(([10, 0, 0, last], 50051).into()),
+            device: format!("s{last}"),
+            iwarp: Some(false),
+        };
+        let source = |last: u8| LocalAddress {
+            ip: [10, 0, 0, 10 + last].into(),
+            prefix: 24,
+            device: format!("c{last}"),
+            iwarp: false,
+        };
+        let far = far.iter().map(|name| (*name).to_owned()).collect();
+        let sources = Sources { addresses: vec![source(1), source(2)], named: false, far };
+        order::rails(vec![place(1), place(2)], &sources, 0)
+    }
+
+    fn told(rails: &[Rail]) -> Vec<String> {
+        let device = |rail: &Rail| rail.local.clone().unwrap();
+        rails.iter().map(|rail| format!("{} {}", device(rail), rail.remote)).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rail_that_failed_is_last_and_one_in_use_is_before_it() {
+        let (of_channel, health) = (Rails::new(0, 8), RailHealth::default());
+        let [failed, used, ..] = &rails(&[])[..] else { panic!() };
+        health.has_failed(failed.key());
+        of_channel.uses(1, used.clone(), "c2");
+        let order = of_channel.order(0, rails(&[]), &health);
+        assert_eq!(told(&order), ["c2 s2", "c1 s2", "c2 s1", "c1 s1"]);
+        // A further connection has what shares no device with the one in use, failed or not.
+        assert_eq!(told(&of_channel.order(2, rails(&[]), &health)), ["c1 s1"]);
+        assert_eq!(of_channel.left(1).map(|rail| rail.key()), Some(used.key()));
+        assert_eq!(of_channel.left(1), None);
+        assert_eq!(told(&of_channel.order(2, rails(&[]), &health)).len(), 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_device_of_another_node_comes_behind_the_near_ones() {
+        let (of_channel, health) = (Rails::new(0, 8), RailHealth::default());
+        let order = of_channel.order(0, rails(&["c1"]), &health);
+        assert_eq!(told(&order), ["c2 s2", "c2 s1", "c1 s1", "c1 s2"]);
+    }
+
+    #[test]
+    fn the_number_of_rails_is_limited() {
+        assert_eq!([0, 1, 8, 1000].map(|most| Rails::new(0, most).most), [1, 1, 8, 8]);
     }
 }

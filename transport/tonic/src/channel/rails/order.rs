@@ -2,32 +2,34 @@
 //!
 //! A place is reached from each device of this host that has an address in its network; where there
 //! is none, the kernel's route decides, or, if the application has named a device, that device is
-//! used. Routes come behind neighbours, in the server's order, which begins with the place that the
-//! client has reached over TCP. The i-th device of this host goes with the i-th of the server
-//! before any other does, so that rails in front share no device at either end, as in networks
-//! where rails do not meet.
+//! used. iWARP goes with iWARP only. Routes come behind neighbours, in the server's order, which
+//! begins with the place that the client has reached over TCP. The i-th device of this host goes
+//! with the i-th of the server before any other does, so that rails in front share no device at
+//! either end, as in networks where rails do not meet.
 
 use std::net::IpAddr;
 
 use tonic_rdma_fabric::{Addr, LocalAddress};
 
 use crate::bootstrap::client::Place;
-use crate::context::RailKey;
+use crate::context::{RailKey, Sources};
 use crate::path::Path;
 
 /// A way from a device of this host to a place of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::channel) struct Rail {
-    pub(in crate::channel) path: Path,
-    pub(in crate::channel) addr: Addr,
+pub(crate) struct Rail {
+    pub(crate) path: Path,
+    pub(crate) addr: Addr,
     /// This host's address to connect from. `None`: what the route says.
-    pub(in crate::channel) source: Option<IpAddr>,
+    pub(crate) source: Option<IpAddr>,
     /// The device of that address.
     pub(super) local: Option<String>,
     /// The server's device, or the address where the server has not named it.
     pub(super) remote: String,
     /// Number of rails to the server's places that share no device.
     pub(super) apart: usize,
+    /// This host's device is on a NUMA node on which the process does not run.
+    pub(super) far: bool,
 }
 
 impl Rail {
@@ -45,16 +47,10 @@ impl Rail {
 }
 
 /// The rails to places of one path; in front those that share no device. `turn` says which devices
-/// are the first ones. `named`: all sources are of the device that was named.
-pub(super) fn rails(
-    places: Vec<Place>,
-    sources: &[LocalAddress],
-    named: bool,
-    turn: usize,
-) -> Vec<Rail> {
-    let pairs: Vec<_> =
-        places.into_iter().flat_map(|place| from_each(place, sources, named)).collect();
-    let locals = distinct(sources.iter().map(|source| source.device.as_str()));
+/// are the first ones.
+pub(super) fn rails(places: Vec<Place>, sources: &Sources, turn: usize) -> Vec<Rail> {
+    let pairs: Vec<_> = places.into_iter().flat_map(|place| from_each(place, sources)).collect();
+    let locals = distinct(sources.addresses.iter().map(|source| source.device.as_str()));
     let remotes = distinct(pairs.iter().map(|rail| rail.remote.as_str()));
     let width = locals.len().max(remotes.len()).max(1);
     let index = |of: &[&str], name: &str| {
@@ -82,7 +78,8 @@ pub(super) fn rails(
 }
 
 /// The rails to one place.
-fn from_each(place: Place, sources: &[LocalAddress], named: bool) -> Vec<Rail> {
+fn from_each(place: Place, from: &Sources) -> Vec<Rail> {
+    let sources = &from.addresses;
     let rail = |source: Option<&LocalAddress>| Rail {
         path: place.path,
         addr: place.addr.clone(),
@@ -93,14 +90,17 @@ fn from_each(place: Place, sources: &[LocalAddress], named: bool) -> Vec<Rail> {
             device => device.to_owned(),
         },
         apart: 1,
+        far: source.is_some_and(|source| from.far.contains(&source.device)),
     };
     // An address of this host is reached inside of it, through no other device.
     let Some(ip) = place.addr.ip().map(|addr| addr.ip()).filter(|ip| !is_own(*ip, sources)) else {
         return vec![rail(None)];
     };
-    let beside: Vec<_> = sources.iter().filter(|source| source.is_beside(ip)).collect();
-    let usable = match named && beside.is_empty() {
-        true => sources.iter().filter(|source| source.ip.is_ipv4() == ip.is_ipv4()).collect(),
+    let fits = |source: &&LocalAddress| place.iwarp.is_none_or(|iwarp| iwarp == source.iwarp);
+    let sources = sources.iter().filter(fits);
+    let beside: Vec<_> = sources.clone().filter(|source| source.is_beside(ip)).collect();
+    let usable = match from.named && beside.is_empty() {
+        true => sources.filter(|source| source.ip.is_ipv4() == ip.is_ipv4()).collect(),
         false => beside,
     };
     match usable.is_empty() {
@@ -129,11 +129,12 @@ mod tests {
 
     fn place(ip: &str, device: &str) -> Place {
         let addr = Addr::Ip((ip.parse::<IpAddr>().unwrap(), 50051).into());
-        Place { path: Path::Verbs, addr, device: device.to_owned() }
+        Place { path: Path::Verbs, addr, device: device.to_owned(), iwarp: None }
     }
 
     fn source(ip: &str, device: &str) -> LocalAddress {
-        LocalAddress { ip: ip.parse().unwrap(), prefix: 24, device: device.to_owned() }
+        let (ip, device) = (ip.parse().unwrap(), device.to_owned());
+        LocalAddress { ip, prefix: 24, device, iwarp: false }
     }
 
     /// Source and server's device of each rail in front, and of each behind.
@@ -144,8 +145,8 @@ mod tests {
         turn: usize,
     ) -> (Vec<String>, Vec<String>) {
         let places = places.iter().map(|(ip, device)| place(ip, device)).collect();
-        let sources: Vec<_> = sources.iter().map(|(ip, device)| source(ip, device)).collect();
-        let rails = rails(places, &sources, named, turn);
+        let addresses = sources.iter().map(|(ip, device)| source(ip, device)).collect();
+        let rails = rails(places, &Sources { addresses, named, far: Vec::new() }, turn);
         let mut told: Vec<_> = rails
             .iter()
             .map(|rail| format!("{} {}", rail.local.as_deref().unwrap_or("route"), rail.remote))
@@ -196,12 +197,26 @@ mod tests {
     }
 
     #[test]
+    fn iwarp_goes_with_iwarp() {
+        let places = vec![
+            Place { iwarp: Some(false), ..place("10.0.0.1", "roce") },
+            Place { iwarp: Some(true), ..place("10.0.0.2", "iwarp") },
+        ];
+        let iwarp = LocalAddress { iwarp: true, ..source("10.0.0.11", "c0") };
+        let addresses = vec![iwarp, source("10.0.0.12", "c1")];
+        let rails = rails(places, &Sources { addresses, ..Sources::default() }, 0);
+        let pairs: Vec<_> =
+            rails.iter().map(|rail| (rail.local.as_deref().unwrap(), &*rail.remote)).collect();
+        assert_eq!(pairs, [("c0", "iwarp"), ("c1", "roce")]);
+    }
+
+    #[test]
     fn two_addresses_of_one_device_are_one_rail() {
         let server = [("10.0.0.1", "s0"), ("2001:db8::1", "s0")];
-        let sources =
-            [source("10.0.0.11", "c0"), LocalAddress { prefix: 64, ..source("2001:db8::2", "c0") }];
+        let v6 = LocalAddress { prefix: 64, ..source("2001:db8::2", "c0") };
+        let addresses = vec![source("10.0.0.11", "c0"), v6];
         let places = server.iter().map(|(ip, device)| place(ip, device)).collect();
-        let rails = rails(places, &sources, false, 0);
+        let rails = rails(places, &Sources { addresses, ..Sources::default() }, 0);
         assert_eq!((rails.len(), rails[0].apart), (2, 1));
     }
 
