@@ -19,6 +19,9 @@ const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 pub(crate) enum Place {
     /// At an address that the kernel chooses, in general next to other mappings.
     Any,
+    /// At an address that the kernel chooses, and at the beginning of a huge page: kernels before 6.7
+    /// put a mapping at any page, and then 2 MiB are never a huge one.
+    HugePage,
     /// At an address that peers cannot guess.
     Random,
 }
@@ -62,9 +65,11 @@ impl Mapping {
                 }),
             }
         }
+        let huge = huge != HugePages::Off && len >= HUGE_PAGE;
+        let place = if huge && place == Place::Any { Place::HugePage } else { place };
         let mapping = Self::map(len, READ_WRITE, ANONYMOUS, None, place)
             .map_err(|source| PoolError::Map { len, source })?;
-        if huge != HugePages::Off && len >= HUGE_PAGE {
+        if huge {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
         Ok(mapping)
@@ -121,7 +126,7 @@ impl Mapping {
         file: Option<&OwnedFd>,
         place: Place,
     ) -> io::Result<Self> {
-        let map = |at: usize, flags| {
+        let map = |at: usize, len: usize| {
             let (at, fd) =
                 (std::ptr::without_provenance_mut(at), file.map_or(-1, AsRawFd::as_raw_fd));
             // SAFETY: a new mapping affects no existing one: an address without MAP_FIXED is a
@@ -132,13 +137,24 @@ impl Mapping {
             }
             Ok(NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?)
         };
-        let unmap = |ptr: NonNull<u8>| {
-            // SAFETY: `map` has just returned it, and no reference to it exists (R8).
+        let unmap = |ptr: NonNull<u8>, len: usize| {
+            // SAFETY: a part of what `map` has just returned, and no reference to it exists (R8).
             let _ = unsafe { libc::munmap(ptr.as_ptr().cast(), len) };
         };
         let ptr = match place {
-            Place::Any => map(0, flags)?,
-            Place::Random => map_at_random(len, |at| map(at, flags), unmap)?,
+            Place::Any => map(0, len)?,
+            Place::Random => map_at_random(len, |at| map(at, len), |ptr| unmap(ptr, len))?,
+            Place::HugePage => {
+                let all = map(0, len + HUGE_PAGE)?;
+                let before = all.as_ptr().align_offset(HUGE_PAGE);
+                // SAFETY: the mapping is a huge page longer than what is kept of it (R8).
+                let (ptr, behind) = unsafe { (all.add(before), all.add(before + len)) };
+                if before > 0 {
+                    unmap(all, before);
+                }
+                unmap(behind, HUGE_PAGE - before);
+                ptr
+            }
         };
         let mapping = Mapping { ptr, len, shared: file.is_some() };
         // A child of fork() must not share pages that the device writes to: after copy-on-write the
@@ -204,9 +220,43 @@ mod tests {
         assert_eq!(adjacent, 0, "{starts:x?}");
     }
 
+    /// What smaps says of the mapping that an address lies in, which may be merged with others.
+    #[cfg(not(miri))]
+    fn smaps(start: usize, what: &str) -> u64 {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let is_of = |line: &str| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let [from, to] =
+                range.map(|(from, to)| [from, to])?.map(|at| u64::from_str_radix(at, 16));
+            Some((from.ok()?..to.ok()?).contains(&(start as u64)))
+        };
+        let mut lines = smaps.lines().skip_while(|line| is_of(line) != Some(true));
+        let line = lines.find(|line| line.starts_with(what)).expect("smaps has the line");
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// 50 of each, so that no place is good by chance.
     #[test]
-    fn huge_pages_are_whole_at_random_places() {
-        let mapping = Mapping::new(2 * HUGE_PAGE, HugePages::Transparent, Place::Random).unwrap();
-        assert!(mapping.ptr().addr().get().is_multiple_of(HUGE_PAGE));
+    fn huge_pages_are_whole_wherever_they_lie() {
+        for place in [Place::Random, Place::Any] {
+            for _ in 0..50 {
+                let mapping = Mapping::new(HUGE_PAGE, HugePages::Transparent, place).unwrap();
+                assert!(mapping.ptr().addr().get().is_multiple_of(HUGE_PAGE));
+            }
+        }
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn a_mapping_of_a_huge_page_may_be_one() {
+        let file = "/sys/kernel/mm/transparent_hugepage/enabled";
+        let enabled = std::fs::read_to_string(file).unwrap_or_default();
+        let [always, never] = ["[always]", "[never]"].map(|mode| enabled.contains(mode));
+        let by_advice = !never && !enabled.is_empty();
+        for (huge, eligible) in [(HugePages::Transparent, by_advice), (HugePages::Off, always)] {
+            let mapping = Mapping::new(HUGE_PAGE, huge, Place::Any).unwrap();
+            let start = mapping.ptr().addr().get();
+            assert_eq!(smaps(start, "THPeligible:") == 1, eligible, "{huge:?}");
+        }
     }
 }
