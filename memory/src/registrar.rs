@@ -57,6 +57,12 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         0
     }
 
+    /// The NUMA node that the device is attached to, where there are several. The pool's memory is
+    /// taken from this node while it has some.
+    fn numa_node(&self) -> Option<u32> {
+        None
+    }
+
     /// Whether peers address memory by its virtual address, whatever iova is requested, as with
     /// Soft-iWARP. If so, memory that peers write to is mapped at a random address, which a peer
     /// cannot guess. Has no effect on memory that is a [file](Registrar::wants_file).

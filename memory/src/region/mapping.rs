@@ -19,8 +19,8 @@ const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 pub(crate) enum Place {
     /// At an address that the kernel chooses, in general next to other mappings.
     Any,
-    /// At an address that the kernel chooses, and at the beginning of a huge page: kernels before 6.7
-    /// put a mapping at any page, and then 2 MiB are never a huge one.
+    /// At an address that the kernel chooses, and at the beginning of a huge page: kernels before
+    /// 6.7 put a mapping at any page, and then 2 MiB are never a huge one.
     HugePage,
     /// At an address that peers cannot guess.
     Random,
@@ -168,6 +168,32 @@ impl Mapping {
         // MADV_REMOVE in `drop`.
         if unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, advice) } != 0 {
             tracing::debug!(error = %io::Error::last_os_error(), advice, "madvise was not taken");
+        }
+    }
+
+    /// Has pages that are not there yet come from a NUMA node while that has some (mbind(2),
+    /// MPOL_PREFERRED). A kernel without nodes, or a sandbox, may refuse it.
+    pub(crate) fn prefer_node(&self, node: u32) {
+        const BITS: usize = libc::c_ulong::BITS as usize;
+        let mut nodes: [libc::c_ulong; 1024 / BITS] = [0; 1024 / BITS];
+        let Some(word) = nodes.get_mut(node as usize / BITS) else { return };
+        *word = 1 << (node as usize % BITS);
+        // SAFETY: the range is this mapping, whose contents no policy changes, and the mask has the
+        // bits that the call is told of: one less than the number (R8).
+        let refused = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.ptr.as_ptr(),
+                self.len,
+                libc::MPOL_PREFERRED,
+                nodes.as_ptr(),
+                nodes.len() * BITS + 1,
+                0,
+            )
+        };
+        if refused != 0 {
+            let error = io::Error::last_os_error();
+            tracing::debug!(%error, node, "memory is taken from any NUMA node");
         }
     }
 

@@ -47,6 +47,10 @@ impl Region {
         registrar: &dyn Registrar,
         access: Access,
     ) -> Result<Self, RegisterError> {
+        // Registering takes the pages.
+        if let Some(node) = registrar.numa_node() {
+            mapping.prefer_node(node);
+        }
         // SAFETY: the mapping lives as long as the registration: both are owned by the region,
         // which drops the registration first (R9, R12).
         let registration = unsafe {

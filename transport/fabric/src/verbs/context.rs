@@ -62,6 +62,8 @@ pub(super) struct DeviceContext {
     pub(super) is_siw: bool,
     /// Peers name memory by its virtual address, whatever iova it is registered at.
     pub(super) ignores_iova: bool,
+    /// The node that the device is attached to, where the system has several.
+    pub(super) numa_node: Option<u32>,
     /// Whom completion queues interrupt.
     pub(super) vectors: Vectors,
     /// Memory that peers write to is registered with relaxed ordering: until the device refuses it.
@@ -117,6 +119,12 @@ impl Drop for DeviceContext {
     }
 }
 
+/// The NUMA node of a device. The kernel says -1 where there is one node only.
+fn numa_node(device: &str) -> Option<u32> {
+    let file = format!("/sys/class/infiniband/{device}/device/numa_node");
+    std::fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
 impl DeviceContext {
     /// Opens the device that an id is bound to, and keeps the id.
     pub(super) fn open(id: CmId) -> Result<Arc<DeviceContext>, FabricError> {
@@ -150,6 +158,7 @@ impl DeviceContext {
         // before it.
         let cover = if is_siw { unsafe { Cover::new(context) } } else { None };
         Ok(Arc::new(DeviceContext {
+            numa_node: numa_node(&name),
             name,
             transport,
             limits: Limits {

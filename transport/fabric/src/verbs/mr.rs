@@ -90,6 +90,10 @@ unsafe impl Registrar for VerbsRegistrar {
         *self.0.queue_bytes.get_or_init(|| queue_bytes(&self.0))
     }
 
+    fn numa_node(&self) -> Option<u32> {
+        self.0.numa_node
+    }
+
     fn ignores_iova(&self) -> bool {
         self.0.ignores_iova
     }

@@ -123,7 +123,7 @@ fn remote_memory(files: &SystemFiles, device: &Device) -> Option<Hint> {
     let FarNode { node, there, allowed } = numa::far_node(|path| files.read(path), &device.name)?;
     let what = format!(
         "it is on NUMA node {node} with processors {there}, and this process runs on {allowed} \
-         only: its memory is on another node"
+         only: what it reads and writes of the pool crosses nodes"
     );
     let cures = vec![user(
         "run the program on the device's node",
