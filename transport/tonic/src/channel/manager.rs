@@ -145,6 +145,10 @@ async fn maintain(
                 tokio::time::sleep(backoff::spread(&mut rng).min(pause)).await;
             }
         }
+        // Nobody waits for a further connection, and the server is not asked for one in vain.
+        if plan.connection > 0 {
+            shared.wanted().await;
+        }
         since = reason;
     }
 }

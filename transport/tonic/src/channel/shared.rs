@@ -145,6 +145,14 @@ impl Shared {
         }
     }
 
+    /// Waits until a call asks for it, or asks again.
+    ///
+    /// Cancel safe.
+    pub(crate) async fn wanted(&self) {
+        self.begun.store(false, Ordering::Relaxed);
+        self.begin.notified().await;
+    }
+
     /// Whether the next call should hold a place in the TCP connection's queue.
     pub(crate) fn needs_tcp(&self) -> bool {
         !self.required && !matches!(&*self.state.borrow(), State::Up(_))

@@ -160,10 +160,39 @@ async fn a_lost_rail_costs_its_own_calls_and_comes_back() {
     assert!(on_second.poll().is_pending(), "the other rail's call goes on");
     assert_eq!(channel.path().path, Path::Sim);
     lost.lose_connects(false);
-    until(|| async { channel.stats().connections == 3 }).await;
+    // As soon as calls overlap, which they do with the one that is held.
+    until(|| async {
+        bulk(&mut client.clone()).await;
+        channel.stats().connections == 3
+    })
+    .await;
     until(|| async { client.clone().say("?").await.unwrap() == first }).await;
     let stats = channel.stats();
     assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 1), "{stats:?}");
+}
+
+/// A rail that does not work is tried again while there is use for it, and else left alone.
+#[tokio::test]
+async fn a_rail_that_never_works_is_not_tried_without_need() {
+    let rails = Rails::new().await;
+    let channel = rails.endpoint().connect().await.unwrap();
+    let mut client = Client::new(channel.clone());
+    let first = device_of_small(&mut client).await;
+    for device in rails.server.iter().filter(|device| device.name() != first) {
+        device.remove();
+    }
+    let held = Held::begin(&client);
+    until(|| async {
+        bulk(&mut client.clone()).await;
+        channel.stats().attempts >= 3
+    })
+    .await;
+    drop(held);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let after = channel.stats().attempts;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(channel.stats().attempts <= after + 1, "{:?}", channel.stats());
+    assert_eq!((channel.stats().connections, channel.stats().calls_tcp), (1, 0));
 }
 
 #[tokio::test]
