@@ -7,16 +7,16 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic_rdma_fabric::Addr;
 
-/// Identifies a rail: this host's address, if it was chosen, and the server's place.
-pub(crate) type RailKey = (Option<IpAddr>, Addr);
+/// Identifies a rail: this host's address, if it was chosen, and the server's. Ports change with
+/// each start of a server.
+pub(crate) type RailKey = (Option<IpAddr>, Option<IpAddr>);
 
 /// How long a rail that has failed is tried behind the others.
 const AVOIDED: Duration = Duration::from_secs(60);
 
 /// Maximum number of failed rails remembered.
-const MAX_FAILED: usize = 1024;
+const MAX_FAILED: usize = 256;
 
 /// Shared by all channels of a context.
 #[derive(Debug, Default)]
@@ -59,8 +59,9 @@ impl RailHealth {
 mod tests {
     use super::*;
 
-    fn rail(port: u16) -> RailKey {
-        (None, Addr::Ip(([10, 0, 0, 1], port).into()))
+    fn rail(number: u16) -> RailKey {
+        let [high, low] = number.to_be_bytes();
+        (None, Some([10, 0, high, low].into()))
     }
 
     #[tokio::test(start_paused = true)]
@@ -77,8 +78,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn memory_of_failures_is_bounded_and_forgets_the_old_ones() {
         let health = RailHealth::default();
-        for port in 0..2 * MAX_FAILED as u16 {
-            health.has_failed(rail(port));
+        for number in 0..2 * MAX_FAILED as u16 {
+            health.has_failed(rail(number));
         }
         assert_eq!(health.failed.lock().unwrap().len(), MAX_FAILED);
         tokio::time::advance(AVOIDED).await;

@@ -34,7 +34,7 @@ pub(crate) struct Rail {
 
 impl Rail {
     pub(in crate::channel) fn key(&self) -> RailKey {
-        (self.source, self.addr.clone())
+        (self.source, self.addr.ip().map(|addr| addr.ip()))
     }
 
     /// Whether both may lie on one device, at either end.
