@@ -50,7 +50,11 @@ impl Plan {
     pub(crate) async fn attempt(&self, limit: Duration) -> Result<Fast, Reason> {
         let began = Instant::now();
         let deadline = began + limit;
-        match tokio::time::timeout_at(deadline, self.run(deadline)).await {
+        let attempted = tokio::time::timeout_at(deadline, self.run(deadline)).await;
+        if !matches!(attempted, Ok(Ok(_))) {
+            self.rails.left(self.connection);
+        }
+        match attempted {
             Ok(result) => {
                 if let Ok(fast) = &result {
                     metrics::handshake(Path::of(fast.client.peer()), began.elapsed());
@@ -92,6 +96,9 @@ impl Plan {
                 left = left.saturating_sub(1);
                 if spent.is_some_and(|spent| spent != path) {
                     break;
+                }
+                if !self.rails.tries(self.connection, &rail) {
+                    continue;
                 }
                 match self.connect(&rail, offered.ticket.0, share).await {
                     Ok(fast) => {

@@ -119,7 +119,8 @@ async fn maintain(
                     }
                     log.lost();
                     // Calls go on over another rail.
-                    match plan.rails.promote().filter(|_| plan.connection == 0) {
+                    let next = if plan.connection == 0 { plan.rails.promote() } else { None };
+                    match next {
                         Some(next) => fast = next,
                         None => break reason,
                     }

@@ -409,7 +409,7 @@ impl Endpoint {
     /// (64 KiB at once, or more); from then on such a call goes to the rail with the fewest calls
     /// in flight, and any other call to the first one. Each connection pins 8 KiB at both ends when
     /// idle, and each device has a pool of its own: what lies in that of another device is copied
-    /// once before it is sent ([`Copied::unregistered`](crate::Copied::unregistered)), unless it
+    /// once before it is sent ([`Copied::staging`](crate::Copied::staging)), unless it
     /// was [registered](crate::Context::register).
     ///
     /// A device is reached from those in the same IP network, or by the system's route if there are

@@ -89,6 +89,19 @@ impl Rails {
         ordered
     }
 
+    /// A connection tries a rail, which no other may use from now on. False: another connection
+    /// has come before a further one.
+    pub(super) fn tries(&self, connection: usize, rail: &Rail) -> bool {
+        let mut in_use = self.in_use();
+        let is_used = in_use.iter().any(|(other, used)| *other != connection && rail.meets(used));
+        let may_try = connection == 0 || !is_used;
+        if may_try {
+            in_use.retain(|(other, _)| *other != connection);
+            in_use.push((connection, rail.clone()));
+        }
+        may_try
+    }
+
     /// A connection is up on a rail, which leaves through the device `local`.
     pub(super) fn uses(&self, connection: usize, mut rail: Rail, local: &str) {
         rail.local = Some(local.to_owned());
@@ -97,7 +110,7 @@ impl Rails {
         in_use.push((connection, rail));
     }
 
-    /// A connection has ended. Returns its rail.
+    /// A connection, or an attempt at one, has ended. Returns its rail.
     pub(super) fn left(&self, connection: usize) -> Option<Rail> {
         let mut in_use = self.in_use();
         let at = in_use.iter().position(|(other, _)| *other == connection)?;

@@ -1,4 +1,4 @@
-//! Two devices at either end.
+//! Several devices at either end.
 
 use std::future::Future;
 use std::task::{Context as TaskContext, Poll, Waker};
@@ -12,8 +12,8 @@ use crate::tests::support::world::{Serving, World, endpoint};
 use crate::{Channel, Context, Endpoint, Path, Policy, PoolConfig, Server};
 
 struct Rails {
-    server: [SimDevice; 2],
-    client: [SimDevice; 2],
+    server: Vec<SimDevice>,
+    client: Vec<SimDevice>,
     context: Context,
     serving: Serving,
 }
@@ -29,10 +29,15 @@ fn context(devices: &[SimDevice]) -> Context {
 
 impl Rails {
     async fn new() -> Self {
+        Self::with(2).await
+    }
+
+    async fn with(count: u8) -> Self {
         let world = World::new();
-        let device = |name: &str, last| world.net.device(name, [10, 0, 0, last].into());
-        let server = [device("s0", 11), device("s1", 12)];
-        let client = [device("c0", 21), device("c1", 22)];
+        let device =
+            |end: char, n, from| world.net.device(format!("{end}{n}"), [10, 0, 0, from + n].into());
+        let server: Vec<_> = (0..count).map(|n| device('s', n, 11)).collect();
+        let client: Vec<_> = (0..count).map(|n| device('c', n, 31)).collect();
         let mut builder = Server::builder().context(context(&server));
         let serving = Serving::start(builder.add_service(Echo)).await;
         Self { context: context(&client), server, client, serving }
@@ -44,15 +49,15 @@ impl Rails {
     }
 
     /// A channel that has a connection on each rail, and a client of it.
-    async fn both(&self) -> (Channel, Client<Channel>) {
+    async fn all(&self) -> (Channel, Client<Channel>) {
         let channel = self.endpoint().connect().await.unwrap();
         let mut client = Client::new(channel.clone());
         bulk(&mut client).await;
         assert_eq!(channel.stats().connections, 1, "until calls overlap");
-        let waiting = Held::begin(&client);
+        let waiting: Vec<_> = self.server.iter().map(|_| Held::begin(&client)).collect();
         until(|| async {
             bulk(&mut client.clone()).await;
-            channel.stats().connections == 2
+            channel.stats().connections == self.server.len() as u64
         })
         .await;
         drop(waiting);
@@ -61,9 +66,12 @@ impl Rails {
 }
 
 async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
-    while !is_so().await {
-        tokio::task::yield_now().await;
-    }
+    let polling = async {
+        while !is_so().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), polling).await.expect("it becomes so");
 }
 
 async fn bulk(client: &mut Client<Channel>) {
@@ -95,7 +103,7 @@ async fn device_of_small(client: &mut Client<Channel>) -> String {
 #[tokio::test]
 async fn overlapping_bulk_goes_over_both_rails_and_the_rest_over_one() {
     let rails = Rails::new().await;
-    let (channel, mut client) = rails.both().await;
+    let (channel, mut client) = rails.all().await;
     let first = device_of_small(&mut client).await;
     let alone = client.say("?").await.unwrap();
     assert_eq!(alone, first, "a call that is alone takes the first connection");
@@ -137,7 +145,7 @@ async fn small_calls_have_one_connection_and_so_has_whoever_wants_one_rail() {
 #[tokio::test]
 async fn a_lost_rail_costs_its_own_calls_and_comes_back() {
     let rails = Rails::new().await;
-    let (channel, mut client) = rails.both().await;
+    let (channel, mut client) = rails.all().await;
     let first = device_of_small(&mut client).await;
     let lost = rails.server.iter().find(|device| device.name() == first).unwrap();
     let (mut on_first, mut on_second) = (Held::begin(&client), Held::begin(&client));
@@ -169,6 +177,33 @@ async fn a_lost_rail_costs_its_own_calls_and_comes_back() {
     until(|| async { client.clone().say("?").await.unwrap() == first }).await;
     let stats = channel.stats();
     assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 1), "{stats:?}");
+}
+
+#[tokio::test]
+async fn the_first_of_three_rails_is_replaced_and_a_lost_further_one_takes_no_other_with_it() {
+    let rails = Rails::with(3).await;
+    let (channel, mut client) = rails.all().await;
+    let device = |name: &str| rails.server.iter().find(|device| device.name() == name).unwrap();
+    let first = device_of_small(&mut client).await;
+    let _held = [Held::begin(&client), Held::begin(&client), Held::begin(&client)];
+    // A further one, and then the first.
+    let further = rails.server.iter().find(|device| device.name() != first).unwrap();
+    for (number, lost) in [(1, further), (2, device(&first))] {
+        lost.lose_connects(true);
+        lost.cut();
+        until(|| async { channel.stats().connections_lost == number }).await;
+        for _ in 0..10 {
+            bulk(&mut client.clone()).await;
+        }
+    }
+    let second = device_of_small(&mut client).await;
+    assert!(second != first && second != further.name(), "{first}, {}, {second}", further.name());
+    let stats = channel.stats();
+    assert_eq!(
+        (stats.connections, stats.connections_lost, stats.calls_tcp),
+        (3, 2, 0),
+        "{stats:?}"
+    );
 }
 
 /// A rail that does not work is tried again while there is use for it, and else left alone.
