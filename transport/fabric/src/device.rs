@@ -10,6 +10,8 @@ pub struct LocalAddress {
     pub ip: IpAddr,
     /// Length of its network's prefix, in bits.
     pub prefix: u8,
+    /// Whether the interface has a carrier.
+    pub running: bool,
     /// The device, named as in `rdma link`.
     pub device: String,
     /// Whether the device speaks iWARP, and so connects to no other.
@@ -166,7 +168,7 @@ mod tests {
     fn a_neighbour_has_the_same_prefix() {
         let beside = |ip: &str, prefix, peer: &str| {
             let (ip, device) = (ip.parse().unwrap(), String::new());
-            let at = LocalAddress { ip, prefix, device, iwarp: false };
+            let at = LocalAddress { ip, prefix, running: true, device, iwarp: false };
             at.is_beside(peer.parse().unwrap())
         };
         assert!(beside("10.0.0.1", 24, "10.0.0.255") && !beside("10.0.0.1", 24, "10.0.1.0"));

@@ -12,7 +12,6 @@ use std::net::IpAddr;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostSnapshot {
     devices: Vec<SysfsDevice>,
-    /// With the lengths of their networks' prefixes.
     addresses: Vec<(IpAddr, u8)>,
     /// RLIMIT_MEMLOCK, in bytes.
     memlock: Option<u64>,
@@ -46,7 +45,8 @@ impl HostSnapshot {
             Some(SysfsDevice { name: path.file_name()?.to_owned(), inode, ports })
         };
         let devices = list("/sys/class/infiniband".as_ref()).into_iter().filter_map(seen).collect();
-        let mut addresses = crate::verbs::local_networks().unwrap_or_default();
+        let networks = crate::verbs::local_networks().unwrap_or_default();
+        let mut addresses: Vec<_> = networks.iter().map(|at| (at.ip, at.prefix)).collect();
         addresses.sort_unstable();
         // The hard limit, up to which pools raise the other one themselves.
         let memlock = tonic_rdma_memory::Memlock::read().ok().and_then(|limits| limits.hard);

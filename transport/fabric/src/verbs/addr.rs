@@ -68,10 +68,19 @@ pub(super) unsafe fn read(addr: *const libc::sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// The IP addresses of this host's interfaces that are up, each with the length of its network's
-/// prefix in bits, without loopback and link-local ones: those lead to no device of their own, or
-/// mean nothing to a peer.
-pub(crate) fn local_networks() -> std::io::Result<Vec<(IpAddr, u8)>> {
+/// An address of this host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LocalNetwork {
+    pub(crate) ip: IpAddr,
+    /// Length of the network's prefix, in bits.
+    pub(crate) prefix: u8,
+    /// The interface has a carrier.
+    pub(crate) running: bool,
+}
+
+/// The IP addresses of this host's interfaces that are up, without loopback and link-local ones:
+/// those lead to no device of their own, or mean nothing to a peer.
+pub(crate) fn local_networks() -> std::io::Result<Vec<LocalNetwork>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: getifaddrs writes a list that is freed below.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
@@ -87,9 +96,11 @@ pub(crate) fn local_networks() -> std::io::Result<Vec<(IpAddr, u8)>> {
             let (addr, mask) = unsafe { (read(entry.ifa_addr), read(entry.ifa_netmask)) };
             if let Some(ip) = addr.map(|addr| addr.ip())
                 && is_reachable(&ip)
-                && found.iter().all(|(known, _)| *known != ip)
+                && found.iter().all(|known: &LocalNetwork| known.ip != ip)
             {
-                found.push((ip, prefix(ip, mask.map(|mask| mask.ip()))));
+                let prefix = prefix(ip, mask.map(|mask| mask.ip()));
+                let running = entry.ifa_flags & libc::IFF_RUNNING as libc::c_uint != 0;
+                found.push(LocalNetwork { ip, prefix, running });
             }
         }
         at = entry.ifa_next;
@@ -135,7 +146,7 @@ mod tests {
 
     #[test]
     fn loopback_is_not_listed() {
-        assert!(local_networks().unwrap().iter().all(|(ip, _)| !ip.is_loopback()));
+        assert!(local_networks().unwrap().iter().all(|at| !at.ip.is_loopback()));
     }
 
     #[test]

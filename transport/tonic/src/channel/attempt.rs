@@ -52,7 +52,7 @@ impl Plan {
         let deadline = began + limit;
         let attempted = tokio::time::timeout_at(deadline, self.run(deadline)).await;
         if !matches!(attempted, Ok(Ok(_))) {
-            self.rails.left(self.connection);
+            self.rails.left(self.connection, false);
         }
         match attempted {
             Ok(result) => {
@@ -70,6 +70,7 @@ impl Plan {
 
     async fn run(&self, deadline: Instant) -> Result<Fast, Reason> {
         let (mut paths, mut reasons, mut reached) = (Vec::new(), Vec::new(), Vec::new());
+        let mut failed = Vec::new();
         for path in self.context.paths(&self.fabrics) {
             // Without a device on this host there is no need to ask the server.
             match self.context.check(path, self.env_device.as_deref()).await {
@@ -103,13 +104,14 @@ impl Plan {
                 match self.connect(&rail, offered.ticket.0, share).await {
                     Ok(fast) => {
                         self.context.rails().works(&rail.key());
+                        failed.into_iter().for_each(|rail| self.context.rails().has_failed(rail));
                         self.rails.uses(self.connection, rail, &fast.client.peer().device);
                         return Ok(fast);
                     }
                     Err(reason) => {
                         tracing::debug!(%path, %addr, %reason, "no fast path by this address");
                         if is_of_the_rail(reason.code()) {
-                            self.context.rails().has_failed(rail.key());
+                            failed.push(rail.key());
                         }
                         // The ticket is spent once the server has seen it. A client that is refused
                         // as another user has not presented it.

@@ -112,11 +112,7 @@ async fn maintain(
                     let reason = ended(client, shared).await;
                     let lost = reason.code() == ReasonCode::LinkLost;
                     shared.counters.connections_lost.add(u64::from(lost));
-                    if let Some(rail) = plan.rails.left(plan.connection)
-                        && lost
-                    {
-                        plan.context.rails().has_failed(rail.key());
-                    }
+                    plan.rails.left(plan.connection, lost);
                     log.lost();
                     // Calls go on over another rail.
                     let next = if plan.connection == 0 { plan.rails.promote() } else { None };

@@ -91,14 +91,17 @@ impl Select {
         let picked = self.rails.pick(&shared, req.uri());
         let route = picked.map_or_else(|| shared.route(), Route::Fast);
         match route {
-            Route::Fast(fast) => over_fast(shared, fast, req),
+            Route::Fast(fast) => over_fast(shared, self.rails.clone(), fast, req),
             Route::Tcp => Box::pin(queued(shared.tcp.clone(), req)),
-            Route::Wait => Box::pin(async move {
-                match shared.usable().await {
-                    Ok(fast) => over_fast(shared, fast, req).await,
-                    Err(reason) => Err(Error::required(reason).into()),
-                }
-            }),
+            Route::Wait => {
+                let rails = self.rails.clone();
+                Box::pin(async move {
+                    match shared.usable().await {
+                        Ok(fast) => over_fast(shared, rails, fast, req).await,
+                        Err(reason) => Err(Error::required(reason).into()),
+                    }
+                })
+            }
         }
     }
 }
@@ -126,19 +129,20 @@ async fn queued(client: Arc<TcpClient>, req: Request<Body>) -> Result<Response<B
     over_tcp(&mut tcp, client, req).await
 }
 
-/// Maximum number of further fast paths that a call tries when it requires one.
+/// Maximum number of further fast paths that a call tries.
 const MAX_MOVES: usize = 8;
 
-fn over_fast(shared: Arc<Shared>, fast: Fast, req: Request<Body>) -> CallFuture {
+fn over_fast(shared: Arc<Shared>, rails: Arc<Rails>, fast: Fast, req: Request<Body>) -> CallFuture {
     shared.counters.calls_fast.add(1);
     spans::took(Path::of(fast.client.peer()));
-    Box::pin(OverFast { call: fast.client.call(req), shared, elsewhere: None })
+    Box::pin(OverFast { call: fast.client.call(req), shared, rails, elsewhere: None })
 }
 
 /// A call over the fast path. Only a call that could not be sent there allocates `elsewhere`.
 struct OverFast {
     call: Call,
     shared: Arc<Shared>,
+    rails: Arc<Rails>,
     elsewhere: Option<CallFuture>,
 }
 
@@ -152,8 +156,8 @@ impl Future for OverFast {
                 Ok(response) => return Poll::Ready(Ok(response)),
                 Err(CallError::Status(status)) => return Poll::Ready(Err(status.into())),
                 Err(CallError::NotSent(unsent, reason)) => {
-                    this.elsewhere =
-                        Some(Box::pin(elsewhere(this.shared.clone(), *unsent, reason)));
+                    let (shared, rails) = (this.shared.clone(), this.rails.clone());
+                    this.elsewhere = Some(Box::pin(elsewhere(shared, rails, *unsent, reason)));
                 }
             }
         }
@@ -164,15 +168,18 @@ impl Future for OverFast {
     }
 }
 
-/// Moves a call to another path. It was counted as a fast call and was not sent.
+/// Moves a call to another path: another rail if there is one, or else TCP, unless that is
+/// excluded. It was counted as a fast call and was not sent.
 async fn elsewhere(
     shared: Arc<Shared>,
+    rails: Arc<Rails>,
     mut req: Request<Body>,
     mut reason: Reason,
 ) -> Result<Response<Body>, BoxError> {
     let mut moves = 0;
     loop {
-        if !shared.required {
+        let rail = if moves < MAX_MOVES { rails.pick(&shared, req.uri()) } else { None };
+        if rail.is_none() && !shared.required {
             tracing::debug!(%reason, "a call moves to TCP before it was sent");
             shared.counters.calls_fast.take_back(1);
             shared.counters.calls_moved.add(1);
@@ -183,7 +190,7 @@ async fn elsewhere(
         }
         moves += 1;
         tracing::debug!(%reason, "a call moves to the next fast path before it was sent");
-        let fast = match shared.route() {
+        let fast = match rail.map_or_else(|| shared.route(), Route::Fast) {
             Route::Fast(fast) => fast,
             // The manager knows by now that the path is closed.
             Route::Tcp | Route::Wait => shared.usable().await.map_err(Error::required)?,

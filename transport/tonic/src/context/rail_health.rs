@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,40 +12,57 @@ use tokio::time::Instant;
 /// each start of a server.
 pub(crate) type RailKey = (Option<IpAddr>, Option<IpAddr>);
 
-/// How long a rail that has failed is tried behind the others.
-const AVOIDED: Duration = Duration::from_secs(60);
+/// How long a rail that has failed is tried behind the others: at first, and at most. Twice as long
+/// each time that it fails again.
+const AVOIDED: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
 /// Maximum number of failed rails remembered.
 const MAX_FAILED: usize = 256;
 
+/// A rail that has failed.
+#[derive(Debug)]
+struct Failed {
+    until: Instant,
+    /// How long it is avoided.
+    pause: Duration,
+}
+
 /// Shared by all channels of a context.
 #[derive(Debug, Default)]
 pub(crate) struct RailHealth {
-    failed: Mutex<HashMap<RailKey, Instant>>,
+    failed: Mutex<HashMap<RailKey, Failed>>,
     turns: OnceLock<AtomicUsize>,
 }
 
 impl RailHealth {
-    /// A connection over the rail failed, or could not be made.
+    fn failed(&self) -> MutexGuard<'_, HashMap<RailKey, Failed>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No connection could be made over the rail, and one over another rail could. Where all fail,
+    /// it is the server, and no rail is worse than the others.
     pub(crate) fn has_failed(&self, rail: RailKey) {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut failed, now) = (self.failed(), Instant::now());
+        let pause = match failed.get(&rail) {
+            Some(before) => (before.pause * 2).min(AVOIDED.1),
+            None => AVOIDED.0,
+        };
         if failed.len() >= MAX_FAILED {
-            failed.retain(|_, at| at.elapsed() < AVOIDED);
+            failed.retain(|_, known| known.until > now);
         }
         if failed.len() < MAX_FAILED {
-            failed.insert(rail, Instant::now());
+            failed.insert(rail, Failed { until: now + pause, pause });
         }
     }
 
     /// A connection over the rail was made.
     pub(crate) fn works(&self, rail: &RailKey) {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).remove(rail);
+        self.failed().remove(rail);
     }
 
     /// Whether the rail has failed lately.
     pub(crate) fn is_avoided(&self, rail: &RailKey) -> bool {
-        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.get(rail).is_some_and(|at| at.elapsed() < AVOIDED)
+        self.failed().get(rail).is_some_and(|known| known.until > Instant::now())
     }
 
     /// The next number, from `first` on.
@@ -71,8 +88,15 @@ mod tests {
         health.has_failed(rail(2));
         health.works(&rail(2));
         assert!(health.is_avoided(&rail(1)) && !health.is_avoided(&rail(2)));
-        tokio::time::advance(AVOIDED).await;
+        tokio::time::advance(AVOIDED.0).await;
         assert!(!health.is_avoided(&rail(1)));
+        for (again, seconds) in [120, 240, 480, 960, 1920, 3600, 3600].into_iter().enumerate() {
+            health.has_failed(rail(1));
+            tokio::time::advance(Duration::from_secs(seconds - 1)).await;
+            assert!(health.is_avoided(&rail(1)), "{again}");
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert!(!health.is_avoided(&rail(1)), "{again}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -82,8 +106,8 @@ mod tests {
             health.has_failed(rail(number));
         }
         assert_eq!(health.failed.lock().unwrap().len(), MAX_FAILED);
-        tokio::time::advance(AVOIDED).await;
-        health.has_failed(rail(9));
+        tokio::time::advance(AVOIDED.0).await;
+        health.has_failed(rail(9999));
         assert_eq!(health.failed.lock().unwrap().len(), 1);
     }
 

@@ -19,7 +19,9 @@ pub(crate) struct Sources {
 impl Sources {
     /// Those of RDMA devices. Blocks.
     pub(super) fn of(only: Option<&str>) -> Result<Self, FabricError> {
-        let addresses = Fabric::local_addresses(only)?;
+        let mut addresses = Fabric::local_addresses(only)?;
+        // Nothing leaves by the others.
+        addresses.retain(|at| at.running);
         let read = |path: &str| std::fs::read_to_string(path).ok();
         let mut far: Vec<_> = addresses.iter().map(|at| at.device.clone()).collect();
         far.dedup();
@@ -32,6 +34,7 @@ impl Sources {
         let on = |device: &SimDevice, ip| LocalAddress {
             ip,
             prefix: 24,
+            running: true,
             device: device.name().to_owned(),
             iwarp: false,
         };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::device::{DeviceInfo, LocalAddress, PortInfo, Transport};
 use crate::error::{FabricError, Verb};
-use crate::verbs::addr::local_networks;
+use crate::verbs::addr::{LocalNetwork, local_networks};
 use crate::verbs::cm::channel::Channel;
 use crate::verbs::cm::id::CmId;
 use crate::verbs::discovery::attributes::{context_name, is_iwarp, ports};
@@ -73,9 +73,9 @@ pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricEr
         device: "any device".to_owned(),
         source: source.into(),
     })?;
-    let on = networks.into_iter().filter_map(|(ip, prefix)| {
+    let on = networks.into_iter().filter_map(|LocalNetwork { ip, prefix, running }| {
         let (device, iwarp) = bound_device(&channel, ip)?;
-        Some(LocalAddress { ip, prefix, device, iwarp })
+        Some(LocalAddress { ip, prefix, running, device, iwarp })
     });
     Ok(on.filter(|at| only.is_none_or(|only| only == at.device)).collect())
 }

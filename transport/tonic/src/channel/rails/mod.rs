@@ -22,7 +22,7 @@ pub(crate) use order::Rail;
 use crate::bootstrap::client::Place;
 use crate::channel::fast::Fast;
 use crate::channel::shared::Shared;
-use crate::context::{Context, RailHealth};
+use crate::context::{Context, RailHealth, RailKey};
 
 /// Maximum number of connections of a channel, and its default.
 pub(super) const MAX_RAILS: usize = 8;
@@ -46,13 +46,34 @@ pub(crate) async fn find(
     rails
 }
 
+/// The rails that connections of a channel use.
+#[derive(Debug, Default)]
+struct InUse {
+    /// With the number of the connection.
+    rails: Vec<(usize, Rail)>,
+    /// The one on which the first connection was lost, until it is up again.
+    lost: Option<RailKey>,
+}
+
+impl InUse {
+    /// Whether a connection other than this one uses a device of the rail.
+    fn meets(&self, rail: &Rail, connection: usize) -> bool {
+        self.rails.iter().any(|(other, used)| *other != connection && rail.meets(used))
+    }
+
+    fn set(&mut self, connection: usize, rail: Rail) {
+        self.rails.retain(|(other, _)| *other != connection);
+        self.rails.push((connection, rail));
+    }
+}
+
 /// What the connections of one channel know of each other. The first one is number 0.
 #[derive(Debug)]
 pub(crate) struct Rails {
     pub(super) turn: usize,
     /// Maximum number of connections.
     most: usize,
-    in_use: Mutex<Vec<(usize, Rail)>>,
+    in_use: Mutex<InUse>,
     /// Set once the first connection has found several rails.
     others: OnceLock<Vec<Arc<Shared>>>,
 }
@@ -64,7 +85,7 @@ impl Rails {
         Self { turn, most, in_use: Mutex::default(), others: OnceLock::new() }
     }
 
-    fn in_use(&self) -> MutexGuard<'_, Vec<(usize, Rail)>> {
+    fn in_use(&self) -> MutexGuard<'_, InUse> {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,12 +99,15 @@ impl Rails {
         health: &RailHealth,
     ) -> Vec<Rail> {
         let in_use = self.in_use();
-        let is_used = |rail: &Rail| in_use.iter().any(|(_, used)| rail.meets(used));
+        let is_used = |rail: &Rail| in_use.meets(rail, connection);
+        let has_failed = |rail: &Rail| {
+            health.is_avoided(&rail.key()) || connection == 0 && in_use.lost == Some(rail.key())
+        };
         let mut ordered = Vec::new();
         for rails in rails.chunk_by(|a, b| a.path == b.path) {
             let may_use = |rail: &&Rail| connection == 0 || !is_used(rail);
             let mut rails: Vec<_> = rails.iter().filter(may_use).collect();
-            rails.sort_by_key(|rail| (health.is_avoided(&rail.key()), is_used(rail), rail.far));
+            rails.sort_by_key(|rail| (has_failed(rail), is_used(rail), rail.far));
             ordered.extend(rails.into_iter().take(MAX_TRIES).cloned());
         }
         ordered
@@ -93,11 +117,9 @@ impl Rails {
     /// has come before a further one.
     pub(super) fn tries(&self, connection: usize, rail: &Rail) -> bool {
         let mut in_use = self.in_use();
-        let is_used = in_use.iter().any(|(other, used)| *other != connection && rail.meets(used));
-        let may_try = connection == 0 || !is_used;
+        let may_try = connection == 0 || !in_use.meets(rail, connection);
         if may_try {
-            in_use.retain(|(other, _)| *other != connection);
-            in_use.push((connection, rail.clone()));
+            in_use.set(connection, rail.clone());
         }
         may_try
     }
@@ -106,15 +128,22 @@ impl Rails {
     pub(super) fn uses(&self, connection: usize, mut rail: Rail, local: &str) {
         rail.local = Some(local.to_owned());
         let mut in_use = self.in_use();
-        in_use.retain(|(other, _)| *other != connection);
-        in_use.push((connection, rail));
+        in_use.set(connection, rail);
+        if connection == 0 {
+            in_use.lost = None;
+        }
     }
 
-    /// A connection, or an attempt at one, has ended. Returns its rail.
-    pub(super) fn left(&self, connection: usize) -> Option<Rail> {
+    /// A connection, or an attempt at one, has ended. `lost`: its rail may be to blame.
+    pub(super) fn left(&self, connection: usize, lost: bool) {
         let mut in_use = self.in_use();
-        let at = in_use.iter().position(|(other, _)| *other == connection)?;
-        Some(in_use.swap_remove(at).1)
+        let Some(at) = in_use.rails.iter().position(|(other, _)| *other == connection) else {
+            return;
+        };
+        let (_, rail) = in_use.rails.swap_remove(at);
+        if connection == 0 && lost {
+            in_use.lost = Some(rail.key());
+        }
     }
 
     /// Makes the state of further connections, at the first time that there is a rail for them.
@@ -123,7 +152,8 @@ impl Rails {
         if self.others.get().is_some() {
             return;
         }
-        let apart = self.in_use().iter().find(|(n, _)| *n == 0).map_or(1, |(_, rail)| rail.apart);
+        let apart =
+            self.in_use().rails.iter().find(|(n, _)| *n == 0).map_or(1, |(_, rail)| rail.apart);
         if apart.min(self.most) > 1 {
             let others = (1..apart.min(self.most)).map(&mut open).collect();
             // Only the manager of the first connection comes here.
@@ -164,7 +194,7 @@ impl Rails {
         let (fast, number) =
             others.find_map(|(other, number)| Some((other.hand_over()?, number)))?;
         let mut in_use = self.in_use();
-        in_use.iter_mut().filter(|(n, _)| *n == number).for_each(|(n, _)| *n = 0);
+        in_use.rails.iter_mut().filter(|(n, _)| *n == number).for_each(|(n, _)| *n = 0);
         Some(fast)
     }
 }
@@ -188,6 +218,7 @@ mod tests {
         let source = |last: u8| LocalAddress {
             ip: [10, 0, 0, 10 + last].into(),
             prefix: 24,
+            running: true,
             device: format!("c{last}"),
             iwarp: false,
         };
@@ -211,9 +242,34 @@ mod tests {
         assert_eq!(told(&order), ["c2 s2", "c1 s2", "c2 s1", "c1 s1"]);
         // A further connection has what shares no device with the one in use, failed or not.
         assert_eq!(told(&of_channel.order(2, rails(&[]), &health)), ["c1 s1"]);
-        assert_eq!(of_channel.left(1).map(|rail| rail.key()), Some(used.key()));
-        assert_eq!(of_channel.left(1), None);
-        assert_eq!(told(&of_channel.order(2, rails(&[]), &health)).len(), 4);
+        for _ in 0..2 {
+            of_channel.left(1, true);
+            assert_eq!(of_channel.order(2, rails(&[]), &health).len(), 4);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_loss_the_first_connection_prefers_another_rail_until_it_is_up() {
+        let (of_channel, health) = (Rails::new(0, 8), RailHealth::default());
+        let [lost, other, ..] = &rails(&[])[..] else { panic!() };
+        assert!(of_channel.tries(0, lost));
+        of_channel.uses(0, lost.clone(), "c1");
+        of_channel.left(0, true);
+        let first = |connection| told(&of_channel.order(connection, rails(&[]), &health)).remove(0);
+        assert_eq!((first(0), first(1)), ("c2 s2".to_owned(), "c1 s1".to_owned()));
+        of_channel.uses(0, other.clone(), "c2");
+        of_channel.left(0, false);
+        assert_eq!(first(0), "c1 s1");
+    }
+
+    #[test]
+    fn a_rail_is_taken_while_it_is_tried() {
+        let of_channel = Rails::new(0, 8);
+        let [one, other, ..] = &rails(&[])[..] else { panic!() };
+        assert!(of_channel.tries(1, one) && !of_channel.tries(2, one));
+        assert!(of_channel.tries(2, other) && !of_channel.tries(1, other));
+        of_channel.left(1, false);
+        assert!(of_channel.tries(2, one));
     }
 
     #[tokio::test(start_paused = true)]

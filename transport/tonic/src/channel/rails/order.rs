@@ -134,7 +134,7 @@ mod tests {
 
     fn source(ip: &str, device: &str) -> LocalAddress {
         let (ip, device) = (ip.parse().unwrap(), device.to_owned());
-        LocalAddress { ip, prefix: 24, device, iwarp: false }
+        LocalAddress { ip, prefix: 24, running: true, device, iwarp: false }
     }
 
     /// Source and server's device of each rail in front, and of each behind.

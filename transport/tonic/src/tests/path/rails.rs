@@ -33,12 +33,16 @@ impl Rails {
     }
 
     async fn with(count: u8) -> Self {
+        Self::with_server(count, Server::builder()).await
+    }
+
+    async fn with_server(count: u8, builder: Server) -> Self {
         let world = World::new();
         let device =
             |end: char, n, from| world.net.device(format!("{end}{n}"), [10, 0, 0, from + n].into());
         let server: Vec<_> = (0..count).map(|n| device('s', n, 11)).collect();
         let client: Vec<_> = (0..count).map(|n| device('c', n, 31)).collect();
-        let mut builder = Server::builder().context(context(&server));
+        let mut builder = builder.context(context(&server));
         let serving = Serving::start(builder.add_service(Echo)).await;
         Self { context: context(&client), server, client, serving }
     }
@@ -50,7 +54,11 @@ impl Rails {
 
     /// A channel that has a connection on each rail, and a client of it.
     async fn all(&self) -> (Channel, Client<Channel>) {
-        let channel = self.endpoint().connect().await.unwrap();
+        self.all_of(self.endpoint()).await
+    }
+
+    async fn all_of(&self, endpoint: Endpoint) -> (Channel, Client<Channel>) {
+        let channel = endpoint.connect().await.unwrap();
         let mut client = Client::new(channel.clone());
         bulk(&mut client).await;
         assert_eq!(channel.stats().connections, 1, "until calls overlap");
@@ -202,6 +210,35 @@ async fn the_first_of_three_rails_is_replaced_and_a_lost_further_one_takes_no_ot
     assert_eq!(
         (stats.connections, stats.connections_lost, stats.calls_tcp),
         (3, 2, 0),
+        "{stats:?}"
+    );
+}
+
+/// A call that waits for a free stream, and was not sent, is no call in flight.
+#[tokio::test]
+async fn a_call_that_was_not_sent_moves_to_another_rail_and_not_to_tcp() {
+    let rails = Rails::with_server(2, Server::builder().max_concurrent_streams(4)).await;
+    let (channel, mut client) = rails.all_of(rails.endpoint().policy(Policy::Auto)).await;
+    let first = device_of_small(&mut client).await;
+    let mut held: Vec<_> = (0..8).map(|_| Held::begin(&client)).collect();
+    // Every other one is on the second rail.
+    let mut number = 0;
+    held.retain(|_| {
+        number += 1;
+        number % 2 == 1
+    });
+    let mut waiting = client.clone();
+    let waiting = async move { device_of_small(&mut waiting).await };
+    let mut waiting = std::pin::pin!(waiting);
+    let waker = &mut TaskContext::from_waker(Waker::noop());
+    assert!(waiting.as_mut().poll(waker).is_pending());
+    rails.server.iter().find(|device| device.name() == first).unwrap().cut();
+    let device = tokio::time::timeout(Duration::from_secs(60), waiting).await.unwrap();
+    assert_ne!(device, first);
+    let stats = channel.stats();
+    assert_eq!(
+        (stats.calls_tcp, stats.calls_moved, stats.connections_lost),
+        (0, 1, 1),
         "{stats:?}"
     );
 }
