@@ -280,6 +280,14 @@ mod tests {
     }
 
     #[test]
+    fn an_attempt_tries_few_of_very_many_places() {
+        let [rail, ..] = &rails(&[])[..] else { panic!() };
+        let many = vec![rail.clone(); 1000];
+        let tried = Rails::new(0, 8).order(0, many, &RailHealth::default());
+        assert_eq!(tried.len(), MAX_TRIES);
+    }
+
+    #[test]
     fn the_number_of_rails_is_limited() {
         assert_eq!([0, 1, 8, 1000].map(|most| Rails::new(0, most).most), [1, 1, 8, 8]);
     }
