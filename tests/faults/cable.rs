@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tonic_rdma::{Channel, Context, Endpoint, Path, Policy, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
@@ -119,16 +119,19 @@ fn frames(cable: usize) -> u64 {
 
 /// Calls a second, and which part of the frames went over the second cable.
 async fn rate(channels: &[Channel], in_flight: usize) -> (f64, f64) {
+    /// Calls that fill the queues, and establish what there is to establish.
+    const BEFORE: u64 = 40;
+    const MEASURED: u64 = 80;
     let puts = Puts::start(channels, in_flight);
-    // What the first seconds fill, and whatever has to be established.
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    poll_until("no calls", async || puts.done(), |done| *done >= BEFORE).await;
     let (began, before, sent) = (Instant::now(), puts.done(), [frames(0), frames(1)]);
-    tokio::time::sleep(Duration::from_secs(10)).await;
-    let done = (puts.done() - before) as f64 / began.elapsed().as_secs_f64();
+    let end = before + MEASURED;
+    let done = poll_until("calls have stopped", async || puts.done(), |done| *done >= end).await;
+    let rate = (done - before) as f64 / began.elapsed().as_secs_f64();
     let sent = [0, 1].map(|cable| (frames(cable) - sent[cable]) as f64);
     assert_eq!(puts.failed(), 0);
     puts.stop().await;
-    (done, sent[1] / (sent[0] + sent[1]))
+    (rate, sent[1] / (sent[0] + sent[1]))
 }
 
 async fn connect(endpoint: &Endpoint) -> Channel {

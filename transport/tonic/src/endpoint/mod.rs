@@ -402,7 +402,8 @@ impl Endpoint {
     }
 
     /// Limit the number of rails of a channel: connections that each have a device of their own at
-    /// both ends. Default is 8, which is the maximum; 1 for one connection.
+    /// both ends. Default is 8; the value is clamped to 1 to 8. With 1 a channel has one
+    /// connection.
     ///
     /// Where client and server have several RDMA devices, channels begin at different ones, in
     /// turn. A channel makes connections over the others once calls overlap that transfer bulk

@@ -10,7 +10,7 @@
 //! the first connection: they gain nothing from another one, and share its messages and wake-ups.
 //!
 //! The first connection decides the channel's path. When it is lost, one on another rail takes its
-//! place, if there is one. A rail that failed is tried behind the others for a while.
+//! place, if there is one. A rail that failed while another one worked is tried last for a while.
 
 mod order;
 
