@@ -197,7 +197,7 @@ pub(crate) fn context(contender: Contender, room: Option<usize>) -> Context {
     let is_shm = contender.transport() == Transport::Ours(Some(FabricKind::Shm));
     let total: usize = if is_shm { 512 << 20 } else { 64 << 20 };
     let (send, landing) = (total / 4, total / 2);
-    let control = (total / 4).max((connections + SPARE) * (432 << 10));
+    let control = (total / 4).max((connections + SPARE) * (408 << 10));
     let pool = PoolConfig::default().total(send + landing + control).send(send).landing(landing);
     SHARED.get_or_init(|| Context::builder().pool(pool).build()).clone()
 }

@@ -77,7 +77,7 @@ fn main() -> ExitCode {
         named: a_key_that_was_withdrawn;
         veth: packets_lost_delayed_repeated_and_changed black_hole_for_rdma black_hole_for_all;
         memlock: of_the_server of_a_client;
-        queues: that_are_charged that_take_their_time;
+        queues: that_are_charged that_are_short_of_memory that_take_their_time;
         ack: a_hole_is_survived;
         service_class: packets_have_what_was_set;
         cable: cut ready_to_use_is_lost rails;

@@ -1,6 +1,7 @@
 /* Pins memory for each queue pair, as the drivers of adapters do, and takes its time where
  * CHARGE_HOLD names a file: as long as that exists, and with a file of that name and `.held` to say
- * so. Loaded first (LD_PRELOAD):
+ * so. While CHARGE_LIMIT names a file, a queue pair that would take more than the number of
+ * bytes in it is refused, as where memory is short. Loaded first (LD_PRELOAD):
  *
  *     cc -shared -fPIC -O2 -o charge.so tests/guest/charge.c
  *
@@ -12,17 +13,24 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* Bytes: a send queue of 128 with 256 bytes inline, and its RECVs, by a reading of mlx5. */
-#define CHARGE (84 << 10)
 #define IBV_ACCESS_LOCAL_WRITE 1
+#define PAGE 4096
+
+/* The beginning of struct ibv_qp_init_attr. */
+struct init_attr {
+    void *context, *send_cq, *recv_cq, *srq;
+    uint32_t max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data;
+};
 
 struct charge {
     void *qp, *mr, *memory;
+    size_t bytes;
     struct charge *next;
 };
 
@@ -57,15 +65,49 @@ static void hold(void) {
         usleep(1000);
 }
 
+static size_t power_of_two(size_t n) {
+    size_t power = 1;
+    while (power < n)
+        power *= 2;
+    return power;
+}
+
+static size_t rounded(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* Bytes that the queues of a queue pair take, by a reading of the driver of ConnectX (mlx5): a work
+ * request is a control segment, an address and either a segment or what is inline, in blocks of 64;
+ * queues are powers of two; and a page is for the doorbell. */
+static size_t bytes_of(const struct init_attr *attr) {
+    size_t payload = rounded(4 + attr->max_inline_data, 16);
+    size_t request = rounded(32 + (payload > 16 ? payload : 16), 64);
+    size_t sends = power_of_two(attr->max_send_wr * request);
+    size_t recvs = power_of_two(attr->max_recv_wr) * 16;
+    return rounded(sends + recvs, PAGE) + PAGE;
+}
+
+static int is_allowed(size_t bytes) {
+    const char *path = getenv("CHARGE_LIMIT");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    size_t limit = (size_t)-1;
+    if (file) {
+        if (fscanf(file, "%zu", &limit) != 1)
+            abort();
+        fclose(file);
+    }
+    return bytes <= limit;
+}
+
 void *ibv_create_qp(void *pd, void *attr) {
     hold();
     void *(*create)(void *, void *) = verbs("ibv_create_qp");
     void *(*reg)(void *, void *, size_t, int) = verbs("ibv_reg_mr");
     int (*dereg)(void *) = verbs("ibv_dereg_mr");
     struct charge *charge = calloc(1, sizeof *charge);
-    charge->memory = aligned_alloc(4096, CHARGE);
-    memset(charge->memory, 0, CHARGE);
-    charge->mr = reg(pd, charge->memory, CHARGE, IBV_ACCESS_LOCAL_WRITE);
+    charge->bytes = bytes_of(attr);
+    charge->memory = aligned_alloc(PAGE, charge->bytes);
+    memset(charge->memory, 0, charge->bytes);
+    if (is_allowed(charge->bytes))
+        charge->mr = reg(pd, charge->memory, charge->bytes, IBV_ACCESS_LOCAL_WRITE);
     if (charge->mr && !(charge->qp = create(pd, attr))) {
         int error = errno;
         dereg(charge->mr);

@@ -31,8 +31,10 @@ pub struct LinkConfig {
     pub busy_send_slots: u32,
     /// Bytes of staging behind the SEND slots. Default 256 KiB.
     pub staging: usize,
-    /// Work requests that may be in flight at once (SEND and WRITE together). At least 4. Devices
-    /// may grant more. Default 128.
+    /// Work requests that may be in flight at once (SEND and WRITE together). At least 4; a device
+    /// with too little memory gives 8. Default 31, which is 400 Gb/s
+    /// for 40 us in WRITEs of 64 KiB. The queue takes 20 KiB of each process on Soft-RoCE then, and
+    /// 132 KiB with 128: it has a power of two of places, one of which stays empty.
     pub send_queue: u32,
     /// Longest payload, in bytes, that is asked to travel inside the work request itself. The
     /// device may grant less; [`Caps::max_inline`](crate::Caps::max_inline) tells. Default 256.
@@ -88,7 +90,7 @@ impl Default for LinkConfig {
             send_slots: 64,
             busy_send_slots: 0,
             staging: 256 * 1024,
-            send_queue: 128,
+            send_queue: 31,
             inline: 256,
             busy_poll_limit: BUSY_POLL_LIMIT,
             max_cq_entries: 1 << 15,

@@ -113,7 +113,7 @@ impl VerbsLink {
             .map_err(|(id, error)| LinkNotMade { id: Some(id), error: error.into() })?;
         let caps = Caps {
             max_inline: qp.max_inline as usize,
-            send_queue: send as usize,
+            send_queue: qp.send as usize,
             recv_queue: config.recv_slots as usize,
             max_msg: limits.max_msg as usize,
             max_landing: usize::MAX,
@@ -127,7 +127,7 @@ impl VerbsLink {
             local: local.into(),
             remote: remote.into(),
         };
-        let sq = SendQueue::new(send as usize, config.max_sends());
+        let sq = SendQueue::new(qp.send as usize, config.max_sends());
         let mut link = VerbsLink {
             caps,
             peer,

@@ -86,7 +86,7 @@ impl ContextBuilder {
         self
     }
 
-    /// Limit the number of bytes that one connection may have pinned: control memory, 82 to 432
+    /// Limit the number of bytes that one connection may have pinned: control memory, 82 to 408
     /// KiB, and landing memory that its peer may write to, or that holds data not yet released.
     /// Default is the size of the pool; at least 256 KiB remain for landing.
     ///

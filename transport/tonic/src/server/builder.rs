@@ -185,7 +185,7 @@ impl<L> Server<L> {
     ///
     /// Clients beyond it stay on TCP with the reason
     /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection pins up to 20
-    /// KiB while it is idle and up to 432 KiB while it is busy. If the [`Context`]'s pool allows
+    /// KiB while it is idle and up to 408 KiB while it is busy. If the [`Context`]'s pool allows
     /// fewer connections, the reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted). A
     /// connection takes up to three descriptors with its TCP connection, and RLIMIT_NOFILE is the
     /// number of descriptors that the process may have.

@@ -18,6 +18,9 @@ use crate::verbs::context::DeviceContext;
 /// 0.96 ms in the table of RNR timer codes; 12 is 0.64 ms, 14 is 1.28 ms, and 0 is 655 ms.
 const RNR_TIMER_1_MS: u8 = 13;
 
+/// Work requests of the send queue where memory for more is short.
+const SHORT_SEND_QUEUE: u32 = 8;
+
 /// The queue sizes that a queue pair is asked for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QpCapacity {
@@ -33,6 +36,11 @@ impl QpCapacity {
     /// makes some.
     pub(crate) fn completions(&self) -> u32 {
         self.send.saturating_add(self.recv)
+    }
+
+    /// What to ask for where memory for `self` is short. RECVs remain: the peer may rely on them.
+    fn shorter(self) -> QpCapacity {
+        QpCapacity { send: self.send.min(SHORT_SEND_QUEUE), inline: 0, ..self }
     }
 
     fn attr(&self, cq: *mut rdma_sys::ibv_cq, inline: u32) -> rdma_sys::ibv_qp_init_attr {
@@ -140,6 +148,8 @@ pub(crate) struct Qp {
     pub(crate) id: CmId,
     /// Longest payload that may be inline.
     pub(crate) max_inline: u32,
+    /// Work requests that may be in flight.
+    pub(crate) send: u32,
     pub(crate) device: Arc<DeviceContext>,
 }
 
@@ -186,11 +196,7 @@ fn inline_instead(
     capacity: &QpCapacity,
     cq: *mut rdma_sys::ibv_cq,
     wanted: u32,
-    error: &io::Error,
 ) -> u32 {
-    if is_short_of_memory(error) {
-        return 0;
-    }
     greatest(wanted, |inline| {
         let mut attr = capacity.attr(cq, inline);
         // SAFETY: domain and queue are alive; what was made is destroyed once, and known to nobody.
@@ -201,7 +207,7 @@ fn inline_instead(
     })
 }
 
-/// Then it is not the length that was refused.
+/// Then it is not the length of inline data that was refused.
 fn is_short_of_memory(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOMEM)
 }
@@ -226,12 +232,19 @@ impl Qp {
             Ok(cq) => cq,
             Err(error) => return Err((id, refused("ibv_create_cq", error))),
         };
+        let mut capacity = capacity;
         let wanted = capacity.inline.min(device.inline_limit.load(Relaxed));
         let made = match create(device, &id, &capacity, cq.cq(), wanted) {
-            Err(error) if wanted > 0 => {
-                let inline = inline_instead(device, &capacity, cq.cq(), wanted, &error);
+            Err(error) if is_short_of_memory(&error) => {
+                capacity = capacity.shorter();
+                let send = capacity.send;
+                tracing::debug!(device = device.name, %error, send, "a shorter send queue is tried");
+                create(device, &id, &capacity, cq.cq(), capacity.inline)
+            }
+            Err(_) if wanted > 0 => {
+                let inline = inline_instead(device, &capacity, cq.cq(), wanted);
                 let made = create(device, &id, &capacity, cq.cq(), inline);
-                if made.is_ok() && !is_short_of_memory(&error) {
+                if made.is_ok() {
                     tracing::debug!(device = device.name, inline, "longest inline payload");
                     device.inline_limit.store(inline, Relaxed);
                 }
@@ -260,6 +273,7 @@ impl Qp {
             cq: ManuallyDrop::new(cq),
             id,
             max_inline,
+            send: capacity.send,
             device: device.clone(),
         })
     }

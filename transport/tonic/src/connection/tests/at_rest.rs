@@ -21,7 +21,7 @@ async fn a_connection_at_rest_pins_8_kib() {
         let body = pattern(3 << 20);
         let response = s.client.call(request("/echo", full(body.clone()))).await.unwrap();
         assert!(collect(response).await.0 == body);
-        // 31 RECVs go with one PING each, or its answer; landing memory and SEND slots have gone
+        // 25 RECVs go with one PING each, or its answer; landing memory and SEND slots have gone
         // long before.
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(pinned(&s), [(REST, REST); 2], "in use, and registered");
