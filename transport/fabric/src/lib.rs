@@ -77,6 +77,8 @@ pub mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod host_snapshot;
+#[cfg(not(all(target_os = "linux", feature = "verbs")))]
+mod host_watch;
 pub mod link;
 mod link_config;
 mod log_throttle;
@@ -110,6 +112,8 @@ pub use addr::{Addr, BadShmAddr, ShmAddr};
 pub use device::{DeviceInfo, LinkLayer, LocalAddress, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};
 pub use host_snapshot::HostSnapshot;
+#[cfg(not(all(target_os = "linux", feature = "verbs")))]
+pub use host_watch::{HostEvents, HostWatch};
 pub use link::{
     Caps, Completion, Lent, Link, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource,
 };
@@ -118,4 +122,6 @@ pub use log_throttle::LogThrottle;
 pub use provider::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use self_test::{DeviceLimits, SelfTest, SelfTestStep};
 pub use timer::Timer;
+#[cfg(all(target_os = "linux", feature = "verbs"))]
+pub use verbs::{HostEvents, HostWatch};
 pub use wake_gate::WakeGate;

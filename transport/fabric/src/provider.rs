@@ -6,6 +6,7 @@
     allow(dead_code, unused_variables, clippy::large_enum_variant)
 )]
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -14,6 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic_rdma_memory::{LendableBytes, Pool, Registrar};
 
+use crate::HostWatch;
 use crate::access::{Lending, ShmAccess};
 use crate::addr::Addr;
 use crate::device::{DeviceInfo, LocalAddress};
@@ -238,6 +240,22 @@ impl Fabric {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Fabric::Verbs(d) => d.is_removed(),
             _ => false,
+        }
+    }
+
+    /// Has a watch tell also when the device was removed and the kernel waits for it to be dropped.
+    /// Does nothing for other fabrics.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    pub fn tell_removal(&self, watch: &HostWatch) -> io::Result<()> {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Fabric::Verbs(d) => d.tell_removal(watch),
+            _ => {
+                let _ = watch;
+                Ok(())
+            }
         }
     }
 

@@ -1,15 +1,18 @@
-//! A device is removed while it is in use. Run it in a guest of its own, as root, with two devices
-//! (`tests/guest/run --device both -- ...`): it deletes one at a time. Built with the feature
-//! `guest-tests` only.
+//! A device is removed while it is in use, and what the kernel tells of such changes. Run it in a
+//! guest of its own, as root, with two devices (`tests/guest/run --device both -- ...`): it deletes
+//! one at a time. Built with the feature `guest-tests` only.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 
 use std::process::Command;
+use std::time::Duration;
 
 use common::*;
-use tonic_rdma_fabric::{ConnectError, Fabric, FabricError, LinkConfig, LinkError};
+use tonic_rdma_fabric::{
+    ConnectError, Fabric, FabricError, HostEvents, HostSnapshot, HostWatch, LinkConfig, LinkError,
+};
 
 /// Pairs that stand when the device goes.
 const LINKS: usize = 12;
@@ -27,16 +30,71 @@ async fn a_device_that_is_pulled_out_lets_go() {
     }
 }
 
+/// Runs `command`, after which something must be told, and have changed.
+async fn tells(events: &mut HostEvents, command: &str) {
+    while tokio::time::timeout(Duration::from_millis(300), events.next()).await.is_ok() {}
+    let before = HostSnapshot::now();
+    run(command);
+    let told = tokio::time::timeout(TIMEOUT, events.next()).await;
+    told.unwrap_or_else(|_| panic!("nobody tells of {command}")).unwrap();
+    assert_ne!(HostSnapshot::now(), before, "{command}");
+}
+
+fn run(command: &str) {
+    let status = Command::new("sh").args(["-c", command]).status();
+    assert!(status.expect("sh").success(), "{command}");
+}
+
+/// Runs before a device is opened here: librdmacm would keep it, and the kernel wait for that.
+#[tokio::test]
+async fn a_change_is_told() {
+    let watch = HostWatch::new().unwrap();
+    let mut events = watch.events().unwrap();
+    tells(&mut events, "ip address add 10.99.0.1/32 dev d0").await;
+    tells(&mut events, "ip address del 10.99.0.1/32 dev d0").await;
+    let devices = ["RXE_DEVICE", "SIW_DEVICE"].map(|name| std::env::var(name).expect(name));
+    let add =
+        |name: &str| format!("rdma link add {name} type {} netdev {}", kind(name), netdev(name));
+    for name in &devices {
+        let netdev = netdev(name);
+        tells(&mut events, &format!("ip link set {netdev} down")).await;
+        tells(&mut events, &format!("ip link set {netdev} up")).await;
+        tells(&mut events, &format!("rdma link del {name}")).await;
+        tells(&mut events, &add(name)).await;
+    }
+    for name in &devices {
+        // The kernel tells nobody but those who have the device open, and waits for them.
+        let fabric = Fabric::open(Some(name)).unwrap();
+        fabric.tell_removal(&watch).unwrap();
+        while tokio::time::timeout(Duration::from_millis(300), events.next()).await.is_ok() {}
+        let pulling = Command::new("rdma").args(["link", "del", name]).spawn().expect("rdma");
+        tokio::time::timeout(TIMEOUT, events.next()).await.expect("nobody tells").unwrap();
+        assert!(fabric.is_removed());
+        drop(fabric);
+        // librdmacm lets go when it next lists the devices.
+        let gone = Fabric::open(Some(name)).map(drop).unwrap_err();
+        assert!(matches!(gone, FabricError::NoSuchDevice { .. }), "{gone}");
+        let pulled = tokio::task::spawn_blocking(move || wait(pulling));
+        tokio::time::timeout(TIMEOUT, pulled).await.expect("the device is still held").unwrap();
+        tells(&mut events, &add(name)).await;
+    }
+    // Events of other devices are not passed on.
+    while tokio::time::timeout(Duration::from_millis(300), events.next()).await.is_ok() {}
+    run("echo add > /sys/class/net/lo/uevent");
+    let told = tokio::time::timeout(Duration::from_millis(300), events.next()).await;
+    assert!(told.is_err(), "told of lo");
+}
+
 fn netdev(name: &str) -> String {
     if name == std::env::var("RXE_DEVICE").unwrap() { "d0".into() } else { "d1".into() }
 }
 
+fn kind(name: &str) -> &'static str {
+    if name.starts_with("rxe") { "rxe" } else { "siw" }
+}
+
 fn put_back(name: &str) {
-    let kind = if name.starts_with("rxe") { "rxe" } else { "siw" };
-    let netdev = netdev(name);
-    let status =
-        Command::new("rdma").args(["link", "add", name, "type", kind, "netdev", &netdev]).status();
-    assert!(status.expect("rdma").success());
+    run(&format!("rdma link add {name} type {} netdev {}", kind(name), netdev(name)));
 }
 
 async fn pull_out(name: &str) {

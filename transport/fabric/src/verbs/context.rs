@@ -7,6 +7,7 @@
 //! all of those hold an `Arc` of [`DeviceContext`].
 
 use std::mem::ManuallyDrop;
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -206,6 +207,11 @@ impl DeviceContext {
             }
         }
         self.removed.load(SeqCst)
+    }
+
+    /// The descriptor that tells of the removal, as long as the context lives.
+    pub(super) fn own_events(&self) -> RawFd {
+        self.bound_id.channel_fd()
     }
 
     pub(super) fn removed_error(&self) -> FabricError {

@@ -1,9 +1,9 @@
 //! A device: finding it, opening it, and what it offers.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
+use std::{fmt, io};
 
 use tonic_rdma_memory::{Pool, Registrar};
 
@@ -17,6 +17,7 @@ use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::attributes::ports;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::discovery::{enumerate, lib_probe};
+use crate::verbs::host_watch::HostWatch;
 use crate::verbs::link::VerbsLink;
 use crate::verbs::listener::VerbsListener;
 use crate::verbs::mr::VerbsRegistrar;
@@ -149,6 +150,14 @@ impl VerbsDevice {
     /// links, listeners, pools and clones of this.
     pub fn is_removed(&self) -> bool {
         self.0.is_removed()
+    }
+
+    /// Has a watch tell also when the kernel waits for this device to be dropped.
+    ///
+    /// # Errors
+    /// The system refuses: the watch has to be asked for too many descriptors, for instance.
+    pub fn tell_removal(&self, watch: &HostWatch) -> io::Result<()> {
+        watch.also(&self.0)
     }
 
     /// The current state of the device.

@@ -4,6 +4,7 @@
 //! | module | what |
 //! |---|---|
 //! | `device` | [`VerbsDevice`]: opens a device, listens and connects on it |
+//! | `host_watch` | what the kernel tells of devices, interfaces and addresses that change |
 //! | `discovery` | the libraries, devices, ports and addresses of this host |
 //! | `context` | an open device: context and protection domain, shared by all that is made on it |
 //! | `addr` | socket addresses in C's form |
@@ -45,6 +46,7 @@ mod connect;
 mod context;
 mod device;
 mod discovery;
+mod host_watch;
 mod link;
 mod listener;
 mod mr;
@@ -56,6 +58,7 @@ mod wake_cost;
 pub(crate) use self::addr::local_networks;
 pub use self::device::VerbsDevice;
 pub use self::discovery::enumerate::{devices, local_addresses};
+pub use self::host_watch::{HostEvents, HostWatch};
 pub use self::link::VerbsLink;
 pub use self::listener::{VerbsIncoming, VerbsListener};
 pub use self::self_test::self_test;

@@ -1,18 +1,22 @@
 //! Watches for RDMA devices, ports and addresses that appear or disappear, so that a path is tried
-//! again as soon as it may be available.
+//! again as soon as it may be available, and a removed device is let go. The kernel tells of them
+//! ([`HostWatch`]), and a process at rest is woken by nothing else but a look in [`QUIET`].
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tonic_rdma_fabric::{HostSnapshot, Timer};
+use tonic_rdma_fabric::{Fabric, HostSnapshot, HostWatch, Timer};
 
-/// Time between two snapshots of the host; a snapshot costs some system calls.
+/// Time between two snapshots of the host, which cost some system calls, while something changes,
+/// and where the kernel does not tell.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two of them while nothing is told: nobody tells of RLIMIT_MEMLOCK.
+const QUIET: Duration = Duration::from_secs(30);
 
 /// The task that compares snapshots of the host, from the first request for an RDMA path until the
 /// context is dropped.
@@ -21,6 +25,8 @@ pub(super) struct DeviceMonitor {
     /// Number of changes so far.
     changes: watch::Sender<u64>,
     task: Mutex<Option<JoinHandle<()>>>,
+    /// Made with the task; none where the system refuses it.
+    watch: OnceLock<Option<HostWatch>>,
 }
 
 impl Drop for DeviceMonitor {
@@ -37,6 +43,23 @@ impl DeviceMonitor {
         Changes(Some(self.changes.subscribe()))
     }
 
+    /// Has the task told when the kernel waits for a device to be closed.
+    pub(super) fn watch_removal(&self, fabric: &Fabric) {
+        if let Some(watch) = self.watch()
+            && let Err(error) = fabric.tell_removal(watch)
+        {
+            tracing::debug!(%error, device = fabric.name(), "its removal will be noticed late");
+        }
+    }
+
+    fn watch(&self) -> Option<&HostWatch> {
+        let make = || {
+            let refused = |error: &_| tracing::debug!(%error, "changes of the host are asked for");
+            HostWatch::new().inspect_err(refused).ok()
+        };
+        self.watch.get_or_init(make).as_ref()
+    }
+
     /// Starts the task, unless it runs already. A task that ended with its runtime is replaced.
     ///
     /// `forget_removed` releases devices that were removed. It returns whether there were any, or
@@ -49,20 +72,40 @@ impl DeviceMonitor {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            *task = Some(runtime.spawn(monitor(self.changes.clone(), forget_removed)));
+            *task = Some(runtime.spawn(monitor(
+                self.changes.clone(),
+                self.watch().cloned(),
+                forget_removed,
+            )));
         }
     }
 }
 
-async fn monitor<F, Fut>(changes: watch::Sender<u64>, forget_removed: F)
+async fn monitor<F, Fut>(changes: watch::Sender<u64>, watch: Option<HostWatch>, forget_removed: F)
 where
     F: Fn() -> Fut,
     Fut: Future<Output = Option<bool>>,
 {
     let Ok(mut last) = tokio::task::spawn_blocking(HostSnapshot::now).await else { return };
+    let mut events = watch.and_then(|watch| watch.events().ok());
     let mut timer = Timer::new();
+    // The state may follow what is told of it.
+    let mut settled = true;
     loop {
-        timer.wait(INTERVAL).await;
+        let mut told = false;
+        match &mut events {
+            Some(next) if settled => tokio::select! {
+                event = next.next() => match event {
+                    Ok(()) => told = true,
+                    Err(error) => {
+                        tracing::debug!(%error, "changes of the host are asked for");
+                        events = None;
+                    }
+                },
+                () = timer.wait(QUIET) => {}
+            },
+            _ => timer.wait(INTERVAL).await,
+        }
         let Some(removed) = forget_removed().await else { return };
         // Reads files and asks the kernel, for longer the more devices there are.
         let Ok(now) = tokio::task::spawn_blocking(HostSnapshot::now).await else { return };
@@ -70,6 +113,7 @@ where
             tracing::debug!("RDMA devices, ports or addresses have changed");
             changes.send_modify(|changes| *changes += 1);
         }
+        settled = !told && !removed && now == last;
         last = now;
     }
 }

@@ -352,6 +352,7 @@ impl Context {
             false => registering.await,
         }
         if fabric.provider() == "verbs" {
+            self.0.device_monitor.watch_removal(fabric);
             self.watch_devices();
         }
         Ok(pool)

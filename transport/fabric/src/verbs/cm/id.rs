@@ -1,6 +1,7 @@
 //! Connection-manager ids.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -113,6 +114,11 @@ impl CmId {
             }
             polled => polled,
         }
+    }
+
+    /// The descriptor of the id's event channel, as long as the id has that.
+    pub(in crate::verbs) fn channel_fd(&self) -> RawFd {
+        self.id.channel().as_raw_fd()
     }
 
     /// The kind of the next event of an id with a channel of its own.

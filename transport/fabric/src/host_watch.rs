@@ -1,0 +1,44 @@
+//! The watch of a build without RDMA, which has nothing to tell.
+
+use std::io;
+
+use crate::never::Never;
+
+/// Tells when devices, ports or addresses may have changed; in this build, never.
+#[derive(Clone, Debug)]
+pub struct HostWatch(Never);
+
+/// The changes that a [`HostWatch`] tells of, for one task.
+#[derive(Debug)]
+pub struct HostEvents(Never);
+
+impl HostWatch {
+    /// None, as this build has no RDMA.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn new() -> io::Result<HostWatch> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// There is no watch to ask.
+    ///
+    /// # Errors
+    /// None.
+    pub fn events(&self) -> io::Result<HostEvents> {
+        self.0.reached()
+    }
+}
+
+impl HostEvents {
+    /// There are no events to wait for.
+    ///
+    /// # Errors
+    /// None.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn next(&mut self) -> io::Result<()> {
+        self.0.reached()
+    }
+}

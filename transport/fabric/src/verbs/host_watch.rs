@@ -1,0 +1,189 @@
+//! What the kernel tells of changes on this host: network interfaces and addresses, RDMA devices
+//! that come and go.
+//!
+//! | source | tells |
+//! |---|---|
+//! | rtnetlink(7): links and addresses | ports (their interface goes down or up), addresses |
+//! | uevents of the subsystem infiniband | devices that were added; those that nobody had open, removed |
+//! | the event channel of an open device | that the kernel waits for the device to be closed |
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{self, AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::verbs::context::DeviceContext;
+
+/// RTMGRP_LINK, RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR of linux/rtnetlink.h.
+const LINKS_AND_ADDRESSES: u32 = 1 | 0x10 | 0x100;
+/// The group that the kernel sends uevents to; programs send theirs to others.
+const FROM_KERNEL: u32 = 1;
+/// A line of a uevent, which ends with a zero.
+const INFINIBAND: &[u8] = b"SUBSYSTEM=infiniband\0";
+/// Longer than a uevent can be (UEVENT_BUFFER_SIZE of linux/kobject.h and the header); of others
+/// only the arrival counts.
+const MESSAGE: usize = 8192;
+
+/// What the events of each descriptor carry.
+const ROUTE: u64 = 0;
+const UEVENT: u64 = 1;
+const DEVICE: u64 = 2;
+
+/// The descriptors that tell of changes.
+#[derive(Debug)]
+struct Watched {
+    epoll: OwnedFd,
+    route: OwnedFd,
+    uevents: OwnedFd,
+}
+
+impl AsRawFd for Watched {
+    fn as_raw_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+}
+
+/// Tells when what a [`HostSnapshot`](crate::HostSnapshot) shows may have changed, except for
+/// RLIMIT_MEMLOCK, of which the kernel tells nobody.
+#[derive(Clone, Debug)]
+pub struct HostWatch(Arc<Watched>);
+
+impl HostWatch {
+    /// Watches from now on. Takes three descriptors.
+    ///
+    /// # Errors
+    /// The system refuses a descriptor, for instance because the process has too many, or because
+    /// a filter of system calls forbids netlink.
+    pub fn new() -> io::Result<HostWatch> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let route = socket(None, LINKS_AND_ADDRESSES)?;
+        let uevents = socket(Some(netlink::KOBJECT_UEVENT), FROM_KERNEL)?;
+        for (socket, which) in [(&route, ROUTE), (&uevents, UEVENT)] {
+            epoll::add(&epoll, socket, EventData::new_u64(which), EventFlags::IN)?;
+        }
+        Ok(HostWatch(Arc::new(Watched { epoll, route, uevents })))
+    }
+
+    /// Tells also when the kernel waits for a device to be closed, until it is.
+    pub(super) fn also(&self, device: &DeviceContext) -> io::Result<()> {
+        // SAFETY: the channel of the context lives as long as that; closing it ends the watch.
+        let channel = unsafe { BorrowedFd::borrow_raw(device.own_events()) };
+        // Once for each event: whoever is told reads it from the channel.
+        let flags = EventFlags::IN | EventFlags::ET;
+        Ok(epoll::add(&self.0.epoll, channel, EventData::new_u64(DEVICE), flags)?)
+    }
+
+    /// What is told, in the current runtime.
+    ///
+    /// # Errors
+    /// The runtime refuses the descriptor.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with the I/O driver enabled.
+    pub fn events(&self) -> io::Result<HostEvents> {
+        // SAFETY: the Arc owns the descriptor and always gives the same one.
+        let ready = unsafe { AsyncFd::register_with_interest(self.clone(), Interest::READABLE) }?;
+        Ok(HostEvents { ready })
+    }
+
+    /// Takes all there is. False: nothing that matters.
+    fn take(&self) -> io::Result<bool> {
+        let mut changed = false;
+        let mut ready = Vec::with_capacity(8);
+        loop {
+            ready.clear();
+            epoll::wait(&self.0.epoll, spare_capacity(&mut ready), Some(&Default::default()))?;
+            if ready.is_empty() {
+                return Ok(changed);
+            }
+            for event in &ready {
+                changed |= match { event.data }.u64() {
+                    ROUTE => drain(&self.0.route, |_| true)?,
+                    UEVENT => drain(&self.0.uevents, is_of_infiniband)?,
+                    _ => true,
+                };
+            }
+        }
+    }
+}
+
+impl AsRawFd for HostWatch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// The changes that a [`HostWatch`] tells of, for one task.
+#[derive(Debug)]
+pub struct HostEvents {
+    ready: AsyncFd<HostWatch>,
+}
+
+impl HostEvents {
+    /// Waits for a change. Several at once are one; there may be none.
+    ///
+    /// # Errors
+    /// A descriptor fails: nothing more will be told.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub async fn next(&mut self) -> io::Result<()> {
+        loop {
+            let mut guard = self.ready.readable().await?;
+            let changed = self.ready.get_ref().take()?;
+            guard.clear_ready();
+            if changed {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn socket(protocol: Option<Protocol>, groups: u32) -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
+    net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+    Ok(socket)
+}
+
+/// Reads all messages of a socket. True when one matters.
+fn drain(socket: impl AsFd, matters: impl Fn(&[u8]) -> bool) -> io::Result<bool> {
+    let mut changed = false;
+    let mut message = [0; MESSAGE];
+    loop {
+        match net::recv(&socket, &mut message, RecvFlags::empty()) {
+            // Messages of netlink are not empty.
+            Ok((0, _)) | Err(Errno::AGAIN) => return Ok(changed),
+            Ok((len, _)) => changed |= matters(&message[..len]),
+            Err(Errno::INTR) => {}
+            // Some were lost.
+            Err(Errno::NOBUFS) => changed = true,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn is_of_infiniband(uevent: &[u8]) -> bool {
+    uevent.windows(INFINIBAND.len()).any(|line| line == INFINIBAND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uevents_of_other_devices_do_not_matter() {
+        let uevent = |subsystem| format!("add@/x\0ACTION=add\0SUBSYSTEM={subsystem}\0SEQNUM=1\0");
+        assert!(is_of_infiniband(uevent("infiniband").as_bytes()));
+        for other in ["infiniband_verbs", "net", "infiniban"] {
+            assert!(!is_of_infiniband(uevent(other).as_bytes()), "{other}");
+        }
+    }
+}
