@@ -5,16 +5,22 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rand::Rng;
-use tonic_rdma::{Channel, ReasonCode};
+use tonic_rdma::{Channel, Policy, ReasonCode};
+use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::{Load, Tally, poll_until, wait_for_path};
 use tonic_rdma_tests::process::Process;
 use tonic_rdma_tests::server_process::wait_for_idle_pools;
+use tonic_rdma_tests::service::script::payload;
 
 use crate::fault_test::{FaultTest, Topology, kind, run, serve, signal};
 use crate::log::Log;
 
 /// The reason codes of a lost path.
 const LOST: &[ReasonCode] = &[ReasonCode::LinkLost, ReasonCode::GoAway];
+/// What the host tells of, before or after the connection is lost.
+const NO_PORT: &[ReasonCode] =
+    &[ReasonCode::NoActivePort, ReasonCode::NotOnRdmaDevice, ReasonCode::LinkLost];
 
 /// Twice, because leftovers of the first fault could affect the second.
 const REPEATS: usize = 2;
@@ -133,7 +139,7 @@ pub async fn take_interface_down(test: &mut FaultTest) {
     let mut load = test.under_load().await;
     load.begin_fault();
     run(&format!("ip link set {} down", netdev()));
-    load.assert_fallback(LOST).await;
+    load.assert_fallback(NO_PORT).await;
     load.assert_calls_over_tcp().await;
     run(&format!("ip link set {} up", netdev()));
     if kind() == "rxe" {
@@ -145,6 +151,38 @@ pub async fn take_interface_down(test: &mut FaultTest) {
     }
     load.wait_for_recovery().await;
     load.end().await;
+}
+
+/// Between two ends on one device messages arrive without a carrier too. So this shows that calls
+/// leave a connection whose port is down before it is lost, that none fails for it, and that those
+/// which have nowhere else to go stay.
+pub async fn carrier_lost(log: Log) {
+    let mut test = FaultTest::new(Topology::one_device(), log).await;
+    let required = test.endpoint(test.at).policy(Policy::Require).connect().await.unwrap();
+    let call = || async {
+        let channel = AnyChannel::Rdma(required.clone());
+        client_of(channel).unary(payload(1, 100_000)).await.unwrap();
+    };
+    call().await;
+    for _ in 0..REPEATS {
+        let mut load = test.under_load().await;
+        load.begin_fault();
+        run(&format!("ip link set {} carrier off", netdev()));
+        load.assert_fallback(&[ReasonCode::NoActivePort]).await;
+        load.assert_calls_over_tcp().await;
+        for _ in 0..20 {
+            call().await;
+        }
+        run(&format!("ip link set {} carrier on", netdev()));
+        load.wait_for_recovery().await;
+        let lost = load.channel.stats().connections_lost;
+        let tally = load.end().await;
+        assert_eq!((lost, tally.failed()), (0, 0), "{tally:?}");
+    }
+    let stats = required.stats();
+    assert_eq!((stats.calls_tcp, stats.connections), (0, 1), "{}", required.path());
+    drop(required);
+    test.end("carrier off and on").await;
 }
 
 pub async fn address_removed(log: Log) {
@@ -160,7 +198,7 @@ pub async fn remove_address(test: &mut FaultTest) {
     let mut load = test.under_load().await;
     load.begin_fault();
     run(&format!("ip addr del {address}/24 dev {}", netdev()));
-    load.assert_fallback(LOST).await;
+    load.assert_fallback(NO_PORT).await;
     load.assert_calls_over_tcp().await;
     run(&format!("ip addr add {address}/24 dev {}", netdev()));
     load.wait_for_recovery().await;

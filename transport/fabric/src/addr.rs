@@ -1,7 +1,7 @@
 //! Where a listener is, and who is at the other end.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 /// The longest name of an abstract unix socket, in bytes: `sun_path` less the zero byte that it
@@ -18,6 +18,15 @@ pub enum Addr {
     Shm(ShmAddr),
     /// An end of a shared-memory link: the process, by its id.
     Process(u32),
+}
+
+/// Whether peers on other hosts may know an address by itself: no loopback, and none that means
+/// something on one link only.
+pub(crate) fn is_reachable(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
+        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+    }
 }
 
 impl Addr {

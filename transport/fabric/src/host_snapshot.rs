@@ -3,6 +3,10 @@
 use std::ffi::OsString;
 use std::net::IpAddr;
 
+use crate::addr::is_reachable;
+use crate::device::PortState;
+use crate::error::FabricError;
+
 /// The RDMA devices of this host with the state of their ports, its IP addresses, and how much this
 /// process may pin.
 ///
@@ -12,9 +16,18 @@ use std::net::IpAddr;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostSnapshot {
     devices: Vec<SysfsDevice>,
-    addresses: Vec<(IpAddr, u8)>,
+    addresses: Vec<Network>,
     /// RLIMIT_MEMLOCK, in bytes.
     memlock: Option<u64>,
+}
+
+/// An address of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Network {
+    ip: IpAddr,
+    prefix: u8,
+    /// Its interface has a carrier.
+    running: bool,
 }
 
 /// A device in sysfs.
@@ -23,14 +36,40 @@ struct SysfsDevice {
     name: OsString,
     /// The kernel gives each device that it creates another inode.
     inode: u64,
+    /// As sysfs has their states: `4: ACTIVE`.
     ports: Vec<Vec<u8>>,
 }
 
 impl HostSnapshot {
+    /// What keeps a link of `device` with the local address `local` from reaching anybody: no port
+    /// of the device is active, no interface has the address, or its interface has no carrier.
+    /// `None` where nothing of that kind is known.
+    ///
+    /// A link that stands then is not lost yet: its device sends again for a while, and the port
+    /// may come back.
+    pub fn obstacle(&self, device: &str, local: IpAddr) -> Option<FabricError> {
+        // Of a device that is gone its links tell.
+        let seen = self.devices.iter().find(|seen| seen.name == device)?;
+        let down =
+            || FabricError::NoActivePort { device: device.to_owned(), state: PortState::Down };
+        if seen.ports.iter().all(|state| !state.starts_with(b"4:")) && !seen.ports.is_empty() {
+            return Some(down());
+        }
+        match self.addresses.iter().find(|at| at.ip == local) {
+            // Not listed.
+            None if !is_reachable(&local) => None,
+            None => Some(FabricError::NotOnRdma { addr: local }),
+            Some(at) if !at.running => Some(down()),
+            Some(_) => None,
+        }
+    }
+
     /// Takes a snapshot. What cannot be read is left out.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     pub fn now() -> HostSnapshot {
         use std::os::unix::fs::MetadataExt as _;
+
+        use crate::verbs::LocalNetwork;
         let list = |path: &std::path::Path| {
             let entries = std::fs::read_dir(path).into_iter().flatten();
             let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -46,7 +85,9 @@ impl HostSnapshot {
         };
         let devices = list("/sys/class/infiniband".as_ref()).into_iter().filter_map(seen).collect();
         let networks = crate::verbs::local_networks().unwrap_or_default();
-        let mut addresses: Vec<_> = networks.iter().map(|at| (at.ip, at.prefix)).collect();
+        let network =
+            |at: &LocalNetwork| Network { ip: at.ip, prefix: at.prefix, running: at.running };
+        let mut addresses: Vec<_> = networks.iter().map(network).collect();
         addresses.sort_unstable();
         // The hard limit, up to which pools raise the other one themselves.
         let memlock = tonic_rdma_memory::Memlock::read().ok().and_then(|limits| limits.hard);
@@ -80,5 +121,36 @@ mod tests {
             ..HostSnapshot::default()
         };
         assert_ne!(with(1), with(2));
+    }
+
+    #[test]
+    fn a_link_is_told_what_keeps_it_from_its_peer() {
+        let ip = |last| IpAddr::from([10, 0, 0, last]);
+        let device = |name: &str, states: &[&str]| SysfsDevice {
+            name: name.into(),
+            inode: 1,
+            ports: states.iter().map(|state| state.as_bytes().to_vec()).collect(),
+        };
+        let host = HostSnapshot {
+            devices: vec![
+                device("up", &["1: DOWN\n", "4: ACTIVE\n"]),
+                device("down", &["1: DOWN\n"]),
+                device("unknown", &[]),
+            ],
+            addresses: [(ip(1), true), (ip(2), false)]
+                .map(|(ip, running)| Network { ip, prefix: 24, running })
+                .into(),
+            memlock: None,
+        };
+        let obstacle = |device, local| host.obstacle(device, local).map(|error| error.to_string());
+        for device in ["up", "unknown", "gone"] {
+            assert_eq!(obstacle(device, ip(1)), None, "{device}");
+        }
+        let port = |device: &str| format!("no port of RDMA device {device} is active (it is down)");
+        for (device, local) in [("down", ip(1)), ("up", ip(2)), ("unknown", ip(2))] {
+            assert!(obstacle(device, local).unwrap().starts_with(&port(device)));
+        }
+        assert!(matches!(host.obstacle("up", ip(3)), Some(FabricError::NotOnRdma { .. })));
+        assert_eq!(obstacle("up", IpAddr::from([169, 254, 0, 1])), None);
     }
 }

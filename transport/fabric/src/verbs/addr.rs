@@ -1,5 +1,6 @@
 //! Socket addresses, C's and Rust's.
 
+use crate::addr::is_reachable;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 /// Room for any address, in C's form.
@@ -119,13 +120,6 @@ fn prefix(ip: IpAddr, mask: Option<IpAddr>) -> u8 {
         None => 128,
     };
     ones as u8
-}
-
-fn is_reachable(ip: &IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
-        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
-    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::channel::backoff::{self, Backoff};
 use crate::channel::fast::Fast;
 use crate::channel::shared::{Shared, State};
 use crate::connection::FastClient;
+use crate::context::Changes;
 use crate::executor::SharedExec;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
@@ -97,7 +98,16 @@ async fn maintain(
         shared.state.send_replace(State::Trying { since: since.clone() });
         changes.seen();
         shared.counters.attempts.add(1);
-        let (reason, pause) = match attempt(shared, plan, fast_path_timeout, log).await {
+        let attempted = attempt(shared, plan, fast_path_timeout, log).await;
+        // Some devices connect without a carrier, if only to themselves.
+        let attempted = attempted.and_then(|fast| match changes.obstacle(fast.client.peer()) {
+            Some(reason) if !shared.required => {
+                plan.rails.left(plan.connection, true);
+                Err(reason)
+            }
+            _ => Ok(fast),
+        });
+        let (reason, pause) = match attempted {
             Ok(mut fast) => {
                 let up = Instant::now();
                 backoff.up();
@@ -109,10 +119,10 @@ async fn maintain(
                     }
                     let client = fast.client.clone();
                     shared.state.send_replace(State::Up(fast));
-                    let reason = ended(client, shared).await;
+                    let reason = ended(client, shared, plan, &mut changes).await;
                     let lost = reason.code() == ReasonCode::LinkLost;
                     shared.counters.connections_lost.add(u64::from(lost));
-                    plan.rails.left(plan.connection, lost);
+                    plan.rails.left(plan.connection, reason.code() != ReasonCode::GoAway);
                     log.lost();
                     // Calls go on over another rail.
                     let next = if plan.connection == 0 { plan.rails.promote() } else { None };
@@ -150,8 +160,10 @@ async fn maintain(
     }
 }
 
-/// Waits until a connection takes no more calls, and returns why.
-async fn ended(client: FastClient, shared: &Shared) -> Reason {
+/// Waits until a connection takes no more calls, or cannot reach its peer for now, and returns why.
+/// Calls in flight go on: what keeps them from the peer may pass before the connection is lost. So
+/// may new ones where nothing else would carry them.
+async fn ended(client: FastClient, shared: &Shared, plan: &Plan, changes: &mut Changes) -> Reason {
     let closed = client.closed();
     let mut closed = std::pin::pin!(closed);
     loop {
@@ -159,6 +171,13 @@ async fn ended(client: FastClient, shared: &Shared) -> Reason {
             biased;
             reason = &mut closed => return reason,
             () = shared.stale.notified() => {}
+            () = changes.next() => match changes.obstacle(client.peer()) {
+                Some(reason) if !shared.required || plan.rails.has_another() => {
+                    client.shutdown();
+                    return reason;
+                }
+                _ => continue,
+            },
         }
         // The notification may concern the connection before this one.
         if let Some(reason) = client.ending().or_else(|| shared.is_handed_over()) {

@@ -110,6 +110,11 @@ impl Shared {
         Self::new(tcp, State::Idle, false, self.fast_path_timeout, None, self.origin.clone())
     }
 
+    /// Whether the fast path takes calls.
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Up(fast) if fast.client.is_open())
+    }
+
     /// Takes the fast path of a further connection, if it is up, to be that of the first one. The
     /// manager of the further one is told.
     pub(crate) fn hand_over(&self) -> Option<Fast> {

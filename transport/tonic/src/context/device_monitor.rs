@@ -4,13 +4,16 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tonic_rdma_fabric::{Fabric, HostSnapshot, HostWatch, Timer};
+use tonic_rdma_fabric::{Fabric, HostSnapshot, HostWatch, PeerInfo, Timer};
+
+use crate::path::from_error;
+use crate::path::reason::Reason;
 
 /// Time between two snapshots of the host, which cost some system calls, while something changes,
 /// and where the kernel does not tell.
@@ -22,8 +25,8 @@ const QUIET: Duration = Duration::from_secs(30);
 /// context is dropped.
 #[derive(Default)]
 pub(super) struct DeviceMonitor {
-    /// Number of changes so far.
-    changes: watch::Sender<u64>,
+    /// The host as of the last change.
+    changes: watch::Sender<Arc<HostSnapshot>>,
     task: Mutex<Option<JoinHandle<()>>>,
     /// Made with the task; none where the system refuses it.
     watch: OnceLock<Option<HostWatch>>,
@@ -81,8 +84,11 @@ impl DeviceMonitor {
     }
 }
 
-async fn monitor<F, Fut>(changes: watch::Sender<u64>, watch: Option<HostWatch>, forget_removed: F)
-where
+async fn monitor<F, Fut>(
+    changes: watch::Sender<Arc<HostSnapshot>>,
+    watch: Option<HostWatch>,
+    forget_removed: F,
+) where
     F: Fn() -> Fut,
     Fut: Future<Output = Option<bool>>,
 {
@@ -111,7 +117,7 @@ where
         let Ok(now) = tokio::task::spawn_blocking(HostSnapshot::now).await else { return };
         if removed || now != last {
             tracing::debug!("RDMA devices, ports or addresses have changed");
-            changes.send_modify(|changes| *changes += 1);
+            changes.send_replace(Arc::new(now.clone()));
         }
         settled = !told && !removed && now == last;
         last = now;
@@ -120,7 +126,7 @@ where
 
 /// Changes on this host that may restore or end a path. The default value never reports any.
 #[derive(Debug, Default)]
-pub(crate) struct Changes(Option<watch::Receiver<u64>>);
+pub(crate) struct Changes(Option<watch::Receiver<Arc<HostSnapshot>>>);
 
 impl Changes {
     /// Marks all changes so far as seen.
@@ -140,6 +146,15 @@ impl Changes {
             return;
         }
         std::future::pending().await
+    }
+}
+
+impl Changes {
+    /// Marks all changes so far as seen. What keeps a connection from its peer since then.
+    pub(crate) fn obstacle(&mut self, connection: &PeerInfo) -> Option<Reason> {
+        let host = self.0.as_mut()?.borrow_and_update().clone();
+        let local = connection.local.ip().filter(|_| connection.provider == "verbs")?.ip();
+        host.obstacle(&connection.device, local).map(from_error::fabric)
     }
 }
 

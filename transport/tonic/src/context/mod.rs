@@ -17,7 +17,8 @@ use std::time::Duration;
 
 pub use builder::ContextBuilder;
 use builder::Settings;
-use device_monitor::{Changes, DeviceMonitor};
+pub(crate) use device_monitor::Changes;
+use device_monitor::DeviceMonitor;
 pub(crate) use rail_health::{RailHealth, RailKey};
 use rand::SeedableRng;
 use rand::rngs::StdRng;

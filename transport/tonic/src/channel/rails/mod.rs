@@ -188,6 +188,11 @@ impl Rails {
         best
     }
 
+    /// Whether a further connection could take the place of the first.
+    pub(super) fn has_another(&self) -> bool {
+        self.others.get().is_some_and(|others| others.iter().any(|other| other.is_up()))
+    }
+
     /// Takes a connection that is up, to be the first one.
     pub(super) fn promote(&self) -> Option<Fast> {
         let mut others = self.others.get()?.iter().zip(1..);
