@@ -3,9 +3,11 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const BOOTSTRAP: &str = "../transport/tonic/proto";
     let bootstrap = format!("{BOOTSTRAP}/tonic_rdma/v1/bootstrap.proto");
-    let files = protox::compile(["proto/conformance.proto", &bootstrap], ["proto", BOOTSTRAP])?;
-    println!("cargo:rerun-if-changed=proto/conformance.proto");
-    println!("cargo:rerun-if-changed={bootstrap}");
+    let sources = ["proto/conformance.proto", "proto/testing.proto", &bootstrap];
+    let files = protox::compile(sources, ["proto", BOOTSTRAP])?;
+    for source in sources {
+        println!("cargo:rerun-if-changed={source}");
+    }
     tonic_prost_build::configure()
         .bytes(".")
         .codec_path("crate::codec::TestCodec")

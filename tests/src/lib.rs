@@ -14,6 +14,7 @@
 //! - [`paths`]: the path that each call took
 //! - [`probe`]: events and gates that synchronise a test with the handlers of its service
 //! - [`service`]: the scripted service that the cases call, its scripts, and payload patterns
+//! - [`interop`]: gRPC's interoperability cases, client and server
 //! - [`load`]: concurrent calls of every kind, checked and counted, for fault tests
 //! - [`offer`], [`wire`]: tickets and frames for peers that a test implements itself
 //! - [`process`], [`process_resources`], [`server_process`]: child processes of a test, their
@@ -28,6 +29,7 @@ pub mod channel;
 pub mod codec;
 pub mod fabric;
 pub mod harness;
+pub mod interop;
 pub mod load;
 pub mod offer;
 pub mod paths;

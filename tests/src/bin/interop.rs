@@ -10,6 +10,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Channel, Endpoint, Path, Server};
+use tonic_rdma_tests::interop::cases;
+use tonic_rdma_tests::interop::server::{EchoMetadata, Test};
 use tonic_rdma_tests::pb::Message;
 use tonic_rdma_tests::pb::conformance_client::ConformanceClient;
 use tonic_rdma_tests::probe::Probe;
@@ -34,6 +36,11 @@ enum Role {
         /// Where it listens
         addr: SocketAddr,
     },
+    /// Call a server with gRPC's interoperability cases
+    Cases {
+        /// Where it listens
+        addr: SocketAddr,
+    },
 }
 
 #[tokio::main]
@@ -41,6 +48,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     match Args::parse().role {
         Role::Serve => serve().await,
         Role::Call { addr } => call(addr).await,
+        Role::Cases { addr } => {
+            println!("gRPC's cases: {}: ok", cases::run(&connect(addr).await?).await.join(", "));
+            Ok(())
+        }
     }
 }
 
@@ -48,15 +59,25 @@ async fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into())?;
     println!("{}", incoming.local_addr()?);
     let service = Scripted::server(&Probe::default());
-    Server::builder().add_service(service).serve_with_incoming(incoming).await?;
+    Server::builder()
+        .layer(EchoMetadata)
+        .add_service(service)
+        .add_service(Test::server())
+        .serve_with_incoming(incoming)
+        .await?;
     Ok(())
 }
 
-async fn call(addr: SocketAddr) -> Result<(), Box<dyn std::error::Error>> {
+async fn connect(addr: SocketAddr) -> Result<Channel, Box<dyn std::error::Error>> {
     let channel = Endpoint::from_shared(format!("http://{addr}"))?.connect().await?;
     let path = channel.path();
     assert_eq!(path.path, Path::Tcp, "{path}");
     println!("path: {path}");
+    Ok(channel)
+}
+
+async fn call(addr: SocketAddr) -> Result<(), Box<dyn std::error::Error>> {
+    let channel = connect(addr).await?;
     let mut client = ConformanceClient::new(channel)
         .max_decoding_message_size(usize::MAX)
         .max_encoding_message_size(usize::MAX);
