@@ -3,6 +3,7 @@
 //! | hint | is given where |
 //! |---|---|
 //! | `roce-mtu` | packets of a RoCE port are of 1024 bytes or fewer, because its interface's MTU is |
+//! | `roce-v1` | a RoCE port connects by version 1, which ends that use version 2 do not hear |
 //! | `sleep-states` | a processor may sleep so deep that it needs longer than a small call to wake |
 //! | `one-processor` | a device with several interrupt vectors interrupts one processor only |
 //! | `remote-memory` | no processor of this process is on the device's NUMA node |
@@ -34,6 +35,7 @@ pub(super) fn hints(files: &SystemFiles, devices: &[Device], total_uuars: bool) 
     let mut hints = Vec::new();
     for device in devices {
         hints.extend(roce_mtu(files, device));
+        hints.extend(roce_v1(files, device));
         hints.extend(one_processor(files, device));
         hints.extend(remote_memory(files, device));
         hints.extend(user_access_regions(device, total_uuars));
@@ -67,6 +69,33 @@ fn roce_mtu(files: &SystemFiles, device: &Device) -> Option<Hint> {
         format!("ip link set dev {} mtu {LONG_INTERFACE}", quoted(interface)),
     )];
     Some(Hint { cures, ..hint("roce-mtu", device, what) })
+}
+
+/// The connection manager takes the version that is set in configfs, which has a directory for each
+/// device that somebody asked it for, and otherwise the newest that the port has.
+fn roce_v1(files: &SystemFiles, device: &Device) -> Option<Hint> {
+    const V1: &str = "RoCE v1";
+    const V2: &str = "RoCE v2";
+    let ports = device.ports.iter().filter(|_| device.transport == "RoCE");
+    let mut by_v1 = ports.filter_map(|port| {
+        let mode = format!(
+            "/sys/kernel/config/rdma_cm/{}/ports/{}/default_roce_mode",
+            device.name, port.number
+        );
+        let has = |kind| port.gids.iter().any(|gid| gid.kind.as_deref() == Some(kind));
+        if files.read(&mode).is_some_and(|set| set.trim().ends_with(V1)) && has(V2) {
+            let set = root("use version 2", format!("echo '{V2}' > {}", quoted(&mode)));
+            return Some((port.number, set));
+        }
+        let none = advice("have the adapter use version 2, as firmware or driver allow");
+        (has(V1) && !has(V2)).then_some((port.number, none))
+    });
+    let (number, cure) = by_v1.next()?;
+    let what = format!(
+        "port {number} connects by {V1}: no router passes that, and an end that uses {V2} does not \
+         hear it"
+    );
+    Some(Hint { cures: vec![cure], ..hint("roce-v1", device, what) })
 }
 
 fn sleep_states(files: &SystemFiles) -> Option<Hint> {
@@ -333,6 +362,35 @@ mod tests {
         // InfiniBand has its own MTU.
         system.file("sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n");
         assert_eq!(hints(&system.files(), &system.devices(1024), true), []);
+    }
+
+    #[test]
+    fn roce_of_version_1() {
+        let system = System::new();
+        let port = "sys/class/infiniband/mlx5_0/ports/1";
+        let gid = |at: u32, kind: &str| {
+            let gid = "0000:0000:0000:0000:0000:ffff:0a00:0001";
+            system.file(&format!("{port}/gids/{at}"), gid);
+            system.file(&format!("{port}/gid_attrs/types/{at}"), kind);
+        };
+        let mode = "sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode";
+        gid(0, "IB/RoCE v1\n");
+        gid(1, "RoCE v2\n");
+        assert_eq!(system.hints(), []);
+        system.file(mode, "RoCE v2\n");
+        assert_eq!(system.hints(), []);
+        system.file(mode, "IB/RoCE v1\n");
+        let hint = system.hint();
+        assert_eq!(hint.name, "roce-v1");
+        assert!(hint.what.starts_with("port 1 connects by RoCE v1"), "{hint:?}");
+        assert_eq!(command(&hint), format!("echo 'RoCE v2' > /{mode}"));
+        // It has no other.
+        gid(1, "IB/RoCE v1\n");
+        let hint = system.hint();
+        assert_eq!((hint.name, &hint.cures[0].command), ("roce-v1", &None));
+        // InfiniBand has one version.
+        system.file(&format!("{port}/link_layer"), "InfiniBand\n");
+        assert_eq!(system.hints(), []);
     }
 
     #[test]
