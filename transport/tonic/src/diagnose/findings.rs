@@ -142,9 +142,39 @@ impl Explain<'_> {
             ReasonCode::NoRdmaCore => self.no_rdma_core(reason),
             ReasonCode::NoDevice => self.no_device(reason),
             ReasonCode::Memlock => (reason.detail().to_owned(), self.memlock()),
+            ReasonCode::HandshakeTimeout | ReasonCode::NoRoute => {
+                (reason.detail().to_owned(), self.unheard(reason))
+            }
             _ => (reason.detail().to_owned(), vec![advice(reason.cure())]),
         };
         Finding { code: reason.code(), blocks: true, device: None, what, cures }
+    }
+
+    /// Nothing comes back, though the server answers over TCP.
+    fn unheard(&self, reason: &Reason) -> Vec<Cure> {
+        let has = |transport| self.d.devices.iter().any(|device| device.transport == transport);
+        let mut cures = vec![advice(reason.cure())];
+        if has("RoCE") {
+            cures.push(advice(
+                "let UDP port 4791 pass between the two hosts, in both directions: RoCE v2 has its \
+                 packets there",
+            ));
+            cures.push(root(
+                "see whether this host drops them, as Soft-RoCE's pass its firewall",
+                "nft list ruleset | grep -wE 'drop|reject|4791'",
+            ));
+            cures.push(advice(
+                "look for the hint roce-v1 at both ends: they do not hear each other by different \
+                 versions",
+            ));
+        }
+        if has("iWARP") {
+            cures.push(advice(
+                "let the TCP port that the server offers for RDMA pass: it is another than that of \
+                 its service",
+            ));
+        }
+        cures
     }
 
     /// The finding about what keeps one device from being used.

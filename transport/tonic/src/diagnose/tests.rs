@@ -499,6 +499,26 @@ fn what_the_server_says_is_mended_at_the_server() {
 }
 
 #[test]
+fn a_server_that_answers_over_tcp_only() {
+    let told = |file: Option<&str>| {
+        let system = System::new();
+        system.device("dev0", "Ethernet\n", "4: ACTIVE\n");
+        if let Some(kind) = file {
+            system.file("sys/class/infiniband/dev0/node_type", kind);
+        }
+        let found = system.findings_with(ReasonCode::HandshakeTimeout, |diagnosis, _| {
+            diagnosis.devices[0].reason = None;
+        });
+        found[0].cures.iter().map(|cure| cure.what.clone()).collect::<Vec<_>>().join("; ")
+    };
+    let roce = told(None);
+    assert!(roce.contains("UDP port 4791") && roce.contains("roce-v1"), "{roce}");
+    assert!(!roce.contains("TCP port that"), "{roce}");
+    let iwarp = told(Some("4: RNIC\n"));
+    assert!(iwarp.contains("TCP port that") && !iwarp.contains("4791"), "{iwarp}");
+}
+
+#[test]
 fn every_reason_gives_a_finding_with_a_cure() {
     let bare = System::new();
     let equipped = System::new();
