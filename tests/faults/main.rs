@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `host` | processes killed and stopped; a device, interface or address removed and restored |
 //! | `veth` | packets lost, delayed, duplicated, corrupted or all dropped between two veth ends |
+//! | `bond` | the active slave of a bond at either end goes, and comes back |
 //! | `ack` | all packets dropped for longer than one device waits, and shorter than another does |
 //! | `queues` | no fault: a device that pins memory for its queues, and is slow to make them |
 //! | `service_class` | no fault: the type of service of packets on their way |
@@ -24,6 +25,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, unreachable_pub)]
 
 mod ack;
+mod bond;
 mod cable;
 mod fault_test;
 mod host;
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
         veth: packets_lost_delayed_repeated_and_changed black_hole_for_rdma black_hole_for_all;
         memlock: of_the_server of_a_client;
         queues: that_are_charged that_are_short_of_memory that_take_their_time;
+        bond: slaves_are_cut slaves_go_down;
         ack: a_hole_is_survived;
         service_class: packets_have_what_was_set;
         cable: cut ready_to_use_is_lost rails;
