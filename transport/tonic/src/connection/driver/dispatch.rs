@@ -32,8 +32,10 @@ impl ConnectionState {
         }
         self.inbox.completions = completions;
         self.return_sends();
-        if self.send.in_flight.writing() < writing {
-            self.send.window.completed(self.send.in_flight.writing(), self.conn.waits_to_write());
+        let left = self.send.in_flight.writing();
+        if left < writing {
+            let (waits, now) = (self.conn.waits_to_write(), tokio::time::Instant::now());
+            self.send.window.completed(writing - left, left, waits, now.into_std());
         }
         result
     }

@@ -7,16 +7,28 @@
 //! | on | window |
 //! |---|---|
 //! | completion: nothing is in flight, and payload waits | doubled, up to [`MAX`] |
-//! | [`CALM`] completions in a row with some still in flight | reduced by a quarter, down to [`MIN`] |
-//! | a message went the same way as SEND while WRITEs were in flight | [`MIN`] |
+//! | [`CALM`] completions in a row with some still in flight | reduced by a quarter, down to [`FIRST`] |
+//! | a message went the same way as SEND while WRITEs were in flight | what the link carries in [`WAIT`] |
+//!
+//! What the link carries is told by the completions while it is busy. A fast link keeps a large
+//! window beside small messages, which wait for as long behind it as behind a small one of a slow
+//! link.
 //!
 //! A WRITE at each half of the window reports its completion, so that there is time to post the
 //! next half.
 
-/// Bytes: 80 us of 100 Gb/s.
-const MIN: usize = 1 << 20;
+use std::time::{Duration, Instant};
+
+/// How long a small message waits behind WRITEs, about.
+const WAIT: Duration = Duration::from_micros(80);
+/// Bytes, as long as it is not known what the link carries: [`WAIT`] of 100 Gb/s.
+const FIRST: usize = 1 << 20;
+/// Bytes beside small messages, at least: four WRITEs of 64 KiB.
+const MIN: usize = 256 << 10;
 /// Bytes: 670 us of 100 Gb/s.
 const MAX: usize = 8 << 20;
+/// What the link carries is measured over: completions may be seen late, and several at a time.
+const SPAN: Duration = Duration::from_micros(500);
 /// Completions without running dry after which the window shrinks.
 const CALM: u32 = 64;
 
@@ -24,11 +36,15 @@ const CALM: u32 = 64;
 pub(in crate::connection) struct WriteWindow {
     size: usize,
     calm: u32,
+    /// Since when there have been WRITEs in flight, and the bytes of those that have completed.
+    busy: Option<(Instant, usize)>,
+    /// Bytes that the link carries in [`WAIT`]; 0: not known.
+    carries: usize,
 }
 
 impl Default for WriteWindow {
     fn default() -> Self {
-        WriteWindow { size: MIN, calm: 0 }
+        WriteWindow { size: FIRST, calm: 0, busy: None, carries: 0 }
     }
 }
 
@@ -51,9 +67,17 @@ impl WriteWindow {
         self.size / 4
     }
 
-    /// WRITEs have completed: `writing` bytes are still in flight; `waits`: payload waits for room.
+    /// WRITEs of `done` bytes have completed `now`: `writing` bytes are still in flight; `waits`:
+    /// payload waits for room.
     #[inline]
-    pub(in crate::connection) fn completed(&mut self, writing: usize, waits: bool) {
+    pub(in crate::connection) fn completed(
+        &mut self,
+        done: usize,
+        writing: usize,
+        waits: bool,
+        now: Instant,
+    ) {
+        self.measure(done, writing, now);
         match (writing, waits) {
             (0, true) => {
                 self.size = (self.size * 2).min(MAX);
@@ -63,17 +87,35 @@ impl WriteWindow {
             _ => {
                 self.calm += 1;
                 if self.calm == CALM {
-                    self.size = (self.size / 4 * 3).max(MIN);
+                    self.size = (self.size / 4 * 3).max(FIRST);
                     self.calm = 0;
                 }
             }
         }
     }
 
+    fn measure(&mut self, done: usize, writing: usize, now: Instant) {
+        let (since, before) = self.busy.unwrap_or((now, 0));
+        // What completes first was posted before.
+        let bytes = before + if self.busy.is_some() { done } else { 0 };
+        let took = now.saturating_duration_since(since);
+        self.busy = (writing > 0).then_some((since, bytes));
+        if took >= SPAN {
+            let carried = bytes as u128 * WAIT.as_nanos() / took.as_nanos();
+            let carried = carried.min(MAX as u128) as usize;
+            self.carries = match self.carries {
+                0 => carried,
+                before => before / 2 + carried / 2,
+            };
+            self.busy = self.busy.map(|_| (now, 0));
+        }
+    }
+
     /// Small messages share the link with the WRITEs.
     #[inline]
     pub(in crate::connection) fn shared(&mut self) {
-        *self = Self::default();
+        self.size = if self.carries == 0 { FIRST } else { self.carries.clamp(MIN, MAX) };
+        self.calm = 0;
     }
 }
 
@@ -83,32 +125,83 @@ mod tests {
 
     #[test]
     fn the_window_grows_when_the_link_runs_dry_and_shrinks_when_it_does_not() {
+        let now = Instant::now();
         let mut window = WriteWindow::default();
-        assert_eq!((window.room(0), window.room(MIN), window.room(MAX)), (MIN, 0, 0));
-        window.completed(0, false);
-        assert_eq!(window.size, MIN, "there was no more to write");
+        assert_eq!((window.room(0), window.room(FIRST), window.room(MAX)), (FIRST, 0, 0));
+        window.completed(1, 0, false, now);
+        assert_eq!(window.size, FIRST, "there was no more to write");
         for size in [2 << 20, 4 << 20, MAX, MAX] {
-            window.completed(0, true);
+            window.completed(1, 0, true, now);
             assert_eq!((window.size, window.half()), (size, size / 2));
         }
         for _ in 1..CALM {
-            window.completed(1, true);
+            window.completed(1, 1, true, now);
         }
         assert_eq!(window.size, MAX);
-        window.completed(1, true);
+        window.completed(1, 1, true, now);
         assert_eq!(window.size, MAX / 4 * 3);
         for _ in 0..CALM * 32 {
-            window.completed(1, true);
+            window.completed(1, 1, true, now);
         }
-        assert_eq!(window.size, MIN, "and no less than that");
+        assert_eq!(window.size, FIRST, "and no less than that");
+    }
+
+    /// A link that carries `rate` bytes in a microsecond for a while, half a window at a time.
+    fn after(rate: usize, window: &mut WriteWindow, now: &mut Instant) -> usize {
+        window.completed(1, 1, true, *now);
+        for _ in 0..4000 {
+            let half = window.half();
+            *now += Duration::from_nanos((half * 1000 / rate) as u64);
+            window.completed(half, half, true, *now);
+            window.shared();
+        }
+        window.size
     }
 
     #[test]
-    fn small_messages_shrink_the_window_at_once() {
-        let mut window = WriteWindow::default();
-        window.completed(0, true);
-        window.completed(0, true);
+    fn small_messages_wait_as_long_on_any_link() {
+        let (mut window, mut now) = (WriteWindow::default(), Instant::now());
+        window.completed(1, 0, true, now);
         window.shared();
-        assert_eq!(window.size, MIN);
+        assert_eq!(window.size, FIRST, "nothing is known yet");
+        // 400, 100, 25 and 5 Gb/s.
+        for (rate, expected) in [(50_000, 4_000_000), (12_500, 1_000_000), (3125, MIN), (625, MIN)]
+        {
+            let size = after(rate, &mut window, &mut now);
+            assert!(size.abs_diff(expected) <= expected / 50, "{size} at {rate} bytes/us");
+        }
+        assert!(after(50_000, &mut window, &mut now) > 3_900_000, "a slow link has become fast");
+    }
+
+    #[test]
+    fn time_without_writes_is_not_the_links() {
+        let (mut window, mut now) = (WriteWindow::default(), Instant::now());
+        after(12_500, &mut window, &mut now);
+        window.completed(FIRST, 0, false, now);
+        let before = window.carries;
+        for _ in 0..10 {
+            now += Duration::from_secs(3600);
+            window.completed(FIRST, FIRST, false, now);
+            now += SPAN / 2;
+            window.completed(FIRST, 0, false, now);
+        }
+        assert_eq!(window.carries, before);
+    }
+
+    #[test]
+    fn completions_that_are_seen_late_are_measured_with_those_behind_them() {
+        let (mut window, mut now) = (WriteWindow::default(), Instant::now());
+        window.completed(1, 1, true, now);
+        // 25 Gb/s, of which two halves of a window are seen at a time, one behind the other.
+        for _ in 0..400 {
+            let half = window.half();
+            now += Duration::from_nanos((half * 2 * 1000 / 3125) as u64 - 1000);
+            window.completed(half, half, true, now);
+            now += Duration::from_nanos(1000);
+            window.completed(half, half, true, now);
+            window.shared();
+            assert!(window.size <= FIRST, "{}", window.size);
+        }
+        assert!(window.carries < MIN * 11 / 10, "{}", window.carries);
     }
 }
