@@ -20,6 +20,16 @@ pub enum Addr {
     Process(u32),
 }
 
+/// An address of this host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LocalNetwork {
+    pub(crate) ip: IpAddr,
+    /// Length of the network's prefix, in bits.
+    pub(crate) prefix: u8,
+    /// The interface has a carrier.
+    pub(crate) running: bool,
+}
+
 /// Whether peers on other hosts may know an address by itself: no loopback, and none that means
 /// something on one link only.
 pub(crate) fn is_reachable(ip: &IpAddr) -> bool {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::net::IpAddr;
 
-use crate::addr::is_reachable;
+use crate::addr::{LocalNetwork, is_reachable};
 use crate::device::PortState;
 use crate::error::FabricError;
 
@@ -16,18 +16,9 @@ use crate::error::FabricError;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostSnapshot {
     devices: Vec<SysfsDevice>,
-    addresses: Vec<Network>,
+    addresses: Vec<LocalNetwork>,
     /// RLIMIT_MEMLOCK, in bytes.
     memlock: Option<u64>,
-}
-
-/// An address of this host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Network {
-    ip: IpAddr,
-    prefix: u8,
-    /// Its interface has a carrier.
-    running: bool,
 }
 
 /// A device in sysfs.
@@ -52,7 +43,8 @@ impl HostSnapshot {
         let seen = self.devices.iter().find(|seen| seen.name == device)?;
         let down =
             || FabricError::NoActivePort { device: device.to_owned(), state: PortState::Down };
-        if seen.ports.iter().all(|state| !state.starts_with(b"4:")) && !seen.ports.is_empty() {
+        let is_active = |state: &Vec<u8>| state.starts_with(b"4:");
+        if !seen.ports.is_empty() && !seen.ports.iter().any(is_active) {
             return Some(down());
         }
         match self.addresses.iter().find(|at| at.ip == local) {
@@ -68,8 +60,6 @@ impl HostSnapshot {
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     pub fn now() -> HostSnapshot {
         use std::os::unix::fs::MetadataExt as _;
-
-        use crate::verbs::LocalNetwork;
         let list = |path: &std::path::Path| {
             let entries = std::fs::read_dir(path).into_iter().flatten();
             let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -84,10 +74,7 @@ impl HostSnapshot {
             Some(SysfsDevice { name: path.file_name()?.to_owned(), inode, ports })
         };
         let devices = list("/sys/class/infiniband".as_ref()).into_iter().filter_map(seen).collect();
-        let networks = crate::verbs::local_networks().unwrap_or_default();
-        let network =
-            |at: &LocalNetwork| Network { ip: at.ip, prefix: at.prefix, running: at.running };
-        let mut addresses: Vec<_> = networks.iter().map(network).collect();
+        let mut addresses = crate::verbs::local_networks().unwrap_or_default();
         addresses.sort_unstable();
         // The hard limit, up to which pools raise the other one themselves.
         let memlock = tonic_rdma_memory::Memlock::read().ok().and_then(|limits| limits.hard);
@@ -138,7 +125,7 @@ mod tests {
                 device("unknown", &[]),
             ],
             addresses: [(ip(1), true), (ip(2), false)]
-                .map(|(ip, running)| Network { ip, prefix: 24, running })
+                .map(|(ip, running)| LocalNetwork { ip, prefix: 24, running })
                 .into(),
             memlock: None,
         };

@@ -31,10 +31,10 @@ pub struct LinkConfig {
     pub busy_send_slots: u32,
     /// Bytes of staging behind the SEND slots. Default 256 KiB.
     pub staging: usize,
-    /// Work requests that may be in flight at once (SEND and WRITE together). At least 4; a device
-    /// with too little memory gives 8. Default 31, which is 400 Gb/s
-    /// for 40 us in WRITEs of 64 KiB. The queue takes 20 KiB of each process on Soft-RoCE then, and
-    /// 132 KiB with 128: it has a power of two of places, one of which stays empty.
+    /// Work requests that may be in flight at once (SEND and WRITE together). At least 4; where
+    /// memory for them is short, a connection gets 8. Default 31: in WRITEs of 64 KiB that is what
+    /// 400 Gb/s carry in 40 us, and the queue takes 20 KiB of a process on Soft-RoCE, which has a
+    /// power of two of places and leaves one empty.
     pub send_queue: u32,
     /// Longest payload, in bytes, that is asked to travel inside the work request itself. The
     /// device may grant less; [`Caps::max_inline`](crate::Caps::max_inline) tells. Default 256.

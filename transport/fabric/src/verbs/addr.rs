@@ -1,7 +1,8 @@
 //! Socket addresses, C's and Rust's.
 
-use crate::addr::is_reachable;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+use crate::addr::{LocalNetwork, is_reachable};
 
 /// Room for any address, in C's form.
 pub(super) struct CAddr(libc::sockaddr_storage);
@@ -67,16 +68,6 @@ pub(super) unsafe fn read(addr: *const libc::sockaddr) -> Option<SocketAddr> {
             _ => None,
         }
     }
-}
-
-/// An address of this host.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LocalNetwork {
-    pub(crate) ip: IpAddr,
-    /// Length of the network's prefix, in bits.
-    pub(crate) prefix: u8,
-    /// The interface has a carrier.
-    pub(crate) running: bool,
 }
 
 /// The IP addresses of this host's interfaces that are up, without loopback and link-local ones:

@@ -155,7 +155,7 @@ impl VerbsDevice {
     /// Has a watch tell also when the kernel waits for this device to be dropped.
     ///
     /// # Errors
-    /// The system refuses: the watch has to be asked for too many descriptors, for instance.
+    /// The system refuses it.
     pub fn tell_removal(&self, watch: &HostWatch) -> io::Result<()> {
         watch.also(&self.0)
     }

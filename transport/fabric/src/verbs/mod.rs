@@ -55,7 +55,7 @@ mod self_test;
 mod siw;
 mod wake_cost;
 
-pub(crate) use self::addr::{LocalNetwork, local_networks};
+pub(crate) use self::addr::local_networks;
 pub use self::device::VerbsDevice;
 pub use self::discovery::enumerate::{devices, local_addresses};
 pub use self::host_watch::{HostEvents, HostWatch};

@@ -1,11 +1,11 @@
 //! Watches for RDMA devices, ports and addresses that appear or disappear, so that a path is tried
 //! again as soon as it may be available, and a removed device is let go. The kernel tells of them
-//! ([`HostWatch`]), and a process at rest is woken by nothing else but a look in [`QUIET`].
+//! ([`HostWatch`]), and beside that a process at rest looks once in [`QUIET`].
 
-use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use std::{fmt, io};
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -56,11 +56,7 @@ impl DeviceMonitor {
     }
 
     fn watch(&self) -> Option<&HostWatch> {
-        let make = || {
-            let refused = |error: &_| tracing::debug!(%error, "changes of the host are asked for");
-            HostWatch::new().inspect_err(refused).ok()
-        };
-        self.watch.get_or_init(make).as_ref()
+        self.watch.get_or_init(|| HostWatch::new().inspect_err(untold).ok()).as_ref()
     }
 
     /// Starts the task, unless it runs already. A task that ended with its runtime is replaced.
@@ -84,6 +80,10 @@ impl DeviceMonitor {
     }
 }
 
+fn untold(error: &io::Error) {
+    tracing::debug!(%error, "the kernel does not tell of changes: looking every second");
+}
+
 async fn monitor<F, Fut>(
     changes: watch::Sender<Arc<HostSnapshot>>,
     watch: Option<HostWatch>,
@@ -93,7 +93,7 @@ async fn monitor<F, Fut>(
     Fut: Future<Output = Option<bool>>,
 {
     let Ok(mut last) = tokio::task::spawn_blocking(HostSnapshot::now).await else { return };
-    let mut events = watch.and_then(|watch| watch.events().ok());
+    let mut events = watch.and_then(|watch| watch.events().inspect_err(untold).ok());
     let mut timer = Timer::new();
     // The state may follow what is told of it.
     let mut settled = true;
@@ -104,7 +104,7 @@ async fn monitor<F, Fut>(
                 event = next.next() => match event {
                     Ok(()) => told = true,
                     Err(error) => {
-                        tracing::debug!(%error, "changes of the host are asked for");
+                        untold(&error);
                         events = None;
                     }
                 },
@@ -147,9 +147,7 @@ impl Changes {
         }
         std::future::pending().await
     }
-}
 
-impl Changes {
     /// Marks all changes so far as seen. What keeps a connection from its peer since then.
     pub(crate) fn obstacle(&mut self, connection: &PeerInfo) -> Option<Reason> {
         let host = self.0.as_mut()?.borrow_and_update().clone();

@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::addr::LocalNetwork;
 use crate::device::{DeviceInfo, LocalAddress, PortInfo, Transport};
 use crate::error::{FabricError, Verb};
-use crate::verbs::addr::{LocalNetwork, local_networks};
+use crate::verbs::addr::local_networks;
 use crate::verbs::cm::channel::Channel;
 use crate::verbs::cm::id::CmId;
 use crate::verbs::discovery::attributes::{context_name, is_iwarp, ports};

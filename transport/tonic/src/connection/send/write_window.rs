@@ -7,7 +7,7 @@
 //! | on | window |
 //! |---|---|
 //! | completion: nothing is in flight, and payload waits | doubled, up to [`MAX`] |
-//! | [`CALM`] completions in a row with some still in flight | reduced by a quarter, down to [`FIRST`] |
+//! | [`CALM`] completions in a row with some still in flight | reduced by a quarter; [`FIRST`] at least |
 //! | a message went the same way as SEND while WRITEs were in flight | what the link carries in [`WAIT`] |
 //!
 //! What the link carries is told by the completions while it is busy. A fast link keeps a large
@@ -95,9 +95,8 @@ impl WriteWindow {
     }
 
     fn measure(&mut self, done: usize, writing: usize, now: Instant) {
-        let (since, before) = self.busy.unwrap_or((now, 0));
-        // What completes first was posted before.
-        let bytes = before + if self.busy.is_some() { done } else { 0 };
+        // What completes first was in flight for longer than is known.
+        let (since, bytes) = self.busy.map_or((now, 0), |(since, bytes)| (since, bytes + done));
         let took = now.saturating_duration_since(since);
         self.busy = (writing > 0).then_some((since, bytes));
         if took >= SPAN {
