@@ -7,10 +7,10 @@ protoc makes of testing.proto where this finds it.
 
 import sys
 import threading
-from concurrent import futures
 
 import grpc
 import testing_pb2 as pb
+from common import endless, serve_methods
 
 SERVICE = "grpc.testing.TestService"
 REQUESTS, RESPONSES = (27182, 8, 1828, 45904), (31415, 9, 2653, 58979)
@@ -26,12 +26,6 @@ def zeros(size):
 def turn(request, response, interval_us=0):
     parameters = pb.ResponseParameters(size=response, interval_us=interval_us)
     return pb.StreamingOutputCallRequest(response_parameters=[parameters], payload=zeros(request))
-
-
-def endless(first):
-    """Requests of a call that its client does not end."""
-    yield from first
-    threading.Event().wait(60)
 
 
 class Cases:
@@ -229,12 +223,7 @@ def serve():
         ),
         "FullDuplexCall": method(grpc.stream_stream_rpc_method_handler, test.FullDuplexCall, output),
     }
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    print(f"127.0.0.1:{port}", flush=True)
-    server.wait_for_termination()
+    serve_methods(SERVICE, methods)
 
 
 if __name__ == "__main__":

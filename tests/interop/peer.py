@@ -5,10 +5,10 @@
 
 import sys
 import threading
-from concurrent import futures
 
 import conformance_pb2 as pb
 import grpc
+from common import endless, serve_methods
 
 SERVICE = "tonic_rdma.conformance.v1.Conformance"
 LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -95,10 +95,10 @@ def call(addr):
     assert answered == 20, answered
 
     # Cancelled before anything was sent, and after the first reply.
-    begun = client.Upload.future(endless())
+    begun = client.Upload.future(endless([]))
     begun.cancel()
     assert begun.code() == grpc.StatusCode.CANCELLED, begun.code()
-    replies = client.Chat(endless())
+    replies = client.Chat(endless([script(pb.Step(echo=0))]))
     next(replies)
     replies.cancel()
     assert refused(lambda: list(replies)).code() == grpc.StatusCode.CANCELLED
@@ -113,12 +113,6 @@ def refused(call):
     except grpc.RpcError as error:
         return error
     raise AssertionError("the call should have failed")
-
-
-def endless():
-    """Requests of a call that its client does not end."""
-    yield script(pb.Step(echo=0))
-    threading.Event().wait(60)
 
 
 class Plain:
@@ -161,20 +155,15 @@ class Plain:
 
 
 def serve():
-    server = grpc.server(futures.ThreadPoolExecutor(4), options=LIMITS)
     codecs = {"request_deserializer": pb.Message.FromString, "response_serializer": pb.Message.SerializeToString}
     plain = Plain()
-    handlers = {
+    methods = {
         "Unary": grpc.unary_unary_rpc_method_handler(plain.Unary, **codecs),
         "Upload": grpc.stream_unary_rpc_method_handler(plain.Upload, **codecs),
         "Download": grpc.unary_stream_rpc_method_handler(plain.Download, **codecs),
         "Chat": grpc.stream_stream_rpc_method_handler(plain.Chat, **codecs),
     }
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    print(f"127.0.0.1:{port}", flush=True)
-    server.wait_for_termination()
+    serve_methods(SERVICE, methods, LIMITS)
 
 
 if __name__ == "__main__":
