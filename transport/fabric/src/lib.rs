@@ -15,6 +15,7 @@
 //! | [`error`] | [`FabricError`], [`ConnectError`], [`LinkError`]: whose fault, which verb, what to do |
 //! | [`device`] | [`DeviceInfo`]: what a device says about itself |
 //! | [`provider`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
+//! | [`bare`] | SENDs and WRITEs over a link, with nothing above it, for measurements |
 //! | [`access`] | [`ShmAccess`], [`Lending`]: the processes with which memory is shared |
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
 //! | `returns` | leases that are not read any longer |
@@ -64,6 +65,7 @@
 
 pub mod access;
 pub mod addr;
+pub mod bare;
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 mod busy_poll;
 #[cfg(any(

@@ -70,6 +70,9 @@ everywhere! {
     a_drop_is_seen
     a_dropped_attempt_is_harmless
     an_unanswered_request_times_out
+    a_bare_connection_moves_bytes_both_ways
+    a_bare_connection_is_not_for_longer_writes
+    a_bare_connection_ends_for_nonsense
 }
 
 #[tokio::test]

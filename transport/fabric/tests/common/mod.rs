@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+pub mod bare;
 pub mod process;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 pub mod stranger;
@@ -13,6 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::task::Poll;
 use std::time::Duration;
 
+pub use bare::*;
 use bytes::{Bytes, BytesMut};
 use tonic_rdma_fabric::{
     Addr, AnyLink, Completion, ConnectError, Connected, Fabric, Link, LinkConfig, LinkError,

@@ -1,0 +1,226 @@
+//! One end: posts SENDs and WRITEs, and waits for what comes.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+
+use bytes::{BufMut as _, Bytes};
+use tonic_rdma_memory::{LandingBuf, Pool};
+
+use super::message::{self, Message, Place, Writes};
+use super::{BareError, SLOT, SLOTS};
+use crate::link::{Completion, Link, Posted, Work, WriteSource};
+use crate::provider::AnyLink;
+
+/// Times that a task posts without a pause before others of its thread get a turn.
+const TURN: u64 = 8;
+/// WRITEs in flight, at most.
+const MAX_IN_FLIGHT: usize = 1024;
+
+#[derive(Debug)]
+pub(super) struct End {
+    // Dropped in this order: the queue pair goes before the memory that it reads and writes (R9).
+    link: AnyLink,
+    /// The bytes of WRITEs, in memory of the pool.
+    source: Bytes,
+    /// What the other end may WRITE to. Never read.
+    landing: Vec<LandingBuf>,
+    pool: Pool,
+    out: Vec<Completion>,
+    /// Received messages: slot and bytes.
+    received: VecDeque<(u32, u32)>,
+    message: Vec<u8>,
+    queued: u64,
+    done: u64,
+    sends: usize,
+    /// What this end may WRITE to.
+    places: Vec<Place>,
+}
+
+impl End {
+    pub(super) fn new(link: AnyLink, pool: Pool) -> Self {
+        Self {
+            link,
+            source: Bytes::new(),
+            landing: Vec::new(),
+            pool,
+            out: Vec::new(),
+            received: VecDeque::new(),
+            message: Vec::new(),
+            queued: 0,
+            done: 0,
+            sends: 0,
+            places: Vec::new(),
+        }
+    }
+
+    /// Waits for completions. `Ready` whenever some have come.
+    async fn poll(&mut self) -> Result<(), BareError> {
+        let done = poll_fn(|cx| self.link.poll(cx, &mut self.out)).await;
+        for completion in self.out.drain(..) {
+            match completion {
+                Completion::Sent { id } => self.done = self.done.max(id),
+                Completion::Received { slot, len } => self.received.push_back((slot, len)),
+            }
+        }
+        Ok(done?)
+    }
+
+    /// Posts what is queued, and waits for the next message.
+    pub(super) async fn receive(&mut self) -> Result<Message, BareError> {
+        loop {
+            if let Some((slot, len)) = self.received.pop_front() {
+                self.message.clear();
+                self.message.extend_from_slice(self.link.recv_slot(slot, len));
+                self.link.repost(slot)?;
+                return message::decode(&self.message);
+            }
+            self.link.ring_doorbell()?;
+            self.poll().await?;
+        }
+    }
+
+    /// Queues one work request when there is room for it.
+    async fn queue(&mut self, work: Work, signal: bool) -> Result<(), BareError> {
+        while self.link.send_room() == 0 {
+            self.link.ring_doorbell()?;
+            self.poll().await?;
+        }
+        self.queued += 1;
+        if self.link.queue(self.queued, work, signal)? == Posted::Done {
+            self.done = self.queued;
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self) -> Result<(), BareError> {
+        // A slot is free again when as many requests as there are slots have gone since.
+        while self.queued - self.done >= SLOTS as u64 {
+            self.link.ring_doorbell()?;
+            self.poll().await?;
+        }
+        let (offset, len) = (self.sends % SLOTS * SLOT, self.message.len());
+        self.sends += 1;
+        if let Some(slot) = self.link.block_mut().get_mut(offset..offset + len) {
+            slot.copy_from_slice(&self.message);
+        }
+        self.queue(Work::Send { offset, len }, false).await
+    }
+
+    pub(super) async fn send_echo(&mut self, len: usize) -> Result<(), BareError> {
+        message::echo(len, &mut self.message);
+        self.send().await
+    }
+
+    /// Sends what was received last.
+    pub(super) async fn send_back(&mut self) -> Result<(), BareError> {
+        self.send().await
+    }
+
+    pub(super) async fn send_writes(&mut self, writes: Writes) -> Result<(), BareError> {
+        message::write(writes, &mut self.message);
+        self.send().await
+    }
+
+    pub(super) async fn send_written(&mut self) -> Result<(), BareError> {
+        message::written(&mut self.message);
+        self.send().await
+    }
+
+    /// Leases up to `places` places of `len` bytes, or of what the pool has, and tells the other end
+    /// of them.
+    pub(super) async fn send_places(&mut self, places: usize, len: usize) -> Result<(), BareError> {
+        let mut landing = self.pool.landing_up_to(places * len);
+        while self.landing.len() < places {
+            let Some(place) = landing.alloc(len, 4096)? else { break };
+            self.link.share(place.rkey())?;
+            self.landing.push(place);
+        }
+        let granted = |place: &LandingBuf| Place {
+            addr: place.addr(),
+            rkey: place.rkey(),
+            len: place.capacity().min(len) as u32,
+        };
+        let granted: Vec<_> = self.landing.iter().map(granted).collect();
+        message::places(&granted, &mut self.message);
+        self.send().await
+    }
+
+    pub(super) fn has_granted(&self) -> bool {
+        !self.landing.is_empty()
+    }
+
+    pub(super) fn set_places(&mut self, places: Vec<Place>) {
+        self.places = places;
+    }
+
+    /// Bytes of the longest place.
+    pub(super) fn longest_place(&self) -> usize {
+        self.places.iter().map(|place| place.len as usize).max().unwrap_or(0)
+    }
+
+    /// Bytes of pool memory to WRITE from, at least `len`.
+    fn fill(&mut self, len: usize) -> Result<(), BareError> {
+        if self.source.len() < len {
+            let mut buf = self.pool.try_alloc(len)?;
+            buf.put_bytes(0xa5, len);
+            self.source = buf.freeze();
+        }
+        Ok(())
+    }
+
+    /// WRITEs, each to its own part of the places as long as there are enough, and returns when the
+    /// device has reported all of them: for InfiniBand and RoCE, that they have arrived.
+    pub(super) async fn write(&mut self, writes: Writes) -> Result<(), BareError> {
+        let len = writes.len as usize;
+        let parts: Vec<(u64, u32)> = self
+            .places
+            .iter()
+            .filter_map(|place| Some((place, (place.len as usize).checked_div(len)?)))
+            .flat_map(|(place, n)| {
+                (0..n).map(|at| (place.addr.wrapping_add((at * len) as u64), place.rkey))
+            })
+            // The peer may have named places of any length.
+            .take((writes.in_flight as usize).clamp(1, MAX_IN_FLIGHT))
+            .collect();
+        if parts.is_empty() {
+            return Err(BareError::TooLong { len, longest: self.longest_place() });
+        }
+        self.fill(len)?;
+        let source = self.source.slice(..len);
+        let window = parts.len() as u64;
+        // Earlier SENDs may not have been reported yet.
+        let first = self.queued;
+        let last = first + u64::from(writes.count);
+        for turn in 1_u64.. {
+            while self.queued < last && self.queued - self.done.max(first) < window {
+                let in_flight = self.queued - self.done.max(first);
+                let (remote_addr, rkey) = parts[(self.queued - first) as usize % parts.len()];
+                let src = self.pool.resolve(&source).ok_or(BareError::NoSource)?;
+                let work = Work::Write { src: WriteSource::Bytes(src), remote_addr, rkey };
+                // The last WRITE before a wait must be signaled.
+                let waits = self.queued + 1 == last || in_flight + 1 == window;
+                self.queue(work, waits).await?;
+            }
+            self.link.ring_doorbell()?;
+            if self.done >= last {
+                break;
+            }
+            if self.done < self.queued {
+                self.poll().await?;
+            }
+            if turn % TURN == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the longest place that this end has granted.
+    pub(super) fn longest_granted(&self) -> usize {
+        self.landing.iter().map(LandingBuf::capacity).max().unwrap_or(0)
+    }
+
+    pub(super) fn disconnect(&mut self) {
+        self.link.disconnect();
+    }
+}

@@ -1,0 +1,155 @@
+//! What the ends of a bare connection say to each other, as SENDs of at most [`MAX_LEN`] bytes.
+//!
+//! | kind | fields (little-endian) | answer |
+//! |---|---|---|
+//! | 1 echo | any | the same bytes |
+//! | 2 places | n times: address u64, key u32, bytes u32 | places of the answering end |
+//! | 3 write | bytes u32, number u32, in flight u32 | 4, behind the last WRITE |
+//! | 4 written | | |
+
+use super::BareError;
+
+/// Bytes.
+pub(super) const MAX_LEN: usize = 512;
+/// Places of one end, at most.
+pub(super) const MAX_PLACES: usize = 16;
+const PLACE_LEN: usize = 16;
+
+/// Memory that the other end may WRITE to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) addr: u64,
+    pub(super) rkey: u32,
+    /// Bytes.
+    pub(super) len: u32,
+}
+
+/// Bytes of each WRITE, their number, and how many are in flight at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Writes {
+    pub(super) len: u32,
+    pub(super) count: u32,
+    pub(super) in_flight: u32,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    Echo,
+    Places(Vec<Place>),
+    Write(Writes),
+    Written,
+}
+
+const ECHO: u8 = 1;
+const PLACES: u8 = 2;
+const WRITE: u8 = 3;
+const WRITTEN: u8 = 4;
+
+/// An echo of `len` bytes, at least 1.
+pub(super) fn echo(len: usize, out: &mut Vec<u8>) {
+    out.clear();
+    out.resize(len.clamp(1, MAX_LEN), 0xa5);
+    out[0] = ECHO;
+}
+
+pub(super) fn places(places: &[Place], out: &mut Vec<u8>) {
+    out.clear();
+    out.push(PLACES);
+    for place in places.iter().take(MAX_PLACES) {
+        out.extend(place.addr.to_le_bytes());
+        out.extend(place.rkey.to_le_bytes());
+        out.extend(place.len.to_le_bytes());
+    }
+}
+
+pub(super) fn write(writes: Writes, out: &mut Vec<u8>) {
+    out.clear();
+    out.push(WRITE);
+    for field in [writes.len, writes.count, writes.in_flight] {
+        out.extend(field.to_le_bytes());
+    }
+}
+
+pub(super) fn written(out: &mut Vec<u8>) {
+    out.clear();
+    out.push(WRITTEN);
+}
+
+/// All of it is untrusted.
+pub(super) fn decode(bytes: &[u8]) -> Result<Message, BareError> {
+    let unknown = || BareError::Message(format!("{} bytes: {:02x?}", bytes.len(), head(bytes)));
+    let (kind, fields) = bytes.split_first().ok_or_else(unknown)?;
+    match *kind {
+        ECHO => Ok(Message::Echo),
+        PLACES
+            if fields.len().is_multiple_of(PLACE_LEN) && fields.len() <= MAX_PLACES * PLACE_LEN =>
+        {
+            Ok(Message::Places(fields.chunks_exact(PLACE_LEN).filter_map(place).collect()))
+        }
+        WRITE => match words(fields) {
+            Some([len, count, in_flight]) => Ok(Message::Write(Writes { len, count, in_flight })),
+            None => Err(unknown()),
+        },
+        WRITTEN if fields.is_empty() => Ok(Message::Written),
+        _ => Err(unknown()),
+    }
+}
+
+fn head(bytes: &[u8]) -> &[u8] {
+    &bytes[..bytes.len().min(16)]
+}
+
+fn place(bytes: &[u8]) -> Option<Place> {
+    let (addr, rest) = bytes.split_first_chunk()?;
+    let [rkey, len] = words(rest)?;
+    Some(Place { addr: u64::from_le_bytes(*addr), rkey, len })
+}
+
+fn words<const N: usize>(bytes: &[u8]) -> Option<[u32; N]> {
+    let mut words = [0; N];
+    if bytes.len() != N * 4 {
+        return None;
+    }
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(4)) {
+        *word = u32::from_le_bytes(bytes.try_into().ok()?);
+    }
+    Some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let mut out = Vec::new();
+        echo(64, &mut out);
+        assert_eq!((out.len(), decode(&out).unwrap()), (64, Message::Echo));
+        let all = [Place { addr: u64::MAX, rkey: 7, len: 1 << 20 }; MAX_PLACES];
+        places(&all, &mut out);
+        assert!(out.len() <= MAX_LEN);
+        assert_eq!(decode(&out).unwrap(), Message::Places(all.into()));
+        let writes = Writes { len: 4096, count: u32::MAX, in_flight: 8 };
+        write(writes, &mut out);
+        assert_eq!(decode(&out).unwrap(), Message::Write(writes));
+        written(&mut out);
+        assert_eq!(decode(&out).unwrap(), Message::Written);
+    }
+
+    #[test]
+    fn what_is_none_is_named() {
+        for bytes in [&[][..], &[0], &[5, 1], &[4, 0], &[3; 12], &[2; 18], &[2; 273]] {
+            let error = decode(bytes).unwrap_err().to_string();
+            assert!(error.contains(&format!("{} bytes", bytes.len())), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..MAX_LEN)) {
+            let _ = decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! SENDs and WRITEs over a link, without protocol, calls or messages: the upper bound of what any
+//! transport over it can reach. `rpc-demo doctor --peer` and the benchmarks measure it.
+//!
+//! Both ends make their link with [`config`]. The accepting end [serves](serve), the connecting end
+//! [opens](Bare::open) the connection and measures.
+
+mod end;
+mod message;
+
+use std::io;
+
+use tonic_rdma_memory::{Pool, PoolError, RegisterError};
+
+use crate::bare::end::End;
+use crate::bare::message::{MAX_PLACES, Message, Writes};
+use crate::error::LinkError;
+use crate::link_config::LinkConfig;
+use crate::provider::AnyLink;
+
+/// Bytes of a slot.
+const SLOT: usize = 512;
+/// SEND slots, and RECVs.
+const SLOTS: usize = 24;
+/// Echoes in flight, at most: the other end has RECVs for them and a few more.
+pub const MAX_ECHOES: usize = 16;
+
+/// The queues of a bare connection: 24 KiB of control memory.
+pub fn config() -> LinkConfig {
+    LinkConfig {
+        recv_slots: SLOTS as u32,
+        slot_size: SLOT as u32,
+        send_slots: SLOTS as u32,
+        staging: 0,
+        ..LinkConfig::default()
+    }
+}
+
+/// What one end grants to the other, and does at its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Places for WRITEs, at most 16. WRITEs in flight go to different ones, as messages that have
+    /// not been read yet do.
+    pub places: usize,
+    /// Bytes of each: the longest WRITE. A pool with less landing memory gives less.
+    pub place_len: usize,
+    /// Bytes that one request may have this end WRITE.
+    pub requested: u64,
+}
+
+impl Default for Limits {
+    /// 8 places of 1 MiB, 1 GiB a request.
+    fn default() -> Self {
+        Self { places: 8, place_len: 1 << 20, requested: 1 << 30 }
+    }
+}
+
+/// Why a bare connection ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BareError {
+    /// The link failed, or the peer has closed it.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// There is no memory to WRITE from.
+    #[error("no memory to WRITE from: {0}")]
+    Pool(#[from] PoolError),
+    /// Memory to WRITE to could not be registered.
+    #[error("no memory to WRITE to: {0}")]
+    Register(#[from] RegisterError),
+    /// Memory of the pool has no registration.
+    #[error("no memory to WRITE from: the pool does not know its own")]
+    NoSource,
+    /// The peer granted nothing as long.
+    #[error("no place for a WRITE of {len} bytes: the longest one of the peer has {longest}")]
+    TooLong {
+        /// Bytes of the WRITE.
+        len: usize,
+        /// Bytes of the longest place.
+        longest: usize,
+    },
+    /// The peer wanted more than is done for it.
+    #[error("the peer wants {wanted} bytes written, at most {limit} are")]
+    TooMuch {
+        /// Bytes.
+        wanted: u64,
+        /// Bytes.
+        limit: u64,
+    },
+    /// The peer sent what is no message, or not one of this moment.
+    #[error("a message that makes no sense: {0}")]
+    Message(String),
+}
+
+impl From<BareError> for io::Error {
+    fn from(error: BareError) -> Self {
+        io::Error::other(error)
+    }
+}
+
+/// Serves the connecting end until it closes the connection: echoes its SENDs, grants it memory to
+/// WRITE to, which is never read, and WRITEs to what it has granted.
+///
+/// # Errors
+/// Why the connection ended, which is always an error: [`LinkError::Disconnected`] where the peer
+/// has closed it.
+///
+/// # Cancel safety
+/// Dropping the future ends the connection.
+pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), BareError> {
+    let mut end = End::new(link, pool);
+    loop {
+        match end.receive().await? {
+            Message::Echo => end.send_back().await?,
+            Message::Places(_) if end.has_granted() => {
+                return Err(BareError::Message("places were granted before".into()));
+            }
+            Message::Places(places) => {
+                end.set_places(places);
+                end.send_places(limits.places.min(MAX_PLACES), limits.place_len).await?;
+            }
+            Message::Write(writes) => {
+                let wanted = u64::from(writes.len) * u64::from(writes.count);
+                if wanted > limits.requested || writes.len as usize > limits.place_len {
+                    return Err(BareError::TooMuch { wanted, limit: limits.requested });
+                }
+                end.write(writes).await?;
+                end.send_written().await?;
+            }
+            message => return Err(BareError::Message(format!("{message:?}"))),
+        }
+    }
+}
+
+/// The connecting end.
+///
+/// Its futures are not cancel safe: one that was dropped leaves work in flight, and the connection
+/// is of no use but to be dropped.
+#[derive(Debug)]
+pub struct Bare {
+    end: End,
+    granted: usize,
+}
+
+impl Bare {
+    /// Exchanges places for WRITEs with the other end.
+    ///
+    /// # Errors
+    /// The link fails, memory cannot be registered, or the other end does not serve.
+    pub async fn open(link: AnyLink, pool: Pool, limits: Limits) -> Result<Self, BareError> {
+        let mut end = End::new(link, pool);
+        end.send_places(limits.places.min(MAX_PLACES), limits.place_len).await?;
+        match end.receive().await? {
+            Message::Places(places) => end.set_places(places),
+            message => return Err(BareError::Message(format!("{message:?}"))),
+        }
+        let granted = end.longest_granted();
+        Ok(Self { end, granted })
+    }
+
+    /// Bytes of the longest WRITE that both ends have room for.
+    pub fn longest(&self) -> usize {
+        self.end.longest_place().min(self.granted)
+    }
+
+    /// SENDs `count` messages of `len` bytes, which come back, with up to `in_flight` at a time (at
+    /// most [`MAX_ECHOES`]). Returns when all are back.
+    ///
+    /// # Errors
+    /// The link fails.
+    pub async fn echo(
+        &mut self,
+        len: usize,
+        count: usize,
+        in_flight: usize,
+    ) -> Result<(), BareError> {
+        let in_flight = in_flight.clamp(1, MAX_ECHOES);
+        let (mut sent, mut back) = (0, 0);
+        while back < count {
+            while sent < count && sent - back < in_flight {
+                self.end.send_echo(len).await?;
+                sent += 1;
+            }
+            match self.end.receive().await? {
+                Message::Echo => back += 1,
+                message => return Err(BareError::Message(format!("{message:?}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// WRITEs `count` times `len` bytes to the other end, with up to `in_flight` at a time, and
+    /// returns when they have arrived.
+    ///
+    /// # Errors
+    /// [`BareError::TooLong`] where `len` is more than [`longest`](Self::longest); the link fails.
+    pub async fn write(
+        &mut self,
+        len: usize,
+        count: usize,
+        in_flight: usize,
+    ) -> Result<(), BareError> {
+        self.end.write(writes(len, count, in_flight)).await?;
+        // What is behind a SEND has arrived before it (R4).
+        self.echo(1, 1, 1).await
+    }
+
+    /// Has the other end WRITE in the same way to this one.
+    ///
+    /// # Errors
+    /// Those of [`write`](Self::write).
+    pub async fn written(
+        &mut self,
+        len: usize,
+        count: usize,
+        in_flight: usize,
+    ) -> Result<(), BareError> {
+        if len > self.granted {
+            return Err(BareError::TooLong { len, longest: self.granted });
+        }
+        self.end.send_writes(writes(len, count, in_flight)).await?;
+        match self.end.receive().await? {
+            Message::Written => Ok(()),
+            message => Err(BareError::Message(format!("{message:?}"))),
+        }
+    }
+
+    /// Closes the connection, so that the other end need not wait for its end.
+    pub fn close(mut self) {
+        self.end.disconnect();
+    }
+}
+
+fn writes(len: usize, count: usize, in_flight: usize) -> Writes {
+    let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Writes { len: word(len), count: word(count), in_flight: word(in_flight) }
+}

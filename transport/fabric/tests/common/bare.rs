@@ -1,0 +1,109 @@
+//! Bare connections: what is measured over them, and peers that misuse them.
+
+use std::num::NonZeroU64;
+
+use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits};
+
+use super::*;
+
+const LIMITS: Limits = Limits { places: 4, place_len: 64 << 10, requested: 1 << 24 };
+
+async fn links(server: &Side, client: &Side) -> (AnyLink, AnyLink) {
+    let (s, c) = pair_over(&mut server.listen(), server, client, &bare::config()).await;
+    (s.link, c.link)
+}
+
+/// The serving end's error after the other end has done `work`.
+async fn served<F>(server: &Side, client: &Side, work: impl FnOnce(AnyLink) -> F) -> BareError
+where
+    F: Future<Output = ()>,
+{
+    let (s, c) = links(server, client).await;
+    let serving = bare::serve(s, server.pool.clone(), LIMITS);
+    let both = async { tokio::join!(serving, work(c)) };
+    tokio::time::timeout(TIMEOUT, both).await.expect("an end hangs").0.unwrap_err()
+}
+
+pub async fn a_bare_connection_moves_bytes_both_ways(server: &Side, client: &Side) {
+    let before = (server.pool.stats(), client.pool.stats());
+    let ended = served(server, client, async |link| {
+        let mut bare = Bare::open(link, client.pool.clone(), LIMITS).await.unwrap();
+        assert_eq!(bare.longest(), 64 << 10);
+        for (len, count, in_flight) in [(1, 1, 1), (64, 100, bare::MAX_ECHOES), (512, 40, 1000)] {
+            bare.echo(len, count, in_flight).await.unwrap();
+        }
+        for (len, count, in_flight) in [(64 << 10, 1, 1), (4096, 100, 8), (64 << 10, 30, 1000)] {
+            bare.write(len, count, in_flight).await.unwrap();
+            bare.written(len, count, in_flight).await.unwrap();
+        }
+        bare.close();
+    });
+    let ended = ended.await;
+    assert!(matches!(ended, BareError::Link(LinkError::Disconnected { .. })), "{ended}");
+    for (pool, before) in [(&server.pool, before.0), (&client.pool, before.1)] {
+        assert_eq!(pool.stats().leased, before.leased, "a place was not returned");
+    }
+}
+
+pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &Side) {
+    let ended = served(server, client, async |link| {
+        let small = Limits { place_len: 4096, ..LIMITS };
+        let mut bare = Bare::open(link, client.pool.clone(), small).await.unwrap();
+        assert_eq!(bare.longest(), 4096);
+        let named = "no place for a WRITE of 1048576 bytes: the longest one of the peer has 65536";
+        assert_eq!(bare.write(1 << 20, 1, 1).await.unwrap_err().to_string(), named);
+        let error = bare.written(8192, 1, 1).await.unwrap_err();
+        assert!(matches!(error, BareError::TooLong { len: 8192, longest: 4096 }), "{error}");
+        // More than is written at a request.
+        let error = bare.written(4096, 1 << 20, 8).await.unwrap_err();
+        assert!(matches!(error, BareError::Link(_)), "{error}");
+    });
+    let ended = ended.await.to_string();
+    assert_eq!(ended, "the peer wants 4294967296 bytes written, at most 16777216 are");
+}
+
+/// Composed by hand: what no client of ours sends.
+pub async fn a_bare_connection_ends_for_nonsense(server: &Side, client: &Side) {
+    let place = |addr: u64, rkey: u32, len: u32| {
+        let mut message = vec![2];
+        message.extend(addr.to_le_bytes());
+        message.extend(rkey.to_le_bytes());
+        message.extend(len.to_le_bytes());
+        message
+    };
+    let write = |len: u32, count: u32, in_flight: u32| {
+        let mut message = vec![3];
+        [len, count, in_flight].iter().for_each(|field| message.extend(field.to_le_bytes()));
+        message
+    };
+    let nowhere = NonZeroU64::MAX.get() - 4095;
+    let cases: [(&[Vec<u8>], &str); 7] = [
+        (&[vec![9; 300]], "makes no sense: 300 bytes"),
+        (&[vec![4]], "makes no sense: Written"),
+        (&[write(4096, 1, 1)], "the longest one of the peer has 0"),
+        (&[place(nowhere, 7, 4096), place(0, 0, 0)], "granted before"),
+        (&[place(nowhere, 7, u32::MAX), write(0, u32::MAX, 1)], "no place for a WRITE of 0 bytes"),
+        (&[place(nowhere, 7, u32::MAX), write(1 << 20, 1, 1)], "1048576 bytes written"),
+        // Memory that is nobody's. What the link says of it is the link's.
+        (&[place(nowhere, 0xdead_beef, u32::MAX), write(1, 1000, u32::MAX)], ""),
+    ];
+    for (messages, named) in cases {
+        let ended = served(server, client, async |link| {
+            let mut end = End::new(link);
+            for message in messages {
+                let send = |end: &mut End| -> Result<(), LinkError> {
+                    end.link.block_mut()[..message.len()].copy_from_slice(message);
+                    end.queue(Work::Send { offset: 0, len: message.len() }, true)?;
+                    end.link.ring_doorbell()
+                };
+                // The other end may have closed the link already.
+                if send(&mut end).is_err() || end.poll().await.is_err() {
+                    return;
+                }
+            }
+            while end.poll().await.is_ok() {}
+        });
+        let ended = ended.await.to_string();
+        assert!(ended.contains(named), "{messages:02x?}: {ended}");
+    }
+}
