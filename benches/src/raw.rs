@@ -22,7 +22,8 @@ const N_TARGETS: usize = 8;
 /// WRITEs in flight for rows that do not specify it.
 const DEFAULT_WINDOW: usize = 16;
 
-const LIMITS: Limits = Limits { places: N_TARGETS, place_len: MAX_WRITE, requested: u64::MAX };
+const LIMITS: Limits =
+    Limits { places: N_TARGETS, place_len: MAX_WRITE, landing_part: 1, requested: u64::MAX };
 
 /// Echoes SENDs, and grants memory for WRITEs, until the process ends.
 ///

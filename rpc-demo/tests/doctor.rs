@@ -84,12 +84,28 @@ fn a_peer_on_this_host_is_reached_by_shared_memory_and_measured() {
         assert!(peer[path]["latency_median_us"].as_f64().unwrap() > 0.0, "{peer}");
         assert!(peer[path]["upload_mib_s"].as_f64().unwrap() > 0.0, "{peer}");
     }
+    assert_eq!(peer["not_bare"], Value::Null, "{peer}");
+    assert!(peer["bare"]["latency_median_us"].as_f64().unwrap() > 0.0, "{peer}");
+    let rates = peer["rates"].as_array().unwrap();
+    assert!(!rates.is_empty(), "{peer}");
+    for rates in rates {
+        for way in ["bare_per_s", "fast_per_s", "tcp_per_s"] {
+            assert!(rates[way].as_f64().unwrap() > 0.0, "{rates}");
+        }
+    }
     assert_eq!(peer["steps"][0]["name"], "TCP connection");
     assert_eq!(peer["steps"][1]["name"], "Offer");
     let output = doctor().args(["--peer", &server.url]).output().unwrap();
     says(
         stdout(&output),
-        &["offers shm", "MiB/s", "tonic-rdma-build", "tonic::transport::{Channel, Endpoint}"],
+        &[
+            "offers shm",
+            "MiB/s",
+            "a call takes",
+            "them take the WRITE",
+            "tonic-rdma-build",
+            "tonic::transport::{Channel, Endpoint}",
+        ],
     );
     let last = stdout(&output).lines().last().unwrap();
     assert!(last.starts_with("Calls to http://"), "{last}");

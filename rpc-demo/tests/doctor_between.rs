@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/bare.rs"]
+mod bare;
 #[path = "common/fields.rs"]
 mod fields;
 
@@ -57,5 +59,6 @@ fn both_rails_to_a_peer_are_walked_and_one_is_measured() {
         assert!(peer[path]["latency_median_us"].as_f64().unwrap() > 0.0, "{peer}");
         assert!(peer[path]["download_mib_s"].as_f64().unwrap() > 0.0, "{peer}");
     }
+    bare::was_measured(peer);
     println!("{}: tcp {} fast {}", variable("CABLE_DEVICE"), peer["tcp"], peer["fast"]);
 }

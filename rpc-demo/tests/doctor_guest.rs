@@ -11,6 +11,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/bare.rs"]
+mod bare;
 #[path = "common/fields.rs"]
 mod fields;
 
@@ -385,6 +387,7 @@ fn a_peer_is_reached_and_measured_over_rdma_and_tcp() {
             assert!(peer[path]["download_mib_s"].as_f64().unwrap() > 0.0, "{peer}");
         }
         println!("{kind}: tcp {} fast {}", peer["tcp"], peer["fast"]);
+        bare::was_measured(peer);
         drop(server.stdin.take());
         server.wait().unwrap();
     }

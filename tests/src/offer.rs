@@ -35,6 +35,7 @@ pub async fn request_grant(server: SocketAddr, fabric: &str) -> Grant {
         version_max: VERSION_MAX.into(),
         fabrics: vec![fabric.into()],
         client: Some(own),
+        bare: false,
     };
     let response = client.offer(request).await.unwrap().into_inner();
     let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };

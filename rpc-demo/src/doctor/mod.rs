@@ -1,5 +1,7 @@
 //! `rpc-demo doctor`.
 
+mod layout;
+mod peer;
 mod tables;
 
 use std::process::ExitCode;

@@ -126,6 +126,9 @@ pub enum Reject {
         "the server has as many connections in the making as it allows (Server::max_handshakes)"
     )]
     Handshakes,
+    /// The server serves one bare connection at a time.
+    #[error("another diagnosis measures bare connections to the server")]
+    Bare,
     /// The hello is invalid.
     #[error("the server did not understand the hello")]
     Malformed,
@@ -322,6 +325,7 @@ impl Reject {
             Reject::Malformed => 5,
             Reject::Connections => 6,
             Reject::Handshakes => 7,
+            Reject::Bare => 8,
             Reject::Other(code) => code,
         };
         let mut out = [0; REJECT_LEN];
@@ -348,6 +352,7 @@ impl Reject {
             5 => Reject::Malformed,
             6 => Reject::Connections,
             7 => Reject::Handshakes,
+            8 => Reject::Bare,
             code => Reject::Other(code),
         })
     }
@@ -379,6 +384,7 @@ mod tests {
             Reject::Malformed,
             Reject::Connections,
             Reject::Handshakes,
+            Reject::Bare,
             Reject::Other(99),
         ] {
             assert_eq!(Reject::decode(&reject.encode()).unwrap(), reject);

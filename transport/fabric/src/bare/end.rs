@@ -6,13 +6,15 @@ use std::future::poll_fn;
 use bytes::{BufMut as _, Bytes};
 use tonic_rdma_memory::{LandingBuf, Pool};
 
-use super::message::{self, Message, Place, Writes};
-use super::{BareError, SLOT, SLOTS};
+use super::message::{self, MAX_PLACES, Message, Place, Writes};
+use super::{BareError, Limits, SLOT, SLOTS};
 use crate::link::{Completion, Link, Posted, Work, WriteSource};
 use crate::provider::AnyLink;
 
 /// Times that a task posts without a pause before others of its thread get a turn.
 const TURN: u64 = 8;
+/// Bytes of the shortest places.
+const SHORTEST: usize = 4096;
 /// WRITEs in flight, at most.
 const MAX_IN_FLIGHT: usize = 1024;
 
@@ -24,6 +26,8 @@ pub(super) struct End {
     source: Bytes,
     /// What the other end may WRITE to. Never read.
     landing: Vec<LandingBuf>,
+    /// Bytes of each of them.
+    granted: usize,
     pool: Pool,
     out: Vec<Completion>,
     /// Received messages: slot and bytes.
@@ -42,6 +46,7 @@ impl End {
             link,
             source: Bytes::new(),
             landing: Vec::new(),
+            granted: 0,
             pool,
             out: Vec::new(),
             received: VecDeque::new(),
@@ -126,20 +131,23 @@ impl End {
         self.send().await
     }
 
-    /// Leases up to `places` places of `len` bytes, or of what the pool has, and tells the other end
-    /// of them.
-    pub(super) async fn send_places(&mut self, places: usize, len: usize) -> Result<(), BareError> {
+    /// Leases places, and tells the other end of them.
+    pub(super) async fn send_places(&mut self, limits: Limits) -> Result<(), BareError> {
+        let budget = self.pool.config().landing / limits.landing_part.max(1);
+        let mut len = limits.place_len;
+        while len > budget && len > SHORTEST {
+            len = (len / 4).max(SHORTEST);
+        }
+        let places = limits.places.min(MAX_PLACES).min(budget / len.max(1));
         let mut landing = self.pool.landing_up_to(places * len);
         while self.landing.len() < places {
-            let Some(place) = landing.alloc(len, 4096)? else { break };
+            let Some(place) = landing.alloc_spare(len)? else { break };
             self.link.share(place.rkey())?;
             self.landing.push(place);
         }
-        let granted = |place: &LandingBuf| Place {
-            addr: place.addr(),
-            rkey: place.rkey(),
-            len: place.capacity().min(len) as u32,
-        };
+        self.granted = if self.landing.is_empty() { 0 } else { len };
+        let granted =
+            |place: &LandingBuf| Place { addr: place.addr(), rkey: place.rkey(), len: len as u32 };
         let granted: Vec<_> = self.landing.iter().map(granted).collect();
         message::places(&granted, &mut self.message);
         self.send().await
@@ -168,10 +176,11 @@ impl End {
         Ok(())
     }
 
-    /// WRITEs, each to its own part of the places as long as there are enough, and returns when the
+    /// WRITEs, those in flight to parts of their own as far as there are enough, and returns when the
     /// device has reported all of them: for InfiniBand and RoCE, that they have arrived.
     pub(super) async fn write(&mut self, writes: Writes) -> Result<(), BareError> {
         let len = writes.len as usize;
+        let window = (writes.in_flight as usize).clamp(1, MAX_IN_FLIGHT);
         let parts: Vec<(u64, u32)> = self
             .places
             .iter()
@@ -180,14 +189,14 @@ impl End {
                 (0..n).map(|at| (place.addr.wrapping_add((at * len) as u64), place.rkey))
             })
             // The peer may have named places of any length.
-            .take((writes.in_flight as usize).clamp(1, MAX_IN_FLIGHT))
+            .take(window)
             .collect();
         if parts.is_empty() {
             return Err(BareError::TooLong { len, longest: self.longest_place() });
         }
         self.fill(len)?;
         let source = self.source.slice(..len);
-        let window = parts.len() as u64;
+        let window = window as u64;
         // Earlier SENDs may not have been reported yet.
         let first = self.queued;
         let last = first + u64::from(writes.count);
@@ -215,9 +224,9 @@ impl End {
         Ok(())
     }
 
-    /// Bytes of the longest place that this end has granted.
-    pub(super) fn longest_granted(&self) -> usize {
-        self.landing.iter().map(LandingBuf::capacity).max().unwrap_or(0)
+    /// Bytes of the places that this end has granted.
+    pub(super) fn granted(&self) -> usize {
+        self.granted
     }
 
     pub(super) fn disconnect(&mut self) {

@@ -12,7 +12,7 @@ use std::io;
 use tonic_rdma_memory::{Pool, PoolError, RegisterError};
 
 use crate::bare::end::End;
-use crate::bare::message::{MAX_PLACES, Message, Writes};
+use crate::bare::message::{Message, Writes};
 use crate::error::LinkError;
 use crate::link_config::LinkConfig;
 use crate::provider::AnyLink;
@@ -41,16 +41,20 @@ pub struct Limits {
     /// Places for WRITEs, at most 16. WRITEs in flight go to different ones, as messages that have
     /// not been read yet do.
     pub places: usize,
-    /// Bytes of each: the longest WRITE. A pool with less landing memory gives less.
+    /// Bytes of each: the longest WRITE.
     pub place_len: usize,
+    /// The part of the pool's landing memory that they may take together, as one of so many. Where
+    /// that is less than one place, places are shorter. Calls have the rest, and what a bare
+    /// connection has it keeps while others wait.
+    pub landing_part: usize,
     /// Bytes that one request may have this end WRITE.
     pub requested: u64,
 }
 
 impl Default for Limits {
-    /// 8 places of 1 MiB, 1 GiB a request.
+    /// 8 places of 1 MiB, an eighth of the landing memory, 1 GiB a request.
     fn default() -> Self {
-        Self { places: 8, place_len: 1 << 20, requested: 1 << 30 }
+        Self { places: 8, place_len: 1 << 20, landing_part: 8, requested: 1 << 30 }
     }
 }
 
@@ -116,7 +120,7 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), Bare
             }
             Message::Places(places) => {
                 end.set_places(places);
-                end.send_places(limits.places.min(MAX_PLACES), limits.place_len).await?;
+                end.send_places(limits).await?;
             }
             Message::Write(writes) => {
                 let wanted = u64::from(writes.len) * u64::from(writes.count);
@@ -148,12 +152,12 @@ impl Bare {
     /// The link fails, memory cannot be registered, or the other end does not serve.
     pub async fn open(link: AnyLink, pool: Pool, limits: Limits) -> Result<Self, BareError> {
         let mut end = End::new(link, pool);
-        end.send_places(limits.places.min(MAX_PLACES), limits.place_len).await?;
+        end.send_places(limits).await?;
         match end.receive().await? {
             Message::Places(places) => end.set_places(places),
             message => return Err(BareError::Message(format!("{message:?}"))),
         }
-        let granted = end.longest_granted();
+        let granted = end.granted();
         Ok(Self { end, granted })
     }
 

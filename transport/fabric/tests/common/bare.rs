@@ -6,7 +6,8 @@ use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits};
 
 use super::*;
 
-const LIMITS: Limits = Limits { places: 4, place_len: 64 << 10, requested: 1 << 24 };
+const LIMITS: Limits =
+    Limits { places: 4, place_len: 64 << 10, landing_part: 8, requested: 1 << 24 };
 
 async fn links(server: &Side, client: &Side) -> (AnyLink, AnyLink) {
     let (s, c) = pair_over(&mut server.listen(), server, client, &bare::config()).await;

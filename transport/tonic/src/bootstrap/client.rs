@@ -93,6 +93,8 @@ pub(crate) struct Offered {
     pub(crate) places: Vec<Place>,
     /// Requested fabrics that are not available.
     pub(crate) refusals: Vec<(Path, Reason)>,
+    /// The ticket is for a bare connection.
+    pub(crate) bare: bool,
 }
 
 /// Asks the server on the other end of `tcp` for access to one of `paths`, preferred path first.
@@ -102,6 +104,26 @@ pub(crate) async fn offer(
     hook: Option<&OfferHook>,
     paths: &[Path],
 ) -> Result<Offered, Reason> {
+    ask(tcp, origin, hook, paths, false).await
+}
+
+/// Asks for a ticket for a bare connection. A server that knows of none gives one for calls.
+pub(crate) async fn offer_bare(
+    tcp: &TcpChannel,
+    origin: Uri,
+    hook: Option<&OfferHook>,
+    paths: &[Path],
+) -> Result<Offered, Reason> {
+    ask(tcp, origin, hook, paths, true).await
+}
+
+async fn ask(
+    tcp: &TcpChannel,
+    origin: Uri,
+    hook: Option<&OfferHook>,
+    paths: &[Path],
+    bare: bool,
+) -> Result<Offered, Reason> {
     let mut request = Request::new(());
     if let Some(hook) = hook {
         request = hook.ask().await.map_err(|status| {
@@ -109,7 +131,7 @@ pub(crate) async fn offer(
             Reason::new(ReasonCode::HandshakeRejected, detail)
         })?;
     }
-    match call(tcp, origin, request, paths).await {
+    match call(tcp, origin, request, paths, bare).await {
         Ok(response) => read(response.into_inner(), paths),
         Err(status) => Err(refused(&status)),
     }
@@ -120,6 +142,7 @@ async fn call(
     origin: Uri,
     request: Request<()>,
     paths: &[Path],
+    bare: bool,
 ) -> Result<Response<OfferResponse>, Status> {
     let mut grpc = Grpc::with_origin(tcp.channel.clone(), origin);
     let gone = |error: tonic::transport::Error| Status::from_error(error.into());
@@ -134,6 +157,7 @@ async fn call(
             ip: end.ip().to_canonical().to_string(),
             port: end.port().into(),
         }),
+        bare,
     };
     let request = request.map(|()| LazyMessage(Some(message)));
     // Client streaming, because the message of a unary call is built before the connection is
@@ -252,7 +276,12 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
         .as_ref()
         .try_into()
         .map_err(|_| malformed(&format!("ticket of {} bytes", grant.ticket.len())))?;
-    let mut offered = Offered { ticket: Ticket(ticket), places: Vec::new(), refusals: Vec::new() };
+    let mut offered = Offered {
+        ticket: Ticket(ticket),
+        places: Vec::new(),
+        refusals: Vec::new(),
+        bare: grant.bare,
+    };
     for fabric in grant.fabrics {
         match fabric.fabric {
             Some(fabric_offer::Fabric::Verbs(verbs)) => {
@@ -357,6 +386,7 @@ mod tests {
                 })),
             }],
             refusals: vec![],
+            bare: false,
         }
     }
 

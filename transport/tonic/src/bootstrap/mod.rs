@@ -3,6 +3,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `bare` | tickets for connections without calls |
 //! | `tickets` | the one-time tickets that a server has issued |
 //! | `service` | the server's side of both calls |
 //! | `client` | the client's side of the Offer |
@@ -13,6 +14,7 @@
 //! | `network` | the unit in which clients are counted |
 //! | `generated` | generated from `proto/tonic_rdma/v1/bootstrap.proto` |
 
+pub(crate) mod bare;
 pub(crate) mod capture;
 pub(crate) mod client;
 pub(crate) mod connection;

@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 use tonic_rdma_fabric::LogThrottle;
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
+use crate::bootstrap::bare::BareTicket;
 use crate::bootstrap::connection::Connection;
 use crate::bootstrap::gateways::{Gateways, Indirect};
 use crate::bootstrap::pb::bootstrap_server::Bootstrap;
@@ -177,7 +178,10 @@ impl OfferService {
                 || Reason::new(ReasonCode::HandshakeRejected, "no fabric that both sides have");
             return Err(crate::path::from_error::foremost(refusals, &[]).unwrap_or_else(none));
         }
-        let identity = self.identity(connection, judged)?;
+        let mut identity = self.identity(connection, judged)?;
+        if request.bare {
+            identity.insert(BareTicket);
+        }
         let from = connection.and_then(Connection::peer).map(|peer| peer.ip().into());
         let ticket = self
             .tickets
@@ -191,6 +195,7 @@ impl OfferService {
                 .into_iter()
                 .map(|(path, reason)| refusal(&reason, path.as_str()))
                 .collect(),
+            bare: request.bare,
         })
     }
 }
@@ -337,6 +342,7 @@ mod tests {
             version_max: VERSION_MAX.into(),
             fabrics: vec!["future".into(), "sim".into()],
             client: Some(pb::TcpAddress { ip: PEER.into(), port: 7 }),
+            bare: false,
         }
     }
 

@@ -3,10 +3,10 @@
 //! | file | what |
 //! |---|---|
 //! | `run`, `request` | a diagnosis as a future, and its input |
-//! | `report` | the result |
+//! | `report`, `peer_report`, `step` | the result |
 //! | `serialize` | serialization of the crate's own types in the result |
 //! | `host` | this host: its state, and tests on its devices |
-//! | `peer`, `probe` | a server: its offer, the steps to it, a short measurement |
+//! | `peer`, `measure` | a server: its offer, the steps to it, a short measurement |
 //! | `findings`, `cures` | what prevents RDMA, and the commands that fix it |
 //! | `hints` | what makes it slower than it could be |
 
@@ -14,19 +14,23 @@ mod cures;
 mod findings;
 mod hints;
 mod host;
+mod measure;
 mod peer;
-mod probe;
+mod peer_report;
 mod report;
 mod request;
 mod run;
 #[cfg(feature = "serde")]
 mod serialize;
+mod step;
 #[cfg(test)]
 mod tests;
 
+pub use peer_report::{Bare, Direction, Measured, Offered, Peer, Rates, Refused};
 pub use report::{
     Cure, DescriptorsReport, Device, DeviceFile, Diagnosis, Finding, Gid, Hint, Host,
-    HugePagesReport, Library, Limits, Measured, MemlockReport, Module, ModuleState, Offered, Peer,
-    PoolSizeBy, Port, Refused, RunsIn, Settings, Step,
+    HugePagesReport, Library, Limits, MemlockReport, Module, ModuleState, PoolSizeBy, Port, RunsIn,
+    Settings,
 };
 pub use run::{Diagnose, diagnose};
+pub use step::Step;

@@ -1,9 +1,10 @@
 //! The result of a diagnosis. With the feature `serde` all of it can be serialized; the names of
 //! fields and the words for kinds and states are stable, and new ones may be added.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
-use crate::path::Path;
+use crate::diagnose::peer_report::Peer;
+use crate::diagnose::step::Step;
 use crate::path::policy::{FabricKind, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 
@@ -285,28 +286,6 @@ pub struct Limits {
     pub max_mr_size: u64,
 }
 
-/// A step of the diagnosis.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Step {
-    /// What was tried.
-    pub name: String,
-    /// Duration in microseconds.
-    pub micros: u64,
-    /// Why it failed, with the code that the transport would give. `None` if it succeeded.
-    pub reason: Option<Reason>,
-    /// The result, if there is more to report than success.
-    pub detail: String,
-}
-
-impl Step {
-    /// Whether it succeeded.
-    pub fn ok(&self) -> bool {
-        self.reason.is_none()
-    }
-}
-
 /// What chose the configured size of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
@@ -375,74 +354,4 @@ pub struct HugePagesReport {
     pub reserved: u64,
     /// Number of reserved huge pages that are free.
     pub free: u64,
-}
-
-/// What a server offers, and how it can be reached.
-#[derive(Debug, Clone)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Peer {
-    /// Its address, as it was given.
-    pub uri: String,
-    /// The steps from the TCP connection to the RDMA connections, with their durations.
-    pub steps: Vec<Step>,
-    /// The addresses that the server offers.
-    pub offered: Vec<Offered>,
-    /// Fabrics that the server does not offer, or that this side cannot use, with the reasons.
-    pub refused: Vec<Refused>,
-    /// The path that a channel takes. `None` if there is no TCP connection either.
-    pub path: Option<Path>,
-    /// The path with its details, as [`PathInfo`](crate::PathInfo) displays it.
-    pub path_detail: String,
-    /// The reason for TCP, if the path is TCP.
-    pub reason: Option<Reason>,
-    /// The error if the server cannot be reached even over TCP.
-    pub error: Option<String>,
-    /// The measurement over TCP.
-    pub tcp: Option<Measured>,
-    /// The measurement over the fast path.
-    pub fast: Option<Measured>,
-    /// Why there is no measurement, if there is none.
-    pub not_measured: Option<String>,
-}
-
-/// An address that a server offers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Offered {
-    /// The path that leads to it.
-    pub path: Path,
-    /// The address as text.
-    pub place: String,
-    /// Address and port, if it has them.
-    pub addr: Option<SocketAddr>,
-}
-
-/// A fabric that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Refused {
-    /// The fabric's path.
-    pub path: Path,
-    /// The reason.
-    pub reason: Reason,
-}
-
-/// A short measurement of one path with unary calls of the transport's own service.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Measured {
-    /// Number of timed calls, of 64 bytes each way.
-    pub calls: u32,
-    /// Their median round trip in microseconds.
-    pub latency_median_us: f64,
-    /// The 99th percentile of their round trips in microseconds.
-    pub latency_p99_us: f64,
-    /// Throughput to the server in MiB/s, in messages of 1 MiB, four at a time.
-    pub upload_mib_s: f64,
-    /// Throughput from the server in MiB/s, in messages of 1 MiB, four at a time.
-    pub download_mib_s: f64,
 }

@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::diagnose::hints::Losses;
 use crate::diagnose::host::check;
 use crate::diagnose::host::system_files::SystemFiles;
+use crate::diagnose::report::Device;
 use crate::diagnose::report::Diagnosis;
 use crate::diagnose::request::Request;
 use crate::diagnose::{findings, hints, peer};
@@ -19,7 +20,8 @@ use crate::path::policy::EnvSettings;
 /// It reads the system's own information, creates on each RDMA device everything that a connection
 /// needs (protection domain, registration, queues, queue pair), connects the device to itself, and
 /// runs the transport's own decision. With a [peer](Diagnose::peer) it also requests a server's
-/// offer, connects, and measures both paths for two seconds.
+/// offer, connects, and measures for some seconds: calls by both paths, and SENDs and WRITEs
+/// without calls, side by side.
 ///
 /// It works without rdma-core, without the feature `verbs` and on any operating system; information
 /// that is not available is left empty. It releases what it creates, except for the pools of the
@@ -100,9 +102,12 @@ impl Diagnose {
         diagnosis.hints = hints::hints(&files, &diagnosis.devices, total_uuars);
         if let Some(endpoint) = &request.peer {
             let before = Losses::read(&files, &diagnosis.devices);
-            let peer = peer::run(&request, endpoint).await;
+            let mut peer = peer::run(&request, endpoint).await;
             let now = Losses::read(&files, &diagnosis.devices);
             diagnosis.hints.extend(before.grown(&now));
+            if let Some(bare) = &mut peer.bare {
+                bare.claimed_mib_s = claimed(&diagnosis.devices, &bare.device);
+            }
             diagnosis.rdma = peer.path.is_some_and(|path| path.is_fast());
             // What keeps this host from RDMA applies to any peer, and can be fixed here.
             let local = diagnosis.reason.take();
@@ -112,6 +117,15 @@ impl Diagnose {
         diagnosis.findings = findings::findings(&diagnosis, &facts);
         Ok(diagnosis)
     }
+}
+
+/// What the fastest active port of a device claims to carry, in MiB/s.
+fn claimed(devices: &[Device], name: &str) -> Option<f64> {
+    let ports = &devices.iter().find(|device| device.name == name)?.ports;
+    let active = ports.iter().filter(|port| port.state.contains("ACTIVE"));
+    let gbit_s = |rate: &String| rate.split_whitespace().next()?.parse::<f64>().ok();
+    let fastest = active.filter_map(|port| port.rate.as_ref().and_then(gbit_s)).reduce(f64::max)?;
+    Some(fastest * 1e9 / 8.0 / f64::from(1 << 20))
 }
 
 impl IntoFuture for Diagnose {

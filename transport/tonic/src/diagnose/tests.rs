@@ -583,7 +583,20 @@ async fn a_peer_is_walked_to_and_measured_by_both_paths() {
         );
         assert!(measured.upload_mib_s > 0.0 && measured.download_mib_s > 0.0, "{measured:?}");
     }
-    assert_eq!(peer.not_measured, None);
+    assert_eq!((peer.not_measured, peer.not_bare), (None, None));
+    let bare = peer.bare.unwrap();
+    assert_eq!(
+        (bare.device.as_str(), bare.place.as_str()),
+        ("sim-client", peer.offered[0].place.as_str())
+    );
+    assert!(bare.sends >= 25 && bare.latency_p99_us >= bare.latency_median_us, "{bare:?}");
+    assert!(bare.latency_median_us > 0.0, "{bare:?}");
+    assert_eq!(peer.rates.len(), 14);
+    for rates in &peer.rates {
+        assert!(rates.fast_per_s > Some(0.0) && rates.tcp_per_s > Some(0.0), "{rates:?}");
+        // An eighth of what lands in a pool of 8 MiB is no place for 1 MiB.
+        assert_eq!(rates.bare_per_s > Some(0.0), rates.bytes < 1 << 20, "{rates:?}");
+    }
 }
 
 #[tokio::test]

@@ -76,7 +76,7 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
             let code = match reject {
                 Reject::Version { .. } => ReasonCode::VersionMismatch,
                 Reject::Resources => ReasonCode::PoolExhausted,
-                Reject::Connections | Reject::Handshakes => ReasonCode::LimitReached,
+                Reject::Connections | Reject::Handshakes | Reject::Bare => ReasonCode::LimitReached,
                 Reject::ShuttingDown => ReasonCode::GoAway,
                 _ => ReasonCode::HandshakeRejected,
             };

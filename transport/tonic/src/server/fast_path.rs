@@ -16,6 +16,7 @@ use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::hello::HelloError;
 use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side};
 
+use crate::bootstrap::bare::BareTicket;
 use crate::bootstrap::service::{Listening, Offer, Offering};
 use crate::bootstrap::tickets::{Ticket, Tickets};
 use crate::codec::Methods;
@@ -31,7 +32,7 @@ use crate::server::stack::Layered;
 use crate::telemetry::metrics;
 
 /// Time limit for an accepted connection to be established.
-const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
 /// Default maximum number of handshakes in progress.
 const MAX_HANDSHAKES: usize = 64;
 /// Pause before the server tries to listen again while nothing changes on this host: an operator
@@ -199,7 +200,7 @@ impl FastPath {
         };
         tokio::spawn(async move {
             let peer = incoming.peer_addr();
-            let (hello, extensions) = match this.admit(&incoming) {
+            let (hello, mut extensions) = match this.admit(&incoming) {
                 Ok(admitted) => admitted,
                 Err((reject, why)) => return this.refuse(incoming, reject, &why),
             };
@@ -210,6 +211,9 @@ impl FastPath {
                     &Reject::Connections.to_string(),
                 );
             };
+            if extensions.remove::<BareTicket>().is_some() {
+                return this.serve_bare(incoming, pool, &hello, handshake).await;
+            }
             let mut options = this.context.connection_config(&pool, incoming.grows());
             if let Some(max) = this.settings.max_concurrent_streams {
                 options.proto.max_streams = max.max(1);
@@ -247,7 +251,7 @@ impl FastPath {
         });
     }
 
-    fn refuse(&self, incoming: Incoming, reject: Reject, why: &str) {
+    pub(super) fn refuse(&self, incoming: Incoming, reject: Reject, why: &str) {
         let (peer, counters) = (incoming.peer_addr(), self.settings.stats.tcp());
         counters.connections_refused.add(1);
         metrics::refused(reject);
@@ -331,6 +335,8 @@ impl FastPath {
 pub(super) struct Limits {
     connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
+    /// Bare connections.
+    pub(super) bare: Arc<Semaphore>,
 }
 
 impl Limits {
@@ -341,6 +347,7 @@ impl Limits {
         Self {
             connections: permits(settings.max_connections, MAX_CONNECTIONS),
             handshakes: permits(settings.max_handshakes, MAX_HANDSHAKES),
+            bare: Arc::new(Semaphore::new(1)),
         }
     }
 }
@@ -381,7 +388,7 @@ fn listening(
 }
 
 /// Resolves when the server shuts down gracefully; never when it is dropped.
-async fn draining(mut drain: watch::Receiver<bool>) {
+pub(super) async fn draining(mut drain: watch::Receiver<bool>) {
     if drain.wait_for(|drain| *drain).await.is_err() {
         std::future::pending().await
     }

@@ -19,6 +19,7 @@
 // | `incoming` | TCP connections: limits, and a shutdown that loses no calls |
 // | `stack` | the limits around the layered service on the fast path |
 
+mod bare;
 mod builder;
 mod direct;
 mod fast_path;

@@ -30,6 +30,10 @@ pub struct OfferRequest {
     /// gateway in between, or a translated source address, makes a difference.
     #[prost(message, optional, tag = "4")]
     pub client: ::core::option::Option<TcpAddress>,
+    /// The ticket shall be for a bare connection: SENDs and WRITEs without calls, for a diagnosis. A
+    /// server that has none gives a ticket for calls.
+    #[prost(bool, tag = "5")]
+    pub bare: bool,
 }
 /// One end of a TCP connection.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -75,6 +79,9 @@ pub struct Grant {
     /// Why other fabrics that the client asked for are not offered.
     #[prost(message, repeated, tag = "4")]
     pub refusals: ::prost::alloc::vec::Vec<Refusal>,
+    /// The ticket is for a bare connection, and for nothing else.
+    #[prost(bool, tag = "5")]
+    pub bare: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FabricOffer {

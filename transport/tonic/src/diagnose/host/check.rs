@@ -13,9 +13,9 @@ use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::host::{descriptors, kernel, loopback, memory, sysfs};
 use crate::diagnose::report::{
     Device, Diagnosis, Finding, HugePagesReport, Library, Limits, MemlockReport, Port, Settings,
-    Step,
 };
 use crate::diagnose::request::Request;
+use crate::diagnose::step::Step;
 use crate::path::policy::{FabricKind, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};

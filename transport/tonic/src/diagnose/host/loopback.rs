@@ -11,7 +11,7 @@ use tonic_rdma_fabric::{
 };
 use tonic_rdma_memory::Pool;
 
-use crate::diagnose::report::Step;
+use crate::diagnose::step::Step;
 use crate::path::from_error;
 use crate::path::reason::{Reason, ReasonCode};
 

@@ -38,6 +38,7 @@ pub(crate) fn refused(reject: Reject) {
         Reject::ShuttingDown => "shutting-down",
         Reject::Connections => "connections",
         Reject::Handshakes => "handshakes",
+        Reject::Bare => "bare",
         Reject::Malformed => "malformed",
         Reject::Other(_) => "other",
     };

@@ -1,5 +1,6 @@
 //! Admission to the fast path, and its limits.
 
+mod bare;
 mod flood;
 mod gateway;
 mod tickets;

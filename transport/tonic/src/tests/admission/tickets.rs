@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tonic_rdma_fabric::ConnectError;
+use tonic_rdma_fabric::{ConnectError, Connected, bare};
+use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
@@ -23,6 +24,8 @@ pub(crate) struct Hand<'a> {
     bootstrap: BootstrapClient<tonic::transport::Channel>,
     /// The local address that it states.
     pub(crate) states: Option<SocketAddr>,
+    /// Whether it asks for tickets for bare connections.
+    pub(crate) bare: bool,
 }
 
 impl<'a> Hand<'a> {
@@ -32,7 +35,8 @@ impl<'a> Hand<'a> {
 
     pub(crate) async fn to(world: &'a World, addr: SocketAddr) -> Self {
         let tcp = endpoint(addr).connect_tcp().await.unwrap();
-        Self { world, states: tcp.local_addr.get(), bootstrap: BootstrapClient::new(tcp.channel) }
+        let (states, bootstrap) = (tcp.local_addr.get(), BootstrapClient::new(tcp.channel));
+        Self { world, states, bare: false, bootstrap }
     }
 
     pub(crate) async fn ask(&mut self) -> Outcome {
@@ -45,6 +49,7 @@ impl<'a> Hand<'a> {
             version_max: VERSION_MAX.into(),
             fabrics,
             client,
+            bare: self.bare,
         };
         self.bootstrap.offer(request).await.unwrap().into_inner().outcome.unwrap()
     }
@@ -61,15 +66,27 @@ impl<'a> Hand<'a> {
     }
 
     async fn send(&self, addr: SocketAddr, private_data: &[u8]) -> Result<Vec<u8>, Reject> {
+        Ok(self.connect(addr, private_data).await?.0.private_data)
+    }
+
+    /// A connection, and the pool that it is of.
+    pub(crate) async fn connect(
+        &self,
+        addr: SocketAddr,
+        private_data: &[u8],
+    ) -> Result<(Connected, Pool), Reject> {
         let (fabric, pool) = self
             .world
             .client_context
             .toward(crate::Path::Sim, &addr.into(), None, None, LIMIT)
             .await
             .unwrap();
-        let options = ConnectionConfig::for_pool(&pool, true, None);
-        match fabric.connect(&addr.into(), &options.link, &pool, private_data, LIMIT).await {
-            Ok(connected) => Ok(connected.private_data),
+        let link = match self.bare {
+            true => bare::config(),
+            false => ConnectionConfig::for_pool(&pool, true, None).link,
+        };
+        match fabric.connect(&addr.into(), &link, &pool, private_data, LIMIT).await {
+            Ok(connected) => Ok((connected, pool)),
             Err(ConnectError::Rejected { private_data, .. }) => {
                 Err(Reject::decode(&private_data).unwrap())
             }

@@ -1,0 +1,133 @@
+//! Human-readable form of what was found about a server.
+
+use tonic_rdma::diagnose::{Bare, Direction, Measured, Peer, Rates};
+
+use super::layout::{align, reason, section, shown, steps, table};
+use crate::cli::size_shown;
+use crate::failure::Failure;
+use crate::output;
+
+/// Prints the steps to it, and what was measured.
+pub(super) fn print(peer: &Peer) -> Result<(), Failure> {
+    let mut table = table(["Peer", &shown(&peer.uri)]);
+    for offered in &peer.offered {
+        table.add_row([format!("offers {}", offered.path), shown(&offered.place)]);
+    }
+    for refused in &peer.refused {
+        table.add_row([format!("no {}", refused.path), reason(&refused.reason)]);
+    }
+    table.add_row(["chosen", &shown(&peer.path_detail)]);
+    section("Peer", &table)?;
+    steps(&peer.steps)?;
+    match &peer.not_measured {
+        Some(why) => output::line(format_args!("not measured: {}", shown(why)))?,
+        None if peer.tcp.is_none() => {}
+        None => measured(peer)?,
+    }
+    if !peer.rates.is_empty() {
+        side_by_side(peer)?;
+    }
+    if let Some(why) = &peer.not_bare {
+        output::line(format_args!("no SENDs and WRITEs without calls: {}", shown(why)))?;
+    }
+    layers(peer)
+}
+
+fn measured(peer: &Peer) -> Result<(), Failure> {
+    let mut table = table(["Path", "Calls", "64 bytes: median", "99 %", "1 MiB: up", "down"]);
+    let mut row = |name: &str, m: &Measured| {
+        table.add_row([
+            name.to_owned(),
+            m.calls.to_string(),
+            format!("{:.0} us", m.latency_median_us),
+            format!("{:.0} us", m.latency_p99_us),
+            format!("{:.0} MiB/s", m.upload_mib_s),
+            format!("{:.0} MiB/s", m.download_mib_s),
+        ]);
+    };
+    if let Some(measured) = &peer.tcp {
+        row("tcp", measured);
+    }
+    if let Some(measured) = &peer.fast {
+        row(fast(peer), measured);
+    }
+    align(&mut table, 1..6);
+    output::line(format_args!("{table}"))
+}
+
+/// The name of the path.
+fn fast(peer: &Peer) -> &'static str {
+    peer.path.map_or("fast", |path| path.as_str())
+}
+
+fn side_by_side(peer: &Peer) -> Result<(), Failure> {
+    let mut table = table(["Payload", "In flight", "bare", fast(peer), "tcp"]);
+    for rates in &peer.rates {
+        let shown = |per_s: Option<f64>| per_s.map_or("-".to_owned(), |per_s| rate(rates, per_s));
+        table.add_row([
+            payload(rates),
+            rates.in_flight.to_string(),
+            shown(rates.bare_per_s),
+            shown(rates.fast_per_s),
+            shown(rates.tcp_per_s),
+        ]);
+    }
+    align(&mut table, 1..5);
+    output::line(format_args!(
+        "Calls by each path; bare: a SEND each way, or a WRITE, without calls\n{table}"
+    ))
+}
+
+fn payload(rates: &Rates) -> String {
+    let way = match rates.direction {
+        Direction::Both => "there and back",
+        Direction::Up => "to the server",
+        _ => "from the server",
+    };
+    format!("{} {way}", size_shown(rates.bytes.into()))
+}
+
+fn rate(rates: &Rates, per_s: f64) -> String {
+    match (rates.direction, rates.in_flight) {
+        (Direction::Both, 1) => format!("{:.1} us", 1e6 / per_s),
+        (Direction::Both, _) => format!("{per_s:.0}/s"),
+        _ => format!("{:.0} MiB/s", mib_s(rates, per_s)),
+    }
+}
+
+fn mib_s(rates: &Rates, per_s: f64) -> f64 {
+    per_s * f64::from(rates.bytes) / f64::from(1 << 20)
+}
+
+/// Which layer costs how much, and how much of the link is used.
+fn layers(peer: &Peer) -> Result<(), Failure> {
+    let bulk = |rates: &&Rates| rates.direction != Direction::Both;
+    let longest = peer.rates.iter().filter(bulk).map(|rates| rates.bytes).max();
+    let told =
+        |rates: &&Rates| rates.in_flight == 1 && (!bulk(rates) || Some(rates.bytes) == longest);
+    for rates in peer.rates.iter().filter(told) {
+        let (Some(bare), Some(call)) = (rates.bare_per_s, rates.fast_per_s) else { continue };
+        let (below, all) = (1e6 / bare, 1e6 / call);
+        let what = match rates.direction {
+            Direction::Both => "two SENDs, and waking both ends",
+            _ => "the WRITE",
+        };
+        output::line(format_args!(
+            "{}: a call takes {all:.1} us. {below:.1} of them take {what}, {:.1} the transport, tonic and copies.",
+            payload(rates),
+            (all - below).max(0.0)
+        ))?;
+    }
+    let fastest = |rates: &Rates| rates.bare_per_s.map(|per_s| mib_s(rates, per_s));
+    let best = peer.rates.iter().filter(bulk).filter_map(fastest).reduce(f64::max);
+    if let (Some(Bare { device, claimed_mib_s: Some(claimed), .. }), Some(best)) =
+        (&peer.bare, best)
+    {
+        output::line(format_args!(
+            "{}: the link claims {claimed:.0} MiB/s, bare WRITEs reach {best:.0}: {:.0} %.",
+            shown(device),
+            best / claimed * 100.0
+        ))?;
+    }
+    Ok(())
+}

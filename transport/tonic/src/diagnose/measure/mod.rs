@@ -1,0 +1,226 @@
+//! A short measurement of each way to a server in alternating rounds, so that other load affects all
+//! alike.
+//!
+//! | file | what |
+//! |---|---|
+//! | `way` | a path under measurement, by calls |
+//! | `bare` | SENDs and WRITEs under measurement, over a connection without calls |
+
+mod bare;
+mod way;
+
+use std::time::{Duration, Instant};
+
+use http::Uri;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+pub(super) use self::bare::BareWay;
+use self::way::{Way, failed};
+use crate::bootstrap::client::OfferHook;
+use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
+use crate::bootstrap::service::MAX_PROBE;
+use crate::channel::Channel;
+use crate::diagnose::peer_report::{Direction, Peer, Rates};
+use crate::endpoint::Endpoint;
+
+/// No round begins after this time.
+const BUDGET: Duration = Duration::from_secs(1);
+/// Time limit of the rounds: on a network that needs longer, there is nothing to compare.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Time limit of the rows, which begin with short transfers: a network that loses packets gets no
+/// further.
+const ROWS_LIMIT: Duration = Duration::from_secs(15);
+/// What a row takes at least, by each way. On a network where that is one transfer, one is
+/// measured.
+const ROW: Duration = Duration::from_millis(20);
+/// Round trips per round that are timed.
+const CALLS: usize = 25;
+/// Payload of such a round trip in bytes, each way.
+const SMALL: usize = 64;
+
+/// What is measured by each way.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    direction: Direction,
+    bytes: usize,
+    in_flight: usize,
+}
+
+const fn row(direction: Direction, bytes: usize, in_flight: usize) -> Row {
+    Row { direction, bytes, in_flight }
+}
+
+const ROWS: [Row; 14] = [
+    row(Direction::Both, SMALL, 1),
+    row(Direction::Both, SMALL, 16),
+    row(Direction::Up, 4096, 1),
+    row(Direction::Down, 4096, 1),
+    row(Direction::Up, 4096, 8),
+    row(Direction::Down, 4096, 8),
+    row(Direction::Up, 65_536, 1),
+    row(Direction::Down, 65_536, 1),
+    row(Direction::Up, 65_536, 8),
+    row(Direction::Down, 65_536, 8),
+    row(Direction::Up, MAX_PROBE, 1),
+    row(Direction::Down, MAX_PROBE, 1),
+    row(Direction::Up, MAX_PROBE, 8),
+    row(Direction::Down, MAX_PROBE, 8),
+];
+
+/// A way to move bytes.
+trait Mover {
+    /// Performs a row's transfer `count` times. False: not that one.
+    fn run(&mut self, row: Row, count: usize) -> impl Future<Output = Result<bool, String>> + Send;
+}
+
+/// The ways to a server.
+struct Ways {
+    tcp: Way<tonic::transport::Channel>,
+    fast: Option<Way<Channel>>,
+    bare: Option<BareWay>,
+    channel: Channel,
+}
+
+/// Measures, and records the results or the reason for their absence.
+pub(super) async fn run(
+    endpoint: &Endpoint,
+    tcp: tonic::transport::Channel,
+    channel: Channel,
+    origin: Uri,
+    bare: Option<BareWay>,
+    peer: &mut Peer,
+) {
+    let metadata = match metadata(endpoint.shared.hook.as_ref()).await {
+        Ok(metadata) => metadata,
+        Err(status) => return peer.not_measured = Some(failed(&status)),
+    };
+    let tcp = Way::new(BootstrapClient::with_origin(tcp, origin.clone()), metadata.clone());
+    let fast = channel.path().path.is_fast();
+    let fast =
+        fast.then(|| Way::new(BootstrapClient::with_origin(channel.clone(), origin), metadata));
+    let mut ways = Ways { tcp, fast, bare, channel };
+    let late = |_| Err(format!("it took longer than {} s", LIMIT.as_secs()));
+    let turns = tokio::time::timeout(LIMIT, ways.turns(&mut peer.not_bare)).await;
+    let mut done = turns.unwrap_or_else(late);
+    if done.is_ok() {
+        peer.tcp = Some(ways.tcp.result());
+        peer.fast = ways.fast.as_ref().map(Way::result);
+        let rows = ways.rows(&mut peer.rates, &mut peer.not_bare);
+        // What took too long is left out.
+        done = tokio::time::timeout(ROWS_LIMIT, rows).await.unwrap_or(Ok(()));
+    }
+    peer.not_measured = done.err();
+    peer.bare = ways.bare.map(BareWay::result);
+}
+
+impl Ways {
+    /// Rounds of small calls, and of long ones.
+    async fn turns(&mut self, not_bare: &mut Option<String>) -> Result<(), String> {
+        let began = Instant::now();
+        // The first round warms up: connections open their windows, and the codec learns the method.
+        for turn in 0.. {
+            self.tcp.turn(turn > 0).await.map_err(|status| failed(&status))?;
+            if let Some(fast) = &mut self.fast {
+                fast.turn(turn > 0).await.map_err(|status| failed(&status))?;
+                self.still_fast()?;
+            }
+            if let Some(way) = &mut self.bare
+                && let Err(why) = way.turn(turn > 0).await
+            {
+                (*not_bare, self.bare) = (Some(why), None);
+            }
+            if turn > 0 && began.elapsed() > BUDGET {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One row after the other by each way.
+    async fn rows(
+        &mut self,
+        rates: &mut Vec<Rates>,
+        not_bare: &mut Option<String>,
+    ) -> Result<(), String> {
+        for row in ROWS {
+            let bare_per_s = match rate(self.bare.as_mut(), row).await {
+                Ok(per_s) => per_s,
+                Err(why) => {
+                    (*not_bare, self.bare) = (Some(why), None);
+                    None
+                }
+            };
+            let fast_per_s = rate(self.fast.as_mut(), row).await?;
+            if self.fast.is_some() {
+                self.still_fast()?;
+            }
+            let tcp_per_s = rate(Some(&mut self.tcp), row).await?;
+            rates.push(Rates {
+                direction: row.direction,
+                bytes: row.bytes as u32,
+                in_flight: row.in_flight as u32,
+                bare_per_s,
+                fast_per_s,
+                tcp_per_s,
+            });
+        }
+        Ok(())
+    }
+
+    fn still_fast(&self) -> Result<(), String> {
+        match self.channel.path().path.is_fast() {
+            true => Ok(()),
+            false => Err("the fast path was lost meanwhile".to_owned()),
+        }
+    }
+}
+
+/// Operations a second by one way.
+async fn rate(way: Option<&mut impl Mover>, row: Row) -> Result<Option<f64>, String> {
+    let Some(way) = way else { return Ok(None) };
+    let mut count = row.in_flight;
+    loop {
+        let began = Instant::now();
+        if !way.run(row, count).await? {
+            return Ok(None);
+        }
+        let took = began.elapsed();
+        if took >= ROW {
+            return Ok(Some(count as f64 / took.as_secs_f64()));
+        }
+        // As many as take that long, with a margin.
+        let wanted = ROW.as_secs_f64() * 1.2 / took.as_secs_f64().max(1e-6);
+        count = (count as f64 * wanted.clamp(2.0, 16.0)) as usize;
+    }
+}
+
+/// The metadata that the server's layers require, if any.
+async fn metadata(hook: Option<&OfferHook>) -> Result<MetadataMap, Status> {
+    match hook {
+        Some(hook) => Ok(hook.ask().await?.metadata().clone()),
+        None => Ok(MetadataMap::new()),
+    }
+}
+
+/// Times of round trips.
+#[derive(Debug, Clone, Default)]
+struct Latencies(Vec<Duration>);
+
+impl Latencies {
+    fn push(&mut self, took: Duration) {
+        self.0.push(took);
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+
+    /// 0 if there is none.
+    fn percentile_us(&self, percent: usize) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        let index = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
+        sorted.get(index).map_or(0.0, |took| took.as_secs_f64() * 1e6)
+    }
+}

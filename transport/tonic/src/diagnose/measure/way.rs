@@ -1,0 +1,194 @@
+//! One path under measurement, by calls of the transport's own service.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::task::JoinSet;
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Request, Status};
+
+use crate::bootstrap::pb::ProbeRequest;
+use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
+use crate::bootstrap::service::MAX_PROBE;
+use crate::diagnose::measure::{CALLS, Latencies, Mover, Row, SMALL};
+use crate::diagnose::peer_report::{Direction, Measured};
+
+/// Messages per round, each way, of which [`AT_ONCE`] are in flight at once.
+const MESSAGES: usize = 8;
+const AT_ONCE: usize = 4;
+/// Size of such a message in bytes.
+const BULK: usize = MAX_PROBE;
+
+/// One path under measurement.
+pub(super) struct Way<T> {
+    client: BootstrapClient<T>,
+    metadata: MetadataMap,
+    payload: Bytes,
+    latencies: Latencies,
+    up: Moved,
+    down: Moved,
+}
+
+/// Bytes moved, and the time that they took.
+#[derive(Debug, Clone, Copy, Default)]
+struct Moved {
+    bytes: usize,
+    took: Duration,
+}
+
+impl Moved {
+    fn mib_s(self) -> f64 {
+        let seconds = self.took.as_secs_f64();
+        if seconds > 0.0 { self.bytes as f64 / (1 << 20) as f64 / seconds } else { 0.0 }
+    }
+}
+
+/// What a stub calls through.
+pub(super) trait CallService:
+    tower::Service<http::Request<tonic::body::Body>, Response = http::Response<tonic::body::Body>>
+    + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<T> CallService for T where
+    T: tower::Service<
+            http::Request<tonic::body::Body>,
+            Response = http::Response<tonic::body::Body>,
+        > + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+impl<T> Way<T>
+where
+    T: CallService,
+    T::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    T::Future: Send,
+{
+    pub(super) fn new(client: BootstrapClient<T>, metadata: MetadataMap) -> Self {
+        let payload = vec![0; BULK].into();
+        Self {
+            client,
+            metadata,
+            payload,
+            latencies: Latencies::default(),
+            up: Moved::default(),
+            down: Moved::default(),
+        }
+    }
+
+    fn request(&self, up: usize, down: usize) -> Request<ProbeRequest> {
+        let message = ProbeRequest {
+            payload: self.payload.slice(..up),
+            answer_bytes: u32::try_from(down).unwrap_or(0),
+        };
+        let mut request = Request::new(message);
+        *request.metadata_mut() = self.metadata.clone();
+        request
+    }
+
+    /// A round of small calls, and of long ones each way.
+    pub(super) async fn turn(&mut self, counts: bool) -> Result<(), Status> {
+        for _ in 0..CALLS {
+            let request = self.request(SMALL, SMALL);
+            let began = Instant::now();
+            check(self.client.probe(request).await?.get_ref().payload.len(), SMALL)?;
+            if counts {
+                self.latencies.push(began.elapsed());
+            }
+        }
+        let up = self.bulk(BULK, 0).await?;
+        let down = self.bulk(0, BULK).await?;
+        if counts {
+            for (sum, took) in [(&mut self.up, up), (&mut self.down, down)] {
+                sum.bytes += MESSAGES * BULK;
+                sum.took += took;
+            }
+        }
+        Ok(())
+    }
+
+    async fn bulk(&self, up: usize, down: usize) -> Result<Duration, Status> {
+        let began = Instant::now();
+        self.calls(up, down, MESSAGES, AT_ONCE).await?;
+        Ok(began.elapsed())
+    }
+
+    /// Makes calls, `in_flight` at a time.
+    async fn calls(
+        &self,
+        up: usize,
+        down: usize,
+        count: usize,
+        in_flight: usize,
+    ) -> Result<(), Status> {
+        let some = |count: usize| {
+            let mut client = self.client.clone();
+            let requests: Vec<_> = (0..count).map(|_| self.request(up, down)).collect();
+            async move {
+                for request in requests {
+                    check(client.probe(request).await?.get_ref().payload.len(), down)?;
+                }
+                Ok(())
+            }
+        };
+        if in_flight == 1 {
+            return some(count).await;
+        }
+        let mut tasks = JoinSet::new();
+        for task in 0..in_flight {
+            tasks.spawn(some((count + task) / in_flight));
+        }
+        while let Some(done) = tasks.join_next().await {
+            let ended = |_| Status::internal("a task of the measurement ended early");
+            done.map_err(ended)??;
+        }
+        Ok(())
+    }
+
+    pub(super) fn result(&self) -> Measured {
+        Measured {
+            calls: self.latencies.count(),
+            latency_median_us: self.latencies.percentile_us(50),
+            latency_p99_us: self.latencies.percentile_us(99),
+            upload_mib_s: self.up.mib_s(),
+            download_mib_s: self.down.mib_s(),
+        }
+    }
+}
+
+impl<T> Mover for Way<T>
+where
+    T: CallService,
+    T::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    T::Future: Send,
+{
+    async fn run(&mut self, row: Row, count: usize) -> Result<bool, String> {
+        let (up, down) = match row.direction {
+            Direction::Both => (row.bytes, row.bytes),
+            Direction::Up => (row.bytes, 0),
+            Direction::Down => (0, row.bytes),
+        };
+        let calls = self.calls(up, down, count, row.in_flight);
+        calls.await.map(|()| true).map_err(|status| failed(&status))
+    }
+}
+
+pub(super) fn failed(status: &Status) -> String {
+    match status.code() {
+        Code::Unimplemented => "the server's version of the transport has no Probe".to_owned(),
+        code => format!("a call failed ({code:?}: {})", status.message()),
+    }
+}
+
+fn check(got: usize, wanted: usize) -> Result<(), Status> {
+    match got == wanted {
+        true => Ok(()),
+        false => Err(Status::data_loss(format!("{got} bytes came, {wanted} were asked for"))),
+    }
+}

@@ -1,0 +1,136 @@
+//! The result for a server.
+
+use std::net::SocketAddr;
+
+use crate::diagnose::step::Step;
+use crate::path::Path;
+use crate::path::reason::Reason;
+
+/// What a server offers, and how it can be reached.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Peer {
+    /// Its address, as it was given.
+    pub uri: String,
+    /// The steps from the TCP connection to the RDMA connections, with their durations.
+    pub steps: Vec<Step>,
+    /// The addresses that the server offers.
+    pub offered: Vec<Offered>,
+    /// Fabrics that the server does not offer, or that this side cannot use, with the reasons.
+    pub refused: Vec<Refused>,
+    /// The path that a channel takes. `None` if there is no TCP connection either.
+    pub path: Option<Path>,
+    /// The path with its details, as [`PathInfo`](crate::PathInfo) displays it.
+    pub path_detail: String,
+    /// The reason for TCP, if the path is TCP.
+    pub reason: Option<Reason>,
+    /// The error if the server cannot be reached even over TCP.
+    pub error: Option<String>,
+    /// The measurement over TCP.
+    pub tcp: Option<Measured>,
+    /// The measurement over the fast path.
+    pub fast: Option<Measured>,
+    /// SENDs over a connection without calls, the lower bound of any call by this path.
+    pub bare: Option<Bare>,
+    /// Why there is no such connection, if there is none although there is a fast path.
+    pub not_bare: Option<String>,
+    /// The same by each way, side by side. Those for which there was no time are left out.
+    pub rates: Vec<Rates>,
+    /// Why there is no measurement, if there is none.
+    pub not_measured: Option<String>,
+}
+
+/// A connection that carries SENDs and WRITEs without calls.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Bare {
+    /// The device of this host.
+    pub device: String,
+    /// The server's address.
+    pub place: String,
+    /// Number of timed SENDs of 64 bytes that came back as such.
+    pub sends: u32,
+    /// Their median round trip in microseconds.
+    pub latency_median_us: f64,
+    /// The 99th percentile of their round trips in microseconds.
+    pub latency_p99_us: f64,
+    /// What the fastest active port of the device claims to carry, in MiB/s. `None` if it says
+    /// nothing.
+    pub claimed_mib_s: Option<f64>,
+}
+
+/// The way that the payload of a measurement goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
+#[non_exhaustive]
+pub enum Direction {
+    /// To the server and back: a call with both, or a SEND each way.
+    Both,
+    /// To the server: requests, or WRITEs.
+    Up,
+    /// From the server: replies, or WRITEs.
+    Down,
+}
+
+/// Rates of the same transfer by each way, in operations a second: calls, or WRITEs (SENDs there and
+/// back). With one in flight, the difference of their times is what the layers in between cost.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Rates {
+    /// Which way the payload goes.
+    pub direction: Direction,
+    /// Bytes of payload, from the heap where it is a call's.
+    pub bytes: u32,
+    /// Operations in flight at a time.
+    pub in_flight: u32,
+    /// Without calls. `None` if there is no such connection, or no memory for as long ones.
+    pub bare_per_s: Option<f64>,
+    /// Calls over the fast path.
+    pub fast_per_s: Option<f64>,
+    /// Calls over TCP.
+    pub tcp_per_s: Option<f64>,
+}
+
+/// An address that a server offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Offered {
+    /// The path that leads to it.
+    pub path: Path,
+    /// The address as text.
+    pub place: String,
+    /// Address and port, if it has them.
+    pub addr: Option<SocketAddr>,
+}
+
+/// A fabric that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Refused {
+    /// The fabric's path.
+    pub path: Path,
+    /// The reason.
+    pub reason: Reason,
+}
+
+/// A short measurement of one path with unary calls of the transport's own service.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Measured {
+    /// Number of timed calls, of 64 bytes each way.
+    pub calls: u32,
+    /// Their median round trip in microseconds.
+    pub latency_median_us: f64,
+    /// The 99th percentile of their round trips in microseconds.
+    pub latency_p99_us: f64,
+    /// Throughput to the server in MiB/s, in messages of 1 MiB, four at a time.
+    pub upload_mib_s: f64,
+    /// Throughput from the server in MiB/s, in messages of 1 MiB, four at a time.
+    pub download_mib_s: f64,
+}

@@ -1,0 +1,63 @@
+//! Bare connections: SENDs and WRITEs without calls, which a client's diagnosis measures.
+//!
+//! One at a time, for [`LIMIT`] at most, with the landing memory of eight messages. It needs a
+//! ticket, as any connection does, and counts as one.
+
+use tokio::sync::OwnedSemaphorePermit;
+use tonic_rdma_fabric::bare::{self, BareError, Limits};
+use tonic_rdma_fabric::{Incoming, LinkError};
+use tonic_rdma_memory::Pool;
+use tonic_rdma_proto::{Accept, Hello, Reject};
+
+use crate::bootstrap::bare::LIMIT;
+use crate::path::from_error;
+use crate::server::fast_path::{ACCEPT_LIMIT, FastPath, draining};
+
+impl FastPath {
+    /// Serves a bare connection. `handshake` is held until it is established.
+    pub(super) async fn serve_bare(
+        &self,
+        mut incoming: Incoming,
+        pool: Pool,
+        hello: &Hello,
+        handshake: OwnedSemaphorePermit,
+    ) {
+        let Ok(_turn) = self.limits.bare.clone().try_acquire_owned() else {
+            return self.refuse(incoming, Reject::Bare, &Reject::Bare.to_string());
+        };
+        let link = bare::config();
+        let room = pool.may_land().and_then(|()| pool.control(link.control_bytes()).map(drop));
+        if let Err(error) = room {
+            return self.refuse(incoming, Reject::Resources, &error.to_string());
+        }
+        let options = self.context.connection_config(&pool, incoming.grows());
+        let accept =
+            Accept { version: hello.version(), settings: options.proto.settings() }.encode();
+        incoming.refuse_with(&Reject::Resources.encode());
+        let peer = incoming.peer_addr();
+        let accepted = incoming.accept(&link, &pool, &accept, ACCEPT_LIMIT).await;
+        drop(handshake);
+        let link = match accepted {
+            Ok(link) => link,
+            Err(error) => {
+                let reason = from_error::connect(error);
+                return tracing::debug!(%peer, %reason, "bare connection did not come about");
+            }
+        };
+        tracing::debug!(%peer, "bare connection open");
+        tokio::select! {
+            ended = bare::serve(link, pool.clone(), Limits::default()) => match ended {
+                Ok(()) | Err(BareError::Link(LinkError::Disconnected { .. })) => {
+                    tracing::debug!(%peer, "bare connection closed");
+                }
+                Err(error) => tracing::info!(%peer, %error, "bare connection ended"),
+            },
+            () = tokio::time::sleep(LIMIT) => {
+                tracing::info!(%peer, limit_s = LIMIT.as_secs(), "bare connection closed: too old");
+            }
+            () = draining(self.drain.clone()) => {}
+        }
+        // There may be no other connection to do it.
+        pool.trim_now();
+    }
+}

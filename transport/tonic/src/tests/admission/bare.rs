@@ -1,0 +1,127 @@
+//! Bare connections: for a diagnosis, one at a time, for a while.
+
+use std::time::Duration;
+
+use tonic_rdma_fabric::Link as _;
+use tonic_rdma_fabric::bare::{Bare, BareError, Limits};
+use tonic_rdma_proto::{Config, Hello, Reject};
+
+use crate::bootstrap::bare::LIMIT;
+use crate::tests::admission::tickets::Hand;
+use crate::tests::support::echo::Client;
+use crate::tests::support::logs::Logs;
+use crate::tests::support::world::{Serving, World};
+
+async fn open(hand: &mut Hand<'_>) -> Result<Bare, Reject> {
+    hand.bare = true;
+    let (ticket, addr) = hand.ticket().await;
+    let hello = Hello::new(ticket, Config::default().settings()).encode();
+    let (connected, pool) = hand.connect(addr, &hello).await?;
+    Ok(Bare::open(connected.link, pool, Limits::default()).await.unwrap())
+}
+
+/// Calls succeed over the fast path.
+async fn calls(world: &World, serving: &Serving) {
+    let channel = world.connect(serving).await;
+    assert!(channel.path().path.is_fast(), "{}", channel.path());
+    assert_eq!(Client::new(channel).say("x").await.unwrap(), "x");
+}
+
+#[tokio::test]
+async fn one_at_a_time_and_others_are_told() {
+    let logs = Logs::capture();
+    let world = World::new();
+    let serving = world.serve().await;
+    let mut hand = Hand::new(&world, &serving).await;
+    let mut first = open(&mut hand).await.unwrap();
+    assert_eq!(open(&mut hand).await.map(drop).unwrap_err(), Reject::Bare);
+    assert_eq!(logs.lines_with("fast path refused").len(), 1);
+    // What it has of the pool is not what calls need.
+    calls(&world, &serving).await;
+    let len = first.longest();
+    assert!((4096..1 << 20).contains(&len), "{len} bytes of a pool of 8 MiB");
+    first.write(len, 20, 8).await.unwrap();
+    first.written(len, 20, 8).await.unwrap();
+    first.close();
+    // The next one comes in once the server has seen that.
+    loop {
+        match open(&mut hand).await {
+            Ok(mut second) => break second.echo(64, 1, 1).await.unwrap(),
+            Err(reject) => assert_eq!(reject, Reject::Bare),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_diagnosis_that_gets_none_measures_the_rest() {
+    let world = World::new();
+    let serving = world.serve().await;
+    let _other = open(&mut Hand::new(&world, &serving).await).await.unwrap();
+    let diagnosis = crate::diagnose().peer(world.endpoint(&serving)).await.unwrap();
+    let peer = diagnosis.peer.unwrap();
+    assert_eq!((peer.bare, peer.not_measured), (None, None));
+    assert!(peer.rates.iter().all(|rates| rates.bare_per_s.is_none()), "{:?}", peer.rates);
+    assert!(peer.rates.len() == 14 && peer.fast.is_some());
+    let why = peer.not_bare.unwrap();
+    assert!(why.starts_with("peer: limit-reached: another diagnosis"), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_ends_when_its_time_is_over() {
+    let logs = Logs::capture();
+    let world = World::new();
+    let serving = world.serve().await;
+    let mut hand = Hand::new(&world, &serving).await;
+    let mut bare = open(&mut hand).await.unwrap();
+    tokio::time::sleep(LIMIT - Duration::from_secs(1)).await;
+    bare.echo(64, 1, 1).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let error = bare.echo(64, 1, 1).await.unwrap_err();
+    assert!(matches!(error, BareError::Link(_)), "{error}");
+    assert_eq!(logs.lines_with("bare connection closed: too old").len(), 1);
+    let stats = world.server_context.pool_stats().await;
+    assert_eq!(stats[0].1.in_use_bytes(), 0, "all memory has come back");
+}
+
+#[tokio::test]
+async fn it_ends_when_the_server_does() {
+    let world = World::new();
+    let mut serving = world.serve().await;
+    let mut hand = Hand::new(&world, &serving).await;
+    let mut bare = open(&mut hand).await.unwrap();
+    serving.stop();
+    let error = bare.echo(64, 1_000_000_000, 1).await.unwrap_err();
+    assert!(matches!(error, BareError::Link(_)), "{error}");
+    drop(hand);
+    serving.ended().await.unwrap();
+}
+
+/// A peer that speaks the protocol of calls over it, and one that measures where calls are served.
+#[tokio::test]
+async fn a_ticket_is_for_one_kind() {
+    let logs = Logs::capture();
+    let world = World::new();
+    let serving = world.serve().await;
+    let mut hand = Hand::new(&world, &serving).await;
+    hand.bare = true;
+    let (ticket, addr) = hand.ticket().await;
+    let hello = Hello::new(ticket, Config::default().settings()).encode();
+    let (mut connected, _pool) = hand.connect(addr, &hello).await.unwrap();
+    let greeting = [7; 64];
+    connected.link.block_mut()[..64].copy_from_slice(&greeting);
+    let work = tonic_rdma_fabric::Work::Send { offset: 0, len: 64 };
+    let _ = connected.link.queue(1, work, true).unwrap();
+    connected.link.ring_doorbell().unwrap();
+    let mut out = Vec::new();
+    while std::future::poll_fn(|cx| connected.link.poll(cx, &mut out)).await.is_ok() {}
+    let ended = logs.lines_with("bare connection ended");
+    assert!(ended.len() == 1 && ended[0].contains("makes no sense: 64 bytes"), "{ended:?}");
+
+    hand.bare = false;
+    let (ticket, addr) = hand.ticket().await;
+    let hello = Hello::new(ticket, Config::default().settings()).encode();
+    let (connected, pool) = hand.connect(addr, &hello).await.unwrap();
+    let error = Bare::open(connected.link, pool, Limits::default()).await.map(drop).unwrap_err();
+    assert!(!matches!(error, BareError::Pool(_)), "{error}");
+    calls(&world, &serving).await;
+}
