@@ -31,9 +31,10 @@ bench: ## compare tonic and tonic-rdma on this machine: a table, JSON and plots
 	$(CARGO) build --release -p benches --bins
 	$(CARGO) run --release -p benches --bin compare -- --rows full --counts --json target/bench.json --plots target/bench
 
-bench-rdma: ## compare over real verbs, in the guest, on both devices
+bench-rdma: ## compare over real verbs, in the guest and between two guests, on both devices
 	@scripts/install-packages bench
 	benches/in-guest
+	benches/in-guest --between
 
 scale: ## measure many clients, connections and streams on this machine: tables, JSON and plots
 	@scripts/install-packages bench

@@ -7,9 +7,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
 
 /// Totals of a process so far. The difference of two values is the usage in between.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Usage {
     /// Processor time in nanoseconds, user and kernel (`/proc/PID/task/TID/schedstat`).
     pub cpu_ns: u64,

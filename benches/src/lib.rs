@@ -28,6 +28,7 @@
 //! | [`report`] | medians, ratios, table, JSON, assertions |
 //! | [`sample`] | the result of a round |
 //! | [`exit`] | the exit code of a program |
+//! | [`remote`] | servers on another host |
 //! | [`results`] | recorded runs, and the documents generated from them |
 //! | [`plot`] | SVG |
 
@@ -47,6 +48,7 @@ pub mod memcpy;
 pub mod pair;
 pub mod plot;
 pub mod raw;
+pub mod remote;
 pub mod report;
 pub mod results;
 pub mod role;

@@ -1,6 +1,6 @@
 //! The two processes of a contender. They end when [`Pair`] is dropped.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use crate::copies::{Copied, Copies};
 use crate::cost::{SystemCalls, Usage};
 use crate::instructions::Instructions;
 use crate::measure::Round;
+use crate::remote::RemoteServer;
 use crate::role::Role;
 use crate::sample::{Counted, Sample};
 use crate::server_figures::ServerFigures;
@@ -35,8 +36,43 @@ pub struct Setup {
     pub room: Option<usize>,
     /// Whether servers must answer [`Pair::server_figures`].
     pub server_figures: bool,
+    /// The agent that starts the servers, if they are on another host.
+    pub agent: Option<SocketAddr>,
     /// Path of the program in `benches/neighbours`, for contenders that run in it.
     pub neighbours: Option<PathBuf>,
+}
+
+/// The server process.
+#[derive(Debug)]
+enum Server {
+    Here(Box<LocalServer>),
+    /// On another host.
+    There(RemoteServer),
+}
+
+#[derive(Debug)]
+struct LocalServer {
+    process: Child,
+    id: u32,
+    questions: Option<ChildStdin>,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl Server {
+    async fn usage(&mut self) -> anyhow::Result<Usage> {
+        match self {
+            Self::Here(server) => Usage::of(server.id),
+            Self::There(server) => server.usage().await,
+        }
+    }
+
+    /// Its process id, if it runs here.
+    fn id(&self) -> Option<u32> {
+        match self {
+            Self::Here(server) => Some(server.id),
+            Self::There(_) => None,
+        }
+    }
 }
 
 /// A server process, a client process, and the connection between them.
@@ -46,10 +82,7 @@ pub struct Pair {
     replies: Lines<BufReader<ChildStdout>>,
     client: Child,
     client_id: u32,
-    server: Child,
-    server_id: u32,
-    questions: Option<ChildStdin>,
-    server_answers: Lines<BufReader<ChildStdout>>,
+    server: Server,
     path: String,
     pool: Option<usize>,
     limit: Duration,
@@ -87,17 +120,26 @@ impl Pair {
             command.stdin(stdin).stdout(Stdio::piped()).kill_on_drop(true);
             command.spawn().with_context(|| format!("cannot start {}", program.display()))
         };
-        let socket = dir.as_ref().map(|dir| dir.path().join("s"));
         let room = setup.room;
-        let role = Role { serve: Some(contender), socket, room, ..Role::default() };
-        let questions = if setup.server_figures { Stdio::piped() } else { Stdio::null() };
-        let mut server = spawn(role, questions)?;
-        let mut server_answers = lines(&mut server)?;
-        let server_addr = timeout(setup.limit, server_answers.next_line())
-            .await
-            .context("the server did not start in time")?;
-        let Some(server_addr) = server_addr? else {
-            bail!("the server did not start: {}", server.wait().await?);
+        let late = "the server did not start in time";
+        let (server, server_addr) = if let Some(agent) = setup.agent {
+            let started = timeout(setup.limit, RemoteServer::start(agent, variant, room)).await;
+            let (server, addr) = started.context(late)??;
+            (Server::There(server), addr)
+        } else {
+            let socket = dir.as_ref().map(|dir| dir.path().join("s"));
+            let role = Role { serve: Some(contender), socket, room, ..Role::default() };
+            let questions = if setup.server_figures { Stdio::piped() } else { Stdio::null() };
+            let mut process = spawn(role, questions)?;
+            let mut answers = lines(&mut process)?;
+            let addr = timeout(setup.limit, answers.next_line()).await.context(late)??;
+            let Some(addr) = addr else {
+                bail!("the server did not start: {}", process.wait().await?);
+            };
+            let id = process.id().context("the server process is gone")?;
+            let questions = process.stdin.take();
+            let server = LocalServer { process, id, questions, answers };
+            (Server::Here(Box::new(server)), addr)
         };
         let role = Role { client: Some(contender), server_addr, room, ..Role::default() };
         let mut client = spawn(role, Stdio::piped())?;
@@ -106,9 +148,6 @@ impl Pair {
             replies: lines(&mut client)?,
             client_id: client.id().context("the client process is gone")?,
             client,
-            server_id: server.id().context("the server process is gone")?,
-            questions: server.stdin.take(),
-            server_answers,
             server,
             path: String::new(),
             pool: None,
@@ -142,20 +181,27 @@ impl Pair {
     /// # Errors
     /// The server does not answer, or was started without [`Setup::server_figures`].
     pub async fn server_figures(&mut self) -> anyhow::Result<Option<ServerFigures>> {
-        let questions = self.questions.as_mut().context("the server was not to be asked")?;
+        let unasked = "the server was not to be asked";
+        let Server::Here(server) = &mut self.server else { bail!(unasked) };
+        let LocalServer { process, questions, answers, .. } = server.as_mut();
+        let questions = questions.as_mut().context(unasked)?;
         // If the server has ended, reading the answer fails below.
         let _ = questions.write_all(b"\n").await;
-        let answer = timeout(self.limit, self.server_answers.next_line()).await;
+        let answer = timeout(self.limit, answers.next_line()).await;
         let answer = answer.context("the server does not answer")??;
         let Some(answer) = answer else {
-            bail!("the server process ended: {}", self.server.wait().await?);
+            bail!("the server process ended: {}", process.wait().await?);
         };
         serde_json::from_str(&answer).with_context(|| format!("the server said: {answer}"))
     }
 
     /// The process ids of client and server.
-    pub fn processes(&self) -> (u32, u32) {
-        (self.client_id, self.server_id)
+    ///
+    /// # Errors
+    /// The server is on another host.
+    pub fn processes(&self) -> anyhow::Result<(u32, u32)> {
+        let server = self.server.id().context("the server is on another host")?;
+        Ok((self.client_id, server))
     }
 
     /// Starts counting instructions.
@@ -163,8 +209,8 @@ impl Pair {
     /// # Errors
     /// Instructions cannot be counted on this machine.
     pub fn count_instructions(&mut self) -> anyhow::Result<()> {
-        self.instructions =
-            Some([Instructions::of(self.client_id)?, Instructions::of(self.server_id)?]);
+        let (client, server) = self.processes()?;
+        self.instructions = Some([Instructions::of(client)?, Instructions::of(server)?]);
         Ok(())
     }
 
@@ -180,9 +226,12 @@ impl Pair {
             bail!("the client process ended: {}", self.client.wait().await?);
         };
         match serde_json::from_str(&reply).with_context(|| format!("the client said: {reply}"))? {
-            ClientReply::Failed(why) => match self.server.try_wait()? {
-                Some(status) => bail!("{why}; the server process ended: {status}"),
-                None => bail!("{why}"),
+            ClientReply::Failed(why) => match &mut self.server {
+                Server::Here(server) => match server.process.try_wait()? {
+                    Some(status) => bail!("{why}; the server process ended: {status}"),
+                    None => bail!("{why}"),
+                },
+                Server::There(_) => bail!("{why}"),
             },
             reply => Ok(reply),
         }
@@ -230,10 +279,10 @@ impl Pair {
             return Ok(None);
         }
         self.round(&row.tenth()).await?;
-        let before = (Usage::of(self.client_id)?, Usage::of(self.server_id)?, self.instructions()?);
+        let before = (Usage::of(self.client_id)?, self.server.usage().await?, self.instructions()?);
         let round = self.round(row).await?;
         let client = Usage::of(self.client_id)? - before.0;
-        let server = Usage::of(self.server_id)? - before.1;
+        let server = self.server.usage().await? - before.1;
         let instructions = self.instructions()?.zip(before.2).map(|(after, before)| after - before);
         Ok(Some(Sample { round, client, server, instructions }))
     }
@@ -258,8 +307,9 @@ impl Pair {
     }
 
     async fn system_calls(&mut self, row: &Row) -> anyhow::Result<Option<f64>> {
-        let counters =
-            SystemCalls::of(self.server_id).and_then(|s| Ok((s, SystemCalls::of(self.client_id)?)));
+        let counters = self
+            .processes()
+            .and_then(|(client, server)| Ok((SystemCalls::of(server)?, SystemCalls::of(client)?)));
         let Ok((server, client)) = counters else { return Ok(None) };
         let round = self.round(row).await?;
         Ok(Some((client.sum()? + server.sum()?) as f64 / round.calls as f64))

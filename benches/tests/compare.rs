@@ -1,6 +1,8 @@
 //! Runs `compare` with few calls.
 
-use std::process::Command;
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::Duration;
 
 #[test]
 fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
@@ -151,4 +153,50 @@ fn neighbours_want_their_program() {
     );
     let said = compare(&["--neighbours", "/nonexistent/neighbours"]);
     assert!(said.contains("/nonexistent/neighbours, which is not there: build"), "{said}");
+}
+
+/// Ends the agent, whatever becomes of the test.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn servers_run_where_their_agent_does_and_end_with_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("out.json");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let at = free.to_string();
+    let compare = || Command::new(env!("CARGO_BIN_EXE_compare"));
+    let agent = Agent(compare().args(["--agent", &at]).spawn().unwrap());
+    let out = compare()
+        .args(["--servers-at", &at, "--contenders", "tonic-tcp,tcp-plain,memcpy-hot"])
+        .args(["--allocators", "glibc", "--rows", "full", "--only", "64", "--divide", "1000"])
+        .args(["--rounds", "1", "--json".as_ref()])
+        .arg(&json)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&[&out.stdout[..], &out.stderr[..]].concat()).into_owned();
+    assert!(out.status.success() && said.contains("the server is on another host"), "{said}");
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    for contender in ["tonic-tcp", "tcp-plain"] {
+        let cells = json["results"].as_array().unwrap();
+        let cell = cells
+            .iter()
+            .find(|cell| cell["row"] == "rate-64-x64" && cell["contender"] == contender)
+            .unwrap();
+        assert!(cell["median"].as_f64().unwrap() > 0.0, "{cell}");
+        // Of the other process as well.
+        assert!(cell["server_cpu_us_per_call"].as_f64().unwrap() > 0.0, "{cell}");
+    }
+    let children = format!("/proc/{0}/task/{0}/children", agent.0.id());
+    let ended = || std::fs::read_to_string(&children).unwrap().is_empty();
+    assert!((0..600).any(|_| ended() || {
+        sleep(Duration::from_millis(100));
+        false
+    }));
 }

@@ -148,6 +148,9 @@ pub async fn rails(_: Log) {
     let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
     poll_until("the server in the other guest does not come up", up, |up| *up).await;
     for cable in 0..2 {
+        // What queue pairs may have in flight of jumbo frames takes longer, at this rate, than the
+        // time after which Soft-RoCE sends again.
+        run(&format!("ip link set eth{cable} mtu 1500"));
         run(&format!("tc qdisc add dev eth{cable} root {RATE}"));
     }
     let endpoint = endpoint(at, (fabric, &context)).policy(Policy::Require);

@@ -3,6 +3,7 @@
 //!
 //! Medians over the rounds are printed, plotted and checked.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use benches::copies::Copies;
 use benches::machine::Machine;
 use benches::pair::{Pair, Setup};
 use benches::plot;
+use benches::remote;
 use benches::report::{self, Bound, Cell, RowResult, Run};
 use benches::results::Origin;
 use benches::role::{Placement, Role};
@@ -68,6 +70,13 @@ struct Args {
     /// with an allocator up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3
     #[arg(long, value_name = "BOUND")]
     assert: Vec<Bound>,
+    /// Start servers for a compare on another host, at this address, instead of comparing. Whoever
+    /// reaches it may start servers
+    #[arg(long, value_name = "HOST:PORT")]
+    agent: Option<SocketAddr>,
+    /// Have this agent start the servers, at its address
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["agent", "counts", "neighbours"])]
+    servers_at: Option<SocketAddr>,
     #[command(flatten)]
     role: Role,
 }
@@ -130,7 +139,11 @@ fn run(args: &Args) -> anyhow::Result<()> {
     if args.role.is_some() {
         return args.role.start(&args.placement);
     }
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(compare(args))
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match args.agent {
+        Some(at) => runtime.block_on(remote::agent(at, args.placement.cpus()?.1)),
+        None => runtime.block_on(compare(args)),
+    }
 }
 
 /// A variant, and its processes while they run.
@@ -185,6 +198,7 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
         limit,
         room,
         server_figures: false,
+        agent: args.servers_at,
         neighbours: args.neighbours()?,
     };
     let variants = Variant::all(&args.contenders, &args.allocators);
@@ -195,10 +209,17 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     let machine = Machine::here(&allocators)?;
     let mut notes = vec![
         machine.to_string(),
-        format!(
-            "clients on processor {}, servers on {}; {} rounds, medians",
-            cpus.0, cpus.1, args.rounds
-        ),
+        match args.servers_at {
+            None => format!(
+                "clients on processor {}, servers on {}; {} rounds, medians",
+                cpus.0, cpus.1, args.rounds
+            ),
+            Some(at) => format!(
+                "clients here, servers on the host of {}; {} rounds, medians",
+                at.ip(),
+                args.rounds
+            ),
+        },
     ];
     let mut participants = Vec::new();
     for variant in &variants {
@@ -206,11 +227,13 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
         participant.restart(&setup).await;
         match (&mut participant.pair, &participant.failure) {
             (Some(pair), _) => {
-                let (client, server) = pair.processes();
-                eprintln!(
-                    "{variant}: client process {client}, server process {server}, {}",
-                    pair.path()
-                );
+                let processes = match pair.processes() {
+                    Ok((client, server)) => {
+                        format!("client process {client}, server process {server}")
+                    }
+                    Err(elsewhere) => elsewhere.to_string(),
+                };
+                eprintln!("{variant}: {processes}, {}", pair.path());
                 if let Err(error) = pair.count_instructions()
                     && participants.is_empty()
                 {

@@ -111,6 +111,7 @@ impl Args {
             limit: Duration::from_secs(self.limit) + self.seconds.max(self.warm_up),
             room,
             server_figures: true,
+            agent: None,
             neighbours: None,
         })
     }

@@ -77,7 +77,7 @@ async fn round(args: &Args, pair: &mut Pair, clients: usize) -> anyhow::Result<O
         return Ok(None);
     }
     pair.round(&row(args.warm_up)).await?;
-    let (client, server) = pair.processes();
+    let (client, server) = pair.processes()?;
     let usage = || anyhow::Ok(Usage::of(client)?.cpu_ns + Usage::of(server)?.cpu_ns);
     let (cpu, before) = (usage()?, pair.server_figures().await?);
     let round = pair.round(&row(args.seconds)).await?;

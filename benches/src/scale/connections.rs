@@ -53,7 +53,7 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Connections>> {
 
 /// The usage and the limits of both processes.
 fn describe_usage(pair: &Pair) -> String {
-    let (client, server) = pair.processes();
+    let Ok((client, server)) = pair.processes() else { return String::new() };
     let usage = |pid| limits::describe(pid).unwrap_or_else(|error| format!("{error:#}"));
     format!("client: {}; server: {}", usage(client), usage(server))
 }
@@ -64,7 +64,7 @@ async fn fill(args: &Args, pair: &mut Pair, found: &mut Connections) -> anyhow::
     let all = Row { kind: Kind::Rate { in_flight: IN_FLIGHT, connections }, calls };
     let one = Row { kind: Kind::Resting { in_flight: IN_FLIGHT, connections }, ..all };
     anyhow::ensure!(pair.prepare(&all).await?, "it has no such row");
-    let (client, server) = pair.processes();
+    let (client, server) = pair.processes()?;
     // Warm-up.
     pair.round(&all).await?;
     for _ in 0..args.rounds {

@@ -54,7 +54,7 @@ async fn fill(args: &Args, pair: &mut Pair, found: &mut Streams) -> anyhow::Resu
                 / sample.round.calls.max(1) as f64,
         }));
     }
-    let (client, server) = pair.processes();
+    let (client, server) = pair.processes()?;
     found.ends = Some(Ends { client: Footprint::of(client)?, server: Footprint::of(server)? });
     Ok(())
 }

@@ -1,0 +1,156 @@
+//! Servers on another host, for contenders whose ends are to be apart: an agent starts them there.
+//!
+//! The client of an agent sends lines and gets one for each: first a [`StartServer`], answered by
+//! what the server printed or a failure; then anything, answered by the server's [`Usage`]. The
+//! server ends when the connection does.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
+
+use crate::allocator::Variant;
+use crate::cost::Usage;
+use crate::role::Role;
+
+/// Pause before an agent that does not answer is tried again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// A server to start.
+#[derive(Debug, Serialize, Deserialize)]
+struct StartServer {
+    variant: String,
+    room: Option<usize>,
+}
+
+/// The answer of an agent.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Answer<T> {
+    Is(T),
+    Failed(String),
+}
+
+/// Starts servers for those who connect to `at`, at that address and on processor `cpu`, until the
+/// process ends. Whoever reaches the port may start servers: only for networks of a test.
+///
+/// # Errors
+/// The address cannot be listened on.
+pub async fn agent(at: SocketAddr, cpu: usize) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(at).await.with_context(|| format!("cannot listen at {at}"))?;
+    loop {
+        let (connection, _) = listener.accept().await?;
+        tokio::spawn(async move {
+            if let Err(error) = serve(connection, at.ip(), cpu).await {
+                eprintln!("agent: {error:#}");
+            }
+        });
+    }
+}
+
+async fn serve(connection: TcpStream, addr: IpAddr, cpu: usize) -> anyhow::Result<()> {
+    connection.set_nodelay(true)?;
+    let (read, mut write) = connection.into_split();
+    let mut lines = BufReader::new(read).lines();
+    let Some(first) = lines.next_line().await? else { return Ok(()) };
+    let started = start(&first, addr, cpu).await;
+    let (mut child, at) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            return say(&mut write, &Answer::<String>::Failed(format!("{error:#}"))).await;
+        }
+    };
+    say(&mut write, &Answer::Is(at)).await?;
+    let id = child.id().context("the server process is gone")?;
+    while lines.next_line().await?.is_some() {
+        let usage = Usage::of(id).map_or_else(|e| Answer::Failed(format!("{e:#}")), Answer::Is);
+        say(&mut write, &usage).await?;
+    }
+    Ok(child.kill().await?)
+}
+
+async fn start(
+    request: &str,
+    addr: IpAddr,
+    cpu: usize,
+) -> anyhow::Result<(tokio::process::Child, String)> {
+    let StartServer { variant, room } = serde_json::from_str(request)?;
+    let Variant { contender, allocator } = variant.parse().map_err(anyhow::Error::msg)?;
+    ensure!(!contender.is_neighbour(), "{contender} does not run apart");
+    let role = Role { serve: Some(contender), room, ..Role::default() };
+    let program = allocator.program(&std::env::current_exe()?, false)?;
+    let mut command = Command::new(&program);
+    command.args(role.arguments(addr, (cpu, cpu))).envs(allocator.environment().iter().copied());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+    let mut child =
+        command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+    let stdout = child.stdout.take().context("no pipe from a process")?;
+    match BufReader::new(stdout).lines().next_line().await? {
+        Some(at) => Ok((child, at)),
+        None => bail!("the server did not start: {}", child.wait().await?),
+    }
+}
+
+async fn say<T: Serialize>(write: &mut OwnedWriteHalf, answer: &T) -> anyhow::Result<()> {
+    let mut line = serde_json::to_string(answer)?;
+    line.push('\n');
+    Ok(write.write_all(line.as_bytes()).await?)
+}
+
+/// A server that an agent has started. It ends when this is dropped.
+#[derive(Debug)]
+pub struct RemoteServer {
+    lines: Lines<BufReader<OwnedReadHalf>>,
+    write: OwnedWriteHalf,
+}
+
+impl RemoteServer {
+    /// Has the agent start a server, and returns what it printed.
+    ///
+    /// It waits for the agent.
+    ///
+    /// # Errors
+    /// The server did not start.
+    pub async fn start(
+        agent: SocketAddr,
+        variant: Variant,
+        room: Option<usize>,
+    ) -> anyhow::Result<(Self, String)> {
+        // Its host may be starting. The caller bounds the wait.
+        let connection = loop {
+            match TcpStream::connect(agent).await {
+                Ok(connection) => break connection,
+                Err(_) => tokio::time::sleep(AGAIN).await,
+            }
+        };
+        connection.set_nodelay(true)?;
+        let (read, write) = connection.into_split();
+        let mut server = Self { lines: BufReader::new(read).lines(), write };
+        let at = server.ask(&StartServer { variant: variant.to_string(), room }).await?;
+        Ok((server, at))
+    }
+
+    /// Totals of the server's process.
+    ///
+    /// # Errors
+    /// The server, or its agent, is gone.
+    pub async fn usage(&mut self) -> anyhow::Result<Usage> {
+        self.ask(&()).await
+    }
+
+    async fn ask<T: DeserializeOwned>(&mut self, question: &impl Serialize) -> anyhow::Result<T> {
+        say(&mut self.write, question).await?;
+        let answer = self.lines.next_line().await?.context("the agent is gone")?;
+        match serde_json::from_str(&answer).with_context(|| format!("the agent said: {answer}"))? {
+            Answer::Is(answer) => Ok(answer),
+            Answer::Failed(why) => bail!("{why}"),
+        }
+    }
+}

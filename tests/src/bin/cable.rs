@@ -1,0 +1,98 @@
+//! `cable FOLDER`: a network cable between two guests, at whose ends they are by `FOLDER/a` and
+//! `FOLDER/b` (`tests/guest/run --cable`). `tests/guest/between` starts it.
+//!
+//! It carries each frame both ways, loses none on its own account and keeps their order, but carries
+//! none while there is a file `FOLDER/cut`, and while there is a file `FOLDER/rtu` none that tells
+//! the passive end of an InfiniBand connection that it is established (READY TO USE). It writes a
+//! byte there for each of these.
+
+#![allow(clippy::unwrap_used, reason = "a program of tests")]
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, accept, bind, listen, recv,
+    send, socket,
+};
+
+/// Frames that wait for the guest that they go to, at most. Guests read and write on one thread, so
+/// a cable that stopped reading could stop both for ever; what exceeds this is lost.
+const QUEUE: usize = 8192;
+
+fn main() {
+    let folder = PathBuf::from(std::env::args_os().nth(1).expect("cable FOLDER"));
+    let listeners = ["a", "b"].map(|end| {
+        let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(folder.join(end)).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
+        listener
+    });
+    let [a, b] = listeners.map(|listener| accept(listener).unwrap());
+    thread::scope(|scope| {
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            let (queue, frames) = sync_channel(QUEUE);
+            let folder = &folder;
+            scope.spawn(move || take(from, &queue, folder));
+            scope.spawn(move || give(&frames, to));
+        }
+    });
+}
+
+/// Takes frames from a guest until that ends.
+fn take(from: &OwnedFd, queue: &SyncSender<Box<[u8]>>, folder: &Path) {
+    let (cut, rtu) = (folder.join("cut"), folder.join("rtu"));
+    let mut frame = [0; 65_536];
+    while let Ok((len, _)) = recv(from.as_fd(), &mut frame[..], RecvFlags::empty())
+        && len > 0
+    {
+        let frame = &frame[..len];
+        if is_ready_to_use(frame)
+            && let Ok(mut lost) = OpenOptions::new().append(true).open(&rtu)
+        {
+            lost.write_all(b"x").unwrap();
+            continue;
+        }
+        if !cut.exists() {
+            let _ = queue.try_send(frame.into());
+        }
+    }
+}
+
+/// Gives them to the other one, which may take its time.
+fn give(frames: &Receiver<Box<[u8]>>, to: &OwnedFd) {
+    for frame in frames {
+        if send(to.as_fd(), &frame, SendFlags::NOSIGNAL).is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether a frame has a management datagram of the connection manager that says READY TO USE
+/// (InfiniBand Architecture Specification 1.3, sections 12.6.9 and 16.7; RoCE v2 has it in UDP to
+/// port 4791).
+fn is_ready_to_use(frame: &[u8]) -> bool {
+    /// Bytes in which the UDP header begins, whatever headers are in front.
+    const HEADERS: usize = 64;
+    /// Opcode of a SEND of an unreliable datagram, and the queue pair of management.
+    const UD_SEND: u8 = 0x64;
+    const MANAGEMENT: [u8; 3] = [0, 0, 1];
+    const CONNECTION_MANAGER: u8 = 7;
+    const READY_TO_USE: [u8; 2] = 0x14_u16.to_be_bytes();
+    let port = 4791_u16.to_be_bytes();
+    let headers = &frame[..frame.len().min(HEADERS)];
+    headers.windows(2).enumerate().filter(|(_, bytes)| *bytes == port).any(|(at, _)| {
+        // UDP has its length and its checksum behind the port; then come a header of 12 bytes and
+        // one of 8.
+        let Some(packet) = frame.get(at + 6..at + 6 + 20 + 24) else { return false };
+        let (head, datagram) = packet.split_at(20);
+        head[0] == UD_SEND
+            && head[5..8] == MANAGEMENT
+            && datagram[1] == CONNECTION_MANAGER
+            && datagram[16..18] == READY_TO_USE
+    })
+}
