@@ -78,7 +78,8 @@ Exit codes: 0 RDMA would be used; 1 it would not; 2 unknown: a wrong flag or var
 that could not be written. With --peer, the code is also 0 if the server shares memory with this host.")]
 pub(crate) struct Doctor {
     /// A server to connect to: shows what it offers, which path is chosen and how long each step
-    /// takes, and compares TCP with that path, and with SENDs and WRITEs without calls, for some seconds.
+    /// takes, and compares TCP with that path, and with SENDs and WRITEs without calls, for some
+    /// seconds.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) peer: Option<String>,
 

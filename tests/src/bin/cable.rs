@@ -1,10 +1,10 @@
 //! `cable FOLDER`: a network cable between two guests, at whose ends they are by `FOLDER/a` and
 //! `FOLDER/b` (`tests/guest/run --cable`). `tests/guest/between` starts it.
 //!
-//! It carries each frame both ways, loses none on its own account and keeps their order, but carries
-//! none while there is a file `FOLDER/cut`, and while there is a file `FOLDER/rtu` none that tells
-//! the passive end of an InfiniBand connection that it is established (READY TO USE). It writes a
-//! byte there for each of these.
+//! It carries frames both ways, in order, and loses none by itself. While there is a file
+//! `FOLDER/cut` it carries none, and while there is a file `FOLDER/rtu` none that tells the passive
+//! end of an InfiniBand connection that it is established (READY TO USE): it writes a byte there
+//! for each of these.
 
 #![allow(clippy::unwrap_used, reason = "a program of tests")]
 

@@ -1,172 +1,94 @@
-//! Raw speed of a link: SEND round trips and WRITE bandwidth between two processes.
+//! Raw speed of a link between two processes: SENDs there and back, and WRITEs each way.
 //!
 //! ```text
-//! perf serve ADDRESS:PORT       perf ADDRESS:PORT       over RDMA
-//! perf serve shm                perf NAME               over shared memory, by the name that the server prints
+//! perf serve ADDRESS:PORT       perf ADDRESS:PORT [asleep]       over RDMA
+//! perf serve shm                perf NAME [asleep]               over shared memory, by the name that the server prints
 //! ```
+//!
+//! With `asleep` the client's end does not poll before it sleeps; `perf serve asleep ADDRESS:PORT`
+//! is a server that does not.
 
 use std::error::Error;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use tonic_rdma_fabric::{
-    Addr, AnyLink, Completion, Fabric, Lending, Link, LinkConfig, LinkError, Posted, ShmAccess,
-    ShmAddr, Work, WriteSource,
-};
+use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits, MAX_ECHOES};
+use tonic_rdma_fabric::{Addr, Fabric, Lending, LinkConfig, LinkError, ShmAccess, ShmAddr};
 use tonic_rdma_memory::{Pool, PoolConfig};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-const ROUNDS: u32 = 5000;
+const ECHOES: usize = 5000;
 const WINDOW: usize = 16;
-const SIZES: [(usize, u32); 3] = [(4096, 5000), (65536, 1000), (1 << 20, 100)];
+const SIZES: [(usize, usize); 3] = [(4096, 5000), (65536, 1000), (1 << 20, 100)];
+const LIMITS: Limits =
+    Limits { places: 8, place_len: 1 << 20, landing_part: 1, requested: u64::MAX };
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    let (asleep, words): (Vec<&str>, Vec<&str>) =
+        args.iter().map(String::as_str).partition(|word| *word == "asleep");
+    let mut config = bare::config();
+    if !asleep.is_empty() {
+        config.busy_poll_limit = Duration::ZERO;
+    }
+    match words[..] {
         ["serve", "shm"] => {
             let name = ShmAddr::unique();
             println!("{}", name.name());
-            serve(Fabric::shm(ShmAccess::SameUser, Lending::Off)?, name.into()).await
+            serve(Fabric::shm(ShmAccess::SameUser, Lending::Off)?, name.into(), &config).await
         }
         ["serve", addr] => {
             let addr: SocketAddr = addr.parse()?;
-            serve(Fabric::at(addr.ip())?, addr.into()).await
+            serve(Fabric::at(addr.ip())?, addr.into(), &config).await
         }
         [addr] => match addr.parse::<SocketAddr>() {
             Ok(addr) => {
-                measure(Fabric::toward(addr, None, None, TIMEOUT).await?, addr.into()).await
+                let fabric = Fabric::toward(addr, None, None, TIMEOUT).await?;
+                measure(fabric, addr.into(), &config).await
             }
             Err(_) => {
-                measure(
-                    Fabric::shm(ShmAccess::SameUser, Lending::Off)?,
-                    addr.parse::<ShmAddr>()?.into(),
-                )
-                .await
+                let fabric = Fabric::shm(ShmAccess::SameUser, Lending::Off)?;
+                measure(fabric, addr.parse::<ShmAddr>()?.into(), &config).await
             }
         },
-        _ => Err("usage: perf [serve] ADDRESS:PORT, perf serve shm, perf NAME".into()),
+        _ => Err("usage: perf [serve] ADDRESS:PORT | shm [asleep]".into()),
     }
 }
 
-struct Driver {
-    link: AnyLink,
-    out: Vec<Completion>,
-    messages: Vec<Vec<u8>>,
-    sent: u64,
-    next: u64,
-}
-
-impl Driver {
-    fn new(link: AnyLink) -> Driver {
-        Driver { link, out: Vec::new(), messages: Vec::new(), sent: 0, next: 0 }
-    }
-
-    async fn poll(&mut self) -> Result<(), LinkError> {
-        poll_fn(|cx| self.link.poll(cx, &mut self.out)).await?;
-        for completion in self.out.drain(..) {
-            match completion {
-                Completion::Sent { id } => self.sent = id,
-                Completion::Received { slot, len } => {
-                    self.messages.push(self.link.recv_slot(slot, len).to_vec());
-                    self.link.repost(slot)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    async fn receive(&mut self) -> Result<Vec<u8>, LinkError> {
-        while self.messages.is_empty() {
-            self.poll().await?;
-        }
-        Ok(self.messages.remove(0))
-    }
-
-    fn queue(&mut self, work: Work) -> Result<(), LinkError> {
-        self.next += 1;
-        if self.link.queue(self.next, work, false)? == Posted::Done {
-            self.sent = self.next;
-        }
-        Ok(())
-    }
-
-    fn send(&mut self, data: &[u8]) -> Result<(), LinkError> {
-        let offset = (self.next % 64) as usize * 1024;
-        self.link.block_mut()[offset..offset + data.len()].copy_from_slice(data);
-        self.queue(Work::Send { offset, len: data.len() })?;
-        self.link.ring_doorbell()
-    }
-}
-
-async fn serve(fabric: Fabric, addr: Addr) -> Result<(), Box<dyn Error>> {
+async fn serve(fabric: Fabric, addr: Addr, config: &LinkConfig) -> Result<(), Box<dyn Error>> {
     let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
-    let mut listener = fabric.listen(&addr)?;
-    let config = LinkConfig::default();
-    let link = listener.accept().await?.accept(&config, &pool, b"", TIMEOUT).await?;
-    let mut driver = Driver::new(link);
-    let landing = pool.landing().alloc(1 << 20, 1 << 20)?.ok_or("no landing memory")?;
-    driver.receive().await?;
-    driver.link.share(landing.rkey())?;
-    let mut grant = landing.addr().to_le_bytes().to_vec();
-    grant.extend(landing.rkey().to_le_bytes());
-    driver.send(&grant)?;
-    while let Ok(message) = driver.receive().await {
-        driver.send(&message)?;
+    let incoming = fabric.listen(&addr)?.accept().await?;
+    let link = incoming.accept(config, &pool, b"", TIMEOUT).await?;
+    match bare::serve(link, pool, LIMITS).await {
+        Err(BareError::Link(LinkError::Disconnected { .. })) => Ok(()),
+        ended => Ok(ended?),
     }
-    // The connection has ended; so may the memory.
-    drop(driver);
-    drop(landing);
-    Ok(())
 }
 
-async fn measure(fabric: Fabric, addr: Addr) -> Result<(), Box<dyn Error>> {
+async fn measure(fabric: Fabric, addr: Addr, config: &LinkConfig) -> Result<(), Box<dyn Error>> {
     let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
-    let connected = fabric.connect(&addr, &LinkConfig::default(), &pool, b"", TIMEOUT).await?;
-    let mut driver = Driver::new(connected.link);
-    driver.send(b"grant")?;
-    let grant = driver.receive().await?;
-    let (remote_addr, rkey) = grant.split_at_checked(8).ok_or("short grant")?;
-    let (remote_addr, rkey) =
-        (u64::from_le_bytes(remote_addr.try_into()?), u32::from_le_bytes(rkey.try_into()?));
-
-    let start = Instant::now();
-    for _ in 0..ROUNDS {
-        driver.send(&[7; 64])?;
-        driver.receive().await?;
+    let connected = fabric.connect(&addr, config, &pool, b"", TIMEOUT).await?;
+    let mut bare = Bare::open(connected.link, pool, LIMITS).await?;
+    bare.echo(64, ECHOES / 10, 1).await?;
+    for in_flight in [1, MAX_ECHOES] {
+        let began = Instant::now();
+        bare.echo(64, ECHOES, in_flight).await?;
+        let each = began.elapsed() / ECHOES as u32;
+        println!("64 B there and back, {in_flight} in flight: {each:?} each");
     }
-    let each = start.elapsed() / ROUNDS;
-    println!("{}: SEND 64 B round trip {:.1} us", fabric.name(), each.as_secs_f64() * 1e6);
-
-    for (size, count) in SIZES {
-        let mut buf = pool.try_alloc(size)?;
-        buf.resize_zeroed(size);
-        let bytes = buf.freeze();
-        let start = Instant::now();
-        let last = driver.next + u64::from(count);
-        while driver.sent < last {
-            let room = WINDOW.min(driver.link.send_room());
-            let in_flight = (driver.next - driver.sent) as usize;
-            for _ in in_flight..room.max(in_flight).min(WINDOW) {
-                if driver.next == last {
-                    break;
-                }
-                let src = WriteSource::Bytes(pool.resolve(&bytes).ok_or("not pool memory")?);
-                driver.queue(Work::Write { src, remote_addr, rkey })?;
+    let longest = bare.longest();
+    for (len, count) in SIZES.into_iter().filter(|(len, _)| *len <= longest) {
+        for (way, name) in [(true, "to the server"), (false, "from the server")] {
+            let began = Instant::now();
+            match way {
+                true => bare.write(len, count, WINDOW).await?,
+                false => bare.written(len, count, WINDOW).await?,
             }
-            driver.link.ring_doorbell()?;
-            if driver.sent < driver.next {
-                driver.poll().await?;
-            }
+            let rate = (len * count) as f64 / began.elapsed().as_secs_f64() / 1e6;
+            println!("WRITEs of {len} bytes {name}, {WINDOW} in flight: {rate:.0} MB/s");
         }
-        driver.send(b"end")?;
-        driver.receive().await?;
-        let rate = size as f64 * f64::from(count) / start.elapsed().as_secs_f64() / 1e6;
-        println!("{}: RDMA WRITE {size:7} B x {count}: {rate:.1} MB/s", fabric.name());
     }
-    if let AnyLink::Shm(link) = &driver.link {
-        println!("{:?}", link.stats());
-    }
+    bare.close();
     Ok(())
 }

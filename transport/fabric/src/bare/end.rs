@@ -6,8 +6,10 @@ use std::future::poll_fn;
 use bytes::{BufMut as _, Bytes};
 use tonic_rdma_memory::{LandingBuf, Pool};
 
+use super::config::{Limits, SLOT, SLOTS};
+use super::error::BareError;
 use super::message::{self, MAX_PLACES, Message, Place, Writes};
-use super::{BareError, Limits, SLOT, SLOTS};
+
 use crate::link::{Completion, Link, Posted, Work, WriteSource};
 use crate::provider::AnyLink;
 
@@ -176,8 +178,8 @@ impl End {
         Ok(())
     }
 
-    /// WRITEs, those in flight to parts of their own as far as there are enough, and returns when the
-    /// device has reported all of them: for InfiniBand and RoCE, that they have arrived.
+    /// WRITEs, those in flight to parts of their own as far as there are enough, and returns when
+    /// the device has reported all of them: for InfiniBand and RoCE, that they have arrived.
     pub(super) async fn write(&mut self, writes: Writes) -> Result<(), BareError> {
         let len = writes.len as usize;
         let window = (writes.in_flight as usize).clamp(1, MAX_IN_FLIGHT);

@@ -7,7 +7,7 @@
 //! | 3 write | bytes u32, number u32, in flight u32 | 4, behind the last WRITE |
 //! | 4 written | | |
 
-use super::BareError;
+use super::error::BareError;
 
 /// Bytes.
 pub(super) const MAX_LEN: usize = 512;

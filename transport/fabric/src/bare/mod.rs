@@ -4,102 +4,21 @@
 //! Both ends make their link with [`config`]. The accepting end [serves](serve), the connecting end
 //! [opens](Bare::open) the connection and measures.
 
+mod config;
 mod end;
+mod error;
 mod message;
 
-use std::io;
+use tonic_rdma_memory::Pool;
 
-use tonic_rdma_memory::{Pool, PoolError, RegisterError};
+pub use self::config::{Limits, MAX_ECHOES, config};
+pub use self::error::BareError;
 
 use crate::bare::end::End;
 use crate::bare::message::{Message, Writes};
+#[cfg(doc)]
 use crate::error::LinkError;
-use crate::link_config::LinkConfig;
 use crate::provider::AnyLink;
-
-/// Bytes of a slot.
-const SLOT: usize = 512;
-/// SEND slots, and RECVs.
-const SLOTS: usize = 24;
-/// Echoes in flight, at most: the other end has RECVs for them and a few more.
-pub const MAX_ECHOES: usize = 16;
-
-/// The queues of a bare connection: 24 KiB of control memory.
-pub fn config() -> LinkConfig {
-    LinkConfig {
-        recv_slots: SLOTS as u32,
-        slot_size: SLOT as u32,
-        send_slots: SLOTS as u32,
-        staging: 0,
-        ..LinkConfig::default()
-    }
-}
-
-/// What one end grants to the other, and does at its request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Places for WRITEs, at most 16. WRITEs in flight go to different ones, as messages that have
-    /// not been read yet do.
-    pub places: usize,
-    /// Bytes of each: the longest WRITE.
-    pub place_len: usize,
-    /// The part of the pool's landing memory that they may take together, as one of so many. Where
-    /// that is less than one place, places are shorter. Calls have the rest, and what a bare
-    /// connection has it keeps while others wait.
-    pub landing_part: usize,
-    /// Bytes that one request may have this end WRITE.
-    pub requested: u64,
-}
-
-impl Default for Limits {
-    /// 8 places of 1 MiB, an eighth of the landing memory, 1 GiB a request.
-    fn default() -> Self {
-        Self { places: 8, place_len: 1 << 20, landing_part: 8, requested: 1 << 30 }
-    }
-}
-
-/// Why a bare connection ended.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BareError {
-    /// The link failed, or the peer has closed it.
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    /// There is no memory to WRITE from.
-    #[error("no memory to WRITE from: {0}")]
-    Pool(#[from] PoolError),
-    /// Memory to WRITE to could not be registered.
-    #[error("no memory to WRITE to: {0}")]
-    Register(#[from] RegisterError),
-    /// Memory of the pool has no registration.
-    #[error("no memory to WRITE from: the pool does not know its own")]
-    NoSource,
-    /// The peer granted nothing as long.
-    #[error("no place for a WRITE of {len} bytes: the longest one of the peer has {longest}")]
-    TooLong {
-        /// Bytes of the WRITE.
-        len: usize,
-        /// Bytes of the longest place.
-        longest: usize,
-    },
-    /// The peer wanted more than is done for it.
-    #[error("the peer wants {wanted} bytes written, at most {limit} are")]
-    TooMuch {
-        /// Bytes.
-        wanted: u64,
-        /// Bytes.
-        limit: u64,
-    },
-    /// The peer sent what is no message, or not one of this moment.
-    #[error("a message that makes no sense: {0}")]
-    Message(String),
-}
-
-impl From<BareError> for io::Error {
-    fn from(error: BareError) -> Self {
-        io::Error::other(error)
-    }
-}
 
 /// Serves the connecting end until it closes the connection: echoes its SENDs, grants it memory to
 /// WRITE to, which is never read, and WRITEs to what it has granted.

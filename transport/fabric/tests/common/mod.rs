@@ -1,5 +1,5 @@
 //! The contract of every provider. The tests of a provider call these functions with its fabric.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 pub mod bare;

@@ -74,8 +74,8 @@ pub enum Direction {
     Down,
 }
 
-/// Rates of the same transfer by each way, in operations a second: calls, or WRITEs (SENDs there and
-/// back). With one in flight, the difference of their times is what the layers in between cost.
+/// Rates of the same transfer by each way, in operations a second: calls, or WRITEs (SENDs there
+/// and back). With one in flight, the difference of their times is what the layers in between cost.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

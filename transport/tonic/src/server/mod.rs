@@ -14,17 +14,14 @@
 // | `direct` | ways to serve one service without a router |
 // | `offer_route` | that service with the Offer beside it |
 // | `serve` | serves both paths, from start to shutdown |
-// | `fast_path` | listeners, tickets, and the connections that they admit |
-// | `listeners` | the listeners of one path |
+// | `fast_path` | listeners, tickets, and the connections that they admit, for calls or bare |
 // | `incoming` | TCP connections: limits, and a shutdown that loses no calls |
 // | `stack` | the limits around the layered service on the fast path |
 
-mod bare;
 mod builder;
 mod direct;
 mod fast_path;
 mod incoming;
-mod listeners;
 mod offer_route;
 mod router;
 mod serve;

@@ -7,10 +7,10 @@ use tonic_rdma_fabric::{Fabric, Link};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello};
 
+use super::row::{CALLS, Latencies, Mover, Row, SMALL};
 use crate::bootstrap::bare::LIMIT;
 use crate::channel::rails::Rail;
 use crate::connection::ConnectionConfig;
-use crate::diagnose::measure::{CALLS, Latencies, Mover, Row, SMALL};
 use crate::diagnose::peer_report::{self, Direction};
 use crate::path::from_error;
 use crate::path::reason::{Reason, ReasonCode};

@@ -1,12 +1,14 @@
-//! A short measurement of each way to a server in alternating rounds, so that other load affects all
-//! alike.
+//! A short measurement of each way to a server in alternating rounds, so that other load affects
+//! all alike.
 //!
 //! | file | what |
 //! |---|---|
+//! | `row` | what is measured by each way |
 //! | `way` | a path under measurement, by calls |
 //! | `bare` | SENDs and WRITEs under measurement, over a connection without calls |
 
 mod bare;
+mod row;
 mod way;
 
 use std::time::{Duration, Instant};
@@ -16,6 +18,7 @@ use tonic::Status;
 use tonic::metadata::MetadataMap;
 
 pub(super) use self::bare::BareWay;
+use self::row::{Mover, Row, SMALL, row};
 use self::way::{Way, failed};
 use crate::bootstrap::client::OfferHook;
 use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
@@ -34,23 +37,6 @@ const ROWS_LIMIT: Duration = Duration::from_secs(15);
 /// What a row takes at least, by each way. On a network where that is one transfer, one is
 /// measured.
 const ROW: Duration = Duration::from_millis(20);
-/// Round trips per round that are timed.
-const CALLS: usize = 25;
-/// Payload of such a round trip in bytes, each way.
-const SMALL: usize = 64;
-
-/// What is measured by each way.
-#[derive(Debug, Clone, Copy)]
-struct Row {
-    direction: Direction,
-    bytes: usize,
-    in_flight: usize,
-}
-
-const fn row(direction: Direction, bytes: usize, in_flight: usize) -> Row {
-    Row { direction, bytes, in_flight }
-}
-
 const ROWS: [Row; 14] = [
     row(Direction::Both, SMALL, 1),
     row(Direction::Both, SMALL, 16),
@@ -67,12 +53,6 @@ const ROWS: [Row; 14] = [
     row(Direction::Up, MAX_PROBE, 8),
     row(Direction::Down, MAX_PROBE, 8),
 ];
-
-/// A way to move bytes.
-trait Mover {
-    /// Performs a row's transfer `count` times. False: not that one.
-    fn run(&mut self, row: Row, count: usize) -> impl Future<Output = Result<bool, String>> + Send;
-}
 
 /// The ways to a server.
 struct Ways {
@@ -118,7 +98,7 @@ impl Ways {
     /// Rounds of small calls, and of long ones.
     async fn turns(&mut self, not_bare: &mut Option<String>) -> Result<(), String> {
         let began = Instant::now();
-        // The first round warms up: connections open their windows, and the codec learns the method.
+        // The first round warms up: connections open windows, and the codec learns the method.
         for turn in 0.. {
             self.tcp.turn(turn > 0).await.map_err(|status| failed(&status))?;
             if let Some(fast) = &mut self.fast {
@@ -200,27 +180,5 @@ async fn metadata(hook: Option<&OfferHook>) -> Result<MetadataMap, Status> {
     match hook {
         Some(hook) => Ok(hook.ask().await?.metadata().clone()),
         None => Ok(MetadataMap::new()),
-    }
-}
-
-/// Times of round trips.
-#[derive(Debug, Clone, Default)]
-struct Latencies(Vec<Duration>);
-
-impl Latencies {
-    fn push(&mut self, took: Duration) {
-        self.0.push(took);
-    }
-
-    fn count(&self) -> u32 {
-        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
-    }
-
-    /// 0 if there is none.
-    fn percentile_us(&self, percent: usize) -> f64 {
-        let mut sorted = self.0.clone();
-        sorted.sort_unstable();
-        let index = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
-        sorted.get(index).map_or(0.0, |took| took.as_secs_f64() * 1e6)
     }
 }

@@ -7,10 +7,10 @@ use tokio::task::JoinSet;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Status};
 
+use super::row::{CALLS, Latencies, Mover, Row, SMALL};
 use crate::bootstrap::pb::ProbeRequest;
 use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
 use crate::bootstrap::service::MAX_PROBE;
-use crate::diagnose::measure::{CALLS, Latencies, Mover, Row, SMALL};
 use crate::diagnose::peer_report::{Direction, Measured};
 
 /// Messages per round, each way, of which [`AT_ONCE`] are in flight at once.

@@ -1,5 +1,8 @@
 //! The fast path of a server: its listeners, tickets, and the connections that it admits.
 
+mod bare;
+mod listeners;
+
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -16,6 +19,7 @@ use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::hello::HelloError;
 use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side};
 
+use self::listeners::{ListenerKey, Listeners};
 use crate::bootstrap::bare::BareTicket;
 use crate::bootstrap::service::{Listening, Offer, Offering};
 use crate::bootstrap::tickets::{Ticket, Tickets};
@@ -26,13 +30,12 @@ use crate::context::{Context, ListenTarget};
 use crate::path::Path;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode};
-use crate::server::listeners::{ListenerKey, Listeners};
 use crate::server::settings::{MAX_CONNECTIONS, Settings};
 use crate::server::stack::Layered;
 use crate::telemetry::metrics;
 
 /// Time limit for an accepted connection to be established.
-pub(super) const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
+const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
 /// Default maximum number of handshakes in progress.
 const MAX_HANDSHAKES: usize = 64;
 /// Pause before the server tries to listen again while nothing changes on this host: an operator
@@ -251,7 +254,7 @@ impl FastPath {
         });
     }
 
-    pub(super) fn refuse(&self, incoming: Incoming, reject: Reject, why: &str) {
+    fn refuse(&self, incoming: Incoming, reject: Reject, why: &str) {
         let (peer, counters) = (incoming.peer_addr(), self.settings.stats.tcp());
         counters.connections_refused.add(1);
         metrics::refused(reject);
@@ -336,7 +339,7 @@ pub(super) struct Limits {
     connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
     /// Bare connections.
-    pub(super) bare: Arc<Semaphore>,
+    bare: Arc<Semaphore>,
 }
 
 impl Limits {
@@ -388,7 +391,7 @@ fn listening(
 }
 
 /// Resolves when the server shuts down gracefully; never when it is dropped.
-pub(super) async fn draining(mut drain: watch::Receiver<bool>) {
+async fn draining(mut drain: watch::Receiver<bool>) {
     if drain.wait_for(|drain| *drain).await.is_err() {
         std::future::pending().await
     }

@@ -9,9 +9,9 @@ use tonic_rdma_fabric::{Incoming, LinkError};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
+use super::{ACCEPT_LIMIT, FastPath, draining};
 use crate::bootstrap::bare::LIMIT;
 use crate::path::from_error;
-use crate::server::fast_path::{ACCEPT_LIMIT, FastPath, draining};
 
 impl FastPath {
     /// Serves a bare connection. `handshake` is held until it is established.

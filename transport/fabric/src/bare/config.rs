@@ -1,0 +1,44 @@
+//! The size of a bare connection.
+
+use crate::link_config::LinkConfig;
+
+/// Bytes of a slot.
+pub(super) const SLOT: usize = 512;
+/// SEND slots, and RECVs.
+pub(super) const SLOTS: usize = 24;
+/// Echoes in flight, at most: the other end has RECVs for them and a few more.
+pub const MAX_ECHOES: usize = 16;
+
+/// The queues of a bare connection: 24 KiB of control memory.
+pub fn config() -> LinkConfig {
+    LinkConfig {
+        recv_slots: SLOTS as u32,
+        slot_size: SLOT as u32,
+        send_slots: SLOTS as u32,
+        staging: 0,
+        ..LinkConfig::default()
+    }
+}
+
+/// What one end grants to the other, and does at its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Places for WRITEs, at most 16. WRITEs in flight go to different ones, as messages that have
+    /// not been read yet do.
+    pub places: usize,
+    /// Bytes of each: the longest WRITE.
+    pub place_len: usize,
+    /// The part of the pool's landing memory that they may take together, as one of so many. Where
+    /// that is less than one place, places are shorter. Calls have the rest, and what a bare
+    /// connection has it keeps while others wait.
+    pub landing_part: usize,
+    /// Bytes that one request may have this end WRITE.
+    pub requested: u64,
+}
+
+impl Default for Limits {
+    /// 8 places of 1 MiB, an eighth of the landing memory, 1 GiB a request.
+    fn default() -> Self {
+        Self { places: 8, place_len: 1 << 20, landing_part: 8, requested: 1 << 30 }
+    }
+}

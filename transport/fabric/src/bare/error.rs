@@ -1,0 +1,50 @@
+//! Why a bare connection ended.
+
+use std::io;
+
+use tonic_rdma_memory::{PoolError, RegisterError};
+
+use crate::error::LinkError;
+
+/// Why a bare connection ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BareError {
+    /// The link failed, or the peer has closed it.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// There is no memory to WRITE from.
+    #[error("no memory to WRITE from: {0}")]
+    Pool(#[from] PoolError),
+    /// Memory to WRITE to could not be registered.
+    #[error("no memory to WRITE to: {0}")]
+    Register(#[from] RegisterError),
+    /// Memory of the pool has no registration.
+    #[error("no memory to WRITE from: the pool does not know its own")]
+    NoSource,
+    /// The peer granted nothing as long.
+    #[error("no place for a WRITE of {len} bytes: the longest one of the peer has {longest}")]
+    TooLong {
+        /// Bytes of the WRITE.
+        len: usize,
+        /// Bytes of the longest place.
+        longest: usize,
+    },
+    /// The peer wanted more than is done for it.
+    #[error("the peer wants {wanted} bytes written, at most {limit} are")]
+    TooMuch {
+        /// Bytes.
+        wanted: u64,
+        /// Bytes.
+        limit: u64,
+    },
+    /// The peer sent what is no message, or not one of this moment.
+    #[error("a message that makes no sense: {0}")]
+    Message(String),
+}
+
+impl From<BareError> for io::Error {
+    fn from(error: BareError) -> Self {
+        io::Error::other(error)
+    }
+}

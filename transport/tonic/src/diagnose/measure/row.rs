@@ -1,0 +1,50 @@
+//! What is measured by each way, and by what.
+
+use std::time::Duration;
+
+use crate::diagnose::peer_report::Direction;
+
+/// Round trips per round that are timed.
+pub(super) const CALLS: usize = 25;
+/// Payload of such a round trip in bytes, each way.
+pub(super) const SMALL: usize = 64;
+
+/// What is measured by each way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row {
+    pub(super) direction: Direction,
+    pub(super) bytes: usize,
+    pub(super) in_flight: usize,
+}
+
+pub(super) const fn row(direction: Direction, bytes: usize, in_flight: usize) -> Row {
+    Row { direction, bytes, in_flight }
+}
+
+/// A way to move bytes.
+pub(super) trait Mover {
+    /// Performs a row's transfer `count` times. False: not that one.
+    fn run(&mut self, row: Row, count: usize) -> impl Future<Output = Result<bool, String>> + Send;
+}
+
+/// Times of round trips.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Latencies(Vec<Duration>);
+
+impl Latencies {
+    pub(super) fn push(&mut self, took: Duration) {
+        self.0.push(took);
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+
+    /// 0 if there is none.
+    pub(super) fn percentile_us(&self, percent: usize) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        let index = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
+        sorted.get(index).map_or(0.0, |took| took.as_secs_f64() * 1e6)
+    }
+}
