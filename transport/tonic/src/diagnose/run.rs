@@ -71,9 +71,9 @@ impl Diagnose {
     /// Set a server to query, with all settings of an [`Endpoint`]: TLS, credentials for the Offer,
     /// policy, fabrics.
     ///
-    /// The diagnosis sends the server a few hundred calls and some tens of megabytes, over both
-    /// paths. They pass through the server's layers and carry the metadata of the endpoint's
-    /// [`offer_metadata`](Endpoint::offer_metadata).
+    /// The diagnosis sends the server some thousand calls and, on a fast network, some gigabytes,
+    /// over both paths and without calls. Calls pass through the server's layers and carry the
+    /// metadata of the endpoint's [`offer_metadata`](Endpoint::offer_metadata).
     ///
     /// ```no_run
     /// # async fn run() -> Result<(), tonic_rdma::Error> {
