@@ -1,6 +1,6 @@
 //! Servers on another host, for contenders whose ends are to be apart: an agent starts them there.
 //!
-//! The client of an agent sends lines and gets one for each: first a [`StartServer`], answered by
+//! The client of an agent sends lines and gets one for each: first a `StartServer`, answered by
 //! what the server printed or a failure; then anything, answered by the server's [`Usage`]. The
 //! server ends when the connection does.
 

@@ -176,7 +176,7 @@ fn servers_run_where_their_agent_does_and_end_with_the_run() {
     let out = compare()
         .args(["--servers-at", &at, "--contenders", "tonic-tcp,tcp-plain,memcpy-hot"])
         .args(["--allocators", "glibc", "--rows", "full", "--only", "64", "--divide", "1000"])
-        .args(["--rounds", "1", "--json".as_ref()])
+        .args(["--rounds", "1", "--json"])
         .arg(&json)
         .output()
         .unwrap();
