@@ -161,6 +161,122 @@ fn a_slow_device_withdraws_the_key_before_the_buffer_comes_back() {
     assert_eq!(buffer.take::<Owner>().unwrap().bytes.len(), 9000);
 }
 
+#[test]
+fn a_registration_that_is_kept_serves_calls_until_the_buffer_is_closed() {
+    for slow in [false, true] {
+        let (pool, registrar) = small();
+        if slow {
+            registrar.slow();
+        }
+        let mut landing = pool.landing();
+        landing.register_waker(Waker::noop());
+        let (memory, dropped) = owner(9000, &registrar);
+        let start = memory.bytes.as_ptr();
+        let buffer = NamedBuffer::new(memory);
+        buffer.keep_registered();
+        let before = pool.stats().registrations;
+        let mut keys = Vec::new();
+        for call in 1..=5 {
+            let lease = buffer.claim().unwrap();
+            // In two parts, and the second of them given up.
+            let granted = grant(&landing, &lease, 0..4000).unwrap();
+            keys.push((granted.rkey(), granted.addr()));
+            write(&registrar, &granted, &[call; 4000]);
+            let view = granted.filled(4000);
+            let second = grant(&landing, &lease, 4000..9000).unwrap();
+            assert_eq!(second.addr(), keys[0].1 + 4000);
+            write(&registrar, &second, &[call + 100; 5000]);
+            drop((second, lease));
+            assert_eq!((view.as_ptr(), &view[..]), (start, &[call; 4000][..]));
+            drop(view);
+            assert!(is_idle(&buffer), "the next call can have it");
+            assert_eq!(registrar.bytes_of(Access::RemoteWrite), 9000, "and the key still works");
+        }
+        assert!(keys.iter().all(|key| *key == keys[0]), "{keys:?}");
+        assert_eq!(pool.stats().registrations, before + 1);
+        assert_eq!(pool.stats().application, 9000);
+        // A call that has it delays the end.
+        let lease = buffer.claim().unwrap();
+        buffer.close();
+        assert_eq!(registrar.bytes_of(Access::RemoteWrite), 9000);
+        assert_eq!(buffer.take::<Owner>().err(), Some(InUse::Claimed));
+        drop(lease);
+        block_on(poll_fn(|cx| buffer.poll_idle(cx)));
+        assert_eq!((registrar.bytes_of(Access::RemoteWrite), pool.stats().application), (0, 0));
+        let memory = buffer.take::<Owner>().unwrap();
+        assert_eq!((memory.bytes.as_ptr(), memory.bytes[4500]), (start, 105));
+        drop(memory);
+        assert_eq!(dropped.load(SeqCst), 1);
+    }
+}
+
+/// Closed or not, taken or not, by one device or two: no registration outlives the memory.
+#[test]
+fn what_a_buffer_keeps_ends_before_its_owner() {
+    for slow in [false, true] {
+        let ((pool, registrar), (other, another)) = (small(), small());
+        if slow {
+            registrar.slow();
+            another.slow();
+        }
+        let use_it = |buffer: &NamedBuffer, landing: &Landing| {
+            let lease = buffer.claim().unwrap();
+            grant(landing, &lease, 0..100).unwrap().filled(100)
+        };
+        let [here, there] = [&pool, &other].map(|pool| {
+            let mut landing = pool.landing();
+            landing.register_waker(Waker::noop());
+            landing
+        });
+        for taken in [false, true] {
+            let (memory, dropped) = owner(9000, &registrar);
+            let buffer = NamedBuffer::new(memory);
+            buffer.keep_registered();
+            drop(use_it(&buffer, &here));
+            // By another device: that of the first one ends.
+            let view = use_it(&buffer, &there);
+            wait_until("the first registration ends", || {
+                registrar.bytes_of(Access::RemoteWrite) == 0
+            });
+            assert_eq!(another.bytes_of(Access::RemoteWrite), 9000);
+            drop(view);
+            block_on(poll_fn(|cx| buffer.poll_idle(cx)));
+            drop(use_it(&buffer, &here));
+            if taken {
+                // Without closing it first.
+                wait_until("it is taken", || buffer.take::<Owner>().is_ok());
+            } else {
+                drop(buffer);
+            }
+            wait_until("the owner is dropped", || dropped.load(SeqCst) > 0);
+            assert_eq!(dropped.load(SeqCst), 1, "once, with nothing registered");
+            wait_until("nothing is left", || another.bytes_of(Access::RemoteWrite) == 0);
+        }
+    }
+}
+
+#[test]
+fn all_who_wait_for_a_buffer_are_woken() {
+    struct Count(AtomicUsize);
+    impl std::task::Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    let buffer = NamedBuffer::new(vec![0; 10]);
+    let lease = buffer.claim().unwrap();
+    let counts = [(); 3].map(|()| Arc::new(Count(AtomicUsize::new(0))));
+    for count in &counts {
+        let waker = Waker::from(count.clone());
+        for _ in 0..2 {
+            assert!(buffer.poll_idle(&Context::from_waker(&waker)).is_pending());
+        }
+    }
+    drop(lease);
+    assert!(counts.iter().all(|count| count.0.load(SeqCst) == 1), "each once");
+    assert!(is_idle(&buffer));
+}
+
 /// Blocks this thread; the crate has no runtime.
 fn block_on(future: impl Future<Output = ()>) {
     struct Unpark(thread::Thread);

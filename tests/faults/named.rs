@@ -1,6 +1,7 @@
 //! Buffers of a server that requests land in, and peers that keep the key: what has come back to
 //! the server stays as it is.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
@@ -9,7 +10,7 @@ use bytes::BytesMut;
 use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
-use tonic_rdma::{Context, FabricKind, LandIn, LandRequest, Outcome, Policy, Server};
+use tonic_rdma::{Context, FabricKind, IntoLandIn, LandIn, LandRequest, Outcome, Policy, Server};
 use tonic_rdma_fabric::LinkError;
 use tonic_rdma_proto::frame::{Field, Frame};
 use tonic_rdma_tests::codec::CodecKind;
@@ -68,6 +69,56 @@ async fn keep(
     Ok(Response::new(Message::default()))
 }
 
+/// A server in a thread of its own, whose requests land in what `allocate` gives them.
+async fn serve<B: IntoLandIn, F>(
+    device: String,
+    client_device: &str,
+    allocate: impl Fn(&LandRequest<'_>) -> Option<B> + Send + Sync + 'static,
+    handle: impl Fn(Request<Message>) -> F + Clone + Send + Sync + 'static,
+) -> SocketAddr
+where
+    F: Future<Output = Result<Response<Message>, Status>> + Send + 'static,
+{
+    let (at, mut listens) = mpsc::channel(1);
+    // Its service has the codec that land_in needs.
+    std::thread::spawn(move || {
+        runtime(CodecKind::ZeroCopy).block_on(async move {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            at.send(listener.local_addr().unwrap()).await.unwrap();
+            let incoming = tonic::transport::server::TcpIncoming::from(listener);
+            let mut server = Server::builder()
+                .fabrics([FabricKind::Verbs])
+                .context(Context::builder().device(device).build())
+                .land_in("/tonic_rdma.conformance.v1.Conformance/Unary", allocate);
+            let service = ConformanceServer::new(UnaryOnly(handle));
+            server.add_service(service).serve_with_incoming(incoming).await.unwrap();
+        })
+    });
+    let at = listens.recv().await.unwrap();
+    // The codec of the service is known once it has answered.
+    let channel = tonic_rdma::Endpoint::from_shared(format!("http://{at}"))
+        .unwrap()
+        .policy(Policy::Require)
+        .fabrics([FabricKind::Verbs])
+        .context(Context::builder().device(client_device).build())
+        .connect()
+        .await
+        .unwrap();
+    let channel = tonic_rdma_tests::channel::AnyChannel::Rdma(channel);
+    client_of(channel).unary(payload(1, 10)).await.unwrap();
+    at
+}
+
+/// The end of a connection whose WRITE was refused.
+async fn refused(peer: &mut Peer) {
+    match with_timeout("the end of a peer that writes where it may not", peer.wait_for_end()).await
+    {
+        LinkError::Completion { code: 10, .. } if kind() == "rxe" => {}
+        LinkError::Disconnected { .. } if kind() == "siw" => {}
+        other => panic!("{other}"),
+    }
+}
+
 /// A message with a field of [`LEN`] bytes, and where in it the field lies.
 fn message() -> (Vec<u8>, Field) {
     let message = Message { payload: payload(3, LEN).payload, seed: 3, ..Message::default() };
@@ -103,39 +154,13 @@ pub async fn a_key_that_was_withdrawn(_: Log) {
     let Topology { server_device, client_device, .. } = Topology::one_device();
     let buffers = Arc::new(AtomicUsize::new(0));
     let (told, mut returned) = mpsc::channel(1);
-    let (at, mut listens) = mpsc::channel(1);
     let counted = buffers.clone();
-    // The service of this server has the codec that land_in needs.
-    std::thread::spawn(move || {
-        let allocate = move |_: &LandRequest<'_>| {
-            counted.fetch_add(1, SeqCst);
-            Some(Buffer(vec![0xee; LEN], counted.clone()))
-        };
-        runtime(CodecKind::ZeroCopy).block_on(async move {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            at.send(listener.local_addr().unwrap()).await.unwrap();
-            let incoming = tonic::transport::server::TcpIncoming::from(listener);
-            let service =
-                ConformanceServer::new(UnaryOnly(move |request| keep(request, told.clone())));
-            let mut server = Server::builder()
-                .fabrics([FabricKind::Verbs])
-                .context(Context::builder().device(server_device).build())
-                .land_in("/tonic_rdma.conformance.v1.Conformance/Unary", allocate);
-            server.add_service(service).serve_with_incoming(incoming).await.unwrap();
-        })
-    });
-    let at = listens.recv().await.unwrap();
-    // The codec of the service is known once it has answered.
-    let channel = tonic_rdma::Endpoint::from_shared(format!("http://{at}"))
-        .unwrap()
-        .policy(Policy::Require)
-        .fabrics([FabricKind::Verbs])
-        .context(Context::builder().device(&client_device).build())
-        .connect()
-        .await
-        .unwrap();
-    let channel = tonic_rdma_tests::channel::AnyChannel::Rdma(channel);
-    client_of(channel).unary(payload(1, 10)).await.unwrap();
+    let allocate = move |_: &LandRequest<'_>| {
+        counted.fetch_add(1, SeqCst);
+        Some(Buffer(vec![0xee; LEN], counted.clone()))
+    };
+    let handle = move |request| keep(request, told.clone());
+    let at = serve(server_device, &client_device, allocate, handle).await;
     let host = Host::new(&client_device, at);
     let (body, field) = message();
     let gone = async |why: &str| {
@@ -150,11 +175,7 @@ pub async fn a_key_that_was_withdrawn(_: Log) {
         assert!(back.buffer == payload(3, LEN).payload);
         // The handler has its buffer back: the key does not work any longer.
         peer.write(&[0; 4096], grants[1].addr, grants[1].rkey);
-        match with_timeout("the end of a peer that kept a key", peer.wait_for_end()).await {
-            LinkError::Completion { code: 10, .. } if kind() == "rxe" => {}
-            LinkError::Disconnected { .. } if kind() == "siw" => {}
-            other => panic!("{other}"),
-        }
+        refused(&mut peer).await;
         // The end of the connection may have dropped the handler.
         let _ = back.again.send(());
         gone("the handler keeps its buffer").await;
@@ -179,4 +200,48 @@ pub async fn a_key_that_was_withdrawn(_: Log) {
         gone("a buffer of a peer that is gone").await;
     }
     assert!(returned.try_recv().is_err(), "no handler saw half a message");
+}
+
+/// A handler that leaves the buffer to the next request.
+async fn leave(mut request: Request<Message>) -> Result<Response<Message>, Status> {
+    let land_in = request.extensions_mut().remove::<LandIn<Vec<u8>>>();
+    drop(request);
+    let Some(land_in) = land_in else { return Ok(Response::new(Message::default())) };
+    let total = land_in.outcome().await.filled() as u64;
+    Ok(Response::new(Message { total, ..Message::default() }))
+}
+
+/// What is given up with a buffer that stays registered: a peer that has had the key can change the
+/// buffer, and nothing beside it, until its owner has it back.
+pub async fn a_key_that_is_kept(_: Log) {
+    let Topology { server_device, client_device, .. } = Topology::one_device();
+    let land_in = LandIn::new(vec![0xee; LEN]).keep_registered();
+    let shared = land_in.clone();
+    let allocate = move |_: &LandRequest<'_>| Some(shared.clone());
+    let at = serve(server_device, &client_device, allocate, leave).await;
+    let host = Host::new(&client_device, at);
+    let (body, field) = message();
+    let mut peers = Vec::new();
+    for _ in 0..2 {
+        let (mut peer, grants) = granted(&host, &body, field).await;
+        write(&mut peer, &grants, &body).await;
+        assert_eq!(peer.reply().await.total as usize, LEN);
+        peers.push((peer, grants[1]));
+    }
+    let [(mut first, key), (mut second, other)] = <[_; 2]>::try_from(peers).ok().unwrap();
+    assert_eq!((key.addr, key.rkey), (other.addr, other.rkey), "it was registered once");
+    // Its call has ended, and that of another peer has landed there since.
+    first.write(&[0x11; 4096], key.addr, key.rkey);
+    first.ping().await;
+    // Beside it.
+    second.write(&[0x33; 4096], other.addr + LEN as u64 - 2048, other.rkey);
+    refused(&mut second).await;
+    let finished = with_timeout("the buffer", land_in.finish()).await.unwrap();
+    let sent = payload(3, LEN).payload;
+    assert!(finished.buffer[..4096] == [0x11; 4096], "{:02x?}", &finished.buffer[..16]);
+    assert!(finished.buffer[4096..] == sent[4096..]);
+    // Now it is the owner's.
+    first.write(&[0x22; 4096], key.addr, key.rkey);
+    refused(&mut first).await;
+    assert!(finished.buffer[..4096] == [0x11; 4096] && finished.buffer[4096..] == sent[4096..]);
 }

@@ -187,6 +187,23 @@ impl Peer {
         with_timeout("a SEND", self.try_frame(frame)).await.unwrap();
     }
 
+    /// Asks for a sign of life, and waits for it: what it wrote before has arrived then (R4).
+    pub async fn ping(&mut self) {
+        const TOKEN: u64 = 0x7e57;
+        self.frame(&Frame::Ping { ack: false, token: TOKEN }).await;
+        loop {
+            while let Some(message) = self.messages.pop_front() {
+                let mut reader = Reader::new(message).unwrap();
+                while let Some(frame) = reader.next_frame().unwrap() {
+                    if matches!(frame, Frame::Ping { ack: true, token: TOKEN }) {
+                        return;
+                    }
+                }
+            }
+            with_timeout("a sign of life", self.poll()).await.unwrap();
+        }
+    }
+
     /// Requests memory as the protocol says, for a call that uploads.
     pub async fn grant(&mut self) -> Granted {
         self.open("Upload").await;

@@ -2,18 +2,15 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::ptr::NonNull;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
 use super::NamedLease;
+use super::pinned::Pinned;
 use crate::error::RegionError;
 use crate::landing::Landing;
 use crate::ledger::Ledger;
-use crate::registered::{freeing, pin};
-use crate::registrar::{Access, Memory, Registration};
 
 /// A part of a named buffer that is granted, or about to be: a peer may write to it.
 ///
@@ -24,17 +21,28 @@ pub struct NamedGrant {
     registered: Registered,
 }
 
-/// A registration that ends before the lease is given up: the order of the fields.
-struct Held {
-    /// `None` once it has been dropped.
-    registration: Option<Box<dyn Registration>>,
-    len: usize,
-    lease: NamedLease,
-    ledger: Arc<Ledger>,
+/// What a grant has until it is dropped.
+enum Registered {
+    /// A registration of its own, which ends with it. `None` once it has been dropped.
+    Once(Option<Held>),
+    /// One that the buffer keeps.
+    Kept { pinned: Arc<Pinned>, granting: Granting },
 }
 
-/// What is registered, until it is dropped.
-struct Registered(Option<Held>);
+/// A registration that ends before the lease is given up: the order of the fields.
+struct Held {
+    pinned: Arc<Pinned>,
+    granting: Granting,
+}
+
+/// That a part of the buffer is granted.
+struct Granting(NamedLease);
+
+impl Drop for Granting {
+    fn drop(&mut self) {
+        self.0.0.0.state().granted = false;
+    }
+}
 
 impl NamedGrant {
     fn new(
@@ -53,39 +61,58 @@ impl NamedGrant {
             return Err(RegionError::Overlap { len, pool: false });
         }
         state.granted = true;
+        let kept = state.kept.clone().filter(|kept| kept.is_of(&ledger));
+        let keeps = state.keeps;
         drop(state);
         // Ends the grant if what follows fails.
-        let mut held = Held { registration: None, len: 0, lease, ledger };
-        // SAFETY: the range has been checked.
-        let addr = unsafe { held.lease.0.0.start.add(range.start) };
-        let ledger = held.ledger.clone();
-        let registration = pin(&ledger, NonNull::slice_from_raw_parts(addr, len), || {
-            // SAFETY: the lease keeps the buffer mapped and writable, and is dropped after the
-            // registration: `Held`. Nothing of this process reads or writes the range while it is
-            // granted (R8, R9).
-            unsafe {
-                let access = Access::RemoteWrite;
-                ledger.registrar.register(Memory { addr, len, access, file: None })
+        let granting = Granting(lease);
+        let buffer = &granting.0.0.0;
+        let registered = match (keeps, kept) {
+            (true, Some(pinned)) => Registered::Kept { pinned, granting },
+            (true, None) => {
+                // SAFETY: the buffer is mapped and writable until its owner is dropped or taken,
+                // which waits until what it keeps has been dropped.
+                let pinned = unsafe { Pinned::new(&ledger, buffer.start, buffer.len) }?;
+                let pinned = Arc::new(pinned);
+                let earlier = buffer.state().kept.replace(pinned.clone());
+                if let Some(earlier) = earlier {
+                    // The lease waits for its end.
+                    earlier.end_before(granting.0.clone());
+                }
+                Registered::Kept { pinned, granting }
             }
-        })?;
-        held.ledger.counters.registrations.fetch_add(1, Relaxed);
-        held.ledger.counters.application.fetch_add(len, Relaxed);
-        (held.registration, held.len) = (Some(registration), len);
-        Ok(NamedGrant { range, registered: Registered(Some(held)) })
+            (false, _) => {
+                // SAFETY: the range has been checked.
+                let addr = unsafe { buffer.start.add(range.start) };
+                // SAFETY: the lease keeps the buffer mapped and writable, and is dropped after the
+                // registration: `Held`.
+                let pinned = Arc::new(unsafe { Pinned::new(&ledger, addr, len) }?);
+                Registered::Once(Some(Held { pinned, granting }))
+            }
+        };
+        Ok(NamedGrant { range, registered })
     }
 
-    fn registration(&self) -> Option<&dyn Registration> {
-        self.registered.0.as_ref()?.registration.as_deref()
+    fn pinned(&self) -> Option<&Pinned> {
+        match &self.registered {
+            Registered::Once(held) => held.as_ref().map(|held| &*held.pinned),
+            Registered::Kept { pinned, .. } => Some(pinned),
+        }
     }
 
     /// The address to which the peer directs its WRITEs (iova).
     pub fn addr(&self) -> u64 {
-        self.registration().map_or(0, Registration::iova)
+        let offset = match self.registered {
+            Registered::Once(_) => 0,
+            // All of the buffer is registered.
+            Registered::Kept { .. } => self.range.start as u64,
+        };
+        self.pinned().map_or(0, |pinned| pinned.iova() + offset)
     }
 
     /// The remote key.
     pub fn rkey(&self) -> u32 {
-        self.registration().map_or(0, Registration::rkey)
+        self.pinned().map_or(0, Pinned::rkey)
     }
 
     /// The length in bytes.
@@ -94,13 +121,15 @@ impl NamedGrant {
     }
 
     /// The peer has written the first `len` bytes, at most the capacity, and has sent DONE. They
-    /// are viewed from now on, and the key is withdrawn: by a thread of its own if the device takes
-    /// time for it. Until then the peer can change them.
+    /// are viewed from now on, and the key is withdrawn, unless the buffer keeps its registration:
+    /// by a thread of its own if the device takes time for it. Until then the peer can change them.
     pub fn filled(self, len: usize) -> Bytes {
         let NamedGrant { range, registered } = self;
-        let Some(lease) = registered.0.as_ref().map(|held| held.lease.clone()) else {
-            return Bytes::new();
+        let granting = match &registered {
+            Registered::Once(held) => held.as_ref().map(|held| &held.granting),
+            Registered::Kept { granting, .. } => Some(granting),
         };
+        let Some(lease) = granting.map(|granting| granting.0.clone()) else { return Bytes::new() };
         let end = range.start + len.min(range.len());
         lease.0.0.state().filled = end;
         let bytes = lease.view(range.start..end).unwrap_or_default();
@@ -117,22 +146,12 @@ impl fmt::Debug for NamedGrant {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let Some(held) = self.0.take() else { return };
-        // To unpin the memory takes time, and the connection is locked.
-        match held.ledger.registrar.is_slow() {
-            true => freeing::free(if held.ledger.registrar.pins() { held.len } else { 0 }, held),
-            false => drop(held),
+        if let Registered::Once(held) = self
+            && let Some(Held { pinned, granting }) = held.take()
+        {
+            // To unpin the memory takes time, and the connection is locked.
+            pinned.end_before(granting);
         }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.registration = None;
-        self.lease.0.0.state().granted = false;
-        self.ledger.counters.application.fetch_sub(self.len, Relaxed);
-        // Connections may wait until the process can pin memory again.
-        self.ledger.deregistered();
     }
 }
 
@@ -150,6 +169,13 @@ impl NamedRegistration {
     }
 }
 
+impl NamedLease {
+    /// Whether nothing need be registered for a grant.
+    fn keeps_registration_of(&self, ledger: &Arc<Ledger>) -> bool {
+        self.0.0.state().kept.as_ref().is_some_and(|kept| kept.is_of(ledger))
+    }
+}
+
 impl Landing {
     /// Whether a peer can write to memory that is not the pool's. It cannot where it has to map a
     /// file of it.
@@ -159,7 +185,8 @@ impl Landing {
 
     /// Registers a part of a named buffer, so that the peer of this connection can write to it:
     /// what follows the filled bytes. Where the registrar is slow, the landing thread does it, and
-    /// wakes the [waker](Landing::register_waker) then.
+    /// wakes the [waker](Landing::register_waker) then. Nothing is registered where the buffer has
+    /// [kept](NamedBuffer::keep_registered) that of an earlier grant by this pool.
     ///
     /// The result has [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beside what
     /// the pool may use, [`RegionError::Overlap`] if another part of the buffer is granted, and
@@ -167,7 +194,7 @@ impl Landing {
     pub fn register_named(&self, lease: NamedLease, range: Range<usize>) -> NamedRegistration {
         let slot = Arc::<Slot>::default();
         let (ledger, waiter) = (self.ledger().clone(), self.waiter().clone());
-        if !self.uses_thread() {
+        if !self.uses_thread() || lease.keeps_registration_of(&ledger) {
             *slot.lock().unwrap_or_else(PoisonError::into_inner) =
                 Some(NamedGrant::new(ledger, lease, range));
             return NamedRegistration(slot);

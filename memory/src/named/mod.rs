@@ -19,9 +19,12 @@
 //! | idle, without views | [`NamedBuffer::take`] | taken: the application has it back |
 //!
 //! A registration ends before its clone of the lease is dropped, so no key works for a buffer that
-//! is idle.
+//! is idle, unless it [keeps](NamedBuffer::keep_registered) it. Then it ends with
+//! [`NamedBuffer::close`], or when the buffer is dropped, before the owner is taken or dropped: the
+//! buffer is claimed meanwhile.
 
 mod grant;
+mod pinned;
 
 use std::any::Any;
 use std::fmt;
@@ -33,6 +36,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 
 pub use self::grant::{NamedGrant, NamedRegistration};
+use self::pinned::Pinned;
 use crate::landing::Landed;
 
 /// A buffer of the application that the longest `bytes` field of a message is to land in. Cheap to
@@ -48,10 +52,13 @@ struct Buffer {
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     /// No call may claim it any more.
     closed: bool,
+    /// What is registered once stays so until the buffer is closed.
+    keeps: bool,
+    kept: Option<Arc<Pinned>>,
     claimed: bool,
     granted: bool,
     taken: bool,
@@ -59,7 +66,8 @@ struct State {
     filled: usize,
     /// Views that are alive.
     views: usize,
-    waker: Option<Waker>,
+    /// Those who wait until no call has it.
+    wakers: Vec<Waker>,
 }
 
 // SAFETY: the owner is Send, and only whoever takes it, or drops the last reference, touches it.
@@ -119,22 +127,35 @@ impl NamedBuffer {
         Some(NamedLease(Arc::new(Claim(self.0.clone()))))
     }
 
-    /// No call may claim the buffer from now on.
-    pub fn close(&self) {
-        self.0.state().closed = true;
+    /// From the first grant on the whole buffer stays registered, with one key, until it is closed
+    /// or dropped. A peer that has had a grant can write to it all that time.
+    pub fn keep_registered(&self) {
+        self.0.state().keeps = true;
     }
 
-    /// Ready when no call has the buffer. Wakes the last task that polled.
+    /// No call may claim the buffer from now on. A registration that it keeps ends, now or when the
+    /// call that has it has ended: by a thread of its own if the device takes time for it.
+    pub fn close(&self) {
+        let mut state = self.0.state();
+        state.closed = true;
+        if !state.claimed {
+            Buffer::end_registration(&self.0, state);
+        }
+    }
+
+    /// Ready when no call has the buffer. Wakes all tasks that have polled since one had it.
     pub fn poll_idle(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.0.state();
         if !state.claimed {
             return Poll::Ready(());
         }
-        state.waker = Some(cx.waker().clone());
+        if !state.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            state.wakers.push(cx.waker().clone());
+        }
         Poll::Pending
     }
 
-    /// Returns the owner, once.
+    /// Returns the owner, once, when no registration is kept: that ends now.
     ///
     /// # Errors
     /// [`InUse`]: it stays where it is.
@@ -143,6 +164,11 @@ impl NamedBuffer {
     /// If the owner is no `T`.
     pub fn take<T: Send + 'static>(&self) -> Result<T, InUse> {
         let mut state = self.0.state();
+        if state.kept.is_some() && !state.claimed {
+            state.closed = true;
+            Buffer::end_registration(&self.0, state);
+            state = self.0.state();
+        }
         match *state {
             State { taken: true, .. } => return Err(InUse::Taken),
             State { claimed: true, .. } => return Err(InUse::Claimed),
@@ -150,8 +176,8 @@ impl NamedBuffer {
             State { .. } => {}
         }
         // SAFETY: `owner` is a live box as long as it is not taken, which is checked under the
-        // lock. It is not claimed, so no peer, device or lease refers to the bytes, and nobody
-        // views them.
+        // lock. It is not claimed, so no peer, device or lease refers to the bytes, no registration
+        // is kept, and nobody views them.
         let is_owner = unsafe { self.0.owner.as_ref() }.is::<T>();
         assert!(is_owner, "a buffer is taken as the type that it was made of");
         state.taken = true;
@@ -164,9 +190,14 @@ impl NamedBuffer {
 
 impl fmt::Debug for NamedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let State { claimed, granted, keeps, filled, views, .. } = *self.0.state();
         f.debug_struct("NamedBuffer")
             .field("len", &self.0.len)
-            .field("state", &*self.0.state())
+            .field("claimed", &claimed)
+            .field("granted", &granted)
+            .field("keeps", &keeps)
+            .field("filled", &filled)
+            .field("views", &views)
             .finish_non_exhaustive()
     }
 }
@@ -174,6 +205,15 @@ impl fmt::Debug for NamedBuffer {
 impl Buffer {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the registration that an unclaimed buffer keeps, if any; it is claimed until that has
+    /// ended.
+    fn end_registration(buffer: &Arc<Buffer>, mut state: MutexGuard<'_, State>) {
+        let Some(kept) = state.kept.take() else { return };
+        state.claimed = true;
+        drop(state);
+        kept.end_before(NamedLease(Arc::new(Claim(buffer.clone()))));
     }
 }
 
@@ -183,7 +223,11 @@ impl Drop for Buffer {
         if !state.taken {
             // SAFETY: no lease, grant or view is left, since each holds the buffer; the box has not
             // been taken (R8).
-            drop(unsafe { Box::from_raw(self.owner.as_ptr()) });
+            let owner = unsafe { Box::from_raw(self.owner.as_ptr()) };
+            match state.kept.take() {
+                Some(kept) => kept.end_before(owner),
+                None => drop(owner),
+            }
         }
     }
 }
@@ -261,11 +305,12 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.claimed = false;
-        let waker = state.waker.take();
-        drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
+        if state.closed && state.kept.is_some() {
+            return Buffer::end_registration(&self.0, state);
         }
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use tokio_stream::{StreamExt, iter};
 use tonic::{Code, Request, Response, Status};
-use tonic_rdma::{Copied, FinishError, LandIn, LandRequest, Outcome, WhyCopied, WhyEmpty};
+use tonic_rdma::{
+    Copied, FinishError, IntoLandIn, LandIn, LandRequest, Outcome, WhyCopied, WhyEmpty,
+};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::connect;
@@ -26,9 +28,11 @@ cases![for Some(Fabric::OURS);
     sixty_at_once,
     the_first_message_of_a_stream,
     one_buffer_for_two_calls,
+    one_buffer_for_many_replies,
     requests_of_every_length,
     requests_of_sixty_clients,
     requests_that_end_early,
+    one_buffer_for_many_requests,
     an_allocator_that_refuses_or_panics,
 ];
 
@@ -286,18 +290,73 @@ async fn one_buffer_for_two_calls(env: &TestEnv) {
     check(fabric, &finished.outcome, size, true);
 }
 
+/// Bytes of the application that the pools of the client's context have registered, and
+/// registrations so far.
+async fn registered(channel: &AnyChannel) -> (usize, u64) {
+    let AnyChannel::Rdma(channel) = channel else { return (0, 0) };
+    let stats = channel.context().pool_stats().await;
+    let stats = stats.iter().map(|(_, stats)| (stats.application, stats.registrations));
+    stats.fold((0, 0), |sum, stats| (sum.0 + stats.0, sum.1 + stats.1))
+}
+
+/// A buffer that stays registered: only the first reply registers it, and it comes back
+/// deregistered.
+async fn one_buffer_for_many_replies(env: &TestEnv) {
+    const SIZE: usize = 300_000;
+    let fabric = env.fabric();
+    let server = env.server().await;
+    let channel = connect!(env, server);
+    let mut client = client_of(channel.clone());
+    let (before, _) = registered(&channel).await;
+    let buffer = vec![0; SIZE];
+    let start = buffer.as_ptr().addr();
+    let land_in = LandIn::new(buffer).keep_registered();
+    let mut first = None;
+    for call in 0..10 {
+        let size = SIZE - call * 1000;
+        let reply = client.unary(naming(&land_in, ask(size))).await.unwrap().into_inner();
+        reply.expect(size as u64, size);
+        let plain = fabric.codecs().0 == CodecKind::Plain;
+        assert_eq!(reply.payload.as_ptr().addr() == start, !plain, "{call}");
+        drop(reply);
+        let outcome = land_in.outcome().await;
+        check(fabric, &outcome, size, true);
+        if let Outcome::Landed { .. } = outcome {
+            let (application, registrations) = registered(&channel).await;
+            assert_eq!(application - before, SIZE, "it stays registered");
+            let first = *first.get_or_insert(registrations);
+            assert!(registrations - first < 5, "{call} calls: {registrations} and {first}");
+        }
+    }
+    let finished = land_in.finish().await.unwrap();
+    assert_eq!(finished.buffer.as_ptr().addr(), start);
+    assert_eq!(registered(&channel).await.0, before);
+}
+
 /// The answer of [`receive`] to a request that came without a buffer.
 const NO_BUFFER: &str = "without a buffer";
 
 /// Tells the client what has become of the buffer of its request, if there was one.
 async fn receive(mut request: Request<Message>) -> Result<Response<Message>, Status> {
     let land_in = request.extensions_mut().remove::<LandIn<Vec<u8>>>();
+    let keeps = request.metadata().contains_key("keeps");
     let message = request.into_inner();
     let (seed, size) = (message.seed, message.payload.len());
     message.expect(seed, size);
     let Some(land_in) = land_in else { return Ok(Response::new(steps(NO_BUFFER, []))) };
     let view = message.payload.as_ptr().addr();
     drop(message);
+    if keeps {
+        // It is left for the next request.
+        let outcome = land_in.outcome().await;
+        let told = match outcome {
+            Outcome::Landed { .. } => "landed".to_owned(),
+            Outcome::Copied { ref why, .. } => format!("{why:?}"),
+            ref other => format!("{other:?}"),
+        };
+        let total = outcome.filled() as u64;
+        return Ok(Response::new(Message { total, seed: view as u64, ..steps(&told, []) }));
+    }
     let finished = land_in.finish().await.map_err(|error| Status::internal(error.to_string()))?;
     let filled = finished.outcome.filled();
     if size > 0 {
@@ -326,6 +385,13 @@ fn allocate(request: &LandRequest<'_>) -> Option<Vec<u8>> {
 }
 
 async fn receiver(env: &TestEnv) -> Server {
+    receiver_with(env, allocate).await
+}
+
+async fn receiver_with<B: IntoLandIn>(
+    env: &TestEnv,
+    allocate: impl Fn(&LandRequest<'_>) -> Option<B> + Send + Sync + 'static,
+) -> Server {
     let listening = env.listen().await;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let service = ConformanceServer::new(UnaryOnly(receive))
@@ -434,6 +500,43 @@ async fn requests_that_end_early(env: &TestEnv) {
             check_told(env.fabric(), &reply, size, false);
         }
     }
+}
+
+/// The server's buffer stays registered, and requests have it one after the other.
+async fn one_buffer_for_many_requests(env: &TestEnv) {
+    const SIZE: usize = 300_000;
+    let land_in = LandIn::new(vec![0; SIZE]).keep_registered();
+    let shared = land_in.clone();
+    let server = receiver_with(env, move |_| Some(shared.clone())).await;
+    let mut client = client_of(connect!(env, server));
+    let put = |client: &mut Client, size: usize| {
+        let mut request = Request::new(payload(size as u64, size));
+        request.metadata_mut().insert("keeps", "1".parse().unwrap());
+        let mut client = client.clone();
+        async move { client.unary(request).await.unwrap().into_inner() }
+    };
+    let zero_copy = env.fabric().codecs().1 == CodecKind::ZeroCopy;
+    assert_eq!(put(&mut client, SIZE).await.script.unwrap().id, NO_BUFFER);
+    let mut places = Vec::new();
+    for call in 0..10 {
+        let size = SIZE - call * 1000;
+        let reply = put(&mut client, size).await;
+        check_told(env.fabric(), &reply, size, true);
+        places.push(reply.seed);
+    }
+    assert!(!zero_copy || places.iter().all(|place| *place == places[0]), "{places:?}");
+    // Whoever comes second while it is in use has none.
+    let (mut one, mut two) = (client.clone(), client.clone());
+    let (one, two) = tokio::join!(put(&mut one, SIZE), put(&mut two, SIZE - 1));
+    for (reply, size) in [(one, SIZE), (two, SIZE - 1)] {
+        if reply.script.as_ref().unwrap().id != NO_BUFFER {
+            check_told(env.fabric(), &reply, size, true);
+        }
+    }
+    drop(client);
+    drop(server);
+    let finished = land_in.finish().await.unwrap();
+    assert_eq!(finished.buffer.len(), SIZE);
 }
 
 async fn an_allocator_that_refuses_or_panics(env: &TestEnv) {

@@ -38,6 +38,12 @@ pub enum Error {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// TLS was configured in a program that has no cryptography for it: its features choose none,
+    /// and it has installed none.
+    #[error(
+        "TLS needs a provider of cryptography: enable the feature tls-ring or tls-aws-lc of tonic-rdma, or install one with rustls::crypto::CryptoProvider::install_default"
+    )]
+    NoCryptography,
     /// An environment variable of this process has a bad value, which whoever starts the process
     /// has to correct. A call fails with UNAVAILABLE.
     #[error("bad environment")]

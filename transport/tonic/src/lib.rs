@@ -132,6 +132,8 @@ mod tcp;
 mod telemetry;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "_tls-any")]
+mod tls;
 
 #[doc(inline)]
 pub use channel::{Change, Channel, ResponseFuture};
@@ -142,7 +144,7 @@ pub use diagnose::{Diagnosis, diagnose};
 pub use endpoint::Endpoint;
 pub use error::{EnvironmentError, Error, RdmaRequired};
 pub use land_in::allocators::LandRequest;
-pub use land_in::{FinishError, Finished, LandIn, Outcome, WhyCopied, WhyEmpty};
+pub use land_in::{FinishError, Finished, IntoLandIn, LandIn, Outcome, WhyCopied, WhyEmpty};
 pub use path::policy::{EnvError, FabricKind, Policy, UnknownPolicy, check_environment};
 pub use path::reason::{Reason, ReasonCode, Side};
 pub use path::{Path, PathInfo};

@@ -126,11 +126,13 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`Error::Transport`]: the configuration is invalid, a certificate or key for example.
+    /// [`Error::NoCryptography`]: see there.
     #[cfg(feature = "_tls-any")]
     pub fn tls_config(
         mut self,
         tls_config: tonic::transport::ClientTlsConfig,
     ) -> Result<Self, Error> {
+        crate::tls::for_client()?;
         self.tcp = self.tcp.tls_config(tls_config)?;
         Ok(self)
     }
@@ -142,12 +144,14 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`Error::Transport`]: the configuration is invalid, a certificate or key for example.
+    /// [`Error::NoCryptography`]: see there.
     #[cfg(feature = "_tls-any")]
     pub fn tls_config_with_verifier(
         mut self,
         tls_config: tonic::transport::ClientTlsConfig,
         verifier: std::sync::Arc<dyn tokio_rustls::rustls::client::danger::ServerCertVerifier>,
     ) -> Result<Self, Error> {
+        crate::tls::for_client()?;
         self.tcp = self.tcp.tls_config_with_verifier(tls_config, verifier)?;
         Ok(self)
     }

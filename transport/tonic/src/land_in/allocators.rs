@@ -8,8 +8,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{Extensions, HeaderMap};
 
-use super::LandIn;
-use super::{Claimed, Target, WhyCopied};
+use super::{Claimed, IntoLandIn, WhyCopied};
 
 /// A request whose field is to land in a buffer of the server: what is known of it when
 /// [`Server::land_in`](crate::Server::land_in) asks for the buffer.
@@ -24,8 +23,9 @@ pub struct LandRequest<'a> {
     pub field: Option<u32>,
 }
 
-/// Makes a buffer for a request, and adds it to the request's extensions.
-type Allocate = dyn Fn(&LandRequest<'_>, &mut Extensions) -> Option<Target> + Send + Sync;
+/// Makes a buffer for a request, claims it for the call, and adds it to the request's extensions.
+type Allocate =
+    dyn Fn(&LandRequest<'_>, &mut Extensions, WhyCopied) -> Option<Arc<Claimed>> + Send + Sync;
 
 /// Allocators by the path of their method.
 #[derive(Clone, Default)]
@@ -34,14 +34,15 @@ pub(crate) struct Allocators(HashMap<Box<str>, Arc<Allocate>>);
 impl Allocators {
     pub(crate) fn add<T, F>(&mut self, path: &str, allocate: F)
     where
-        T: AsMut<[u8]> + Send + 'static,
+        T: IntoLandIn,
         F: Fn(&LandRequest<'_>) -> Option<T> + Send + Sync + 'static,
     {
-        let allocate = move |request: &LandRequest<'_>, extensions: &mut Extensions| {
-            let land_in = LandIn::new(allocate(request)?);
-            let target = land_in.target.clone();
+        let allocate = move |request: &LandRequest<'_>, extensions: &mut Extensions, why| {
+            let land_in = allocate(request)?.into_land_in();
+            // Not one that another call still has.
+            let claimed = land_in.target.claim_for(why)?;
             extensions.insert(land_in);
-            Some(target)
+            Some(claimed)
         };
         self.0.insert(path.into(), Arc::new(allocate));
     }
@@ -61,9 +62,9 @@ impl Allocators {
         let allocate = self.0.get(parts.uri.path())?;
         let Parts { headers, extensions, .. } = parts;
         let request = LandRequest { headers, field: field() };
-        let asked = catch_unwind(AssertUnwindSafe(|| allocate(&request, extensions)));
+        let asked = catch_unwind(AssertUnwindSafe(|| allocate(&request, extensions, why)));
         match asked {
-            Ok(target) => target?.claim_for(why),
+            Ok(claimed) => claimed,
             Err(_) => {
                 tracing::error!(
                     path = parts.uri.path(),

@@ -57,10 +57,11 @@ use tonic_rdma_memory::{InUse, NamedBuffer};
 /// # Who can write to the buffer
 ///
 /// Over RDMA the buffer is registered for this call alone, and its key is withdrawn when the
-/// transfer has ended. Until the buffer has come back, a server that breaks the protocol can change
-/// what it has sent: check the bytes in the returned buffer, not in the reply. Nothing else of the
-/// process is within its reach. The memory counts as pinned, as that of
-/// [`Context::register`](crate::Context::register) does, and within the same limits.
+/// transfer has ended, unless it is to [stay registered](Self::keep_registered). Until the buffer
+/// has come back, a server that breaks the protocol can change what it has sent: check the bytes in
+/// the returned buffer, not in the reply. Nothing else of the process is within its reach. The
+/// memory counts as pinned, as that of [`Context::register`](crate::Context::register) does, and
+/// within the same limits.
 ///
 /// Registering costs a system call and time by the page. It pays for large fields: below some
 /// hundred KiB the ordinary path and a copy are faster.
@@ -69,6 +70,41 @@ use tonic_rdma_memory::{InUse, NamedBuffer};
 pub struct LandIn<T> {
     target: Target,
     _owner: PhantomData<fn() -> T>,
+}
+
+/// What an allocator of [`Server::land_in`](crate::Server::land_in) returns: a buffer by value, or
+/// a [`LandIn`], which several requests have one after the other.
+pub trait IntoLandIn: sealed::Sealed {
+    /// The buffer.
+    type Buffer: AsMut<[u8]> + Send + 'static;
+
+    /// For a request to land in.
+    #[doc(hidden)]
+    fn into_land_in(self) -> LandIn<Self::Buffer>;
+}
+
+mod sealed {
+    use super::LandIn;
+
+    pub trait Sealed {}
+    impl<T: AsMut<[u8]> + Send + 'static> Sealed for T {}
+    impl<T: AsMut<[u8]> + Send + 'static> Sealed for LandIn<T> {}
+}
+
+impl<T: AsMut<[u8]> + Send + 'static> IntoLandIn for T {
+    type Buffer = T;
+
+    fn into_land_in(self) -> LandIn<T> {
+        LandIn::new(self)
+    }
+}
+
+impl<T: AsMut<[u8]> + Send + 'static> IntoLandIn for LandIn<T> {
+    type Buffer = T;
+
+    fn into_land_in(self) -> LandIn<T> {
+        self
+    }
 }
 
 /// What [`LandIn::finish`] returns.
@@ -107,6 +143,34 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     pub fn or_fail(mut self) -> Self {
         self.target.fails_if_too_long();
         self
+    }
+
+    /// Keeps the buffer registered, over RDMA, from the first reply that lands in it until
+    /// [`finish`](Self::finish), for use with one call after the other: only the first one
+    /// registers it. [`outcome`](Self::outcome) waits until the next call may have it.
+    ///
+    /// **Only for servers that are trusted not to break the protocol.** One that has had the key
+    /// can write to the buffer, and to nothing else, until `finish`, or until its connection has
+    /// ended: while a later reply lies there, also that of another server. Without this the key is
+    /// withdrawn before the next call can have the buffer.
+    ///
+    /// A buffer is registered with one device at a time. A connection over another one registers it
+    /// anew. A device that is removed stays in use until then, or until `finish`.
+    #[must_use]
+    pub fn keep_registered(self) -> Self {
+        self.target.buffer.keep_registered();
+        self
+    }
+
+    /// Waits until no call has the buffer, and returns what has become of it in the last one, which
+    /// may have begun meanwhile where several calls have it attached. The next call may have it
+    /// then, once the field is dropped.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: it changes nothing.
+    pub async fn outcome(&self) -> Outcome {
+        poll_fn(|cx| self.target.buffer.poll_idle(cx)).await;
+        self.target.outcome()
     }
 
     /// The reply to `request` is to land in the buffer. Call this before the request is sent

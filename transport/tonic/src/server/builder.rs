@@ -12,6 +12,8 @@ use tower::ServiceBuilder;
 use tower::layer::util::{Identity, Stack};
 
 use crate::context::Context;
+use crate::land_in::IntoLandIn;
+#[cfg(doc)]
 #[cfg(doc)]
 use crate::land_in::LandIn;
 use crate::land_in::allocators::LandRequest;
@@ -293,6 +295,11 @@ impl<L> Server<L> {
     /// }
     /// ```
     ///
+    /// For clients that are trusted, `allocate` may return a clone of a [`LandIn`] that [stays
+    /// registered](LandIn::keep_registered), and the handler leaves it there: the next request that
+    /// gets it needs no registration. One that is still in use is not given: that request is
+    /// received as ever.
+    ///
     /// The method's service has to use [`ProstCodec`](crate::codec::ProstCodec). That is known once
     /// it has answered a call; requests before that are received as ever, without a buffer.
     ///
@@ -301,7 +308,7 @@ impl<L> Server<L> {
     #[must_use]
     pub fn land_in<T, F>(mut self, path: &str, allocate: F) -> Self
     where
-        T: AsMut<[u8]> + Send + 'static,
+        T: IntoLandIn,
         F: Fn(&LandRequest<'_>) -> Option<T> + Send + Sync + 'static,
     {
         Arc::make_mut(&mut self.shared.allocators).add(path, allocate);

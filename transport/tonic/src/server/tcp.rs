@@ -17,11 +17,13 @@ impl<L> Server<L> {
     /// # Errors
     ///
     /// [`Error::Transport`]: the configuration is invalid, a certificate or key for example.
+    /// [`Error::NoCryptography`]: see there.
     #[cfg(feature = "_tls-any")]
     pub fn tls_config(
         mut self,
         tls_config: tonic::transport::ServerTlsConfig,
     ) -> Result<Self, Error> {
+        crate::tls::for_server()?;
         self.tcp = self.tcp.tls_config(tls_config)?;
         Ok(self)
     }

@@ -1,0 +1,74 @@
+//! Memory of the application that peers can write to.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::error::RegionError;
+use crate::ledger::Ledger;
+use crate::registered::{freeing, pin};
+use crate::registrar::{Access, Memory, Registration};
+
+/// Memory of the application that is registered.
+pub(super) struct Pinned {
+    /// `None` once it has been dropped.
+    registration: Option<Box<dyn Registration>>,
+    len: usize,
+    ledger: Arc<Ledger>,
+}
+
+impl Pinned {
+    /// Registers bytes for a peer to write to.
+    ///
+    /// # Safety
+    /// They are mapped and writable until this is dropped.
+    pub(super) unsafe fn new(
+        ledger: &Arc<Ledger>,
+        addr: NonNull<u8>,
+        len: usize,
+    ) -> Result<Self, RegionError> {
+        let registration = pin(ledger, NonNull::slice_from_raw_parts(addr, len), || {
+            // SAFETY: the caller keeps them mapped and writable. Nothing of this process reads or
+            // writes what is granted (R8, R9).
+            unsafe {
+                let access = Access::RemoteWrite;
+                ledger.registrar.register(Memory { addr, len, access, file: None })
+            }
+        })?;
+        ledger.counters.registrations.fetch_add(1, Relaxed);
+        ledger.counters.application.fetch_add(len, Relaxed);
+        Ok(Pinned { registration: Some(registration), len, ledger: ledger.clone() })
+    }
+
+    pub(super) fn is_of(&self, ledger: &Arc<Ledger>) -> bool {
+        Arc::ptr_eq(&self.ledger, ledger)
+    }
+
+    pub(super) fn iova(&self) -> u64 {
+        self.registration.as_deref().map_or(0, Registration::iova)
+    }
+
+    pub(super) fn rkey(&self) -> u32 {
+        self.registration.as_deref().map_or(0, Registration::rkey)
+    }
+
+    /// Ends it, and then drops `behind`: by a thread of its own if that takes time.
+    pub(super) fn end_before(self: Arc<Self>, behind: impl Send + 'static) {
+        let registrar = &self.ledger.registrar;
+        let (is_slow, pinned) = (registrar.is_slow(), if registrar.pins() { self.len } else { 0 });
+        // A tuple is dropped from its first field on.
+        match is_slow {
+            true => freeing::free(pinned, (self, behind)),
+            false => drop((self, behind)),
+        }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.registration = None;
+        self.ledger.counters.application.fetch_sub(self.len, Relaxed);
+        // Connections may wait until the process can pin memory again.
+        self.ledger.deregistered();
+    }
+}
