@@ -186,7 +186,7 @@ impl Landing {
     /// Registers a part of a named buffer, so that the peer of this connection can write to it:
     /// what follows the filled bytes. Where the registrar is slow, the landing thread does it, and
     /// wakes the [waker](Landing::register_waker) then. Nothing is registered where the buffer has
-    /// [kept](NamedBuffer::keep_registered) that of an earlier grant by this pool.
+    /// [kept](super::NamedBuffer::keep_registered) that of an earlier grant by this pool.
     ///
     /// The result has [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beside what
     /// the pool may use, [`RegionError::Overlap`] if another part of the buffer is granted, and

@@ -145,7 +145,7 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
         self
     }
 
-    /// Keeps the buffer registered, over RDMA, from the first reply that lands in it until
+    /// Keeps all of the buffer registered, over RDMA, from the first reply that lands in it until
     /// [`finish`](Self::finish), for use with one call after the other: only the first one
     /// registers it. [`outcome`](Self::outcome) waits until the next call may have it.
     ///
