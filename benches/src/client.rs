@@ -10,11 +10,13 @@ use anyhow::{Context as _, ensure};
 use bytes::{BufMut, Bytes};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tonic::Request;
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic_rdma_memory::PoolRegistration;
 use tower::{Service, service_fn};
 
+use crate::buffers::Buffers;
 use crate::contender::{Contender, Source, Transport};
 use crate::measure::Calls;
 use crate::pb::{self, Blob};
@@ -36,6 +38,8 @@ pub struct Client {
     source: Source,
     /// Replies are read.
     reads: bool,
+    /// What long replies land in, if not in memory of the connection.
+    buffers: Option<Buffers>,
     /// Registrations of its payloads.
     registered: Arc<Mutex<Vec<PoolRegistration>>>,
 }
@@ -55,7 +59,8 @@ impl Client {
             Channel::connect(contender, server_addr, room).await?,
             contender.zero_copy(),
         );
-        Ok(Self { source: contender.source(), reads: contender.reads(), ..client })
+        let buffers = contender.lands_in().map(Buffers::new);
+        Ok(Self { source: contender.source(), reads: contender.reads(), buffers, ..client })
     }
 
     /// A stub with tonic's codec over a channel of tonic, on any transport.
@@ -78,7 +83,8 @@ impl Client {
                     .max_encoding_message_size(MAX_MESSAGE),
             ),
         };
-        Self { channel, stub, source: Source::Best, reads: false, registered: Arc::default() }
+        let (source, registered) = (Source::Best, Arc::default());
+        Self { channel, stub, source, reads: false, buffers: None, registered }
     }
 }
 
@@ -107,16 +113,25 @@ impl Calls for Client {
     }
 
     async fn unary(&mut self, payload: Bytes, reply: usize) -> anyhow::Result<usize> {
-        let request = Blob { payload, reply: reply as u64, count: 0 };
-        let reply = match &mut self.stub {
+        let mut request = Request::new(Blob { payload, reply: reply as u64, count: 0 });
+        let land_in = self.buffers.as_ref().and_then(|buffers| buffers.take(reply));
+        if let Some(land_in) = &land_in {
+            land_in.attach(&mut request);
+        }
+        let answer = match &mut self.stub {
             Stub::Plain(stub) => stub.exchange(request).await,
             Stub::ZeroCopy(stub) => stub.exchange(request).await,
         };
-        let payload = reply?.into_inner().payload;
+        let payload = answer?.into_inner().payload;
         if self.reads {
             service::read(&payload);
         }
-        Ok(payload.len())
+        let got = payload.len();
+        drop(payload);
+        if let (Some(buffers), Some(land_in)) = (&self.buffers, land_in) {
+            buffers.put_back(land_in, reply).await?;
+        }
+        Ok(got)
     }
 
     async fn stream(&mut self, size: usize, count: usize) -> anyhow::Result<()> {

@@ -37,6 +37,11 @@ pub enum Contender {
     Verbs,
     /// The same, with a payload of the application's at an odd address, which is registered
     VerbsRegistered,
+    /// The same, and what is received lands in buffers of the application, registered for each
+    /// transfer
+    VerbsLanded,
+    /// The same, with buffers that stay registered
+    VerbsKept,
     /// tonic-rdma over RDMA, with tonic's codec
     VerbsPlain,
     /// Bare SENDs and WRITEs over shared memory
@@ -107,6 +112,15 @@ const LINE: usize = 64;
 /// Offset in a cache line of a payload at an odd address.
 const ODD: usize = 7;
 
+/// How buffers of the application that messages land in are registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LandsIn {
+    /// For each transfer.
+    Once,
+    /// Once for all.
+    Kept,
+}
+
 /// Copy function and memory of a contender that copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyMethod {
@@ -152,9 +166,11 @@ impl Contender {
             | Self::ShmRead
             | Self::ShmPlain
             | Self::ShmTonic => Transport::Ours(Some(FabricKind::Shm)),
-            Self::Verbs | Self::VerbsRegistered | Self::VerbsPlain => {
-                Transport::Ours(Some(FabricKind::Verbs))
-            }
+            Self::Verbs
+            | Self::VerbsRegistered
+            | Self::VerbsLanded
+            | Self::VerbsKept
+            | Self::VerbsPlain => Transport::Ours(Some(FabricKind::Verbs)),
             Self::RawShm => Transport::Raw(FabricKind::Shm),
             Self::RawVerbs => Transport::Raw(FabricKind::Verbs),
             Self::MemcpyHot => Transport::Copy(CopyMethod::MemcpyHot),
@@ -177,6 +193,8 @@ impl Contender {
                     | Self::ShmRead
                     | Self::Verbs
                     | Self::VerbsRegistered
+                    | Self::VerbsLanded
+                    | Self::VerbsKept
             )
     }
 
@@ -190,6 +208,15 @@ impl Contender {
         matches!(self, Self::ShmLentRead | Self::ShmRead)
     }
 
+    /// What long messages land in, if not in memory of the connection.
+    pub fn lands_in(self) -> Option<LandsIn> {
+        match self {
+            Self::VerbsLanded => Some(LandsIn::Once),
+            Self::VerbsKept => Some(LandsIn::Kept),
+            _ => None,
+        }
+    }
+
     /// Whether the client is a channel of tonic's type.
     pub fn into_tonic(self) -> bool {
         matches!(self, Self::ShmTonic | Self::TcpTonic)
@@ -199,7 +226,7 @@ impl Contender {
     pub fn source(self) -> Source {
         match self {
             Self::ShmHeap => Source::Heap,
-            Self::VerbsRegistered => Source::Registered,
+            Self::VerbsRegistered | Self::VerbsLanded | Self::VerbsKept => Source::Registered,
             Self::ShmLent | Self::ShmLentRead | Self::ShmRead => Source::LongPool,
             _ => Source::Best,
         }

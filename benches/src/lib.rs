@@ -22,6 +22,7 @@
 //! | [`footprint`] | memory, descriptors and threads of a process |
 //! | [`server_figures`] | statistics of a server process: pools and copies |
 //! | [`copies`] | counts copied bytes |
+//! | `buffers` | buffers that messages land in |
 //! | [`costs`] | counted instructions, allocations and doorbells, compared with a record |
 //! | [`cpu`] | processor affinity |
 //! | [`scale`] | many clients, connections and streams |
@@ -33,6 +34,7 @@
 //! | [`plot`] | SVG |
 
 pub mod allocator;
+mod buffers;
 pub mod client;
 pub mod contender;
 pub mod copies;

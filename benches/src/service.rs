@@ -13,9 +13,10 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
-use tonic_rdma::{Context, FabricKind, Lending, PoolConfig};
+use tonic_rdma::{Context, FabricKind, LandIn, Lending, PoolConfig};
 use tonic_rdma_memory::PoolRegistration;
 
+use crate::buffers::Buffers;
 use crate::contender::{Contender, Source, Transport};
 use crate::pb::{self, Blob};
 use crate::raw;
@@ -27,6 +28,9 @@ pub const MAX_REPLY: usize = 64 << 20;
 
 /// Maximum message in bytes.
 pub const MAX_MESSAGE: usize = 512 << 20;
+
+/// The path of the method with one request and one reply.
+const EXCHANGE: &str = "/tonic_rdma.bench.v1.Bench/Exchange";
 
 /// HTTP/2 windows in bytes, of a stream and of a connection: large enough that 8 calls of 1 MiB
 /// never wait for a window, so that TCP performs at its best.
@@ -41,6 +45,8 @@ struct Replies {
     reads: bool,
     heap: Bytes,
     pinned: Arc<OnceLock<Bytes>>,
+    /// What long requests land in, if not in memory of the connection.
+    buffers: Option<Buffers>,
     /// Keeps `heap` registered.
     registered: Arc<OnceLock<Option<PoolRegistration>>>,
 }
@@ -49,7 +55,8 @@ impl Replies {
     fn new(contender: Contender, largest: usize) -> Self {
         let (source, reads) = (contender.source(), contender.reads());
         let (heap, pinned) = (source.heap(0x5a, largest), Arc::default());
-        Self { source, reads, heap, pinned, registered: Arc::default() }
+        let buffers = contender.lands_in().map(Buffers::new);
+        Self { source, reads, heap, pinned, buffers, registered: Arc::default() }
     }
 
     fn reply(&self, request: &Request<Blob>) -> Result<Blob, Status> {
@@ -72,6 +79,19 @@ impl Replies {
             false => self.heap.slice(..length),
         };
         Ok(Blob { payload, reply: 0, count: 0 })
+    }
+
+    async fn exchange(&self, mut request: Request<Blob>) -> Result<Response<Blob>, Status> {
+        let reply = self.reply(&request)?;
+        if let (Some(buffers), Some(land_in)) =
+            (&self.buffers, request.extensions_mut().remove::<LandIn<Vec<u8>>>())
+        {
+            let len = request.get_ref().payload.len();
+            drop(request);
+            let back = buffers.put_back(land_in, len).await;
+            back.map_err(|error| Status::internal(format!("{error:#}")))?;
+        }
+        Ok(Response::new(reply))
     }
 
     fn max_pinned(&self) -> usize {
@@ -116,7 +136,7 @@ type BlobStream = Pin<Box<dyn Stream<Item = Result<Blob, Status>> + Send>>;
 #[tonic::async_trait]
 impl pb::bench_server::Bench for Replies {
     async fn exchange(&self, request: Request<Blob>) -> Result<Response<Blob>, Status> {
-        Ok(Response::new(self.reply(&request)?))
+        Replies::exchange(self, request).await
     }
 
     type StreamStream = BlobStream;
@@ -129,7 +149,7 @@ impl pb::bench_server::Bench for Replies {
 #[tonic::async_trait]
 impl pb::zero_copy::bench_server::Bench for Replies {
     async fn exchange(&self, request: Request<Blob>) -> Result<Response<Blob>, Status> {
-        Ok(Response::new(self.reply(&request)?))
+        Replies::exchange(self, request).await
     }
 
     type StreamStream = BlobStream;
@@ -148,7 +168,10 @@ pub(crate) fn read(bytes: &[u8]) {
 
 /// The service of a contender, with replies of up to `largest_reply` bytes.
 pub fn routes(contender: Contender, largest_reply: usize) -> Routes {
-    let replies = Replies::new(contender, largest_reply);
+    routes_of(contender, Replies::new(contender, largest_reply))
+}
+
+fn routes_of(contender: Contender, replies: Replies) -> Routes {
     match contender.zero_copy() {
         true => Routes::new(
             pb::zero_copy::bench_server::BenchServer::new(replies)
@@ -223,7 +246,9 @@ pub async fn serve(
     room: Option<usize>,
     ready: impl FnOnce(Served),
 ) -> anyhow::Result<()> {
-    let routes = routes(contender, largest_reply);
+    let replies = Replies::new(contender, largest_reply);
+    let buffers = replies.buffers.clone();
+    let routes = routes_of(contender, replies);
     let (stream, connection) = WINDOWS;
     let streams = room.map(|_| MAX_STREAMS);
     let tonic_server = || tonic_server().max_concurrent_streams(streams);
@@ -247,6 +272,11 @@ pub async fn serve(
             let at = incoming.local_addr()?.to_string();
             let context = context(contender, room);
             let mut server = tonic_rdma::Server::builder().fabrics(fabric).context(context.clone());
+            if let Some(buffers) = buffers {
+                server = server.land_in(EXCHANGE, move |request| {
+                    buffers.take(usize::try_from(request.field?).ok()?)
+                });
+            }
             if let Some(connections) = room {
                 server = server.max_connections(connections + SPARE);
             }
