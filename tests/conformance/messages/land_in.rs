@@ -302,7 +302,7 @@ async fn registered(channel: &AnyChannel) -> (usize, u64) {
 /// A buffer that stays registered: only the first reply registers it, and it comes back
 /// deregistered.
 async fn one_buffer_for_many_replies(env: &TestEnv) {
-    const SIZE: usize = 300_000;
+    const SIZE: usize = 200_000;
     let fabric = env.fabric();
     let server = env.server().await;
     let channel = connect!(env, server);
@@ -504,7 +504,7 @@ async fn requests_that_end_early(env: &TestEnv) {
 
 /// The server's buffer stays registered, and requests have it one after the other.
 async fn one_buffer_for_many_requests(env: &TestEnv) {
-    const SIZE: usize = 300_000;
+    const SIZE: usize = 200_000;
     let land_in = LandIn::new(vec![0; SIZE]).keep_registered();
     let shared = land_in.clone();
     let server = receiver_with(env, move |_| Some(shared.clone())).await;
