@@ -81,17 +81,20 @@ impl Replies {
         Ok(Blob { payload, reply: 0, count: 0 })
     }
 
-    async fn exchange(&self, mut request: Request<Blob>) -> Result<Response<Blob>, Status> {
+    /// The reply to a request, with what is left to do about the buffer that it landed in. The
+    /// futures of handlers are counted: what others do not need is in a box.
+    fn exchange(&self, mut request: Request<Blob>) -> Result<(Blob, Option<Rest<'_>>), Status> {
         let reply = self.reply(&request)?;
-        if let (Some(buffers), Some(land_in)) =
-            (&self.buffers, request.extensions_mut().remove::<LandIn<Vec<u8>>>())
-        {
-            let len = request.get_ref().payload.len();
-            drop(request);
+        let land_in = request.extensions_mut().remove::<LandIn<Vec<u8>>>();
+        let (Some(buffers), Some(land_in)) = (&self.buffers, land_in) else {
+            return Ok((reply, None));
+        };
+        let len = request.get_ref().payload.len();
+        let rest = async move {
             let back = buffers.put_back(land_in, len).await;
-            back.map_err(|error| Status::internal(format!("{error:#}")))?;
-        }
-        Ok(Response::new(reply))
+            back.map_err(|error| Status::internal(format!("{error:#}")))
+        };
+        Ok((reply, Some(Box::pin(rest))))
     }
 
     fn max_pinned(&self) -> usize {
@@ -131,12 +134,17 @@ impl Replies {
     }
 }
 
+type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), Status>> + Send + 'a>>;
 type BlobStream = Pin<Box<dyn Stream<Item = Result<Blob, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl pb::bench_server::Bench for Replies {
     async fn exchange(&self, request: Request<Blob>) -> Result<Response<Blob>, Status> {
-        Replies::exchange(self, request).await
+        let (reply, rest) = Replies::exchange(self, request)?;
+        if let Some(rest) = rest {
+            rest.await?;
+        }
+        Ok(Response::new(reply))
     }
 
     type StreamStream = BlobStream;
@@ -149,7 +157,11 @@ impl pb::bench_server::Bench for Replies {
 #[tonic::async_trait]
 impl pb::zero_copy::bench_server::Bench for Replies {
     async fn exchange(&self, request: Request<Blob>) -> Result<Response<Blob>, Status> {
-        Replies::exchange(self, request).await
+        let (reply, rest) = Replies::exchange(self, request)?;
+        if let Some(rest) = rest {
+            rest.await?;
+        }
+        Ok(Response::new(reply))
     }
 
     type StreamStream = BlobStream;
