@@ -1,7 +1,5 @@
 //! Why a bare connection ended.
 
-use std::io;
-
 use tonic_rdma_memory::{PoolError, RegisterError};
 
 use crate::error::LinkError;
@@ -41,10 +39,4 @@ pub enum BareError {
     /// The peer sent what is no message, or not one of this moment.
     #[error("a message that makes no sense: {0}")]
     Message(String),
-}
-
-impl From<BareError> for io::Error {
-    fn from(error: BareError) -> Self {
-        io::Error::other(error)
-    }
 }

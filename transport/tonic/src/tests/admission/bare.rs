@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use tonic_rdma_fabric::Link as _;
 use tonic_rdma_fabric::bare::{Bare, BareError, Limits};
+use tonic_rdma_fabric::{Connected, Link as _};
+use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Config, Hello, Reject};
 
 use crate::bootstrap::bare::LIMIT;
@@ -12,11 +13,16 @@ use crate::tests::support::echo::Client;
 use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{Serving, World};
 
-async fn open(hand: &mut Hand<'_>) -> Result<Bare, Reject> {
-    hand.bare = true;
+/// A connection with a ticket of either kind.
+async fn admitted(hand: &mut Hand<'_>, bare: bool) -> Result<(Connected, Pool), Reject> {
+    hand.bare = bare;
     let (ticket, addr) = hand.ticket().await;
     let hello = Hello::new(ticket, Config::default().settings()).encode();
-    let (connected, pool) = hand.connect(addr, &hello).await?;
+    hand.connect(addr, &hello).await
+}
+
+async fn open(hand: &mut Hand<'_>) -> Result<Bare, Reject> {
+    let (connected, pool) = admitted(hand, true).await?;
     Ok(Bare::open(connected.link, pool, Limits::default()).await.unwrap())
 }
 
@@ -103,10 +109,7 @@ async fn a_ticket_is_for_one_kind() {
     let world = World::new();
     let serving = world.serve().await;
     let mut hand = Hand::new(&world, &serving).await;
-    hand.bare = true;
-    let (ticket, addr) = hand.ticket().await;
-    let hello = Hello::new(ticket, Config::default().settings()).encode();
-    let (mut connected, _pool) = hand.connect(addr, &hello).await.unwrap();
+    let (mut connected, _pool) = admitted(&mut hand, true).await.unwrap();
     let greeting = [7; 64];
     connected.link.block_mut()[..64].copy_from_slice(&greeting);
     let work = tonic_rdma_fabric::Work::Send { offset: 0, len: 64 };
@@ -117,10 +120,7 @@ async fn a_ticket_is_for_one_kind() {
     let ended = logs.lines_with("bare connection ended");
     assert!(ended.len() == 1 && ended[0].contains("makes no sense: 64 bytes"), "{ended:?}");
 
-    hand.bare = false;
-    let (ticket, addr) = hand.ticket().await;
-    let hello = Hello::new(ticket, Config::default().settings()).encode();
-    let (connected, pool) = hand.connect(addr, &hello).await.unwrap();
+    let (connected, pool) = admitted(&mut hand, false).await.unwrap();
     let error = Bare::open(connected.link, pool, Limits::default()).await.map(drop).unwrap_err();
     assert!(!matches!(error, BareError::Pool(_)), "{error}");
     calls(&world, &serving).await;
