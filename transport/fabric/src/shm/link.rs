@@ -743,8 +743,9 @@ impl Link for ShmLink {
         self.recv_slots.shrink();
         self.wakeup.settle();
         // Nobody but this end writes to the slots, so it knows that nothing is lost with them.
-        if self.dead.is_none() && self.writer.is_drained() {
-            let (ring, keep) = self.writer.memory();
+        if self.dead.is_none()
+            && let Some((ring, keep)) = self.writer.rest()
+        {
             ring.release(keep);
         }
         Ok(0)

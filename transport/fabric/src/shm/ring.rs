@@ -11,11 +11,19 @@
 //! | 8 | receiver | head: messages whose slots are free again |
 //! | 16 | both | not 0: the receiver waits, and is to be woken as this says (`wakeup::member`) |
 //! | 24 | receiver | the processor it last ran on |
-//! | 32 .. 32 + slots | sender | bytes in each slot |
-//! | then, from the next multiple of 8 | sender | the slots, `slot_size` bytes each |
+//! | 32 .. 32 + slots | sender | of each slot: bytes of its message, and where they lie |
+//! | then, from the next multiple of 8 | sender | the messages: `slots` + 1 times `slot_size` bytes |
 //!
 //! Tail, head, the waiting flag and the processor each have a cache line of their own. Message `n`
-//! lies in slot `n % slots`.
+//! is of slot `n % slots`.
+//!
+//! The sender says where a message lies. Messages follow each other, each from a cache line on, and
+//! begin at the front again where one would not fit in front of the end. Slots become free in their
+//! order, so those in use lie together, with one gap at most, which is shorter than a slot; that is
+//! why there is memory for one slot more. Before a message takes a page that those before it have
+//! not touched, the sender looks whether all slots are free again, and then goes back to the front.
+//! So what a connection with few messages needs of its ring are its first pages, which are still
+//! there, and in the address table of the processor, when thousands of connections take turns.
 //!
 //! A message may name the key of a chunk that went by the socket. The count of CHUNK messages
 //! orders the two ways: the receiver gives no message of a tail before it has as many chunks as the
@@ -30,10 +38,32 @@ const WOKEN_AT: usize = 2;
 const HEAD: usize = 8;
 const WAITING: usize = 16;
 const CPU: usize = 24;
-const LENGTHS: usize = 32;
+const PLACES: usize = 32;
 
 /// Bytes of all slots, at most: the peer's ring takes address space here.
 const MAX_RING: u64 = 64 << 20;
+/// Bytes of a cache line, which no two messages share.
+const LINE: usize = 64;
+/// Bytes of the smallest page.
+const PAGE: usize = 4096;
+
+/// Where a message lies, as a word of the ring has it.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// From the first byte for messages.
+    at: u32,
+    len: u32,
+}
+
+impl Place {
+    fn of(word: u64) -> Place {
+        Place { at: (word >> 32) as u32, len: word as u32 }
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.at) << 32 | u64::from(self.len)
+    }
+}
 
 /// Memory of a ring.
 pub(crate) trait Words {
@@ -57,11 +87,12 @@ pub(crate) struct Shape {
 
 impl Shape {
     fn slots_at(self) -> usize {
-        (LENGTHS + self.slots as usize).next_multiple_of(8)
+        (PLACES + self.slots as usize).next_multiple_of(8)
     }
 
-    fn slot_words(self) -> usize {
-        self.slot_size as usize / 8
+    /// Bytes for messages.
+    fn room(self) -> usize {
+        (self.slots as usize + 1) * self.slot_size as usize
     }
 
     /// As HELLO and ACCEPT have it.
@@ -72,7 +103,7 @@ impl Shape {
 
     /// Bytes that the ring takes.
     pub(crate) fn bytes(self) -> usize {
-        (self.slots_at() + self.slots as usize * self.slot_words()) * 8
+        self.slots_at() * 8 + self.room()
     }
 
     /// Whether both numbers are within the bounds of [`LinkConfig`](crate::LinkConfig), and the
@@ -97,7 +128,10 @@ pub(crate) enum RingBreach {
     Tail { from: u64, to: u64, posted: u64 },
     /// A message longer than a slot.
     #[error("a SEND of {len} bytes into a RECV of {slot_size}")]
-    Length { len: u64, slot_size: u32 },
+    Length { len: u32, slot_size: u32 },
+    /// A message that lies elsewhere.
+    #[error("a SEND of {len} bytes that lies at {at} in {room} bytes")]
+    Place { at: u32, len: u32, room: usize },
     /// Freed what was not sent, or took a RECV back.
     #[error("the head of its RECVs went from {from} to {to}, with {sent} messages sent")]
     Head { from: u64, to: u64, sent: u64 },
@@ -147,14 +181,18 @@ impl<W: Words> Reader<W> {
             return Ok(None);
         }
         let index = self.shape.index(self.read);
-        let len = self.word(LENGTHS + index).load(Ordering::Relaxed);
-        if len > u64::from(self.shape.slot_size) {
+        let Place { at, len } = Place::of(self.word(PLACES + index).load(Ordering::Relaxed));
+        if len > self.shape.slot_size {
             return Err(RingBreach::Length { len, slot_size: self.shape.slot_size });
         }
+        let room = self.shape.room();
+        if !(at as usize).is_multiple_of(LINE) || at as usize + len as usize > room {
+            return Err(RingBreach::Place { at, len, room });
+        }
         self.read = self.read.wrapping_add(1);
-        let at = self.shape.slots_at() + index * self.shape.slot_words();
-        let words = self.memory.words().get(at..at + self.shape.slot_words()).unwrap_or_default();
-        Ok(Some(Message { slot: index as u32, len: len as u32, words }))
+        let first = self.shape.slots_at() + at as usize / 8;
+        let words = self.memory.words().get(first..first + (len as usize).div_ceil(8));
+        Ok(Some(Message { slot: index as u32, len, words: words.unwrap_or_default() }))
     }
 
     /// Whether the next message waits for more than `chunks` CHUNK messages. A peer that counts
@@ -255,6 +293,10 @@ pub(crate) struct Writer<W> {
     published: u64,
     /// The peer's head as last read.
     head: u64,
+    /// Where the next message lies, unless it does not fit there: a multiple of [`LINE`].
+    next: usize,
+    /// The end of what has been written since pages were last given back.
+    reach: usize,
     /// CHUNK messages sent.
     chunks: u64,
 }
@@ -272,7 +314,16 @@ impl<W: Words> Writer<W> {
     /// `None` when the memory is too small.
     pub(crate) fn new(memory: W, shape: Shape) -> Option<Self> {
         let enough = shape.is_sound() && memory.words().len() * 8 >= shape.bytes();
-        enough.then_some(Writer { memory, shape, written: 0, published: 0, head: 0, chunks: 0 })
+        enough.then(|| Writer {
+            memory,
+            shape,
+            written: 0,
+            published: 0,
+            head: 0,
+            next: 0,
+            reach: 0,
+            chunks: 0,
+        })
     }
 
     /// Bytes that a message may have.
@@ -286,20 +337,18 @@ impl<W: Words> Writer<W> {
     /// The peer broke a rule.
     pub(crate) fn put(&mut self, message: &[u8]) -> Result<Put, RingBreach> {
         let slots = u64::from(self.shape.slots);
-        if self.written.wrapping_sub(self.head) >= slots {
-            let head = self.word(HEAD).load(Ordering::Acquire);
-            if head.wrapping_sub(self.head) > self.written.wrapping_sub(self.head) {
-                return Err(RingBreach::Head { from: self.head, to: head, sent: self.written });
-            }
-            self.head = head;
-            if self.written.wrapping_sub(head) >= slots {
+        if self.in_use() >= slots {
+            self.read_head()?;
+            if self.in_use() >= slots {
                 return Ok(Put::Full);
             }
         }
+        let at = self.place(message.len())?;
         let index = self.shape.index(self.written);
-        self.word(LENGTHS + index).store(message.len() as u64, Ordering::Relaxed);
-        let at = self.shape.slots_at() + index * self.shape.slot_words();
-        let mut words = self.memory.words()[at..at + self.shape.slot_words()].iter();
+        let place = Place { at: at as u32, len: message.len() as u32 };
+        self.word(PLACES + index).store(place.word(), Ordering::Relaxed);
+        let first = self.shape.slots_at() + at / 8;
+        let mut words = self.memory.words()[first..first + message.len().div_ceil(8)].iter();
         let mut chunks = message.chunks_exact(8);
         for (bytes, word) in (&mut chunks).zip(&mut words) {
             let mut value = [0; 8];
@@ -314,6 +363,40 @@ impl<W: Words> Writer<W> {
         }
         self.written = self.written.wrapping_add(1);
         Ok(Put::Done)
+    }
+
+    /// Slots that the peer has not freed, as far as is known.
+    fn in_use(&self) -> u64 {
+        self.written.wrapping_sub(self.head)
+    }
+
+    fn read_head(&mut self) -> Result<(), RingBreach> {
+        let head = self.word(HEAD).load(Ordering::Acquire);
+        if head.wrapping_sub(self.head) > self.in_use() {
+            return Err(RingBreach::Head { from: self.head, to: head, sent: self.written });
+        }
+        self.head = head;
+        Ok(())
+    }
+
+    /// Where the next message of `len` bytes goes. A slot is free.
+    fn place(&mut self, len: usize) -> Result<usize, RingBreach> {
+        let len = len.next_multiple_of(LINE);
+        let front = self.shape.slots_at() * 8;
+        let end = front + self.next + len;
+        if self.next > 0 && end.div_ceil(PAGE) > (front + self.next).div_ceil(PAGE) {
+            self.read_head()?;
+            if self.in_use() == 0 {
+                self.next = 0;
+            }
+        }
+        if self.next + len > self.shape.room() {
+            self.next = 0;
+        }
+        let at = self.next;
+        self.next += len;
+        self.reach = self.reach.max(self.next);
+        Ok(at)
     }
 
     /// A CHUNK message has gone by the socket: what is published from now on waits for it.
@@ -340,13 +423,21 @@ impl<W: Words> Writer<W> {
 
     /// Whether the receiver has posted all slots again, so that none holds anything. It cannot take
     /// that back: only this end writes there.
-    pub(crate) fn is_drained(&self) -> bool {
+    fn is_drained(&self) -> bool {
         self.published == self.written && self.word(HEAD).load(Ordering::Acquire) == self.written
     }
 
-    /// The memory, and how many bytes of it lie in front of the slots.
-    pub(crate) fn memory(&self) -> (&W, usize) {
-        (&self.memory, self.shape.slots_at() * 8)
+    /// Goes back to the front, if nothing lies in the ring. Returns the memory and how many bytes
+    /// of it to keep, if more pages have been touched than those of the next message.
+    pub(crate) fn rest(&mut self) -> Option<(&W, usize)> {
+        if !self.is_drained() {
+            return None;
+        }
+        self.next = 0;
+        let front = self.shape.slots_at() * 8;
+        let keep = (front + LINE).next_multiple_of(PAGE);
+        let more = front + std::mem::take(&mut self.reach) > keep;
+        more.then_some((&self.memory, keep))
     }
 
     /// Tells the peer that this end is about to wake it, and when.
@@ -366,9 +457,11 @@ impl<W: Words> Writer<W> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
     use std::sync::Arc;
 
     use super::*;
+    use Ordering::Relaxed;
 
     const SHAPE: Shape = Shape { slots: 4, slot_size: 64 };
 
@@ -450,6 +543,78 @@ mod tests {
         assert_eq!(writer.put(&[4]), Ok(Put::Done));
     }
 
+    /// Messages of all lengths, of which up to all slots are in use: none lies on another, and the
+    /// ring is as long as they need.
+    #[test]
+    fn messages_in_use_keep_apart() {
+        const SHAPE: Shape = Shape { slots: 5, slot_size: 192 };
+        let memory = memory(SHAPE);
+        let mut writer = Writer::new(memory.clone(), SHAPE).unwrap();
+        let mut reader = Reader::new(memory.clone(), SHAPE).unwrap();
+        let mut in_use = VecDeque::new();
+        let (mut wraps, mut before) = (0, 0);
+        for n in 0_u64..100_000 {
+            let random = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let message = vec![n as u8; (random >> 33) as usize % 193];
+            if writer.put(&message).unwrap() == Put::Done {
+                let place =
+                    Place::of(memory[PLACES + SHAPE.index(writer.written - 1)].load(Relaxed));
+                wraps += u32::from(place.at < before);
+                before = place.at;
+                in_use.push_back((place, message));
+            }
+            writer.publish();
+            let places = || in_use.iter().filter(|(place, _)| place.len > 0);
+            for (i, (a, _)) in places().enumerate() {
+                assert!((a.at + a.len) as usize <= SHAPE.room());
+                for (b, _) in places().skip(i + 1) {
+                    assert!(a.at + a.len <= b.at || b.at + b.len <= a.at, "{a:?} and {b:?}");
+                }
+            }
+            // Behind by up to all of them, for some time.
+            while in_use.len() as u64 > (n / 100) % 6 {
+                let (_, message) = in_use.pop_front().unwrap();
+                assert_eq!(take(&mut reader).unwrap().1, message);
+                reader.free(|_| true);
+            }
+        }
+        assert!(wraps > 1_000, "{wraps}");
+    }
+
+    /// One message at a time stays on the first page, and so do few; what is behind goes back.
+    #[test]
+    fn few_messages_need_one_page() {
+        const SHAPE: Shape = Shape { slots: 32, slot_size: 4096 };
+        let memory = memory(SHAPE);
+        let mut writer = Writer::new(memory.clone(), SHAPE).unwrap();
+        let mut reader = Reader::new(memory.clone(), SHAPE).unwrap();
+        let mut send = |writer: &mut Writer<Memory>, len, held: bool| {
+            writer.put(&vec![1; len]).unwrap();
+            writer.publish();
+            take(&mut reader).unwrap();
+            if !held {
+                reader.free(|_| true);
+            }
+        };
+        let used =
+            |memory: &Memory| memory.iter().rposition(|word| word.load(Relaxed) == u64::MAX / 255);
+        for _ in 0..1_000 {
+            send(&mut writer, 200, false);
+        }
+        assert!(used(&memory).is_some_and(|last| last < PAGE / 8));
+        assert!(writer.rest().is_none(), "nothing to give back");
+        for _ in 0..31 {
+            send(&mut writer, 200, true);
+        }
+        assert!(used(&memory).is_some_and(|last| last >= PAGE / 8));
+        assert!(writer.rest().is_none(), "all are held");
+        send(&mut writer, 200, false);
+        assert_eq!(writer.rest().map(|(_, keep)| keep), Some(PAGE));
+        assert!(writer.rest().is_none(), "given back already");
+        send(&mut writer, 4096, false);
+        assert_eq!(writer.rest().map(|(_, keep)| keep), Some(PAGE));
+    }
+
     /// Slots may be given back once nothing lies in them, neither published nor about to be.
     #[test]
     fn a_ring_is_drained_when_all_slots_are_posted_again() {
@@ -493,10 +658,17 @@ mod tests {
         memory[TAIL].store(5, Ordering::Relaxed);
         assert_eq!(reader.next(0).err(), Some(RingBreach::Tail { from: 0, to: 5, posted: 4 }));
         memory[TAIL].store(1, Ordering::Relaxed);
-        memory[LENGTHS].store(65, Ordering::Relaxed);
-        assert_eq!(reader.next(0).err(), Some(RingBreach::Length { len: 65, slot_size: 64 }));
-        memory[LENGTHS].store(64, Ordering::Relaxed);
-        assert!(reader.next(0).unwrap().is_some());
+        let mut next = |at, len| {
+            memory[PLACES].store(Place { at, len }.word(), Ordering::Relaxed);
+            reader.next(0).map(|message| message.is_some())
+        };
+        for len in [65, u32::MAX] {
+            assert_eq!(next(0, len), Err(RingBreach::Length { len, slot_size: 64 }));
+        }
+        for (at, len) in [(8, 8), (320, 1), (u32::MAX, 64), (!63, 64)] {
+            assert_eq!(next(at, len), Err(RingBreach::Place { at, len, room: 320 }));
+        }
+        assert_eq!(next(256, 64), Ok(true), "the last place");
         memory[TAIL].store(0, Ordering::Relaxed);
         assert_eq!(reader.next(0).err(), Some(RingBreach::Tail { from: 1, to: 0, posted: 3 }));
 

@@ -27,7 +27,7 @@ use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 
 /// Of the protocol.
-pub(crate) const VERSION: u8 = 6;
+pub(crate) const VERSION: u8 = 7;
 const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Protocol and version.
 const MAGIC: [u8; 7] = {
