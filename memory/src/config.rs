@@ -170,9 +170,13 @@ impl PoolConfig {
         // for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
-        // A multiple of 64 KiB, the length of many pieces, and of whole huge pages.
-        let huge = chunk >= HUGE_PAGE && self.huge_pages != HugePages::Off;
-        let chunk = chunk - chunk % if huge { HUGE_PAGE } else { 64 * 1024 };
+        // A multiple of 64 KiB, the length of many pieces, and of whole huge pages: also where that
+        // makes fewer chunks, but for small pools.
+        let chunk = match self.huge_pages {
+            HugePages::Off => chunk - chunk % (64 * 1024),
+            _ if chunk < HUGE_PAGE / 2 => chunk - chunk % (64 * 1024),
+            _ => (chunk - chunk % HUGE_PAGE).max(HUGE_PAGE),
+        };
         let PoolConfig { huge_pages, lendable, .. } = *self;
         Ok(Sizes { total, send, landing, control, chunk, huge_pages, lendable })
     }

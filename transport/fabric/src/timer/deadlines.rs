@@ -2,7 +2,8 @@
 //!
 //! A task of the runtime waits for the kernel's timer, which is set for the first deadline, and
 //! wakes the tasks whose deadlines have passed. A deadline that is not the first costs no system
-//! call; one that is taken back stays set, and the task then finds nothing to do.
+//! call; one that is taken back stays set, and the task then finds nothing to do. Deadlines that
+//! are close together expire together: a wait may take longer by a [`SLACK`]th of it.
 //!
 //! | the timers of a runtime | event | next |
 //! |---|---|---|
@@ -32,6 +33,10 @@ static RUNTIMES: Mutex<Vec<(Id, Weak<Deadlines>)>> = Mutex::new(Vec::new());
 /// A wait that is longer is as good as one for ever.
 const MAX_WAIT: Duration = Duration::from_secs(1 << 31);
 
+/// Part of a wait by which it may be longer, so that the waits of thousands of connections end
+/// together, and not each with three system calls of its own.
+const SLACK: u64 = 32;
+
 /// A deadline, and the timer that it belongs to.
 type Key = (Instant, u64);
 
@@ -39,6 +44,8 @@ type Key = (Instant, u64);
 #[derive(Debug)]
 struct Deadlines {
     fd: AsyncFd<OwnedFd>,
+    /// What deadlines that expire together are counted from.
+    epoch: Instant,
     state: Mutex<State>,
 }
 
@@ -86,7 +93,7 @@ impl Deadlines {
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
         let state = Mutex::new(State { timers: 1, last: 1, ..State::default() });
-        let deadlines = Arc::new(Deadlines { fd, state });
+        let deadlines = Arc::new(Deadlines { fd, epoch: Instant::now(), state });
         runtimes.retain(|(id, deadlines)| *id != runtime.id() && deadlines.strong_count() > 0);
         runtimes.push((runtime.id(), Arc::downgrade(&deadlines)));
         runtime.spawn(Reactor(deadlines.clone()).run());
@@ -102,6 +109,20 @@ impl Deadlines {
         state.timers += 1;
         state.last += 1;
         Some(state.last)
+    }
+
+    /// The deadline, moved on by a [`SLACK`]th of its wait at most to one that others have, too: a
+    /// multiple of a power of two of milliseconds.
+    fn shared(&self, at: Instant, wait: Duration) -> Instant {
+        let slack = wait.as_millis() as u64 / SLACK;
+        let Some(step) = slack.checked_ilog2().map(|log| Duration::from_millis(1 << log)) else {
+            return at;
+        };
+        let past = at.saturating_duration_since(self.epoch).as_nanos() % step.as_nanos();
+        match u64::try_from(past) {
+            Ok(past @ 1..) => at + (step - Duration::from_nanos(past)),
+            _ => at,
+        }
     }
 
     /// Sets the kernel's timer to expire in `wait`.
@@ -205,7 +226,8 @@ impl KernelTimer {
     pub(super) fn set(&mut self, wait: Duration) -> io::Result<()> {
         let now = Instant::now();
         let wait = wait.min(MAX_WAIT);
-        let at = now + wait;
+        let at = self.deadlines.shared(now + wait, wait);
+        let wait = at.saturating_duration_since(now);
         let mut state = lock(&self.deadlines.state);
         let waker = self.at.and_then(|at| state.waiting.remove(&(at, self.id))).flatten();
         state.waiting.insert((at, self.id), waker);
@@ -289,6 +311,28 @@ mod tests {
             }
             assert_eq!(waiting(&timers[0]), 0);
             assert_eq!(lock(&timers[0].deadlines.state).armed, None, "the kernel's is not set");
+        });
+    }
+
+    /// Never earlier, later by a 32nd at most, and few where there are many.
+    #[test]
+    fn deadlines_that_are_close_expire_together() {
+        runtime().block_on(async {
+            let timer = KernelTimer::new().unwrap();
+            let deadlines = &timer.deadlines;
+            for ms in [1, 32, 63, 64, 1_250, 5_000, 3_600_000] {
+                let wait = Duration::from_millis(ms);
+                let mut shared = std::collections::BTreeSet::new();
+                for n in 0..1_000 {
+                    let at = deadlines.epoch + wait + Duration::from_micros(n * 97);
+                    let moved = deadlines.shared(at, wait);
+                    assert!(at <= moved && moved <= at + wait / 32, "{wait:?}");
+                    shared.insert(moved);
+                }
+                // All of them lie within 97 ms.
+                let most = if ms < 32 { 1_000 } else { 2 * 97 * 32 / ms as usize + 2 };
+                assert!(shared.len() <= most, "{wait:?}: {} deadlines", shared.len());
+            }
         });
     }
 

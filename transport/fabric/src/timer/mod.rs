@@ -3,7 +3,7 @@
 //! While a timer of tokio's is set, the runtime reads the clock twice whenever it goes idle, also
 //! between two messages of a call. A [`Timer`] rests on a timer of the kernel, timerfd_create(2),
 //! which all timers of a runtime share (`deadlines`): it costs nothing while it waits, and a system
-//! call when it is set to expire before all others.
+//! call when it is set to expire before all others. It may fire late, by a 32nd of the wait.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
