@@ -14,7 +14,7 @@ use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::LinkConfig;
 use crate::shm::context::DeviceContext;
 use crate::shm::link::{ShmLink, is_end};
-use crate::shm::same_user::same_user;
+use crate::shm::same_user::Candidate;
 use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::seqpacket::{Socket, SocketMessage};
 use crate::shm::socket::wire::{Message, VERSION, other_version};
@@ -58,7 +58,7 @@ async fn attempt(
     };
     let block = ControlBlock::without_recvs(pool, config)?;
     let own_end = OwnEnd::new(config).map_err(failed)?;
-    let socket = loop {
+    let mut socket = loop {
         match Socket::connect(addr) {
             Ok(socket) => break socket,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -74,6 +74,8 @@ async fn attempt(
     if !context.allows(peer.uid) {
         return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
     }
+    // Before the answer, which may have to show who sends it.
+    let candidate = Candidate::of(&mut socket);
     let hello = Message::Hello { shape: own_end.shape, private_data: private_data.to_vec() };
     match socket.send(&hello.encode(), &[]) {
         Err(error) if !is_end(&error) => return Err(failed(error)),
@@ -91,12 +93,15 @@ async fn attempt(
     match (Message::decode(&bytes), has_fds) {
         (Some(Message::Accept { shape, runtime, private_data }), true) => {
             // The server sends no channel.
-            let PeerEnd { writer, .. } = socket
-                .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, false))
+            let (PeerEnd { writer, .. }, process) = socket
+                .take_fds(move |taken| {
+                    let end = PeerEnd::new(shape, &mut taken.fds, peer.uid, false)?;
+                    let candidate = candidate.filter(|_| runtime != 0);
+                    Ok((end, candidate.and_then(|candidate| candidate.confirm(taken.sender))))
+                })
                 .await
                 .map_err(failed)?;
             let ring = own_end.file.as_fd();
-            let process = if runtime == 0 { None } else { same_user(&socket) };
             let chosen = process.and_then(|process| channels::choose(process, runtime));
             let (sent, wakeup) = match chosen {
                 Some(Chosen { member, name, files }) => {
@@ -120,6 +125,8 @@ async fn attempt(
                 Err(error) if is_end(&error) => {}
                 sent => sent.map_err(failed)?,
             }
+            // From here on it does not matter who of the peer's sends.
+            let _ = socket.tell_senders(false);
             let ends = (own_end.reader, writer, wakeup);
             Ok((ShmLink::new(context, socket, ends, (pool, block), config), private_data))
         }

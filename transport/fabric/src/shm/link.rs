@@ -376,7 +376,7 @@ impl ShmLink {
                 let size = usize::try_from(len).unwrap_or(usize::MAX);
                 let user = self.socket.peer().uid;
                 let usage = Usage::Chunk { others: self.chunks.len() };
-                let take_fds = self.socket.take_fds(move |fds| match fds.as_slice() {
+                let take_fds = self.socket.take_fds(move |taken| match taken.fds.as_slice() {
                     [file] => PeerMap::new(file, size, user, usage),
                     _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not exactly one file")),
                 });
@@ -389,7 +389,8 @@ impl ShmLink {
                 let others = borrower.check(offered).map_err(|what| self.breach(what))?;
                 let (user, pool) = (self.socket.peer().uid, self.lends_on.clone());
                 let taking = Taking { offered, lend_on, user, others, pool };
-                let take_fds = self.socket.take_fds(move |fds| TakenFile::new(fds, taking));
+                let take_fds =
+                    self.socket.take_fds(move |taken| TakenFile::new(&mut taken.fds, taking));
                 self.pending = Some(Pending::Lent(offered, take_fds));
                 Ok(())
             }

@@ -27,7 +27,7 @@ use crate::log_throttle::LogThrottle;
 use crate::shm::context::DeviceContext;
 use crate::shm::link::{ShmLink, is_end};
 use crate::shm::ring::Shape;
-use crate::shm::same_user::same_user;
+use crate::shm::same_user::Candidate;
 use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::blocking::{PEERS, STRANGERS};
 use crate::shm::socket::seqpacket::{Credentials, ListenSocket, Socket, SocketMessage};
@@ -244,8 +244,9 @@ impl ShmIncoming {
         };
         let block = ControlBlock::without_recvs(pool, config)?;
         let own_end = OwnEnd::new(config).map_err(failed)?;
-        let process = same_user(&socket);
-        let runtime = process.map_or(0, |_| channels::runtime());
+        // Before the peer's ring, which may have to show who sends it.
+        let candidate = Candidate::of(&mut socket);
+        let runtime = candidate.as_ref().map_or(0, |_| channels::runtime());
         let private_data = private_data.to_vec();
         let accept = Message::Accept { shape: own_end.shape, runtime, private_data };
         while PEERS.closing(peer.uid) >= MAX_CLOSING {
@@ -265,9 +266,13 @@ impl ShmIncoming {
             let what = "it was let in, and did not give its ring";
             return Err(refuse(io::Error::new(io::ErrorKind::InvalidData, what)));
         };
-        let takes_channel = process.is_some();
-        let PeerEnd { writer, files } = socket
-            .take_fds(move |fds| PeerEnd::new(shape, fds, peer.uid, takes_channel))
+        let (PeerEnd { writer, files }, process) = socket
+            .take_fds(move |taken| {
+                let process = candidate.and_then(|candidate| candidate.confirm(taken.sender));
+                let takes_channel = process.is_some();
+                let end = PeerEnd::new(shape, &mut taken.fds, peer.uid, takes_channel)?;
+                Ok((end, process))
+            })
             .await
             .map_err(refuse)?;
         let member = match (process, channel) {
@@ -275,6 +280,8 @@ impl ShmIncoming {
             _ => None,
         };
         let wakeup = member.map_or(Wakeup::Message, Wakeup::Channel);
+        // From here on it does not matter who of the peer's sends.
+        let _ = socket.tell_senders(false);
         let ends = (own_end.reader, writer, wakeup);
         Ok(ShmLink::new(&context, socket, ends, (pool, block), config))
     }

@@ -6,12 +6,16 @@
 //! where this one sees it, as it sees those of its child namespaces.
 //!
 //! SO_PEERCRED tells the number of a process that may have ended since, and another process may
-//! have its number now. So the number counts only as long as a pidfd of the peer (SO_PEERPIDFD,
-//! Linux 6.5) says that the peer lives. Where that cannot be had, the peer is none of them.
+//! have its number now. So the number counts only as long as a pidfd of the peer says that the peer
+//! lives: that of the socket (SO_PEERPIDFD, Linux 6.5). On older kernels it is one of the number
+//! (pidfd_open(2), Linux 5.3), and counts if a message that was sent later comes from that number,
+//! as the kernel says (SCM_CREDENTIALS): who has the number while the message is sent has had it
+//! since, and is the peer. Where neither can be had, the peer is none of them.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::user::{is_overflow_user, own_user};
@@ -35,18 +39,50 @@ pub(super) struct Process {
     pub(super) start: u64,
 }
 
-/// The process that made the other end of the socket, if it runs as the user of this process, in
-/// its PID namespace.
-pub(super) fn same_user(socket: &Socket) -> Option<Process> {
-    let peer = socket.peer();
-    if peer.uid != own_user() || is_overflow_user(peer.uid) || peer.pid == 0 {
-        return None;
+/// The process that made the other end of the socket, as far as its number tells, if it runs as the
+/// user of this process.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pid: u32,
+    pidfd: OwnedFd,
+    /// A message has to come from this number.
+    must_send: bool,
+}
+
+impl Candidate {
+    /// Has the socket tell senders from now on, where one of them has to show that it is the peer.
+    pub(super) fn of(socket: &mut Socket) -> Option<Candidate> {
+        Self::by(socket, pidfd(socket.fd()))
     }
-    let process = pidfd(socket.fd())?;
-    let same = in_this_namespace("self", std::process::id())
-        && in_this_namespace(&peer.pid.to_string(), peer.pid);
-    let start = start_of(peer.pid)?;
-    (same && lives(&process)).then_some(Process { pid: peer.pid, start })
+
+    /// `of_socket`: what SO_PEERPIDFD gave.
+    fn by(socket: &mut Socket, of_socket: Option<OwnedFd>) -> Option<Candidate> {
+        let peer = socket.peer();
+        if peer.uid != own_user() || is_overflow_user(peer.uid) || peer.pid == 0 {
+            return None;
+        }
+        if let Some(pidfd) = of_socket {
+            return Some(Candidate { pid: peer.pid, pidfd, must_send: false });
+        }
+        let pid = Pid::from_raw(i32::try_from(peer.pid).ok()?)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        socket.tell_senders(true).ok()?;
+        // What is there already was sent before.
+        (!is_readable(socket.fd())).then_some(Candidate { pid: peer.pid, pidfd, must_send: true })
+    }
+
+    /// The peer, if it is in the PID namespace of this process. `sender`: of a message that was
+    /// sent since the candidate was made.
+    pub(super) fn confirm(self, sender: Option<u32>) -> Option<Process> {
+        let Candidate { pid, pidfd, must_send } = self;
+        if must_send && sender != Some(pid) {
+            return None;
+        }
+        let same = in_this_namespace("self", std::process::id())
+            && in_this_namespace(&pid.to_string(), pid);
+        let start = start_of(pid)?;
+        (same && lives(&pidfd)).then_some(Process { pid, start })
+    }
 }
 
 /// The process that made the other end of the socket, of whatever user.
@@ -85,13 +121,20 @@ fn pidfd(socket: &OwnedFd) -> Option<OwnedFd> {
 
 /// A pidfd can be read when its process has ended.
 fn lives(process: &OwnedFd) -> bool {
-    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&Timespec::default()))
-        .is_ok_and(|ended| ended == 0)
+    !is_readable(process)
+}
+
+/// Also where that cannot be told.
+fn is_readable(fd: &OwnedFd) -> bool {
+    !poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default())).is_ok_and(|n| n == 0)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use super::*;
+    use crate::shm::socket::seqpacket::ListenSocket;
 
     #[test]
     fn a_process_is_told_by_its_start() {
@@ -100,6 +143,54 @@ mod tests {
         assert!(0 < own && own <= later, "{own}, {later}");
         assert_eq!(start_of(0), None);
         child.wait().unwrap();
+    }
+
+    async fn pair() -> (Socket, Socket) {
+        let addr = crate::addr::ShmAddr::unique();
+        let listening = ListenSocket::bind(&addr).unwrap();
+        let one = Socket::connect(&addr).unwrap();
+        (one, listening.accept().await.unwrap())
+    }
+
+    /// As on kernels that give no pidfd of a socket's peer.
+    #[tokio::test]
+    async fn a_peer_shows_by_sending_that_its_number_is_still_its_own() {
+        let own = std::process::id();
+        let (one, mut other) = pair().await;
+        other.admit();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let early = Candidate::by(&mut other, None).unwrap();
+        one.send(b"x", &[file.as_fd()]).unwrap();
+        assert!(other.next().await.unwrap().unwrap().has_fds);
+        let sender = other.take_fds(|taken| Ok(taken.sender)).await.unwrap();
+        let start = start_of(own).unwrap();
+        assert_eq!(early.confirm(sender), Some(Process { pid: own, start }));
+        for wrong in [None, Some(own + 1), Some(0)] {
+            let candidate = Candidate::by(&mut other, None).unwrap();
+            assert_eq!(candidate.confirm(wrong), None, "{wrong:?}");
+        }
+        one.send(b"early", &[]).unwrap();
+        assert!(Candidate::by(&mut other, None).is_none(), "it may be of one who has ended");
+    }
+
+    /// A child of the peer's that has the socket is another process, and the number of one that has
+    /// ended counts for nobody.
+    #[tokio::test]
+    async fn whoever_has_the_socket_is_not_the_peer() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let candidate = || Candidate {
+            pid: child.id(),
+            pidfd: pidfd_open(pid, PidfdFlags::empty()).unwrap(),
+            must_send: true,
+        };
+        let (lives, ends, foreign) = (candidate(), candidate(), candidate());
+        let number = Some(child.id());
+        assert!(lives.confirm(number).is_some());
+        assert_eq!(foreign.confirm(Some(std::process::id())), None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(ends.confirm(number), None);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
@@ -36,6 +37,14 @@ pub(crate) struct SocketMessage {
     pub(crate) has_fds: bool,
 }
 
+/// Descriptors that came with a message.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    pub(crate) fds: Vec<OwnedFd>,
+    /// The process that has sent them, if the socket tells senders: as the kernel has checked.
+    pub(crate) sender: Option<u32>,
+}
+
 /// Who is at the other end, as the kernel says.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Credentials {
@@ -52,6 +61,8 @@ pub(crate) struct Socket {
     /// None only while the socket is dropped.
     ready_fd: Option<ReadyFd<Arc<OwnedFd>>>,
     peer: Credentials,
+    /// Messages come with their senders.
+    tells_senders: bool,
     threads: &'static ThreadPool,
 }
 
@@ -65,29 +76,39 @@ fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
 }
 
 /// Takes the next message. A message with descriptors stays in the queue. No descriptor is closed
-/// here: peeking opens descriptors of files that the queue goes on holding.
-fn receive(socket: &OwnedFd) -> io::Result<Option<SocketMessage>> {
+/// here: peeking opens descriptors of files that the queue goes on holding. There is room for the
+/// sender alone, which comes first, if the socket tells it.
+fn receive(socket: &OwnedFd, tells_senders: bool) -> io::Result<Option<SocketMessage>> {
     let mut bytes = [0; MAX_MESSAGE];
-    let (len, has_fds) =
-        read(socket, &mut bytes, RecvFlags::PEEK, &mut RecvAncillaryBuffer::default())?;
+    let mut read = |flags| {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+        let space = if tells_senders { &mut space[..] } else { &mut [] };
+        read(socket, &mut bytes, flags, &mut RecvAncillaryBuffer::new(space))
+    };
+    let (len, has_fds) = read(RecvFlags::PEEK)?;
     if !has_fds {
         // The same, as nobody else takes anything from this socket.
-        read(socket, &mut bytes, RecvFlags::empty(), &mut RecvAncillaryBuffer::default())?;
+        read(RecvFlags::empty())?;
     }
     Ok((len > 0 || has_fds).then(|| SocketMessage { bytes: bytes[..len].to_vec(), has_fds }))
 }
 
 /// Takes the next message with its descriptors. May block, where some cannot be opened and are
 /// therefore closed.
-fn receive_fds(socket: &OwnedFd, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
+fn receive_fds(socket: &OwnedFd, Taken { fds, sender }: &mut Taken) -> io::Result<()> {
     let mut bytes = [0; MAX_MESSAGE];
     // Room for one descriptor more than is allowed: a surplus is seen.
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1))];
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1), ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = read(socket, &mut bytes, RecvFlags::CMSG_CLOEXEC, &mut control);
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
+        match message {
+            RecvAncillaryMessage::ScmRights(rights) => fds.extend(rights),
+            RecvAncillaryMessage::ScmCredentials(who) => {
+                *sender = u32::try_from(who.pid.as_raw_pid()).ok();
+            }
+            _ => {}
         }
     }
     let (_, truncated) = received?;
@@ -181,7 +202,8 @@ impl Socket {
         match (ready_fd, peer) {
             (Ok(ready_fd), Ok(peer)) => {
                 let fd = ManuallyDrop::new(fd);
-                Ok(Socket { fd, ready_fd: Some(ReadyFd::new(ready_fd)), peer, threads })
+                let ready_fd = Some(ReadyFd::new(ready_fd));
+                Ok(Socket { fd, ready_fd, peer, tells_senders: false, threads })
             }
             (ready_fd, peer) => {
                 let error = ready_fd.err().or(peer.err());
@@ -205,6 +227,13 @@ impl Socket {
 
     pub(crate) fn fd(&self) -> &OwnedFd {
         &self.fd
+    }
+
+    /// Whether messages that are sent from now on come with their senders.
+    pub(crate) fn tell_senders(&mut self, tell: bool) -> io::Result<()> {
+        set_socket_passcred(self.fd(), tell)?;
+        self.tells_senders = tell;
+        Ok(())
     }
 
     /// Sends a message now.
@@ -231,7 +260,7 @@ impl Socket {
     /// # Errors
     /// `WouldBlock` when there is none; `InvalidData` when it does not fit.
     pub(crate) fn receive(&self) -> io::Result<Option<SocketMessage>> {
-        receive(self.fd())
+        receive(self.fd(), self.tells_senders)
     }
 
     /// As [`receive`](Self::receive), waiting for one. Cancel safe.
@@ -248,6 +277,7 @@ impl Socket {
 
     /// As [`receive`](Self::receive), in a task that is woken when there is one.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<SocketMessage>>> {
+        let tells_senders = self.tells_senders;
         let Some(ready_fd) = &mut self.ready_fd else { return Poll::Ready(Ok(None)) };
         loop {
             let mut guard = match ready_fd.poll(cx) {
@@ -255,7 +285,7 @@ impl Socket {
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
             };
-            if let Ok(result) = guard.try_io(|socket| receive(socket.get_ref())) {
+            if let Ok(result) = guard.try_io(|socket| receive(socket.get_ref(), tells_senders)) {
                 return Poll::Ready(result);
             }
         }
@@ -266,15 +296,15 @@ impl Socket {
     /// there, after the result is known. Until then nothing must be received.
     pub(crate) fn take_fds<T: Send + 'static>(
         &self,
-        make: impl FnOnce(&mut Vec<OwnedFd>) -> io::Result<T> + Send + 'static,
+        make: impl FnOnce(&mut Taken) -> io::Result<T> + Send + 'static,
     ) -> TakeFds<T> {
         let (told, result) = oneshot::channel();
         let socket = Arc::clone(&self.fd);
         self.threads.run(self.peer.uid, move || {
-            let mut fds = Vec::new();
-            let received = receive_fds(&socket, &mut fds);
-            let _ = told.send(received.and_then(|()| make(&mut fds)));
-            drop((fds, socket));
+            let mut taken = Taken::default();
+            let received = receive_fds(&socket, &mut taken);
+            let _ = told.send(received.and_then(|()| make(&mut taken)));
+            drop((taken, socket));
         });
         TakeFds(result)
     }
@@ -368,7 +398,7 @@ mod tests {
     }
 
     async fn take(socket: &Socket) -> io::Result<usize> {
-        socket.take_fds(|fds| Ok(fds.len())).await
+        socket.take_fds(|taken| Ok(taken.fds.len())).await
     }
 
     #[tokio::test]
@@ -394,6 +424,36 @@ mod tests {
         assert_eq!(one.peer().pid, std::process::id());
         drop(one);
         assert!(other.next().await.unwrap().is_none());
+    }
+
+    /// The sender is told by the kernel, and descriptors beside it are seen as before.
+    #[tokio::test]
+    async fn senders_are_told_while_they_are_asked_for() {
+        let (one, mut other) = pair().await;
+        other.admit();
+        other.tell_senders(true).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let fds = [file.as_fd(); MAX_FDS];
+        for count in [0, 1, 3, 2] {
+            one.send(b"x", &fds[..count]).unwrap();
+            assert_eq!(other.receive().unwrap().unwrap().has_fds, count > 0, "{count}");
+            if count > 0 {
+                let taken = other.take_fds(|taken| Ok((taken.sender, taken.fds.len()))).await;
+                assert_eq!(taken.unwrap(), (Some(std::process::id()), count));
+            }
+        }
+        other.tell_senders(false).unwrap();
+        one.send(b"x", &fds[..1]).unwrap();
+        assert!(other.receive().unwrap().unwrap().has_fds);
+        assert_eq!(other.take_fds(|taken| Ok(taken.sender)).await.unwrap(), None);
+        let surplus = [file.as_fd(); MAX_FDS + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&surplus)));
+        other.tell_senders(true).unwrap();
+        sendmsg(one.fd(), &[IoSlice::new(b"x")], &mut control, SendFlags::NOSIGNAL).unwrap();
+        assert!(other.next().await.unwrap().unwrap().has_fds);
+        assert!(take(&other).await.is_err());
     }
 
     #[tokio::test]
