@@ -251,6 +251,27 @@ mod tests {
         assert!(less.total < DEFAULT_POOL);
     }
 
+    /// Also in the default pool under a limit, but not where a connection in four would get one.
+    #[test]
+    fn chunks_are_whole_huge_pages_if_there_are_enough() {
+        let chunk = |mib: usize, huge_pages| {
+            let config = PoolConfig::default().total(mib << 20).huge_pages(huge_pages);
+            let sizes = config.fit(None, Pinning::default()).unwrap();
+            (sizes.chunk, sizes.landing / sizes.chunk)
+        };
+        assert_eq!(chunk(64, HugePages::Transparent), (HUGE_PAGE, 16));
+        assert_eq!(chunk(512, HugePages::Transparent), (2 * HUGE_PAGE, 64));
+        for mib in [48, 49, 63, 95, 96, 97, 128, 200, 1 << 14] {
+            let (chunk, chunks) = chunk(mib, HugePages::Transparent);
+            assert!(chunk.is_multiple_of(HUGE_PAGE) && chunks >= 12, "{mib}: {chunks} of {chunk}");
+        }
+        for mib in [8, 16, 47] {
+            let (chunk, chunks) = chunk(mib, HugePages::Transparent);
+            assert!(chunk < HUGE_PAGE && chunks >= 15, "{mib}: {chunks} of {chunk}");
+        }
+        assert_eq!(chunk(64, HugePages::Off).1, 24);
+    }
+
     #[test]
     fn queues_are_reserved_for() {
         let config = PoolConfig::default();

@@ -155,7 +155,7 @@ async fn chunks_settle_for_64_clients() {
 /// message fits into a share.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_settle_in_a_small_pool() {
-    for (total, n) in [(8 * MIB, 1), (8 * MIB, 2), (64 * MIB, 8)] {
+    for (total, n) in [(8 * MIB, 1), (8 * MIB, 2), (64 * MIB, 8), (64 * MIB, 15)] {
         let settled = settled(n, Some(total), 300, 500).await;
         settled.assert_registers_nothing();
         settled.assert_fair();
