@@ -16,6 +16,7 @@ mod etcd;
 mod flight_sql;
 mod health;
 mod otlp;
+mod qdrant;
 mod reflection;
 mod repeated;
 mod tower_http;
@@ -44,6 +45,7 @@ const CASES: &[(&str, Case)] = cases![
     flight_sql::queries_and_updates,
     health::is_checked_and_watched,
     otlp::spans_are_exported_through_into_tonic,
+    qdrant::stubs_by_either_channel_beside_its_own_client,
     reflection::lists_and_describes,
     repeated::retries_until_it_works,
     repeated::hedges_and_cancels_the_slow_one,

@@ -120,6 +120,10 @@ impl Ends {
             _ => {
                 let _ = self.writer.publish();
                 let _ = self.writer.peer_runs_on();
+                if operand.is_multiple_of(4) {
+                    let keep = self.writer.rest().map(|(_, keep)| keep);
+                    assert!(keep.is_none_or(|keep| keep < self.shape.bytes()), "{keep:?}");
+                }
             }
         }
         Ok(())
