@@ -741,7 +741,6 @@ impl Link for ShmLink {
     }
 
     fn shrink(&mut self) -> Result<u32, LinkError> {
-        self.recv_slots.shrink();
         self.wakeup.settle();
         // Nobody but this end writes to the slots, so it knows that nothing is lost with them.
         if self.dead.is_none()

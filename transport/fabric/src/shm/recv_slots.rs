@@ -5,11 +5,41 @@
 //! | Posted | a message | Held, in a buffer that nobody else can write to |
 //! | Held | it is posted again | Posted; the buffer is kept for the next message |
 //!
-//! There are as many buffers as messages have been held at a time: one, where each is read before
-//! the next is taken. The one that came back last is the next to be used. A connection at rest
-//! keeps none.
+//! The buffers are the thread's, for all connections: the one that came back last is the next to be
+//! used, and is in the cache. A message is read before the next is taken, as a rule, so one serves
+//! thousands of connections.
+
+use std::cell::RefCell;
 
 use crate::link_config::LinkConfig;
+
+/// Buffers that a thread keeps.
+const MAX_SPARE: usize = 4;
+
+thread_local! {
+    static SPARE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A buffer of this length, with anything in it.
+fn take_buffer(len: usize) -> Box<[u8]> {
+    let spare = SPARE.try_with(|spare| {
+        let mut spare = spare.borrow_mut();
+        let at = spare.iter().rposition(|buffer| buffer.len() == len)?;
+        Some(spare.swap_remove(at))
+    });
+    spare.ok().flatten().unwrap_or_else(|| vec![0; len].into())
+}
+
+/// Keeps a buffer for the next message, if the thread has few.
+fn put_buffer(buffer: Box<[u8]>) {
+    // Not while the thread ends: it is freed then.
+    let _ = SPARE.try_with(|spare| {
+        let mut spare = spare.borrow_mut();
+        if spare.len() < MAX_SPARE {
+            spare.push(buffer);
+        }
+    });
+}
 
 #[derive(Debug)]
 enum Slot {
@@ -22,13 +52,12 @@ enum Slot {
 pub(crate) struct RecvSlots {
     slots: Vec<Slot>,
     slot_size: usize,
-    unused: Vec<Box<[u8]>>,
 }
 
 impl RecvSlots {
     pub(crate) fn new(config: &LinkConfig) -> RecvSlots {
         let slots = (0..config.recv_slots).map(|_| Slot::Posted).collect();
-        RecvSlots { slots, slot_size: config.slot_size as usize, unused: Vec::new() }
+        RecvSlots { slots, slot_size: config.slot_size as usize }
     }
 
     /// Fills a posted slot with a message of `len` bytes. False when it is not posted or cannot
@@ -40,7 +69,7 @@ impl RecvSlots {
         if len > slot_size {
             return false;
         }
-        let mut buffer = self.unused.pop().unwrap_or_else(|| vec![0; slot_size].into());
+        let mut buffer = take_buffer(slot_size);
         fill(&mut buffer[..len]);
         *slot = Slot::Held { buffer, len };
         true
@@ -51,7 +80,7 @@ impl RecvSlots {
     pub(crate) fn post(&mut self, slot: u32) -> bool {
         let Some(slot) = self.slots.get_mut(slot as usize) else { return false };
         match std::mem::replace(slot, Slot::Posted) {
-            Slot::Held { buffer, .. } => self.unused.push(buffer),
+            Slot::Held { buffer, .. } => put_buffer(buffer),
             Slot::Posted => return false,
         }
         true
@@ -69,11 +98,6 @@ impl RecvSlots {
             Some(Slot::Held { buffer, len: filled }) => &buffer[..(len as usize).min(*filled)],
             _ => &[],
         }
-    }
-
-    /// Frees the buffers that are not in use.
-    pub(crate) fn shrink(&mut self) {
-        self.unused = Vec::new();
     }
 }
 
@@ -97,9 +121,29 @@ mod tests {
                 assert!(!slots.is_posted(slot) && (round < 2 || slots.post(slot)));
             }
             assert!((0..4).all(|slot| round == 2 || slots.post(slot)));
-            assert_eq!(slots.unused.len(), if round == 2 { 1 } else { 4 }, "{round}");
-            slots.shrink();
         }
         assert!((0..4).all(|slot| slots.is_posted(slot)));
+    }
+
+    /// Whatever the number of connections, and of messages that each has held at a time.
+    #[test]
+    fn a_thread_has_few_buffers() {
+        let kept = || SPARE.with_borrow(|spare| spare.len());
+        let config = |slot_size| LinkConfig { recv_slots: 16, slot_size, ..LinkConfig::default() };
+        let mut links: Vec<_> = (0..100).map(|n| RecvSlots::new(&config(64 << (n % 2)))).collect();
+        for links in links.chunks_mut(2) {
+            for slots in &mut *links {
+                assert!(slots.fill(3, 64, |bytes| bytes.fill(7)) && slots.post(3));
+            }
+            assert_eq!(kept(), 2, "one of each length");
+        }
+        for slots in &mut links {
+            assert!((0..16).all(|slot| slots.fill(slot, 1, |bytes| bytes.fill(8))));
+            assert!((0..16).all(|slot| slots.post(slot)));
+            assert!(kept() <= MAX_SPARE);
+        }
+        // What is left in a buffer is of another connection.
+        assert!(links[0].fill(0, 2, |bytes| bytes.copy_from_slice(b"ab")));
+        assert_eq!(links[0].get(0, 64), b"ab");
     }
 }

@@ -4,11 +4,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use bytes::BytesMut;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, watch};
 use tonic::Status;
-use tonic_rdma_fabric::{AnyLink, Completion, Link, LinkError, PeerInfo};
+use tonic_rdma_fabric::{AnyLink, Link, LinkError, PeerInfo};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Connection, Settings, Side, StreamId};
 
@@ -60,7 +59,8 @@ pub(in crate::connection) struct ConnectionState {
     pub(in crate::connection) pool: Pool,
     pub(in crate::connection) driver: DriverHandle,
     pub(in crate::connection) clock: CoarseClock,
-    pub(in crate::connection) inbox: Inbox,
+    /// Leases of the peer of which nothing is read any longer.
+    pub(in crate::connection) returned: Vec<u32>,
     pub(in crate::connection) send: SendQueue,
     pub(in crate::connection) copies: CopyScheduler,
     pub(in crate::connection) landing: LandingMemory,
@@ -79,16 +79,6 @@ pub(in crate::connection) struct SendQueue {
     pub(in crate::connection) window: WriteWindow,
     /// The link copies from any memory while work is queued.
     pub(in crate::connection) any_memory: bool,
-}
-
-/// What the link has reported.
-#[derive(Default)]
-pub(in crate::connection) struct Inbox {
-    pub(in crate::connection) completions: Vec<Completion>,
-    /// Received messages are copied here, many to one allocation.
-    pub(in crate::connection) messages: BytesMut,
-    /// Leases of the peer of which nothing is read any longer.
-    pub(in crate::connection) returned: Vec<u32>,
 }
 
 impl fmt::Debug for Shared {
@@ -140,7 +130,7 @@ impl Shared {
                 clock: CoarseClock::new(options.proto.dead_peer),
                 pool,
                 driver: DriverHandle::default(),
-                inbox: Inbox { completions: Vec::with_capacity(64), ..Inbox::default() },
+                returned: Vec::new(),
                 streams: Streams::default(),
                 usage: Usage::new(side, link.peer(), counters),
                 became_quiet: false,

@@ -1,14 +1,14 @@
 //! Received messages to the protocol, and its events to their streams.
 
-use bytes::{BufMut, BytesMut};
 use tonic::Status;
 use tonic_rdma_fabric::{Completion, Link, LinkError, LogThrottle};
 use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, StreamId};
 
 use crate::codec::Part;
 use crate::connection::call::stream_io::{Fault, StreamIo};
+use crate::connection::driver::scratch;
 use crate::connection::receive::landing::Granted;
-use crate::connection::receive::unread::{Place, RECEIVE_CHUNK};
+use crate::connection::receive::unread::Place;
 use crate::connection::state::{ConnectionState, Life};
 use crate::path::reason::{Reason, ReasonCode};
 
@@ -16,13 +16,12 @@ use crate::path::reason::{Reason, ReasonCode};
 static BREACHES: LogThrottle = LogThrottle::new();
 
 impl ConnectionState {
-    /// Acts on everything in `completions`.
-    pub(in crate::connection) fn complete(&mut self) -> Result<(), LinkError> {
-        let mut completions = std::mem::take(&mut self.inbox.completions);
+    /// Acts on what the link has reported.
+    pub(super) fn complete(&mut self, completions: &[Completion]) -> Result<(), LinkError> {
         let mut result = Ok(());
         let writing = self.send.in_flight.writing();
-        for completion in completions.drain(..) {
-            match completion {
+        for completion in completions {
+            match *completion {
                 Completion::Sent { id } => self.send.in_flight.done(id),
                 Completion::Received { slot, len } if result.is_ok() => {
                     result = self.receive(slot, len);
@@ -30,7 +29,6 @@ impl ConnectionState {
                 Completion::Received { .. } => {}
             }
         }
-        self.inbox.completions = completions;
         self.return_sends();
         let left = self.send.in_flight.writing();
         if left < writing {
@@ -61,12 +59,7 @@ impl ConnectionState {
 
     fn receive(&mut self, slot: u32, len: u32) -> Result<(), LinkError> {
         let Some(link) = self.link.as_mut() else { return Ok(()) };
-        let data = link.recv_slot(slot, len);
-        if self.inbox.messages.capacity() - self.inbox.messages.len() < data.len() {
-            self.inbox.messages.reserve(RECEIVE_CHUNK.max(data.len()));
-        }
-        self.inbox.messages.put_slice(data);
-        let message = self.inbox.messages.split().freeze();
+        let message = scratch::copy_message(link.recv_slot(slot, len));
         // Posted again before the protocol can give the credit back (R1).
         let posted = link.repost(slot)?;
         let received = self.conn.receive(self.clock.now(), message);
@@ -168,7 +161,6 @@ impl ConnectionState {
                         }
                         None => {}
                     }
-                    self.inbox.messages = BytesMut::new();
                     self.became_quiet = true;
                 }
                 Event::Dead => {

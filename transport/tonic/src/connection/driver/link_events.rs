@@ -5,6 +5,7 @@ use std::task::{Context, Poll, Waker};
 use tonic_rdma_fabric::{Link, LinkError};
 use tonic_rdma_proto::{CloseCode, Side};
 
+use crate::connection::driver::scratch;
 use crate::connection::state::{ConnectionState, Life};
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
@@ -18,7 +19,8 @@ impl ConnectionState {
         let mut error = self.driver.take_error();
         let mut idle = true;
         if let (Some(link), None) = (&mut self.link, &error) {
-            match link.poll(cx, &mut self.inbox.completions) {
+            let mut completions = scratch::take_completions();
+            match link.poll(cx, &mut completions) {
                 Poll::Pending => {}
                 Poll::Ready(result) => {
                     idle = false;
@@ -26,9 +28,10 @@ impl ConnectionState {
                 }
             }
             self.return_leases(cx);
-            self.usage.polled(self.inbox.completions.len());
+            self.usage.polled(completions.len());
             // Completions before an error count.
-            let result = self.complete();
+            let result = self.complete(&completions);
+            scratch::put_completions(completions);
             error = error.or(result.err());
         }
         if let Some(error) = error {

@@ -8,6 +8,7 @@
 //! | `dispatch` | received messages to the protocol, its events to their streams |
 //! | `timers` | the connection's one timer, and its end |
 //! | `tidy` | how long a connection at rest still wakes to give memory back |
+//! | `scratch` | memory that is needed only while a driver runs, of the thread |
 //! | `coarse_clock` | the time of messages, without reading the clock for each |
 //! | `yield_policy` | how the driver yields while it has more to copy |
 
@@ -15,6 +16,7 @@ pub(in crate::connection) mod coarse_clock;
 mod dispatch;
 pub(in crate::connection) mod handle;
 mod link_events;
+mod scratch;
 mod tidy;
 mod timers;
 mod yield_policy;

@@ -35,11 +35,11 @@ impl ConnectionState {
     #[inline]
     pub(in crate::connection) fn return_leases(&mut self, cx: &Context<'_>) {
         let Some(link) = &mut self.link else { return };
-        link.take_returned(cx.waker(), &mut self.inbox.returned);
-        if self.inbox.returned.is_empty() {
+        link.take_returned(cx.waker(), &mut self.returned);
+        if self.returned.is_empty() {
             return;
         }
-        for lease in self.inbox.returned.drain(..) {
+        for lease in self.returned.drain(..) {
             self.conn.return_lease(lease);
         }
     }
