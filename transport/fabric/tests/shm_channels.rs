@@ -258,7 +258,7 @@ async fn connections_say_how_they_are_woken() {
     assert_eq!(get(&ring, WAITING), u64::MAX);
     let woken = tokio::spawn(async move { end.receive().await.unwrap() });
     tokio::task::yield_now().await;
-    put(&ring, LENGTHS, 4);
+    put(&ring, PLACES, 4);
     put(&ring, TAIL, 1);
     stranger.send(&[7], &[]);
     assert_eq!(woken.await.unwrap().len(), 4);
@@ -322,7 +322,7 @@ async fn a_page_that_lies_hurts_nobody() {
             }
         };
         tokio::time::timeout(TIMEOUT, waits).await.unwrap();
-        put(&ring, LENGTHS, 4);
+        put(&ring, PLACES, 4);
         put(&ring, TAIL, 1);
         wake(&page, &event_fd, get(&ring, WAITING) - 1);
         assert_eq!(woken.await.unwrap().len(), 4);
@@ -351,7 +351,7 @@ async fn a_connection_that_runs_wakes_the_others() {
     while get(&ring, WAITING) == 0 {
         tokio::task::yield_now().await;
     }
-    put(&ring, LENGTHS, 4);
+    put(&ring, PLACES, 4);
     put(&ring, TAIL, 1);
     let (first, stranger, _) = &mut all[0];
     // As if the eventfd had been written, and the poller had not run since.

@@ -47,7 +47,7 @@ async fn a_listener_of_another_version_is_named_as_such() {
     });
     let addr: ShmAddr = name.parse().unwrap();
     let error = side().connect(&addr.into()).await.unwrap_err();
-    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 6, .. }), "{error}");
+    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 7, .. }), "{error}");
     drop(server.join().unwrap());
 }
 
@@ -104,7 +104,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
     let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
         (b"GET / HTTP/1.1", &[], "makes no sense"),
-        (&other_version, &[], "a greeting of version 1, this end has 6"),
+        (&other_version, &[], "a greeting of version 1, this end has 7"),
         (&good[..12], &[], "makes no sense"),
         (&[0; 300], &[], "longer"),
     ];
@@ -187,7 +187,7 @@ async fn rings_that_lie_end_the_connection() {
     assert!(text.contains("tail of its SENDs went from 0 to 17, with 16 RECVs posted"), "{text}");
 
     let (mut end, _stranger, ring) = acquainted(&side).await;
-    put(&ring, LENGTHS, 4);
+    put(&ring, PLACES, 4);
     put(&ring, TAIL, 1);
     assert_eq!(end.receive().await.unwrap().len(), 4);
     put(&ring, TAIL, 0);
@@ -195,10 +195,19 @@ async fn rings_that_lie_end_the_connection() {
     assert!(text.contains("tail of its SENDs went from 1 to 0"), "{text}");
 
     let (end, _stranger, ring) = acquainted(&side).await;
-    put(&ring, LENGTHS, 1025);
+    put(&ring, PLACES, 1025);
     put(&ring, TAIL, 1);
     let text = breach(end).await;
     assert!(text.contains("a SEND of 1025 bytes into a RECV of 1024"), "{text}");
+
+    for (at, len) in [(4, 4), (17 * 1024, 1), (17 * 1024 - 64, 65), (u64::from(u32::MAX), 0)] {
+        let (end, _stranger, ring) = acquainted(&side).await;
+        put(&ring, PLACES, at << 32 | len);
+        put(&ring, TAIL, 1);
+        let text = breach(end).await;
+        let wrong = format!("a SEND of {len} bytes that lies at {at} in {} bytes", 17 * 1024);
+        assert!(text.contains(&wrong), "{text}");
+    }
 
     // In the ring that the stranger receives through, it claims to have freed what was never sent.
     let (mut end, stranger, _ring) = acquainted(&side).await;
@@ -259,7 +268,7 @@ async fn offer(end: &mut End, stranger: &Stranger, ring: &File, rkey: u32, landi
     let len = fstat(landing).unwrap().st_size as u64;
     stranger.send(&chunk(rkey, 0x10000, len), &[landing.as_fd()]);
     put(ring, CHUNKS, 1);
-    put(ring, LENGTHS, 4);
+    put(ring, PLACES, 4);
     put(ring, TAIL, 1);
     assert_eq!(end.receive().await.unwrap().len(), 4);
 }

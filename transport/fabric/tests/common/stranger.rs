@@ -33,12 +33,12 @@ pub const TAIL: u64 = 0;
 pub const CHUNKS: u64 = 8;
 pub const HEAD: u64 = 64;
 pub const WAITING: u64 = 128;
-pub const LENGTHS: u64 = 256;
+pub const PLACES: u64 = 256;
 /// The number and size of the slots in a stranger's ring.
 pub const SLOTS: u32 = 8;
 pub const SLOT_SIZE: u32 = 1024;
-/// The size of this ring: 40 words, then the slots.
-pub const RING_BYTES: u64 = 40 * 8 + (SLOTS * SLOT_SIZE) as u64;
+/// The size of this ring: 40 words, then room for the messages, and one more.
+pub const RING_BYTES: u64 = 40 * 8 + ((SLOTS + 1) * SLOT_SIZE) as u64;
 
 /// The size of a channel's page, and offsets in what a stranger that has made it is woken by, and
 /// in what it wakes its peer by.
@@ -51,7 +51,7 @@ pub const SUMMARY: u64 = 64;
 pub const BITS: u64 = 128;
 
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x06".as_slice()].concat()
+    [&[kind], b"trdshm\x07".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
