@@ -221,7 +221,7 @@ async fn enters(
 ) -> (End, Arc<Stranger>, File) {
     let stranger = Arc::new(stranger);
     stranger.greet();
-    let incoming = listener.accept().await.unwrap();
+    let incoming = arrival(listener).await;
     let config = config();
     let (link, ring) =
         tokio::join!(incoming.accept(&config, &side.pool, b"", TIMEOUT), stranger.enters(fds));

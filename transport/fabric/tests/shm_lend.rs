@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
-use common::stranger::{LEND, Stranger, TAKEN, file, file_called, lend, sealed};
+use common::stranger::{LEND, Stranger, TAKEN, arrival, file, file_called, lend, sealed};
 use common::*;
 use rustix::fs::SealFlags;
 use tonic_rdma_fabric::shm::ShmDevice;
@@ -372,7 +372,7 @@ async fn entered(you: &Side) -> (Arc<Stranger>, End) {
     let mut listener = you.listen();
     let stranger = Arc::new(Stranger::connect(listener.local_addr().shm().unwrap().name()));
     stranger.greet();
-    let incoming = listener.accept().await.unwrap();
+    let incoming = arrival(&mut listener).await;
     let (config, own) = (config(), stranger.own());
     let entering = stranger.enters(own);
     let (link, _ring) = tokio::join!(incoming.accept(&config, &you.pool, b"", TIMEOUT), entering);

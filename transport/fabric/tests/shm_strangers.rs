@@ -72,7 +72,7 @@ async fn let_in(
     fds: Vec<OwnedFd>,
 ) -> (Result<AnyLink, ConnectError>, File) {
     stranger.greet();
-    let incoming = listener.accept().await.unwrap();
+    let incoming = arrival(listener).await;
     let config = config();
     tokio::join!(incoming.accept(&config, &side.pool, b"", TIMEOUT), stranger.enters(fds))
 }
@@ -543,7 +543,7 @@ async fn what_peers_pass_holds_up_nobody() {
     for fds in rings {
         let stranger = Arc::new(stranger_at(&listener));
         stranger.greet();
-        let (incoming, config) = (listener.accept().await.unwrap(), config());
+        let (incoming, config) = (arrival(&mut listener).await, config());
         let accept = async {
             // Fails at once, or waits until no descriptors that cannot be opened are left.
             incoming.accept(&config, &side.pool, b"", TIMEOUT * 10).await.map(drop).unwrap_err();

@@ -18,6 +18,8 @@ use rustix::net::{
     listen, recvmsg, sendmsg, socket_with, sockopt,
 };
 
+use tonic_rdma_fabric::{Incoming, Listener};
+
 use super::TIMEOUT;
 
 pub const HELLO: u8 = 1;
@@ -141,6 +143,12 @@ pub fn stranger_listener(name: &str) -> OwnedFd {
     bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
     listen(&listener, 1).unwrap();
     listener
+}
+
+/// The request of a stranger that has greeted. One whose greeting is refused never arrives.
+pub async fn arrival(listener: &mut Listener) -> Incoming {
+    let incoming = tokio::time::timeout(TIMEOUT, listener.accept()).await;
+    incoming.expect("the greeting was not refused").unwrap()
 }
 
 /// A connected process that may send anything. Its socket blocks.
