@@ -148,7 +148,7 @@ async fn rings_that_cannot_be_used_are_refused_by_name() {
     let cases: Vec<(Vec<OwnedFd>, &str)> = vec![
         (vec![unsealed(), event_fd(), page()], "not sealed"),
         (
-            vec![tempfile::tempfile().unwrap().into(), event_fd(), page()],
+            vec![File::open(std::env::current_exe().unwrap()).unwrap().into(), event_fd(), page()],
             "not a file that can be sealed",
         ),
         (vec![sealed(8192), event_fd(), page()], "8192 bytes"),

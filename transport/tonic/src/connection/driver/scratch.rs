@@ -1,7 +1,7 @@
 //! Memory that a driver needs only while it runs.
 //!
-//! It is the thread's, for all connections: so it is in the cache when thousands of them take turns,
-//! and none of them keeps any at rest.
+//! It is the thread's, for all connections: so it is in the cache when thousands of them take
+//! turns, and none of them keeps any at rest.
 
 use std::cell::RefCell;
 
