@@ -128,7 +128,10 @@ async fn attempt(
             // From here on it does not matter who of the peer's sends.
             let _ = socket.tell_senders(false);
             let ends = (own_end.reader, writer, wakeup);
-            Ok((ShmLink::new(context, socket, ends, (pool, block), config), private_data))
+            Ok((
+                ShmLink::new(context, (socket, process), ends, (pool, block), config),
+                private_data,
+            ))
         }
         (Some(Message::Reject { private_data }), false) => {
             Err(ConnectError::Rejected { addr: addr.clone().into(), private_data })

@@ -42,6 +42,7 @@ use crate::shm::memory::peer_map::{Offered, PeerMap, Usage};
 use crate::shm::memory::table::{RevokedKeys, Table};
 use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer};
+use crate::shm::same_user::Process;
 use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds};
 use crate::shm::socket::wire::Message;
 use crate::shm::wakeup::member::Wakeup;
@@ -122,7 +123,7 @@ pub struct ShmLink {
 impl ShmLink {
     pub(super) fn new(
         context: &DeviceContext,
-        socket: Socket,
+        (socket, process): (Socket, Option<Process>),
         (reader, writer, wakeup): (Reader<Map>, Writer<PeerMap>, Wakeup),
         (pool, block): (&Pool, ControlBlock),
         config: &LinkConfig,
@@ -149,7 +150,7 @@ impl ShmLink {
             wakeup,
             chunks: PeerChunks::default(),
             pending: None,
-            lender: Lender::new(&context.permit).map(Box::new),
+            lender: Lender::new(&context.permit, process).map(Box::new),
             borrower: None,
             lends_on: context.permit.lends_on().then(|| pool.clone()),
             table: context.table.clone(),

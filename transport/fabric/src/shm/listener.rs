@@ -283,7 +283,7 @@ impl ShmIncoming {
         // From here on it does not matter who of the peer's sends.
         let _ = socket.tell_senders(false);
         let ends = (own_end.reader, writer, wakeup);
-        Ok(ShmLink::new(&context, socket, ends, (pool, block), config))
+        Ok(ShmLink::new(&context, (socket, process), ends, (pool, block), config))
     }
 
     /// Rejects the request.

@@ -92,6 +92,14 @@ pub(super) fn process(socket: &Socket) -> Option<Process> {
     (pid != 0 && lives(&pidfd)).then_some(Process { pid, start })
 }
 
+/// Whether the process is still there, and its number not another's.
+pub(super) fn still_lives(process: Process) -> bool {
+    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+    let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    // Whatever process the pidfd is of, it has had the number since, if it lives.
+    pidfd.is_some_and(|pidfd| start_of(process.pid) == Some(process.start) && lives(&pidfd))
+}
+
 /// Field 22 of its /proc/pid/stat (proc(5)). The second is its name, in parentheses, which may hold
 /// anything.
 fn start_of(pid: u32) -> Option<u64> {
@@ -186,11 +194,14 @@ mod tests {
         };
         let (lives, ends, foreign) = (candidate(), candidate(), candidate());
         let number = Some(child.id());
-        assert!(lives.confirm(number).is_some());
+        let process = lives.confirm(number).unwrap();
         assert_eq!(foreign.confirm(Some(std::process::id())), None);
+        assert!(still_lives(process));
+        assert!(!still_lives(Process { start: process.start + 1, ..process }), "a later one");
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(ends.confirm(number), None);
+        assert!(!still_lives(process));
     }
 
     #[test]

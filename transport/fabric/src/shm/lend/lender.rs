@@ -12,6 +12,7 @@ use super::{MAX_BYTES, MAX_FILES, keeper};
 use crate::link::Lent;
 use crate::shm::lend::permit::Permit;
 use crate::shm::memory::table::{RevokedKeys, Table};
+use crate::shm::same_user::Process;
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::socket::wire::{LendOn, Message};
 
@@ -27,6 +28,8 @@ enum File {
 #[derive(Debug)]
 pub(crate) struct Lender {
     permit: Arc<Permit>,
+    /// The peer's process, if the handshake has shown it.
+    peer: Option<Process>,
     /// Whether the peer may be lent memory, once that was asked.
     allowed: Option<bool>,
     files: HashMap<u32, (File, u64)>,
@@ -39,12 +42,12 @@ pub(crate) struct Lender {
 
 impl Lender {
     /// `None` if no peer may be lent memory.
-    pub(crate) fn new(permit: &Arc<Permit>) -> Option<Lender> {
+    pub(crate) fn new(permit: &Arc<Permit>, peer: Option<Process>) -> Option<Lender> {
         if permit.is_off() {
             return None;
         }
         let (permit, files, leases) = (permit.clone(), HashMap::new(), Slab::new());
-        Some(Lender { permit, allowed: None, files, bytes: 0, leases, reader: None })
+        Some(Lender { permit, peer, allowed: None, files, bytes: 0, leases, reader: None })
     }
 
     /// Whether anything may be lent.
@@ -61,7 +64,7 @@ impl Lender {
         bytes: LendableBytes,
         (socket, table, revoked): (&Socket, &Table, &Arc<RevokedKeys>),
     ) -> io::Result<Option<Lent>> {
-        if !*self.allowed.get_or_insert_with(|| self.permit.allows(socket)) {
+        if !*self.allowed.get_or_insert_with(|| self.permit.allows(socket, self.peer)) {
             return Ok(None);
         }
         let (key, addr) = (bytes.key(), bytes.addr());

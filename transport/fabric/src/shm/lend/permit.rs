@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::access::Lending;
-use crate::shm::same_user::{Process, process};
+use crate::shm::same_user::{Process, process, still_lives};
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::user::{is_overflow_user, own_user};
 
@@ -32,18 +32,22 @@ impl Permit {
     }
 
     /// Whether the peer of this socket may be lent memory from now on. The first process that asks
-    /// is the one of [`Lending::OneProcess`].
-    pub(crate) fn allows(&self, socket: &Socket) -> bool {
+    /// is the one of [`Lending::OneProcess`]. `known`: the peer's process, as the handshake has
+    /// shown, where it has.
+    pub(crate) fn allows(&self, socket: &Socket, known: Option<Process>) -> bool {
         match self.lending {
             Lending::Off => false,
             Lending::SameUser => {
                 let uid = socket.peer().uid;
                 uid == own_user() && !is_overflow_user(uid)
             }
-            Lending::OneProcess => process(socket).is_some_and(|process| {
-                let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
-                *claimed.get_or_insert(process) == process
-            }),
+            Lending::OneProcess => {
+                let known = || known.filter(|known| still_lives(*known));
+                process(socket).or_else(known).is_some_and(|process| {
+                    let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
+                    *claimed.get_or_insert(process) == process
+                })
+            }
         }
     }
 }
