@@ -39,7 +39,8 @@ static HEAP: PeakAlloc = PeakAlloc;
 /// Connections that one process has at a time. The resources after the first round are the
 /// baseline.
 const PARALLEL: usize = 10;
-/// Bytes by which the heap may exceed the baseline. Each thread that polls calls keeps a buffer for
+/// Bytes by which the heap may exceed the baseline, which has each thread's buffers for received
+/// messages. Each thread that polls calls keeps a buffer for
 /// pieces of messages and one for headers, of 16 and 4 KiB, from the first long ones on, which may
 /// come late: two workers and the thread of the test. Queues and tables keep spare capacity.
 const HEAP_SLACK: usize = 3 * (20 << 10) + (24 << 10);

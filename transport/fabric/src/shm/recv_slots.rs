@@ -25,7 +25,7 @@ fn take_buffer(len: usize) -> Box<[u8]> {
     let spare = SPARE.try_with(|spare| {
         let mut spare = spare.borrow_mut();
         let at = spare.iter().rposition(|buffer| buffer.len() == len)?;
-        Some(spare.swap_remove(at))
+        Some(spare.remove(at))
     });
     spare.ok().flatten().unwrap_or_else(|| vec![0; len].into())
 }

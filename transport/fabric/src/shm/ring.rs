@@ -478,12 +478,13 @@ mod tests {
     type Memory = Arc<Vec<AtomicU64>>;
 
     fn pair() -> (Writer<Memory>, Reader<Memory>, Memory) {
-        let memory = memory(SHAPE);
-        (
-            Writer::new(memory.clone(), SHAPE).unwrap(),
-            Reader::new(memory.clone(), SHAPE).unwrap(),
-            memory,
-        )
+        pair_of(SHAPE)
+    }
+
+    fn pair_of(shape: Shape) -> (Writer<Memory>, Reader<Memory>, Memory) {
+        let memory = memory(shape);
+        let writer = Writer::new(memory.clone(), shape).unwrap();
+        (writer, Reader::new(memory.clone(), shape).unwrap(), memory)
     }
 
     fn take(reader: &mut Reader<Memory>) -> Option<(u32, Vec<u8>)> {
@@ -548,9 +549,7 @@ mod tests {
     #[test]
     fn messages_in_use_keep_apart() {
         const SHAPE: Shape = Shape { slots: 5, slot_size: 192 };
-        let memory = memory(SHAPE);
-        let mut writer = Writer::new(memory.clone(), SHAPE).unwrap();
-        let mut reader = Reader::new(memory.clone(), SHAPE).unwrap();
+        let (mut writer, mut reader, memory) = pair_of(SHAPE);
         let mut in_use = VecDeque::new();
         let (mut wraps, mut before) = (0, 0);
         for n in 0_u64..100_000 {
@@ -585,9 +584,7 @@ mod tests {
     #[test]
     fn few_messages_need_one_page() {
         const SHAPE: Shape = Shape { slots: 32, slot_size: 4096 };
-        let memory = memory(SHAPE);
-        let mut writer = Writer::new(memory.clone(), SHAPE).unwrap();
-        let mut reader = Reader::new(memory.clone(), SHAPE).unwrap();
+        let (mut writer, mut reader, memory) = pair_of(SHAPE);
         let mut send = |writer: &mut Writer<Memory>, len, held: bool| {
             writer.put(&vec![1; len]).unwrap();
             writer.publish();

@@ -64,8 +64,7 @@ impl Candidate {
         if let Some(pidfd) = of_socket {
             return Some(Candidate { pid: peer.pid, pidfd, must_send: false });
         }
-        let pid = Pid::from_raw(i32::try_from(peer.pid).ok()?)?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        let pidfd = pidfd_of(peer.pid)?;
         socket.tell_senders(true).ok()?;
         // What is there already was sent before.
         (!is_readable(socket.fd())).then_some(Candidate { pid: peer.pid, pidfd, must_send: true })
@@ -92,12 +91,17 @@ pub(super) fn process(socket: &Socket) -> Option<Process> {
     (pid != 0 && lives(&pidfd)).then_some(Process { pid, start })
 }
 
+/// Of the process that has this number now.
+fn pidfd_of(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
 /// Whether the process is still there, and its number not another's.
 pub(super) fn still_lives(process: Process) -> bool {
-    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
-    let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     // Whatever process the pidfd is of, it has had the number since, if it lives.
-    pidfd.is_some_and(|pidfd| start_of(process.pid) == Some(process.start) && lives(&pidfd))
+    pidfd_of(process.pid)
+        .is_some_and(|pidfd| start_of(process.pid) == Some(process.start) && lives(&pidfd))
 }
 
 /// Field 22 of its /proc/pid/stat (proc(5)). The second is its name, in parentheses, which may hold
@@ -181,17 +185,13 @@ mod tests {
         assert!(Candidate::by(&mut other, None).is_none(), "it may be of one who has ended");
     }
 
-    /// A child of the peer's that has the socket is another process, and the number of one that has
-    /// ended counts for nobody.
-    #[tokio::test]
-    async fn whoever_has_the_socket_is_not_the_peer() {
+    /// Who sends with another number is another process, and the number of one that has ended
+    /// counts for nobody.
+    #[test]
+    fn a_number_counts_while_its_process_lives() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = Pid::from_child(&child);
-        let candidate = || Candidate {
-            pid: child.id(),
-            pidfd: pidfd_open(pid, PidfdFlags::empty()).unwrap(),
-            must_send: true,
-        };
+        let pid = child.id();
+        let candidate = || Candidate { pid, pidfd: pidfd_of(pid).unwrap(), must_send: true };
         let (lives, ends, foreign) = (candidate(), candidate(), candidate());
         let number = Some(child.id());
         let process = lives.confirm(number).unwrap();

@@ -28,8 +28,9 @@
 //! Roused exists because this side opens streams without reading the clock: the time counts from
 //! the timer that follows.
 //!
-//! If the timer fires late, this side was stopped or short of processor time. It then sends another
-//! PING before it declares the peer dead.
+//! The driver's timer may be late by a 32nd of its wait, and so is what follows from it. If it is
+//! late by a quarter of `dead_peer`, this side was stopped or short of processor time. It then
+//! sends another PING before it declares the peer dead.
 
 use std::time::{Duration, Instant};
 

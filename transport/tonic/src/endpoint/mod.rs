@@ -347,7 +347,8 @@ impl Endpoint {
     }
 
     /// How long the server may be silent on the fast path before it counts as dead and calls go
-    /// over TCP. Default is 5 s; the value is clamped to 10 ms to one day.
+    /// over TCP. Default is 5 s; the value is clamped to 10 ms to one day. Timers may be late by a
+    /// 32nd of their wait, so that those of many connections expire together.
     ///
     /// Any message proves that the server lives. After a quarter of this time without a message,
     /// the client sends a ping, so a server that answers does not count as dead unless it pauses
