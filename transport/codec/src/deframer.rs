@@ -83,6 +83,8 @@ pub(super) enum At {
     Gather { left: usize, fill: usize },
     /// The body is passed on unparsed.
     Through,
+    /// The same, to a reader that does not parse it either, and gets it where it landed.
+    Lent,
 }
 
 impl At {
@@ -106,7 +108,7 @@ impl At {
                     *self = At::NEXT;
                 }
             }
-            At::Whole(_) | At::Gather { .. } | At::Through => {}
+            At::Whole(_) | At::Gather { .. } | At::Through | At::Lent => {}
         }
     }
 }
@@ -175,6 +177,14 @@ impl Deframer {
         }
     }
 
+    /// A deframer for a reader that copies what it gets, and parses nothing before: the peer may
+    /// still write to it.
+    pub fn lending(method: Arc<Method>) -> Self {
+        let mut deframer = Self::new(method, false);
+        deframer.at = At::Lent;
+        deframer
+    }
+
     /// The next bytes for the decoder, at most [`HANDED`]; the decoder copies them. None if nothing
     /// is left.
     pub fn pop(&mut self) -> Option<Bytes> {
@@ -217,6 +227,9 @@ impl Deframer {
                 _ => None,
             },
             Part::Landed(landed) if landed.is_empty() => None,
+            Part::Landed(landed) if matches!(self.at, At::Lent) => {
+                Some(landed.split_to(landed.len().min(HANDED)).lend())
+            }
             Part::Landed(landed) => {
                 let mut landed = std::mem::take(landed);
                 let copied = self.copy_out(&mut landed);
@@ -289,7 +302,7 @@ impl Deframer {
     fn follow(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let len = match &mut self.at {
-                At::Through | At::Whole(_) | At::Gather { .. } => return,
+                At::Through | At::Lent | At::Whole(_) | At::Gather { .. } => return,
                 At::Message { left, .. } => (*left).min(bytes.len()),
                 At::Header(header, got) => {
                     let len = (HEADER - *got).min(bytes.len());
@@ -310,7 +323,7 @@ impl Deframer {
         while !landed.is_empty() && out.bytes.len() < most - HEADER {
             let len = match &mut self.at {
                 At::Whole(_) | At::Gather { .. } => break,
-                At::Through => landed.len(),
+                At::Through | At::Lent => landed.len(),
                 At::Message { left, .. } => (*left).min(landed.len()),
                 At::Header(header, got) => {
                     let (begin, len) = (*got, (HEADER - *got).min(landed.len()));

@@ -28,6 +28,7 @@ use tonic::transport::Endpoint;
 use tower::ServiceExt;
 
 use crate::channel::{Channel, Kind};
+use crate::connection::Piped;
 use crate::executor::SharedExec;
 
 /// Bytes of one stream that wait in the pipe's connection, each way.
@@ -50,7 +51,8 @@ impl Channel {
     /// Code that takes any [`tower::Service`] should be given the channel itself. tonic's type can
     /// only be had with an HTTP/2 connection behind it, so each call passes one within the process:
     ///
-    /// - Payload is copied twice more in each direction, into a pipe and out of it. Stubs with
+    /// - Payload is copied into a pipe and out of it, in each direction. A reply is copied into the
+    ///   pipe from where it landed, instead of from there for the codec. Stubs with
     ///   [`ProstCodec`](crate::codec::ProstCodec) work, and save nothing: on this side of the pipe
     ///   messages are encoded and decoded by copying.
     /// - A stream that nobody reads holds up to 1 MiB, each way, and its sender waits.
@@ -132,6 +134,8 @@ fn forwarded(request: Request<Incoming>) -> Request<Body> {
             None => request.headers_mut().remove(USER_AGENT),
         };
     }
+    // HTTP/2 copies a body into the pipe, and does not look into it.
+    request.extensions_mut().insert(Piped);
     request
 }
 

@@ -27,7 +27,7 @@ mod state;
 mod tests;
 mod usage;
 
-pub(crate) use call::client::{Call, CallError, FastClient};
+pub(crate) use call::client::{Call, CallError, FastClient, Piped};
 pub(crate) use call::headers::Origin;
 pub(crate) use call::server::{Accepted, serve_connection};
 pub(crate) use config::ConnectionConfig;

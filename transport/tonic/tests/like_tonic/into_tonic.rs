@@ -20,7 +20,8 @@ use tonic_rdma_example_services::numbers::Number;
 use tonic_rdma_example_services::numbers::numbers_client::NumbersClient;
 use tonic_rdma_example_services::numbers::numbers_server::{Numbers, NumbersServer};
 
-/// Answers with the path, the user agent and the length of the metadata `long`.
+/// Answers with the path, the user agent and the length of the metadata `long`; long names with
+/// themselves.
 struct Tells;
 
 #[tonic::async_trait]
@@ -37,6 +38,9 @@ impl Greeter for Tells {
             let mut status = Status::failed_precondition("as asked: 100 %");
             status.metadata_mut().insert("why", "asked".parse().unwrap());
             return Err(status);
+        }
+        if request.get_ref().name.len() > 1000 {
+            return Ok(Response::new(HelloReply { message: request.into_inner().name }));
         }
         let message = format!("{path}, {}, {}", text("user-agent"), text("long").len());
         Ok(Response::new(HelloReply { message }))
@@ -110,6 +114,25 @@ async fn calls_take_our_path_with_our_user_agent() {
     let balanced = Channel::balance_list([endpoint(addr, Policy::Require)].into_iter());
     assert!(ask(balanced.into_tonic()).await.unwrap().starts_with("shm, "));
     assert_eq!(channel.stats().calls_fast, 1);
+}
+
+/// A long reply goes into the pipe from where it landed: the transport copies none of it.
+#[tokio::test]
+async fn replies_are_copied_by_the_pipe_alone() {
+    let (addr, _) = serve().await;
+    let channel = connect(addr, Policy::Require).await;
+    let mut greeter = GreeterClient::new(channel.clone().into_tonic());
+    let pattern: String = ('a'..='z').cycle().take(3_000_001).collect();
+    for _ in 0..3 {
+        let request = HelloRequest { name: pattern.clone() };
+        let reply = greeter.say_hello(request).await.unwrap().into_inner();
+        assert!(reply.message == pattern, "{} bytes", reply.message.len());
+    }
+    let copied = channel.stats().copied_fast;
+    // The requests, with the header of a message, the tag and the length of its field.
+    let sent = 3 * (pattern.len() as u64 + 10);
+    assert_eq!(copied.plain_codec + copied.learning + copied.joined, sent, "{copied:?}");
+    assert!(copied.pressure < sent / 3, "{copied:?}");
 }
 
 /// Over TCP for good nothing is in between: our channel does not see the calls.

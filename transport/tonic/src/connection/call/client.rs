@@ -34,6 +34,11 @@ use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
 
+/// An extension of a request: whoever reads the response's body copies it, as it is, and parses
+/// nothing before. So it gets the bytes where they landed, to which the server may still write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piped;
+
 /// Why a call got no response.
 #[derive(Debug)]
 pub(crate) enum CallError {
@@ -200,7 +205,8 @@ impl Future for Call {
                             continue;
                         };
                         let (out, named) = (place.take(), named.take());
-                        let response = respond(stream, out, block, end, method, named);
+                        let piped = parts.extensions.get::<Piped>().is_some();
+                        let response = respond(stream, out, (block, end), method, named, piped);
                         return Poll::Ready(response.map_err(CallError::Status));
                     }
                     Err(unanswered) => break unanswered,
@@ -338,10 +344,10 @@ fn wait(
 fn respond(
     stream: StreamRef,
     out: Option<SendBody>,
-    block: Bytes,
-    end: bool,
+    (block, end): (Bytes, bool),
     method: &Arc<Method>,
     named: Option<Arc<Claimed>>,
+    piped: bool,
 ) -> Result<Response<Body>, Status> {
     let parts = headers::decode_response(block)
         .map_err(|breach| Status::internal(format!("malformed response head: {breach}")))?;
@@ -357,6 +363,7 @@ fn respond(
     } else {
         let messages = is_plain_grpc(&parts.headers);
         let deframer = match named {
+            None if piped => Deframer::lending(method.clone()),
             None => Deframer::new(method.clone(), messages),
             Some(named) => Deframer::gathering(method.clone(), messages, named),
         };
