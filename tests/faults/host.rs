@@ -194,7 +194,7 @@ pub async fn address_removed(log: Log) {
 }
 
 pub async fn remove_address(test: &mut FaultTest) {
-    let address = std::env::var(format!("{}_ADDR", kind().to_uppercase())).unwrap();
+    let address = address();
     let mut load = test.under_load().await;
     load.begin_fault();
     run(&format!("ip addr del {address}/24 dev {}", netdev()));
@@ -203,6 +203,51 @@ pub async fn remove_address(test: &mut FaultTest) {
     run(&format!("ip addr add {address}/24 dev {}", netdev()));
     load.wait_for_recovery().await;
     load.end().await;
+}
+
+/// The address of both ends moves to another device and back, and is not gone in between: as with
+/// two devices in a bond. Calls leave the connection at once, and go over the other device then,
+/// where the server listens by itself.
+pub async fn address_moved(log: Log) {
+    let kind = kind();
+    let (first, second) = (format!("{kind}0"), format!("{kind}8"));
+    run("ip link add d8 type dummy");
+    run("ip link set d8 mtu 9000 up");
+    run(&format!("rdma link add {second} type {kind} netdev d8"));
+    let all = || "all".to_owned();
+    let one = Topology::one_device();
+    let both = Topology { server_device: all(), client_device: all(), ..one };
+    let mut test = FaultTest::new(both, log).await;
+    for round in 0..REPEATS {
+        move_address(&mut test, netdev(), "d8", (&first, &second)).await;
+        move_address(&mut test, "d8", netdev(), (&second, &first)).await;
+        if round == 0 {
+            test.forget_baseline();
+            test.assert_at_rest().await;
+        }
+    }
+    test.end("address moved to another device").await;
+    // The device stays: librdmacm keeps it open in this process.
+    run("ip link set d8 down");
+}
+
+async fn move_address(test: &mut FaultTest, from: &str, to: &str, devices: (&str, &str)) {
+    let address = address();
+    let mut load = test.under_load().await;
+    assert_eq!(load.channel.path().device.as_deref(), Some(devices.0));
+    load.begin_fault();
+    run(&format!("ip addr add {address}/24 dev {to}"));
+    run(&format!("ip addr del {address}/24 dev {from}"));
+    // Soft-RoCE may lose the connection before; Soft-iWARP's stands, and would for ever.
+    let lost: &[_] = if kind() == "rxe" { &[ReasonCode::LinkLost] } else { &[] };
+    load.assert_fallback(&[&[ReasonCode::NotOnRdmaDevice], lost].concat()).await;
+    load.wait_for_recovery().await;
+    assert_eq!(load.channel.path().device.as_deref(), Some(devices.1));
+    load.end().await;
+}
+
+fn address() -> String {
+    std::env::var(format!("{}_ADDR", kind().to_uppercase())).unwrap()
 }
 
 fn netdev() -> &'static str {

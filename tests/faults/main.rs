@@ -74,7 +74,8 @@ fn main() -> ExitCode {
     // The tests remove devices, and count the resources of processes.
     arguments.test_threads = Some(1);
     let tests = tests! {
-        host: server_killed client_killed server_stopped client_stopped device_removed interface_down carrier_lost address_removed;
+        host: server_killed client_killed server_stopped client_stopped device_removed interface_down carrier_lost address_removed
+            address_moved;
         hostile: peers_that_break_the_rules a_key_without_its_address;
         named: a_key_that_was_withdrawn a_key_that_is_kept;
         veth: packets_lost_delayed_repeated_and_changed black_hole_for_rdma black_hole_for_all;

@@ -114,6 +114,16 @@ pub enum FabricError {
         /// The address.
         addr: IpAddr,
     },
+    /// A local address has moved to another RDMA device, as when a bond of two uses the other one.
+    #[error("address {addr} has moved from RDMA device {device} to {found}")]
+    Moved {
+        /// The address.
+        addr: IpAddr,
+        /// The device that it lay on.
+        device: String,
+        /// The device that it lies on now.
+        found: String,
+    },
     /// The device is listed, but this process gets no queue pair on it.
     #[error(
         "RDMA device {device} refuses a queue pair ({verb}: {source}): it is listed but cannot be used by this process"

@@ -1,5 +1,6 @@
 //! What this host has for a fast path: devices, ports, addresses and the memlock limit.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::net::IpAddr;
 
@@ -12,11 +13,13 @@ use crate::error::FabricError;
 ///
 /// Two snapshots that differ mean that something was added, removed or changed, so a path that
 /// failed may work now. A device that was removed and added again differs too. A snapshot costs
-/// some system calls, and opens no device.
+/// some system calls, some more for each address in use, and opens no device but theirs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostSnapshot {
     devices: Vec<SysfsDevice>,
     addresses: Vec<LocalNetwork>,
+    /// The devices of the addresses in use, by their names.
+    places: Vec<(IpAddr, String)>,
     /// RLIMIT_MEMLOCK, in bytes.
     memlock: Option<u64>,
 }
@@ -33,8 +36,9 @@ struct SysfsDevice {
 
 impl HostSnapshot {
     /// What keeps a link of `device` with the local address `local` from reaching anybody: no port
-    /// of the device is active, no interface has the address, or its interface has no carrier.
-    /// `None` where nothing of that kind is known.
+    /// of the device is active, no interface has the address, its interface has no carrier, or the
+    /// address lies on another device, if it was among those [in use](Self::now). `None` where
+    /// nothing of that kind is known.
     ///
     /// A link that stands then is not lost yet: its device sends again for a while, and the port
     /// may come back.
@@ -52,13 +56,18 @@ impl HostSnapshot {
             None if !is_reachable(&local) => None,
             None => Some(FabricError::NotOnRdma { addr: local }),
             Some(at) if !at.running => Some(down()),
-            Some(_) => None,
+            Some(_) => {
+                let (_, found) = self.places.iter().find(|(at, _)| *at == local)?;
+                let (addr, device, found) = (local, device.to_owned(), found.clone());
+                (device != found).then_some(FabricError::Moved { addr, device, found })
+            }
         }
     }
 
-    /// Takes a snapshot. What cannot be read is left out.
+    /// Takes a snapshot, with the devices that the addresses `in_use` lie on: an address can move
+    /// to another one. What cannot be read is left out.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
-    pub fn now() -> HostSnapshot {
+    pub fn now(in_use: &BTreeSet<IpAddr>) -> HostSnapshot {
         use std::os::unix::fs::MetadataExt as _;
         let list = |path: &std::path::Path| {
             let entries = std::fs::read_dir(path).into_iter().flatten();
@@ -78,12 +87,13 @@ impl HostSnapshot {
         addresses.sort_unstable();
         // The hard limit, up to which pools raise the other one themselves.
         let memlock = tonic_rdma_memory::Memlock::read().ok().and_then(|limits| limits.hard);
-        HostSnapshot { devices, addresses, memlock }
+        let places = crate::verbs::places(in_use);
+        HostSnapshot { devices, addresses, places, memlock }
     }
 
     /// An empty snapshot: this build has no RDMA.
     #[cfg(not(all(target_os = "linux", feature = "verbs")))]
-    pub fn now() -> HostSnapshot {
+    pub fn now(_: &BTreeSet<IpAddr>) -> HostSnapshot {
         HostSnapshot::default()
     }
 }
@@ -94,7 +104,8 @@ mod tests {
 
     #[test]
     fn two_snapshots_are_equal_where_nothing_has_changed() {
-        assert_eq!(HostSnapshot::now(), HostSnapshot::now());
+        let none = BTreeSet::new();
+        assert_eq!(HostSnapshot::now(&none), HostSnapshot::now(&none));
     }
 
     #[test]
@@ -124,15 +135,18 @@ mod tests {
                 device("down", &["1: DOWN\n"]),
                 device("unknown", &[]),
             ],
-            addresses: [(ip(1), true), (ip(2), false)]
+            addresses: [(ip(1), true), (ip(2), false), (ip(4), true)]
                 .map(|(ip, running)| LocalNetwork { ip, prefix: 24, running })
                 .into(),
+            places: [(ip(1), "up"), (ip(4), "up")].map(|(ip, on)| (ip, on.to_owned())).into(),
             memlock: None,
         };
         let obstacle = |device, local| host.obstacle(device, local).map(|error| error.to_string());
-        for device in ["up", "unknown", "gone"] {
+        for device in ["up", "gone"] {
             assert_eq!(obstacle(device, ip(1)), None, "{device}");
         }
+        let moved = obstacle("unknown", ip(4)).unwrap();
+        assert!(moved.contains("moved from RDMA device unknown to up"), "{moved}");
         let port = |device: &str| format!("no port of RDMA device {device} is active (it is down)");
         for (device, local) in [("down", ip(1)), ("up", ip(2)), ("unknown", ip(2))] {
             assert!(obstacle(device, local).unwrap().starts_with(&port(device)));

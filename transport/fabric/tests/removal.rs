@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::Duration;
 
@@ -33,11 +34,11 @@ async fn a_device_that_is_pulled_out_lets_go() {
 /// Runs `command`, after which something must be told, and have changed.
 async fn tells(events: &mut HostEvents, command: &str) {
     while tokio::time::timeout(Duration::from_millis(300), events.next()).await.is_ok() {}
-    let before = HostSnapshot::now();
+    let before = HostSnapshot::now(&BTreeSet::new());
     run(command);
     let told = tokio::time::timeout(TIMEOUT, events.next()).await;
     told.unwrap_or_else(|_| panic!("nobody tells of {command}")).unwrap();
-    assert_ne!(HostSnapshot::now(), before, "{command}");
+    assert_ne!(HostSnapshot::now(&BTreeSet::new()), before, "{command}");
 }
 
 fn run(command: &str) {

@@ -57,6 +57,7 @@ mod wake_cost;
 
 pub(crate) use self::addr::local_networks;
 pub use self::device::VerbsDevice;
+pub(crate) use self::discovery::enumerate::places;
 pub use self::discovery::enumerate::{devices, local_addresses};
 pub use self::host_watch::{HostEvents, HostWatch};
 pub use self::link::VerbsLink;

@@ -2,7 +2,9 @@
 //! again as soon as it may be available, and a removed device is let go. The kernel tells of them
 //! ([`HostWatch`]), and beside that a process at rest looks once in [`QUIET`].
 
+use std::collections::BTreeSet;
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use std::{fmt, io};
@@ -27,9 +29,27 @@ const QUIET: Duration = Duration::from_secs(30);
 pub(super) struct DeviceMonitor {
     /// The host as of the last change.
     changes: watch::Sender<Arc<HostSnapshot>>,
+    in_use: InUse,
     task: Mutex<Option<JoinHandle<()>>>,
     /// Made with the task; none where the system refuses it.
     watch: OnceLock<Option<HostWatch>>,
+}
+
+/// The addresses of this host that connections or listeners have: they may move to another device.
+#[derive(Clone, Debug, Default)]
+struct InUse(Arc<Mutex<BTreeSet<IpAddr>>>);
+
+impl InUse {
+    fn add(&self, addr: IpAddr) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(addr);
+    }
+
+    /// Reads files and asks the kernel, for longer the more devices there are. `None`: the runtime
+    /// shuts down.
+    async fn snapshot(&self) -> Option<HostSnapshot> {
+        let in_use = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        tokio::task::spawn_blocking(move || HostSnapshot::now(&in_use)).await.ok()
+    }
 }
 
 impl Drop for DeviceMonitor {
@@ -43,7 +63,12 @@ impl Drop for DeviceMonitor {
 impl DeviceMonitor {
     /// Subscribes to future changes.
     pub(super) fn subscribe(&self) -> Changes {
-        Changes(Some(self.changes.subscribe()))
+        Changes(Some((self.changes.subscribe(), self.in_use.clone())))
+    }
+
+    /// From now on it is a change, too, when this address of a listener moves to another device.
+    pub(super) fn listens(&self, addr: IpAddr) {
+        self.in_use.add(addr);
     }
 
     /// Has the task told when the kernel waits for a device to be closed.
@@ -72,7 +97,7 @@ impl DeviceMonitor {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
             *task = Some(runtime.spawn(monitor(
-                self.changes.clone(),
+                (self.changes.clone(), self.in_use.clone()),
                 self.watch().cloned(),
                 forget_removed,
             )));
@@ -85,14 +110,14 @@ fn untold(error: &io::Error) {
 }
 
 async fn monitor<F, Fut>(
-    changes: watch::Sender<Arc<HostSnapshot>>,
+    (changes, in_use): (watch::Sender<Arc<HostSnapshot>>, InUse),
     watch: Option<HostWatch>,
     forget_removed: F,
 ) where
     F: Fn() -> Fut,
     Fut: Future<Output = Option<bool>>,
 {
-    let Ok(mut last) = tokio::task::spawn_blocking(HostSnapshot::now).await else { return };
+    let Some(mut last) = in_use.snapshot().await else { return };
     let mut events = watch.and_then(|watch| watch.events().inspect_err(untold).ok());
     let mut timer = Timer::new();
     // The state may follow what is told of it.
@@ -113,8 +138,7 @@ async fn monitor<F, Fut>(
             _ => timer.wait(INTERVAL).await,
         }
         let Some(removed) = forget_removed().await else { return };
-        // Reads files and asks the kernel, for longer the more devices there are.
-        let Ok(now) = tokio::task::spawn_blocking(HostSnapshot::now).await else { return };
+        let Some(now) = in_use.snapshot().await else { return };
         if removed || now != last {
             tracing::debug!("RDMA devices, ports or addresses have changed");
             changes.send_replace(Arc::new(now.clone()));
@@ -126,12 +150,12 @@ async fn monitor<F, Fut>(
 
 /// Changes on this host that may restore or end a path. The default value never reports any.
 #[derive(Debug, Default)]
-pub(crate) struct Changes(Option<watch::Receiver<Arc<HostSnapshot>>>);
+pub(crate) struct Changes(Option<(watch::Receiver<Arc<HostSnapshot>>, InUse)>);
 
 impl Changes {
     /// Marks all changes so far as seen.
     pub(crate) fn seen(&mut self) {
-        if let Some(changes) = &mut self.0 {
+        if let Some((changes, _)) = &mut self.0 {
             changes.mark_unchanged();
         }
     }
@@ -140,7 +164,7 @@ impl Changes {
     ///
     /// Cancel safe.
     pub(crate) async fn next(&mut self) {
-        if let Some(changes) = &mut self.0
+        if let Some((changes, _)) = &mut self.0
             && changes.changed().await.is_ok()
         {
             return;
@@ -150,8 +174,10 @@ impl Changes {
 
     /// Marks all changes so far as seen. What keeps a connection from its peer since then.
     pub(crate) fn obstacle(&mut self, connection: &PeerInfo) -> Option<Reason> {
-        let host = self.0.as_mut()?.borrow_and_update().clone();
+        let (changes, in_use) = self.0.as_mut()?;
+        let host = changes.borrow_and_update().clone();
         let local = connection.local.ip().filter(|_| connection.provider == "verbs")?.ip();
+        in_use.add(local);
         host.obstacle(&connection.device, local).map(from_error::fabric)
     }
 }

@@ -264,7 +264,12 @@ impl Context {
         let (mut found, mut failed) = (Vec::new(), None);
         for (fabric, addr) in places {
             match self.pool(&fabric).await {
-                Ok(pool) => found.push(ListenTarget { fabric, addr, pool }),
+                Ok(pool) => {
+                    if let Some(addr) = addr {
+                        self.0.device_monitor.listens(addr);
+                    }
+                    found.push(ListenTarget { fabric, addr, pool });
+                }
                 Err(reason) => {
                     tracing::warn!(device = fabric.name(), %reason, "no pool: the device is left out");
                     failed = Some(reason);

@@ -17,9 +17,9 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         | FabricError::NoSuchDevice { .. }
         | FabricError::DeviceRemoved { .. } => ReasonCode::NoDevice,
         FabricError::NoActivePort { .. } => ReasonCode::NoActivePort,
-        FabricError::NoAddress { .. } | FabricError::NotOnRdma { .. } => {
-            ReasonCode::NotOnRdmaDevice
-        }
+        FabricError::NoAddress { .. }
+        | FabricError::NotOnRdma { .. }
+        | FabricError::Moved { .. } => ReasonCode::NotOnRdmaDevice,
         // Drivers of adapters pin the memory of queues.
         FabricError::QueuePairRefused { source, .. }
             if source.kind() == std::io::ErrorKind::OutOfMemory && is_limited() =>

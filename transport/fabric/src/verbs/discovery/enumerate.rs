@@ -1,5 +1,6 @@
 //! The devices of this host, and the addresses that lie on them.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
@@ -79,6 +80,16 @@ pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricEr
         Some(LocalAddress { ip, prefix, running, device, iwarp })
     });
     Ok(on.filter(|at| only.is_none_or(|only| only == at.device)).collect())
+}
+
+/// The devices that these addresses of this host lie on. What cannot be found out is left out.
+pub(crate) fn places(addresses: &BTreeSet<IpAddr>) -> Vec<(IpAddr, String)> {
+    if addresses.is_empty() || lib_probe::probe().is_err() {
+        return Vec::new();
+    }
+    let Ok(channel) = Channel::new() else { return Vec::new() };
+    let on = |ip: &IpAddr| Some((*ip, bound_device(&channel, *ip)?.0));
+    addresses.iter().filter_map(on).collect()
 }
 
 /// Opens a device, reads its attributes, and closes it again.
