@@ -35,10 +35,10 @@ use crate::executor::SharedExec;
 const STREAM_WINDOW: u32 = 1 << 20;
 /// No limit for all streams together: those that are not read must not stop the others.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
-/// Bytes in the pipe, each way.
-const PIPE: usize = 256 << 10;
-/// Bytes of a frame.
-const FRAME: u32 = 256 << 10;
+/// Bytes in the pipe, each way. They stay in the cache of a processor.
+const PIPE: usize = 128 << 10;
+/// Bytes of a frame, which is received as a whole, in a buffer of its own.
+const FRAME: u32 = 64 << 10;
 /// Bytes of the metadata of a call, as HTTP/2 counts them. Our channel and the server have their
 /// own limits.
 const METADATA: u32 = 16 << 20;
