@@ -73,6 +73,7 @@ pub use lent::LendableBytes;
 pub use memlock::Memlock;
 pub use named::{InUse, NamedBuffer, NamedGrant, NamedLease, NamedRegistration};
 pub use pool::Pool;
+pub use region::landable::LandableBuf;
 pub use region::lendable::{LendableBuf, LendableMemory};
 pub use region::memfd;
 pub use region::page::HugePages;

@@ -16,6 +16,9 @@ pub enum Access {
     Local,
     /// As [`Access::Local`], and peers that have the rkey may write to it, too.
     RemoteWrite,
+    /// As [`Access::RemoteWrite`], for the peers of several connections, one after the other. Asked
+    /// for only if the registrar [wants a file](Registrar::wants_file).
+    RemoteWriteInTurn,
     /// As [`Access::LocalRead`], and peers that have the rkey may map the file and read it. Asked
     /// for only if the registrar [lends](Registrar::lends).
     Lend,
@@ -31,7 +34,7 @@ pub struct Memory {
     /// The access to allow.
     pub access: Access,
     /// The file that it maps, from the first byte of the file. Given for [`Access::Lend`],
-    /// and for [`Access::RemoteWrite`] if the registrar [wants a file](Registrar::wants_file).
+    /// and for the other accesses of peers if the registrar [wants a file](Registrar::wants_file).
     pub file: Option<OwnedFd>,
 }
 

@@ -72,7 +72,8 @@ impl NamedGrant {
             (true, None) => {
                 // SAFETY: the buffer is mapped and writable until its owner is dropped or taken,
                 // which waits until what it keeps has been dropped.
-                let pinned = unsafe { Pinned::new(&ledger, buffer.start, buffer.len) }?;
+                let pinned =
+                    unsafe { Pinned::new(&ledger, buffer.start, buffer.len, granting.0.file()) }?;
                 let pinned = Arc::new(pinned);
                 let earlier = buffer.state().kept.replace(pinned.clone());
                 if let Some(earlier) = earlier {
@@ -86,7 +87,7 @@ impl NamedGrant {
                 let addr = unsafe { buffer.start.add(range.start) };
                 // SAFETY: the lease keeps the buffer mapped and writable, and is dropped after the
                 // registration: `Held`.
-                let pinned = Arc::new(unsafe { Pinned::new(&ledger, addr, len) }?);
+                let pinned = Arc::new(unsafe { Pinned::new(&ledger, addr, len, None) }?);
                 Registered::Once(Some(Held { pinned, granting }))
             }
         };
@@ -177,10 +178,11 @@ impl NamedLease {
 }
 
 impl Landing {
-    /// Whether a peer can write to memory that is not the pool's. It cannot where it has to map a
-    /// file of it.
-    pub fn can_name(&self) -> bool {
-        !self.ledger().registrar.wants_file()
+    /// Whether a peer can write to this buffer. Where it has to map a file, that is a
+    /// [`LandableBuf`](crate::LandableBuf) that is [kept
+    /// registered](super::NamedBuffer::keep_registered), as nothing takes a mapping away.
+    pub fn can_name(&self, lease: &NamedLease) -> bool {
+        !self.ledger().registrar.wants_file() || lease.file().is_some()
     }
 
     /// Registers a part of a named buffer, so that the peer of this connection can write to it:

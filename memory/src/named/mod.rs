@@ -29,6 +29,7 @@ mod pinned;
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -38,6 +39,7 @@ use bytes::Bytes;
 pub use self::grant::{NamedGrant, NamedRegistration};
 use self::pinned::Pinned;
 use crate::landing::Landed;
+use crate::region::landable::LandableBuf;
 
 /// A buffer of the application that the longest `bytes` field of a message is to land in. Cheap to
 /// clone.
@@ -49,6 +51,8 @@ struct Buffer {
     len: usize,
     /// The owner, from `Box::into_raw`. It is borrowed exclusively by `start` until it is taken.
     owner: NonNull<dyn Any + Send>,
+    /// What peers of this host can map of a [`LandableBuf`].
+    file: Option<Arc<OwnedFd>>,
     state: Mutex<State>,
 }
 
@@ -92,8 +96,11 @@ pub enum InUse {
 }
 
 impl NamedBuffer {
-    /// A buffer over the bytes of `owner`, whose `as_mut` is called once.
+    /// A buffer over the bytes of `owner`, whose `as_mut` is called once. Of a [`LandableBuf`]
+    /// peers of this host can map the file, once it is [kept registered](Self::keep_registered).
     pub fn new<T: AsMut<[u8]> + Send + 'static>(owner: T) -> Self {
+        let landable = (&owner as &dyn Any).downcast_ref::<LandableBuf>();
+        let file = landable.map(|landable| landable.file().clone());
         let owner = Box::into_raw(Box::new(owner));
         // SAFETY: `owner` is a live box that nothing else refers to. The exclusive borrow ends when
         // the owner is taken or dropped, and until then nothing touches the owner but through it.
@@ -101,7 +108,7 @@ impl NamedBuffer {
         let (start, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
         // SAFETY: `Box::into_raw` never returns null.
         let owner: NonNull<dyn Any + Send> = unsafe { NonNull::new_unchecked(owner) };
-        NamedBuffer(Arc::new(Buffer { start, len, owner, state: Mutex::default() }))
+        NamedBuffer(Arc::new(Buffer { start, len, owner, file, state: Mutex::default() }))
     }
 
     /// The length in bytes.
@@ -128,7 +135,8 @@ impl NamedBuffer {
     }
 
     /// From the first grant on the whole buffer stays registered, with one key, until it is closed
-    /// or dropped. A peer that has had a grant can write to it all that time.
+    /// or dropped. A peer that has had a grant can write to it all that time; to a [`LandableBuf`]
+    /// that it has mapped, for as long as it runs.
     pub fn keep_registered(&self) {
         self.0.state().keeps = true;
     }
@@ -242,6 +250,12 @@ impl NamedLease {
     /// The length of the buffer in bytes.
     pub fn capacity(&self) -> usize {
         self.0.0.len
+    }
+
+    /// The file that peers of this host may map to write to the buffer, if they may.
+    fn file(&self) -> Option<&Arc<OwnedFd>> {
+        let buffer = &self.0.0;
+        buffer.file.as_ref().filter(|_| buffer.state().keeps)
     }
 
     /// Bytes at the start of the buffer that have landed, or were copied there.

@@ -1,10 +1,11 @@
 //! Memory of the application that peers can write to.
 
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::error::RegionError;
+use crate::error::{RegionError, RegisterError};
 use crate::ledger::Ledger;
 use crate::registered::{freeing, pin};
 use crate::registrar::{Access, Memory, Registration};
@@ -18,7 +19,7 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Registers bytes for a peer to write to.
+    /// Registers bytes for a peer to write to. `file`: what they map, for a registrar that wants it.
     ///
     /// # Safety
     /// They are mapped and writable until this is dropped.
@@ -26,14 +27,19 @@ impl Pinned {
         ledger: &Arc<Ledger>,
         addr: NonNull<u8>,
         len: usize,
+        file: Option<&Arc<OwnedFd>>,
     ) -> Result<Self, RegionError> {
+        let (access, file) = match file.filter(|_| ledger.registrar.wants_file()) {
+            None => (Access::RemoteWrite, None),
+            Some(file) => {
+                let file = file.try_clone().map_err(|error| RegisterError::new(len, error))?;
+                (Access::RemoteWriteInTurn, Some(file))
+            }
+        };
         let registration = pin(ledger, NonNull::slice_from_raw_parts(addr, len), || {
             // SAFETY: the caller keeps them mapped and writable. Nothing of this process reads or
             // writes what is granted (R8, R9).
-            unsafe {
-                let access = Access::RemoteWrite;
-                ledger.registrar.register(Memory { addr, len, access, file: None })
-            }
+            unsafe { ledger.registrar.register(Memory { addr, len, access, file }) }
         })?;
         ledger.counters.registrations.fetch_add(1, Relaxed);
         ledger.counters.application.fetch_add(len, Relaxed);

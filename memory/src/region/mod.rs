@@ -6,8 +6,10 @@
 //! | `mapping` | mapped memory |
 //! | `random_address` | addresses of landing memory that peers cannot guess |
 //! | [`memfd`] | memory that can be shared with another process |
+//! | `landable` | memory of the application that peers of this host can write to |
 //! | `lendable` | memory of the application that peers of this host can be lent |
 
+pub(crate) mod landable;
 pub(crate) mod lendable;
 pub(crate) mod mapping;
 pub mod memfd;

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio_stream::{StreamExt, iter};
 use tonic::{Code, Request, Response, Status};
 use tonic_rdma::{
-    Copied, FinishError, IntoLandIn, LandIn, LandRequest, Outcome, WhyCopied, WhyEmpty,
+    Copied, FinishError, IntoLandIn, LandIn, LandRequest, LandableBuf, Outcome, Path, WhyCopied,
+    WhyEmpty,
 };
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::codec::CodecKind;
@@ -29,10 +30,12 @@ cases![for Some(Fabric::OURS);
     the_first_message_of_a_stream,
     one_buffer_for_two_calls,
     one_buffer_for_many_replies,
+    one_mapped_buffer_for_many_replies,
     requests_of_every_length,
     requests_of_sixty_clients,
     requests_that_end_early,
     one_buffer_for_many_requests,
+    one_mapped_buffer_for_many_requests,
     an_allocator_that_refuses_or_panics,
 ];
 
@@ -41,7 +44,10 @@ fn ask(size: usize) -> Message {
     steps("", [send(size as u64, size)])
 }
 
-fn naming(land_in: &LandIn<Vec<u8>>, message: Message) -> Request<Message> {
+fn naming<T>(land_in: &LandIn<T>, message: Message) -> Request<Message>
+where
+    T: AsMut<[u8]> + Send + 'static,
+{
     let mut request = Request::new(message);
     land_in.attach(&mut request);
     request
@@ -302,14 +308,41 @@ async fn registered(channel: &AnyChannel) -> (usize, u64) {
 /// A buffer that stays registered: only the first reply registers it, and it comes back
 /// deregistered.
 async fn one_buffer_for_many_replies(env: &TestEnv) {
-    const SIZE: usize = 200_000;
+    let check = |outcome: &Outcome, size| check(env.fabric(), outcome, size, true);
+    many_replies(env, vec![0; SIZE], check).await;
+}
+
+fn is_shm(fabric: Fabric) -> bool {
+    fabric.fast() == Some(Path::Shm)
+}
+
+/// The same over shared memory, which the server maps: what is there was written by it.
+async fn one_mapped_buffer_for_many_replies(env: &TestEnv) {
+    let check = |outcome: &Outcome, size| match outcome {
+        Outcome::Landed { len, .. } if is_shm(env.fabric()) => assert_eq!(*len, size),
+        outcome if is_shm(env.fabric()) => {
+            let plain = matches!(outcome, Outcome::Empty { why: WhyEmpty::Codec, .. });
+            assert!(plain && env.fabric().codecs().0 == CodecKind::Plain, "{outcome:?}");
+        }
+        outcome => check(env.fabric(), outcome, size, true),
+    };
+    many_replies(env, LandableBuf::zeroed(SIZE).unwrap(), check).await;
+}
+
+/// Of the longest message to a buffer that stays registered.
+const SIZE: usize = 200_000;
+
+async fn many_replies<T: AsMut<[u8]> + Send + 'static>(
+    env: &TestEnv,
+    mut buffer: T,
+    check: impl Fn(&Outcome, usize),
+) {
     let fabric = env.fabric();
     let server = env.server().await;
     let channel = connect!(env, server);
     let mut client = client_of(channel.clone());
     let (before, _) = registered(&channel).await;
-    let buffer = vec![0; SIZE];
-    let start = buffer.as_ptr().addr();
+    let start = buffer.as_mut().as_ptr().addr();
     let land_in = LandIn::new(buffer).keep_registered();
     let mut first = None;
     for call in 0..10 {
@@ -320,7 +353,7 @@ async fn one_buffer_for_many_replies(env: &TestEnv) {
         assert_eq!(reply.payload.as_ptr().addr() == start, !plain, "{call}");
         drop(reply);
         let outcome = land_in.outcome().await;
-        check(fabric, &outcome, size, true);
+        check(&outcome, size);
         if let Outcome::Landed { .. } = outcome {
             let (application, registrations) = registered(&channel).await;
             assert_eq!(application - before, SIZE, "it stays registered");
@@ -328,8 +361,11 @@ async fn one_buffer_for_many_replies(env: &TestEnv) {
             assert!(registrations - first < 5, "{call} calls: {registrations} and {first}");
         }
     }
-    let finished = land_in.finish().await.unwrap();
-    assert_eq!(finished.buffer.as_ptr().addr(), start);
+    let mut finished = land_in.finish().await.unwrap();
+    let (buffer, last) = (finished.buffer.as_mut(), SIZE - 9000);
+    assert_eq!(buffer.as_ptr().addr(), start);
+    let filled = finished.outcome.filled();
+    assert!(buffer[..filled] == payload(last as u64, last).payload[..filled]);
     assert_eq!(registered(&channel).await.0, before);
 }
 
@@ -339,23 +375,19 @@ const NO_BUFFER: &str = "without a buffer";
 /// Tells the client what has become of the buffer of its request, if there was one.
 async fn receive(mut request: Request<Message>) -> Result<Response<Message>, Status> {
     let land_in = request.extensions_mut().remove::<LandIn<Vec<u8>>>();
+    let mapped = request.extensions_mut().remove::<LandIn<LandableBuf>>();
     let keeps = request.metadata().contains_key("keeps");
     let message = request.into_inner();
     let (seed, size) = (message.seed, message.payload.len());
     message.expect(seed, size);
-    let Some(land_in) = land_in else { return Ok(Response::new(steps(NO_BUFFER, []))) };
     let view = message.payload.as_ptr().addr();
     drop(message);
+    if let Some(mapped) = mapped {
+        return Ok(Response::new(left(&mapped, view).await));
+    }
+    let Some(land_in) = land_in else { return Ok(Response::new(steps(NO_BUFFER, []))) };
     if keeps {
-        // It is left for the next request.
-        let outcome = land_in.outcome().await;
-        let told = match outcome {
-            Outcome::Landed { .. } => "landed".to_owned(),
-            Outcome::Copied { ref why, .. } => format!("{why:?}"),
-            ref other => format!("{other:?}"),
-        };
-        let total = outcome.filled() as u64;
-        return Ok(Response::new(Message { total, seed: view as u64, ..steps(&told, []) }));
+        return Ok(Response::new(left(&land_in, view).await));
     }
     let finished = land_in.finish().await.map_err(|error| Status::internal(error.to_string()))?;
     let filled = finished.outcome.filled();
@@ -371,6 +403,17 @@ async fn receive(mut request: Request<Message>) -> Result<Response<Message>, Sta
         other => format!("{other:?}"),
     };
     Ok(Response::new(Message { total: filled as u64, ..steps(&told, []) }))
+}
+
+/// What is told of a buffer that is left for the next request.
+async fn left<T: AsMut<[u8]> + Send + 'static>(land_in: &LandIn<T>, view: usize) -> Message {
+    let outcome = land_in.outcome().await;
+    let told = match outcome {
+        Outcome::Landed { .. } => "landed".to_owned(),
+        Outcome::Copied { ref why, .. } => format!("{why:?}"),
+        ref other => format!("{other:?}"),
+    };
+    Message { total: outcome.filled() as u64, seed: view as u64, ..steps(&told, []) }
 }
 
 const UNARY: &str = "/tonic_rdma.conformance.v1.Conformance/Unary";
@@ -504,8 +547,28 @@ async fn requests_that_end_early(env: &TestEnv) {
 
 /// The server's buffer stays registered, and requests have it one after the other.
 async fn one_buffer_for_many_requests(env: &TestEnv) {
-    const SIZE: usize = 200_000;
-    let land_in = LandIn::new(vec![0; SIZE]).keep_registered();
+    let check = |reply: &Message, size| check_told(env.fabric(), reply, size, true);
+    many_requests(env, vec![0; SIZE], check).await;
+}
+
+/// The same over shared memory, which the client maps.
+async fn one_mapped_buffer_for_many_requests(env: &TestEnv) {
+    let check = |reply: &Message, size| match is_shm(env.fabric()) {
+        true if env.fabric().codecs().1 == CodecKind::ZeroCopy => {
+            assert_eq!(reply.script.as_ref().unwrap().id, "landed");
+            assert_eq!(reply.total as usize, size);
+        }
+        _ => check_told(env.fabric(), reply, size, true),
+    };
+    many_requests(env, LandableBuf::zeroed(SIZE).unwrap(), check).await;
+}
+
+async fn many_requests<T: AsMut<[u8]> + Send + 'static>(
+    env: &TestEnv,
+    buffer: T,
+    check: impl Fn(&Message, usize),
+) {
+    let land_in = LandIn::new(buffer).keep_registered();
     let shared = land_in.clone();
     let server = receiver_with(env, move |_| Some(shared.clone())).await;
     let mut client = client_of(connect!(env, server));
@@ -521,7 +584,7 @@ async fn one_buffer_for_many_requests(env: &TestEnv) {
     for call in 0..10 {
         let size = SIZE - call * 1000;
         let reply = put(&mut client, size).await;
-        check_told(env.fabric(), &reply, size, true);
+        check(&reply, size);
         places.push(reply.seed);
     }
     assert!(!zero_copy || places.iter().all(|place| *place == places[0]), "{places:?}");
@@ -530,13 +593,13 @@ async fn one_buffer_for_many_requests(env: &TestEnv) {
     let (one, two) = tokio::join!(put(&mut one, SIZE), put(&mut two, SIZE - 1));
     for (reply, size) in [(one, SIZE), (two, SIZE - 1)] {
         if reply.script.as_ref().unwrap().id != NO_BUFFER {
-            check_told(env.fabric(), &reply, size, true);
+            check(&reply, size);
         }
     }
     drop(client);
     drop(server);
-    let finished = land_in.finish().await.unwrap();
-    assert_eq!(finished.buffer.len(), SIZE);
+    let mut finished = land_in.finish().await.unwrap();
+    assert_eq!(finished.buffer.as_mut().len(), SIZE);
 }
 
 async fn an_allocator_that_refuses_or_panics(env: &TestEnv) {

@@ -117,7 +117,7 @@ pub use host_snapshot::HostSnapshot;
 #[cfg(not(all(target_os = "linux", feature = "verbs")))]
 pub use host_watch::{HostEvents, HostWatch};
 pub use link::{
-    Caps, Completion, Lent, Link, MAX_PRIVATE_DATA, PeerInfo, Posted, Work, WriteSource,
+    Caps, Completion, Lent, Link, MAX_PRIVATE_DATA, PeerInfo, Posted, Shared, Work, WriteSource,
 };
 pub use link_config::{ACK_TIMEOUTS, LinkConfig};
 pub use log_throttle::LogThrottle;

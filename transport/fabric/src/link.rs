@@ -118,6 +118,17 @@ pub enum Posted {
     InFlight,
 }
 
+/// Whether a peer can WRITE to a buffer of the application.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shared {
+    /// It can, once it is told the key.
+    Yes,
+    /// It was asked to map the buffer. A poll brings the answer.
+    Asked,
+    /// It cannot.
+    No,
+}
+
 /// What [`Link::poll`] reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completion {
@@ -195,6 +206,17 @@ pub trait Link: Send + 'static {
     /// [`LinkError::Misuse`] for a key that this device does not have. Any other error: the link is
     /// dead.
     fn share(&mut self, rkey: u32) -> Result<(), LinkError>;
+
+    /// Gives the peer of this link access to the buffer of the application behind a remote key.
+    /// Called before the SEND that first tells the peer the key, and again after polls while it has
+    /// to be [asked](Shared::Asked). The peers of other links may have it, too.
+    ///
+    /// # Errors
+    /// As [`share`](Link::share).
+    fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {
+        let _ = rkey;
+        Ok(Shared::Yes)
+    }
 
     /// Whether [`lend`](Link::lend) may ever give a lease.
     fn may_lend(&self) -> bool {

@@ -20,7 +20,7 @@ use crate::access::{Lending, ShmAccess};
 use crate::addr::Addr;
 use crate::device::{DeviceInfo, LocalAddress};
 use crate::error::{ConnectError, FabricError, LinkError};
-use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Work};
+use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Shared, Work};
 use crate::link_config::LinkConfig;
 use crate::never::Never;
 use crate::self_test::SelfTest;
@@ -545,6 +545,9 @@ impl Link for AnyLink {
     }
     fn share(&mut self, rkey: u32) -> Result<(), LinkError> {
         dispatch!(AnyLink, self, l => l.share(rkey))
+    }
+    fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {
+        dispatch!(AnyLink, self, l => l.share_named(rkey))
     }
     fn may_lend(&self) -> bool {
         dispatch!(AnyLink, self, l => l.may_lend())

@@ -47,7 +47,7 @@ async fn a_listener_of_another_version_is_named_as_such() {
     });
     let addr: ShmAddr = name.parse().unwrap();
     let error = side().connect(&addr.into()).await.unwrap_err();
-    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 7, .. }), "{error}");
+    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 8, .. }), "{error}");
     drop(server.join().unwrap());
 }
 

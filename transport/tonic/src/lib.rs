@@ -169,8 +169,8 @@ pub use tonic_rdma_fabric::{Lending, ShmAccess};
 #[doc(no_inline)]
 pub use tonic_rdma_memory::disk;
 pub use tonic_rdma_memory::{
-    HugePages, LendableBuf, LendableMemory, PinnedBuf, Pool, PoolConfig, PoolError, PoolStats,
-    RegionError,
+    HugePages, LandableBuf, LendableBuf, LendableMemory, PinnedBuf, Pool, PoolConfig, PoolError,
+    PoolStats, RegionError,
 };
 
 /// Compiles and runs the snippets of the documents as doctests.

@@ -4,13 +4,13 @@
 //! WRITEs are reported.
 //!
 //! The driver reads the messages on the socket. A thread that may block (`blocking`) takes the
-//! descriptors of CHUNK and LEND messages:
+//! descriptors of CHUNK, LEND and NAME messages:
 //!
 //! | from | on | to |
 //! |---|---|---|
 //! | listening | any other message | listening |
-//! | listening | CHUNK, LEND: it is checked, and a thread maps the file | taking |
-//! | taking | the file is mapped; or it was lent, and cannot be: DECLINED | listening |
+//! | listening | CHUNK, LEND, NAME: it is checked, and a thread maps the file | taking |
+//! | taking | the file is mapped; or it is no chunk, and cannot be: DECLINED | listening |
 //! | taking | the file is none of those that can be used | dead |
 //!
 //! While a file is being taken nothing is read from the socket. No message of the ring that was
@@ -31,7 +31,7 @@ use crate::addr::Addr;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
-use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Work, WriteSource};
+use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Shared, Work, WriteSource};
 use crate::link_config::LinkConfig;
 use crate::shm::context::{DeviceContext, NAME};
 use crate::shm::lend::borrower::{Borrower, TakenFile, Taking};
@@ -40,6 +40,7 @@ use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, PeerChunks};
 use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::{Offered, PeerMap, Usage};
 use crate::shm::memory::table::{RevokedKeys, Table};
+use crate::shm::offers::{Offer, Offers};
 use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer};
 use crate::shm::same_user::Process;
@@ -81,6 +82,7 @@ pub struct ShmStats {
 enum Pending {
     Chunk(Offered, TakeFds<PeerMap>),
     Lent(Offered, TakeFds<TakenFile>),
+    Named(Offered, TakeFds<PeerMap>),
 }
 
 /// A link over shared memory.
@@ -95,6 +97,8 @@ pub struct ShmLink {
     chunks: PeerChunks,
     /// What the peer has given, and whose descriptor is being taken.
     pending: Option<Pending>,
+    /// Buffers of this end's application that the peer was offered.
+    named: Offers,
     /// Only where something may be lent.
     lender: Option<Box<Lender>>,
     /// Once the peer has lent something.
@@ -150,6 +154,7 @@ impl ShmLink {
             wakeup,
             chunks: PeerChunks::default(),
             pending: None,
+            named: Offers::default(),
             lender: Lender::new(&context.permit, process).map(Box::new),
             borrower: None,
             lends_on: context.permit.lends_on().then(|| pool.clone()),
@@ -328,13 +333,19 @@ impl ShmLink {
                 let (offered, taken) = (*offered, ready!(Pin::new(take_fds).poll(cx)));
                 self.answer_lent(offered, taken)
             }
+            Some(Pending::Named(offered, take_fds)) => {
+                let (offered, map) = (*offered, ready!(Pin::new(take_fds).poll(cx)));
+                let map = map.map(|map| self.chunks.insert_named(offered, map));
+                self.answer(offered.key, map)
+            }
         };
         self.pending = None;
         Poll::Ready(result)
     }
 
-    /// The peer has mapped memory that is lent, or cannot.
+    /// The peer has mapped what it was offered, or cannot.
     fn answered(&mut self, key: u32, taken: bool) {
+        self.named.answered(key, taken);
         if let Some(lender) = &mut self.lender {
             lender.answered(key, taken);
         }
@@ -346,18 +357,26 @@ impl ShmLink {
         offered: Offered,
         taken: io::Result<TakenFile>,
     ) -> Result<(), LinkError> {
-        let key = offered.key;
-        let answer = match taken {
+        let taken = match taken {
             Ok(taken) => {
                 let borrower = self.borrower.get_or_insert_default();
                 borrower.insert(offered, taken, &self.table).map_err(|what| self.breach(what))?;
-                Message::Taken { key }
+                Ok(())
             }
+            Err(error) => Err(error),
+        };
+        self.answer(offered.key, taken)
+    }
+
+    /// Tells the peer whether what it has offered is mapped.
+    fn answer(&mut self, key: u32, taken: io::Result<()>) -> Result<(), LinkError> {
+        let answer = match taken {
+            Ok(()) => Message::Taken { key },
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Err(self.breach(format!("lent memory that cannot be used: {error}")));
+                return Err(self.breach(format!("memory that cannot be used: {error}")));
             }
             Err(error) => {
-                tracing::debug!(%error, peer = %self.peer, "memory that a peer lends is not mapped");
+                tracing::debug!(%error, peer = %self.peer, "memory that a peer offers is not mapped");
                 Message::Declined { key }
             }
         };
@@ -374,15 +393,19 @@ impl ShmLink {
             (Some(Message::Chunk { rkey, addr, len }), true) => {
                 let offered = Offered { key: rkey, addr, len };
                 self.chunks.check(offered).map_err(|what| self.breach(what))?;
-                let size = usize::try_from(len).unwrap_or(usize::MAX);
-                let user = self.socket.peer().uid;
-                let usage = Usage::Chunk { others: self.chunks.len() };
-                let take_fds = self.socket.take_fds(move |taken| match taken.fds.as_slice() {
-                    [file] => PeerMap::new(file, size, user, usage),
-                    _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not exactly one file")),
-                });
+                let take_fds = self.take_file(len, Usage::Chunk { others: self.chunks.len() });
                 self.pending = Some(Pending::Chunk(offered, take_fds));
                 Ok(())
+            }
+            (Some(Message::Name { key, addr, len }), true) => {
+                let offered = Offered { key, addr, len };
+                let others = self.chunks.check_named(offered).map_err(|what| self.breach(what))?;
+                let take_fds = self.take_file(len, Usage::Named { others });
+                self.pending = Some(Pending::Named(offered, take_fds));
+                Ok(())
+            }
+            (Some(Message::Unname { key }), false) => {
+                self.chunks.unname(key).map_err(|what| self.breach(what))
             }
             (Some(Message::Lend { key, addr, len, lend_on }), true) => {
                 let offered = Offered { key, addr, len };
@@ -425,12 +448,24 @@ impl ShmLink {
         }
     }
 
+    /// Has the file beside a message mapped, to write to it.
+    fn take_file(&mut self, len: u64, usage: Usage) -> TakeFds<PeerMap> {
+        let size = usize::try_from(len).unwrap_or(usize::MAX);
+        let user = self.socket.peer().uid;
+        self.socket.take_fds(move |taken| match taken.fds.as_slice() {
+            [file] => PeerMap::new(file, size, user, usage),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not exactly one file")),
+        })
+    }
+
     /// Tells the peer which keys were revoked, so that it unmaps their chunks.
     fn tell_revoked(&mut self) -> Result<(), LinkError> {
         let mut keys = self.revoked.take().into_iter();
         while let Some(rkey) = keys.next() {
             let message = if self.shared.contains(&rkey) {
                 Message::Forget { rkey }
+            } else if self.named.get(rkey).is_some() {
+                Message::Unname { key: rkey }
             } else if self.lender.as_ref().is_some_and(|lender| lender.has_offered(rkey)) {
                 Message::Unlend { key: rkey }
             } else {
@@ -448,6 +483,7 @@ impl ShmLink {
                 Ok(()) => {}
             }
             self.shared.remove(&rkey);
+            self.named.take_back(rkey);
             if let Some(lender) = &mut self.lender {
                 lender.take_back(rkey);
             }
@@ -647,6 +683,38 @@ impl Link for ShmLink {
         }
         self.shared.insert(rkey);
         Ok(())
+    }
+
+    fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {
+        self.check_alive()?;
+        // The peer counts files until it is told that they are gone.
+        self.tell_revoked().map_err(|error| self.fail(error))?;
+        match self.named.get(rkey) {
+            Some(Offer::Taken) => return Ok(Shared::Yes),
+            Some(Offer::Open) => return Ok(Shared::Asked),
+            Some(Offer::Declined) => return Ok(Shared::No),
+            None => {}
+        }
+        let Some(buffer) = self.table.share_named(rkey, &self.revoked) else {
+            return Err(self.misuse(format!("rkey {rkey:#x} is no buffer of the application's")));
+        };
+        if !self.named.has_room(buffer.len) {
+            return Ok(Shared::No);
+        }
+        let message = Message::Name { key: rkey, addr: buffer.addr, len: buffer.len };
+        match self.socket.send(&message.encode(), &[buffer.file.as_fd()]) {
+            // The socket is full: another time.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Shared::No),
+            // A later poll reports the end.
+            Err(error) if is_end(&error) => {}
+            Err(error) => {
+                let error = self.device_error("sendmsg", error);
+                return Err(self.fail(error));
+            }
+            Ok(()) => {}
+        }
+        self.named.add(rkey, buffer.len);
+        Ok(Shared::Asked)
     }
 
     fn may_lend(&self) -> bool {

@@ -52,6 +52,7 @@
 //! | `ready_fd` | a descriptor that a task waits for |
 //! | `recv_slots` | where received messages lie until they are read |
 //! | `memory` | files that are mapped, and landing chunks |
+//! | `offers` | files that the peer was offered to map |
 //! | `lend` | messages that the peer reads where their sender has them |
 //! | `socket` | the unix socket, its messages, and threads for what may block |
 //! | `wakeup` | waking and being woken |
@@ -63,6 +64,7 @@ mod lend;
 mod link;
 mod listener;
 mod memory;
+mod offers;
 mod ready_fd;
 mod recv_slots;
 pub(crate) mod ring;

@@ -109,7 +109,9 @@ unsafe impl Registrar for VerbsRegistrar {
             Access::LocalRead => ibv_access_flags(0),
             // Devices lend nothing.
             Access::Local | Access::Lend => local,
-            Access::RemoteWrite => local | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
+            Access::RemoteWrite | Access::RemoteWriteInTurn => {
+                local | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
+            }
         };
         let refused = |source| RegisterError::new(len, source);
         let hidden = access == Access::RemoteWrite && !self.0.ignores_iova;

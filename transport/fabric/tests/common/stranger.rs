@@ -30,6 +30,9 @@ pub const FORGET: u8 = 6;
 pub const RING: u8 = 8;
 pub const LEND: u8 = 10;
 pub const TAKEN: u8 = 11;
+pub const DECLINED: u8 = 12;
+pub const NAME: u8 = 14;
+pub const UNNAME: u8 = 15;
 /// Offsets in a ring of at least 8 slots.
 pub const TAIL: u64 = 0;
 pub const CHUNKS: u64 = 8;
@@ -53,7 +56,7 @@ pub const SUMMARY: u64 = 64;
 pub const BITS: u64 = 128;
 
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x07".as_slice()].concat()
+    [&[kind], b"trdshm\x08".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {

@@ -11,11 +11,12 @@ use bytes::Bytes;
 use rustix::fs::{FileType, fstat};
 use tonic_rdma_memory::{Pool, PoolRegistration};
 
-use super::{MAX_BYTES, MAX_FILES, MAX_KEPT};
+use super::MAX_KEPT;
 use crate::link::Lent;
 use crate::returns::Returns;
 use crate::shm::memory::peer_map::{Offered, PeerMap};
 use crate::shm::memory::table::Table;
+use crate::shm::offers::{MAX_BYTES, MAX_FILES};
 use crate::shm::socket::wire::LendOn;
 
 /// A file, mapped, and the writing end of the peer's pipe if that came with it.

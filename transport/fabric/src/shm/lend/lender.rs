@@ -1,6 +1,5 @@
 //! The leases of a link, and what its peer has mapped of this process.
 
-use std::collections::HashMap;
 use std::io::{self, PipeReader, pipe};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -8,21 +7,14 @@ use std::sync::Arc;
 use slab::Slab;
 use tonic_rdma_memory::LendableBytes;
 
-use super::{MAX_BYTES, MAX_FILES, keeper};
+use super::keeper;
 use crate::link::Lent;
 use crate::shm::lend::permit::Permit;
 use crate::shm::memory::table::{RevokedKeys, Table};
+use crate::shm::offers::{Offer, Offers};
 use crate::shm::same_user::Process;
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::socket::wire::{LendOn, Message};
-
-/// What the peer has done with a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum File {
-    Offered,
-    Taken,
-    Declined,
-}
 
 /// The lending end of a link.
 #[derive(Debug)]
@@ -32,9 +24,7 @@ pub(crate) struct Lender {
     peer: Option<Process>,
     /// Whether the peer may be lent memory, once that was asked.
     allowed: Option<bool>,
-    files: HashMap<u32, (File, u64)>,
-    /// Bytes of the files.
-    bytes: u64,
+    files: Offers,
     leases: Slab<LendableBytes>,
     /// Tells that the peer reads nothing of this link any more.
     reader: Option<PipeReader>,
@@ -46,8 +36,8 @@ impl Lender {
         if permit.is_off() {
             return None;
         }
-        let (permit, files, leases) = (permit.clone(), HashMap::new(), Slab::new());
-        Some(Lender { permit, peer, allowed: None, files, bytes: 0, leases, reader: None })
+        let (permit, files, leases) = (permit.clone(), Offers::default(), Slab::new());
+        Some(Lender { permit, peer, allowed: None, files, leases, reader: None })
     }
 
     /// Whether anything may be lent.
@@ -68,8 +58,8 @@ impl Lender {
             return Ok(None);
         }
         let (key, addr) = (bytes.key(), bytes.addr());
-        match self.files.get(&key) {
-            Some((File::Taken, _)) => {
+        match self.files.get(key) {
+            Some(Offer::Taken) => {
                 let entry = self.leases.vacant_entry();
                 let Ok(lease) = u32::try_from(entry.key()) else { return Ok(None) };
                 entry.insert(bytes);
@@ -79,7 +69,7 @@ impl Lender {
             None => {}
         }
         let Some(file) = table.lend(key, revoked) else { return Ok(None) };
-        if self.files.len() >= MAX_FILES || self.bytes.saturating_add(file.len) > MAX_BYTES {
+        if !self.files.has_room(file.len) {
             return Ok(None);
         }
         let owner = file.owner.get();
@@ -103,8 +93,7 @@ impl Lender {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
             Ok(()) => {
-                self.files.insert(key, (File::Offered, file.len));
-                self.bytes += file.len;
+                self.files.add(key, file.len);
                 Ok(None)
             }
         }
@@ -112,22 +101,17 @@ impl Lender {
 
     /// The peer has mapped a file, or cannot. It may be one that was taken back meanwhile.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
-        if let Some((file, _)) = self.files.get_mut(&key).filter(|(file, _)| *file == File::Offered)
-        {
-            *file = if taken { File::Taken } else { File::Declined };
-        }
+        self.files.answered(key, taken);
     }
 
     /// Whether the peer was offered the file with this key.
     pub(crate) fn has_offered(&self, key: u32) -> bool {
-        self.files.contains_key(&key)
+        self.files.get(key).is_some()
     }
 
     /// The file with this key is gone.
     pub(crate) fn take_back(&mut self, key: u32) {
-        if let Some((_, len)) = self.files.remove(&key) {
-            self.bytes -= len;
-        }
+        self.files.take_back(key);
     }
 
     /// The peer reads these bytes no longer. False if there is no such lease.

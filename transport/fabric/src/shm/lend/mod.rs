@@ -38,10 +38,6 @@ mod keeper;
 pub(super) mod lender;
 pub(super) mod permit;
 
-/// Files that a peer is offered, at most.
-const MAX_FILES: usize = 512;
 /// Descriptors that this process keeps for peers that lend, at most: a quarter of the usual limit.
 /// Beyond it nothing is lent on.
 const MAX_KEPT: usize = 256;
-/// Their bytes, at most: address space of the reader, and memory of the lender.
-const MAX_BYTES: u64 = 1 << 36;

@@ -4,6 +4,8 @@
 //! |---|---|---|
 //! | CHUNK | its key is new, and the limits hold | the file is mapped (`peer_map`), and WRITEs find it |
 //! | FORGET | its key is known | it is unmapped |
+//! | NAME | its key is new, and the limits of offers hold | as CHUNK; or DECLINED |
+//! | UNNAME | | it is unmapped, if it was mapped |
 //!
 //! The limits are what a peer needs that leases all of its landing memory to one connection
 //! ([`MAX_CHUNK_BYTES`], which an end holds itself to as
@@ -15,6 +17,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::shm::memory::peer_map::{Offered, PeerMap};
+use crate::shm::offers::{MAX_BYTES, MAX_FILES};
 
 /// Chunks of a peer that are kept mapped, at most.
 pub(crate) const MAX_CHUNKS: usize = 512;
@@ -29,6 +32,8 @@ struct PeerChunk {
     addr: u64,
     len: u64,
     map: PeerMap,
+    /// A buffer of the application's.
+    named: bool,
 }
 
 /// The chunks of one link's peer.
@@ -36,6 +41,8 @@ struct PeerChunk {
 pub(crate) struct PeerChunks {
     chunks: HashMap<u32, PeerChunk>,
     bytes: u64,
+    named: usize,
+    named_bytes: u64,
     /// CHUNK messages that have been handled.
     handled: u64,
     /// When the count of `unused` began.
@@ -49,9 +56,9 @@ impl PeerChunks {
         self.handled
     }
 
-    /// Chunks that are mapped.
+    /// Chunks that are mapped, without buffers of the application's.
     pub(crate) fn len(&self) -> usize {
-        self.chunks.len()
+        self.chunks.len() - self.named
     }
 
     /// Whether a chunk may be given.
@@ -60,7 +67,7 @@ impl PeerChunks {
     /// What the peer did wrong.
     pub(crate) fn check(&self, offered: Offered) -> Result<(), String> {
         let Offered { key: rkey, len, .. } = offered;
-        let (count, total) = (self.chunks.len() + 1, self.bytes.saturating_add(len));
+        let (count, total) = (self.len() + 1, self.bytes.saturating_add(len));
         if count > MAX_CHUNKS || total > MAX_CHUNK_BYTES {
             return Err(format!(
                 "more landing memory than a peer may give: {count} chunks, {total} bytes; \
@@ -76,9 +83,49 @@ impl PeerChunks {
     /// Adds a chunk that was checked, and is mapped now.
     pub(crate) fn insert(&mut self, offered: Offered, map: PeerMap) {
         let Offered { key: rkey, addr, len } = offered;
-        self.chunks.insert(rkey, PeerChunk { addr, len, map });
+        self.chunks.insert(rkey, PeerChunk { addr, len, map, named: false });
         self.bytes += len;
         self.handled += 1;
+    }
+
+    /// Whether a buffer of the application's may be offered. Returns the number of those that were
+    /// before.
+    ///
+    /// # Errors
+    /// What the peer did wrong.
+    pub(crate) fn check_named(&self, offered: Offered) -> Result<usize, String> {
+        let Offered { key, len, .. } = offered;
+        let (count, total) = (self.named + 1, self.named_bytes.saturating_add(len));
+        if count > MAX_FILES || total > MAX_BYTES {
+            return Err(format!(
+                "more buffers to land in than a peer may offer: {count} of {total} bytes; the \
+                 limit is {MAX_FILES} and {MAX_BYTES}"
+            ));
+        }
+        match self.chunks.contains_key(&key) {
+            true => Err(format!("rkey {key:#x} twice")),
+            false => Ok(self.named),
+        }
+    }
+
+    /// Adds a buffer that was checked, and is mapped now.
+    pub(crate) fn insert_named(&mut self, offered: Offered, map: PeerMap) {
+        let Offered { key, addr, len } = offered;
+        self.chunks.insert(key, PeerChunk { addr, len, map, named: true });
+        self.named += 1;
+        self.named_bytes += len;
+    }
+
+    /// The peer takes a buffer back, which may be one that could not be mapped.
+    ///
+    /// # Errors
+    /// What the peer did wrong.
+    pub(crate) fn unname(&mut self, key: u32) -> Result<(), String> {
+        match self.chunks.get(&key) {
+            Some(chunk) if chunk.named => self.forget(key),
+            Some(_) => Err(format!("rkey {key:#x} is taken back as what it is not")),
+            None => Ok(()),
+        }
     }
 
     /// The peer takes a chunk back.
@@ -89,7 +136,10 @@ impl PeerChunks {
         let Some(chunk) = self.chunks.remove(&rkey) else {
             return Err(format!("rkey {rkey:#x} is taken back, and was not given"));
         };
-        self.bytes -= chunk.len;
+        match chunk.named {
+            true => (self.named, self.named_bytes) = (self.named - 1, self.named_bytes - chunk.len),
+            false => self.bytes -= chunk.len,
+        }
         match chunk.map.is_unused() && self.is_flood(Instant::now()) {
             true => Err(format!(
                 "a flood of chunks: {MAX_UNUSED} within {UNUSED_PERIOD:?} that nothing was sent to"

@@ -40,6 +40,16 @@ pub(crate) enum Usage {
     /// Memory that a connection has lent, which has lent `others` before. Several connections may
     /// lend the same.
     Lent { others: usize },
+    /// A buffer of the application that a connection has offered, which has offered `others`
+    /// before. Several connections may offer the same.
+    Named { others: usize },
+}
+
+impl Usage {
+    /// Whether several connections may give the same file.
+    fn may_come_again(self) -> bool {
+        matches!(self, Usage::Lent { .. } | Usage::Named { .. })
+    }
 }
 
 /// Files of peers that this process has mapped.
@@ -48,22 +58,26 @@ struct Mapped {
     files: BTreeSet<FileId>,
     /// How many of these are rings; each is a connection.
     rings: usize,
-    /// Mappings of files that are lent.
-    lent: usize,
+    /// Mappings of files that several connections may have given.
+    again: usize,
 }
 
-static MAPPED: Mutex<Mapped> = Mutex::new(Mapped { files: BTreeSet::new(), rings: 0, lent: 0 });
+static MAPPED: Mutex<Mapped> = Mutex::new(Mapped { files: BTreeSet::new(), rings: 0, again: 0 });
 
 impl Mapped {
     /// Whether one more may be mapped, of `limit` in all. Beyond a half of them no connection gets
     /// more chunks than its share of a quarter, so that those who gave many leave places to others;
     /// the last sixteenth is for rings.
     fn has_room(&self, usage: Usage, limit: usize) -> bool {
-        let mapped = self.files.len() + self.lent;
+        let mapped = self.files.len() + self.again;
         match usage {
             Usage::Ring | Usage::Page => mapped < limit,
-            Usage::Chunk { .. } | Usage::Lent { .. } if mapped < limit / 2 => true,
-            Usage::Chunk { others } | Usage::Lent { others } => {
+            Usage::Chunk { .. } | Usage::Lent { .. } | Usage::Named { .. }
+                if mapped < limit / 2 =>
+            {
+                true
+            }
+            Usage::Chunk { others } | Usage::Lent { others } | Usage::Named { others } => {
                 let share = (limit / 4 / self.rings.max(1)).max(MIN_CHUNKS);
                 others < share && mapped < limit - limit / 16
             }
@@ -83,8 +97,8 @@ impl Entry {
             limit.trim().parse().unwrap_or(MAX_MAPPINGS) / MAPPINGS_DIVISOR
         });
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_lent = matches!(usage, Usage::Lent { .. });
-        if !is_lent && mapped.files.contains(&file) {
+        let once = !usage.may_come_again();
+        if once && mapped.files.contains(&file) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "a file that was given already",
@@ -93,14 +107,14 @@ impl Entry {
         if !mapped.has_room(usage, limit) {
             let what = format!(
                 "more files than a connection may give while peers have so many mapped: {} of {limit}, {} connections",
-                mapped.files.len() + mapped.lent,
+                mapped.files.len() + mapped.again,
                 mapped.rings
             );
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
-        match is_lent {
-            true => mapped.lent += 1,
-            false => drop(mapped.files.insert(file)),
+        match once {
+            true => drop(mapped.files.insert(file)),
+            false => mapped.again += 1,
         }
         mapped.rings += usize::from(usage == Usage::Ring);
         Ok(Entry(file, usage))
@@ -111,14 +125,15 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         match self.1 {
-            Usage::Lent { .. } => mapped.lent -= 1,
+            usage if usage.may_come_again() => mapped.again -= 1,
             _ => drop(mapped.files.remove(&self.0)),
         }
         mapped.rings -= usize::from(self.1 == Usage::Ring);
     }
 }
 
-/// A file of a peer's, mapped. No file is mapped twice, and all peers together have a quarter of
+/// A file of a peer's, mapped. No file is mapped twice, but for those that several connections may
+/// give, and all peers together have a quarter of
 /// the mappings that the process may have. It is unmapped by a thread that may take its time.
 #[derive(Debug)]
 pub(crate) struct PeerMap {
@@ -256,7 +271,7 @@ mod tests {
     /// a few.
     fn gets_a_few(greedy: usize) -> bool {
         const LIMIT: usize = 16_382;
-        let mut mapped = Mapped { files: BTreeSet::new(), rings: 0, lent: 0 };
+        let mut mapped = Mapped { files: BTreeSet::new(), rings: 0, again: 0 };
         let mut number = 0;
         let mut map = |mapped: &mut Mapped, usage: Usage| {
             let has = mapped.has_room(usage, LIMIT);

@@ -1,7 +1,6 @@
 //! Landing chunks of this process, by remote key.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -35,8 +34,31 @@ pub(crate) struct Chunk {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     pub(crate) file: OwnedFd,
-    /// The link whose peer has it.
-    link: Mutex<Option<Arc<RevokedKeys>>>,
+    links: Mutex<Links>,
+}
+
+/// The links whose peers have a chunk.
+#[derive(Debug)]
+enum Links {
+    /// One has it, and no other ever (R12).
+    One(Option<Arc<RevokedKeys>>),
+    /// A buffer of the application, which is kept registered for calls one after the other.
+    InTurn(Vec<Weak<RevokedKeys>>),
+}
+
+impl Links {
+    /// Whether the peer of a link may have it, and has it from now on.
+    fn add(&mut self, to: &Arc<RevokedKeys>, in_turn: bool) -> bool {
+        match self {
+            Links::One(link) if !in_turn => Arc::ptr_eq(link.get_or_insert_with(|| to.clone()), to),
+            Links::InTurn(links) if in_turn => {
+                links.retain(|link| link.strong_count() > 0);
+                links.push(Arc::downgrade(to));
+                true
+            }
+            Links::One(_) | Links::InTurn(_) => false,
+        }
+    }
 }
 
 /// Keys that stopped working, for a link to tell its peer.
@@ -79,13 +101,16 @@ impl Table {
         lock(&self.chunks).len()
     }
 
-    /// Adds memory under a key that none of its kind has: after 2^32 registrations they come round.
+    /// Adds memory under a key that no other has: after 2^32 registrations they come round.
     fn insert<T>(&self, memories: &Mutex<HashMap<u32, Arc<T>>>, memory: T) -> u32 {
-        let mut memories = lock(memories);
         loop {
             let key = self.next.fetch_add(1, Ordering::Relaxed);
-            if let Entry::Vacant(entry) = memories.entry(key) {
-                entry.insert(Arc::new(memory));
+            let is_free = || {
+                !lock(&self.chunks).contains_key(&key) && !lock(&self.lendable).contains_key(&key)
+            };
+            // Nobody else gets this key for a long time.
+            if is_free() {
+                lock(memories).insert(key, Arc::new(memory));
                 return key;
             }
         }
@@ -111,14 +136,18 @@ impl Table {
     /// Gives a chunk to the peer of a link. `None`: there is no such key, or another link has it
     /// (R12).
     pub(crate) fn share(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<Chunk>> {
+        self.share_with(rkey, to, false)
+    }
+
+    /// Gives a buffer of the application to the peer of a link. `None`: there is no such key.
+    pub(crate) fn share_named(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<Chunk>> {
+        self.share_with(rkey, to, true)
+    }
+
+    fn share_with(&self, rkey: u32, to: &Arc<RevokedKeys>, in_turn: bool) -> Option<Arc<Chunk>> {
         let chunk = lock(&self.chunks).get(&rkey).cloned()?;
-        let mut link = lock(&chunk.link);
-        let free = link.as_ref().is_none_or(|link| Arc::ptr_eq(link, to));
-        if free {
-            *link = Some(to.clone());
-        }
-        drop(link);
-        free.then_some(chunk)
+        let shared = lock(&chunk.links).add(to, in_turn);
+        shared.then_some(chunk)
     }
 }
 
@@ -158,15 +187,20 @@ impl Drop for ShmRegistration {
             return;
         }
         let Some(chunk) = lock(&self.table.chunks).remove(&self.key) else { return };
-        if let Some(link) = lock(&chunk.link).take() {
-            link.push(self.key);
+        match &mut *lock(&chunk.links) {
+            Links::One(link) => link.take().into_iter().for_each(|link| link.push(self.key)),
+            Links::InTurn(links) => {
+                let links = links.drain(..).filter_map(|link| link.upgrade());
+                links.for_each(|link| link.push(self.key));
+            }
         }
     }
 }
 
 // SAFETY: a key is looked up in the table for each loan and removed from it when the Registration
 // drops. A peer that had it keeps at most a mapping of its own; the pool takes the pages out of the
-// file before it unmaps it, and never uses the file again.
+// file before it unmaps it, and never uses the file again. A buffer of the application that is kept
+// registered stays in such a mapping, as its owner has been told.
 unsafe impl Registrar for ShmRegistrar {
     fn pins(&self) -> bool {
         false
@@ -189,9 +223,12 @@ unsafe impl Registrar for ShmRegistrar {
         let addr = addr.as_ptr().addr() as u64;
         let (table, len) = (&*self.0, len as u64);
         let key = match (access, file) {
-            (Access::RemoteWrite, Some(file)) => {
-                let chunk = Chunk { addr, len, file, link: Mutex::default() };
-                table.insert(&table.chunks, chunk)
+            (Access::RemoteWrite | Access::RemoteWriteInTurn, Some(file)) => {
+                let links = Mutex::new(match access {
+                    Access::RemoteWrite => Links::One(None),
+                    _ => Links::InTurn(Vec::new()),
+                });
+                table.insert(&table.chunks, Chunk { addr, len, file, links })
             }
             (Access::Lend, Some(file)) => {
                 let (owner, links) = (OnceLock::new(), Mutex::default());

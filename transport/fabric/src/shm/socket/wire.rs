@@ -12,8 +12,10 @@
 //! | FORGET | kind, rkey u32 | |
 //! | WAKE | kind | |
 //! | LEND | kind, key u32, address u64, length u64, lend_on u8 | file; with the first also the writing end of a pipe; with what is lent on also that of its owner |
-//! | TAKEN, DECLINED | kind, key u32: the answers to LEND | |
+//! | TAKEN, DECLINED | kind, key u32: the answers to LEND and NAME | |
 //! | UNLEND | kind, key u32 | |
+//! | NAME | kind, key u32, address u64, length u64 | file |
+//! | UNNAME | kind, key u32 | |
 //!
 //! Numbers are little-endian. The magic ends with the version; an end that speaks another is
 //! refused, and finds the version of the one that refuses it in the magic of the answer.
@@ -27,7 +29,7 @@ use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 
 /// Of the protocol.
-pub(crate) const VERSION: u8 = 7;
+pub(crate) const VERSION: u8 = 8;
 const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Protocol and version.
 const MAGIC: [u8; 7] = {
@@ -48,6 +50,8 @@ const LEND: u8 = 10;
 const TAKEN: u8 = 11;
 const DECLINED: u8 = 12;
 const UNLEND: u8 = 13;
+const NAME: u8 = 14;
+const UNNAME: u8 = 15;
 
 /// Whether the peer may lend on what is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +80,8 @@ pub(crate) enum Message {
     Taken { key: u32 },
     Declined { key: u32 },
     Unlend { key: u32 },
+    Name { key: u32, addr: u64, len: u64 },
+    Unname { key: u32 },
 }
 
 impl Message {
@@ -109,8 +115,14 @@ impl Message {
                 head(OTHER_USER);
                 out.extend(uid.to_le_bytes());
             }
-            Message::Chunk { rkey: key, addr, len } | Message::Lend { key, addr, len, .. } => {
-                out.push(if matches!(self, Message::Chunk { .. }) { CHUNK } else { LEND });
+            Message::Chunk { rkey: key, addr, len }
+            | Message::Lend { key, addr, len, .. }
+            | Message::Name { key, addr, len } => {
+                out.push(match self {
+                    Message::Chunk { .. } => CHUNK,
+                    Message::Lend { .. } => LEND,
+                    _ => NAME,
+                });
                 out.extend(key.to_le_bytes());
                 out.extend(addr.to_le_bytes());
                 out.extend(len.to_le_bytes());
@@ -121,12 +133,14 @@ impl Message {
             Message::Forget { rkey: key }
             | Message::Taken { key }
             | Message::Declined { key }
-            | Message::Unlend { key } => {
+            | Message::Unlend { key }
+            | Message::Unname { key } => {
                 out.push(match self {
                     Message::Forget { .. } => FORGET,
                     Message::Taken { .. } => TAKEN,
                     Message::Declined { .. } => DECLINED,
-                    _ => UNLEND,
+                    Message::Unlend { .. } => UNLEND,
+                    _ => UNNAME,
                 });
                 out.extend(key.to_le_bytes());
             }
@@ -176,12 +190,13 @@ impl Message {
                 let (uid, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
                 rest.is_empty().then_some(Message::OtherUser { uid })
             }
-            CHUNK | LEND => {
+            CHUNK | LEND | NAME => {
                 let (key, rest) = u32_of(rest)?;
                 let (addr, rest) = u64_of(rest)?;
                 let (len, rest) = u64_of(rest)?;
                 let message = match (*kind, rest) {
                     (CHUNK, []) => Message::Chunk { rkey: key, addr, len },
+                    (NAME, []) => Message::Name { key, addr, len },
                     (LEND, [0]) => Message::Lend { key, addr, len, lend_on: LendOn::Never },
                     (LEND, [1]) => Message::Lend { key, addr, len, lend_on: LendOn::Allowed },
                     (LEND, [2]) => Message::Lend { key, addr, len, lend_on: LendOn::Done },
@@ -189,13 +204,14 @@ impl Message {
                 };
                 addr.checked_add(len).is_some().then_some(message)
             }
-            FORGET | TAKEN | DECLINED | UNLEND => {
+            FORGET | TAKEN | DECLINED | UNLEND | UNNAME => {
                 let (key, rest) = u32_of(rest)?;
                 let message = match *kind {
                     FORGET => Message::Forget { rkey: key },
                     TAKEN => Message::Taken { key },
                     DECLINED => Message::Declined { key },
-                    _ => Message::Unlend { key },
+                    UNLEND => Message::Unlend { key },
+                    _ => Message::Unname { key },
                 };
                 rest.is_empty().then_some(message)
             }

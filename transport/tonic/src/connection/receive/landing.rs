@@ -23,11 +23,20 @@ impl Granted {
     }
 }
 
-/// A buffer of the application that is being registered.
+/// A buffer of the application that is about to be granted.
 #[derive(Debug)]
 pub(in crate::connection) struct Naming {
     pub(in crate::connection) stream: StreamId,
-    pub(in crate::connection) registration: NamedRegistration,
+    pub(in crate::connection) step: NamingStep,
+}
+
+/// What a buffer of the application waits for.
+#[derive(Debug)]
+pub(in crate::connection) enum NamingStep {
+    /// That it is registered.
+    Registering(NamedRegistration),
+    /// That the peer has mapped it.
+    Mapping(NamedGrant),
 }
 
 /// What a connection has of the pool's landing memory, and waits for.
@@ -36,7 +45,7 @@ pub(in crate::connection) struct LandingMemory {
     pub(in crate::connection) account: Landing,
     /// Memory that the peer may write to.
     pub(in crate::connection) granted: Slab<Granted>,
-    /// Buffers of the application that are being registered.
+    /// Buffers of the application that are about to be granted.
     pub(in crate::connection) naming: Vec<Naming>,
     /// Whether messages land in parts where memory in one piece is short.
     pub(in crate::connection) wait: LandingWait,

@@ -4,16 +4,20 @@
 //! |---|---|---|
 //! | belongs to a call | the server requests memory for the field of the reply | registering, on the landing thread where the device is slow |
 //! | belongs to a call | the field is too long, or what the device has cannot be named | the message lands in landing memory |
-//! | registering | it is registered | granted |
+//! | registering | it is registered, and the peer need not map it | granted |
+//! | registering | it is registered, and the peer is asked to map it | mapping |
+//! | mapping | the peer has mapped it | granted |
+//! | mapping | the peer cannot | the message lands in landing memory |
 //! | registering | it could not be | the message lands in landing memory |
-//! | registering | the call has ended | given up |
+//! | registering, mapping | the call has ended | given up |
 
 use std::sync::Arc;
 
+use tonic_rdma_fabric::{Link, Shared};
 use tonic_rdma_memory::RegionError;
 use tonic_rdma_proto::{GrantMemory, NamedWant, ResetCode, Side, StreamId};
 
-use crate::connection::receive::landing::{Granted, Naming};
+use crate::connection::receive::landing::{Granted, Naming, NamingStep};
 use crate::connection::state::ConnectionState;
 use crate::land_in::Claimed;
 use crate::land_in::WhyCopied;
@@ -25,7 +29,7 @@ impl ConnectionState {
         io.named = Some(named.clone());
         if self.landing.copy_on_delivery {
             named.will_be_copied(WhyCopied::CopyOnDelivery);
-        } else if !self.landing.account.can_name() {
+        } else if !self.landing.account.can_name(&named.lease) {
             named.will_be_copied(WhyCopied::SharedMemory);
         } else {
             match self.conn.side() {
@@ -60,7 +64,8 @@ impl ConnectionState {
             (Some(named), Ok(true)) => {
                 let (lease, range) = (named.lease.clone(), offset as usize..field as usize);
                 let registration = self.landing.account.register_named(lease, range);
-                self.landing.naming.push(Naming { stream, registration });
+                let step = NamingStep::Registering(registration);
+                self.landing.naming.push(Naming { stream, step });
                 return false;
             }
             (_, Err(status)) => {
@@ -75,25 +80,63 @@ impl ConnectionState {
     fn grant_registered(&mut self) -> bool {
         let mut granted = false;
         let mut naming = std::mem::take(&mut self.landing.naming);
-        naming.retain(|Naming { stream, registration }| {
-            let Some(result) = registration.take_result() else {
-                // The end of the call gives it up.
-                return self.streams.io.contains_key(stream);
-            };
-            granted = true;
-            match result {
-                Ok(buffer) => {
-                    let len = u32::try_from(buffer.capacity()).unwrap_or(u32::MAX);
-                    let (addr, rkey) = (buffer.addr(), buffer.rkey());
-                    let key = self.landing.granted.insert(Granted::Named(buffer));
-                    self.conn.provide_named(*stream, GrantMemory { key, addr, rkey, len });
-                }
-                Err(error) => self.not_registered(*stream, &error),
-            }
-            false
-        });
+        naming =
+            naming.into_iter().filter_map(|naming| self.advance(naming, &mut granted)).collect();
         self.landing.naming = naming;
         granted
+    }
+
+    /// What still waits. `decided`: the stream's memory is granted, or will not be.
+    fn advance(&mut self, naming: Naming, decided: &mut bool) -> Option<Naming> {
+        let Naming { stream, step } = naming;
+        let buffer = match step {
+            NamingStep::Mapping(buffer) => buffer,
+            NamingStep::Registering(registration) => match registration.take_result() {
+                Some(Ok(buffer)) => buffer,
+                Some(Err(error)) => {
+                    *decided = true;
+                    self.not_registered(stream, &error);
+                    return None;
+                }
+                // The end of the call gives it up.
+                None => {
+                    let step = NamingStep::Registering(registration);
+                    return self
+                        .streams
+                        .io
+                        .contains_key(&stream)
+                        .then_some(Naming { stream, step });
+                }
+            },
+        };
+        let shared = match &mut self.link {
+            Some(link) => link.share_named(buffer.rkey()),
+            None => Ok(Shared::No),
+        };
+        match shared {
+            Ok(Shared::Yes) => {
+                let len = u32::try_from(buffer.capacity()).unwrap_or(u32::MAX);
+                let (addr, rkey) = (buffer.addr(), buffer.rkey());
+                let key = self.landing.granted.insert(Granted::Named(buffer));
+                self.conn.provide_named(stream, GrantMemory { key, addr, rkey, len });
+            }
+            Ok(Shared::Asked) => {
+                let step = NamingStep::Mapping(buffer);
+                return self.streams.io.contains_key(&stream).then_some(Naming { stream, step });
+            }
+            Ok(Shared::No) => {
+                if let Some(named) = self.streams.io.get(&stream).and_then(|io| io.named.as_ref()) {
+                    named.will_be_copied(WhyCopied::SharedMemory);
+                }
+                self.conn.refuse_named(stream);
+            }
+            Err(error) => {
+                self.driver.fail(error);
+                self.wake_driver();
+            }
+        }
+        *decided = true;
+        None
     }
 
     fn not_registered(&mut self, stream: StreamId, error: &RegionError) {

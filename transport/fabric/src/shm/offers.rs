@@ -1,0 +1,63 @@
+//! Files that the peer of a link was offered to map, and may decline.
+//!
+//! | the file is | on | next |
+//! |---|---|---|
+//! | unknown to the peer | something in it is to be used | open: offered, with the descriptor |
+//! | open | TAKEN: the peer has mapped it | taken |
+//! | open | DECLINED: the peer cannot map it | declined |
+//! | any of these | it is gone | unknown: the peer is told, and unmaps it |
+
+use std::collections::HashMap;
+
+/// Files that a peer is offered, at most.
+pub(crate) const MAX_FILES: usize = 512;
+/// Their bytes, at most: address space of the peer, and memory of the one that offers it.
+pub(crate) const MAX_BYTES: u64 = 1 << 36;
+
+/// What the peer has done with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Offer {
+    Open,
+    Taken,
+    Declined,
+}
+
+/// The files of one link, by their keys.
+#[derive(Debug, Default)]
+pub(crate) struct Offers {
+    files: HashMap<u32, (Offer, u64)>,
+    /// Bytes of the files.
+    bytes: u64,
+}
+
+impl Offers {
+    /// What has become of the offer of a file. `None`: it was not offered.
+    pub(crate) fn get(&self, key: u32) -> Option<Offer> {
+        self.files.get(&key).map(|(offer, _)| *offer)
+    }
+
+    /// Whether one more file may be offered, of this length in bytes.
+    pub(crate) fn has_room(&self, len: u64) -> bool {
+        self.files.len() < MAX_FILES && self.bytes.saturating_add(len) <= MAX_BYTES
+    }
+
+    /// A file of this length was offered.
+    pub(crate) fn add(&mut self, key: u32, len: u64) {
+        self.files.insert(key, (Offer::Open, len));
+        self.bytes += len;
+    }
+
+    /// The peer has mapped a file, or cannot. It may be one that was taken back meanwhile.
+    pub(crate) fn answered(&mut self, key: u32, taken: bool) {
+        if let Some((offer, _)) = self.files.get_mut(&key).filter(|(o, _)| *o == Offer::Open) {
+            *offer = if taken { Offer::Taken } else { Offer::Declined };
+        }
+    }
+
+    /// The file with this key is gone.
+    pub(crate) fn take_back(&mut self, key: u32) {
+        if let Some((_, len)) = self.files.remove(&key) {
+            self.bytes -= len;
+        }
+    }
+}
