@@ -19,7 +19,8 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Registers bytes for a peer to write to. `file`: what they map, for a registrar that wants it.
+    /// Registers bytes for a peer to write to. `file`: what they map, for a registrar that wants
+    /// one.
     ///
     /// # Safety
     /// They are mapped and writable until this is dropped.

@@ -194,7 +194,8 @@ async fn offers_that_lie_end_the_connection() {
     let (small, unsealed) = (sealed(4096), file(4096, SealFlags::SHRINK));
     let many = |count: u32, len: u64| (0..count).map(|key| (name(key, 0, len), true)).collect();
     let one = |message, with: bool| vec![(message, with)];
-    let cases: Vec<(Vec<(Vec<u8>, bool)>, BorrowedFd<'_>, &str)> = vec![
+    type Messages = Vec<(Vec<u8>, bool)>;
+    let cases: Vec<(Messages, BorrowedFd<'_>, &str)> = vec![
         (one(name(1, 0, 4096), true), unsealed.as_fd(), "not sealed"),
         (one(name(1, 0, 1 << 20), true), small.as_fd(), "4096 bytes"),
         (one(name(1, 0, 0), true), small.as_fd(), "0 are to be mapped"),

@@ -104,7 +104,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
     let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
         (b"GET / HTTP/1.1", &[], "makes no sense"),
-        (&other_version, &[], "a greeting of version 1, this end has 7"),
+        (&other_version, &[], "a greeting of version 1, this end has 8"),
         (&good[..12], &[], "makes no sense"),
         (&[0; 300], &[], "longer"),
     ];

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The field was written to the buffer by the device.
+    /// The field was written to the buffer by the device, or by a peer that has mapped it.
     #[non_exhaustive]
     Landed {
         /// Its length: the first bytes of the buffer.
@@ -43,7 +43,8 @@ pub enum WhyCopied {
     /// The call went over TCP.
     #[error("the call went over TCP")]
     Tcp,
-    /// The call went over shared memory, and the server cannot map the buffer.
+    /// The call went over shared memory, and the server cannot map the buffer: it is no
+    /// `LandableBuf` that stays registered, or the server has as many files mapped as it may.
     #[error("the call went over shared memory")]
     SharedMemory,
     /// The message was too short for a WRITE, or the server's codec does not tell where its fields

@@ -40,12 +40,13 @@ use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, PeerChunks};
 use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::{Offered, PeerMap, Usage};
 use crate::shm::memory::table::{RevokedKeys, Table};
-use crate::shm::offers::{Offer, Offers};
+use crate::shm::named::Named;
 use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer};
 use crate::shm::same_user::Process;
-use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds};
+use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds, is_end};
 use crate::shm::socket::wire::Message;
+use crate::shm::stats::ShmStats;
 use crate::shm::wakeup::member::Wakeup;
 use crate::shm::wakeup::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
 
@@ -56,26 +57,6 @@ const MAX_COMPLETIONS: usize = 256;
 const MAX_BUSY_POLLS: u32 = 32;
 /// Rounds of polling before other tasks run.
 const MAX_ROUNDS: usize = 64;
-
-/// What a link has done since it was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ShmStats {
-    /// Messages sent.
-    pub sends: u64,
-    /// WRITEs, each one copy.
-    pub writes: u64,
-    /// Their bytes.
-    pub write_bytes: u64,
-    /// Times that the peer's process slept and was woken, one system call each.
-    pub wakes: u64,
-    /// Times that messages were published without one: the peer did not wait, or its process was
-    /// awake.
-    pub wakes_spared: u64,
-    /// Times that this end began to wait.
-    pub waits: u64,
-    /// Times that a message came while this end polled.
-    pub polled: u64,
-}
 
 /// What the peer has given, while a thread maps it.
 #[derive(Debug)]
@@ -98,7 +79,7 @@ pub struct ShmLink {
     /// What the peer has given, and whose descriptor is being taken.
     pending: Option<Pending>,
     /// Buffers of this end's application that the peer was offered.
-    named: Offers,
+    named: Named,
     /// Only where something may be lent.
     lender: Option<Box<Lender>>,
     /// Once the peer has lent something.
@@ -154,7 +135,7 @@ impl ShmLink {
             wakeup,
             chunks: PeerChunks::default(),
             pending: None,
-            named: Offers::default(),
+            named: Named::default(),
             lender: Lender::new(&context.permit, process).map(Box::new),
             borrower: None,
             lends_on: context.permit.lends_on().then(|| pool.clone()),
@@ -464,7 +445,7 @@ impl ShmLink {
         while let Some(rkey) = keys.next() {
             let message = if self.shared.contains(&rkey) {
                 Message::Forget { rkey }
-            } else if self.named.get(rkey).is_some() {
+            } else if self.named.has_offered(rkey) {
                 Message::Unname { key: rkey }
             } else if self.lender.as_ref().is_some_and(|lender| lender.has_offered(rkey)) {
                 Message::Unlend { key: rkey }
@@ -614,10 +595,6 @@ fn processor() -> u64 {
     u64::try_from(processor).map_or(0, |processor| processor + 1)
 }
 
-pub(super) fn is_end(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
-}
-
 /// `IBV_WC_RNR_RETRY_EXC_ERR`.
 const RNR_RETRY_EXCEEDED: u32 = 13;
 /// `IBV_WC_REM_ACCESS_ERR`.
@@ -689,32 +666,15 @@ impl Link for ShmLink {
         self.check_alive()?;
         // The peer counts files until it is told that they are gone.
         self.tell_revoked().map_err(|error| self.fail(error))?;
-        match self.named.get(rkey) {
-            Some(Offer::Taken) => return Ok(Shared::Yes),
-            Some(Offer::Open) => return Ok(Shared::Asked),
-            Some(Offer::Declined) => return Ok(Shared::No),
-            None => {}
-        }
-        let Some(buffer) = self.table.share_named(rkey, &self.revoked) else {
-            return Err(self.misuse(format!("rkey {rkey:#x} is no buffer of the application's")));
-        };
-        if !self.named.has_room(buffer.len) {
-            return Ok(Shared::No);
-        }
-        let message = Message::Name { key: rkey, addr: buffer.addr, len: buffer.len };
-        match self.socket.send(&message.encode(), &[buffer.file.as_fd()]) {
-            // The socket is full: another time.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Shared::No),
-            // A later poll reports the end.
-            Err(error) if is_end(&error) => {}
+        let ShmLink { named, socket, table, revoked, .. } = self;
+        match named.share(rkey, (socket, table, revoked)) {
+            Ok(Some(shared)) => Ok(shared),
+            Ok(None) => Err(self.misuse(format!("rkey {rkey:#x} is no buffer to land in"))),
             Err(error) => {
                 let error = self.device_error("sendmsg", error);
-                return Err(self.fail(error));
+                Err(self.fail(error))
             }
-            Ok(()) => {}
         }
-        self.named.add(rkey, buffer.len);
-        Ok(Shared::Asked)
     }
 
     fn may_lend(&self) -> bool {

@@ -47,11 +47,12 @@
 //! | `user`, `same_user` | who a peer is, and whether it could stop this process anyway |
 //! | `listener`, `connect` | the accepting and the connecting side |
 //! | `setup` | what a handshake yields |
-//! | `link` | the [`Link`](crate::Link) |
+//! | `link`, `stats` | the [`Link`](crate::Link), and what it has done |
 //! | `ring` | the ring: its layout, its reading and its writing end |
 //! | `ready_fd` | a descriptor that a task waits for |
 //! | `recv_slots` | where received messages lie until they are read |
 //! | `memory` | files that are mapped, and landing chunks |
+//! | `named` | buffers of the application that the peer maps to write to them |
 //! | `offers` | files that the peer was offered to map |
 //! | `lend` | messages that the peer reads where their sender has them |
 //! | `socket` | the unix socket, its messages, and threads for what may block |
@@ -64,6 +65,7 @@ mod lend;
 mod link;
 mod listener;
 mod memory;
+mod named;
 mod offers;
 mod ready_fd;
 mod recv_slots;
@@ -71,10 +73,12 @@ pub(crate) mod ring;
 mod same_user;
 mod setup;
 mod socket;
+mod stats;
 mod user;
 mod wakeup;
 
 pub use self::device::ShmDevice;
 pub(crate) use self::device::boot_id;
-pub use self::link::{ShmLink, ShmStats};
+pub use self::link::ShmLink;
 pub use self::listener::{ShmIncoming, ShmListener};
+pub use self::stats::ShmStats;

@@ -46,7 +46,7 @@ use tonic_rdma_memory::{InUse, NamedBuffer};
 /// | path | how |
 /// |---|---|
 /// | RDMA | the server's WRITE goes to the buffer: no CPU copies |
-/// | shared memory | the server's WRITE, a copy, goes to landing memory, and the field is copied from there: the server cannot map the buffer |
+/// | shared memory | the server's WRITE, a copy, goes to landing memory, and the field is copied from there: the server cannot map the buffer. It can map a [`LandableBuf`](crate::LandableBuf) that [stays registered](Self::keep_registered): then its WRITE goes there |
 /// | TCP | the message is put together as it arrives, and the field is copied |
 ///
 /// [`Outcome`] tells which way it was, and [`Copied::named`](crate::Copied::named) counts the
@@ -153,6 +153,10 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     /// can write to the buffer, and to nothing else, until `finish`, or until its connection has
     /// ended: while a later reply lies there, also that of another server. Without this the key is
     /// withdrawn before the next call can have the buffer.
+    ///
+    /// Over shared memory this makes a difference for a [`LandableBuf`](crate::LandableBuf) alone,
+    /// which peers then map. Nothing can take that away from them: a process that has mapped the
+    /// buffer can write to it for as long as it runs, also when `finish` has returned it.
     ///
     /// A buffer is registered with one device at a time. A connection over another one registers it
     /// anew. A device that is removed stays in use until then, or until `finish`.

@@ -384,6 +384,11 @@ impl Drop for ListenSocket {
     }
 }
 
+/// Whether an error of a socket says that the peer is gone.
+pub(crate) fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;

@@ -1,0 +1,66 @@
+//! Buffers of this end's application that the peer of a link may map to write to them.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use crate::link::Shared;
+use crate::shm::memory::table::{RevokedKeys, Table};
+use crate::shm::offers::{Offer, Offers};
+use crate::shm::socket::seqpacket::{Socket, is_end};
+use crate::shm::socket::wire::Message;
+
+/// Those of one link.
+#[derive(Debug, Default)]
+pub(crate) struct Named(Offers);
+
+impl Named {
+    /// Offers a buffer to the peer, unless it has been, and returns what has become of that.
+    /// `None`: there is no such buffer.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub(crate) fn share(
+        &mut self,
+        key: u32,
+        (socket, table, revoked): (&Socket, &Table, &Arc<RevokedKeys>),
+    ) -> io::Result<Option<Shared>> {
+        match self.0.get(key) {
+            Some(Offer::Taken) => return Ok(Some(Shared::Yes)),
+            Some(Offer::Open) => return Ok(Some(Shared::Asked)),
+            Some(Offer::Declined) => return Ok(Some(Shared::No)),
+            None => {}
+        }
+        let Some(buffer) = table.share_named(key, revoked) else { return Ok(None) };
+        if !self.0.has_room(buffer.len) {
+            return Ok(Some(Shared::No));
+        }
+        let message = Message::Name { key, addr: buffer.addr, len: buffer.len };
+        match socket.send(&message.encode(), &[buffer.file.as_fd()]) {
+            // The socket is full: another time.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(Some(Shared::No));
+            }
+            // A later poll reports the end.
+            Err(error) if is_end(&error) => {}
+            sent => sent?,
+        }
+        self.0.add(key, buffer.len);
+        Ok(Some(Shared::Asked))
+    }
+
+    /// The peer has mapped a buffer, or cannot.
+    pub(crate) fn answered(&mut self, key: u32, taken: bool) {
+        self.0.answered(key, taken);
+    }
+
+    /// Whether the peer was offered the buffer with this key.
+    pub(crate) fn has_offered(&self, key: u32) -> bool {
+        self.0.get(key).is_some()
+    }
+
+    /// The buffer with this key is no longer registered.
+    pub(crate) fn take_back(&mut self, key: u32) {
+        self.0.take_back(key);
+    }
+}
