@@ -10,18 +10,20 @@ mod common;
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn, ready};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use common::{Blob, Which, World};
+use common::{Blob, Blobs, Which, World};
 use http::Uri;
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use prost::Message;
 use tokio::net::TcpStream;
+use tonic_rdma::{Context, LandIn, LandableBuf, Server};
 use tonic_rdma_fabric::{
     Addr, AnyLink, Completion, Fabric, Lending, Lent, Link, LinkConfig, LinkError, ShmAccess, Work,
     WriteSource,
@@ -233,9 +235,8 @@ impl Peer {
         }
     }
 
-    /// Calls a method, and changes the last byte of the message until the call has ended: by WRITEs
-    /// to where it has landed, or by `change` where it lies.
-    async fn call(&mut self, path: &str, payload: Payload, change: Option<&ChangingBuf>) {
+    /// Begins a call.
+    fn begin(&mut self, path: &str, payload: Payload) -> StreamId {
         let mut block = BytesMut::new();
         for (name, value) in [
             (":method", "POST"),
@@ -249,6 +250,13 @@ impl Peer {
         self.conn.send_payload(id, payload, true).unwrap();
         (self.open, self.last) = (Some(id), None);
         self.post();
+        id
+    }
+
+    /// Calls a method, and changes the last byte of the message until the call has ended: by WRITEs
+    /// to where it has landed, or by `change` where it lies.
+    async fn call(&mut self, path: &str, payload: Payload, change: Option<&ChangingBuf>) {
+        self.begin(path, payload);
         let values = [0x81, 0x01];
         let begin = Instant::now();
         while self.open.is_some() {
@@ -391,4 +399,48 @@ async fn lent_pieces_of_any_length_hurt_nobody() {
     });
     let ended = ended.await;
     assert_eq!(ended.values().sum::<usize>(), CALLS, "{ended:?}");
+}
+
+/// A server's buffer that the peer was asked to map, and does not: with the end of the call it comes
+/// back, while the connection stands.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_maps_nothing_keeps_no_buffer() {
+    const LEN: usize = 200_000;
+    let land_in = LandIn::new(LandableBuf::zeroed(LEN).unwrap()).keep_registered();
+    let (shared, context) = (land_in.clone(), Context::builder().build());
+    let contexts = [Some(context.clone()), None];
+    let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LEN, forward: None };
+    let serve = |server: Server| server.land_in("/test.Blobs/Text", move |_| Some(shared.clone()));
+    let world = World::set(common::Fabric::Shm, contexts, blobs, serve, |endpoint| endpoint).await;
+    // From now on the server knows the method's codec.
+    let mut honest = world.client(Which::Ours);
+    honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
+    let registered = || async {
+        context.pool_stats().await.iter().map(|(_, stats)| stats.application).sum::<usize>()
+    };
+    assert_eq!(registered().await, 0, "without a buffer");
+
+    let mut peer = Peer::enter(world.addr, Lending::Off).await;
+    let mut payload = Payload::new();
+    let mut head = BytesMut::new();
+    head.put_u8(0);
+    // The tag and the length of the field.
+    head.put_u32(LEN as u32 - 1000 + 4);
+    head.extend([0x0a, 0xb8, 0x92, 0x0c]);
+    payload.push(head.freeze(), true);
+    payload.push_aligned(Bytes::from(vec![b'x'; LEN - 1000]), true);
+    let id = peer.begin("/test.Blobs/Text", payload);
+    // Its link is not looked at, so what it is offered is not mapped.
+    let begin = Instant::now();
+    while registered().await != LEN {
+        assert!(begin.elapsed() < TIMEOUT, "no buffer is registered for it");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    peer.conn.reset(id, ResetCode::CANCEL);
+    peer.post();
+    let back =
+        tokio::time::timeout(TIMEOUT, land_in.finish()).await.expect("it stays with the call");
+    assert_eq!((back.unwrap().buffer.len(), registered().await), (LEN, 0));
+    peer.look().await;
+    honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
 }

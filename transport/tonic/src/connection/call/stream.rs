@@ -56,6 +56,7 @@ impl StreamRef {
             return None;
         }
         state.conn.release(self.id, ResetCode::CANCEL);
+        state.landing.forget_naming(self.id);
         state.streams.io.remove(&self.id)
     }
 }

@@ -89,6 +89,14 @@ impl LandingMemory {
         }
     }
 
+    /// A stream has ended: its buffer need not wait for a peer that maps nothing.
+    #[inline]
+    pub(in crate::connection) fn forget_naming(&mut self, stream: StreamId) {
+        if !self.naming.is_empty() {
+            self.naming.retain(|naming| naming.stream != stream);
+        }
+    }
+
     /// A stream has landing memory, or none wants any.
     #[inline]
     pub(in crate::connection) fn progresses(&mut self) {

@@ -79,10 +79,8 @@ impl ConnectionState {
 
     fn grant_registered(&mut self) -> bool {
         let mut granted = false;
-        let mut naming = std::mem::take(&mut self.landing.naming);
-        naming =
-            naming.into_iter().filter_map(|naming| self.advance(naming, &mut granted)).collect();
-        self.landing.naming = naming;
+        let naming = std::mem::take(&mut self.landing.naming).into_iter();
+        self.landing.naming = naming.filter_map(|it| self.advance(it, &mut granted)).collect();
         granted
     }
 
@@ -100,12 +98,7 @@ impl ConnectionState {
                 }
                 // The end of the call gives it up.
                 None => {
-                    let step = NamingStep::Registering(registration);
-                    return self
-                        .streams
-                        .io
-                        .contains_key(&stream)
-                        .then_some(Naming { stream, step });
+                    return Some(Naming { stream, step: NamingStep::Registering(registration) });
                 }
             },
         };
@@ -121,8 +114,7 @@ impl ConnectionState {
                 self.conn.provide_named(stream, GrantMemory { key, addr, rkey, len });
             }
             Ok(Shared::Asked) => {
-                let step = NamingStep::Mapping(buffer);
-                return self.streams.io.contains_key(&stream).then_some(Naming { stream, step });
+                return Some(Naming { stream, step: NamingStep::Mapping(buffer) });
             }
             Ok(Shared::No) => {
                 if let Some(named) = self.streams.io.get(&stream).and_then(|io| io.named.as_ref()) {
