@@ -401,8 +401,8 @@ async fn lent_pieces_of_any_length_hurt_nobody() {
     assert_eq!(ended.values().sum::<usize>(), CALLS, "{ended:?}");
 }
 
-/// A server's buffer that the peer was asked to map, and does not: with the end of the call it comes
-/// back, while the connection stands.
+/// A server's buffer that the peer was asked to map, and does not: with the end of the call it
+/// comes back, while the connection stands.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_maps_nothing_keeps_no_buffer() {
     const LEN: usize = 200_000;
