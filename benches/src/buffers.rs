@@ -1,9 +1,10 @@
-//! Buffers that messages land in, used again and again.
+//! Buffers that messages land in, used again and again. They are memory files, which peers of this
+//! host can map.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::ensure;
-use tonic_rdma::{LandIn, Outcome};
+use tonic_rdma::{LandIn, LandableBuf, Outcome};
 
 use crate::contender::LandsIn;
 
@@ -11,7 +12,7 @@ use crate::contender::LandsIn;
 pub(crate) const MIN: usize = 16 << 10;
 
 /// With their lengths.
-type Idle = Vec<(usize, LandIn<Vec<u8>>)>;
+type Idle = Vec<(usize, LandIn<LandableBuf>)>;
 
 /// Idle buffers.
 #[derive(Clone, Debug)]
@@ -25,8 +26,8 @@ impl Buffers {
         Self { lands_in, idle: Arc::default() }
     }
 
-    /// A buffer for a message of this many bytes, if it is to have one.
-    pub(crate) fn take(&self, len: usize) -> Option<LandIn<Vec<u8>>> {
+    /// A buffer for a message of this many bytes, if it is to have one, and the system has it.
+    pub(crate) fn take(&self, len: usize) -> Option<LandIn<LandableBuf>> {
         if len < MIN {
             return None;
         }
@@ -34,11 +35,11 @@ impl Buffers {
         let fits = idle.iter().position(|(length, _)| *length == len);
         Some(match fits {
             Some(at) => idle.swap_remove(at).1,
-            None => self.land_in(vec![0; len]),
+            None => self.land_in(LandableBuf::zeroed(len).ok()?),
         })
     }
 
-    fn land_in(&self, buffer: Vec<u8>) -> LandIn<Vec<u8>> {
+    fn land_in(&self, buffer: LandableBuf) -> LandIn<LandableBuf> {
         match self.lands_in {
             LandsIn::Once => LandIn::new(buffer),
             LandsIn::Kept => LandIn::new(buffer).keep_registered(),
@@ -51,7 +52,7 @@ impl Buffers {
     /// Nothing landed there.
     pub(crate) async fn put_back(
         &self,
-        land_in: LandIn<Vec<u8>>,
+        land_in: LandIn<LandableBuf>,
         len: usize,
     ) -> anyhow::Result<()> {
         let (outcome, land_in) = match self.lands_in {

@@ -27,6 +27,9 @@ pub enum Contender {
     ShmLentRead,
     /// The same without lending: each message is copied once, and then read
     ShmRead,
+    /// tonic-rdma over shared memory, with its codec and a payload of the application's at an odd
+    /// address; what is received lands in buffers of the application that the peer has mapped
+    ShmKept,
     /// tonic-rdma over shared memory, with tonic's codec
     ShmPlain,
     /// The same, through a channel of tonic's type: `Channel::into_tonic`
@@ -164,6 +167,7 @@ impl Contender {
             | Self::ShmLent
             | Self::ShmLentRead
             | Self::ShmRead
+            | Self::ShmKept
             | Self::ShmPlain
             | Self::ShmTonic => Transport::Ours(Some(FabricKind::Shm)),
             Self::Verbs
@@ -191,6 +195,7 @@ impl Contender {
                     | Self::Shm
                     | Self::ShmHeap
                     | Self::ShmRead
+                    | Self::ShmKept
                     | Self::Verbs
                     | Self::VerbsRegistered
                     | Self::VerbsLanded
@@ -212,7 +217,7 @@ impl Contender {
     pub fn lands_in(self) -> Option<LandsIn> {
         match self {
             Self::VerbsLanded => Some(LandsIn::Once),
-            Self::VerbsKept => Some(LandsIn::Kept),
+            Self::VerbsKept | Self::ShmKept => Some(LandsIn::Kept),
             _ => None,
         }
     }
@@ -226,7 +231,9 @@ impl Contender {
     pub fn source(self) -> Source {
         match self {
             Self::ShmHeap => Source::Heap,
-            Self::VerbsRegistered | Self::VerbsLanded | Self::VerbsKept => Source::Registered,
+            Self::VerbsRegistered | Self::VerbsLanded | Self::VerbsKept | Self::ShmKept => {
+                Source::Registered
+            }
             Self::ShmLent | Self::ShmLentRead | Self::ShmRead => Source::LongPool,
             _ => Source::Best,
         }

@@ -13,7 +13,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
-use tonic_rdma::{Context, FabricKind, LandIn, Lending, PoolConfig};
+use tonic_rdma::{Context, FabricKind, LandIn, LandableBuf, Lending, PoolConfig};
 use tonic_rdma_memory::PoolRegistration;
 
 use crate::buffers::Buffers;
@@ -85,7 +85,7 @@ impl Replies {
     /// futures of handlers are counted: what others do not need is in a box.
     fn exchange(&self, mut request: Request<Blob>) -> Result<(Blob, Option<Rest<'_>>), Status> {
         let reply = self.reply(&request)?;
-        let land_in = request.extensions_mut().remove::<LandIn<Vec<u8>>>();
+        let land_in = request.extensions_mut().remove::<LandIn<LandableBuf>>();
         let (Some(buffers), Some(land_in)) = (&self.buffers, land_in) else {
             return Ok((reply, None));
         };
