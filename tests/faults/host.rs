@@ -211,6 +211,12 @@ pub async fn remove_address(test: &mut FaultTest) {
 pub async fn address_moved(log: Log) {
     let kind = kind();
     let (first, second) = (format!("{kind}0"), format!("{kind}8"));
+    // The guest may have a device of the other kind, which would be as good.
+    let other = if kind == "rxe" { "d1" } else { "d0" };
+    let has_other = std::path::Path::new("/sys/class/net").join(other).exists();
+    if has_other {
+        run(&format!("ip link set {other} down"));
+    }
     run("ip link add d8 type dummy");
     run("ip link set d8 mtu 9000 up");
     run(&format!("rdma link add {second} type {kind} netdev d8"));
@@ -229,6 +235,9 @@ pub async fn address_moved(log: Log) {
     test.end("address moved to another device").await;
     // The device stays: librdmacm keeps it open in this process.
     run("ip link set d8 down");
+    if has_other {
+        run(&format!("ip link set {other} up"));
+    }
 }
 
 async fn move_address(test: &mut FaultTest, from: &str, to: &str, devices: (&str, &str)) {
