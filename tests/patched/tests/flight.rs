@@ -165,8 +165,8 @@ async fn stock_stubs_copy_nothing() {
 }
 
 /// Behind `into_tonic` the stub's messages pass an HTTP/2 connection within the process. What comes
-/// out of it is a body of frames: to the fast path it is that of a plain codec, each byte copied
-/// once on its way, and the server joins the parts of a request.
+/// out of it is a body of frames: to the fast path a request is that of a plain codec, each byte
+/// copied once on its way, and the server joins its parts. A reply goes in from where it landed.
 #[tokio::test(flavor = "multi_thread")]
 async fn stock_stubs_behind_a_channel_of_tonics() {
     let (channel, server) = start().await;
@@ -179,6 +179,6 @@ async fn stock_stubs_behind_a_channel_of_tonics() {
         (channel.stats().copied_fast - before, server.get().copied_fast - served);
     let payload = BATCHES as u64 * MIB;
     let once = payload + payload / 16;
-    assert!(copied.plain_codec <= 2 * once && copied.joined == 0, "{copied}");
+    assert!(copied.plain_codec <= once && copied.joined == 0, "{copied}");
     assert!(served.plain_codec == 0 && served.joined <= once, "{served}");
 }

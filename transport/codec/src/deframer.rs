@@ -84,7 +84,7 @@ pub(super) enum At {
     /// The body is passed on unparsed.
     Through,
     /// The same, to a reader that does not parse it either, and gets it where it landed.
-    Lent,
+    InPlace,
 }
 
 impl At {
@@ -108,7 +108,7 @@ impl At {
                     *self = At::NEXT;
                 }
             }
-            At::Whole(_) | At::Gather { .. } | At::Through | At::Lent => {}
+            At::Whole(_) | At::Gather { .. } | At::Through | At::InPlace => {}
         }
     }
 }
@@ -179,9 +179,9 @@ impl Deframer {
 
     /// A deframer for a reader that copies what it gets, and parses nothing before: the peer may
     /// still write to it.
-    pub fn lending(method: Arc<Method>) -> Self {
+    pub fn in_place(method: Arc<Method>) -> Self {
         let mut deframer = Self::new(method, false);
-        deframer.at = At::Lent;
+        deframer.at = At::InPlace;
         deframer
     }
 
@@ -227,7 +227,7 @@ impl Deframer {
                 _ => None,
             },
             Part::Landed(landed) if landed.is_empty() => None,
-            Part::Landed(landed) if matches!(self.at, At::Lent) => {
+            Part::Landed(landed) if matches!(self.at, At::InPlace) => {
                 Some(landed.split_to(landed.len().min(HANDED)).lend())
             }
             Part::Landed(landed) => {
@@ -302,7 +302,7 @@ impl Deframer {
     fn follow(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let len = match &mut self.at {
-                At::Through | At::Lent | At::Whole(_) | At::Gather { .. } => return,
+                At::Through | At::InPlace | At::Whole(_) | At::Gather { .. } => return,
                 At::Message { left, .. } => (*left).min(bytes.len()),
                 At::Header(header, got) => {
                     let len = (HEADER - *got).min(bytes.len());
@@ -323,7 +323,7 @@ impl Deframer {
         while !landed.is_empty() && out.bytes.len() < most - HEADER {
             let len = match &mut self.at {
                 At::Whole(_) | At::Gather { .. } => break,
-                At::Through | At::Lent => landed.len(),
+                At::Through | At::InPlace => landed.len(),
                 At::Message { left, .. } => (*left).min(landed.len()),
                 At::Header(header, got) => {
                     let (begin, len) = (*got, (HEADER - *got).min(landed.len()));

@@ -47,7 +47,7 @@ impl Deframer {
         loop {
             let gather = self.gather.as_mut()?;
             match self.at {
-                At::Through | At::Lent | At::Whole(_) | At::Message { .. } => return None,
+                At::Through | At::InPlace | At::Whole(_) | At::Message { .. } => return None,
                 // It was begun before the codec was known.
                 At::Header(_, 1..) if !gather.begun => return None,
                 At::Header(mut header, got) => {

@@ -101,7 +101,7 @@ fn a_reader_that_only_copies_is_given_the_memory_itself() {
         Part::Landed(landed.slice(7..100_000).into()),
         Part::Lent(Box::new(lent)),
     ];
-    let mut deframer = Deframer::lending(call().method().clone());
+    let mut deframer = Deframer::in_place(call().method().clone());
     let (mut got, mut in_place) = (Vec::new(), 0);
     for part in parts {
         // Whatever codec the other end of the pipe has.

@@ -363,7 +363,7 @@ fn respond(
     } else {
         let messages = is_plain_grpc(&parts.headers);
         let deframer = match named {
-            None if piped => Deframer::lending(method.clone()),
+            None if piped => Deframer::in_place(method.clone()),
             None => Deframer::new(method.clone(), messages),
             Some(named) => Deframer::gathering(method.clone(), messages, named),
         };
