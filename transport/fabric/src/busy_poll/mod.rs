@@ -246,15 +246,16 @@ impl<M: Machine> BusyPoll<M> {
         };
     }
 
-    /// How long a poll that begins now may last. None: this end sleeps at once.
-    fn allowed_poll(&self, kind: WaitKind, now: Instant) -> Option<Duration> {
-        self.poll_length(kind).filter(|_| self.estimate(kind).hit || self.machine.may_poll(now))
+    /// How long a poll that begins now may last. None: this end sleeps at once. Reads the clock by
+    /// `now` only where that depends on the budget.
+    fn allowed_poll(&self, kind: WaitKind, now: impl FnOnce() -> Instant) -> Option<Duration> {
+        self.poll_length(kind).filter(|_| self.estimate(kind).hit || self.machine.may_poll(now()))
     }
 
     /// Whether it is worth polling now.
     pub(crate) fn is_ready(&self) -> bool {
         match self.state {
-            State::Ready(kind) => self.allowed_poll(kind, self.machine.now()).is_some(),
+            State::Ready(kind) => self.allowed_poll(kind, || self.machine.now()).is_some(),
             State::Idle | State::Polling { .. } | State::Sleeping { .. } => false,
         }
     }
@@ -304,7 +305,7 @@ impl<M: Machine> BusyPoll<M> {
             }
             State::Ready(kind) => {
                 let now = self.machine.now();
-                match self.allowed_poll(kind, now) {
+                match self.allowed_poll(kind, || now) {
                     Some(poll_length) => (kind, now, now + poll_length),
                     None => {
                         self.state = State::Sleeping { kind, since: now };

@@ -48,7 +48,7 @@ use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds, is_end};
 use crate::shm::socket::wire::Message;
 use crate::shm::stats::ShmStats;
 use crate::shm::wakeup::member::Wakeup;
-use crate::shm::wakeup::wake_cost::{UNKNOWN, WakeCost, monotonic, wake_up};
+use crate::shm::wakeup::wake_cost::{UNKNOWN, Waiting, WakeCost, monotonic, wake_up};
 
 /// Completions per poll, at most.
 const MAX_COMPLETIONS: usize = 256;
@@ -92,8 +92,7 @@ pub struct ShmLink {
     revoked: Arc<RevokedKeys>,
     busy_poll: Box<BusyPoll>,
     wake_cost: WakeCost,
-    /// Since when, in nanoseconds of CLOCK_MONOTONIC, the peer has to wake this end.
-    waiting: Option<u64>,
+    waiting: Waiting,
     /// Polls since the socket was looked at.
     busy_polls: u32,
     stats: ShmStats,
@@ -144,7 +143,7 @@ impl ShmLink {
             revoked: Arc::default(),
             busy_poll: Box::new(BusyPoll::new(config.busy_poll_limit, UNKNOWN)),
             wake_cost: WakeCost::default(),
-            waiting: None,
+            waiting: Waiting::No,
             busy_polls: 0,
             stats: ShmStats::default(),
             ending: None,
@@ -494,9 +493,13 @@ impl ShmLink {
     /// Records that this end runs again after a wait. The time since the peer woke it is the cost
     /// of a wake-up, unless both ends share a processor.
     fn record_wake_up(&mut self) {
-        let Some(since) = self.waiting.take() else { return };
+        let waited = std::mem::replace(&mut self.waiting, Waiting::No);
+        if waited == Waiting::No {
+            return;
+        }
         self.reader.stop_waiting();
-        if !self.shares_processor()
+        if let Waiting::Since(since) = waited
+            && !self.shares_processor()
             && let Some(took) = wake_up(since, self.reader.woken_at(), monotonic())
         {
             let cost = self.wake_cost.learn(self.busy_poll.cost(), took);
@@ -572,9 +575,9 @@ impl ShmLink {
                 };
                 return Poll::Ready(Err(error));
             }
-            let since = monotonic();
+            let waiting = Waiting::begin(on_other_processor);
             if self.reader.wait(self.wakeup.value()) {
-                self.waiting = Some(since);
+                self.waiting = waiting;
                 self.stats.waits += 1;
                 return Poll::Pending;
             }
@@ -724,9 +727,7 @@ impl Link for ShmLink {
     }
 
     fn is_eager(&self) -> bool {
-        self.dead.is_none()
-            && self.busy_poll.is_ready()
-            && self.writer.peer_runs_on() != processor()
+        self.dead.is_none() && !self.shares_processor() && self.busy_poll.is_ready()
     }
 
     fn has_pending_recv(&self) -> bool {

@@ -25,6 +25,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
 
+use super::now;
 use crate::wake_gate::WakeGate;
 
 /// The runtimes with timers. They are few: a list is enough.
@@ -55,6 +56,8 @@ struct State {
     waiting: BTreeMap<Key, Option<Waker>>,
     /// What the kernel's timer is set for.
     armed: Option<Instant>,
+    /// When it expired last: all deadlines up to then have passed.
+    passed: Option<Instant>,
     timers: usize,
     /// The number of the last timer.
     last: u64,
@@ -93,7 +96,7 @@ impl Deadlines {
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
         let state = Mutex::new(State { timers: 1, last: 1, ..State::default() });
-        let deadlines = Arc::new(Deadlines { fd, epoch: Instant::now(), state });
+        let deadlines = Arc::new(Deadlines { fd, epoch: now(), state });
         runtimes.retain(|(id, deadlines)| *id != runtime.id() && deadlines.strong_count() > 0);
         runtimes.push((runtime.id(), Arc::downgrade(&deadlines)));
         runtime.spawn(Reactor(deadlines.clone()).run());
@@ -150,15 +153,17 @@ impl Deadlines {
     /// The kernel's timer has expired: takes the deadlines that have passed, and sets it for the
     /// next. Returns the tasks to wake.
     fn expire(&self) -> Vec<Waker> {
-        let now = Instant::now();
+        let now = now();
         let mut state = lock(&self.state);
-        // Not later than it was set for, whatever the resolution of either clock.
+        // Not before what it was set for, whatever the resolution of either clock, and also where a
+        // test has stopped tokio's.
         let passed = state.armed.take().map_or(now, |armed| armed.max(now));
+        state.passed = Some(passed);
         let mut wakers = Vec::new();
         while let Some(first) = state.waiting.first_entry() {
             let at = first.key().0;
             if at > passed {
-                match self.arm(at.saturating_duration_since(now)) {
+                match self.arm(at.saturating_duration_since(passed)) {
                     Ok(()) => {
                         state.armed = Some(at);
                         break;
@@ -223,9 +228,9 @@ impl KernelTimer {
         Ok(KernelTimer { deadlines, id, at: None, gate: WakeGate::new() })
     }
 
-    pub(super) fn set(&mut self, wait: Duration) -> io::Result<()> {
-        let now = Instant::now();
-        let wait = wait.min(MAX_WAIT);
+    /// `now` and `at` by tokio's clock.
+    pub(super) fn set(&mut self, now: Instant, at: Instant) -> io::Result<()> {
+        let wait = at.saturating_duration_since(now).min(MAX_WAIT);
         let at = self.deadlines.shared(now + wait, wait);
         let wait = at.saturating_duration_since(now);
         let mut state = lock(&self.deadlines.state);
@@ -239,16 +244,19 @@ impl KernelTimer {
         Ok(())
     }
 
-    /// Ready when it has been set, and has expired since.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Ready with the time of its expiry when it has been set, and has expired since.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Instant> {
         let KernelTimer { deadlines, id, at, gate } = self;
         let Some(at) = *at else { return Poll::Pending };
-        gate.poll(cx, |cx| match lock(&deadlines.state).waiting.get_mut(&(at, *id)) {
-            Some(waker) => {
-                *waker = Some(cx.waker().clone());
-                Poll::Pending
+        gate.poll(cx, |cx| {
+            let mut state = lock(&deadlines.state);
+            match state.waiting.get_mut(&(at, *id)) {
+                Some(waker) => {
+                    *waker = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+                None => Poll::Ready(state.passed.map_or(at, |passed| passed.max(at))),
             }
-            None => Poll::Ready(()),
         })
     }
 }
@@ -289,6 +297,11 @@ mod tests {
         Builder::new_current_thread().enable_all().build().unwrap()
     }
 
+    fn set(timer: &mut KernelTimer, wait: Duration) {
+        let now = now();
+        timer.set(now, now + wait).unwrap();
+    }
+
     async fn expires(timer: &mut KernelTimer) {
         poll_fn(|cx| timer.poll(cx)).await;
     }
@@ -304,7 +317,7 @@ mod tests {
             let fd = |timer: &KernelTimer| timer.deadlines.fd.get_ref().as_raw_fd();
             assert!(timers.iter().all(|timer| fd(timer) == fd(&timers[0])));
             for (n, timer) in timers.iter_mut().enumerate() {
-                timer.set(SHORT * (n as u32 % 7)).unwrap();
+                set(timer, SHORT * (n as u32 % 7));
             }
             for timer in &mut timers {
                 expires(timer).await;
@@ -336,19 +349,37 @@ mod tests {
         });
     }
 
+    /// A test that stops tokio's clock has timers that wait as long as they should, and tell that
+    /// clock's time.
+    #[test]
+    fn a_stopped_clock_stops_no_timer() {
+        runtime().block_on(async {
+            tokio::time::pause();
+            let [mut first, mut later] = [(); 2].map(|()| KernelTimer::new().unwrap());
+            let (began, now) = (Instant::now(), now());
+            set(&mut later, SHORT * 20);
+            set(&mut first, SHORT);
+            // Not by `await` alone: a stopped clock moves on while the runtime is idle.
+            let fired = poll_fn(|cx| first.poll(cx)).await;
+            assert!(fired >= now + SHORT);
+            let fired = poll_fn(|cx| later.poll(cx)).await;
+            assert!(fired >= now + SHORT * 20 && began.elapsed() >= SHORT * 20);
+        });
+    }
+
     /// Setting a deadline that is not the first asks nothing of the kernel.
     #[test]
     fn the_kernel_knows_of_the_first_deadline_only() {
         runtime().block_on(async {
             let [mut first, mut later] = [(); 2].map(|()| KernelTimer::new().unwrap());
             let armed = |timer: &KernelTimer| lock(&timer.deadlines.state).armed.unwrap();
-            first.set(LONG).unwrap();
+            set(&mut first, LONG);
             let at = armed(&first);
-            later.set(LONG * 2).unwrap();
+            set(&mut later, LONG * 2);
             assert_eq!(armed(&first), at);
-            first.set(LONG * 3).unwrap();
+            set(&mut first, LONG * 3);
             assert_eq!(armed(&first), at, "it then finds nothing to do");
-            later.set(SHORT).unwrap();
+            set(&mut later, SHORT);
             assert!(armed(&first) < at);
             expires(&mut later).await;
             assert!(armed(&first) > at + LONG, "and is set for the next");
@@ -372,7 +403,7 @@ mod tests {
             }
             assert_eq!(tasks(), 0);
             let mut timer = KernelTimer::new().unwrap();
-            timer.set(SHORT).unwrap();
+            set(&mut timer, SHORT);
             expires(&mut timer).await;
         });
     }
@@ -383,13 +414,13 @@ mod tests {
         let (old, new) = (runtime(), runtime());
         let mut kept = old.block_on(async { KernelTimer::new().unwrap() });
         let mut timer = new.block_on(async { KernelTimer::new().unwrap() });
-        kept.set(SHORT).unwrap();
-        timer.set(SHORT * 20).unwrap();
+        set(&mut kept, SHORT);
+        set(&mut timer, SHORT * 20);
         drop(old);
         new.block_on(async {
             expires(&mut timer).await;
             assert!(poll_fn(|cx| Poll::Ready(kept.poll(cx))).await.is_pending());
-            timer.set(SHORT).unwrap();
+            set(&mut timer, SHORT);
             drop(kept);
             expires(&mut timer).await;
         });
@@ -399,7 +430,7 @@ mod tests {
     fn a_timer_wakes_the_task_that_polled_it_last() {
         runtime().block_on(async {
             let mut timer = KernelTimer::new().unwrap();
-            timer.set(SHORT * 5).unwrap();
+            set(&mut timer, SHORT * 5);
             assert!(poll_fn(|cx| Poll::Ready(timer.poll(cx))).await.is_pending());
             tokio::spawn(async move { expires(&mut timer).await }).await.unwrap();
         });

@@ -3,7 +3,9 @@
 //! While a timer of tokio's is set, the runtime reads the clock twice whenever it goes idle, also
 //! between two messages of a call. A [`Timer`] rests on a timer of the kernel, timerfd_create(2),
 //! which all timers of a runtime share (`deadlines`): it costs nothing while it waits, and a system
-//! call when it is set to expire before all others. It may fire late, by a 32nd of the wait.
+//! call when it is set to expire before all others. It may fire late, by a 32nd of the wait. Where
+//! there is no vDSO, reading the clock is a system call too, so the time is handed on: a timer takes
+//! it when it is set, and tells it when it fires.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -62,11 +64,18 @@ impl Timer {
     /// Sets the timer to fire at `at`, instead of any earlier setting; at once if `at` has passed.
     #[inline]
     pub fn set(&mut self, at: Instant) {
+        self.set_from(now(), at);
+    }
+
+    /// As [`set`](Timer::set), by a caller that has just read tokio's clock: it fires as much later
+    /// as `now` is old.
+    #[inline]
+    pub fn set_from(&mut self, now: Instant, at: Instant) {
         self.set = true;
         match &mut self.clock {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
             Clock::Kernel(timer) => {
-                if let Err(error) = timer.set(at.saturating_duration_since(now())) {
+                if let Err(error) = timer.set(now, at) {
                     // The call does not fail for these arguments. A timer that never fires would
                     // be worse.
                     tracing::warn!(%error, "timerfd_settime; a timer of tokio's has to do");
@@ -77,17 +86,17 @@ impl Timer {
         }
     }
 
-    /// Ready once, when the timer fires; pending while it is not set. The task of the last call is
-    /// woken.
+    /// Ready once, when the timer fires, with the time when it did; pending while it is not set. The
+    /// task of the last call is woken.
     #[inline]
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Instant> {
         if !self.set {
             return Poll::Pending;
         }
         let over = match &mut self.clock {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
             Clock::Kernel(timer) => timer.poll(cx),
-            Clock::Tokio(sleep) => sleep.as_mut().poll(cx),
+            Clock::Tokio(sleep) => sleep.as_mut().poll(cx).map(|()| now()),
         };
         self.set = over.is_pending();
         over
@@ -99,8 +108,9 @@ impl Timer {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn wait(&mut self, time: Duration) {
-        match now().checked_add(time) {
-            Some(at) => self.set(at),
+        let now = now();
+        match now.checked_add(time) {
+            Some(at) => self.set_from(now, at),
             None => return std::future::pending().await,
         }
         std::future::poll_fn(|cx| self.poll(cx)).await;
@@ -138,8 +148,12 @@ mod tests {
                 let began = Instant::now();
                 timer.set(began + 20 * SHORT);
                 assert!(is_pending(&mut timer).await);
-                poll_fn(|cx| timer.poll(cx)).await;
+                let fired = poll_fn(|cx| timer.poll(cx)).await;
                 assert!(began.elapsed() >= 20 * SHORT);
+                assert!(
+                    fired >= began + 20 * SHORT && fired <= Instant::now(),
+                    "it tells the time"
+                );
                 assert!(is_pending(&mut timer).await, "once");
             }
             timer.set(Instant::now());

@@ -33,6 +33,27 @@ impl WakeCost {
     }
 }
 
+/// Whether the peer has to wake this end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    No,
+    /// It has to, and nobody reads the clock: a peer on the same processor tells nothing about
+    /// wake-ups.
+    Unmeasured,
+    /// Since then, in nanoseconds of CLOCK_MONOTONIC.
+    Since(u64),
+}
+
+impl Waiting {
+    /// This end is about to wait.
+    pub(crate) fn begin(on_other_processor: bool) -> Waiting {
+        match on_other_processor {
+            true => Waiting::Since(monotonic()),
+            false => Waiting::Unmeasured,
+        }
+    }
+}
+
 /// How long ago the peer woke this end, which has waited since `since`. None: the peer did not wake
 /// it meanwhile, or reads another clock.
 pub(crate) fn wake_up(since: u64, woken_at: u64, now: u64) -> Option<Duration> {

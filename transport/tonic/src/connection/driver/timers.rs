@@ -70,9 +70,12 @@ impl Timers {
         if self.is_outdated(state) {
             self.armed = false;
         }
+        let mut time = None;
         // A call has begun at rest: its time counts from now on.
         if state.conn.is_roused() && state.life == Life::Open {
-            self.expire(state);
+            let now = Instant::now();
+            self.expire(state, now);
+            time = Some(now);
         }
         loop {
             match &state.life {
@@ -91,22 +94,27 @@ impl Timers {
                 }
                 Life::Closing(_) if !self.armed => {
                     // The last messages may take as long as any: a peer that pauses gets them.
-                    self.timer.set(Instant::now().into_std() + state.conn.dead_peer());
+                    let now = Instant::now().into_std();
+                    self.timer.set_from(now, now + state.conn.dead_peer());
                     self.armed = true;
                 }
-                Life::Open if !self.armed => self.arm(state),
+                Life::Open if !self.armed => self.arm(state, time),
                 _ => {}
             }
-            if !self.armed || self.timer.poll(cx).is_pending() {
+            if !self.armed {
                 return Poll::Pending;
             }
+            let Poll::Ready(now) = self.timer.poll(cx) else { return Poll::Pending };
             self.armed = false;
             match &state.life {
                 Life::Closing(reason) => {
                     let reason = reason.clone();
                     state.end(Life::Dead(reason));
                 }
-                _ => self.expire(state),
+                _ => {
+                    self.expire(state, now.into());
+                    time = Some(now.into());
+                }
             }
         }
     }
@@ -126,23 +134,22 @@ impl Timers {
         wait || clock || reclaim_delay || stall || heartbeat
     }
 
-    /// Sets the timer for the first deadline, if there is one.
-    fn arm(&mut self, state: &ConnectionState) {
+    /// Sets the timer for the first deadline, if there is one. `now`: the time, if it has been read.
+    fn arm(&mut self, state: &ConnectionState, now: Option<Instant>) {
         let wait = state.landing.wait.0.deadline().map(Instant::into_std);
         let reclaim_delay = state.landing.reclaim_delay.0.deadline().map(Instant::into_std);
         let stall = state.landing.stall.0.deadline().map(Instant::into_std);
         let others = [wait, reclaim_delay, stall, state.clock.deadline(), self.tidy.deadline()];
         let deadlines = state.conn.next_timeout().into_iter().chain(others.into_iter().flatten());
         if let Some(at) = deadlines.min() {
-            self.timer.set(at);
+            self.timer.set_from(now.unwrap_or_else(Instant::now).into_std(), at);
             self.armed = true;
             self.heartbeat = Heartbeat::of(state);
         }
     }
 
     /// The timer of an open connection has expired.
-    fn expire(&mut self, state: &mut ConnectionState) {
-        let now = Instant::now();
+    fn expire(&mut self, state: &mut ConnectionState, now: Instant) {
         let judged = state.conn.handle_timeout(now.into_std());
         let rests = state.conn.is_resting();
         if self.tidy.is_unused(rests, state.memory_used()) {
