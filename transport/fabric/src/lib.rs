@@ -19,7 +19,7 @@
 //! | [`access`] | [`ShmAccess`], [`Lending`]: the processes with which memory is shared |
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
 //! | `returns` | leases that are not read any longer |
-//! | [`timer`] | [`Timer`]: a timer that costs nothing while it waits |
+//! | [`timer`] | [`Timer`], a timer that costs nothing while it waits, and its [`Clock`] |
 //! | [`wake_gate`] | [`WakeGate`]: skips polling a future until its waker fires |
 //! | [`host_snapshot`] | [`HostSnapshot`]: devices, addresses and limits of this host |
 //! | [`self_test`] | [`SelfTest`]: the result of creating each object that a connection needs |
@@ -123,7 +123,7 @@ pub use link_config::{ACK_TIMEOUTS, LinkConfig};
 pub use log_throttle::LogThrottle;
 pub use provider::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use self_test::{DeviceLimits, SelfTest, SelfTestStep};
-pub use timer::Timer;
+pub use timer::{Clock, Timer};
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 pub use verbs::{HostEvents, HostWatch};
 pub use wake_gate::WakeGate;

@@ -25,6 +25,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
 
+use super::coarse_clock::{self, CoarseClock};
 use super::now;
 use crate::wake_gate::WakeGate;
 
@@ -43,8 +44,9 @@ type Key = (Instant, u64);
 
 /// The deadlines of a runtime's timers.
 #[derive(Debug)]
-struct Deadlines {
+pub(super) struct Deadlines {
     fd: AsyncFd<OwnedFd>,
+    clock: CoarseClock,
     /// What deadlines that expire together are counted from.
     epoch: Instant,
     state: Mutex<State>,
@@ -58,6 +60,8 @@ struct State {
     armed: Option<Instant>,
     /// When it expired last: all deadlines up to then have passed.
     passed: Option<Instant>,
+    /// When the clock's reused time is too old.
+    clock_expires: Option<Instant>,
     timers: usize,
     /// The number of the last timer.
     last: u64,
@@ -96,7 +100,8 @@ impl Deadlines {
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?;
         let state = Mutex::new(State { timers: 1, last: 1, ..State::default() });
-        let deadlines = Arc::new(Deadlines { fd, epoch: now(), state });
+        let epoch = now();
+        let deadlines = Arc::new(Deadlines { fd, clock: CoarseClock::new(epoch), epoch, state });
         runtimes.retain(|(id, deadlines)| *id != runtime.id() && deadlines.strong_count() > 0);
         runtimes.push((runtime.id(), Arc::downgrade(&deadlines)));
         runtime.spawn(Reactor(deadlines.clone()).run());
@@ -126,6 +131,31 @@ impl Deadlines {
             Ok(past @ 1..) => at + (step - Duration::from_nanos(past)),
             _ => at,
         }
+    }
+
+    /// The time, which may be [`coarse_clock::MAX_AGE`] old.
+    #[inline]
+    pub(super) fn now(&self) -> Instant {
+        let (now, expires) = self.clock.now();
+        if let Some(at) = expires {
+            let mut state = lock(&self.state);
+            state.clock_expires = Some(at);
+            if let Err(error) = self.arm_for(&mut state, now, at) {
+                // The call does not fail for these arguments.
+                tracing::warn!(%error, "timerfd_settime; the clock is read each time");
+                self.clock.expire();
+            }
+        }
+        now
+    }
+
+    /// Sets the kernel's timer for `at`, unless it expires before.
+    fn arm_for(&self, state: &mut State, now: Instant, at: Instant) -> io::Result<()> {
+        if state.armed.is_none_or(|armed| at < armed) {
+            state.armed = Some(at);
+            self.arm(at.saturating_duration_since(now))?;
+        }
+        Ok(())
     }
 
     /// Sets the kernel's timer to expire in `wait`.
@@ -159,21 +189,24 @@ impl Deadlines {
         // test has stopped tokio's.
         let passed = state.armed.take().map_or(now, |armed| armed.max(now));
         state.passed = Some(passed);
+        if state.clock_expires.is_some_and(|at| at <= passed) {
+            state.clock_expires = None;
+            self.clock.expire();
+        }
         let mut wakers = Vec::new();
-        while let Some(first) = state.waiting.first_entry() {
-            let at = first.key().0;
-            if at > passed {
-                match self.arm(at.saturating_duration_since(passed)) {
-                    Ok(()) => {
-                        state.armed = Some(at);
-                        break;
-                    }
-                    // The call does not fail for these arguments. Timers that never expire would be
-                    // worse than those that expire early.
-                    Err(error) => tracing::warn!(%error, "timerfd_settime; all timers expire"),
-                }
-            }
-            wakers.extend(first.remove());
+        let mut first = state.waiting.first_key_value().map(|(&(at, _), _)| at);
+        while first.is_some_and(|at| at <= passed) {
+            wakers.extend(state.waiting.pop_first().and_then(|(_, waker)| waker));
+            first = state.waiting.first_key_value().map(|(&(at, _), _)| at);
+        }
+        if let Some(at) = first.into_iter().chain(state.clock_expires).min()
+            && let Err(error) = self.arm_for(&mut state, passed, at)
+        {
+            // The call does not fail for these arguments. Timers that never expire would be worse
+            // than those that expire early.
+            tracing::warn!(%error, "timerfd_settime; all timers expire");
+            wakers.extend(std::mem::take(&mut state.waiting).into_values().flatten());
+            self.clock.expire();
         }
         wakers
     }
@@ -228,20 +261,26 @@ impl KernelTimer {
         Ok(KernelTimer { deadlines, id, at: None, gate: WakeGate::new() })
     }
 
-    /// `now` and `at` by tokio's clock.
-    pub(super) fn set(&mut self, now: Instant, at: Instant) -> io::Result<()> {
+    /// Whose timer this is.
+    pub(super) fn deadlines(&self) -> Arc<Deadlines> {
+        self.deadlines.clone()
+    }
+
+    /// `at` by tokio's clock.
+    pub(super) fn set(&mut self, at: Instant) -> io::Result<()> {
+        let mut now = self.deadlines.now();
+        let about = at.saturating_duration_since(now);
+        // A longer wait may be longer by more than the clock is off.
+        if about < coarse_clock::MAX_AGE * SLACK as u32 {
+            now = super::now();
+        }
         let wait = at.saturating_duration_since(now).min(MAX_WAIT);
         let at = self.deadlines.shared(now + wait, wait);
-        let wait = at.saturating_duration_since(now);
         let mut state = lock(&self.deadlines.state);
         let waker = self.at.and_then(|at| state.waiting.remove(&(at, self.id))).flatten();
         state.waiting.insert((at, self.id), waker);
         self.at = Some(at);
-        if state.armed.is_none_or(|armed| at < armed) {
-            state.armed = Some(at);
-            self.deadlines.arm(wait)?;
-        }
-        Ok(())
+        self.deadlines.arm_for(&mut state, now, at)
     }
 
     /// Ready with the time of its expiry when it has been set, and has expired since.
@@ -298,8 +337,7 @@ mod tests {
     }
 
     fn set(timer: &mut KernelTimer, wait: Duration) {
-        let now = now();
-        timer.set(now, now + wait).unwrap();
+        timer.set(now() + wait).unwrap();
     }
 
     async fn expires(timer: &mut KernelTimer) {
@@ -323,7 +361,12 @@ mod tests {
                 expires(timer).await;
             }
             assert_eq!(waiting(&timers[0]), 0);
-            assert_eq!(lock(&timers[0].deadlines.state).armed, None, "the kernel's is not set");
+            // The clock's reused time expires by it, too.
+            let armed = || lock(&timers[0].deadlines.state).armed;
+            while armed().is_some() {
+                tokio::time::sleep(SHORT).await;
+            }
+            assert_eq!(lock(&timers[0].deadlines.state).clock_expires, None);
         });
     }
 
@@ -346,6 +389,26 @@ mod tests {
                 let most = if ms < 32 { 1_000 } else { 2 * 97 * 32 / ms as usize + 2 };
                 assert!(shared.len() <= most, "{wait:?}: {} deadlines", shared.len());
             }
+        });
+    }
+
+    /// The clock stands still for a while, and no longer; it tells its time to all.
+    #[test]
+    fn the_clock_is_read_again_when_the_timer_says_so() {
+        runtime().block_on(async {
+            let timers = [(); 2].map(|()| KernelTimer::new().unwrap());
+            let [first, second] = timers.each_ref().map(KernelTimer::deadlines);
+            let last = loop {
+                let at = first.now();
+                if at == first.now() {
+                    break at;
+                }
+            };
+            assert_eq!(second.now(), last);
+            while second.now() == last {
+                tokio::time::sleep(SHORT).await;
+            }
+            assert!(first.now() >= last + coarse_clock::MAX_AGE, "not before it is too old");
         });
     }
 

@@ -3,30 +3,34 @@
 //! While a timer of tokio's is set, the runtime reads the clock twice whenever it goes idle, also
 //! between two messages of a call. A [`Timer`] rests on a timer of the kernel, timerfd_create(2),
 //! which all timers of a runtime share (`deadlines`): it costs nothing while it waits, and a system
-//! call when it is set to expire before all others. It may fire late, by a 32nd of the wait. Where
-//! there is no vDSO, reading the clock is a system call too, so the time is handed on: a timer takes
-//! it when it is set, and tells it when it fires.
+//! call when it is set to expire before all others. It may fire late, by a 32nd of the wait.
+//!
+//! Where there is no vDSO, reading the clock is a system call too. So a timer tells the time when it
+//! fires, and the connections of a runtime share a [`Clock`] whose time may be 20 ms old
+//! (`coarse_clock`).
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+mod coarse_clock;
+#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 mod deadlines;
 
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-use deadlines::KernelTimer;
+use deadlines::{Deadlines, KernelTimer};
 use tokio::time::Sleep;
 
 /// A timer. It belongs to one task of the runtime that it was made in.
 #[derive(Debug)]
 pub struct Timer {
-    clock: Clock,
+    kind: Kind,
     set: bool,
 }
 
 #[derive(Debug)]
-enum Clock {
+enum Kind {
     #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
     Kernel(KernelTimer),
     /// Where there is no other, and on the simulated fabric, whose time tests stop.
@@ -49,7 +53,7 @@ impl Timer {
     pub fn new() -> Timer {
         #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
         match KernelTimer::new() {
-            Ok(timer) => return Timer { clock: Clock::Kernel(timer), set: false },
+            Ok(timer) => return Timer { kind: Kind::Kernel(timer), set: false },
             Err(error) => tracing::debug!(%error, "timerfd_create; a timer of tokio's has to do"),
         }
         Timer::with_tokio_clock()
@@ -58,31 +62,33 @@ impl Timer {
     /// As [`new`](Timer::new), on tokio's clock, which tests can stop.
     #[inline]
     pub fn with_tokio_clock() -> Timer {
-        Timer { clock: Clock::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }
+        Timer { kind: Kind::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }
     }
 
     /// Sets the timer to fire at `at`, instead of any earlier setting; at once if `at` has passed.
     #[inline]
     pub fn set(&mut self, at: Instant) {
-        self.set_from(now(), at);
-    }
-
-    /// As [`set`](Timer::set), by a caller that has just read tokio's clock: it fires as much later
-    /// as `now` is old.
-    #[inline]
-    pub fn set_from(&mut self, now: Instant, at: Instant) {
         self.set = true;
-        match &mut self.clock {
+        match &mut self.kind {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-            Clock::Kernel(timer) => {
-                if let Err(error) = timer.set(now, at) {
+            Kind::Kernel(timer) => {
+                if let Err(error) = timer.set(at) {
                     // The call does not fail for these arguments. A timer that never fires would
                     // be worse.
                     tracing::warn!(%error, "timerfd_settime; a timer of tokio's has to do");
-                    self.clock = Clock::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
+                    self.kind = Kind::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
                 }
             }
-            Clock::Tokio(sleep) => sleep.as_mut().reset(at.into()),
+            Kind::Tokio(sleep) => sleep.as_mut().reset(at.into()),
+        }
+    }
+
+    /// The clock of this runtime's timers.
+    pub fn clock(&self) -> Clock {
+        match &self.kind {
+            #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+            Kind::Kernel(timer) => Clock(Time::Shared(timer.deadlines())),
+            Kind::Tokio(_) => Clock::default(),
         }
     }
 
@@ -93,10 +99,10 @@ impl Timer {
         if !self.set {
             return Poll::Pending;
         }
-        let over = match &mut self.clock {
+        let over = match &mut self.kind {
             #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
-            Clock::Kernel(timer) => timer.poll(cx),
-            Clock::Tokio(sleep) => sleep.as_mut().poll(cx).map(|()| now()),
+            Kind::Kernel(timer) => timer.poll(cx),
+            Kind::Tokio(sleep) => sleep.as_mut().poll(cx).map(|()| now()),
         };
         self.set = over.is_pending();
         over
@@ -108,12 +114,41 @@ impl Timer {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn wait(&mut self, time: Duration) {
-        let now = now();
-        match now.checked_add(time) {
-            Some(at) => self.set_from(now, at),
+        match now().checked_add(time) {
+            Some(at) => self.set(at),
             None => return std::future::pending().await,
         }
         std::future::poll_fn(|cx| self.poll(cx)).await;
+    }
+}
+
+/// A clock for what may be [`MAX_AGE`](Self::MAX_AGE) off, and more in a runtime whose tasks keep it
+/// from its timers: the time of messages, for instance.
+#[derive(Debug, Default, Clone)]
+pub struct Clock(Time);
+
+#[derive(Debug, Default, Clone)]
+enum Time {
+    /// With the other connections of the runtime.
+    #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+    Shared(std::sync::Arc<Deadlines>),
+    /// tokio's clock is read each time.
+    #[default]
+    Tokio,
+}
+
+impl Clock {
+    /// How old a time may be.
+    pub const MAX_AGE: Duration = Duration::from_millis(20);
+
+    /// The time by tokio's clock. It may be earlier than what the clock or a timer told before.
+    #[inline]
+    pub fn now(&self) -> Instant {
+        match &self.0 {
+            #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+            Time::Shared(deadlines) => deadlines.now(),
+            Time::Tokio => now(),
+        }
     }
 }
 
@@ -187,7 +222,7 @@ mod tests {
     fn it_is_the_kernels_where_there_is_one() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            assert!(matches!(Timer::new().clock, Clock::Kernel(_)));
+            assert!(matches!(Timer::new().kind, Kind::Kernel(_)));
         });
     }
 }

@@ -7,7 +7,7 @@ use std::task::Waker;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, watch};
 use tonic::Status;
-use tonic_rdma_fabric::{AnyLink, Link, LinkError, PeerInfo};
+use tonic_rdma_fabric::{AnyLink, Clock, Link, LinkError, PeerInfo};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Connection, Settings, Side, StreamId};
 
@@ -15,7 +15,6 @@ use crate::codec::Methods;
 use crate::connection::call::stream_io::Streams;
 use crate::connection::config::ConnectionConfig;
 use crate::connection::copy_scheduler::CopyScheduler;
-use crate::connection::driver::coarse_clock::CoarseClock;
 use crate::connection::driver::handle::DriverHandle;
 use crate::connection::receive::landing::LandingMemory;
 use crate::connection::send::in_flight::InFlight;
@@ -58,7 +57,9 @@ pub(in crate::connection) struct ConnectionState {
     pub(in crate::connection) link: Option<AnyLink>,
     pub(in crate::connection) pool: Pool,
     pub(in crate::connection) driver: DriverHandle,
-    pub(in crate::connection) clock: CoarseClock,
+    /// The time of messages: that of the runtime's connections, unless a dead peer is to be told in
+    /// hardly more time than it may be off.
+    pub(in crate::connection) clock: Clock,
     /// Leases of the peer of which nothing is read any longer.
     pub(in crate::connection) returned: Vec<u32>,
     pub(in crate::connection) send: SendQueue,
@@ -127,7 +128,7 @@ impl Shared {
                     options.landing.min(link.caps().max_landing),
                     options.copy_on_delivery,
                 ),
-                clock: CoarseClock::new(options.proto.dead_peer),
+                clock: Clock::default(),
                 pool,
                 driver: DriverHandle::default(),
                 returned: Vec::new(),

@@ -9,10 +9,8 @@
 //! | `timers` | the connection's one timer, and its end |
 //! | `tidy` | how long a connection at rest still wakes to give memory back |
 //! | `scratch` | memory that is needed only while a driver runs, of the thread |
-//! | `coarse_clock` | the time of messages, without reading the clock for each |
 //! | `yield_policy` | how the driver yields while it has more to copy |
 
-pub(in crate::connection) mod coarse_clock;
 mod dispatch;
 pub(in crate::connection) mod handle;
 mod link_events;
@@ -26,7 +24,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tonic_rdma_fabric::{Link, WakeGate};
+use tonic_rdma_fabric::{Clock, Link, WakeGate};
 use tonic_rdma_proto::CloseCode;
 
 use crate::connection::call::stream::Opened;
@@ -59,6 +57,12 @@ pub(in crate::connection) async fn drive(
 ) -> Reason {
     let (mut drain, mut asked) = (pin!(drain), WakeGate::new());
     let timer = shared.lock().link.as_ref().map(Link::timer).unwrap_or_default();
+    {
+        let mut state = shared.lock();
+        if state.conn.dead_peer() >= Clock::MAX_AGE * 8 {
+            state.clock = timer.clock();
+        }
+    }
     let mut driver = Driver {
         timers: Timers::new(timer),
         draining: false,

@@ -1,7 +1,7 @@
 //! The timer of a connection, and its end.
 //!
 //! A connection has one timer, set for the first of the protocol's time-outs, the waits for landing
-//! memory, the coarse clock, and what is left to tidy up at rest. It is set again only when it has
+//! memory, and what is left to tidy up at rest. It is set again only when it has
 //! expired, or when an earlier deadline may have come up: most time-outs move on long before they
 //! expire. A connection at rest over a link that tells of the peer's end has no timer set.
 //!
@@ -70,12 +70,9 @@ impl Timers {
         if self.is_outdated(state) {
             self.armed = false;
         }
-        let mut time = None;
         // A call has begun at rest: its time counts from now on.
         if state.conn.is_roused() && state.life == Life::Open {
-            let now = Instant::now();
-            self.expire(state, now);
-            time = Some(now);
+            self.expire(state, state.clock.now().into());
         }
         loop {
             match &state.life {
@@ -94,11 +91,10 @@ impl Timers {
                 }
                 Life::Closing(_) if !self.armed => {
                     // The last messages may take as long as any: a peer that pauses gets them.
-                    let now = Instant::now().into_std();
-                    self.timer.set_from(now, now + state.conn.dead_peer());
+                    self.timer.set(Instant::now().into_std() + state.conn.dead_peer());
                     self.armed = true;
                 }
-                Life::Open if !self.armed => self.arm(state, time),
+                Life::Open if !self.armed => self.arm(state),
                 _ => {}
             }
             if !self.armed {
@@ -111,10 +107,7 @@ impl Timers {
                     let reason = reason.clone();
                     state.end(Life::Dead(reason));
                 }
-                _ => {
-                    self.expire(state, now.into());
-                    time = Some(now.into());
-                }
+                _ => self.expire(state, now.into()),
             }
         }
     }
@@ -123,7 +116,6 @@ impl Timers {
     fn is_outdated(&self, state: &mut ConnectionState) -> bool {
         // Asks each: asking takes its deadline.
         let wait = state.landing.wait.0.has_new_deadline();
-        let clock = state.clock.has_new_deadline();
         let reclaim_delay = state.landing.reclaim_delay.0.has_new_deadline();
         let stall = state.landing.stall.0.has_new_deadline();
         let heartbeat = match self.heartbeat {
@@ -131,18 +123,18 @@ impl Timers {
             Heartbeat::Asks => !state.conn.is_asking(),
             Heartbeat::Rests => !state.conn.is_resting(),
         };
-        wait || clock || reclaim_delay || stall || heartbeat
+        wait || reclaim_delay || stall || heartbeat
     }
 
-    /// Sets the timer for the first deadline, if there is one. `now`: the time, if it has been read.
-    fn arm(&mut self, state: &ConnectionState, now: Option<Instant>) {
+    /// Sets the timer for the first deadline, if there is one.
+    fn arm(&mut self, state: &ConnectionState) {
         let wait = state.landing.wait.0.deadline().map(Instant::into_std);
         let reclaim_delay = state.landing.reclaim_delay.0.deadline().map(Instant::into_std);
         let stall = state.landing.stall.0.deadline().map(Instant::into_std);
-        let others = [wait, reclaim_delay, stall, state.clock.deadline(), self.tidy.deadline()];
+        let others = [wait, reclaim_delay, stall, self.tidy.deadline()];
         let deadlines = state.conn.next_timeout().into_iter().chain(others.into_iter().flatten());
         if let Some(at) = deadlines.min() {
-            self.timer.set_from(now.unwrap_or_else(Instant::now).into_std(), at);
+            self.timer.set(at);
             self.armed = true;
             self.heartbeat = Heartbeat::of(state);
         }
@@ -157,7 +149,6 @@ impl Timers {
         }
         state.landing_timeout(now);
         state.landing.recall_reclaimed(&mut state.conn, now);
-        state.clock.expire();
         state.dispatch();
         if let Err(breach) = judged {
             state.breached(&breach);
