@@ -13,7 +13,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::{Code, Status};
-use tonic_rdma::{Channel, LandIn};
+use tonic_rdma::{Channel, LandIn, LendableBuf};
 use tower::ServiceExt;
 
 use crate::load::{CallPlan, Kind};
@@ -92,10 +92,21 @@ impl Drop for Reused {
 }
 
 /// The bytes of a request: in the channel's pool if the plan says so and the pool has room, and for
-/// every other call in registered memory of the application, at an odd address.
+/// every other call in registered memory of the application: at an odd address, or in memory that
+/// the peer may be lent.
 async fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
     let key = Key { call: call.id, down: false, index };
     let len = call.requests[index];
+    if !call.pinned
+        && call.id % 4 == 2
+        && len > 0
+        && let Ok(mut own) = LendableBuf::zeroed(len)
+    {
+        pattern::fill(key, &mut own);
+        if let Ok(registered) = channel.context().register_lendable(own.freeze()).await {
+            return registered.slice(..);
+        }
+    }
     if !call.pinned && call.id.is_multiple_of(2) {
         // The message lands at the same place modulo a cache line: the same in each run of a seed.
         const LINE: usize = 64;

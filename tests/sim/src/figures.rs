@@ -39,6 +39,8 @@ pub struct Figures {
     pub write_bytes: u64,
     /// Leases.
     pub leases: u64,
+    /// Of them those of what a peer had lent.
+    pub lent_on: u64,
     /// Connections.
     pub links: u64,
 }
@@ -64,6 +66,7 @@ impl Figures {
         self.writes += report.fabric.writes;
         self.write_bytes += report.fabric.write_bytes;
         self.leases += report.fabric.leases;
+        self.lent_on += report.fabric.lent_on;
         self.links += report.fabric.links / 2;
     }
 
@@ -92,11 +95,12 @@ impl fmt::Display for Figures {
         writeln!(f, "fabric           {} connections, {} events", self.links, self.events)?;
         write!(
             f,
-            "  carried        {} SENDs, {} WRITEs of {:.1} MiB together, {} leases",
+            "  carried        {} SENDs, {} WRITEs of {:.1} MiB together, {} leases, {} of them of what was lent",
             self.sends,
             self.writes,
             self.write_bytes as f64 / f64::from(1 << 20),
-            self.leases
+            self.leases,
+            self.lent_on
         )
     }
 }

@@ -34,7 +34,7 @@ pub(crate) enum Reading {
     Between,
     /// None.
     Never,
-    /// All of them, and sends each back unchanged (raw calls only).
+    /// All of them, and sends each back unchanged: raw calls, and by [`CallPlan::echo`].
     Echo,
 }
 
@@ -124,10 +124,35 @@ pub(crate) fn draw(
         .collect()
 }
 
+impl CallPlan {
+    /// Has the handler send back what it reads, if both ends have the codec that leaves it where it
+    /// lies: what a peer has lent is lent on then.
+    pub(crate) fn echo(&mut self) {
+        let may = matches!(self.kind, Kind::Unary | Kind::Bidirectional)
+            && self.client_zero_copy
+            && self.server_zero_copy;
+        if may && self.id % 4 != 1 {
+            self.reading = Reading::Echo;
+            self.responses = self.requests.clone();
+            if full_both_ways(&self.requests, &self.responses) {
+                (self.drop_after, self.drop_after_responses) = (None, None);
+            }
+        }
+    }
+}
+
 /// Payload bytes that fit HTTP/2's windows with their framing: of 1 MiB towards the server, and of
 /// 2 MiB towards the client.
 const HTTP2_UP_WINDOW: usize = 1000 << 10;
 const HTTP2_DOWN_WINDOW: usize = 2000 << 10;
+
+/// Over TCP a call whose windows are full both ways cannot be dropped: hyper does not reset a
+/// stream whose request waits for HTTP/2's window, and the handler waits to send and does not read.
+/// With stock tonic too the call stays until its connection ends.
+fn full_both_ways(requests: &[usize], responses: &[usize]) -> bool {
+    requests.iter().sum::<usize>() > HTTP2_UP_WINDOW
+        && responses.iter().sum::<usize>() > HTTP2_DOWN_WINDOW
+}
 
 fn call(rng: &mut StdRng, id: usize, channel: usize, at: Duration, pressure: bool) -> CallPlan {
     let kinds = [
@@ -160,11 +185,7 @@ fn call(rng: &mut StdRng, id: usize, channel: usize, at: Duration, pressure: boo
     let requests = sizes(rng, up);
     let responses = if reading == Reading::Echo { requests.clone() } else { sizes(rng, down) };
     let codes = [Code::Ok, Code::Ok, Code::Ok, Code::Ok, Code::Aborted, Code::NotFound];
-    // Over TCP a call whose windows are full both ways cannot be dropped: hyper does not reset a
-    // stream whose request waits for HTTP/2's window, and the handler waits to send and does not
-    // read. With stock tonic too the call stays until its connection ends.
-    let full_both_ways = requests.iter().sum::<usize>() > HTTP2_UP_WINDOW
-        && responses.iter().sum::<usize>() > HTTP2_DOWN_WINDOW;
+    let full_both_ways = full_both_ways(&requests, &responses);
     CallPlan {
         id,
         channel,

@@ -173,6 +173,7 @@ impl Plan {
         // Not drawn, so that the rest of a plan stays as it is.
         net.unordered = [0, 1, 4][(seed / 3 % 3) as usize];
         let lendable = seed.is_multiple_of(3);
+        net.lends_on = seed.is_multiple_of(2);
         let pools =
             (0..servers + clients).map(|_| pool(pressure, rng).lendable(lendable)).collect();
         let channels: Vec<ChannelPlan> = (0..rng.random_range(clients..=3))
@@ -184,7 +185,10 @@ impl Plan {
             .collect();
         // How long calls are made.
         let span = ms(*[1, 50, 1_000, 8_000].choose(rng).unwrap_or(&50));
-        let calls = load::draw(rng, channels.len(), span, pressure);
+        let mut calls = load::draw(rng, channels.len(), span, pressure);
+        if net.lends_on {
+            calls.iter_mut().for_each(CallPlan::echo);
+        }
 
         let mut plan = Plan {
             seed,

@@ -157,28 +157,28 @@ fn planned_status(call: &CallPlan) -> Result<(), Status> {
     }
 }
 
-/// Reads and checks one request; `false` at the end of the stream.
+/// Reads and checks one request; `None` at the end of the stream.
 async fn take(
     world: &World,
     call: &CallPlan,
     requests: &mut Messages,
     index: usize,
-) -> Result<bool, Status> {
-    let Some(Message { body: message }) = requests.next().await.transpose()? else {
-        return Ok(false);
+) -> Result<Option<Message>, Status> {
+    let Some(message) = requests.next().await.transpose()? else {
+        return Ok(None);
     };
     match call.requests.get(index) {
         Some(len) => {
             let key = Key { call: call.id, down: false, index };
-            world.check(pattern::check(key, *len, &message));
+            world.check(pattern::check(key, *len, &message.body));
         }
         None => world.wrong(format!("call {}: the server got more than {index} requests", call.id)),
     }
-    world.keep(message, call.retain_for);
+    world.keep(message.body.clone(), call.retain_for);
     if !call.read_delay.is_zero() {
         sleep(call.read_delay).await;
     }
-    Ok(true)
+    Ok(Some(message))
 }
 
 async fn answer(
@@ -189,9 +189,9 @@ async fn answer(
     if !call.handler_delay.is_zero() {
         sleep(call.handler_delay).await;
     }
-    let mut read = 0;
+    let (mut read, mut echoed) = (0, None);
     if call.reading == Reading::First {
-        while take(&world, &call, &mut requests, read).await? {
+        while take(&world, &call, &mut requests, read).await?.is_some() {
             read += 1;
         }
         world.call_log().read_whole(&call, read);
@@ -202,11 +202,29 @@ async fn answer(
         if call.reading == Reading::Between {
             take(&world, &call, &mut requests, 0).await?;
         }
+        if call.reading == Reading::Echo {
+            echoed = take(&world, &call, &mut requests, 0).await?;
+            world.call_log().read_whole(&call, usize::from(echoed.is_some()));
+        }
         planned_status(&call)?;
     }
+    let planned = if call.reading == Reading::Echo { 0 } else { call.responses.len() };
     let stream = async_stream::try_stream! {
-        for (index, len) in call.responses.iter().enumerate() {
-            if call.reading == Reading::Between && !single && take(&world, &call, &mut requests, read).await? {
+        if let Some(message) = echoed {
+            yield message;
+        }
+        if call.reading == Reading::Echo && !single {
+            while let Some(message) = take(&world, &call, &mut requests, read).await? {
+                read += 1;
+                yield message;
+            }
+            world.call_log().read_whole(&call, read);
+        }
+        for (index, len) in call.responses.iter().take(planned).enumerate() {
+            if call.reading == Reading::Between
+                && !single
+                && take(&world, &call, &mut requests, read).await?.is_some()
+            {
                 read += 1;
             }
             if !call.response_gap.is_zero() {
@@ -215,7 +233,7 @@ async fn answer(
             yield Message { body: pattern::message(Key { call: call.id, down: true, index }, *len) };
         }
         if call.reading == Reading::Between && !single {
-            while take(&world, &call, &mut requests, read).await? {
+            while take(&world, &call, &mut requests, read).await?.is_some() {
                 read += 1;
             }
             world.call_log().read_whole(&call, read);

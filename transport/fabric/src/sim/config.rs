@@ -28,6 +28,8 @@ pub struct SimConfig {
     /// The bytes of one of this many WRITEs arrive in any order, some of them only when the RECV
     /// of a message behind it completes. 0, the default: never.
     pub unordered: u32,
+    /// What a peer has lent may be lent on. Default false.
+    pub lends_on: bool,
     /// Maximum depth of a send queue; at least 4. Default: no maximum.
     pub send_queue: Option<u32>,
     /// Check the rules, see [`SimNet::breaches`](crate::sim::SimNet::breaches). Default false: it
@@ -48,6 +50,7 @@ impl Default for SimConfig {
             idle_wakeups: 0,
             flushed: 0,
             unordered: 0,
+            lends_on: false,
             send_queue: None,
             audit: false,
             injected_bug: None,
@@ -68,6 +71,8 @@ pub struct SimStats {
     pub write_bytes: u64,
     /// Leases that were given.
     pub leases: u64,
+    /// Of them those of memory that a peer had lent.
+    pub lent_on: u64,
     /// Completions reported, of either kind.
     pub completions: u64,
     /// SENDs that found no RECV posted. Anything but 0 is a bug in flow control (R2).

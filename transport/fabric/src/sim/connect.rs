@@ -47,7 +47,7 @@ pub(super) async fn connect(
     };
     let block = ControlBlock::new(pool, config)?;
     let from = SocketAddr::new(device.addr, device.net.fresh_port());
-    let mut link = SimLink::new(device, block, config, peer(device, from, addr));
+    let mut link = SimLink::new(device, pool, block, config, peer(device, from, addr));
     directory.add_end(link.end());
     if to.faults.lose_connects() || to.faults.frozen() || device.faults.frozen() {
         tokio::time::sleep(timeout).await;
@@ -189,7 +189,7 @@ impl SimIncoming {
         let SimIncoming { device, directory, request } = self;
         let Request { from, to, end, answer, .. } = request;
         let block = ControlBlock::new(pool, config)?;
-        let mut link = SimLink::new(&device, block, config, peer(&device, to, from));
+        let mut link = SimLink::new(&device, pool, block, config, peer(&device, to, from));
         directory.add_end(link.end());
         link.join(Side::Accepting, end);
         let gone = ConnectError::PeerGone { addr: from.into(), step: ConnectStep::Accept };

@@ -1,16 +1,19 @@
 //! What the ends of a simulated connection have lent each other. Both are in one process, so the
-//! reader looks at the lender's memory itself; nothing is mapped.
+//! reader looks at the lender's memory itself; nothing is mapped. What may be lent on is registered
+//! with the reader's pool while it is read.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use tonic_rdma_memory::LendableBytes;
+use tonic_rdma_memory::{LendableBytes, Pool, PoolRegistration};
 
 use crate::link::Lent;
 use crate::returns::Returns;
+use crate::sim::state::DeviceState;
 
 /// Bytes that are lent. They stay in use while the reader has them, whatever becomes of the lender.
 #[derive(Debug)]
@@ -92,5 +95,44 @@ impl Drop for Borrowed {
     fn drop(&mut self) {
         self.loan.is_read.store(false, Ordering::Relaxed);
         self.returns.push(self.lease);
+    }
+}
+
+/// What was borrowed, registered with the pool of the reader.
+struct LentOn {
+    bytes: Bytes,
+    registration: PoolRegistration,
+    device: Arc<DeviceState>,
+}
+
+/// The bytes, which can be lent on now; as they are, if that fails: for memory of the pool itself,
+/// which has come back, and for what is borrowed twice.
+pub(super) fn to_lend_on(bytes: Bytes, pool: &Pool, device: &Arc<DeviceState>) -> Bytes {
+    let Some(Ok(registration)) =
+        any_file().map(|file| pool.register_lent(bytes.clone(), file.into()))
+    else {
+        return bytes;
+    };
+    device.borrowed().extend(registration.lend_key());
+    Bytes::from_owner(LentOn { bytes, registration, device: device.clone() })
+}
+
+/// A pool wants the file that peers are to map: here nobody does.
+fn any_file() -> Option<File> {
+    static FILE: LazyLock<Option<File>> = LazyLock::new(|| File::open("/dev/null").ok());
+    FILE.as_ref()?.try_clone().ok()
+}
+
+impl AsRef<[u8]> for LentOn {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for LentOn {
+    fn drop(&mut self) {
+        if let Some(key) = self.registration.lend_key() {
+            self.device.borrowed().remove(&key);
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! What all parts of a simulated network share, and what all parts of one of its devices share.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::sim::config::{SimConfig, SimStats};
 use crate::sim::faults::device_faults::Faults;
@@ -20,6 +21,7 @@ pub(super) struct Counters {
     pub(super) writes: AtomicU64,
     pub(super) write_bytes: AtomicU64,
     pub(super) leases: AtomicU64,
+    pub(super) lent_on: AtomicU64,
     pub(super) completions: AtomicU64,
     pub(super) receiver_not_ready: AtomicU64,
     pub(super) remote_access_errors: AtomicU64,
@@ -122,6 +124,7 @@ impl NetState {
             writes: c.writes.load(Relaxed),
             write_bytes: c.write_bytes.load(Relaxed),
             leases: c.leases.load(Relaxed),
+            lent_on: c.lent_on.load(Relaxed),
             completions: c.completions.load(Relaxed),
             receiver_not_ready: c.receiver_not_ready.load(Relaxed),
             remote_access_errors: c.remote_access_errors.load(Relaxed),
@@ -138,10 +141,17 @@ pub(super) struct DeviceState {
     pub(super) addr: IpAddr,
     pub(super) table: Table,
     pub(super) faults: Faults,
+    /// Keys of memory that peers have lent, and that may be lent on.
+    borrowed: Mutex<HashSet<u32>>,
 }
 
 impl DeviceState {
     pub(super) fn new(net: Arc<NetState>, name: String, addr: IpAddr) -> DeviceState {
-        DeviceState { net, name, addr, table: Table::default(), faults: Faults::default() }
+        let (table, faults) = (Table::default(), Faults::default());
+        DeviceState { net, name, addr, table, faults, borrowed: Mutex::default() }
+    }
+
+    pub(super) fn borrowed(&self) -> MutexGuard<'_, HashSet<u32>> {
+        self.borrowed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

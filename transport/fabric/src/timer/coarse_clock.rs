@@ -12,14 +12,11 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Clock, now};
+use crate::timer::time::{MAX_AGE, now};
 
 /// Reads of the clock between two expiries of the timer: a runtime that is nearly idle needs no
 /// timer for this.
 const READS: u32 = 8;
-
-/// The age of a reused time after which the clock is read again.
-pub(super) const MAX_AGE: Duration = Clock::MAX_AGE;
 
 /// No time is reused.
 const NONE: u64 = u64::MAX;

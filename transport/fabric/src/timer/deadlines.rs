@@ -25,8 +25,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
 
-use super::coarse_clock::{self, CoarseClock};
-use super::now;
+use crate::timer::coarse_clock::CoarseClock;
+use crate::timer::time::{self, MAX_AGE, now};
 use crate::wake_gate::WakeGate;
 
 /// The runtimes with timers. They are few: a list is enough.
@@ -133,7 +133,7 @@ impl Deadlines {
         }
     }
 
-    /// The time, which may be [`coarse_clock::MAX_AGE`] old.
+    /// The time, which may be [`MAX_AGE`] old.
     #[inline]
     pub(super) fn now(&self) -> Instant {
         let (now, expires) = self.clock.now();
@@ -271,8 +271,8 @@ impl KernelTimer {
         let mut now = self.deadlines.now();
         let about = at.saturating_duration_since(now);
         // A longer wait may be longer by more than the clock is off.
-        if about < coarse_clock::MAX_AGE * SLACK as u32 {
-            now = super::now();
+        if about < MAX_AGE * SLACK as u32 {
+            now = time::now();
         }
         let wait = at.saturating_duration_since(now).min(MAX_WAIT);
         let at = self.deadlines.shared(now + wait, wait);
@@ -408,7 +408,7 @@ mod tests {
             while second.now() == last {
                 tokio::time::sleep(SHORT).await;
             }
-            assert!(first.now() >= last + coarse_clock::MAX_AGE, "not before it is too old");
+            assert!(first.now() >= last + MAX_AGE, "not before it is too old");
         });
     }
 

@@ -5,8 +5,8 @@
 //! which all timers of a runtime share (`deadlines`): it costs nothing while it waits, and a system
 //! call when it is set to expire before all others. It may fire late, by a 32nd of the wait.
 //!
-//! Where there is no vDSO, reading the clock is a system call too. So a timer tells the time when it
-//! fires, and the connections of a runtime share a [`Clock`] whose time may be 20 ms old
+//! Where there is no vDSO, reading the clock is a system call too. So a timer tells the time when
+//! it fires, and the connections of a runtime share a [`Clock`] whose time may be 20 ms old
 //! (`coarse_clock`).
 
 use std::pin::Pin;
@@ -17,10 +17,13 @@ use std::time::{Duration, Instant};
 mod coarse_clock;
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 mod deadlines;
+mod time;
 
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 use deadlines::{Deadlines, KernelTimer};
 use tokio::time::Sleep;
+
+use self::time::now;
 
 /// A timer. It belongs to one task of the runtime that it was made in.
 #[derive(Debug)]
@@ -92,8 +95,8 @@ impl Timer {
         }
     }
 
-    /// Ready once, when the timer fires, with the time when it did; pending while it is not set. The
-    /// task of the last call is woken.
+    /// Ready once, when the timer fires, with the time when it did; pending while it is not set.
+    /// The task of the last call is woken.
     #[inline]
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Instant> {
         if !self.set {
@@ -122,8 +125,8 @@ impl Timer {
     }
 }
 
-/// A clock for what may be [`MAX_AGE`](Self::MAX_AGE) off, and more in a runtime whose tasks keep it
-/// from its timers: the time of messages, for instance.
+/// A clock for what may be [`MAX_AGE`](Self::MAX_AGE) off, and more in a runtime whose tasks keep
+/// it from its timers: the time of messages, for instance.
 #[derive(Debug, Default, Clone)]
 pub struct Clock(Time);
 
@@ -139,7 +142,7 @@ enum Time {
 
 impl Clock {
     /// How old a time may be.
-    pub const MAX_AGE: Duration = Duration::from_millis(20);
+    pub const MAX_AGE: Duration = time::MAX_AGE;
 
     /// The time by tokio's clock. It may be earlier than what the clock or a timer told before.
     #[inline]
@@ -150,12 +153,6 @@ impl Clock {
             Time::Tokio => now(),
         }
     }
-}
-
-/// tokio's clock, also for the kernel's timers: where a test has stopped it, deadlines are told by
-/// it.
-fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
 }
 
 #[cfg(test)]

@@ -27,9 +27,10 @@ use crate::sim::faults::delay::Delay;
 use crate::sim::faults::injected_bugs::InjectedBug;
 use crate::sim::link::unordered::Unordered;
 use crate::sim::link::work::{Request, Source, write_source};
+use crate::sim::loans::to_lend_on;
 use crate::sim::observer::{EndId, Event};
 use crate::sim::rng::Rng;
-use crate::sim::state::DeviceState;
+use crate::sim::state::{Counters, DeviceState};
 use crate::timer::Timer;
 
 mod unordered;
@@ -76,6 +77,8 @@ pub struct SimLink {
     waker: Option<Waker>,
     /// Leases of the other end that this one reads no longer.
     returns: Option<Arc<Returns>>,
+    /// If what the peer has lent may be lent on.
+    lends_on: Option<Pool>,
     block: ControlBlock,
 }
 
@@ -83,6 +86,7 @@ impl SimLink {
     /// Makes one end and posts its RECVs.
     pub(super) fn new(
         device: &Arc<DeviceState>,
+        pool: &Pool,
         block: ControlBlock,
         config: &LinkConfig,
         peer: PeerInfo,
@@ -118,6 +122,7 @@ impl SimLink {
             remaining_work: device.faults.kill_after(),
             waker: None,
             returns: None,
+            lends_on: net.config.lends_on.then(|| pool.clone()),
             block,
         };
         for slot in 0..config.recv_slots {
@@ -623,7 +628,9 @@ impl Link for SimLink {
         if declined || self.dead.is_some() {
             return Ok(None);
         }
-        self.end.device.net.counters.leases.fetch_add(1, Relaxed);
+        let Counters { leases, lent_on, .. } = &self.end.device.net.counters;
+        leases.fetch_add(1, Relaxed);
+        lent_on.fetch_add(u64::from(self.end.device.borrowed().contains(&bytes.key())), Relaxed);
         Ok(Some(self.end.loans.add(bytes)))
     }
 
@@ -637,6 +644,10 @@ impl Link for SimLink {
         let other = self.peer_end.as_ref();
         let returns = self.returns.get_or_insert_default();
         let bytes = other.and_then(|(_, other)| other.loans.borrow(lent, len, returns));
+        let bytes = bytes.map(|bytes| match &self.lends_on {
+            Some(pool) => to_lend_on(bytes, pool, &self.end.device),
+            None => bytes,
+        });
         if bytes.is_some() && self.end.device.net.injects(InjectedBug::ReturnEarly) {
             returns.push(lent.lease);
         }
