@@ -63,6 +63,8 @@ pub enum Contender {
     RdmaIoTonic,
     /// ruapc, another RPC stack, over RDMA
     Ruapc,
+    /// iceoryx2, request and response in shared memory, which is no gRPC
+    Iceoryx2,
 }
 
 /// An implementation of another project, which runs in a separate program.
@@ -72,6 +74,8 @@ pub enum Neighbour {
     RdmaIoTonic,
     /// ruapc.
     Ruapc,
+    /// iceoryx2.
+    Iceoryx2,
 }
 
 /// The memory that payloads are in.
@@ -183,6 +187,7 @@ impl Contender {
             Self::Copy => Transport::Copy(CopyMethod::Transport),
             Self::RdmaIoTonic => Transport::Neighbour(Neighbour::RdmaIoTonic),
             Self::Ruapc => Transport::Neighbour(Neighbour::Ruapc),
+            Self::Iceoryx2 => Transport::Neighbour(Neighbour::Iceoryx2),
         }
     }
 

@@ -210,6 +210,11 @@ pub fn full() -> Vec<Row> {
     rows
 }
 
+/// The rows of messages that are longer than what lands at a time.
+pub fn long() -> Vec<Row> {
+    [Direction::Up, Direction::Down].map(|direction| bulk(64 << 20, direction, 8, 1 << 30)).into()
+}
+
 /// The rows of a message that is handed over: what the length of the message adds to a short call.
 /// More calls than the other rows of long messages, as each takes little. A message of 256 MiB is
 /// longer than the protocol's limit by its own fields.

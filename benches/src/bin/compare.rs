@@ -63,7 +63,7 @@ struct Args {
     /// Draw figures as SVG into this directory
     #[arg(long, value_name = "DIRECTORY")]
     plots: Option<PathBuf>,
-    /// The program of rdma-io-tonic and ruapc, built from benches/neighbours
+    /// The program of rdma-io-tonic, ruapc and iceoryx2, built from benches/neighbours
     #[arg(long, value_name = "PROGRAM")]
     neighbours: Option<PathBuf>,
     /// Fail if a ratio of medians violates this bound, such as latency-64:shm/tonic-tcp<=0.35, or
@@ -89,6 +89,8 @@ enum Rows {
     Full,
     /// One message of 4 KiB to 255 MiB at a time
     Handover,
+    /// Messages of 64 MiB, 8 in flight
+    Long,
     /// Copies by distance of source and destination. The default contenders are copy, memcpy-apart
     /// and memcpy-cold
     Phase,
@@ -118,6 +120,7 @@ impl Args {
             Rows::Short => work::short(),
             Rows::Full => work::full(),
             Rows::Handover => work::handover(),
+            Rows::Long => work::long(),
             Rows::Phase => work::phase(),
         };
         if let Some(only) = &self.only {

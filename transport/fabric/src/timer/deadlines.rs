@@ -140,9 +140,12 @@ impl Deadlines {
         if let Some(at) = expires {
             let mut state = lock(&self.state);
             state.clock_expires = Some(at);
-            if let Err(error) = self.arm_for(&mut state, now, at) {
+            let armed = self.arm_for(&mut state, now, at);
+            if let Err(error) = &armed {
                 // The call does not fail for these arguments.
                 tracing::warn!(%error, "timerfd_settime; the clock is read each time");
+            }
+            if armed.is_err() || state.ended {
                 self.clock.expire();
             }
         }
@@ -250,6 +253,8 @@ impl Drop for Reactor {
     /// The runtime may end first.
     fn drop(&mut self) {
         lock(&self.0.state).ended = true;
+        // Nobody else would.
+        self.0.clock.expire();
     }
 }
 
@@ -410,6 +415,24 @@ mod tests {
             }
             assert!(first.now() >= last + MAX_AGE, "not before it is too old");
         });
+    }
+
+    /// A connection may ask longer than its runtime has timers.
+    #[test]
+    fn without_timers_the_clock_is_read_each_time() {
+        let runtime = runtime();
+        let clock = runtime.block_on(async {
+            let timer = KernelTimer::new().unwrap();
+            let clock = timer.deadlines();
+            while clock.now() != clock.now() {}
+            clock
+        });
+        drop(runtime);
+        for _ in 0..20 {
+            let last = clock.now();
+            std::thread::sleep(SHORT);
+            assert!(clock.now() > last);
+        }
     }
 
     /// A test that stops tokio's clock has timers that wait as long as they should, and tell that
