@@ -1,9 +1,13 @@
-//! Contenders of other projects: rdma-io-tonic, which is tonic over a byte stream over RDMA, and
-//! ruapc, an independent RPC stack. `compare --neighbours` starts this program for their processes.
-//! Each is configured as its documentation recommends.
+//! Contenders of other projects: rdma-io-tonic, which is tonic over a byte stream over RDMA; ruapc,
+//! an independent RPC stack; and iceoryx2, which hands over messages in shared memory. `compare
+//! --neighbours` starts this program for their processes. Each is configured as its documentation
+//! recommends.
 
+#[cfg(feature = "rdma")]
 mod byte_stream;
+#[cfg(feature = "rdma")]
 mod rpc_stack;
+mod shared_memory;
 
 use anyhow::{Context as _, bail};
 use benches::{
@@ -45,16 +49,24 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let Role { serve, client, server_addr, .. } = args.role;
     let transport = |contender: Option<Contender>| contender.map(Contender::transport);
     match (transport(serve), transport(client)) {
-        (Some(Transport::Neighbour(Neighbour::RdmaIoTonic)), _) => {
-            byte_stream::serve(args.placement.addr).await
-        }
-        (Some(Transport::Neighbour(Neighbour::Ruapc)), _) => {
-            rpc_stack::serve(args.placement.addr).await
-        }
-        (_, Some(Transport::Neighbour(Neighbour::RdmaIoTonic))) => {
-            byte_stream::client(server_addr).await
-        }
-        (_, Some(Transport::Neighbour(Neighbour::Ruapc))) => rpc_stack::client(server_addr).await,
+        (Some(Transport::Neighbour(neighbour)), _) => match neighbour {
+            Neighbour::Iceoryx2 => shared_memory::serve(),
+            #[cfg(feature = "rdma")]
+            Neighbour::RdmaIoTonic => byte_stream::serve(args.placement.addr).await,
+            #[cfg(feature = "rdma")]
+            Neighbour::Ruapc => rpc_stack::serve(args.placement.addr).await,
+            #[cfg(not(feature = "rdma"))]
+            _ => bail!("{neighbour:?} needs the feature `rdma`, which this was built without"),
+        },
+        (_, Some(Transport::Neighbour(neighbour))) => match neighbour {
+            Neighbour::Iceoryx2 => shared_memory::client(server_addr).await,
+            #[cfg(feature = "rdma")]
+            Neighbour::RdmaIoTonic => byte_stream::client(server_addr).await,
+            #[cfg(feature = "rdma")]
+            Neighbour::Ruapc => rpc_stack::client(server_addr).await,
+            #[cfg(not(feature = "rdma"))]
+            _ => bail!("{neighbour:?} needs the feature `rdma`, which this was built without"),
+        },
         _ => {
             bail!("compare starts this program, when it is told where it is: see benches/README.md")
         }
