@@ -155,8 +155,8 @@ impl Deadlines {
     /// Sets the kernel's timer for `at`, unless it expires before.
     fn arm_for(&self, state: &mut State, now: Instant, at: Instant) -> io::Result<()> {
         if state.armed.is_none_or(|armed| at < armed) {
-            state.armed = Some(at);
             self.arm(at.saturating_duration_since(now))?;
+            state.armed = Some(at);
         }
         Ok(())
     }
@@ -445,7 +445,6 @@ mod tests {
             let (began, now) = (Instant::now(), now());
             set(&mut later, SHORT * 20);
             set(&mut first, SHORT);
-            // Not by `await` alone: a stopped clock moves on while the runtime is idle.
             let fired = poll_fn(|cx| first.poll(cx)).await;
             assert!(fired >= now + SHORT);
             let fired = poll_fn(|cx| later.poll(cx)).await;
