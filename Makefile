@@ -29,9 +29,9 @@ demo: ## send 1 GiB of files to a server and back, over TCP, the best path, and 
 bench: ## compare tonic and tonic-rdma on this machine: a table, JSON and plots
 	@scripts/install-packages bench
 	$(CARGO) build --release -p benches --bins
-	cd benches/neighbours && $(CARGO) build --release --no-default-features --target-dir ../../target/neighbours
 	$(CARGO) run --release -p benches --bin compare -- --rows full --counts --json target/bench.json --plots target/bench
 	$(CARGO) run --release -p benches --bin compare -- --rows handover --contenders shm-lent,shm --allocators glibc --json target/bench-handover.json
+	cd benches/neighbours && $(CARGO) build --release --no-default-features --target-dir ../../target/neighbours
 	$(CARGO) run --release -p benches --bin compare -- --rows handover --contenders iceoryx2 --allocators glibc --neighbours target/neighbours/release/neighbours --json target/bench-handover-iceoryx2.json
 
 bench-rdma: ## compare over real verbs, in the guest and between two guests, on both devices

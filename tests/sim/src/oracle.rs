@@ -155,13 +155,6 @@ impl CallLog {
         {
             return Ok(());
         }
-        // Many small messages that are not read yet exceed a budget of h2, which ends the
-        // connection then, with stock tonic too. hyper has no setting for it.
-        if status.code() == Code::ResourceExhausted
-            && format!("{status:?}").contains("too_many_data_frames")
-        {
-            return Ok(());
-        }
         let served = seen.served > 0;
         if plan.faults.iter().any(|f| allows(plan, call, f, window, status, served)) {
             return Ok(());
