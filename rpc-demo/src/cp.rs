@@ -19,6 +19,7 @@ use crate::transfer::{Directory, Item, Job, Origin, Plan, Target, Verb};
 /// Copies what the flags name.
 pub(crate) async fn run(args: Cp) -> Result<(), Failure> {
     let Cp { names, target, from, to, path, transfer } = args;
+    transfer.files.apply();
     let destination = Destination::parse(&target, names.len())?;
     let mut pairs = Vec::new();
     for name in &names {

@@ -34,6 +34,19 @@ pub(crate) fn forbid() {
     FORBIDDEN.store(true, Ordering::Relaxed);
 }
 
+static LENDS_NOTHING: AtomicBool = AtomicBool::new(false);
+
+/// `--no-lend`: what was read is copied to processes of this host. Without effect once there is a
+/// connection.
+pub(crate) fn lend_nothing() {
+    LENDS_NOTHING.store(true, Ordering::Relaxed);
+}
+
+/// Whether processes of this user may read on this host what this process has read.
+pub(crate) fn lends() -> bool {
+    !LENDS_NOTHING.load(Ordering::Relaxed)
+}
+
 /// The ring of the process.
 fn ring() -> Result<&'static Ring, String> {
     static RING: OnceLock<Result<Ring, String>> = OnceLock::new();

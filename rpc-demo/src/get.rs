@@ -24,6 +24,7 @@ use crate::tree::shown;
 /// Fetches what the flags name.
 pub(crate) async fn run(args: Get) -> Result<(), Failure> {
     let Get { names, target, transfer, remote } = args;
+    transfer.files.apply();
     let parse = |name: &String| Name::parse(name).map_err(|error| Failure::name(name, error));
     let names: Vec<_> = names.iter().map(parse).collect::<Result<_, _>>()?;
     let into = names.len() > 1 || target.as_os_str().as_encoded_bytes().ends_with(b"/");

@@ -10,12 +10,12 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use tonic::transport::Uri;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{
-    Channel, Context, Copied, Endpoint, FabricKind, Path, PathInfo, Pool, Server, ServerStats,
-    TransportStats,
+    Channel, Context, Copied, Endpoint, FabricKind, Lending, Path, PathInfo, Pool, Server,
+    ServerStats, TransportStats,
 };
 
 use crate::cli::{CHUNK_MIN, Path as Way};
-use crate::disk::ALIGN;
+use crate::disk::{self, ALIGN};
 use crate::failure::{Failure, causes};
 use crate::pb::object_store_client::ObjectStoreClient;
 use crate::pb::object_store_server::{ObjectStore, ObjectStoreServer};
@@ -61,11 +61,14 @@ pub(crate) fn check_environment() -> Result<(), Failure> {
 }
 
 /// The devices and pools of this process. Payload lands at whole pages, so that it can be written
-/// to files from where it lies.
+/// to files from where it lies. Processes of the same user on this host are lent it: they could
+/// open the files as well.
 pub(crate) fn context() -> Context {
     static CONTEXT: OnceLock<Context> = OnceLock::new();
-    let aligned = || Context::builder().landing_alignment(ALIGN as usize).map(|b| b.build());
-    CONTEXT.get_or_init(|| aligned().unwrap_or_else(|_| Context::global())).clone()
+    let lending = if disk::lends() { Lending::SameUser } else { Lending::Off };
+    let builder = || Context::builder().lending(lending).landing_alignment(ALIGN as usize);
+    let made = || builder().map_or_else(|_| Context::global(), |builder| builder.build());
+    CONTEXT.get_or_init(made).clone()
 }
 
 /// An endpoint for `server`, which was given by `flag`, with the options of `way`.
@@ -226,21 +229,28 @@ impl Meter {
         let after = self.channel.stats();
         let bytes = |stats: &TransportStats| match self.direction {
             Direction::Sent => {
-                [stats.bytes_sent_write, stats.bytes_sent_send, stats.bytes_sent_tcp]
+                let sent = [stats.bytes_sent_write, stats.bytes_sent_lent, stats.bytes_sent_send];
+                (sent, stats.bytes_sent_tcp)
             }
             Direction::Received => {
-                [stats.bytes_received_write, stats.bytes_received_send, stats.bytes_received_tcp]
+                let received = [
+                    stats.bytes_received_write,
+                    stats.bytes_received_lent,
+                    stats.bytes_received_send,
+                ];
+                (received, stats.bytes_received_tcp)
             }
         };
-        let [before, now] = [bytes(&self.before), bytes(&after)];
-        let [write, send, tcp] = std::array::from_fn(|way| now[way].saturating_sub(before[way]));
+        let ((before, before_tcp), (now, now_tcp)) = (bytes(&self.before), bytes(&after));
+        let [write, lent, send] = std::array::from_fn(|way| now[way].saturating_sub(before[way]));
+        let tcp = now_tcp.saturating_sub(before_tcp);
         let copied = |stats: &TransportStats| {
             let mut copied = stats.copied_fast;
             copied += stats.copied_tcp;
             copied
         };
         let copied = copied(&after) - copied(&self.before);
-        Route { path: self.channel.path(), write, send, tcp, copied }
+        Route { path: self.channel.path(), write, lent, send, tcp, copied }
     }
 }
 
@@ -252,6 +262,8 @@ pub(crate) struct Route {
     path: PathInfo,
     /// Payload bytes by RDMA WRITE.
     write: u64,
+    /// Payload bytes that the receiver read where the sender had them, over shared memory.
+    lent: u64,
     /// Payload bytes inside SENDs.
     send: u64,
     /// Payload bytes over TCP.
@@ -288,13 +300,14 @@ const BESIDE: usize = 8 << 10;
 impl Serialize for Route {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let reason = self.path.reason.as_ref();
-        let mut route = serializer.serialize_struct("route", 10)?;
+        let mut route = serializer.serialize_struct("route", 11)?;
         route.serialize_field("path", self.path.path.as_str())?;
         route.serialize_field("shown", &self.path.to_string())?;
         route.serialize_field("device", &self.path.device)?;
         route.serialize_field("reason", &reason.map(|reason| reason.code().to_string()))?;
         route.serialize_field("cause", &reason.map(ToString::to_string))?;
         route.serialize_field("write_bytes", &self.write)?;
+        route.serialize_field("lent_bytes", &self.lent)?;
         route.serialize_field("send_bytes", &self.send)?;
         route.serialize_field("tcp_bytes", &self.tcp)?;
         route.serialize_field("copied_bytes", &self.copied.total())?;
@@ -306,8 +319,8 @@ impl Serialize for Route {
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = self.write + self.send + self.tcp;
-        let percent = if all == 0 { 0.0 } else { self.write as f64 * 100.0 / all as f64 };
+        let all = self.write + self.lent + self.send + self.tcp;
+        let percent = |bytes| if all == 0 { 0.0 } else { bytes as f64 * 100.0 / all as f64 };
         write!(f, "{} bytes copied", self.copied.total())?;
         let mut before = " (";
         for (reason, bytes) in self.copied.by_reason().filter(|(_, bytes)| *bytes > 0) {
@@ -319,7 +332,10 @@ impl fmt::Display for Route {
             Path::Shm => "WRITE to shared memory",
             _ => "RDMA WRITE",
         };
-        write!(f, "{} bytes by {way} ({percent:.1} %)", self.write)?;
+        if self.lent > 0 {
+            write!(f, "{} bytes lent ({:.1} %), ", self.lent, percent(self.lent))?;
+        }
+        write!(f, "{} bytes by {way} ({:.1} %)", self.write, percent(self.write))?;
         if self.path.path.is_fast() && self.tcp > 0 {
             write!(f, ", {} bytes by TCP", self.tcp)?;
         }

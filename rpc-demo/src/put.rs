@@ -19,6 +19,7 @@ use crate::{listing, output};
 /// Stores what the flags name.
 pub(crate) async fn run(args: Put) -> Result<(), Failure> {
     let Put { sources, target, transfer, remote } = args;
+    transfer.files.apply();
     let destination = Destination::parse(&target, sources.len())?;
     // Errors in a local tree are reported before anything is sent.
     let sources: Vec<_> = sources

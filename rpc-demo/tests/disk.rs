@@ -87,21 +87,37 @@ fn large_files_go_past_the_page_cache() {
     assert!(number(&get["costs"], "direct_written_bytes") > most, "{get}");
 }
 
-/// Once a method is known, nothing is copied between the disk and the WRITE, or between that and
-/// the disk, at either end.
+/// Once a method is known, nothing is copied between disk and network, at either end; and what the
+/// server is lent it writes from where the client has read it.
 #[test]
-fn no_processor_copies_between_disk_and_network() {
+fn no_processor_copies_between_disk_and_disk() {
+    let [lent, written] = put_counted(&[]);
+    // The first messages of each 2 MiB are written, until the server has mapped them.
+    assert!(lent > written, "{lent} bytes lent, {written} written");
+}
+
+/// Where nothing is lent the WRITE to shared memory is the one copy.
+#[test]
+fn with_no_lend_all_is_written_to_shared_memory() {
+    let [lent, written] = put_counted(&["--no-lend"]);
+    assert_eq!((lent, written >= LEN as u64), (0, true), "{written} written");
+}
+
+const LEN: usize = 64 << 20;
+
+/// Puts a file of [`LEN`] bytes, and checks that no end has copied it. Returns the bytes that the
+/// server was lent, and those that were written to shared memory.
+fn put_counted(flags: &[&str]) -> [u64; 2] {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     if !has_direct(dir.path()) {
         panic!("{} has no O_DIRECT", dir.path().display());
     }
     let file = dir.path().join("file");
-    const LEN: usize = 64 << 20;
     fs::write(&file, content(LEN, 5)).unwrap();
     let mut server = start(&dir);
     let put = |server: &Server| {
-        let sizes = ["--range-size=64MiB", "--jobs=1"].map(OsStr::new);
-        run(server, ["put".as_ref(), file.as_os_str(), "x".as_ref()].into_iter().chain(sizes))
+        let all = ["--range-size=64MiB", "--jobs=1"].iter().chain(flags).map(OsStr::new);
+        run(server, ["put".as_ref(), file.as_os_str(), "x".as_ref()].into_iter().chain(all))
     };
     // The server learns its codec, then the length that tonic accepts: docs/zero-copy.md.
     put(&server);
@@ -117,6 +133,7 @@ fn no_processor_copies_between_disk_and_network() {
     let copied = by("copied_bytes");
     assert!(copied < LEN as u64 / 1000, "{copied} of {LEN} bytes copied by the server");
     assert_eq!(number(&client["route"]["copied"], "staging"), 0, "{client}");
+    ["lent_bytes", "write_bytes"].map(|field| number(&client["route"], field))
 }
 
 #[test]

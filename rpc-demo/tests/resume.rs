@@ -70,7 +70,8 @@ fn only_whole(store: &Path, tree: &Path) -> usize {
 
 #[track_caller]
 fn wire(json: &serde_json::Value, route: &str) -> u64 {
-    ["write_bytes", "send_bytes", "tcp_bytes"].iter().map(|field| number(&json[route], field)).sum()
+    let ways = ["write_bytes", "lent_bytes", "send_bytes", "tcp_bytes"];
+    ways.iter().map(|field| number(&json[route], field)).sum()
 }
 
 /// Everything was transferred, and only the missing part was sent.

@@ -169,12 +169,16 @@ pub(crate) struct Parallel {
     pub(crate) jobs: u16,
 }
 
-/// How files are read and written.
+/// How files are read and written, and how their bytes reach a process of this host.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Files {
     /// Read and write files through the page cache, not by O_DIRECT and io_uring.
     #[arg(long, env = "RPC_DEMO_NO_DIRECT", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) no_direct: bool,
+
+    /// Lend no memory to this user's processes on this host, but copy to them.
+    #[arg(long, env = "RPC_DEMO_NO_LEND", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) no_lend: bool,
 }
 
 impl Files {
@@ -182,6 +186,9 @@ impl Files {
     pub(crate) fn apply(self) {
         if self.no_direct {
             crate::disk::forbid();
+        }
+        if self.no_lend {
+            crate::disk::lend_nothing();
         }
     }
 }

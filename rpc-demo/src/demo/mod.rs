@@ -145,8 +145,16 @@ impl Demonstration<'_> {
         let said = if best == TCP {
             format!("demo: no better path than TCP here: path {}", put.shown)
         } else {
-            let [up, down] = [&put, &get].map(|done| done.write_share * 100.0);
-            format!("demo: {up:.1} % of put and {down:.1} % of get by WRITE, path {}", put.shown)
+            let shares = |of: fn(&Done) -> f64| {
+                let [up, down] = [&put, &get].map(|done| of(done) * 100.0);
+                format!("{up:.1} % of put and {down:.1} % of get")
+            };
+            let written = shares(|done| done.write_share);
+            let lent = match put.lent_share + get.lent_share > 0.0 {
+                true => format!("{} lent, ", shares(|done| done.lent_share)),
+                false => String::new(),
+            };
+            format!("demo: {lent}{written} by WRITE, path {}", put.shown)
         };
         if best == TCP {
             self.report.tcp.add(put.run, get.run);

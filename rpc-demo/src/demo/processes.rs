@@ -71,6 +71,7 @@ struct SaidRoute {
     path: String,
     shown: String,
     write_bytes: u64,
+    lent_bytes: u64,
     send_bytes: u64,
     tcp_bytes: u64,
     copied_bytes: u64,
@@ -86,6 +87,8 @@ pub(super) struct Done {
     pub(super) shown: String,
     /// The fraction of the payload that was carried by WRITEs, 0.0 to 1.0.
     pub(super) write_share: f64,
+    /// The fraction that the receiver read where the sender had it, 0.0 to 1.0.
+    pub(super) lent_share: f64,
 }
 
 impl Processes {
@@ -264,7 +267,8 @@ impl Said {
                 cpu_seconds: costs.cpu_seconds + server.cpu_seconds,
                 copied_bytes: files[0] + files[1] + transport + route.between(),
             },
-            write_share: route.write_bytes as f64 / (route.payload() as f64).max(1.0),
+            write_share: route.share(route.write_bytes),
+            lent_share: route.share(route.lent_bytes),
             path: route.path,
             shown: route.shown,
         }
@@ -272,13 +276,15 @@ impl Said {
 }
 
 impl SaidRoute {
-    fn payload(&self) -> u64 {
-        self.write_bytes + self.send_bytes + self.tcp_bytes
+    /// The fraction of the payload that `bytes` are, 0.0 to 1.0.
+    fn share(&self, bytes: u64) -> f64 {
+        let all = self.write_bytes + self.lent_bytes + self.send_bytes + self.tcp_bytes;
+        bytes as f64 / (all as f64).max(1.0)
     }
 
     /// Bytes that processors copied between the two ends. A WRITE to shared memory is one copy.
     /// Over TCP the kernel copies into one socket and out of the other. A device's WRITE is no
-    /// copy.
+    /// copy, and what is lent is not copied.
     fn between(&self) -> u64 {
         let written = if self.path == "shm" { self.write_bytes } else { 0 };
         written + 2 * self.tcp_bytes
@@ -289,12 +295,12 @@ impl SaidRoute {
 mod tests {
     use super::*;
 
-    fn said(path: &str, write_bytes: u64, tcp_bytes: u64) -> Said {
+    fn said(path: &str, write_bytes: u64, lent_bytes: u64, tcp_bytes: u64) -> Said {
         let text = format!(
             r#"{{"command": "put", "bytes": 1000, "seconds": 2.0,
                 "costs": {{"cpu_seconds": 0.5, "file_read_bytes": 1000, "file_written_bytes": 0}},
                 "route": {{"path": "{path}", "shown": "{path} (x)", "write_bytes": {write_bytes},
-                    "send_bytes": 10, "tcp_bytes": {tcp_bytes}, "copied_bytes": 7}}}}"#
+                    "lent_bytes": {lent_bytes}, "send_bytes": 10, "tcp_bytes": {tcp_bytes}, "copied_bytes": 7}}}}"#
         );
         parse(&text).unwrap()
     }
@@ -307,7 +313,7 @@ mod tests {
     #[test]
     fn both_ends_and_the_way_between_count() {
         let (before, after) = (spent(1.0, 50, 5), spent(2.0, 1050, 25));
-        let shm = said("shm", 990, 0).done(&before, &after);
+        let shm = said("shm", 990, 0, 0).done(&before, &after);
         // Read, written, copied by the transport at each end, and the WRITE.
         assert_eq!(shm.run.copied_bytes, 1000 + 1000 + 7 + 20 + 990);
         assert_eq!((shm.run.bytes, shm.run.seconds, shm.run.cpu_seconds), (1000, 2.0, 1.5));
@@ -315,9 +321,12 @@ mod tests {
             (shm.path.as_str(), shm.shown.as_str(), shm.write_share),
             ("shm", "shm (x)", 0.99)
         );
-        let verbs = said("verbs", 990, 0).done(&before, &after);
+        let lent = said("shm", 90, 900, 0).done(&before, &after);
+        assert_eq!(lent.run.copied_bytes, 1000 + 1000 + 7 + 20 + 90);
+        assert_eq!((lent.write_share, lent.lent_share), (0.09, 0.9));
+        let verbs = said("verbs", 990, 0, 0).done(&before, &after);
         assert_eq!(verbs.run.copied_bytes, 1000 + 1000 + 7 + 20);
-        let tcp = said("tcp", 0, 990).done(&before, &after);
+        let tcp = said("tcp", 0, 0, 990).done(&before, &after);
         assert_eq!(tcp.run.copied_bytes, 1000 + 1000 + 7 + 20 + 2 * 990);
         assert_eq!(tcp.write_share, 0.0);
     }

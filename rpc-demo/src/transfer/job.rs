@@ -43,7 +43,6 @@ struct Counts {
 impl Job {
     /// `total` in bytes, if known.
     pub(crate) fn new(verb: Verb, transfer: &cli::Transfer, total: Option<u64>) -> Job {
-        transfer.files.apply();
         Job {
             verb,
             jobs: transfer.parallel.jobs,
