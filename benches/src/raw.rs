@@ -3,32 +3,49 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use tonic_rdma::FabricKind;
 use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits};
 use tonic_rdma_fabric::{Addr, Fabric, Lending, LinkError, ShmAccess, ShmAddr};
 use tonic_rdma_memory::{Pool, PoolConfig};
 
 use crate::measure::{Round, latencies, throughput};
+use crate::service::MAX_REPLY;
 use crate::session::RowRunner;
 use crate::work::{Kind, Row, SMALL};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a measured WRITE in bytes. Soft-RoCE carries at most 8 MiB.
 const MAX_WRITE: usize = 4 << 20;
-/// Number of target buffers of [`MAX_WRITE`] bytes. WRITEs in flight go to different memory, like
-/// messages that have not been read yet, so they do not share cache lines.
+/// Number of target buffers of a message each, at least [`MAX_WRITE`] bytes. WRITEs in flight go to
+/// different memory, like messages that have not been read yet, so they do not share cache lines.
 const N_TARGETS: usize = 8;
 /// WRITEs in flight for rows that do not specify it.
 const DEFAULT_WINDOW: usize = 16;
 
-const LIMITS: Limits =
-    Limits { places: N_TARGETS, place_len: MAX_WRITE, landing_part: 1, requested: u64::MAX };
+/// What an end does where messages have up to `message` bytes: targets have that length, and longer
+/// messages than a WRITE are sent from as much, as calls do.
+fn limits(message: usize) -> Limits {
+    Limits {
+        places: N_TARGETS,
+        place_len: message,
+        landing_part: 1,
+        source_len: if message > MAX_WRITE { message } else { 0 },
+        requested: u64::MAX,
+    }
+}
 
-/// Echoes SENDs, and grants memory for WRITEs, until the process ends.
+/// A pool for that. What is not used is not allocated.
+fn pool(message: usize, fabric: &Fabric) -> anyhow::Result<Pool> {
+    let landing = N_TARGETS * message;
+    let size = PoolConfig::default().total(2 * landing).landing(landing).send(landing / 2);
+    Ok(Pool::new(size, fabric.registrar())?)
+}
+
+/// Echoes SENDs, and grants memory for WRITEs, to one client after another.
 ///
 /// # Errors
-/// The fabric is not available, or the client disconnected early.
+/// The fabric is not available, or a connection failed.
 pub async fn serve(
     kind: FabricKind,
     addr: SocketAddr,
@@ -40,25 +57,32 @@ pub async fn serve(
         }
         _ => (Fabric::at(addr.ip())?, SocketAddr::new(addr.ip(), 0).into()),
     };
-    let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
     let mut listener = fabric.listen(&at)?;
     ready(match listener.local_addr() {
         Addr::Shm(name) => name.name().to_owned(),
         other => other.to_string(),
     });
-    let incoming = listener.accept().await?;
-    let link = incoming.accept(&bare::config(), &pool, b"", TIMEOUT).await?;
-    match bare::serve(link, pool, LIMITS).await {
-        Err(BareError::Link(LinkError::Disconnected { .. })) => Ok(()),
-        ended => Ok(ended?),
+    loop {
+        let incoming = listener.accept().await?;
+        // As long as its client asks for.
+        let pool = pool(MAX_REPLY, &fabric)?;
+        let link = incoming.accept(&bare::config(), &pool, b"", TIMEOUT).await?;
+        match bare::serve(link, pool, limits(MAX_REPLY)).await {
+            Err(BareError::Link(LinkError::Disconnected { .. })) => {}
+            ended => ended?,
+        }
     }
 }
 
 /// The client's end.
 #[derive(Debug)]
 pub struct Raw {
-    bare: Bare,
-    path: String,
+    fabric: Fabric,
+    addr: Addr,
+    /// None while it is opened anew.
+    bare: Option<Bare>,
+    /// Bytes of its targets.
+    target: usize,
 }
 
 impl Raw {
@@ -77,13 +101,18 @@ impl Raw {
                 (Fabric::toward(addr, None, None, TIMEOUT).await?, addr.into())
             }
         };
-        let pool = Pool::new(PoolConfig::default(), fabric.registrar())?;
-        let connected = fabric.connect(&addr, &bare::config(), &pool, b"", TIMEOUT).await?;
-        let bare = Bare::open(connected.link, pool, LIMITS).await?;
-        ensure!(bare.longest() == MAX_WRITE, "no landing memory for WRITEs of {MAX_WRITE} bytes");
-        let path = format!("raw {} ({})", fabric.provider(), fabric.name());
-        Ok(Self { bare, path })
+        let bare = Some(open(&fabric, &addr, MAX_WRITE).await?);
+        Ok(Self { fabric, addr, bare, target: MAX_WRITE })
     }
+}
+
+/// A connection whose targets have `target` bytes each.
+async fn open(fabric: &Fabric, addr: &Addr, target: usize) -> anyhow::Result<Bare> {
+    let pool = pool(target, fabric)?;
+    let connected = fabric.connect(addr, &bare::config(), &pool, b"", TIMEOUT).await?;
+    let bare = Bare::open(connected.link, pool, limits(target)).await?;
+    ensure!(bare.longest() == target, "no landing memory for messages of {target} bytes");
+    Ok(bare)
 }
 
 impl RowRunner for Raw {
@@ -94,20 +123,31 @@ impl RowRunner for Raw {
 
     /// Fabric and device.
     fn path(&self) -> String {
-        self.path.clone()
+        format!("raw {} ({})", self.fabric.provider(), self.fabric.name())
     }
 
-    async fn prepare(&mut self, _: &Row) -> anyhow::Result<()> {
+    async fn prepare(&mut self, row: &Row) -> anyhow::Result<()> {
+        let size = if let Kind::Bulk { size, .. } = row.kind { size } else { 0 };
+        let target = size.max(MAX_WRITE);
+        if self.bare.is_none() || self.target != target {
+            // The server has one client at a time.
+            if let Some(bare) = self.bare.take() {
+                bare.close();
+            }
+            self.bare = Some(open(&self.fabric, &self.addr, target).await?);
+            self.target = target;
+        }
         Ok(())
     }
 
     async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
+        let bare = self.bare.as_mut().context("the row was not prepared")?;
         let (size, in_flight) = match row.kind {
             Kind::Latency => {
                 let mut times = Vec::with_capacity(row.calls);
                 for _ in 0..row.calls {
                     let begin = Instant::now();
-                    self.bare.echo(SMALL, 1, 1).await?;
+                    bare.echo(SMALL, 1, 1).await?;
                     times.push(begin.elapsed());
                 }
                 times.sort_unstable();
@@ -121,7 +161,7 @@ impl RowRunner for Raw {
         let (piece, pieces) = (size.min(MAX_WRITE), size.div_ceil(MAX_WRITE));
         let begin = Instant::now();
         // It returns when all has arrived.
-        self.bare.write(piece, row.calls * pieces, in_flight * pieces).await?;
+        bare.write(piece, row.calls * pieces, in_flight * pieces).await?;
         Ok(throughput(row.calls, size, begin.elapsed()))
     }
 }

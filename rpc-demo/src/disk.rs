@@ -28,6 +28,8 @@ const ENTRIES: u32 = 128;
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 /// The first reason for the page cache.
 static REASON: Mutex<Option<String>> = Mutex::new(None);
+/// Whether pieces were too short: the reason if there is no other.
+static SHORT: AtomicBool = AtomicBool::new(false);
 
 /// `--no-direct`: every file goes through the page cache.
 pub(crate) fn forbid() {
@@ -66,6 +68,11 @@ pub(crate) fn check() -> Result<(), String> {
 pub(crate) fn cached(reason: &str) {
     let mut first = REASON.lock().unwrap_or_else(PoisonError::into_inner);
     first.get_or_insert_with(|| reason.to_owned());
+}
+
+/// Records that a piece of a file goes through the page cache because it is short.
+pub(crate) fn too_short() {
+    SHORT.store(true, Ordering::Relaxed);
 }
 
 /// Whether to read a file only or to write it, too.
@@ -211,6 +218,8 @@ impl Disk {
         let direct_bytes = costs.direct_read_bytes + costs.direct_written_bytes;
         let cached_bytes = costs.file_read_bytes + costs.file_written_bytes;
         let reason = REASON.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let short = || "files, their ends, and messages of less than 64 KiB".to_owned();
+        let reason = reason.or_else(|| SHORT.load(Ordering::Relaxed).then(short));
         Disk { direct_bytes, cached_bytes, reason: reason.filter(|_| cached_bytes > 0) }
     }
 }

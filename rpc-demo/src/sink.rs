@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::costs;
 use crate::digest::Digest;
-use crate::disk::{Access, Direct, MIN_LEN};
+use crate::disk::{self, Access, Direct, MIN_LEN};
 use crate::source::BLOCK;
 
 /// Chunks queued for the disk, in addition to the one being written.
@@ -44,6 +44,7 @@ impl Written {
     /// The bytes at the start of a chunk that can be written past the page cache, and how.
     fn direct(&self, offset: u64, chunk: &[u8]) -> Option<(&Direct, usize)> {
         if (chunk.len() as u64) < MIN_LEN {
+            disk::too_short();
             return None;
         }
         let open = || Direct::open(&self.file, Access::Write);

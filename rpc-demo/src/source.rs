@@ -136,9 +136,11 @@ fn directly(
     let chunk = chunk - chunk % disk::ALIGN as usize;
     if buffers.pool.is_none() {
         disk::cached("over TCP there is no memory of a device");
-    } else if length < disk::MIN_LEN {
-        disk::cached("short files and pipes");
-    } else if !offset.is_multiple_of(disk::ALIGN) || chunk == 0 {
+    } else if matches!(extent, Extent::Stream | Extent::Whole(None)) {
+        disk::cached("pipes");
+    } else if length.min(chunk as u64) < disk::MIN_LEN {
+        disk::too_short();
+    } else if !offset.is_multiple_of(disk::ALIGN) {
         disk::cached("a range does not begin at a multiple of 4096");
     } else {
         return Direct::open(file, Access::Read).map(|direct| (direct, chunk));

@@ -52,6 +52,11 @@ pub(crate) fn by_path(mut command: Command) -> Command {
     command
 }
 
+/// Whether the tests run over an RDMA device.
+pub(crate) fn is_over_device() -> bool {
+    place().1.is_some()
+}
+
 pub(crate) fn by_shm() -> bool {
     std::env::var_os("RPC_DEMO_TEST_SHM").is_some()
 }

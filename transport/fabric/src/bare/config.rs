@@ -26,19 +26,24 @@ pub struct Limits {
     /// Places for WRITEs, at most 16. WRITEs in flight go to different ones, as messages that have
     /// not been read yet do.
     pub places: usize,
-    /// Bytes of each: the longest WRITE.
+    /// Bytes of each: the longest WRITE. The accepting end grants no longer ones than it was
+    /// granted.
     pub place_len: usize,
     /// The part of the pool's landing memory that they may take together, as one of so many. Where
     /// that is less than one place, places are shorter. Calls have the rest, and what a bare
     /// connection has it keeps while others wait.
     pub landing_part: usize,
+    /// Bytes of memory that WRITEs are taken from, in turn; as many as one WRITE has if that is
+    /// more.
+    pub source_len: usize,
     /// Bytes that one request may have this end WRITE.
     pub requested: u64,
 }
 
 impl Default for Limits {
-    /// 8 places of 1 MiB, an eighth of the landing memory, 1 GiB a request.
+    /// 8 places of 1 MiB, an eighth of the landing memory, one source for all WRITEs, 1 GiB a
+    /// request.
     fn default() -> Self {
-        Self { places: 8, place_len: 1 << 20, landing_part: 8, requested: 1 << 30 }
+        Self { places: 8, place_len: 1 << 20, landing_part: 8, source_len: 0, requested: 1 << 30 }
     }
 }

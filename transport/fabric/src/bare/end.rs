@@ -26,6 +26,7 @@ pub(super) struct End {
     link: AnyLink,
     /// The bytes of WRITEs, in memory of the pool.
     source: Bytes,
+    limits: Limits,
     /// What the other end may WRITE to. Never read.
     landing: Vec<LandingBuf>,
     /// Bytes of each of them.
@@ -43,10 +44,11 @@ pub(super) struct End {
 }
 
 impl End {
-    pub(super) fn new(link: AnyLink, pool: Pool) -> Self {
+    pub(super) fn new(link: AnyLink, pool: Pool, limits: Limits) -> Self {
         Self {
             link,
             source: Bytes::new(),
+            limits,
             landing: Vec::new(),
             granted: 0,
             pool,
@@ -133,14 +135,15 @@ impl End {
         self.send().await
     }
 
-    /// Leases places, and tells the other end of them.
-    pub(super) async fn send_places(&mut self, limits: Limits) -> Result<(), BareError> {
+    /// Leases places, of at most `longest` bytes each, and tells the other end of them.
+    pub(super) async fn send_places(&mut self, longest: usize) -> Result<(), BareError> {
+        let limits = self.limits;
         let budget = self.pool.config().landing / limits.landing_part.max(1);
-        let mut len = limits.place_len;
+        let mut len = limits.place_len.min(longest);
         while len > budget && len > SHORTEST {
             len = (len / 4).max(SHORTEST);
         }
-        let places = limits.places.min(MAX_PLACES).min(budget / len.max(1));
+        let places = limits.places.min(MAX_PLACES).min(budget.checked_div(len).unwrap_or_default());
         let mut landing = self.pool.landing_up_to(places * len);
         while self.landing.len() < places {
             let Some(place) = landing.alloc_spare(len)? else { break };
@@ -171,6 +174,7 @@ impl End {
     /// Bytes of pool memory to WRITE from, at least `len`.
     fn fill(&mut self, len: usize) -> Result<(), BareError> {
         if self.source.len() < len {
+            let len = len.max(self.limits.source_len);
             let mut buf = self.pool.try_alloc(len)?;
             buf.put_bytes(0xa5, len);
             self.source = buf.freeze();
@@ -197,7 +201,7 @@ impl End {
             return Err(BareError::TooLong { len, longest: self.longest_place() });
         }
         self.fill(len)?;
-        let source = self.source.slice(..len);
+        let sources = self.source.len() / len.max(1);
         let window = window as u64;
         // Earlier SENDs may not have been reported yet.
         let first = self.queued;
@@ -205,7 +209,10 @@ impl End {
         for turn in 1_u64.. {
             while self.queued < last && self.queued - self.done.max(first) < window {
                 let in_flight = self.queued - self.done.max(first);
-                let (remote_addr, rkey) = parts[(self.queued - first) as usize % parts.len()];
+                let at = (self.queued - first) as usize;
+                let (remote_addr, rkey) = parts[at % parts.len()];
+                let from = at.checked_rem(sources).unwrap_or_default() * len;
+                let source = self.source.slice(from..from + len);
                 let src = self.pool.resolve(&source).ok_or(BareError::NoSource)?;
                 let work = Work::Write { src: WriteSource::Bytes(src), remote_addr, rkey };
                 // The last WRITE before a wait must be signaled.

@@ -30,7 +30,7 @@ use crate::provider::AnyLink;
 /// # Cancel safety
 /// Dropping the future ends the connection.
 pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), BareError> {
-    let mut end = End::new(link, pool);
+    let mut end = End::new(link, pool, limits);
     loop {
         match end.receive().await? {
             Message::Echo => end.send_back().await?,
@@ -39,7 +39,8 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), Bare
             }
             Message::Places(places) => {
                 end.set_places(places);
-                end.send_places(limits).await?;
+                // WRITEs go both ways in the same way.
+                end.send_places(end.longest_place()).await?;
             }
             Message::Write(writes) => {
                 let wanted = u64::from(writes.len) * u64::from(writes.count);
@@ -70,8 +71,8 @@ impl Bare {
     /// # Errors
     /// The link fails, memory cannot be registered, or the other end does not serve.
     pub async fn open(link: AnyLink, pool: Pool, limits: Limits) -> Result<Self, BareError> {
-        let mut end = End::new(link, pool);
-        end.send_places(limits).await?;
+        let mut end = End::new(link, pool, limits);
+        end.send_places(limits.place_len).await?;
         match end.receive().await? {
             Message::Places(places) => end.set_places(places),
             message => return Err(BareError::Message(format!("{message:?}"))),

@@ -6,8 +6,14 @@ use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits};
 
 use super::*;
 
-const LIMITS: Limits =
-    Limits { places: 4, place_len: 64 << 10, landing_part: 8, requested: 1 << 24 };
+/// WRITEs of less than the longest take turns in where they are taken from.
+const LIMITS: Limits = Limits {
+    places: 4,
+    place_len: 64 << 10,
+    landing_part: 8,
+    source_len: 64 << 10,
+    requested: 1 << 24,
+};
 
 async fn links(server: &Side, client: &Side) -> (AnyLink, AnyLink) {
     let (s, c) = pair_over(&mut server.listen(), server, client, &bare::config()).await;
@@ -50,8 +56,9 @@ pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &
     let ended = served(server, client, async |link| {
         let small = Limits { place_len: 4096, ..LIMITS };
         let mut bare = Bare::open(link, client.pool.clone(), small).await.unwrap();
+        // No longer ones than the peer was granted.
         assert_eq!(bare.longest(), 4096);
-        let named = "no place for a WRITE of 1048576 bytes: the longest one of the peer has 65536";
+        let named = "no place for a WRITE of 1048576 bytes: the longest one of the peer has 4096";
         assert_eq!(bare.write(1 << 20, 1, 1).await.unwrap_err().to_string(), named);
         let error = bare.written(8192, 1, 1).await.unwrap_err();
         assert!(matches!(error, BareError::TooLong { len: 8192, longest: 4096 }), "{error}");
