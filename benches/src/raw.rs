@@ -10,7 +10,6 @@ use tonic_rdma_fabric::{Addr, Fabric, Lending, LinkError, ShmAccess, ShmAddr};
 use tonic_rdma_memory::{Pool, PoolConfig};
 
 use crate::measure::{Round, latencies, throughput};
-use crate::service::MAX_REPLY;
 use crate::session::RowRunner;
 use crate::work::{Kind, Row, SMALL};
 
@@ -42,13 +41,15 @@ fn pool(message: usize, fabric: &Fabric) -> anyhow::Result<Pool> {
     Ok(Pool::new(size, fabric.registrar())?)
 }
 
-/// Echoes SENDs, and grants memory for WRITEs, to one client after another.
+/// Echoes SENDs, and grants memory for messages of up to `longest` bytes, to one client after
+/// another.
 ///
 /// # Errors
 /// The fabric is not available, or a connection failed.
 pub async fn serve(
     kind: FabricKind,
     addr: SocketAddr,
+    longest: usize,
     ready: impl FnOnce(String),
 ) -> anyhow::Result<()> {
     let (fabric, at): (Fabric, Addr) = match kind {
@@ -65,9 +66,9 @@ pub async fn serve(
     loop {
         let incoming = listener.accept().await?;
         // As long as its client asks for.
-        let pool = pool(MAX_REPLY, &fabric)?;
+        let pool = pool(longest, &fabric)?;
         let link = incoming.accept(&bare::config(), &pool, b"", TIMEOUT).await?;
-        match bare::serve(link, pool, limits(MAX_REPLY)).await {
+        match bare::serve(link, pool, limits(longest)).await {
             Err(BareError::Link(LinkError::Disconnected { .. })) => {}
             ended => ended?,
         }

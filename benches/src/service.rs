@@ -302,7 +302,7 @@ pub async fn serve(
                 .await?;
         }
         (Transport::Raw(kind), ListenAddr::Ip(addr)) => {
-            raw::serve(kind, addr, |at| ready(unmetered(at))).await?
+            raw::serve(kind, addr, largest_reply, |at| ready(unmetered(at))).await?
         }
         (Transport::Copy(_), _) => {
             ready(unmetered("nobody".to_owned()));

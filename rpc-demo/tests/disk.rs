@@ -1,6 +1,6 @@
 //! Large files go past the page cache where that can be had, and through it elsewhere; the program
-//! says which. Over shared memory, on the file system of the build; in the guest over a device, on a
-//! disk of its own (tests/guest/run --device rxe --disk 1G).
+//! says which. Over shared memory, on the file system of the build; in the guest over a device, on
+//! a disk of its own (tests/guest/run --device rxe --disk 1G).
 
 #![allow(clippy::unwrap_used)]
 
@@ -142,7 +142,7 @@ fn put_counted(flags: &[&str]) -> [u64; 2] {
     let by = |field| number(&after, field) - number(&before, field);
     let cached = number(&client["disk"], "cached_bytes");
     assert_eq!(number(&client["disk"], "direct_bytes") + cached, LEN as u64, "{client}");
-    // A last message of less than 64 KiB, where the pool is so small that they do not divide 64 MiB.
+    // A last message of less than 64 KiB, where they do not divide 64 MiB.
     let ends = [cached, by("file_written_bytes")];
     assert!(ends.iter().all(|end| *end < 64 << 10), "{ends:?} bytes through the page cache");
     assert_eq!(by("direct_written_bytes") + by("file_written_bytes"), LEN as u64);

@@ -1,5 +1,5 @@
-//! A disk that has no room, in the guest, which has a small one: written past the page cache, at the
-//! server and at the client, from memory that is registered with a device.
+//! A disk that has no room, in the guest, which has a small one: written past the page cache, at
+//! the server and at the client, from memory that is registered with a device.
 //!
 //! ```text
 //! tests/guest/run --device rxe --disk 256M --env TONIC_RDMA=verbs -- target/.../disk_full-HASH
