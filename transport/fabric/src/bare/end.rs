@@ -201,7 +201,7 @@ impl End {
             return Err(BareError::TooLong { len, longest: self.longest_place() });
         }
         self.fill(len)?;
-        let sources = self.source.len() / len.max(1);
+        let sources = self.limits.source_len.max(len) / len.max(1);
         let window = window as u64;
         // Earlier SENDs may not have been reported yet.
         let first = self.queued;
