@@ -320,50 +320,76 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
 }
 
 /// A bound on a ratio: `latency-64:shm/tonic-tcp<=0.35`, or with an allocator
-/// `up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3`.
+/// `up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3`; or on the copies of a byte:
+/// `up-1MiB-x8:verbs-kept:copies<=0.01`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
     row: String,
-    a: Variant,
-    b: Variant,
+    what: What,
     at_most: bool,
     limit: f64,
+}
+
+/// What is bounded.
+#[derive(Clone, Debug, PartialEq)]
+enum What {
+    /// The first's median, of the second's.
+    Ratio(Variant, Variant),
+    Copies(Variant),
 }
 
 impl FromStr for Bound {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
-        let form = "a bound has the form ROW:CONTENDER/CONTENDER<=NUMBER, or >=";
+        let form = "a bound has the form ROW:CONTENDER/CONTENDER<=NUMBER, or \
+                    ROW:CONTENDER:copies<=NUMBER, or either with >=";
         let (row, rest) = text.split_once(':').context(form)?;
-        let (at_most, (names, limit)) = match (rest.split_once("<="), rest.split_once(">=")) {
+        let (at_most, (bounded, limit)) = match (rest.split_once("<="), rest.split_once(">=")) {
             (Some(parts), _) => (true, parts),
             (None, Some(parts)) => (false, parts),
             (None, None) => anyhow::bail!(form),
         };
-        let (a, b) = names.split_once('/').context(form)?;
         let variant = |name: &str| name.parse().map_err(|e| anyhow::anyhow!("{name}: {e}"));
+        let what = match (bounded.split_once('/'), bounded.strip_suffix(":copies")) {
+            (Some((a, b)), None) => What::Ratio(variant(a)?, variant(b)?),
+            (None, Some(name)) => What::Copies(variant(name)?),
+            _ => anyhow::bail!(form),
+        };
         let limit = limit.parse().with_context(|| format!("{limit} is no number"))?;
-        Ok(Self { row: row.to_owned(), a: variant(a)?, b: variant(b)?, at_most, limit })
+        Ok(Self { row: row.to_owned(), what, at_most, limit })
     }
 }
 
 impl Bound {
-    /// Fails if the ratio violates the bound, or cannot be computed.
+    /// Fails if the figure violates the bound, or was not measured.
     ///
     /// # Errors
-    /// The bound, and the actual ratio.
+    /// The bound, and the actual figure.
     pub fn check(&self, results: &[RowResult]) -> anyhow::Result<()> {
-        let Self { row, a, b, at_most, limit } = self;
+        let Self { row, what, at_most, limit } = self;
         let result = results.iter().find(|r| r.row.name() == *row);
         let result = result.with_context(|| format!("there is no row {row} in this run"))?;
-        let ratio = result
-            .ratio(*a, *b)
-            .with_context(|| format!("{row}: {a} and {b} did not both finish"))?;
-        let kept = if *at_most { ratio <= *limit } else { ratio >= *limit };
+        let (figure, found) = match what {
+            What::Ratio(a, b) => {
+                let ratio = result.ratio(*a, *b);
+                let ratio =
+                    ratio.with_context(|| format!("{row}: {a} and {b} did not both finish"))?;
+                (ratio, format!("{a} is {ratio:.2} times {b}"))
+            }
+            What::Copies(of) => {
+                let cell = result.cells.iter().find(|cell| cell.variant == *of);
+                let copies = cell.and_then(|cell| cell.counted.copies);
+                let copies = copies.with_context(|| {
+                    format!("{row}: the copies of {of} were not counted, as --counts does")
+                })?;
+                (copies, format!("{of} copies each byte {copies:.4} times"))
+            }
+        };
+        let kept = if *at_most { figure <= *limit } else { figure >= *limit };
         let sign = if *at_most { "at most" } else { "at least" };
-        ensure!(kept, "{row}: {a} is {ratio:.2} times {b}, {sign} {limit} wanted");
-        println!("{row}: {a} is {ratio:.2} times {b}, {sign} {limit} wanted: kept");
+        ensure!(kept, "{row}: {found}, {sign} {limit} wanted");
+        println!("{row}: {found}, {sign} {limit} wanted: kept");
         Ok(())
     }
 }
@@ -445,6 +471,14 @@ mod tests {
         check("latency-64:shm+mimalloc/tonic-tcp+mimalloc<=2").unwrap();
         let error = check("latency-64:shm/tonic-tcp<=2").unwrap_err().to_string();
         assert_eq!(error, "latency-64: shm is 3.00 times tonic-tcp, at most 2 wanted");
+        let error = check("latency-64:shm:copies<=0.5").unwrap_err().to_string();
+        assert_eq!(error, "latency-64: the copies of shm were not counted, as --counts does");
+        let mut counted = results.clone();
+        counted[0].cells.iter_mut().for_each(|cell| cell.counted.copies = Some(0.75));
+        let check = |text: &str| text.parse::<Bound>().unwrap().check(&counted);
+        check("latency-64:shm:copies>=0.75").unwrap();
+        let error = check("latency-64:shm:copies<=0.5").unwrap_err().to_string();
+        assert_eq!(error, "latency-64: shm copies each byte 0.7500 times, at most 0.5 wanted");
         let (origin, machine) = (Origin::here(""), Machine::here(&[]).unwrap());
         let run = Run { origin, machine, notes: vec![], results: results.into() };
         let json: serde_json::Value = serde_json::from_str(&json(&run).unwrap()).unwrap();
@@ -456,8 +490,16 @@ mod tests {
 
     #[test]
     fn a_bad_bound_says_what_is_wrong() {
-        for bad in ["", "a:b<=1", "latency-64:shm/tonic-tcp=1", "latency-64:shm<=1", "x:shm/tcp<=y"]
-        {
+        for bad in [
+            "",
+            "a:b<=1",
+            "latency-64:shm/tonic-tcp=1",
+            "latency-64:shm<=1",
+            "x:shm/tcp<=y",
+            "latency-64:shm:pages<=1",
+            "latency-64:shm/tonic-tcp:copies<=1",
+            "latency-64:tcp:copies<=1",
+        ] {
             assert!(bad.parse::<Bound>().is_err(), "{bad}");
         }
     }
