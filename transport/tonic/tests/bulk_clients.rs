@@ -107,9 +107,9 @@ impl Bulk {
     }
 }
 
-/// Rounds of puts of which one has to be settled. Where other programs take the processors, a client
-/// that does not run for a while gives chunks up to others, and more are registered in that round;
-/// where chunks never settle they are in each.
+/// Rounds of puts of which one has to be settled. Where other programs take the processors, a
+/// client that does not run for a while gives chunks up to others, and more are registered in that
+/// round; where chunks never settle they are in each.
 const ROUNDS: usize = 3;
 
 /// What a round of puts took, after a warm-up.
