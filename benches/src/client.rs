@@ -30,6 +30,9 @@ enum Stub {
     ZeroCopy(pb::zero_copy::bench_client::BenchClient<Channel>),
 }
 
+/// Payloads whose memory stays registered: more than a row has.
+const MAX_REGISTERED: usize = 4;
+
 /// A connection to a contender's server, and a stub over it.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -40,7 +43,7 @@ pub struct Client {
     reads: bool,
     /// What long replies land in, if not in memory of the connection.
     buffers: Option<Buffers>,
-    /// Registrations of its payloads.
+    /// Registrations of its last payloads, latest first.
     registered: Arc<Mutex<Vec<PoolRegistration>>>,
 }
 
@@ -90,7 +93,7 @@ impl Client {
 
 impl Calls for Client {
     /// Allocated from the channel's pool if there is one, the codec supports it, and the contender
-    /// does not require heap memory. Registered memory stays so as long as the client.
+    /// does not require heap memory. The memory of the last few payloads stays registered.
     fn payload(&self, length: usize) -> Bytes {
         if self.source.is_pool()
             && (1..=self.source.max_pinned()).contains(&length)
@@ -104,7 +107,9 @@ impl Calls for Client {
         if let (Source::Registered, Channel::Ours(channel)) = (self.source, &self.channel) {
             match channel.pool().register(payload.clone()) {
                 Ok(registered) => {
-                    self.registered.lock().unwrap_or_else(PoisonError::into_inner).push(registered)
+                    let mut kept = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+                    kept.truncate(MAX_REGISTERED - 1);
+                    kept.insert(0, registered);
                 }
                 Err(error) => eprintln!("requests come from the heap: {error}"),
             }

@@ -498,7 +498,7 @@ mod tests {
             "x:shm/tcp<=y",
             "latency-64:shm:pages<=1",
             "latency-64:shm/tonic-tcp:copies<=1",
-            "latency-64:tcp:copies<=1",
+            "latency-64:nobody:copies<=1",
         ] {
             assert!(bad.parse::<Bound>().is_err(), "{bad}");
         }
