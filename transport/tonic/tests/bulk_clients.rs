@@ -107,16 +107,17 @@ impl Bulk {
     }
 }
 
-/// Rounds of puts of which one has to be settled. Where other programs take the processors, a
-/// client that does not run for a while gives chunks up to others, and more are registered in that
-/// round; where chunks never settle they are in each.
+/// Rounds of puts of which one has to be settled: beside six programs that never sleep, on two
+/// processors, single rounds had up to 1.4 registrations in 100 puts. Chunks that never settle are
+/// registered in each round.
 const ROUNDS: usize = 3;
+/// Registrations in 100 puts that no round may have.
+const MAX_UNSETTLED: u64 = 3;
 
 /// What a round of puts took, after a warm-up.
 struct Settled {
     puts: usize,
     registrations: u64,
-    copied: Copied,
     counts: Vec<usize>,
 }
 
@@ -130,7 +131,12 @@ async fn settled(n: usize, pool: Option<usize>, warm_up: usize, puts: usize) -> 
         let (registrations, copied) = (bulk.pool().await.registrations, bulk.copied());
         let (registrations, copied) = (registrations - before.0, copied - before.1);
         eprintln!("{n} clients, {pool:?}: {registrations} registrations, {copied}, {counts:?}");
-        let settled = Settled { puts, registrations, copied, counts };
+        let settled = Settled { puts, registrations, counts };
+        settled.assert_fair();
+        assert!(registrations * 100 <= MAX_UNSETTLED * puts as u64, "{registrations}");
+        if pool.is_none() {
+            assert_eq!(copied.pressure, 0, "{n} clients: {copied}");
+        }
         if round == ROUNDS || settled.registers_nothing() {
             return settled;
         }
@@ -158,8 +164,6 @@ impl Settled {
 async fn settles(n: usize) {
     let settled = settled(n, None, 300 + 16 * n, 800 + 16 * n).await;
     settled.assert_registers_nothing();
-    settled.assert_fair();
-    assert_eq!(settled.copied.pressure, 0, "{n} clients: {}", settled.copied);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -186,6 +190,5 @@ async fn chunks_settle_in_a_small_pool() {
     for (total, n) in [(8 * MIB, 1), (8 * MIB, 2), (64 * MIB, 8), (64 * MIB, 15)] {
         let settled = settled(n, Some(total), 300, 500).await;
         settled.assert_registers_nothing();
-        settled.assert_fair();
     }
 }
