@@ -212,7 +212,10 @@ pub fn full() -> Vec<Row> {
 
 /// The rows of messages that are longer than what lands at a time.
 pub fn long() -> Vec<Row> {
-    [Direction::Up, Direction::Down].map(|direction| bulk(64 << 20, direction, 8, 1 << 30)).into()
+    let rows = [8, 1].map(|in_flight| {
+        [Direction::Up, Direction::Down].map(|way| bulk(64 << 20, way, in_flight, 1 << 30))
+    });
+    rows.concat()
 }
 
 /// The rows of a message that is handed over: what the length of the message adds to a short call.
