@@ -45,7 +45,8 @@
 //!
 //! The field of a REQUEST is the message's longest field of type `bytes`, which the receiver may
 //! have land in memory of its own. It lies within the bytes wanted; both numbers are 0 if it is not
-//! known. After LANDS a server uses no standing grants for the stream.
+//! known. After LANDS a server uses no standing grants for the stream. A sender may send what lies
+//! around the field by DATA, and request memory for the field as if it were the message.
 //!
 //! A receiver's **modulus** is the larger of 64 and the alignment that its hello requires. The
 //! begin of a REQUEST is the required address of the first byte, modulo the modulus. The address of

@@ -1,5 +1,7 @@
 //! A piece of a body in segments.
 
+use std::cmp::Ordering;
+
 use bytes::Bytes;
 use smallvec::SmallVec;
 
@@ -182,6 +184,32 @@ impl Payload {
     pub(crate) fn field(&self) -> Option<Field> {
         let lead = self.lead().filter(|lead| lead.aligned)?;
         Some(Field { at: u32::try_from(lead.at).ok()?, len: u32::try_from(lead.len).ok()? })
+    }
+
+    /// Cuts off what lies around the [`field`](Self::field), if that is no more than `max` bytes:
+    /// what was in front of it, and behind it.
+    pub(crate) fn cut_to_field(&mut self, max: usize) -> Option<(Payload, Payload)> {
+        let field = self.field()?;
+        if self.len - field.len as usize > max {
+            return None;
+        }
+        let (mut head, mut tail) = (Payload::new(), Payload::new());
+        let mut at = 0;
+        let segments = std::mem::take(&mut self.segments).into_iter();
+        for segment in segments.skip(std::mem::take(&mut self.first)) {
+            let len = segment.bytes.len();
+            let part = match at.cmp(&(field.at as usize)) {
+                Ordering::Less => &mut head,
+                Ordering::Equal => &mut *self,
+                Ordering::Greater => &mut tail,
+            };
+            part.segments.push(segment);
+            at += len;
+        }
+        (head.len, self.len) = (field.at as usize, field.len as usize);
+        tail.len = at - head.len - self.len;
+        self.lendable = None;
+        Some((head, tail))
     }
 
     /// Length of the first segment, and whether it is pinned.

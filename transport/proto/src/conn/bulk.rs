@@ -5,6 +5,7 @@ use super::connection::Connection;
 use super::grants::MAX_REQUESTS;
 use super::phase::{self, Modulus};
 use super::stream::{Bulk, Out, PeerGrant, Request, SendHalf};
+use super::types::Side;
 use crate::error::Breach;
 use crate::frame::{Frame, MIN_GRANT};
 use crate::ids::GrantId;
@@ -23,18 +24,21 @@ impl Connection {
     /// would hold memory that the one in front may be waiting for.
     pub(super) fn prepare_bulk(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        if matches!(stream.out.front(), None | Some(Out::Eager { .. } | Out::Lend(_))) {
+        let requests_all = stream.peer_names;
+        let stops = |out: &Out| {
+            matches!(out, Out::Lend(_)) || (matches!(out, Out::Eager { .. }) && !requests_all)
+        };
+        if stream.out.front().is_none_or(stops) {
             return;
         }
         let (mut asked, mut waiting) = (false, false);
         let modulus = Modulus::of(self.peer.align);
-        let requests_all = stream.peer_names;
-        for out in stream.out.iter_mut().take(MAX_PREPARED) {
-            let bulk = match out {
-                Out::Headers { .. } => continue,
-                Out::Eager { .. } | Out::Lend(_) => break,
-                Out::Bulk(bulk) => bulk,
-            };
+        let bulks =
+            stream.out.iter_mut().take_while(|out| !stops(out)).filter_map(|out| match out {
+                Out::Bulk(bulk) => Some(bulk),
+                _ => None,
+            });
+        for bulk in bulks.take(MAX_PREPARED) {
             if !bulk.prepared {
                 bulk.prepared = true;
                 let window = if waiting || requests_all { 0 } else { stream.send_window };
@@ -110,8 +114,12 @@ impl Connection {
                     // that begin now.
                     *finish = self.write_ready.finish(grant.len.into()).max(*finish);
                 }
+                // No landing memory is that short: the peer has memory of its own for the field.
+                let names = grant.len < MIN_GRANT
+                    && bulk.field.is_some_and(|field| end == u64::from(field.at));
                 bulk.granted += u64::from(grant.len);
                 bulk.grants.push_back(grant);
+                self.peer_names_requests |= names && self.side == Side::Client;
             }
             None => return bad("nothing was asked for"),
         }

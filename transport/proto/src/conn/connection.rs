@@ -76,6 +76,8 @@ pub struct Connection {
     pub(super) resets: ResetLimit,
     /// The CLOSE frame, in [`Phase::Closing`].
     pub(super) close_frame: Option<Frame>,
+    /// The server has named memory for a request of this client.
+    pub(super) peer_names_requests: bool,
     /// The header table for sending, which the peer mirrors.
     pub(super) sent_fields: Sent,
     /// The header table for receiving, which mirrors the peer's.
@@ -140,6 +142,7 @@ impl Connection {
             n_answers: 0,
             resets: ResetLimit::new(config.max_streams, now),
             close_frame: None,
+            peer_names_requests: false,
             sent_fields: Sent::default(),
             received_fields: Received::default(),
             send_ready: VecDeque::new(),
@@ -379,7 +382,9 @@ impl Connection {
 
     pub(super) fn insert(&mut self, id: u32, recv: RecvHalf) -> usize {
         let out = self.free_queues.pop().unwrap_or_default();
-        let stream = Stream::new(id, recv, out, self.peer.stream_window, self.config.stream_window);
+        let mut stream =
+            Stream::new(id, recv, out, self.peer.stream_window, self.config.stream_window);
+        stream.peer_names = self.peer_names_requests;
         let key = self.streams.insert(stream);
         self.ids.insert(id, key);
         key

@@ -86,8 +86,7 @@ impl Connection {
             }
             (Some((key, at)), None) => {
                 if let Some(Out::Lend(lend)) = self.streams[key].out.remove(at) {
-                    let out = self.piece(lend.payload.not_lendable(), lend.end);
-                    self.streams[key].out.insert(at, out);
+                    self.queue_piece(key, at, lend.payload.not_lendable(), lend.end);
                 }
                 self.prepare_bulk(key);
                 self.mark_send(key);

@@ -3,7 +3,10 @@
 //!
 //! A REQUEST states where the message's longest `bytes` field lies. For a stream that names memory,
 //! the grants end where the field begins and ends: what lies around it lands in landing memory, and
-//! the field in the memory that is named, which counts in no window.
+//! the field in the memory that is named, which counts in no window. A sender that knows of it
+//! sends the few bytes around by DATA, and requests memory for the field alone, so that a message
+//! takes one grant instead of three: a server knows by LANDS, a client by the first grant that ends
+//! where a field begins.
 //!
 //! | the stream | on | next |
 //! |---|---|---|

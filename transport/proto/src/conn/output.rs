@@ -13,6 +13,9 @@ use crate::payload::Payload;
 
 /// Queued bytes of a stream from which on the driver should wait before queueing more.
 const HIGH_WATER_MARK: usize = 1 << 20;
+/// Bytes around a field, at most, that go by SEND to a peer that names memory for the field. A DATA
+/// frame of so many is not split.
+const MAX_AROUND: usize = 256;
 
 impl Connection {
     /// Opens a stream with a header block (client only). `end` means that no body follows.
@@ -109,10 +112,8 @@ impl Connection {
         if self.is_lendable(&payload) {
             self.queue_lendable(key, payload, end);
         } else {
-            let out = self.piece(payload, end);
-            let is_bulk = matches!(out, Out::Bulk(_));
-            self.streams[key].out.push_back(out);
-            if is_bulk {
+            let at = self.streams[key].out.len();
+            if self.queue_piece(key, at, payload, end) {
                 self.prepare_bulk(key);
             }
         }
@@ -120,12 +121,34 @@ impl Connection {
         Ok(())
     }
 
-    /// A piece of a body that goes by SEND, or by WRITE if it is longer than a SEND.
-    pub(super) fn piece(&self, payload: Payload, end: bool) -> Out {
-        match payload.len() <= self.eager_limit() {
-            true => Out::Eager { payload, end },
-            false => Out::Bulk(Box::new(Bulk::new(payload, end, self.peer.align))),
+    /// Queues a piece of a body at this place. It goes by SEND, or by WRITE if it is longer than a
+    /// SEND: true then. To a peer that names memory for the field, the few bytes around that go by
+    /// SEND, instead of in grants and WRITEs of their own.
+    pub(super) fn queue_piece(
+        &mut self,
+        key: usize,
+        at: usize,
+        mut payload: Payload,
+        end: bool,
+    ) -> bool {
+        let is_bulk = payload.len() > self.eager_limit();
+        let stream = &mut self.streams[key];
+        if !is_bulk {
+            stream.out.insert(at, Out::Eager { payload, end, around: false });
+            return false;
         }
+        let around = if stream.peer_names { payload.cut_to_field(MAX_AROUND) } else { None };
+        let (head, tail) = around.unwrap_or_default();
+        let ends = |tail: &Payload| end && tail.is_empty();
+        let bulk = Bulk::new(payload, ends(&tail), self.peer.align);
+        if !tail.is_empty() {
+            stream.out.insert(at, Out::Eager { payload: tail, end, around: true });
+        }
+        stream.out.insert(at, Out::Bulk(Box::new(bulk)));
+        if !head.is_empty() {
+            stream.out.insert(at, Out::Eager { payload: head, end: false, around: true });
+        }
+        true
     }
 
     /// Ends this side's half of the stream after the queued output.

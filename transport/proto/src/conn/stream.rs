@@ -135,6 +135,8 @@ pub(super) enum Out {
     Eager {
         payload: Payload,
         end: bool,
+        /// It lies around a field that goes by WRITE.
+        around: bool,
     },
     /// Boxed, because most elements are small ones of the other kinds.
     Bulk(Box<Bulk>),

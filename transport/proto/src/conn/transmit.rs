@@ -246,7 +246,7 @@ impl Connection {
                     stream.out.pop_front();
                     end
                 }
-                Some(Out::Eager { payload, end }) => {
+                Some(Out::Eager { payload, end, around }) => {
                     let allowed = payload.len().min(stream.send_window as usize);
                     if allowed == 0 && !payload.is_empty() {
                         return Composed::Idle;
@@ -254,7 +254,7 @@ impl Connection {
                     if room < allowed.min(MIN_SPLIT) {
                         return Composed::Full;
                     }
-                    let len = allowed.min(room);
+                    let (len, around) = (allowed.min(room), *around);
                     let last = payload.len() == len;
                     let end = *end && last;
                     message.add_data(id, end, len, payload);
@@ -263,6 +263,7 @@ impl Connection {
                         stream.out.pop_front();
                     }
                     self.stats.eager_sent += len as u64;
+                    self.stats.around_sent += if around { len as u64 } else { 0 };
                     self.sent_bytes(key, len);
                     end
                 }

@@ -280,6 +280,8 @@ pub struct Stats {
     pub messages_received: u64,
     /// Body bytes sent in control messages.
     pub eager_sent: u64,
+    /// Those of them that lie around a field which goes by WRITE.
+    pub around_sent: u64,
     /// Body bytes received in control messages.
     pub eager_received: u64,
     /// WRITEs handed out.
@@ -305,6 +307,11 @@ pub struct Stats {
 impl Stats {
     /// Minimum length of a long WRITE in bytes.
     pub const LONG_WRITE: usize = 4096;
+
+    /// Body bytes of short messages sent.
+    pub fn short_sent(&self) -> u64 {
+        self.eager_sent - self.around_sent
+    }
 
     /// Body bytes sent and received by any method.
     pub fn body_bytes(&self) -> u64 {

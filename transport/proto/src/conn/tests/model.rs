@@ -106,11 +106,12 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         2000..70_000usize,
         100_000..400_000usize
     ];
+    let front = prop_oneof![8 => 0..40usize, 1 => 250..262usize];
     let place = prop_oneof![Just(0usize), 0..64usize, 0..4096usize];
     let op = prop_oneof![
         4 => (prop_oneof![0..100usize, 100..5000usize], any::<bool>(), naming())
             .prop_map(|(block, end, naming)| Op::Open { block, end, naming }),
-        8 => (end.clone(), any::<Index>(), (0..40usize, place), len, any::<(bool, bool)>(), prop::bool::weighted(0.2)).prop_map(
+        8 => (end.clone(), any::<Index>(), (front, place), len, any::<(bool, bool)>(), prop::bool::weighted(0.2)).prop_map(
             |(end, stream, (front, place), len, (pinned, lend), last)| {
                 Op::Send { end, stream, front, place, len, pinned, lend, last }
             }
@@ -244,7 +245,9 @@ impl Model {
                 }
                 if p.ends[*end].conn.send_payload(id, payload, *last).is_ok() {
                     // Named memory lies where the application has it.
-                    if *end == CLIENT || !p.ends[CLIENT].naming.contains_key(&id.get()) {
+                    let receiver = &p.ends[1 - *end];
+                    let names = receiver.naming.contains_key(&id.get());
+                    if !names && !receiver.conn.config.names_requests {
                         p.aligned.push(bytes.clone());
                     }
                     let half = self.half(id, *end);
@@ -420,9 +423,17 @@ proptest! {
         ops in ops(),
         client in configs(),
         server in configs(),
+        names_requests in any::<bool>(),
         machines in machines(),
     ) {
-        let mut p = Pair::new(client, server, 0);
+        let mut p = Pair::new(client, Config { names_requests, ..server }, 0);
+        p.ends[SERVER].names = |id| match id.get() % 6 {
+            0 => None,
+            1 => Some(Naming::Refuse),
+            2 => Some(Naming::Late),
+            3 => Some(Naming::Parts(50_000)),
+            _ => Some(Naming::Whole),
+        };
         for (end, (budget, copy_out, slots, staging, room)) in p.ends.iter_mut().zip(machines) {
             end.memory.budget = budget;
             end.copy_out = copy_out;

@@ -1,4 +1,4 @@
-//! Fields that land in memory which the client names.
+//! Fields that land in memory which the receiver names.
 
 use super::super::*;
 use super::pair::*;
@@ -11,7 +11,13 @@ const FIELD: usize = 300_000;
 
 /// A message with a field of [`FIELD`] bytes between short ones.
 fn message(seed: u32) -> (Payload, Vec<u8>) {
-    let (head, field, tail) = (pattern(!seed, 12), pattern(seed, FIELD), pattern(seed + 7, 9));
+    message_with(seed, 12, 9)
+}
+
+/// A message with so many bytes in front of the field and behind it.
+fn message_with(seed: u32, head: usize, tail: usize) -> (Payload, Vec<u8>) {
+    let (head, tail) = (pattern(!seed, head), pattern(seed + 7, tail));
+    let field = pattern(seed, FIELD);
     let mut payload = Payload::new();
     payload.push(head.clone(), false);
     payload.push_aligned(field.clone(), true);
@@ -21,33 +27,98 @@ fn message(seed: u32) -> (Payload, Vec<u8>) {
 
 /// A client that names memory so, and a server that has answered with one message.
 fn answered(naming: Naming, budget: usize) -> (Pair, StreamId, Vec<u8>) {
+    answered_with(naming, budget, message(1))
+}
+
+fn answered_with(
+    naming: Naming,
+    budget: usize,
+    (payload, bytes): (Payload, Vec<u8>),
+) -> (Pair, StreamId, Vec<u8>) {
     let config = Config { recv_slots: 64, max_recvs: 64, ..small() };
     let mut p = Pair::new(config.clone(), config, budget);
     let id = p.open_naming("head", naming);
     p.settle();
-    let (payload, bytes) = message(1);
     let server = p.server();
     server.send_headers(id, block("head"), false).unwrap();
     server.send_payload(id, payload, true).unwrap();
     (p, id, bytes)
 }
 
+/// Few bytes around it go by SEND, so that a message takes one grant and its WRITEs.
 #[test]
 fn the_field_lands_in_named_memory_and_the_rest_around_it() {
-    let (mut p, id, bytes) = answered(Naming::Whole, 1 << 20);
+    for (head, tail, around) in [(12, 9, 0), (0, 0, 0), (256, 0, 0), (0, 256, 0), (200, 57, 2)] {
+        let message = message_with(1, head, tail);
+        let (mut p, id, bytes) = answered_with(Naming::Whole, 1 << 20, message);
+        p.settle();
+        let app = p.ends[CLIENT].app(id);
+        assert!(app.ended && app.body == bytes);
+        let named = (FIELD as u32, Flow::Named);
+        let landed = [(head as u32, Flow::Bulk), named, (tail as u32, Flow::Bulk)];
+        assert_eq!(app.landed, if around == 0 { &landed[1..2] } else { &landed[..] });
+        assert_eq!((p.count(SERVER, "REQUEST"), p.count(CLIENT, "GRANT")), (1, 1 + around));
+        let stats = p.server().stats();
+        let by_send = if around == 0 { head + tail } else { 0 } as u64;
+        assert_eq!((stats.around_sent, stats.short_sent()), (by_send, 0));
+        p.assert_clean();
+    }
+}
+
+/// A client learns from the first grant that ends where the field begins.
+#[test]
+fn requests_land_in_memory_that_the_server_names() {
+    let server = Config { names_requests: true, ..small() };
+    let mut p = Pair::new(small(), server, 1 << 20);
+    p.ends[SERVER].names = |id| (id.get() != 3).then_some(Naming::Whole);
+    let mut grants = 0;
+    // The third does not land in named memory, and is as well cut.
+    for (nth, expected) in [3, 1, 1, 1].into_iter().enumerate() {
+        let id = p.open("head", false);
+        let (payload, bytes) = message(nth as u32);
+        p.client().send_payload(id, payload, true).unwrap();
+        p.settle();
+        p.answer(id, pattern(1, 100));
+        p.settle();
+        let app = p.ends[SERVER].app(id);
+        assert!(app.ended && app.body == bytes, "{nth}");
+        let named = app.landed.iter().any(|landed| *landed == (FIELD as u32, Flow::Named));
+        assert_eq!(named, id.get() != 3);
+        assert_eq!(p.count(SERVER, "GRANT") - grants, expected, "{nth}");
+        grants += expected;
+    }
+    p.assert_clean();
+}
+
+/// Messages of a stream are requested in advance, also with what lies between their fields.
+#[test]
+fn several_messages_are_requested_at_a_time() {
+    let (mut p, id, mut bytes) = answered(Naming::Late, 1 << 20);
+    let (payload, more) = message(2);
+    bytes.truncate(0);
+    p.client().release(id, ResetCode::CANCEL);
+    let id = p.open_naming("head", Naming::Whole);
     p.settle();
-    let app = p.ends[CLIENT].app(id);
-    assert!(app.ended && app.body == bytes);
-    let landed = [(12, Flow::Bulk), (FIELD as u32, Flow::Named), (9, Flow::Bulk)];
-    assert_eq!(app.landed, landed);
-    assert_eq!((p.count(SERVER, "REQUEST"), p.count(CLIENT, "GRANT")), (1, 3));
+    let before = p.count(SERVER, "REQUEST");
+    p.ends[SERVER].limit(16, 4, 64 << 10, 0);
+    p.server().send_headers(id, block("head"), false).unwrap();
+    for payload in [payload.clone(), payload.clone(), payload] {
+        p.server().send_payload(id, payload, false).unwrap();
+        bytes.extend_from_slice(&more);
+    }
+    p.server().finish(id).unwrap();
+    p.settle();
+    assert_eq!(p.count(SERVER, "REQUEST") - before, 3, "before anything is written");
+    p.ends[SERVER].limit(16, 4, 64 << 10, 1 << 20);
+    p.settle();
+    assert!(p.ends[CLIENT].app(id).body == bytes);
     p.assert_clean();
 }
 
 /// The field counts in no window and needs no landing memory: 16 KiB are enough for the rest.
 #[test]
 fn a_field_may_be_longer_than_all_landing_memory() {
-    let (mut p, id, bytes) = answered(Naming::Whole, 16 << 10);
+    let (mut p, id, bytes) = answered_with(Naming::Whole, 16 << 10, message_with(1, 300, 9));
     p.settle();
     assert!(p.ends[CLIENT].app(id).body == bytes);
     assert!(p.ends[CLIENT].memory.peak <= 8192);
@@ -73,7 +144,7 @@ fn standing_grants_are_left_alone() {
     p.server().send_payload(id, payload, true).unwrap();
     p.settle();
     assert_eq!(p.count(SERVER, "REQUEST"), requests + 1);
-    assert_eq!(p.ends[CLIENT].app(id).landed[1], (FIELD as u32, Flow::Named));
+    assert_eq!(p.ends[CLIENT].app(id).landed[0], (FIELD as u32, Flow::Named));
     assert!(p.ends[CLIENT].app(id).body == bytes);
     p.assert_clean();
 }

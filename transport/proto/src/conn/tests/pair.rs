@@ -109,7 +109,7 @@ impl Memory {
     }
 }
 
-/// What a client does when the field of a response is to land in memory that it names.
+/// What a side does when the field of a message is to land in memory that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
     /// Names all of it at once.
@@ -161,6 +161,8 @@ pub(super) struct End {
     pub(super) refuses: bool,
     /// The streams that name memory.
     pub(super) naming: BTreeMap<u32, Naming>,
+    /// How a server with [`Config::names_requests`] names memory for a request.
+    pub(super) names: fn(StreamId) -> Option<Naming>,
     /// Wants of named memory that are answered the next time.
     late: Vec<NamedWant>,
     pub(super) loans: Loans,
@@ -261,6 +263,7 @@ impl End {
             left_out: 0,
             refuses: false,
             naming: BTreeMap::new(),
+            names: |_| Some(Naming::Whole),
             late: Vec::new(),
             loans,
             error: None,
@@ -335,6 +338,11 @@ impl End {
                 assert!(app.blocks.is_empty() && !app.ended, "opened twice");
                 app.blocks.push(block);
                 app.ended = end;
+                if self.conn.config.names_requests {
+                    let naming = (self.names)(stream);
+                    self.naming.extend(naming.map(|naming| (stream.get(), naming)));
+                    self.conn.decide_naming(stream, naming.is_some());
+                }
             }
             Event::Headers { stream, block, end } => {
                 let app = self.app_mut(stream);

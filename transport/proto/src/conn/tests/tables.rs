@@ -143,7 +143,11 @@ fn stream_in(side: Side, state: State) -> Connection {
         let stream = &mut conn.streams[key];
         stream.send = send;
         if send == SendHalf::Ending {
-            stream.out.push_back(Out::Eager { payload: Bytes::new().into(), end: true });
+            stream.out.push_back(Out::Eager {
+                payload: Bytes::new().into(),
+                end: true,
+                around: false,
+            });
             conn.mark_send(key);
         }
     }

@@ -79,7 +79,7 @@ impl ConnectionState {
         let mut posted = false;
         // Bytes of WRITEs since the last one that reports its completion.
         let mut unreported = 0;
-        let eager = self.conn.stats().eager_sent;
+        let short = self.conn.stats().short_sent();
         let longest = link.caps().max_msg;
         if self.send.in_flight.wants_slots(self.conn.pending().streams > 0)
             && let Some(slots) = link.grow_sends(&self.pool)
@@ -166,11 +166,11 @@ impl ConnectionState {
         self.send.in_flight.return_unused();
         if posted {
             link.ring_doorbell()?;
-            if self.send.in_flight.writing() > 0 && self.conn.stats().eager_sent > eager {
+            if self.send.in_flight.writing() > 0 && self.conn.stats().short_sent() > short {
                 self.send.window.shared();
             }
         }
-        let (short, waits) = (self.conn.stats().eager_sent, self.conn.waits_to_write());
+        let (short, waits) = (self.conn.stats().short_sent(), self.conn.waits_to_write());
         self.copies.flushed(&flush, short, waits);
         // The driver polls for the answer.
         if posted && !self.copies.has_backlog() && link.is_eager() {
