@@ -82,7 +82,7 @@ fn requests_land_in_memory_that_the_server_names() {
         p.settle();
         let app = p.ends[SERVER].app(id);
         assert!(app.ended && app.body == bytes, "{nth}");
-        let named = app.landed.iter().any(|landed| *landed == (FIELD as u32, Flow::Named));
+        let named = app.landed.contains(&(FIELD as u32, Flow::Named));
         assert_eq!(named, id.get() != 3);
         assert_eq!(p.count(SERVER, "GRANT") - grants, expected, "{nth}");
         grants += expected;
