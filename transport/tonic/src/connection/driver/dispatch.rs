@@ -32,8 +32,9 @@ impl ConnectionState {
         self.return_sends();
         let left = self.send.in_flight.writing();
         if left < writing {
-            let (waits, now) = (self.conn.waits_to_write(), tokio::time::Instant::now());
-            self.send.window.completed(writing - left, left, waits, now.into_std());
+            let (waits, now) =
+                (self.conn.waits_to_write(), || tokio::time::Instant::now().into_std());
+            self.send.window.completed(writing - left, left, waits, now);
         }
         result
     }
