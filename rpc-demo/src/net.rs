@@ -47,6 +47,11 @@ impl Connection {
         self.0.channel.path().path.is_fast().then(|| self.0.channel.pool())
     }
 
+    /// Whether the server is a process of this host, over shared memory.
+    pub(crate) fn is_on_one_host(&self) -> bool {
+        self.0.channel.path().path == Path::Shm
+    }
+
     /// A stub of the store.
     pub(crate) fn store(&self) -> ObjectStoreClient<Channel> {
         self.0.store.clone()

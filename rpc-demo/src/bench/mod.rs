@@ -90,7 +90,12 @@ async fn measure(
             figures.push(set.clone().pass(pass).await?);
         }
     }
-    Ok(Report { jobs: args.parallel.jobs, figures, sent: sent.route(), received: received.route() })
+    Ok(Report {
+        jobs: args.parallel.jobs(),
+        figures,
+        sent: sent.route(),
+        received: received.route(),
+    })
 }
 
 /// Random bytes, in memory of the pool if there is one, so that the transfer is measured and not
@@ -127,7 +132,7 @@ impl Set {
         size: u64,
         stop: &Arc<AtomicBool>,
     ) -> Result<Set, Failure> {
-        let count = (args.amount / size).min(OBJECTS_MAX).max(args.parallel.jobs.into());
+        let count = (args.amount / size).min(OBJECTS_MAX).max(args.parallel.jobs().into());
         let name = |index| {
             let below = format!("{size}/{index}");
             dir.join(&below).map_err(|error| Failure::name(&below, error))
@@ -138,7 +143,7 @@ impl Set {
         let chunk = usize::try_from(size).map_or(chunk, |size| size.min(chunk));
         Ok(Set {
             connection: connection.clone(),
-            jobs: args.parallel.jobs,
+            jobs: args.parallel.jobs(),
             chunk,
             size,
             names,

@@ -164,9 +164,28 @@ pub(crate) struct Transfer {
 /// The degree of parallelism.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Parallel {
-    /// Parallel transfers. Each is a file, an object, or a range of a large one.
-    #[arg(short, long, env = "RPC_DEMO_JOBS", value_name = "N", default_value_t = 8, value_parser = value_parser!(u16).range(1..=256))]
-    pub(crate) jobs: u16,
+    /// Parallel transfers. Each is a file, an object, or a range of a large one. Default: 8, and
+    /// over shared memory no more ranges than two per processor.
+    #[arg(short, long, env = "RPC_DEMO_JOBS", value_name = "N", value_parser = value_parser!(u16).range(1..=256))]
+    jobs: Option<u16>,
+}
+
+/// The default number of parallel transfers.
+const JOBS: u16 = 8;
+
+impl Parallel {
+    /// The number of parallel transfers.
+    pub(crate) fn jobs(self) -> u16 {
+        self.jobs.unwrap_or(JOBS)
+    }
+
+    /// How many of them are ranges, if both ends share the processors of a host: more take more
+    /// processor time, and no less time (README.md, "From disk to wire").
+    pub(crate) fn ranges_on_one_host(self) -> u16 {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let most = u16::try_from(processors * 2).unwrap_or(u16::MAX);
+        self.jobs.unwrap_or(JOBS.min(most))
+    }
 }
 
 /// How files are read and written, and how their bytes reach a process of this host.
@@ -476,5 +495,18 @@ mod tests {
     #[test]
     fn the_definition_holds_together() {
         <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn on_one_host_ranges_have_two_jobs_for_each_processor() {
+        let jobs = |jobs| {
+            let parallel = Parallel { jobs };
+            (parallel.jobs(), parallel.ranges_on_one_host())
+        };
+        let processors = std::thread::available_parallelism().unwrap().get();
+        assert_eq!(jobs(None), (8, 8.min(processors as u16 * 2)));
+        for asked in [1, 8, 256] {
+            assert_eq!(jobs(Some(asked)), (asked, asked), "what was asked for");
+        }
     }
 }

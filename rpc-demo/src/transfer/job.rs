@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::sync::Semaphore;
+
 use super::item::Item;
 use crate::cli;
 use crate::progress::Progress;
@@ -20,6 +22,8 @@ pub(crate) struct Job {
     verb: Verb,
     /// Units transferred in parallel.
     pub(super) jobs: u16,
+    /// Ranges between processes of this host that are transferred in parallel.
+    pub(super) ranges_on_one_host: Semaphore,
     /// Payload bytes of a message.
     pub(super) chunk: usize,
     /// Bytes of a range.
@@ -45,7 +49,8 @@ impl Job {
     pub(crate) fn new(verb: Verb, transfer: &cli::Transfer, total: Option<u64>) -> Job {
         Job {
             verb,
-            jobs: transfer.parallel.jobs,
+            jobs: transfer.parallel.jobs(),
+            ranges_on_one_host: Semaphore::new(transfer.parallel.ranges_on_one_host().into()),
             chunk: transfer.chunks.chunk_size,
             range_size: transfer.range_size,
             resume: transfer.resume,

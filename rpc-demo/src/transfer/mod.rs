@@ -90,7 +90,10 @@ impl Plan {
         each(&job, units, |job, unit| async move {
             match unit {
                 Unit::Whole(item) => one(&job, *item).await,
-                Unit::Range(large, index) => large.range(&job, index).await,
+                Unit::Range(large, index) => {
+                    let _turn = large.turn(&job).await;
+                    large.range(&job, index).await
+                }
             }
         })
         .await?;

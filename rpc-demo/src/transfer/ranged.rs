@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, SemaphorePermit};
 
 use super::item::{Item, is_there};
 use super::job::Job;
@@ -77,6 +77,15 @@ impl Large {
             ranges,
             item,
         }
+    }
+
+    /// Waits until one more range may be transferred, which is until the turn is dropped.
+    pub(super) async fn turn<'a>(&self, job: &'a Job) -> Option<SemaphorePermit<'a>> {
+        let Item { origin, target, .. } = &self.item;
+        let from = !matches!(origin, Origin::Object(connection, _) if !connection.is_on_one_host());
+        let to = !matches!(target, Target::Object(connection, _) if !connection.is_on_one_host());
+        // The semaphore is never closed.
+        if from && to { job.ranges_on_one_host.acquire().await.ok() } else { None }
     }
 
     /// Transfers one range.
