@@ -1,7 +1,7 @@
 //! Buffers that messages land in, used again and again. They are memory files, which peers of this
 //! host can map.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::ensure;
 use tonic_rdma::{LandIn, LandableBuf, Outcome};
@@ -11,19 +11,24 @@ use crate::contender::LandsIn;
 /// Bytes from which on a message has a buffer.
 pub(crate) const MIN: usize = 16 << 10;
 
-/// With their lengths.
-type Idle = Vec<(usize, LandIn<LandableBuf>)>;
-
-/// Idle buffers.
+/// Buffers that wait for a message.
 #[derive(Clone, Debug)]
 pub(crate) struct Buffers {
     lands_in: LandsIn,
-    idle: Arc<Mutex<Idle>>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// With their lengths.
+    idle: Vec<(usize, LandIn<LandableBuf>)>,
+    /// The address of each buffer that was made.
+    places: Vec<usize>,
 }
 
 impl Buffers {
     pub(crate) fn new(lands_in: LandsIn) -> Self {
-        Self { lands_in, idle: Arc::default() }
+        Self { lands_in, state: Arc::default() }
     }
 
     /// A buffer for a message of this many bytes, if it is to have one, and the system has it.
@@ -31,12 +36,17 @@ impl Buffers {
         if len < MIN {
             return None;
         }
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = idle.iter().position(|(length, _)| *length == len);
-        Some(match fits {
-            Some(at) => idle.swap_remove(at).1,
-            None => self.land_in(LandableBuf::zeroed(len).ok()?),
-        })
+        let mut state = self.state();
+        if let Some(at) = state.idle.iter().position(|(length, _)| *length == len) {
+            return Some(state.idle.swap_remove(at).1);
+        }
+        let buffer = LandableBuf::zeroed(len).ok()?;
+        state.places.push(buffer.as_ptr().addr());
+        Some(self.land_in(buffer))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn land_in(&self, buffer: LandableBuf) -> LandIn<LandableBuf> {
@@ -46,14 +56,16 @@ impl Buffers {
         }
     }
 
-    /// Waits until the buffer is back, for another message. Its field has been dropped.
+    /// Waits until the buffer is back, for another message. Its field, of `len` bytes at the
+    /// address `at`, has been dropped.
     ///
     /// # Errors
-    /// Nothing landed there.
+    /// Nothing landed there, or the field was not at the begin of a buffer.
     pub(crate) async fn put_back(
         &self,
         land_in: LandIn<LandableBuf>,
         len: usize,
+        at: usize,
     ) -> anyhow::Result<()> {
         let (outcome, land_in) = match self.lands_in {
             LandsIn::Kept => (land_in.outcome().await, land_in),
@@ -63,7 +75,9 @@ impl Buffers {
             }
         };
         ensure!(matches!(outcome, Outcome::Landed { .. }), "it did not land: {outcome:?}");
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push((len, land_in));
+        let mut state = self.state();
+        ensure!(state.places.contains(&at), "what landed is not where a buffer begins");
+        state.idle.push((len, land_in));
         Ok(())
     }
 }

@@ -131,10 +131,10 @@ impl Calls for Client {
         if self.reads {
             service::read(&payload);
         }
-        let got = payload.len();
+        let (got, at) = (payload.len(), payload.as_ptr().addr());
         drop(payload);
         if let (Some(buffers), Some(land_in)) = (&self.buffers, land_in) {
-            buffers.put_back(land_in, reply).await?;
+            buffers.put_back(land_in, reply, at).await?;
         }
         Ok(got)
     }

@@ -89,9 +89,10 @@ impl Replies {
         let (Some(buffers), Some(land_in)) = (&self.buffers, land_in) else {
             return Ok((reply, None));
         };
-        let len = request.get_ref().payload.len();
+        let payload = &request.get_ref().payload;
+        let (len, at) = (payload.len(), payload.as_ptr().addr());
         let rest = async move {
-            let back = buffers.put_back(land_in, len).await;
+            let back = buffers.put_back(land_in, len, at).await;
             back.map_err(|error| Status::internal(format!("{error:#}")))
         };
         Ok((reply, Some(Box::pin(rest))))
