@@ -36,7 +36,7 @@ pub struct Limits {
     /// Bytes of memory that WRITEs are taken from, in turn; as many as one WRITE has if that is
     /// more.
     pub source_len: usize,
-    /// Bytes that one request may have this end WRITE.
+    /// Bytes that one request may have this end WRITE, and that this end asks for at a time.
     pub requested: u64,
 }
 

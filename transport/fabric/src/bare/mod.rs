@@ -63,6 +63,8 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), Bare
 pub struct Bare {
     end: End,
     granted: usize,
+    /// Bytes that one request may have the other end WRITE.
+    requested: u64,
 }
 
 impl Bare {
@@ -78,7 +80,7 @@ impl Bare {
             message => return Err(BareError::Message(format!("{message:?}"))),
         }
         let granted = end.granted();
-        Ok(Self { end, granted })
+        Ok(Self { end, granted, requested: limits.requested })
     }
 
     /// Bytes of the longest WRITE that both ends have room for.
@@ -128,7 +130,8 @@ impl Bare {
         self.echo(1, 1, 1).await
     }
 
-    /// Has the other end WRITE in the same way to this one.
+    /// Has the other end WRITE in the same way to this one, by requests of at most
+    /// [`Limits::requested`] bytes.
     ///
     /// # Errors
     /// Those of [`write`](Self::write).
@@ -141,11 +144,18 @@ impl Bare {
         if len > self.granted {
             return Err(BareError::TooLong { len, longest: self.granted });
         }
-        self.end.send_writes(writes(len, count, in_flight)).await?;
-        match self.end.receive().await? {
-            Message::Written => Ok(()),
-            message => Err(BareError::Message(format!("{message:?}"))),
+        let at_a_time = self.requested.checked_div(len as u64).unwrap_or(u64::MAX);
+        let at_a_time = at_a_time.clamp(1, u32::MAX.into()) as usize;
+        let mut left = count;
+        while left > 0 {
+            let part = left.min(at_a_time);
+            self.end.send_writes(writes(len, part, in_flight)).await?;
+            match self.end.receive().await? {
+                Message::Written => left -= part,
+                message => return Err(BareError::Message(format!("{message:?}"))),
+            }
         }
+        Ok(())
     }
 
     /// Closes the connection, so that the other end need not wait for its end.

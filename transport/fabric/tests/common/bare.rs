@@ -43,6 +43,9 @@ pub async fn a_bare_connection_moves_bytes_both_ways(server: &Side, client: &Sid
             bare.write(len, count, in_flight).await.unwrap();
             bare.written(len, count, in_flight).await.unwrap();
         }
+        // More than the other end writes at a request: several of them.
+        let count = LIMITS.requested as usize / 4096 * 3 / 2;
+        bare.written(4096, count, 8).await.unwrap();
         bare.close();
     });
     let ended = ended.await;
@@ -54,7 +57,7 @@ pub async fn a_bare_connection_moves_bytes_both_ways(server: &Side, client: &Sid
 
 pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &Side) {
     let ended = served(server, client, async |link| {
-        let small = Limits { place_len: 4096, ..LIMITS };
+        let small = Limits { place_len: 4096, requested: u64::MAX, ..LIMITS };
         let mut bare = Bare::open(link, client.pool.clone(), small).await.unwrap();
         // No longer ones than the peer was granted.
         assert_eq!(bare.longest(), 4096);
