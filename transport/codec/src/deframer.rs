@@ -246,6 +246,11 @@ impl Deframer {
         }
     }
 
+    /// The method whose messages these are.
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
     /// Whether nothing is left to pop.
     pub fn is_empty(&self) -> bool {
         self.is_part_empty() && self.later.is_empty()

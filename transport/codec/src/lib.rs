@@ -16,6 +16,7 @@
 //! | `named` | messages whose field lands in a buffer of the application |
 //! | `land_in` | such a buffer as a call has it, and what has become of it |
 //! | `methods` | what is learnt about each method |
+//! | `served` | which codec reads a request |
 //! | `fuzz` | both directions without a connection |
 
 #![forbid(unsafe_code)]
@@ -34,6 +35,7 @@ mod named;
 mod pending_messages;
 mod placeholder;
 mod prost_codec;
+mod served;
 mod sink;
 #[cfg(test)]
 mod tests;
@@ -53,6 +55,7 @@ pub mod internal {
     pub use crate::lent_piece::LentPiece;
     pub use crate::methods::{Call, Method, Methods, Used};
     pub use crate::placeholder::HEADER;
+    pub use crate::served::serve_first;
 }
 
 /// Minimum length in bytes of a `bytes` field that the encoder extracts. Copying a shorter one

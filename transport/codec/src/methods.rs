@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use foldhash::fast::RandomState;
 use http::Uri;
@@ -18,7 +18,7 @@ const MAX_METHODS: usize = 4096;
 /// The codec of a stub or a service, if known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Used {
-    /// No message has been encoded yet.
+    /// No message has been encoded yet, and no request has been read.
     #[default]
     Unknown,
     /// Another codec.
@@ -48,7 +48,7 @@ impl Method {
         }
     }
 
-    fn set_used(&self, used: Used) {
+    pub(super) fn set_used(&self, used: Used) {
         if self.used() != used {
             self.used.store(used as u8, Relaxed);
         }
@@ -90,7 +90,12 @@ impl Method {
 
 /// The methods of one channel or one server, by path.
 #[derive(Debug, Default)]
-pub struct Methods(RwLock<Table>);
+pub struct Methods {
+    known: RwLock<Table>,
+    /// The method that was called last without being in the table. Calls that begin at once share
+    /// it, so that each length is learnt once for all of them.
+    latest: Mutex<(Box<str>, Weak<Method>)>,
+}
 
 /// The table is bounded and holds only paths that are served, so a fast hash suffices.
 type Table = HashMap<Box<str>, Arc<Method>, RandomState>;
@@ -98,31 +103,44 @@ type Table = HashMap<Box<str>, Arc<Method>, RandomState>;
 impl Methods {
     /// Starts a call of the method at `uri`.
     pub fn call(self: &Arc<Self>, uri: &Uri) -> Call {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(uri.path()).cloned();
+        let known =
+            self.known.read().unwrap_or_else(PoisonError::into_inner).get(uri.path()).cloned();
         match known {
             Some(method) => Call { method, new: None },
             None => {
-                Call { method: Arc::default(), new: Some(Box::new((self.clone(), uri.clone()))) }
+                let method = self.latest(uri.path());
+                Call { method, new: Some(Box::new((self.clone(), uri.clone()))) }
             }
         }
     }
 
+    /// A method that is not in the table, as another call has it that goes on.
+    fn latest(&self, path: &str) -> Arc<Method> {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = if *latest.0 == *path { latest.1.upgrade() } else { None };
+        same.unwrap_or_else(|| {
+            let method = Arc::default();
+            *latest = (path.into(), Arc::downgrade(&method));
+            method
+        })
+    }
+
     /// Whether the method at `uri` is one that transfers bulk, as far as is known.
     pub fn transfers_bulk(&self, uri: &Uri) -> bool {
-        let methods = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let methods = self.known.read().unwrap_or_else(PoisonError::into_inner);
         methods.get(uri.path()).is_some_and(|method| method.transfers_bulk())
     }
 
     fn remember(&self, path: &str, method: &Arc<Method>) {
-        let mut methods = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut methods = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if methods.len() < MAX_METHODS && !methods.contains_key(path) {
             methods.insert(path.into(), method.clone());
         }
     }
 }
 
-/// A call of a method. The method enters the table when one of its messages is encoded, so a peer
-/// cannot fill the table with paths that are not served.
+/// A call of a method. The method enters the table when one of its messages is encoded, or its
+/// service has made a decoder, so a peer cannot fill the table with paths that are not served.
 #[derive(Clone, Debug)]
 pub struct Call {
     method: Arc<Method>,
@@ -140,7 +158,7 @@ impl Call {
         self.new.is_none()
     }
 
-    /// Records that a message of the method has been encoded with codec `used`.
+    /// Records that a message of the method is encoded, or read, with codec `used`.
     pub fn learn(&mut self, used: Used) {
         self.method.set_used(used);
         if let Some(new) = self.new.take() {
@@ -158,10 +176,11 @@ mod tests {
     fn a_method_is_remembered_once_it_has_encoded() {
         let methods = Arc::new(Methods::default());
         let uri = Uri::from_static("http://h/a.B/C");
-        methods.call(&uri);
+        methods.call(&uri).method().has_decoded(9);
         let mut call = methods.call(&uri);
-        assert_eq!(call.method().used(), Used::Unknown);
-        assert!(!Arc::ptr_eq(call.method(), methods.call(&uri).method()));
+        assert_eq!((call.method().used(), call.method().decodes()), (Used::Unknown, 0));
+        let other = methods.call(&Uri::from_static("http://h/a.B/D"));
+        assert!(!Arc::ptr_eq(call.method(), other.method()));
         call.learn(Used::Ours);
         call.method().has_decoded(7);
         let again = methods.call(&uri);
@@ -186,11 +205,22 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_begin_at_once_learn_together() {
+        let methods = Arc::new(Methods::default());
+        let uri = Uri::from_static("http://h/a.B/C");
+        let mut calls = [methods.call(&uri), methods.call(&uri)];
+        calls[0].method().has_encoded(7);
+        assert_eq!(calls[1].method().encodes(), 7);
+        calls.iter_mut().for_each(|call| call.learn(Used::Ours));
+        assert!(Arc::ptr_eq(calls[1].method(), methods.call(&uri).method()));
+    }
+
+    #[test]
     fn the_table_is_bounded() {
         let methods = Arc::new(Methods::default());
         for n in 0..MAX_METHODS + 10 {
             methods.call(&format!("/s/{n}").parse().unwrap()).learn(Used::Plain);
         }
-        assert_eq!(methods.0.read().unwrap().len(), MAX_METHODS);
+        assert_eq!(methods.known.read().unwrap().len(), MAX_METHODS);
     }
 }

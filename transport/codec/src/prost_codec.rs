@@ -11,6 +11,7 @@ use tonic_rdma_memory::Window;
 
 use crate::pending_messages;
 use crate::placeholder::{self, Key, LOST};
+use crate::served;
 use crate::sink::{self, Next};
 
 /// Initial capacity in bytes of tonic's buffer for a body: long fields bypass it, and short
@@ -65,10 +66,12 @@ where
     type Decoder = ProstDecoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
+        served::encoder_is_made();
         ProstEncoder::default()
     }
 
     fn decoder(&mut self) -> Self::Decoder {
+        served::decoder_is_made();
         ProstDecoder::default()
     }
 }

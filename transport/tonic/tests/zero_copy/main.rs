@@ -168,22 +168,13 @@ async fn what_a_method_costs_until_it_is_known() {
     let mut client = world.client(Which::Ours);
     let blob = Blob::of(pooled(&world.channel, MIB, 1).await);
     let reply = client.echo(blob.clone()).await.unwrap();
-    // The client knows its codec from the start, so the field was not moved. The server received
-    // this one inline.
+    // Each end knows its codec before its first message, so the field was not moved, and the reply
+    // was sent from where the request had landed.
     assert!(in_pool(&world.channel, &reply.data));
+    // Padded once on each way out and in.
     let first = world.copied();
-    assert_eq!((first.plain_codec, first.joined, first.pressure), (0, 0, 0));
-    // Padded once on each way out and once on the client's way in; copied once inline at the
-    // server. Because that copy was on the heap, the reply was staged.
-    assert!(first.learning.abs_diff(4 * MIB as u64) < 200, "{first:?}");
-    assert!(first.staging >= MIB as u64, "{first:?}");
-    // Now the server's way in is padded.
-    client.echo(blob.clone()).await.unwrap();
-    let second = world.copied() - first;
-    assert!(
-        second.learning.abs_diff(MIB as u64) < 100 && second.total() == second.learning,
-        "{second:?}"
-    );
+    assert!(first.learning.abs_diff(4 * MIB as u64) < 400, "{first:?}");
+    assert_eq!(first.total(), first.learning, "{first:?}");
     // Nothing is left to learn, not even for shorter messages.
     let before = world.copied();
     client.echo(blob).await.unwrap();

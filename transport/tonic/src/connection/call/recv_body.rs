@@ -123,7 +123,7 @@ impl Body for RecvBody {
         }
         let id = this.stream.id;
         let mut state = this.stream.shared.lock();
-        let lost = state.end_status();
+        let (lost, side) = (state.end_status(), state.conn.side());
         let Some(io) = state.streams.io.get_mut(&id) else {
             this.finished = true;
             return Poll::Ready(None);
@@ -131,6 +131,9 @@ impl Body for RecvBody {
         if let Some(piece) = io.unread.pop() {
             if io.used != Used::Unknown {
                 this.used = io.used;
+            } else if this.used == Used::Unknown && side == Side::Server {
+                // The service has its decoder, but nothing to encode yet.
+                this.used = this.deframer.method().used();
             }
             let used = this.used;
             io.reading = Reading::UpToDate;

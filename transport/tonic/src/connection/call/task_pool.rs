@@ -15,7 +15,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::Service;
 
-use crate::codec::Call;
+use crate::codec::{Call, serve_first};
 use crate::connection::call::response::{begin, is_over};
 use crate::connection::call::send_body::SendBody;
 use crate::connection::call::stream::StreamRef;
@@ -95,6 +95,7 @@ where
             slot: Arc::new(TaskSlot { next: Mutex::new(Next::Wait) }),
             stream: Some(stream),
             method: Some(method),
+            is_new: true,
             stage: Stage::New { service, request: Some(request) },
         });
     }
@@ -127,6 +128,8 @@ pin_project! {
         stream: Option<StreamRef>,
         // Until the response's head is there.
         method: Option<Call>,
+        // The handler has not been polled.
+        is_new: bool,
         #[pin]
         stage: Stage<S, F>,
     }
@@ -169,7 +172,7 @@ where
             };
             let mut this = self.as_mut().project();
             let Job { mut service, stream, method, request } = job;
-            (*this.stream, *this.method) = (Some(stream), Some(method));
+            (*this.stream, *this.method, *this.is_new) = (Some(stream), Some(method), true);
             // Most services are always ready: the call starts without a move through `New`.
             this.stage.set(match service.poll_ready(cx) {
                 Poll::Ready(Ok(())) => Stage::Running { handler: service.call(request) },
@@ -216,7 +219,15 @@ where
                     Some(error) => Poll::Ready(Err(error)),
                     None => return Poll::Ready(()),
                 },
-                StageProj::Running { handler } => handler.poll(cx).map_err(Into::into),
+                StageProj::Running { handler } => {
+                    let polled = match this.method {
+                        Some(call) if std::mem::take(this.is_new) => {
+                            serve_first(call, || handler.poll(cx))
+                        }
+                        _ => handler.poll(cx),
+                    };
+                    polled.map_err(Into::into)
+                }
                 StageProj::Sending { out } => return out.pump(stream, cx).map(|_| ()),
                 StageProj::Idle => return Poll::Ready(()),
             };

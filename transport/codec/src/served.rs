@@ -1,0 +1,123 @@
+//! Which codec reads a request, known before any of it is read.
+//!
+//! A service of tonic makes its decoder when it is first polled, before it polls the request's
+//! body. So a decoder of this crate that is made meanwhile is the one of the method. A client that
+//! the service calls makes a decoder as well, but an encoder before it: nothing is learnt from what
+//! comes after one.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::methods::{Call, Method, Used};
+
+thread_local! {
+    /// The method whose service is first polled, until it makes a decoder or an encoder.
+    static SERVED: RefCell<Option<Arc<Method>>> = const { RefCell::new(None) };
+}
+
+/// Takes the method back, also where the service panics. A service that has another one served
+/// within its own poll goes on without.
+struct Ends;
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        SERVED.take();
+    }
+}
+
+/// Polls the service of a call for the first time. If its method is not known, [`Method::used`]
+/// says [`Used::Ours`] from the moment in which the service makes a decoder of this crate.
+pub fn serve_first<T>(call: &mut Call, poll: impl FnOnce() -> T) -> T {
+    if call.method().used() != Used::Unknown {
+        return poll();
+    }
+    SERVED.set(Some(call.method().clone()));
+    let ends = Ends;
+    let polled = poll();
+    drop(ends);
+    if call.method().used() == Used::Ours {
+        call.learn(Used::Ours);
+    }
+    polled
+}
+
+/// A client's, or that of a service that has read its request.
+pub(crate) fn encoder_is_made() {
+    SERVED.take();
+}
+
+pub(crate) fn decoder_is_made() {
+    if let Some(method) = SERVED.take() {
+        method.set_used(Used::Ours);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use http::Uri;
+    use tonic::codec::Codec;
+
+    use super::*;
+    use crate::ProstCodec;
+    use crate::methods::Methods;
+
+    fn decoder() {
+        ProstCodec::<(), ()>::new().decoder();
+    }
+
+    fn encoder() {
+        ProstCodec::<(), ()>::new().encoder();
+    }
+
+    /// What is known of a method, to its first call and to the next one.
+    fn learnt(poll: impl FnOnce()) -> (Used, Used) {
+        let (methods, uri) = (Arc::new(Methods::default()), Uri::from_static("http://h/a.B/C"));
+        let mut call = methods.call(&uri);
+        serve_first(&mut call, poll);
+        decoder();
+        let first = call.method().used();
+        drop(call);
+        (first, methods.call(&uri).method().used())
+    }
+
+    #[test]
+    fn a_service_that_makes_a_decoder_reads_with_it() {
+        assert_eq!(learnt(|| (decoder(), encoder()).0), (Used::Ours, Used::Ours));
+    }
+
+    #[test]
+    fn other_codecs_teach_nothing() {
+        // One of another crate; that of a client which is called before; one that comes later.
+        assert_eq!(learnt(|| ()), (Used::Unknown, Used::Unknown));
+        assert_eq!(learnt(|| (encoder(), decoder()).0), (Used::Unknown, Used::Unknown));
+    }
+
+    #[test]
+    fn a_service_within_a_service_is_none_of_the_outer_ones() {
+        let inner = || assert_eq!(learnt(decoder), (Used::Ours, Used::Ours));
+        assert_eq!(learnt(|| (inner(), decoder()).0), (Used::Unknown, Used::Unknown));
+    }
+
+    #[test]
+    fn a_panic_of_the_service_ends_it() {
+        let methods = Arc::new(Methods::default());
+        let mut call = methods.call(&Uri::from_static("http://h/a.B/C"));
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            serve_first(&mut call, || -> () { panic!("as told") });
+        }));
+        assert!(polled.is_err());
+        decoder();
+        assert_eq!(call.method().used(), Used::Unknown);
+    }
+
+    #[test]
+    fn what_is_known_stays() {
+        let methods = Arc::new(Methods::default());
+        let mut call = methods.call(&Uri::from_static("http://h/a.B/C"));
+        call.learn(Used::Plain);
+        serve_first(&mut call, decoder);
+        assert_eq!(call.method().used(), Used::Plain);
+    }
+}
