@@ -225,14 +225,21 @@ pub trait Link: Send + 'static {
 
     /// Lends bytes to the peer, which reads them where they lie once a SEND has told it of the
     /// lease. They stay as they are until [`end_lease`](Link::end_lease), or, where the link is
-    /// dropped before, until the peer reads nothing of this link any more. `None`: not these, or
-    /// not yet; they have to be sent.
+    /// dropped before, until the peer reads nothing of this link any more. `None`: not these, or,
+    /// if the peer [is mapping](Link::is_mapping) them, not yet.
     ///
     /// # Errors
     /// The link is dead.
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
         drop(bytes);
         Ok(None)
+    }
+
+    /// Whether the peer is asked to map the memory with this key, of which [`lend`](Link::lend) has
+    /// lent nothing: after a later poll it may.
+    fn is_mapping(&self, key: u32) -> bool {
+        let _ = key;
+        false
     }
 
     /// The peer has returned a lease, or was never told of it.

@@ -555,6 +555,9 @@ impl Link for AnyLink {
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
         dispatch!(AnyLink, self, l => l.lend(bytes))
     }
+    fn is_mapping(&self, key: u32) -> bool {
+        dispatch!(AnyLink, self, l => l.is_mapping(key))
+    }
     fn end_lease(&mut self, lease: u32) {
         dispatch!(AnyLink, self, l => l.end_lease(lease))
     }

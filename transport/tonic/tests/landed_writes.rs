@@ -444,3 +444,56 @@ async fn a_peer_that_maps_nothing_keeps_no_buffer() {
     peer.look().await;
     honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
 }
+
+/// A reply that the peer was asked to map, and does not: others are lent theirs meanwhile, and it
+/// comes back with the end of the call, or of the connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_maps_nothing_waits_alone() {
+    const LEN: usize = 1 << 20;
+    let contexts = [(); 2].map(|()| Context::builder().lending(Lending::SameUser).build());
+    let server = contexts[0].clone();
+    let blobs =
+        Blobs { codec: Which::Ours, seen: Arc::default(), limit: common::LIMIT, forward: None };
+    let world = World::between(common::Fabric::Shm, contexts.map(Some), blobs).await;
+    let in_use = async |held: usize| {
+        let waits = async {
+            while server.pool_stats().await.iter().map(|(_, stats)| stats.send).sum::<usize>()
+                != held
+            {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(TIMEOUT, waits).await.expect("they are never in use");
+    };
+    let give = Blob { number: LEN as u64, ..Blob::default() };
+    let mut framed = BytesMut::new();
+    framed.put_u8(0);
+    framed.put_u32(give.encoded_len() as u32);
+    give.encode(&mut framed).unwrap();
+    let framed = framed.freeze();
+    let call = |peer: &mut Peer| {
+        let mut payload = Payload::new();
+        payload.push(framed.clone(), false);
+        peer.begin("/test.Blobs/Give", payload)
+    };
+    let mut peer = Peer::enter(world.addr, Lending::Off).await;
+    // Its link is not looked at.
+    let id = call(&mut peer);
+    in_use(LEN).await;
+    let mut honest = world.client(Which::Ours);
+    for _ in 0..10 {
+        let given = honest.unary("/test.Blobs/Give", give.clone()).await.unwrap();
+        assert!(given.data == common::pattern(LEN, 1));
+    }
+    let stats = world.server.get();
+    assert!(stats.bytes_sent_lent >= 10 * LEN as u64 && stats.bytes_sent_write == 0);
+    in_use(LEN).await;
+    peer.conn.reset(id, ResetCode::CANCEL);
+    peer.post();
+    in_use(0).await;
+    let mut another = Peer::enter(world.addr, Lending::Off).await;
+    call(&mut another);
+    in_use(LEN).await;
+    drop(another);
+    in_use(0).await;
+}

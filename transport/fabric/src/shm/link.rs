@@ -700,6 +700,10 @@ impl Link for ShmLink {
         }
     }
 
+    fn is_mapping(&self, key: u32) -> bool {
+        self.lender.as_ref().is_some_and(|lender| lender.is_asked(key))
+    }
+
     fn end_lease(&mut self, lease: u32) {
         if !self.lender.as_mut().is_some_and(|lender| lender.end_lease(lease)) {
             tracing::error!(lease, peer = %self.peer, "a lease has ended twice");

@@ -15,6 +15,8 @@ type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;
 pub(super) struct Leases {
     /// Streams with pieces for which the driver decides; each as often as it has some.
     pub(super) queue: VecDeque<u32>,
+    /// Streams of the queue whose first such piece waits for the peer to map it.
+    pub(super) postponed: Vec<u32>,
     /// Leases that were provided, and have not ended.
     pub(super) out: usize,
     /// Those of them that the peer was told of.

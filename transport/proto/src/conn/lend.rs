@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | queued | [`Connection::provide_lent`] with a place | lent, and told with LENT in their turn |
 //! | queued | [`Connection::provide_lent`] without one | sent as any other bytes |
+//! | queued | [`Connection::postpone_lend`] | queued again with [`Connection::retry_lends`] |
 //! | lent, not told | the stream is reset, or taken back | [`Event::LeaseEnded`] |
 //! | told | RETURN | [`Event::LeaseEnded`] |
 //! | told | the end of the connection | the driver's: it keeps them as long as the peer may read them |
@@ -48,7 +49,8 @@ impl Connection {
     }
 
     /// Returns the next bytes that may be lent. The driver answers with
-    /// [`provide_lent`](Self::provide_lent) before it calls this again.
+    /// [`provide_lent`](Self::provide_lent) or [`postpone_lend`](Self::postpone_lend) before it
+    /// calls this again.
     pub fn poll_lend(&mut self) -> Option<(StreamId, Bytes)> {
         while let Some(&id) = self.leases.queue.front() {
             if let Some(bytes) = self.undecided(id).and_then(|lend| lend.payload.lendable()) {
@@ -58,6 +60,24 @@ impl Connection {
             self.leases.queue.pop_front();
         }
         None
+    }
+
+    /// What [`poll_lend`](Self::poll_lend) has returned, and its stream behind it, waits for
+    /// [`retry_lends`](Self::retry_lends). Other streams go on.
+    pub fn postpone_lend(&mut self) {
+        self.leases.postponed.extend(self.leases.queue.pop_front());
+    }
+
+    /// Whether anything was postponed. The caller sees to it that it is tried again.
+    pub fn has_postponed_lends(&self) -> bool {
+        !self.leases.postponed.is_empty()
+    }
+
+    /// [`poll_lend`](Self::poll_lend) returns again what was postponed, before all else.
+    pub fn retry_lends(&mut self) {
+        while let Some(id) = self.leases.postponed.pop() {
+            self.leases.queue.push_front(id);
+        }
     }
 
     fn undecided(&mut self, id: u32) -> Option<&mut Lend> {

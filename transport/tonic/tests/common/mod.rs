@@ -181,6 +181,7 @@ impl Seen {
 /// | Keep | unary | an empty blob; the handler keeps what it got |
 /// | Put | unary | an empty blob; the handler drops what it got |
 /// | Forward | unary | what another server echoes |
+/// | Give | unary | as many bytes as the number says, in memory of the pool |
 /// | Text | unary | decodes a [`Text`] |
 #[derive(Clone)]
 pub struct Blobs {
@@ -266,6 +267,16 @@ impl Service<Request<Body>> for Blobs {
                         async move { Ok(tonic::Response::new(next.echo(request.into_inner()).await?)) }
                     };
                     grpc.unary(tower::service_fn(forward), req).await
+                }
+                "/test.Blobs/Give" => {
+                    let give = |request: tonic::Request<Blob>| async move {
+                        let pool = tonic_rdma::pool(&request);
+                        let len = request.get_ref().number as usize;
+                        let mut buf = pool.alloc(len).await.unwrap();
+                        buf.put_slice(&pattern(len, 1));
+                        Reply::Ok(tonic::Response::new(Blob::of(buf.freeze())))
+                    };
+                    grpc.unary(tower::service_fn(give), req).await
                 }
                 "/test.Blobs/Text" => {
                     let mut grpc = tonic::server::Grpc::new(Either::<Blob, Text>::new(codec));

@@ -32,8 +32,7 @@ async fn lending(codec: Which) -> World {
     World::between(Fabric::Shm, contexts, blobs(codec)).await
 }
 
-/// Calls until the peer has mapped what is lent: the first messages in an arena are copied. By then
-/// the peer knows its codec, too.
+/// Calls until the peer has mapped what is lent, which short messages do not wait for.
 async fn learnt(world: &World, client: &mut Client, data: &Bytes) {
     let before = world.channel.stats().bytes_sent_lent;
     let calls = async {
@@ -100,6 +99,30 @@ async fn requests_are_read_where_they_lie() {
         assert_eq!(copied.total(), copied.eager);
     }
     assert_eq!(world.server.get().bytes_received_lent, world.channel.stats().bytes_sent_lent);
+}
+
+/// Nothing is copied before either end has mapped the other's memory.
+#[tokio::test]
+async fn the_first_messages_wait_to_be_mapped() {
+    for len in [256 << 10, 5 * MIB] {
+        let world = lending(Which::Ours).await;
+        let data = pooled(&world.channel, len, 3).await;
+        let mut client = world.client(Which::Ours);
+        let before = world.channel.stats();
+        client.unary("/test.Blobs/Keep", Blob::of(data.clone())).await.unwrap();
+        assert!(world.seen.held.lock().unwrap().pop().unwrap().data == data);
+        let give = Blob { number: len as u64, ..Blob::default() };
+        let given = client.unary("/test.Blobs/Give", give).await.unwrap().data;
+        assert!(given == pattern(len, 1));
+        let (server, (lent, written)) = (world.server.get(), moved(&world, before));
+        assert_eq!((written, server.bytes_sent_write), (0, 0));
+        assert!(lent >= len as u64 && server.bytes_sent_lent >= len as u64);
+        // The lengths, which tonic is shown.
+        let copied = world.copied();
+        assert_eq!(copied.total(), copied.learning + copied.eager, "{copied}");
+        drop(given);
+        all_back(&world.channel).await;
+    }
 }
 
 /// Streams in both directions, also of what a handler sends back of what it was lent.

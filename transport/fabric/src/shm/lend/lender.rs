@@ -104,6 +104,11 @@ impl Lender {
         self.files.answered(key, taken);
     }
 
+    /// Whether the peer was offered the file with this key, and has not answered.
+    pub(crate) fn is_asked(&self, key: u32) -> bool {
+        self.files.get(key) == Some(Offer::Open)
+    }
+
     /// Whether the peer was offered the file with this key.
     pub(crate) fn has_offered(&self, key: u32) -> bool {
         self.files.get(key).is_some()

@@ -38,6 +38,8 @@ mod work;
 
 /// One in this many offers of memory is declined.
 const DECLINED: u32 = 8;
+/// One in this many loans finds that the peer has not mapped the memory yet.
+const ASKED: u32 = 4;
 /// Completions per poll, at most.
 const MAX_COMPLETIONS: usize = 256;
 
@@ -77,6 +79,8 @@ pub struct SimLink {
     waker: Option<Waker>,
     /// Leases of the other end that this one reads no longer.
     returns: Option<Arc<Returns>>,
+    /// The memory that the peer was asked to map last.
+    mapping: Option<u32>,
     /// If what the peer has lent may be lent on.
     lends_on: Option<Pool>,
     block: ControlBlock,
@@ -122,6 +126,7 @@ impl SimLink {
             remaining_work: device.faults.kill_after(),
             waker: None,
             returns: None,
+            mapping: None,
             lends_on: net.config.lends_on.then(|| pool.clone()),
             block,
         };
@@ -623,15 +628,24 @@ impl Link for SimLink {
     }
 
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
-        // The peer has not mapped it.
+        // The peer cannot map it, or has not yet.
         let declined = self.rng.one_in(DECLINED);
-        if declined || self.dead.is_some() {
+        let asked = !declined && self.rng.one_in(ASKED);
+        self.mapping = asked.then(|| bytes.key());
+        if declined || asked || self.dead.is_some() {
+            if asked {
+                self.end.wake();
+            }
             return Ok(None);
         }
         let Counters { leases, lent_on, .. } = &self.end.device.net.counters;
         leases.fetch_add(1, Relaxed);
         lent_on.fetch_add(u64::from(self.end.device.borrowed().contains(&bytes.key())), Relaxed);
         Ok(Some(self.end.loans.add(bytes)))
+    }
+
+    fn is_mapping(&self, key: u32) -> bool {
+        self.mapping == Some(key)
     }
 
     fn end_lease(&mut self, lease: u32) {

@@ -125,6 +125,35 @@ fn a_reader_that_keeps_leases_makes_the_sender_write() {
     p.assert_clean();
 }
 
+/// What waits until the peer has mapped it is overtaken by other streams, and not by what is behind
+/// it on its own.
+#[test]
+fn what_the_peer_has_not_mapped_waits() {
+    let mut p = lending(1 << 20);
+    p.ends[CLIENT].loans.postpones = usize::MAX;
+    let (waits, bytes) = send(&mut p, 1, false);
+    let (payload, behind) = message(2, FIELD);
+    p.client().send_payload(waits, payload, true).unwrap();
+    let given_up = send(&mut p, 3, true).0;
+    let short = p.open("head", false);
+    p.send(CLIENT, short, pattern(4, 10));
+    p.settle();
+    assert!(p.client().has_postponed_lends() && !p.client().wants_flush(), "nothing to do yet");
+    assert!(p.ends[SERVER].app(short).ended, "others go on");
+    assert!(p.ends[SERVER].app(waits).body.is_empty());
+    p.client().reset(given_up, ResetCode::CANCEL);
+    p.settle();
+    assert_eq!(p.client().leases(), (0, 0));
+    p.ends[CLIENT].loans.postpones = 0;
+    p.settle();
+    let app = p.ends[SERVER].app(waits);
+    assert!(app.ended && app.body == [bytes, behind].concat());
+    assert_eq!(flows(&p, waits), [Flow::Lent, Flow::Lent]);
+    p.answer(waits, pattern(1, 10));
+    p.answer(short, pattern(1, 10));
+    p.assert_clean();
+}
+
 /// The reader keeps the bytes longer than the call.
 #[test]
 fn leases_outlive_their_streams() {

@@ -21,6 +21,9 @@ pub(super) struct Loans {
     mapped: Mapped,
     /// Bytes that this end lends at a time.
     pub(super) limit: usize,
+    /// How often a piece waits for the other end to map it.
+    pub(super) postpones: usize,
+    postponed: usize,
     /// The end keeps what it was lent.
     pub(super) keeps: bool,
     /// Addresses of this end's leases, by number.
@@ -44,8 +47,15 @@ impl Loans {
 
     /// Decides about what the connection may lend.
     pub(super) fn lend(&mut self, conn: &mut Connection) {
+        conn.retry_lends();
         while let Some((id, bytes)) = conn.poll_lend() {
             let fits = self.lent_bytes() + bytes.len() <= self.limit && conn.may_lend();
+            if fits && self.postponed < self.postpones {
+                self.postponed += 1;
+                conn.postpone_lend();
+                continue;
+            }
+            self.postponed = 0;
             let place = fits.then(|| {
                 self.next += 1;
                 let (lease, addr) = (self.next, u64::from(self.next) << 32);

@@ -438,6 +438,7 @@ proptest! {
             end.memory.budget = budget;
             end.copy_out = copy_out;
             end.loans.limit = budget;
+            end.loans.postpones = budget % 2;
             end.limit(slots, staging, 16 << 10, room);
         }
         let mut model = Model::default();

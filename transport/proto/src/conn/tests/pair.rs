@@ -787,6 +787,7 @@ impl Pair {
                     && c.landing_queue.is_empty()
                     && c.named_queue.is_empty()
                     && c.leases.queue.is_empty()
+                    && !c.has_postponed_lends()
                     && c.leases() == (0, 0),
                 "end {at}"
             );

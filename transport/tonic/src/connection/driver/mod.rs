@@ -215,7 +215,9 @@ impl ConnectionState {
         self.landing.enforce_share(&mut self.conn);
         let woke = !(self.wakes.is_empty() && self.streams.opened.is_empty());
         let flush = self.copies.driver_flush(woke);
-        if self.conn.is_due() || self.landing.is_short || self.landing.is_making {
+        let waits =
+            self.landing.is_short || self.landing.is_making || self.conn.has_postponed_lends();
+        if self.conn.is_due() || waits {
             self.run_flush(flush);
         }
     }

@@ -9,15 +9,28 @@ use crate::connection::state::ConnectionState;
 /// 64 KiB lending costs less (docs/performance-log.md); where between that and a control slot it
 /// begins to was not measured.
 pub(super) const MIN_LENT: usize = 32 * 1024;
+/// Segments of fewer bytes do not wait for a peer that is mapping the memory: they are copied
+/// meanwhile.
+const MIN_AWAITED: usize = 256 * 1024;
 
 impl ConnectionState {
     /// Lends what the protocol has to send, as far as the pool and the peer allow. The rest is
-    /// sent.
+    /// sent, or waits until the peer has mapped it.
     pub(super) fn lend(&mut self) -> Result<(), LinkError> {
+        self.conn.retry_lends();
         while let Some((stream, bytes)) = self.conn.poll_lend() {
-            let bytes = if self.conn.may_lend() { self.pool.lend(&bytes) } else { None };
-            let lent = match (bytes, &mut self.link) {
-                (Some(bytes), Some(link)) => link.lend(bytes)?,
+            let lendable = if self.conn.may_lend() { self.pool.lend(&bytes) } else { None };
+            let lent = match (lendable, &mut self.link) {
+                (Some(lendable), Some(link)) => {
+                    let key = lendable.key();
+                    match link.lend(lendable)? {
+                        None if bytes.len() >= MIN_AWAITED && link.is_mapping(key) => {
+                            self.conn.postpone_lend();
+                            continue;
+                        }
+                        lent => lent,
+                    }
+                }
                 _ => None,
             };
             let place = lent.map(|Lent { lease, key, addr }| LentPlace { lease, key, addr });
