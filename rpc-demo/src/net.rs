@@ -14,7 +14,7 @@ use tonic_rdma::{
     ServerStats, TransportStats,
 };
 
-use crate::cli::{CHUNK_MIN, Path as Way};
+use crate::cli::{CHUNK, CHUNK_MIN, Path as Way, RANGE_CHUNK_ON_ONE_HOST};
 use crate::disk::{self, ALIGN};
 use crate::failure::{Failure, causes};
 use crate::pb::object_store_client::ObjectStoreClient;
@@ -50,6 +50,18 @@ impl Connection {
     /// Whether the server is a process of this host, over shared memory.
     pub(crate) fn is_on_one_host(&self) -> bool {
         self.0.channel.path().path == Path::Shm
+    }
+
+    /// The bytes of a message for the content of a file: `asked`, or the default, as far as they
+    /// [fit](fitting).
+    pub(crate) fn chunk(&self, asked: Option<usize>) -> usize {
+        fitting(asked.unwrap_or(CHUNK), self.pool().as_ref())
+    }
+
+    /// As [`chunk`](Connection::chunk), for a range of a file.
+    pub(crate) fn range_chunk(&self, asked: Option<usize>) -> usize {
+        let default = if self.is_on_one_host() { RANGE_CHUNK_ON_ONE_HOST } else { CHUNK };
+        self.chunk(asked.or(Some(default)))
     }
 
     /// A stub of the store.

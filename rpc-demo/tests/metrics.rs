@@ -54,14 +54,17 @@ impl Scrape {
     }
 }
 
-fn transfers(fabrics: &str) {
+/// Puts and gets a file, which goes `by` this way.
+fn transfers(fabrics: &str, by: &'static str) {
     let dir = scratch();
     let at = |path: &str| dir.path().join(path);
     fs::create_dir(at("root")).unwrap();
     const LENGTH: usize = 3_000_000;
     fs::write(at("file"), content(LENGTH, 1)).unwrap();
     let mut command = serve(program(), &at("root"));
-    command.args(["--metrics", "127.0.0.1:0"]).env("TONIC_RDMA", fabrics);
+    let settings =
+        [("TONIC_RDMA", fabrics), ("RPC_DEMO_NO_LEND", if by == "lent" { "0" } else { "1" })];
+    command.args(["--metrics", "127.0.0.1:0"]).envs(settings);
     let mut server = Server::spawn(command, &at("root"));
     let line = server.line();
     let url = line
@@ -75,7 +78,7 @@ fn transfers(fabrics: &str) {
     for arguments in
         [["put", at("file").to_str().unwrap(), "x"], ["get", "x", at("copy").to_str().unwrap()]]
     {
-        ok(server.client_command(arguments).env("TONIC_RDMA", fabrics).output().unwrap());
+        ok(server.client_command(arguments).envs(settings).output().unwrap());
     }
     let path = if fabrics == "off" { "tcp" } else { "shm" };
     let there: &[_] = &[("role", "server"), ("path", path)];
@@ -95,9 +98,7 @@ fn transfers(fabrics: &str) {
         "{received} in {}",
         told.text
     );
-    let ways: &[&str] = if path == "tcp" { &["http2"] } else { &["write", "lent"] };
-    let by = ways.iter().map(|by| told.get(payload, &with(&[("by", by)]))).sum::<f64>();
-    assert!(by >= 2.0 * LENGTH as f64, "{}", told.text);
+    assert!(told.get(payload, &with(&[("by", by)])) >= 2.0 * LENGTH as f64, "{}", told.text);
     // The Offer messages.
     let others = told.get(payload, &[]) - told.get(payload, there);
     assert!(others < 2000.0, "{}", told.text);
@@ -117,9 +118,8 @@ fn transfers(fabrics: &str) {
         assert!(told.get("tonic_rdma_pool_registrations_total", &[("device", "shm")]) >= 1.0);
         assert_eq!((pool("granted"), pool("filled")), (0.0, 0.0));
         assert!(pool("free") + pool("control") + pool("send") > 0.0, "{}", told.text);
-        for counted in
-            ["messages_total", "writes_total", "grants_total", "completions_per_poll_count"]
-        {
+        let by_write: &[_] = if by == "write" { &["writes_total", "grants_total"] } else { &[] };
+        for counted in ["messages_total", "completions_per_poll_count"].iter().chain(by_write) {
             assert!(
                 told.get(&format!("tonic_rdma_{counted}"), there) > 0.0,
                 "{counted} in {}",
@@ -167,12 +167,17 @@ impl Scrape {
 
 #[test]
 fn transfers_over_tcp_are_told() {
-    transfers("off");
+    transfers("off", "http2");
 }
 
 #[test]
 fn transfers_over_shared_memory_are_told() {
-    transfers("shm,require");
+    transfers("shm,require", "write");
+}
+
+#[test]
+fn what_is_lent_is_told() {
+    transfers("shm,require", "lent");
 }
 
 #[test]

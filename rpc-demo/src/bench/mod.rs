@@ -21,7 +21,7 @@ use crate::cli::{Bench, size_shown};
 use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::names::Name;
-use crate::net::{self, Connection, Direction, Meter, fitting};
+use crate::net::{self, Connection, Direction, Meter};
 use crate::output;
 use crate::pb::put_request::Head;
 use crate::pb::{GetRequest, ObjectHead, RemoveRequest};
@@ -139,7 +139,7 @@ impl Set {
         };
         let names = (0..count).map(name).collect::<Result<_, _>>()?;
         let pool = connection.pool();
-        let chunk = fitting(args.chunks.chunk_size, pool.as_ref());
+        let chunk = connection.chunk(args.chunks.chunk_size);
         let chunk = usize::try_from(size).map_or(chunk, |size| size.min(chunk));
         Ok(Set {
             connection: connection.clone(),

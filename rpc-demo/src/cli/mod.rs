@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint, value_parser};
 pub(crate) use completions::completions;
-pub(crate) use size::{CHUNK, CHUNK_MAX, CHUNK_MIN, shown as size_shown};
+pub(crate) use size::{CHUNK, CHUNK_MAX, CHUNK_MIN, RANGE_CHUNK_ON_ONE_HOST, shown as size_shown};
 pub(crate) use usage::parse;
 
 /// A small object store over RDMA, with TCP as the fallback.
@@ -215,9 +215,9 @@ impl Files {
 /// How files are split into messages.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Chunks {
-    /// Payload bytes of a message, 4KiB to 3MiB.
-    #[arg(long, env = "RPC_DEMO_CHUNK_SIZE", value_name = "SIZE", default_value = "1MiB", value_parser = size::chunk)]
-    pub(crate) chunk_size: usize,
+    /// Payload bytes of a message, 4KiB to 3MiB. Default: 1MiB; 2MiB for ranges over shared memory.
+    #[arg(long, env = "RPC_DEMO_CHUNK_SIZE", value_name = "SIZE", value_parser = size::chunk)]
+    pub(crate) chunk_size: Option<usize>,
 }
 
 /// The directory to serve, and the server's limits.

@@ -145,7 +145,9 @@ impl Processes {
         let server = self.server.as_ref().map(|server| server.url.as_str()).unwrap_or_default();
         let mut command = Command::new(program);
         command.arg(verb).arg("--json").arg("--server").arg(server);
-        command.arg("--chunk-size").arg(args.chunks.chunk_size.to_string());
+        if let Some(bytes) = args.chunks.chunk_size {
+            command.arg("--chunk-size").arg(bytes.to_string());
+        }
         command.arg("--jobs").arg(args.jobs.unwrap_or_else(jobs).to_string());
         match way {
             Way::Tcp => {

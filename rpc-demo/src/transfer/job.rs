@@ -24,8 +24,8 @@ pub(crate) struct Job {
     pub(super) jobs: u16,
     /// Ranges between processes of this host that are transferred in parallel.
     pub(super) ranges_on_one_host: Semaphore,
-    /// Payload bytes of a message.
-    pub(super) chunk: usize,
+    /// Payload bytes of a message, if not the default of the path.
+    pub(super) chunk: Option<usize>,
     /// Bytes of a range.
     pub(super) range_size: u64,
     /// Compare with what the target already has.

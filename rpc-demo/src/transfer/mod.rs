@@ -159,7 +159,8 @@ async fn one(job: &Job, item: Item) -> Result<(), Failure> {
     }
     let what = job.what(&item);
     let bar = job.progress.file(&item.shown(), item.size.unwrap_or(u64::MAX));
-    let (known, pieces) = item.origin.whole(what.clone(), job.chunk, item.target.pool()).await?;
+    let to = item.target.connection();
+    let (known, pieces) = item.origin.whole(what.clone(), job.chunk, to).await?;
     let digest = match &item.target {
         Target::Object(connection, name) => {
             // A local file's attributes are read when it is opened; those of an object come from

@@ -6,14 +6,13 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tonic_rdma::Pool;
-
 use super::pieces::{Pieces, Reading, breach};
 use crate::attributes::Attributes;
+use crate::cli::CHUNK;
 use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::names::Name;
-use crate::net::{Connection, fitting};
+use crate::net::Connection;
 use crate::pb::checksums_request::Of;
 use crate::pb::{ChecksumsRequest, GetHeader, GetRequest, Range};
 use crate::ranges::Ranges;
@@ -64,16 +63,17 @@ impl Origin {
         move |error| Failure::io(what.clone(), &error).not_resumable()
     }
 
-    /// The whole content. `what` describes the transfer in error messages. A file is read into
-    /// memory of the pool.
+    /// The whole content. `what` describes the transfer in error messages. A file is read into the
+    /// pool of the connection `to` the target, in messages of `chunk` bytes.
     pub(super) async fn whole(
         &self,
         what: String,
-        chunk: usize,
-        pool: Option<Pool>,
+        chunk: Option<usize>,
+        to: Option<&Connection>,
     ) -> Result<(Known, Pieces), Failure> {
         let failed = self.cannot_read();
-        let to_read = fitting(chunk, pool.as_ref());
+        let to_read = to.map_or(chunk.unwrap_or(CHUNK), |to| to.chunk(chunk));
+        let pool = to.and_then(Connection::pool);
         match self {
             Origin::Object(..) => {
                 let (header, pieces) = self.fetch(what, chunk, None).await?;
@@ -140,14 +140,17 @@ impl Origin {
     async fn fetch(
         &self,
         what: String,
-        chunk: usize,
+        chunk: Option<usize>,
         range: Option<Range>,
     ) -> Result<(GetHeader, Pieces), Failure> {
         let Origin::Object(connection, name) = self else {
             return Err(Failure::new(what, "it is no object", ""));
         };
-        let chunk_size =
-            u32::try_from(fitting(chunk, connection.pool().as_ref())).unwrap_or_default();
+        let chunk = match range {
+            Some(_) => connection.range_chunk(chunk),
+            None => connection.chunk(chunk),
+        };
+        let chunk_size = u32::try_from(chunk).unwrap_or_default();
         let request = GetRequest { name: name.as_str().to_owned(), chunk_size, range };
         let answer = connection.store().get(request).await;
         let stream = answer.map_err(|status| Failure::status(what.clone(), &status))?.into_inner();
@@ -173,15 +176,16 @@ impl Origin {
         opened: Option<&Opened>,
         ranges: &Ranges,
         index: usize,
-        chunk: usize,
-        pool: Option<Pool>,
+        chunk: Option<usize>,
+        to: Option<&Connection>,
     ) -> Result<(Option<GetHeader>, Pieces), Failure> {
         let (offset, length) = ranges.get(index).unwrap_or_default();
         match opened {
             Some(opened) => {
                 let extent = Extent::Range { offset, length };
-                let pieces =
-                    source::start(opened.file.clone(), extent, fitting(chunk, pool.as_ref()), pool);
+                let to_read = to.map_or(chunk.unwrap_or(CHUNK), |to| to.range_chunk(chunk));
+                let pool = to.and_then(Connection::pool);
+                let pieces = source::start(opened.file.clone(), extent, to_read, pool);
                 let (size, end) = (Some(ranges.size()), Some(offset + length));
                 Ok((None, self.reading(what, pieces, offset, size, end)))
             }

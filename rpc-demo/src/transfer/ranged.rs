@@ -231,11 +231,11 @@ impl Large {
                 return Ok(wanted);
             }
         }
-        let pool = self.item.target.pool();
+        let to = self.item.target.connection();
         let read = self
             .item
             .origin
-            .range(self.what.clone(), opened.as_ref(), &self.ranges, index, job.chunk, pool)
+            .range(self.what.clone(), opened.as_ref(), &self.ranges, index, job.chunk, to)
             .await?;
         let (header, mut pieces) = read;
         if let Some(header) = header {

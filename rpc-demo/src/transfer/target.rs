@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cap_std::fs::Dir;
-use tonic_rdma::Pool;
 
 use super::origin::blocking;
 use crate::attributes::Attributes;
@@ -51,10 +50,10 @@ impl std::fmt::Display for Target {
 }
 
 impl Target {
-    /// The pool of the connection to the target.
-    pub(super) fn pool(&self) -> Option<Pool> {
+    /// The connection to the target.
+    pub(super) fn connection(&self) -> Option<&Connection> {
         match self {
-            Target::Object(connection, _) => connection.pool(),
+            Target::Object(connection, _) => Some(connection),
             Target::File(_) => None,
         }
     }
