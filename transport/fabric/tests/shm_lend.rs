@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
-use common::stranger::{LEND, Stranger, TAKEN, arrival, file, file_called, lend, sealed};
+use common::stranger::{
+    DECLINED, LEND, Stranger, TAKEN, arrival, file, file_called, lend, sealed, with_key,
+};
 use common::*;
 use rustix::fs::SealFlags;
 use tonic_rdma_fabric::shm::ShmDevice;
@@ -377,6 +379,30 @@ async fn entered(you: &Side) -> (Arc<Stranger>, End) {
     let entering = stranger.enters(own);
     let (link, _ring) = tokio::join!(incoming.accept(&config, &you.pool, b"", TIMEOUT), entering);
     (stranger, End::new(link.unwrap()))
+}
+
+/// A sender that waits for the answer waits no longer than until there is one.
+#[tokio::test]
+async fn a_peer_that_declines_is_not_waited_for() {
+    let me = lending(Lending::SameUser);
+    let (stranger, mut end) = entered(&me).await;
+    let bytes = me.payload(4096, 1);
+    let key = me.pool.lend(&bytes).unwrap().key();
+    assert!(!end.link.is_mapping(key), "it was not asked");
+    for _ in 0..2 {
+        assert_eq!(try_lend(&me, &mut end, &bytes), None);
+        assert!(end.link.is_mapping(key) && end.is_quiet().await, "no answer yet");
+    }
+    stranger.send(&with_key(DECLINED, key), &[]);
+    let answered = async {
+        while end.link.is_mapping(key) {
+            assert!(end.is_quiet().await);
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, answered).await.expect("DECLINED is not heard");
+    assert_eq!(try_lend(&me, &mut end, &bytes), None);
+    assert!(!end.link.is_mapping(key), "it is not asked again");
 }
 
 /// What becomes of an end to which a stranger lends these files with these messages.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use common::stranger::{
-    DECLINED, NAME, Stranger, TAKEN, UNNAME, arrival, chunk, file, forget, sealed,
+    DECLINED, NAME, Stranger, TAKEN, UNNAME, arrival, chunk, file, sealed, with_key,
 };
 use common::*;
 use rustix::fs::SealFlags;
@@ -178,12 +178,6 @@ async fn acquainted(side: &Side) -> (End, Arc<Stranger>) {
 fn name(key: u32, addr: u64, len: u64) -> Vec<u8> {
     let mut message = chunk(key, addr, len);
     message[0] = NAME;
-    message
-}
-
-fn with_key(kind: u8, key: u32) -> Vec<u8> {
-    let mut message = forget(key);
-    message[0] = kind;
     message
 }
 

@@ -78,6 +78,13 @@ pub fn forget(rkey: u32) -> Vec<u8> {
     [&[FORGET], rkey.to_le_bytes().as_slice()].concat()
 }
 
+/// A message that has nothing but a key.
+pub fn with_key(kind: u8, key: u32) -> Vec<u8> {
+    let mut message = forget(key);
+    message[0] = kind;
+    message
+}
+
 pub fn file_called(name: &str, len: u64, seals: SealFlags) -> OwnedFd {
     let file = memfd_create(name, MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, len).unwrap();
