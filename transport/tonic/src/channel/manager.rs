@@ -16,7 +16,7 @@ use crate::connection::FastClient;
 use crate::context::Changes;
 use crate::executor::SharedExec;
 use crate::path::Path;
-use crate::path::reason::{Reason, ReasonCode};
+use crate::path::reason::{self, Reason, ReasonCode};
 use crate::telemetry::metrics;
 
 /// Time limit of an attempt, which may continue after `connect` has returned.
@@ -250,6 +250,10 @@ impl Log {
         if self.further {
             return tracing::debug!(origin = %self.origin, %reason, "no other connection: its calls take the first");
         }
+        // The end of the runtime, which another of its threads sees before that is over.
+        if (reason.code(), reason.side()) == (ReasonCode::GoAway, reason::Side::Local) {
+            return tracing::debug!(origin = %self.origin, %reason, "this end has closed the connection");
+        }
         metrics::fallback(Side::Client, reason);
         let this = Some((reason.code(), reason.side()));
         if self.logged == this {
@@ -265,5 +269,21 @@ impl Log {
             cure = reason.cure(),
             "calls go over TCP"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::support::logs::Logs;
+
+    #[test]
+    fn the_end_of_the_runtime_is_no_fallback() {
+        let logs = Logs::capture();
+        let mut log = Log::new("http://h".to_owned(), false);
+        log.down(&Reason::new(ReasonCode::GoAway, "the runtime has ended"));
+        assert!(logs.lines_with("calls go over TCP").is_empty());
+        log.down(&Reason::from_peer(ReasonCode::GoAway, "closed in good order"));
+        assert_eq!(logs.lines_with("calls go over TCP").len(), 1);
     }
 }
