@@ -12,13 +12,13 @@ use http::Uri;
 /// Bytes of a message, or of a part of one, from which on its method is taken to transfer bulk.
 const BULK: usize = 64 * 1024;
 
-/// Maximum number of methods remembered. Only methods that have been answered count.
+/// Maximum number of methods remembered. Only methods that are served count.
 const MAX_METHODS: usize = 4096;
 
 /// The codec of a stub or a service, if known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Used {
-    /// No message has been encoded yet, and no request has been read.
+    /// No message has been encoded yet, and no decoder of this crate was made for a request.
     #[default]
     Unknown,
     /// Another codec.

@@ -301,7 +301,8 @@ impl<L> Server<L> {
     /// received as ever.
     ///
     /// The method's service has to use [`ProstCodec`](crate::codec::ProstCodec). That is known once
-    /// it has answered a call; requests before that are received as ever, without a buffer.
+    /// it has been called: the first request, and those that begin with it, are received as ever,
+    /// without a buffer.
     ///
     /// All large messages of clients are requested first at such a server: a round trip more than
     /// otherwise, for other methods, too.
