@@ -32,7 +32,7 @@ async fn lending(codec: Which) -> World {
     World::between(Fabric::Shm, contexts, blobs(codec)).await
 }
 
-/// Calls until the peer has mapped what is lent, which short messages do not wait for.
+/// Calls until something is lent. By then the peer has mapped it, and knows the message's length.
 async fn learnt(world: &World, client: &mut Client, data: &Bytes) {
     let before = world.channel.stats().bytes_sent_lent;
     let calls = async {
@@ -104,7 +104,7 @@ async fn requests_are_read_where_they_lie() {
 /// Nothing is copied before either end has mapped the other's memory.
 #[tokio::test]
 async fn the_first_messages_wait_to_be_mapped() {
-    for len in [256 << 10, 5 * MIB] {
+    for len in [64 << 10, 5 * MIB] {
         let world = lending(Which::Ours).await;
         let data = pooled(&world.channel, len, 3).await;
         let mut client = world.client(Which::Ours);

@@ -6,7 +6,7 @@
 //!
 //! | the file is | on | next |
 //! |---|---|---|
-//! | unknown to the peer | something in it is to be lent | offered: LEND, with the descriptor; the message waits, or is copied |
+//! | unknown to the peer | something in it is to be lent | offered: LEND, with the descriptor; the message waits |
 //! | offered | TAKEN: the peer has mapped it, read-only | taken: what lies in it is lent |
 //! | offered | DECLINED: the peer cannot map it | declined: what lies in it is copied |
 //! | any of these | its arena is freed, so nothing in it is lent | unknown: UNLEND, and the peer unmaps it |

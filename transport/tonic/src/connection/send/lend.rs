@@ -9,9 +9,6 @@ use crate::connection::state::ConnectionState;
 /// 64 KiB lending costs less (docs/performance-log.md); where between that and a control slot it
 /// begins to was not measured.
 pub(super) const MIN_LENT: usize = 32 * 1024;
-/// Segments of fewer bytes do not wait for a peer that is mapping the memory: they are copied
-/// meanwhile.
-const MIN_AWAITED: usize = 256 * 1024;
 
 impl ConnectionState {
     /// Lends what the protocol has to send, as far as the pool and the peer allow. The rest is
@@ -24,7 +21,7 @@ impl ConnectionState {
                 (Some(lendable), Some(link)) => {
                     let key = lendable.key();
                     match link.lend(lendable)? {
-                        None if bytes.len() >= MIN_AWAITED && link.is_mapping(key) => {
+                        None if link.is_mapping(key) => {
                             self.conn.postpone_lend();
                             continue;
                         }
