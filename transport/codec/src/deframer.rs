@@ -448,7 +448,9 @@ impl Drop for Deframer {
     fn drop(&mut self) {
         // Messages that were never decoded.
         while let Some(key) = self.keys.pop_front() {
-            drop(pending_messages::take(key));
+            if pending_messages::take(key).is_some() {
+                self.method.has_left_a_message();
+            }
         }
     }
 }

@@ -27,10 +27,26 @@ pub enum Used {
     Ours,
 }
 
+/// Whether the codec is known by the decoder that the service has made:
+///
+/// | | on | next |
+/// |---|---|---|
+/// | `Open` | the service makes a decoder of this crate | `Holds`: [`Used::Ours`] |
+/// | `Holds` | a request is dropped with a message that no such decoder has taken | `Over`: [`Used::Unknown`] |
+/// | any | a message is encoded | `Over`: its codec |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ByDecoder {
+    Open,
+    Holds,
+    Over,
+}
+
 /// State learnt about one method.
 #[derive(Debug, Default)]
 pub struct Method {
     used: AtomicU8,
+    /// A [`ByDecoder`].
+    by_decoder: AtomicU8,
     /// Length in bytes of the longest outgoing message that tonic has accepted.
     encodes: AtomicUsize,
     /// The same for incoming messages.
@@ -48,10 +64,44 @@ impl Method {
         }
     }
 
-    pub(super) fn set_used(&self, used: Used) {
+    /// A message was encoded with this codec.
+    fn set_used(&self, used: Used) {
         if self.used() != used {
             self.used.store(used as u8, Relaxed);
         }
+        if self.by_decoder() != ByDecoder::Over {
+            self.by_decoder.store(ByDecoder::Over as u8, Relaxed);
+        }
+    }
+
+    fn by_decoder(&self) -> ByDecoder {
+        match self.by_decoder.load(Relaxed) {
+            0 => ByDecoder::Open,
+            1 => ByDecoder::Holds,
+            _ => ByDecoder::Over,
+        }
+    }
+
+    fn change(&self, from: ByDecoder, to: ByDecoder, used: Used) {
+        let (from, to) = (from as u8, to as u8);
+        if self.by_decoder.compare_exchange(from, to, Relaxed, Relaxed).is_ok() {
+            self.used.store(used as u8, Relaxed);
+        }
+    }
+
+    /// Whether a decoder may tell the codec.
+    pub(super) fn asks_for_decoder(&self) -> bool {
+        self.by_decoder() == ByDecoder::Open
+    }
+
+    /// The service has made a decoder of this crate.
+    pub(super) fn has_decoder(&self) {
+        self.change(ByDecoder::Open, ByDecoder::Holds, Used::Ours);
+    }
+
+    /// A request is dropped with a message that no decoder of this crate has taken.
+    pub(super) fn has_left_a_message(&self) {
+        self.change(ByDecoder::Holds, ByDecoder::Over, Used::Unknown);
     }
 
     /// Whether a call of the method has sent or received 64 KiB at once, with any codec.
@@ -158,9 +208,14 @@ impl Call {
         self.new.is_none()
     }
 
-    /// Records that a message of the method is encoded, or read, with codec `used`.
+    /// Records that a message of the method has been encoded with codec `used`.
     pub fn learn(&mut self, used: Used) {
         self.method.set_used(used);
+        self.is_served();
+    }
+
+    /// Enters the method in the table.
+    pub(super) fn is_served(&mut self) {
         if let Some(new) = self.new.take() {
             let (methods, uri) = *new;
             methods.remember(uri.path(), &self.method);

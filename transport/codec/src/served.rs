@@ -3,7 +3,9 @@
 //! A service of tonic makes its decoder when it is first polled, before it polls the request's
 //! body. So a decoder of this crate that is made meanwhile is the one of the method. A client that
 //! the service calls makes a decoder as well, but an encoder before it: nothing is learnt from what
-//! comes after one.
+//! comes after one. A layer or a handler that has another service called within the process, before
+//! it awaits anything, may have made the decoder instead: the first messages that nobody takes show
+//! that, and the method is learnt from its first response.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -28,7 +30,7 @@ impl Drop for Ends {
 /// Polls the service of a call for the first time. If its method is not known, [`Method::used`]
 /// says [`Used::Ours`] from the moment in which the service makes a decoder of this crate.
 pub fn serve_first<T>(call: &mut Call, poll: impl FnOnce() -> T) -> T {
-    if call.method().used() != Used::Unknown {
+    if !call.method().asks_for_decoder() {
         return poll();
     }
     SERVED.set(Some(call.method().clone()));
@@ -36,7 +38,7 @@ pub fn serve_first<T>(call: &mut Call, poll: impl FnOnce() -> T) -> T {
     let polled = poll();
     drop(ends);
     if call.method().used() == Used::Ours {
-        call.learn(Used::Ours);
+        call.is_served();
     }
     polled
 }
@@ -48,7 +50,7 @@ pub(crate) fn encoder_is_made() {
 
 pub(crate) fn decoder_is_made() {
     if let Some(method) = SERVED.take() {
-        method.set_used(Used::Ours);
+        method.has_decoder();
     }
 }
 
@@ -110,6 +112,21 @@ mod tests {
         assert!(polled.is_err());
         decoder();
         assert_eq!(call.method().used(), Used::Unknown);
+    }
+
+    #[test]
+    fn a_message_that_nobody_takes_shows_another_decoder() {
+        let (methods, uri) = (Arc::new(Methods::default()), Uri::from_static("http://h/a.B/C"));
+        let mut call = methods.call(&uri);
+        serve_first(&mut call, decoder);
+        call.method().has_left_a_message();
+        let mut next = methods.call(&uri);
+        serve_first(&mut next, decoder);
+        assert_eq!(next.method().used(), Used::Unknown, "it is asked no more");
+        next.learn(Used::Ours);
+        // A call that is dropped shows nothing once messages have been encoded.
+        next.method().has_left_a_message();
+        assert_eq!(next.method().used(), Used::Ours);
     }
 
     #[test]

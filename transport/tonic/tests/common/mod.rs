@@ -181,6 +181,7 @@ impl Seen {
 /// | Keep | unary | an empty blob; the handler keeps what it got |
 /// | Put | unary | an empty blob; the handler drops what it got |
 /// | Forward | unary | what another server echoes |
+/// | Behind | unary | the blob, once a service of our codec was called within the process |
 /// | Give | unary | as many bytes as the number says, in memory of the pool |
 /// | Text | unary | decodes a [`Text`] |
 #[derive(Clone)]
@@ -211,6 +212,7 @@ impl Service<Request<Body>> for Blobs {
     fn call(&mut self, req: Request<Body>) -> Self::Future {
         let (seen, limit, forward, codec) =
             (self.seen.clone(), self.limit, self.forward.clone(), self.codec);
+        let other = Blobs { codec: Which::Ours, ..self.clone() };
         let mut grpc = tonic::server::Grpc::new(Either::<Blob, Blob>::new(self.codec))
             .max_decoding_message_size(limit)
             .max_encoding_message_size(limit);
@@ -239,6 +241,14 @@ impl Service<Request<Body>> for Blobs {
                             look(&request);
                             Reply::Ok(tonic::Response::new(request.into_inner()))
                         }
+                    };
+                    grpc.unary(tower::service_fn(echo), req).await
+                }
+                "/test.Blobs/Behind" => {
+                    let empty = Request::post("/test.Blobs/Put").body(Body::empty()).unwrap();
+                    let Ok(_) = { other }.call(empty).await;
+                    let echo = |request: tonic::Request<Blob>| async {
+                        Reply::Ok(tonic::Response::new(request.into_inner()))
                     };
                     grpc.unary(tower::service_fn(echo), req).await
                 }

@@ -182,6 +182,22 @@ async fn what_a_method_costs_until_it_is_known() {
     assert_eq!(world.copied() - before, Copied::default());
 }
 
+/// A service of this codec that is called within the process has made the first decoder, and not
+/// the one of another codec that reads the request. One call pays for that.
+#[tokio::test]
+async fn another_decoder_is_noticed() {
+    for fabric in Fabric::FAST {
+        let world = World::new(*fabric, Which::Plain).await;
+        let mut client = world.client(Which::Ours);
+        let blob = Blob::of(pooled(&world.channel, MIB, 1).await);
+        let first = client.unary("/test.Blobs/Behind", blob.clone()).await.unwrap_err();
+        assert_eq!(first.code(), Code::Internal, "{first}");
+        for _ in 0..3 {
+            assert!(client.unary("/test.Blobs/Behind", blob.clone()).await.unwrap() == blob);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_proxy_copies_nothing() {
     for fabric in Fabric::FAST {
