@@ -49,6 +49,7 @@ pub mod measure;
 pub mod memcpy;
 pub mod pair;
 pub mod plot;
+mod process;
 pub mod raw;
 pub mod remote;
 pub mod report;

@@ -6,8 +6,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::io::{AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::allocator::Variant;
@@ -16,6 +16,7 @@ use crate::copies::{Copied, Copies};
 use crate::cost::{SystemCalls, Usage};
 use crate::instructions::Instructions;
 use crate::measure::Round;
+use crate::process::Process;
 use crate::remote::RemoteServer;
 use crate::role::Role;
 use crate::sample::{Counted, Sample};
@@ -56,8 +57,7 @@ enum Server {
 
 #[derive(Debug)]
 struct LocalServer {
-    process: Child,
-    id: u32,
+    process: Process,
     questions: Option<ChildStdin>,
     answers: Lines<BufReader<ChildStdout>>,
 }
@@ -65,7 +65,7 @@ struct LocalServer {
 impl Server {
     async fn usage(&mut self) -> anyhow::Result<Usage> {
         match self {
-            Self::Here(server) => Usage::of(server.id),
+            Self::Here(server) => Usage::of(server.process.id()),
             Self::There(server) => server.usage().await,
         }
     }
@@ -73,7 +73,7 @@ impl Server {
     /// Its process id, if it runs here.
     fn id(&self) -> Option<u32> {
         match self {
-            Self::Here(server) => Some(server.id),
+            Self::Here(server) => Some(server.process.id()),
             Self::There(_) => None,
         }
     }
@@ -84,8 +84,7 @@ impl Server {
 pub struct Pair {
     requests: ChildStdin,
     replies: Lines<BufReader<ChildStdout>>,
-    client: Child,
-    client_id: u32,
+    client: Process,
     server: Server,
     path: String,
     pool: Option<usize>,
@@ -117,12 +116,11 @@ impl Pair {
             (true, Some(program)) => allocator.program(program, true)?,
             (true, None) => bail!("nobody said where the program is that {contender} runs in"),
         };
-        let spawn = |role: Role, stdin: Stdio| -> anyhow::Result<Child> {
+        let spawn = |role: Role, stdin: Stdio| {
             let mut command = Command::new(&program);
             command.args(role.arguments(setup.addr, setup.cpus));
             command.envs(allocator.environment().iter().copied()).envs(environment.iter().cloned());
-            command.stdin(stdin).stdout(Stdio::piped()).kill_on_drop(true);
-            command.spawn().with_context(|| format!("cannot start {}", program.display()))
+            Process::start(command, stdin)
         };
         let room = setup.room;
         let late = "the server did not start in time";
@@ -135,22 +133,20 @@ impl Pair {
             let role = Role { serve: Some(contender), socket, room, ..Role::default() };
             let questions = if setup.server_figures { Stdio::piped() } else { Stdio::null() };
             let mut process = spawn(role, questions)?;
-            let mut answers = lines(&mut process)?;
+            let mut answers = process.lines()?;
             let addr = timeout(setup.limit, answers.next_line()).await.context(late)??;
             let Some(addr) = addr else {
-                bail!("the server did not start: {}", process.wait().await?);
+                bail!("the server did not start: {}", process.reason_of_end().await?);
             };
-            let id = process.id().context("the server process is gone")?;
-            let questions = process.stdin.take();
-            let server = LocalServer { process, id, questions, answers };
+            let questions = process.stdin();
+            let server = LocalServer { process, questions, answers };
             (Server::Here(Box::new(server)), addr)
         };
         let role = Role { client: Some(contender), server_addr, room, ..Role::default() };
         let mut client = spawn(role, Stdio::piped())?;
         let mut pair = Self {
-            requests: client.stdin.take().context("no pipe to the client process")?,
-            replies: lines(&mut client)?,
-            client_id: client.id().context("the client process is gone")?,
+            requests: client.stdin().context("no pipe to the client process")?,
+            replies: client.lines()?,
             client,
             server,
             path: String::new(),
@@ -194,7 +190,7 @@ impl Pair {
         let answer = timeout(self.limit, answers.next_line()).await;
         let answer = answer.context("the server does not answer")??;
         let Some(answer) = answer else {
-            bail!("the server process ended: {}", process.wait().await?);
+            bail!("the server process ended: {}", process.reason_of_end().await?);
         };
         serde_json::from_str(&answer).with_context(|| format!("the server said: {answer}"))
     }
@@ -205,7 +201,7 @@ impl Pair {
     /// The server is on another host.
     pub fn processes(&self) -> anyhow::Result<(u32, u32)> {
         let server = self.server.id().context("the server is on another host")?;
-        Ok((self.client_id, server))
+        Ok((self.client.id(), server))
     }
 
     /// Starts counting instructions.
@@ -221,22 +217,24 @@ impl Pair {
     async fn request(&mut self, request: ClientRequest) -> anyhow::Result<ClientReply> {
         let mut line = serde_json::to_string(&request)?;
         line.push('\n');
-        // If the client has ended, its exit code below explains why.
+        // If the client has ended, its reason below explains why.
         let _ = self.requests.write_all(line.as_bytes()).await;
         let reply = timeout(self.limit, self.replies.next_line()).await;
         let reply =
             reply.with_context(|| format!("nothing came within {} s", self.limit.as_secs()))??;
         let Some(reply) = reply else {
-            bail!("the client process ended: {}", self.client.wait().await?);
+            bail!("the client process ended: {}", self.client.reason_of_end().await?);
         };
         match serde_json::from_str(&reply).with_context(|| format!("the client said: {reply}"))? {
-            ClientReply::Failed(why) => match &mut self.server {
-                Server::Here(server) => match server.process.try_wait()? {
-                    Some(status) => bail!("{why}; the server process ended: {status}"),
-                    None => bail!("{why}"),
-                },
-                Server::There(_) => bail!("{why}"),
-            },
+            ClientReply::Failed(why) => {
+                if let Server::Here(server) = &mut self.server
+                    && server.process.has_ended()?
+                {
+                    let ended = server.process.reason_of_end().await?;
+                    bail!("{why}; the server process ended: {ended}");
+                }
+                bail!("{why}")
+            }
             reply => Ok(reply),
         }
     }
@@ -283,9 +281,10 @@ impl Pair {
             return Ok(None);
         }
         self.round(&row.tenth()).await?;
-        let before = (Usage::of(self.client_id)?, self.server.usage().await?, self.instructions()?);
+        let before =
+            (Usage::of(self.client.id())?, self.server.usage().await?, self.instructions()?);
         let round = self.round(row).await?;
-        let client = Usage::of(self.client_id)? - before.0;
+        let client = Usage::of(self.client.id())? - before.0;
         let server = self.server.usage().await? - before.1;
         let instructions = self.instructions()?.zip(before.2).map(|(after, before)| after - before);
         Ok(Some(Sample { round, client, server, instructions }))
@@ -320,8 +319,4 @@ impl Pair {
         let round = self.round(row).await?;
         Ok(Some((client.sum()? + server.sum()?) as f64 / round.calls as f64))
     }
-}
-
-fn lines(child: &mut Child) -> anyhow::Result<Lines<BufReader<ChildStdout>>> {
-    Ok(BufReader::new(child.stdout.take().context("no pipe from a process")?).lines())
 }

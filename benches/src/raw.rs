@@ -56,7 +56,13 @@ pub async fn serve(
         FabricKind::Shm => {
             (Fabric::shm(ShmAccess::SameUser, Lending::Off)?, ShmAddr::unique().into())
         }
-        _ => (Fabric::at(addr.ip())?, SocketAddr::new(addr.ip(), 0).into()),
+        _ => {
+            let ip = addr.ip();
+            let fabric = Fabric::at(ip).with_context(|| {
+                format!("cannot serve at {ip} (--addr takes an address of an RDMA device)")
+            })?;
+            (fabric, SocketAddr::new(ip, 0).into())
+        }
     };
     let mut listener = fabric.listen(&at)?;
     ready(match listener.local_addr() {

@@ -18,6 +18,7 @@ use tokio::process::Command;
 
 use crate::allocator::Variant;
 use crate::cost::Usage;
+use crate::process::Process;
 use crate::role::Role;
 
 /// Pause before an agent that does not answer is tried again.
@@ -68,19 +69,15 @@ async fn serve(connection: TcpStream, addr: IpAddr, cpu: usize) -> anyhow::Resul
         }
     };
     say(&mut write, &Answer::Is(at)).await?;
-    let id = child.id().context("the server process is gone")?;
     while lines.next_line().await?.is_some() {
-        let usage = Usage::of(id).map_or_else(|e| Answer::Failed(format!("{e:#}")), Answer::Is);
+        let usage =
+            Usage::of(child.id()).map_or_else(|e| Answer::Failed(format!("{e:#}")), Answer::Is);
         say(&mut write, &usage).await?;
     }
-    Ok(child.kill().await?)
+    child.kill().await
 }
 
-async fn start(
-    request: &str,
-    addr: IpAddr,
-    cpu: usize,
-) -> anyhow::Result<(tokio::process::Child, String)> {
+async fn start(request: &str, addr: IpAddr, cpu: usize) -> anyhow::Result<(Process, String)> {
     let StartServer { variant, room } = serde_json::from_str(request)?;
     let Variant { contender, allocator } = variant.parse().map_err(anyhow::Error::msg)?;
     ensure!(!contender.is_neighbour(), "{contender} does not run apart");
@@ -88,13 +85,10 @@ async fn start(
     let program = allocator.program(&std::env::current_exe()?, false)?;
     let mut command = Command::new(&program);
     command.args(role.arguments(addr, (cpu, cpu))).envs(allocator.environment().iter().copied());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
-    let mut child =
-        command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-    let stdout = child.stdout.take().context("no pipe from a process")?;
-    match BufReader::new(stdout).lines().next_line().await? {
+    let mut child = Process::start(command, Stdio::null())?;
+    match child.lines()?.next_line().await? {
         Some(at) => Ok((child, at)),
-        None => bail!("the server did not start: {}", child.wait().await?),
+        None => bail!("the server did not start: {}", child.reason_of_end().await?),
     }
 }
 

@@ -98,6 +98,47 @@ fn a_neighbour_that_fails_is_shown_and_fails_nothing() {
 }
 
 #[test]
+fn a_server_that_does_not_start_says_why_in_the_table() {
+    let compare = |arguments: &[&str]| {
+        let out = Command::new(env!("CARGO_BIN_EXE_compare")).args(arguments).output().unwrap();
+        assert!(!out.status.success());
+        [out.stdout, out.stderr].map(|said| String::from_utf8(said).unwrap())
+    };
+    // No RDMA device has the loopback address. Whether there is rdma-core decides on the cause.
+    let [_, reason] = compare(&["--serve", "raw-verbs"]);
+    let reason = reason.trim_end();
+    let (advice, cause) = reason.split_once("): ").expect(reason);
+    assert!(advice.contains("at 127.0.0.1 (--addr takes an address of an RDMA device"), "{reason}");
+    assert!(!cause.is_empty(), "{reason}");
+
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let at = free.to_string();
+    let agent = Command::new(env!("CARGO_BIN_EXE_compare")).args(["--agent", &at]).spawn();
+    let _agent = Agent(agent.unwrap());
+    let run = [
+        "--contenders",
+        "tonic-tcp,raw-verbs",
+        "--allocators",
+        "glibc",
+        "--only",
+        "latency-64",
+        "--divide",
+        "1000",
+        "--rounds",
+        "1",
+    ];
+    let in_table = format!(
+        "failed: latency-64 raw-verbs: the server did not start: {reason} (exit status: 1)\n"
+    );
+    for servers_at in [&[][..], &["--servers-at", &at]] {
+        let [table, errors] = compare(&[&run, servers_at].concat());
+        assert!(table.contains(&in_table), "{table}\n{errors}");
+        let first = format!("raw-verbs: the server did not start: {reason} (exit status: 1)\n");
+        assert!(errors.contains(&first), "{errors}");
+    }
+}
+
+#[test]
 fn contenders_take_part_with_both_allocators() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("out.json");
