@@ -5,7 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use quote::ToTokens;
-use syn::{Attribute, File, FnArg, ImplItem, Item, Meta, ReturnType, Type, UseTree, Visibility};
+use syn::{
+    Attribute, File, FnArg, ImplItem, Item, Meta, ReceiverKind, ReturnType, Type, UseTree,
+    Visibility,
+};
 
 /// The public names, each with its signature: types of arguments and result of a method, associated
 /// types of a trait's implementation, and nothing for other names. Bounds are not compared.
@@ -123,7 +126,7 @@ fn members(items: &[Item], types: &[&str], surface: &mut Surface) {
                     continue;
                 }
                 match &block.trait_ {
-                    Some((_, path, _)) => {
+                    Some((path, _)) => {
                         implements(&name, &text(path), associated(&block.items), surface);
                     }
                     None => methods(&name, &block.items, surface),
@@ -177,8 +180,10 @@ fn methods(name: &str, items: &[ImplItem], surface: &mut Surface) {
             .iter()
             .map(|input| match input {
                 // `mut self` is the method's own affair.
-                FnArg::Receiver(this) if this.reference.is_none() => "self".to_owned(),
-                FnArg::Receiver(this) => text(this),
+                FnArg::Receiver(this) => match this.kind {
+                    ReceiverKind::Reference(..) => text(this),
+                    _ => "self".to_owned(),
+                },
                 FnArg::Typed(typed) => text(&typed.ty),
             })
             .collect();
