@@ -145,3 +145,7 @@ semver: packages ## compare the public API with that of the last tag
 
 clean: ## remove what cargo built (the guest kernel stays in the user's cache)
 	$(CARGO) clean
+
+.PHONY: update-check
+update-check: packages ## update all dependencies in a copy, and check and compile that
+	scripts/check-update
