@@ -146,6 +146,12 @@ semver: packages ## compare the public API with that of the last tag
 clean: ## remove what cargo built (the guest kernel stays in the user's cache)
 	$(CARGO) clean
 
-.PHONY: update-check
+# Seconds that fuzz runs each target.
+SECONDS_EACH ?= 300
+.PHONY: fuzz update-check
+fuzz: ## run each fuzz target for SECONDS_EACH, under the address sanitizer
+	@scripts/install-packages fuzz
+	tests/fuzz/run $(SECONDS_EACH)
+
 update-check: packages ## update all dependencies in a copy, and check and compile that
 	scripts/check-update
