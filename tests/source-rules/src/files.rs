@@ -33,7 +33,7 @@ pub fn root() -> PathBuf {
 }
 
 /// Reads all text files below `root`, sorted by path. Build output, generated code, fuzzing inputs
-/// and hidden directories other than `.ci` are left out.
+/// and hidden directories other than `.ci` and `.github` are left out.
 ///
 /// # Errors
 ///
@@ -52,7 +52,7 @@ fn walk(directory: &Path, prefix: &str, found: &mut Vec<Source>) -> io::Result<(
         let path = format!("{prefix}{name}");
         let kind = entry.file_type()?;
         if kind.is_dir() {
-            let hidden = name.starts_with('.') && name != ".ci";
+            let hidden = name.starts_with('.') && name != ".ci" && name != ".github";
             if !hidden && !SKIPPED.contains(&name.as_str()) {
                 walk(&entry.path(), &format!("{path}/"), found)?;
             }

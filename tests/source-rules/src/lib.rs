@@ -7,6 +7,7 @@
 //! | [`size`] | files and folders are short |
 //! | [`unsafety`] | `unsafe` is in memory/ and transport/fabric/ only, with its reason |
 //! | [`wording`] | some sentences do not come again |
+//! | [`workflows`] | hosted workflows call targets of the Makefile, and every test |
 //!
 //! [`packages`] finds the source of tonic, for tests that hold ours against it.
 //!
@@ -23,6 +24,7 @@ pub mod size;
 pub mod unsafety;
 pub mod width;
 pub mod wording;
+pub mod workflows;
 
 mod findings;
 

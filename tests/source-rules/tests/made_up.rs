@@ -2,7 +2,7 @@
 
 use tonic_rdma_source_rules::files::Source;
 use tonic_rdma_source_rules::modules::Crate;
-use tonic_rdma_source_rules::{circles, size, unsafety, width, wording};
+use tonic_rdma_source_rules::{circles, size, unsafety, width, wording, workflows};
 
 /// Lines without a finding.
 const NONE: [usize; 0] = [];
@@ -237,4 +237,95 @@ fn a_sentence_is_found_wherever_its_lines_break() {
     assert_eq!(found("# Who copies a long message\n# without a pause is done sooner.\n"), 1);
     assert_eq!(found("/// # Errors\n///\n/// There is none.\n"), 1);
     assert_eq!(found("/// # Errors\n///\n/// There is none, or it is damaged.\n"), 0);
+}
+
+/// A Makefile with five targets, three of them tests.
+const MAKEFILE: &str = "\
+CARGO ?= cargo
+.PHONY: build test test-a \\
+    test-b test-c
+build: packages ## compile
+\t$(CARGO) build: not a target
+TESTS := test-a \\
+    test-b
+MORE_TESTS = test-c
+test-a test-b: build ## two of them
+test-c:
+lint: ; true
+";
+
+fn workflow(text: &str) -> [Source; 1] {
+    [Source::new("ci.yml", text)]
+}
+
+#[test]
+fn targets_and_lists_of_a_makefile_are_read() {
+    let targets: Vec<_> = workflows::targets(MAKEFILE).into_iter().collect();
+    assert_eq!(targets, ["build", "lint", "test-a", "test-b", "test-c"]);
+    let list = |name| workflows::variable(MAKEFILE, name);
+    assert_eq!(list("TESTS"), Some(vec!["test-a", "test-b"]));
+    assert_eq!(list("MORE_TESTS"), Some(vec!["test-c"]));
+    assert_eq!(list("MORE"), None);
+}
+
+#[test]
+fn calls_of_make_are_found_in_every_form() {
+    let text = "\
+jobs:
+  x:
+    # run: make commented
+    steps:
+      - run: make one two # and three
+      - name: make named
+        run: sudo apt-get install make gcc && CI=true make --no-print-directory four A=b
+      - run: |
+          # make five
+          if timeout -k 5 60 make six; then
+              echo make seven
+
+              make eight || (make nine)
+          fi
+      - uses: make/ten@v1
+        with:
+          run: 'make eleven'
+";
+    let found: Vec<_> = workflows::calls(text).into_iter().map(|c| (c.line, c.target)).collect();
+    let expected = [
+        (5, "one"),
+        (5, "two"),
+        (7, "four"),
+        (10, "six"),
+        (13, "eight"),
+        (13, "nine"),
+        (17, "eleven"),
+    ];
+    assert_eq!(found, expected.map(|(line, target)| (line, target.to_owned())));
+}
+
+#[test]
+fn a_workflow_that_runs_all_tests_is_sound() {
+    let sound = workflow("- run: make test-a test-b\n- run: |\n    make test-c\n    make lint\n");
+    assert_eq!(workflows::wrong(MAKEFILE, &sound), Ok(vec![]));
+}
+
+#[test]
+fn a_target_that_does_not_exist_is_found_in_a_workflow() {
+    let all = "- run: make test-a test-b test-c\n";
+    for wrong in ["- run: make test-d\n", "- run: |\n    make test-d\n"] {
+        let found = workflows::wrong(MAKEFILE, &workflow(&format!("{all}{wrong}"))).unwrap();
+        let line = wrong.lines().count() + 1;
+        assert_eq!(found, [format!("ci.yml:{line}: the Makefile has no target test-d")]);
+    }
+    let matrix = workflow(&format!("{all}- run: make ${{{{ matrix.target }}}}\n"));
+    let found = workflows::wrong(MAKEFILE, &matrix).unwrap();
+    assert!(found[0].starts_with("ci.yml:2: the Makefile has no target ${{"), "{found:?}");
+}
+
+#[test]
+fn a_test_that_no_workflow_runs_is_found() {
+    let found = workflows::wrong(MAKEFILE, &workflow("- run: make test-b build lint\n"));
+    let expected = ["no workflow runs make test-a", "no workflow runs make test-c"];
+    assert_eq!(found, Ok(expected.map(str::to_owned).to_vec()));
+    let without_lists = workflows::wrong("build:\n", &workflow("- run: make build\n"));
+    assert_eq!(without_lists, Err("the Makefile assigns to none of TESTS, MORE_TESTS".to_owned()));
 }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use tonic_rdma_source_rules::{CRATES, Finding, Findings, files};
+use tonic_rdma_source_rules::{CRATES, Finding, Findings, files, workflows};
 
 mod known;
 
@@ -83,6 +83,17 @@ fn clippy_asks_for_safety_comments_everywhere() {
 #[test]
 fn sentences_that_went_stay_away() {
     compare("SENTENCES", known::SENTENCES, &findings().sentences);
+}
+
+#[test]
+fn workflows_run_every_test_by_a_target_that_exists() {
+    let root = files::root();
+    let makefile = std::fs::read_to_string(root.join("Makefile")).unwrap();
+    let mut sources = files::read(&root.join(".github/workflows")).unwrap();
+    sources.retain(|source| source.path.ends_with(".yml") || source.path.ends_with(".yaml"));
+    let calls: usize = sources.iter().map(|source| workflows::calls(&source.text).len()).sum();
+    assert!(calls >= 15, "only {calls} calls of make were found where there are many");
+    assert_eq!(workflows::wrong(&makefile, &sources), Ok(Vec::new()));
 }
 
 /// Each row of docs/adopting.md names a test, and the file that has it.

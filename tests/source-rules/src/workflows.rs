@@ -1,0 +1,129 @@
+//! Hosted workflows call targets of the Makefile, and every test among them.
+//!
+//! The workflows are read line by line: a command is the text behind `run:`, or the block below
+//! it. `make` gets literal targets there, because an expression such as `${{ matrix.target }}`
+//! hides which ones are called.
+
+use std::collections::BTreeSet;
+
+use crate::files::Source;
+
+/// Variables of the Makefile that list the tests. At least one of them exists.
+pub const TESTS: &[&str] = &["TESTS", "MORE_TESTS"];
+
+/// Words that may stand before a command, with options and numbers behind them.
+const PREFIXES: &[&str] =
+    &["exec", "sudo", "time", "timeout", "nice", "env", "if", "then", "else", "do", "!"];
+
+/// A call of make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Number of the line, from 1.
+    pub line: usize,
+    /// The target.
+    pub target: String,
+}
+
+/// The targets that a Makefile has rules for.
+pub fn targets(makefile: &str) -> BTreeSet<&str> {
+    let rules = makefile.lines().filter(|line| !line.starts_with([' ', '\t', '#', '.']));
+    rules
+        .filter_map(|line| line.split_once(':'))
+        .filter(|(names, rest)| !rest.starts_with('=') && !names.contains('='))
+        .flat_map(|(names, _)| names.split_whitespace())
+        .collect()
+}
+
+/// The words of a variable that a Makefile assigns, with the lines that continue it.
+pub fn variable<'a>(makefile: &'a str, name: &str) -> Option<Vec<&'a str>> {
+    let mut words = Vec::new();
+    let mut lines = makefile.lines().skip_while(|line| assigned(line, name).is_none());
+    let mut line = assigned(lines.next()?, name)?;
+    while let Some(continued) = line.strip_suffix('\\') {
+        words.extend(continued.split_whitespace());
+        line = lines.next()?;
+    }
+    words.extend(line.split_whitespace());
+    Some(words)
+}
+
+/// The value in a line that assigns to the variable.
+fn assigned<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let rest = line.strip_prefix(name)?.trim_start();
+    [":=", "?=", "="].into_iter().find_map(|operator| rest.strip_prefix(operator))
+}
+
+/// The calls of make in a workflow, one for each target.
+pub fn calls(workflow: &str) -> Vec<Call> {
+    let mut found = Vec::new();
+    // The indentation of a `run:` whose commands are the lines below it.
+    let mut block: Option<usize> = None;
+    for (n, line) in workflow.lines().enumerate() {
+        let text = line.trim_start();
+        let indent = line.len() - text.len();
+        if block.is_some_and(|key| !text.is_empty() && indent <= key) {
+            block = None;
+        }
+        let key = text.strip_prefix("- ").map_or(text, str::trim_start);
+        let command = match key.strip_prefix("run:") {
+            _ if block.is_some() => text,
+            Some(value) if value.trim_start().starts_with(['|', '>']) => {
+                block = Some(line.len() - key.len());
+                continue;
+            }
+            Some(value) => value.trim().trim_matches(['"', '\'']),
+            None => continue,
+        };
+        found.extend(targets_called(command).map(|target| Call { line: n + 1, target }));
+    }
+    found
+}
+
+/// The targets that a line of a shell script makes.
+fn targets_called(line: &str) -> impl Iterator<Item = String> {
+    let code = if line.starts_with('#') { "" } else { line.split(" #").next().unwrap_or_default() };
+    code.split(['&', '|', ';', '(', ')']).flat_map(|command| {
+        let mut words = command.split_whitespace();
+        let is_before = |word: &&str| {
+            let is_number = word.bytes().all(|byte| byte.is_ascii_digit());
+            is_number || word.starts_with('-') || is_assignment(word) || PREFIXES.contains(word)
+        };
+        let is_make = words.find(|word| !is_before(word)) == Some("make");
+        let targets = words.filter(|word| !word.starts_with('-') && !is_assignment(word));
+        targets.filter(move |_| is_make).map(str::to_owned).collect::<Vec<_>>()
+    })
+}
+
+fn is_assignment(word: &str) -> bool {
+    word.split_once('=').is_some_and(|(name, _)| {
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    })
+}
+
+/// Calls of targets that do not exist, and tests that no workflow runs.
+///
+/// # Errors
+///
+/// When the Makefile has none of the variables in [`TESTS`].
+pub fn wrong(makefile: &str, workflows: &[Source]) -> Result<Vec<String>, String> {
+    let existing = targets(makefile);
+    let mut wrong = Vec::new();
+    let mut called = BTreeSet::new();
+    for workflow in workflows {
+        for Call { line, target } in calls(&workflow.text) {
+            if !existing.contains(target.as_str()) {
+                let path = &workflow.path;
+                wrong.push(format!("{path}:{line}: the Makefile has no target {target}"));
+            }
+            called.insert(target);
+        }
+    }
+    let lists: Vec<_> = TESTS.iter().filter_map(|name| variable(makefile, name)).collect();
+    if lists.is_empty() {
+        return Err(format!("the Makefile assigns to none of {}", TESTS.join(", ")));
+    }
+    for test in lists.into_iter().flatten().filter(|test| !called.contains(*test)) {
+        wrong.push(format!("no workflow runs make {test}"));
+    }
+    Ok(wrong)
+}
