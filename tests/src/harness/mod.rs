@@ -39,10 +39,7 @@ macro_rules! serve {
     ($env:expr, $listening:expr, |$server:ident| $router:expr) => {{
         let env: &$crate::harness::TestEnv = $env;
         let listening: $crate::harness::Listening = $listening;
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let stopped = async move {
-            let _ = stopped.await;
-        };
+        let (stop, stopped) = $crate::harness::server::stop();
         match env.fabric().stock_server() {
             true => {
                 #[allow(unused_mut)]

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::Pin;
 
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -17,6 +18,19 @@ pub struct Listening {
     pub addr: SocketAddr,
     /// The socket from which the server accepts.
     pub incoming: TcpIncoming,
+}
+
+/// Ends when the sender of [`stop`] is used or dropped. One type for all servers: each type of
+/// signal makes the compiler compile tonic's and hyper's servers once more.
+pub type Stopped = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The two ends of the signal that stops a server.
+pub fn stop() -> (oneshot::Sender<()>, Stopped) {
+    let (stop, stopped) = oneshot::channel();
+    let stopped = async move {
+        let _ = stopped.await;
+    };
+    (stop, Box::pin(stopped))
 }
 
 /// A running server. Dropping it aborts it.
