@@ -3,15 +3,16 @@ CARGO ?= cargo
 export CARGO
 
 .DEFAULT_GOAL := help
-# Seeds that test-sim runs.
-SEEDS ?= 3000
+# Where cargo builds.
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # Time that soak takes.
 MINUTES ?= 60
 
-.PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-source \
-    test-native test-interop test-patched test-upstream test-sim test-costs test-large test-rdma \
-    test-rdma-core test-rdma-qemu soak sanitize kernel fmt clippy docs features rust-version dependencies package \
-    semver clean packages
+.PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-all test-more \
+    checks quick test-source test-native test-interop test-patched test-upstream test-sim test-seeds \
+    test-conformance test-ecosystem test-costs test-large test-rdma test-rdma-core test-rdma-qemu \
+    bench-check soak sanitize kernel fmt fmt-check clippy docs features rust-version dependencies \
+    package semver clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -22,17 +23,19 @@ packages:
 build: packages ## compile the workspace, optimised
 	$(CARGO) build --workspace --release
 
-demo: ## send 1 GiB of files to a server and back, over TCP, the best path, and cp -r
+demo: ## in about five minutes, send 1 GiB of files to a server and back, over TCP, the best path, and cp -r
+	@scripts/check-machine demo
 	@scripts/install-packages build
+	@[ -e $(TARGET)/release/rpc-demo ] || echo 'demo: compiles for about three minutes on two cores, then runs for one'
 	$(CARGO) run --release -p rpc-demo -- demo
 
 bench: ## compare tonic and tonic-rdma on this machine: a table, JSON and plots
 	@scripts/install-packages bench
 	$(CARGO) build --release -p benches --bins
-	$(CARGO) run --release -p benches --bin compare -- --rows full --counts --json target/bench.json --plots target/bench
-	$(CARGO) run --release -p benches --bin compare -- --rows handover --contenders shm-lent,shm --allocators glibc --json target/bench-handover.json
-	cd benches/neighbours && $(CARGO) build --release --no-default-features --target-dir ../../target/neighbours
-	$(CARGO) run --release -p benches --bin compare -- --rows handover --contenders iceoryx2 --allocators glibc --neighbours target/neighbours/release/neighbours --json target/bench-handover-iceoryx2.json
+	$(CARGO) run --release -p benches --bin compare -- --rows full --counts --json $(TARGET)/bench.json --plots $(TARGET)/bench
+	$(CARGO) run --release -p benches --bin compare -- --rows handover --contenders shm-lent,shm --allocators glibc --json $(TARGET)/bench-handover.json
+	cd benches/neighbours && $(CARGO) build --release --no-default-features --target-dir $(TARGET)/neighbours
+	$(CARGO) run --release -p benches --bin compare -- --rows handover --contenders iceoryx2 --allocators glibc --neighbours $(TARGET)/neighbours/release/neighbours --json $(TARGET)/bench-handover-iceoryx2.json
 
 bench-rdma: ## compare over real verbs, in the guest and between two guests, on both devices
 	@scripts/install-packages bench
@@ -41,7 +44,7 @@ bench-rdma: ## compare over real verbs, in the guest and between two guests, on 
 
 scale: ## measure many clients, connections and streams on this machine: tables, JSON and plots
 	@scripts/install-packages bench
-	$(CARGO) run --release -p benches --bin scale -- --json target/scale.json --plots target/scale
+	$(CARGO) run --release -p benches --bin scale -- --json $(TARGET)/scale.json --plots $(TARGET)/scale
 
 scale-rdma: ## measure them over real verbs, in the guest, on both devices
 	@scripts/install-packages bench
@@ -56,19 +59,49 @@ costs-record: ## count again, and write the record, benches/costs.toml
 	$(CARGO) run --release -p benches --bin costs -- --record
 
 STARTED := $(or $(STARTED),$(shell date +%s))
-TESTS := test-source test-native test-interop test-patched test-sim test-costs test-rdma test-rdma-core
-test: ## run all tests, on this machine and in the guest
-	@for step in $(TESTS); do \
+# What a change is first held to, and all else.
+TESTS := test-source test-native test-sim test-conformance
+MORE_TESTS := test-ecosystem test-interop test-patched test-seeds test-costs test-rdma test-rdma-core bench-check
+CHECKS := fmt-check clippy features docs rust-version dependencies package semver
+steps = @for step in $(1); do \
 	    scripts/timed $$step $(MAKE) --no-print-directory $$step STARTED=$(STARTED) || exit; \
 	done
+
+test: ## run the tests, on this machine and over real verbs in the guest
+	@scripts/check-machine test
+	$(call steps,$(TESTS))
+
+test-all: ## run all tests
+	@scripts/check-machine test-all
+	$(call steps,$(TESTS) $(MORE_TESTS))
 	@tests/figures $(STARTED)
 
+test-more: ## run the tests of test-all that test leaves out
+	$(call steps,$(MORE_TESTS))
+	@tests/figures $(STARTED)
+
+checks: ## run what CI checks besides tests: lints, documentation, features, versions, packages
+	$(call steps,$(CHECKS))
+
+quick: ## check the format, lint, and run unit tests and 100 seeds of the simulation
+	@$(MAKE) --no-print-directory fmt-check clippy
+	scripts/cargo-members test --lib --bins
+	@$(MAKE) --no-print-directory test-sim SEEDS=100
+
 test-source: packages ## check the source: import circles, line widths, sizes, unsafe, wording
-	$(CARGO) test -p tonic-rdma-source-rules
+	scripts/cargo-members test --test rules --test made_up
 
 test-native: packages ## run the tests that need no RDMA device
-	$(CARGO) test --workspace
+	scripts/cargo-members test
 	@tests/rdma-core ran
+
+# The devices take the same path for root, whose cases are a part of test-rdma.
+CONFORMANCE := ^(guest: .*|conformance: .*, ordinary user)$$
+test-conformance: ## run the conformance suite over real verbs, in a guest with Soft-RoCE and Soft-iWARP
+	tests/guest/suite '$(CONFORMANCE)'
+
+test-ecosystem: packages ## run libraries around tonic, and Arrow Flight, over tonic-rdma
+	$(CARGO) test --workspace --test ecosystem --test flight
 
 test-interop: ## call gRPC's Python implementation, and be called by it
 	@scripts/install-packages interop
@@ -82,22 +115,29 @@ test-upstream: packages ## run tonic's own tests from the checkout of tonic in T
 	@scripts/install-packages test
 	tests/upstream/run "$(TONIC)"
 
-test-sim: packages ## run the simulation under faults, one run for each of SEEDS seeds
+test-sim: packages ## run the simulation under faults, one run for each of SEEDS seeds (300)
+	tests/sim/run seeds --count $(or $(SEEDS),300)
+
+test-seeds: packages ## run 3,000 seeds of the simulation, and the tests of its oracle
 	tests/sim/run test
-	@mkdir -p $${CARGO_TARGET_DIR:-target}/figures
-	bash -o pipefail -c 'tests/sim/run seeds --count $(SEEDS) | tee $${CARGO_TARGET_DIR:-target}/figures/sim'
+	@mkdir -p $(TARGET)/figures
+	bash -o pipefail -c 'tests/sim/run seeds --count $(or $(SEEDS),3000) | tee $(TARGET)/figures/sim'
 
 test-costs: ## fail when calls cost over 5 % more than recorded
 	@scripts/install-packages bench
-	$(CARGO) run --release -p benches --bin costs -- --check
+	$(CARGO) build --release -p benches -p tonic-rdma-example-flight --bins
+	$(TARGET)/release/costs --check
 
-test-rdma: ## run the tests over real verbs, in a guest kernel with Soft-RoCE and Soft-iWARP
-	tests/guest/suite
+test-rdma: ## run all else over real verbs in the guest: faults, limits, rpc-demo, its doctor
+	tests/guest/suite --except '$(CONFORMANCE)'
 
 # Behind test-native, only the way that it did not go.
 test-rdma-core: ## run the native tests that may load rdma-core with its libraries and without
 	@scripts/install-packages test
 	tests/rdma-core $(STARTED)
+
+bench-check: ## hold speeds over real verbs to bounds, as ratios, in the guest
+	tests/guest/speed
 
 test-large: packages ## move 10,000 small files and two of 4 GiB over each path (20 GB of disk)
 	$(CARGO) test --release -p rpc-demo --test large -- --nocapture
@@ -121,12 +161,22 @@ kernel: ## build the guest kernel, if it is not in the cache, and print its path
 fmt: ## format the code
 	$(CARGO) fmt --all
 
+fmt-check: ## fail when the code is not formatted
+	$(CARGO) fmt --all --check
+
+# The second line has those that are built when they are named only.
+UNNAMED := conformance faults verbs verbs_processes removal large durable disk_full doctor_guest doctor_between oracle
 clippy: packages ## lint; a warning is an error
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) clippy -p tonic-rdma-tests -p tonic-rdma-fabric --features tonic-rdma-fabric/guest-tests --tests --test faults -- -D warnings
+	$(CARGO) clippy --workspace $(UNNAMED:%=--test=%) -- -D warnings
 
+# Each crate with the features that `features` has linted it with, so that nothing is compiled for it.
 docs: packages ## build the API documentation; a warning is an error
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	for crate in memory proto codec fabric; do \
+	    RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features -p tonic-rdma-$$crate || exit; \
+	done
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features -p tonic-rdma
 
 features: packages ## lint the library with each cargo feature by itself, with none and with all
 	scripts/check-features

@@ -1,6 +1,6 @@
 //! A device is removed while it is in use, and what the kernel tells of such changes. Run it in a
 //! guest of its own, as root, with two devices (`tests/guest/run --device both -- ...`): it deletes
-//! one at a time. Built with the feature `guest-tests` only.
+//! one at a time. Built when it is named only.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

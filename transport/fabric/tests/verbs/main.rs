@@ -1,6 +1,6 @@
 //! Real verbs, on the device that `GUEST_DEVICE` names: run it in the guest
-//! (`tests/guest/run --device rxe -- ...`). Built with the feature `guest-tests` only. Without a
-//! device every test fails.
+//! (`tests/guest/run --device rxe -- ...`). Built when it is named only. Without a device every
+//! test fails.
 //!
 //! | module | what |
 //! |---|---|
