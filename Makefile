@@ -23,7 +23,7 @@ packages:
 build: packages ## compile the workspace, optimised
 	$(CARGO) build --workspace --release
 
-demo: ## in about five minutes, send 1 GiB of files to a server and back, over TCP, the best path, and cp -r
+demo: ## send 1 GiB of files to a server and back: TCP, the best path, cp -r (five minutes)
 	@scripts/check-machine demo
 	@scripts/install-packages build
 	@[ -e $(TARGET)/release/rpc-demo ] || echo 'demo: compiles for about three minutes on two cores, then runs for one'
@@ -97,7 +97,7 @@ test-native: packages ## run the tests that need no RDMA device
 
 # The devices take the same path for root, whose cases are a part of test-rdma.
 CONFORMANCE := ^(guest: .*|conformance: .*, ordinary user)$$
-test-conformance: ## run the conformance suite over real verbs, in a guest with Soft-RoCE and Soft-iWARP
+test-conformance: ## run the conformance suite over real verbs, in a guest with both devices
 	tests/guest/suite '$(CONFORMANCE)'
 
 test-ecosystem: packages ## run libraries around tonic, and Arrow Flight, over tonic-rdma
@@ -170,7 +170,7 @@ clippy: packages ## lint; a warning is an error
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --workspace $(UNNAMED:%=--test=%) -- -D warnings
 
-# Each crate with the features that `features` has linted it with, so that nothing is compiled for it.
+# Each crate with the features that `features` lints it with: what that compiled is used again.
 docs: packages ## build the API documentation; a warning is an error
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	for crate in memory proto codec fabric; do \

@@ -1,7 +1,7 @@
 //! Many clients that send bulk to one server, over shared memory: each connection keeps the chunks
 //! of landing memory that it has got, so that none is registered anew, nothing is copied while
-//! nobody holds messages. That each client has its share is held by `make bench-check`, as it depends
-//! on what else the machine does.
+//! nobody holds messages. That each client has its share is held by `make bench-check`, because it
+//! depends on what else the machine does.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
