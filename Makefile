@@ -10,8 +10,8 @@ MINUTES ?= 60
 
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-source \
     test-native test-interop test-patched test-upstream test-sim test-costs test-large test-rdma \
-    test-rdma-core test-rdma-qemu soak sanitize kernel fmt clippy docs features rust-version dependencies package \
-    semver clean packages
+    test-rdma-core test-rdma-qemu soak sanitize kernel fmt clippy docs features bindings \
+    rust-version dependencies package semver clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -130,6 +130,9 @@ docs: packages ## build the API documentation; a warning is an error
 
 features: packages ## lint the library with each cargo feature by itself, with none and with all
 	scripts/check-features
+
+bindings: ## compare the bindings of rdma-core with its headers and libraries
+	scripts/check-bindings
 
 rust-version: packages ## compile the library with the lowest Rust that Cargo.toml declares
 	scripts/check-rust-version
