@@ -11,7 +11,7 @@ MINUTES ?= 60
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-all test-more \
     checks quick test-source test-native test-interop test-patched test-upstream test-sim test-seeds \
     test-conformance test-ecosystem test-costs test-large test-rdma test-rdma-core test-rdma-qemu \
-    bench-check soak sanitize kernel fmt fmt-check clippy docs features rust-version dependencies \
+    bench-check soak sanitize kernel fmt fmt-check clippy docs features bindings rust-version dependencies \
     package semver clean packages
 
 help: ## list these targets
@@ -62,7 +62,7 @@ STARTED := $(or $(STARTED),$(shell date +%s))
 # What a change is first held to, and all else.
 TESTS := test-source test-native test-sim test-conformance
 MORE_TESTS := test-ecosystem test-interop test-patched test-seeds test-costs test-rdma test-rdma-core bench-check
-CHECKS := fmt-check clippy features docs rust-version dependencies package semver
+CHECKS := fmt-check clippy features docs bindings rust-version dependencies package semver
 steps = @for step in $(1); do \
 	    scripts/timed $$step $(MAKE) --no-print-directory $$step STARTED=$(STARTED) || exit; \
 	done
@@ -180,6 +180,9 @@ docs: packages ## build the API documentation; a warning is an error
 
 features: packages ## lint the library with each cargo feature by itself, with none and with all
 	scripts/check-features
+
+bindings: ## compare the bindings of rdma-core with its headers and libraries
+	scripts/check-bindings
 
 rust-version: packages ## compile the library with the lowest Rust that Cargo.toml declares
 	scripts/check-rust-version

@@ -10,6 +10,7 @@ pub const CRATES: &[&str] = &[
     "transport/proto/src/lib.rs",
     "transport/fabric/src/lib.rs",
     "transport/tonic/src/lib.rs",
+    "transport/rdma-sys/src/lib.rs",
     "rpc-demo/src/main.rs",
     "benches/src/lib.rs",
     "tests/src/lib.rs",

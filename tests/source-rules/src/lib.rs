@@ -5,7 +5,7 @@
 //! | [`circles`] | no two files of a crate need each other |
 //! | [`width`] | comments and documents end at column 100 |
 //! | [`size`] | files and folders are short |
-//! | [`unsafety`] | `unsafe` is in memory/ and transport/fabric/ only, with its reason |
+//! | [`unsafety`] | `unsafe` is in memory/, transport/fabric/ and transport/rdma-sys/ only, with its reason |
 //! | [`wording`] | some sentences do not come again |
 //! | [`workflows`] | hosted workflows call targets of the Makefile, and every test |
 //!

@@ -1,12 +1,12 @@
-//! `unsafe` lives in memory/ and transport/fabric/ only, and clippy asks each block for its SAFETY
-//! comment.
+//! `unsafe` lives in memory/, transport/fabric/ and transport/rdma-sys/ only, and clippy asks each
+//! block for its SAFETY comment.
 
 use proc_macro2::{TokenStream, TokenTree};
 
 use crate::files::Source;
 
 /// Where `unsafe` may be.
-pub const ALLOWED: &[&str] = &["memory/", "transport/fabric/"];
+pub const ALLOWED: &[&str] = &["memory/", "transport/fabric/", "transport/rdma-sys/"];
 
 /// The lint that wants a SAFETY comment at each block.
 const LINT: &str = "undocumented_unsafe_blocks";

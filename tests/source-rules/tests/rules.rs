@@ -69,7 +69,7 @@ fn folders_of_transport_tonic_have_few_files() {
 }
 
 #[test]
-fn unsafe_is_in_memory_and_fabric_only() {
+fn unsafe_is_in_its_places_only() {
     let lines = findings().unsafe_lines;
     assert!(lines > 50, "only {lines} lines with unsafe were looked at where there are many");
     compare("UNSAFE", known::UNSAFE, &findings().unsafe_files);

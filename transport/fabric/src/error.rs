@@ -71,6 +71,18 @@ pub enum FabricError {
         /// What the dynamic linker says.
         dlerror: String,
     },
+    /// A library is installed that lacks a function: it is too old, or not rdma-core's.
+    #[error(
+        "{library} has no function {function}: {dlerror}; install rdma-core 22 or newer, and look for a library of this name in LD_LIBRARY_PATH"
+    )]
+    NoFunction {
+        /// The shared object that was looked for.
+        library: &'static str,
+        /// The function.
+        function: &'static str,
+        /// What the dynamic linker says, with the file that it has opened.
+        dlerror: String,
+    },
     /// This host has no RDMA device.
     #[error("no RDMA device on this host (`rdma link` would list it)")]
     NoDevice,

@@ -80,7 +80,8 @@ impl Fabric {
     /// All RDMA devices of this host, usable or not, in the order of their names.
     ///
     /// # Errors
-    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], or the connection manager is missing.
+    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], [`FabricError::NoFunction`], or the
+    /// connection manager is missing.
     /// No device at all is an empty list.
     pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -110,7 +111,8 @@ impl Fabric {
     /// active port. Blocks for as long as the device takes, usually milliseconds.
     ///
     /// # Errors
-    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], or rdma-core lists no such device.
+    /// [`FabricError::Platform`], [`FabricError::NoLibrary`], [`FabricError::NoFunction`], or
+    /// rdma-core lists no such device.
     pub fn self_test(name: &str) -> Result<SelfTest, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::self_test(name);

@@ -103,7 +103,7 @@
 //!
 //! | feature | what |
 //! |---|---|
-//! | `verbs` (default) | RDMA by rdma-core, loaded at run time; building needs cmake and libclang |
+//! | `verbs` (default) | RDMA by rdma-core, loaded at run time |
 //! | `shm` (default) | shared memory between processes of one host |
 //! | `io-uring` | `disk`: files to and from pool memory through io_uring (Linux) |
 //! | `serde` | the result of [`diagnose()`] can be serialized |

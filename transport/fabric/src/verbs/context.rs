@@ -20,7 +20,6 @@ use crate::device::{PortState, Transport};
 use crate::error::{FabricError, Verb};
 use crate::verbs::cm::id::CmId;
 use crate::verbs::discovery::attributes::{context_name, ports};
-use crate::verbs::discovery::lib_probe;
 use crate::verbs::siw::Cover;
 
 /// The vendor id that the siw driver reports ("bmt").
@@ -168,7 +167,7 @@ impl DeviceContext {
                 max_msg: port.map_or(1 << 30, |p| p.max_msg).clamp(1, 1 << 30),
             },
             is_siw,
-            ignores_iova: is_siw || !lib_probe::has_reg_mr_iova(),
+            ignores_iova: is_siw || !rdma_sys::has::ibv_reg_mr_iova(),
             // SAFETY: the context is open.
             vectors: Vectors::new(unsafe { context.as_ref().num_comp_vectors }),
             relaxed_ordering: AtomicBool::new(true),

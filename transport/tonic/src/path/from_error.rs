@@ -10,9 +10,9 @@ use crate::path::reason::{Reason, ReasonCode};
 pub(crate) fn fabric(error: FabricError) -> Reason {
     let code = match &error {
         FabricError::Platform => ReasonCode::Platform,
-        FabricError::NoLibrary { .. } | FabricError::NoConnectionManager { .. } => {
-            ReasonCode::NoRdmaCore
-        }
+        FabricError::NoLibrary { .. }
+        | FabricError::NoFunction { .. }
+        | FabricError::NoConnectionManager { .. } => ReasonCode::NoRdmaCore,
         FabricError::NoDevice
         | FabricError::NoSuchDevice { .. }
         | FabricError::DeviceRemoved { .. } => ReasonCode::NoDevice,

@@ -155,12 +155,12 @@ impl CmId {
 
     pub(in crate::verbs) fn local(&self) -> Option<SocketAddr> {
         // SAFETY: the id is alive; the union is large enough for any address, and zero when unset.
-        unsafe { read(&raw const (*self.as_ptr()).route.addr.src_addr_union.src_addr) }
+        unsafe { read(&raw const (*self.as_ptr()).route.addr.src.src_addr) }
     }
 
     pub(in crate::verbs) fn remote(&self) -> Option<SocketAddr> {
         // SAFETY: as above.
-        unsafe { read(&raw const (*self.as_ptr()).route.addr.dst_addr_union.dst_addr) }
+        unsafe { read(&raw const (*self.as_ptr()).route.addr.dst.dst_addr) }
     }
 
     pub(in crate::verbs) fn bind(&self, addr: SocketAddr) -> io::Result<()> {

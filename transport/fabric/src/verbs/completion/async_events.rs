@@ -69,10 +69,9 @@ impl AsyncEvents {
             };
         }
         let at = event.as_mut_ptr();
-        // SAFETY: the call has written the event; its kind is read as a number, since the library
-        // may know more kinds than this program.
-        let kind = unsafe { (&raw const (*at).event_type).cast::<u32>().read() };
-        if kind == IBV_EVENT_CQ_ERR as u32 {
+        // SAFETY: the call has written the event.
+        let kind = unsafe { (*at).event_type };
+        if kind == IBV_EVENT_CQ_ERR {
             // SAFETY: an event of this kind names a completion queue, which is not destroyed before
             // the event is acknowledged.
             failed.extend(find(unsafe { (&raw const (*at).element.cq).read() }.addr()));

@@ -1,25 +1,20 @@
-//! Whether rdma-core is installed.
+//! Loads rdma-core's libraries, when RDMA is first asked for.
 //!
-//! `rdma-mummy-sys` opens libibverbs and librdmacm in a constructor, before `main`, and ignores
-//! failure: its functions then return `EOPNOTSUPP`. That tells nobody what is missing, so the
-//! libraries are looked for here first, by the same names, and nothing else in this provider is
-//! called before [`probe`] has succeeded.
+//! Nothing else in this provider is called before [`probe`] has succeeded.
 
-use std::ffi::CStr;
 use std::sync::OnceLock;
+
+use rdma_sys::LoadError;
 
 use crate::error::FabricError;
 
-const LIBRARIES: [(&CStr, &str); 2] =
-    [(c"libibverbs.so.1", "libibverbs.so.1"), (c"librdmacm.so.1", "librdmacm.so.1")];
-
-/// Succeeds when both libraries can be loaded. The answer is kept: the bindings cannot load them
-/// later either.
+/// Succeeds when both libraries are loaded. The answer is kept: what is installed later needs a new
+/// process.
 pub(crate) fn probe() -> Result<(), FabricError> {
     static ANSWER: OnceLock<Result<(), FabricError>> = OnceLock::new();
     ANSWER
         .get_or_init(|| {
-            LIBRARIES.iter().try_for_each(|(c_name, name)| load(c_name, name).map(drop))?;
+            rdma_sys::load().map_err(reason)?;
             // Lets the application fork: on kernels that copy pinned pages for a child (5.12) this
             // does nothing, on older ones registered memory is kept out of children.
             // SAFETY: both libraries are there; called once, before anything is registered.
@@ -34,34 +29,14 @@ pub(crate) fn probe() -> Result<(), FabricError> {
         .clone()
 }
 
-/// Whether rdma-core registers memory at an address of the caller's choice: since version 25.
-pub(crate) fn has_reg_mr_iova() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    let [(c_name, name), _] = LIBRARIES;
-    *ANSWER.get_or_init(|| {
-        // SAFETY: the handle is that of a library which is never closed; the symbol is not used
-        // (R17).
-        let found = |handle| unsafe { libc::dlsym(handle, c"ibv_reg_mr_iova".as_ptr()) };
-        load(c_name, name).is_ok_and(|handle| !found(handle).is_null())
-    })
-}
-
-fn load(c_name: &CStr, name: &'static str) -> Result<*mut libc::c_void, FabricError> {
-    // SAFETY: dlopen of a shared object whose constructors are those of rdma-core; the handle is
-    // never closed, so nothing taken from it can dangle.
-    let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
-    if !handle.is_null() {
-        return Ok(handle);
-    }
-    // SAFETY: dlerror gives null or a string that lives until this thread's next call of a dl
-    // function.
-    let dlerror = unsafe {
-        let text = libc::dlerror();
-        if text.is_null() {
-            "unknown".to_owned()
-        } else {
-            CStr::from_ptr(text).to_string_lossy().into_owned()
+fn reason(error: LoadError) -> FabricError {
+    match error {
+        LoadError::Library { library, dlerror } => {
+            FabricError::NoLibrary { name: library, dlerror }
         }
-    };
-    Err(FabricError::NoLibrary { name, dlerror })
+        LoadError::Symbol { library, symbol, dlerror } => {
+            FabricError::NoFunction { library, function: symbol, dlerror }
+        }
+        _ => FabricError::Platform,
+    }
 }

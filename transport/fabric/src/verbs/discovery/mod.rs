@@ -2,7 +2,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `lib_probe` | loads libibverbs and librdmacm, or says which is missing |
+//! | `lib_probe` | loads libibverbs and librdmacm, or says what is missing |
 //! | `device_list` | the device list of libibverbs |
 //! | `attributes` | name, limits and ports of an open device |
 //! | `enumerate` | all devices, and the addresses that lie on them |

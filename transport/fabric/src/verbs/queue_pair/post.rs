@@ -53,7 +53,7 @@ impl Batch {
                 ibv_wr_opcode::IBV_WR_SEND
             }
             Some((remote_addr, rkey)) => {
-                wr.wr.rdma = rdma_sys::rdma_t { remote_addr, rkey };
+                wr.wr.rdma = rdma_sys::ibv_send_wr_rdma { remote_addr, rkey };
                 ibv_wr_opcode::IBV_WR_RDMA_WRITE
             }
         };

@@ -125,9 +125,11 @@ async fn off_thread<T: Send + 'static>(
 /// `libibverbs.so.1.14.44.0`.
 fn library(files: &SystemFiles, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Library {
     let missing = match listed {
-        Err(error @ (FabricError::NoLibrary { .. } | FabricError::Platform)) => {
-            Some(error.to_string())
-        }
+        Err(
+            error @ (FabricError::NoLibrary { .. }
+            | FabricError::NoFunction { .. }
+            | FabricError::Platform),
+        ) => Some(error.to_string()),
         _ => None,
     };
     if let Some(error) = missing {

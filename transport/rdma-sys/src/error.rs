@@ -1,0 +1,63 @@
+//! Why the libraries cannot be used.
+
+use std::error::Error;
+use std::fmt;
+
+/// Why the libraries cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The declarations are for Linux on x86-64 and AArch64.
+    Platform,
+    /// A library cannot be opened: it is not there, or the dynamic linker refuses it.
+    Library {
+        /// The name that it is looked for by.
+        library: &'static str,
+        /// The dynamic linker's words. They end with the file that was found instead, if that is
+        /// for another processor.
+        dlerror: String,
+    },
+    /// A library was opened and lacks a function: it is too old, or not rdma-core's.
+    Symbol {
+        /// The name that it is looked for by.
+        library: &'static str,
+        /// The function.
+        symbol: &'static str,
+        /// The dynamic linker's words, with the file that it has opened.
+        dlerror: String,
+    },
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LoadError::Platform => {
+                f.write_str("there are no RDMA libraries for this operating system and processor")
+            }
+            LoadError::Library { library, dlerror } => {
+                write!(f, "{library} cannot be loaded: {dlerror}")
+            }
+            LoadError::Symbol { library, symbol, dlerror } => {
+                write!(f, "{library} has no function {symbol}: {dlerror}")
+            }
+        }
+    }
+}
+
+impl Error for LoadError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_library_and_function() {
+        let dlerror = "undefined symbol".to_owned();
+        let error = LoadError::Symbol { library: "lib.so.1", symbol: "ibv_x", dlerror };
+        assert_eq!(error.to_string(), "lib.so.1 has no function ibv_x: undefined symbol");
+        let dlerror = "not found".to_owned();
+        let error = LoadError::Library { library: "lib.so.1", dlerror };
+        assert_eq!(error.to_string(), "lib.so.1 cannot be loaded: not found");
+        assert!(LoadError::Platform.to_string().contains("operating system"));
+    }
+}

@@ -1,0 +1,96 @@
+//! Ports of a device, and their addresses.
+
+#![allow(missing_docs, reason = "the fields are those of the manual pages")]
+
+use std::ffi::{c_int, c_uint};
+
+use crate::macros::{enums, opaque};
+
+enums! {
+    /// Whether a port carries data.
+    ibv_port_state: std::ffi::c_uint {
+        IBV_PORT_NOP = 0,
+        IBV_PORT_DOWN = 1,
+        IBV_PORT_INIT = 2,
+        IBV_PORT_ARMED = 3,
+        IBV_PORT_ACTIVE = 4,
+        IBV_PORT_ACTIVE_DEFER = 5,
+    }
+}
+
+opaque! {
+    /// The attributes of a port that the function of libibverbs fills: the beginning of
+    /// [`ibv_port_attr`].
+    _compat_ibv_port_attr,
+}
+
+/// The attributes of ibv_query_port(3), as version 22 has them. Newer ones have another field,
+/// which they do not write where they are told of this size.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ibv_port_attr {
+    pub state: ibv_port_state::Type,
+    pub max_mtu: c_uint,
+    pub active_mtu: c_uint,
+    pub gid_tbl_len: c_int,
+    pub port_cap_flags: u32,
+    pub max_msg_sz: u32,
+    pub bad_pkey_cntr: u32,
+    pub qkey_viol_cntr: u32,
+    pub pkey_tbl_len: u16,
+    pub lid: u16,
+    pub sm_lid: u16,
+    pub lmc: u8,
+    pub max_vl_num: u8,
+    pub sm_sl: u8,
+    pub subnet_timeout: u8,
+    pub init_type_reply: u8,
+    pub active_width: u8,
+    pub active_speed: u8,
+    pub phys_state: u8,
+    pub link_layer: u8,
+    pub flags: u8,
+    pub port_cap_flags2: u16,
+}
+
+/// The address of a port.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union ibv_gid {
+    /// Its bytes, in network order.
+    pub raw: [u8; 16],
+    /// Its two halves.
+    pub global: ibv_gid_global,
+}
+
+/// The halves of an [`ibv_gid`], each in network order.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct ibv_gid_global {
+    pub subnet_prefix: u64,
+    pub interface_id: u64,
+}
+
+/// A route between subnets.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_global_route {
+    pub dgid: ibv_gid,
+    pub flow_label: u32,
+    pub sgid_index: u8,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
+}
+
+/// The way to a peer's port.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_ah_attr {
+    pub grh: ibv_global_route,
+    pub dlid: u16,
+    pub sl: u8,
+    pub src_path_bits: u8,
+    pub static_rate: u8,
+    pub is_global: u8,
+    pub port_num: u8,
+}
