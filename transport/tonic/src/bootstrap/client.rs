@@ -20,6 +20,7 @@ use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
 use crate::bootstrap::OFFER_PATH;
 use crate::bootstrap::pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response};
+use crate::bootstrap::service::MAX_ANSWER;
 use crate::bootstrap::tickets::{TICKET_LEN, Ticket};
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
@@ -144,7 +145,8 @@ async fn call(
     paths: &[Path],
     bare: bool,
 ) -> Result<Response<OfferResponse>, Status> {
-    let mut grpc = Grpc::with_origin(tcp.channel.clone(), origin);
+    let mut grpc =
+        Grpc::with_origin(tcp.channel.clone(), origin).max_decoding_message_size(MAX_ANSWER);
     let gone = |error: tonic::transport::Error| Status::from_error(error.into());
     grpc.ready().await.map_err(gone)?;
     let fabrics = paths.iter().map(|path| path.as_str().to_owned()).collect();
@@ -244,6 +246,10 @@ fn refused(status: &Status) -> Reason {
         ),
         Code::DeadlineExceeded | Code::Cancelled => Reason::from_peer(
             ReasonCode::HandshakeTimeout,
+            format!("the Offer failed: {}", describe(status)),
+        ),
+        Code::ResourceExhausted if !unanswered => Reason::from_peer(
+            ReasonCode::LimitReached,
             format!("the Offer failed: {}", describe(status)),
         ),
         _ if unanswered => Reason::new(
@@ -517,6 +523,7 @@ mod tests {
         assert_eq!(code(Status::unauthenticated("who?")), ReasonCode::HandshakeRejected);
         assert_eq!(code(Status::cancelled("Timeout expired")), ReasonCode::HandshakeTimeout);
         assert_eq!(code(Status::unavailable("down")), ReasonCode::HandshakeRejected);
+        assert_eq!(code(Status::resource_exhausted("many")), ReasonCode::LimitReached);
         let mut lost = Status::unavailable("connection refused");
         lost.set_source(Arc::new(std::io::Error::from(std::io::ErrorKind::ConnectionRefused)));
         assert_eq!(code(lost), ReasonCode::PeerUnreachable);

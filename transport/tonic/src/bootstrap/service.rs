@@ -5,6 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use http::Extensions;
+use prost::Message;
+use smallvec::SmallVec;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
@@ -25,6 +27,12 @@ use crate::connect_info::RdmaConnectInfo;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 
+/// Most fabrics that a request may name.
+pub(crate) const MAX_FABRICS: usize = 8;
+/// Most bytes of an answer to an Offer.
+pub(crate) const MAX_ANSWER: usize = 8192;
+/// Most bytes of a reason's details in an answer.
+const MAX_DETAIL: usize = 512;
 /// Maximum size of an answer to a Probe, in bytes.
 pub(crate) const MAX_PROBE: usize = 1 << 20;
 
@@ -134,10 +142,9 @@ impl OfferService {
 
     /// Waits until the state of every `wanted` fabric is known, and returns it. The client's own
     /// deadline bounds the wait.
-    async fn decided(&self, wanted: &[String]) -> Result<Vec<(Path, Offer)>, Reason> {
+    async fn decided(&self, wanted: &[&str]) -> Result<Vec<(Path, Offer)>, Reason> {
         let mut offering = self.offering.clone();
-        let starting =
-            |o: &Offering, path: &String| matches!(o.get(path), Some((_, Offer::Starting)));
+        let starting = |o: &Offering, path: &str| matches!(o.get(path), Some((_, Offer::Starting)));
         let decided = offering.wait_for(|o| !wanted.iter().any(|path| starting(o, path))).await;
         match decided.as_deref() {
             Ok(Offering::Off(reason)) => Err(reason.clone()),
@@ -152,6 +159,7 @@ impl OfferService {
     async fn outcome(
         &self,
         request: &OfferRequest,
+        wanted: &[&str],
         connection: Option<&Connection>,
         local: Option<SocketAddr>,
     ) -> Result<pb::Grant, Reason> {
@@ -166,7 +174,7 @@ impl OfferService {
         }
         let judged = self.gateways.judge(connection, stated(request), Instant::now());
         let (mut fabrics, mut refusals) = (Vec::new(), Vec::new());
-        for (path, offer) in self.decided(&request.fabrics).await? {
+        for (path, offer) in self.decided(wanted).await? {
             match offer {
                 Offer::On(listening) => fabrics.extend(fabric_offer(path, &listening, local)),
                 Offer::Off(reason) => refusals.push((path, reason)),
@@ -206,10 +214,53 @@ fn stated(request: &OfferRequest) -> Option<SocketAddr> {
     Some(SocketAddr::new(client.ip.parse().ok()?, client.port.try_into().ok()?))
 }
 
+/// The fabrics that a request names, each once.
+///
+/// # Errors
+///
+/// They are more than [`MAX_FABRICS`].
+fn named(fabrics: &[String]) -> Result<SmallVec<[&str; MAX_FABRICS]>, Status> {
+    let mut named = SmallVec::new();
+    for fabric in fabrics {
+        if named.contains(&fabric.as_str()) {
+            continue;
+        }
+        if named.len() == MAX_FABRICS {
+            let text = format!("an Offer names at most {MAX_FABRICS} fabrics");
+            return Err(Status::invalid_argument(text));
+        }
+        named.push(fabric.as_str());
+    }
+    Ok(named)
+}
+
+/// Takes the last addresses out of an answer that is longer than [`MAX_ANSWER`], from the fabric
+/// that has most of them. The nearest address is the first of its fabric, and stays.
+fn fit(response: &mut OfferResponse) {
+    while response.encoded_len() > MAX_ANSWER {
+        let Some(Outcome::Grant(grant)) = &mut response.outcome else { return };
+        let lists = grant.fabrics.iter_mut().filter_map(|offer| match &mut offer.fabric {
+            Some(fabric_offer::Fabric::Verbs(verbs)) => Some(&mut verbs.addresses),
+            Some(fabric_offer::Fabric::Sim(sim)) => Some(&mut sim.addresses),
+            Some(fabric_offer::Fabric::Shm(_)) | None => None,
+        });
+        let longest = lists.max_by_key(|addresses| addresses.len());
+        let Some(address) = longest.and_then(Vec::pop) else { return };
+        tracing::debug!(?address, "the answer to an Offer has no room for an address");
+    }
+}
+
+/// The beginning of `text`, at most `most` bytes of it.
+fn beginning(text: &str, most: usize) -> &str {
+    let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+    &text[..end.unwrap_or(0)]
+}
+
 fn refusal(reason: &Reason, fabric: &str) -> pb::Refusal {
+    let detail = reason.detail();
     pb::Refusal {
         code: reason.code().as_str().to_owned(),
-        detail: reason.detail().to_owned(),
+        detail: beginning(detail, MAX_DETAIL).to_owned(),
         fabric: fabric.to_owned(),
     }
 }
@@ -270,7 +321,8 @@ impl Bootstrap for OfferService {
         let peer = request.remote_addr();
         // Absent if a layer rebuilt the request.
         let connection = request.extensions().get::<Connection>();
-        let outcome = match self.outcome(request.get_ref(), connection, local).await {
+        let wanted = named(&request.get_ref().fabrics)?;
+        let outcome = match self.outcome(request.get_ref(), &wanted, connection, local).await {
             Ok(grant) => {
                 tracing::debug!(peer = ?peer, "fast path offered");
                 Outcome::Grant(grant)
@@ -287,11 +339,13 @@ impl Bootstrap for OfferService {
         {
             self.stock_calls.has_ticket(peer.ip());
         }
-        Ok(Response::new(OfferResponse {
+        let mut response = OfferResponse {
             version_min: VERSION_MIN.into(),
             version_max: VERSION_MAX.into(),
             outcome: Some(outcome),
-        }))
+        };
+        fit(&mut response);
+        Ok(Response::new(response))
     }
 
     async fn probe(
@@ -381,6 +435,43 @@ mod tests {
         for elsewhere in [Some([192, 168, 0, 1]), None] {
             let all = granted(ask(&service, request(), elsewhere).await);
             assert_eq!(all, ["10.0.0.1:7 sim0", "10.0.1.1:7 sim0", "10.0.2.1:7 sim0"]);
+        }
+    }
+
+    #[tokio::test]
+    async fn no_answer_is_longer_than_the_limit() {
+        let (device, transport) = ("d".repeat(64), "InfiniBand".to_owned());
+        let many: Vec<_> = (0..2000_u16)
+            .map(|n| {
+                let addr =
+                    ([0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, n], 50051).into();
+                Listening::Ip { addr, device: device.clone(), transport: transport.clone() }
+            })
+            .chain([listening([10, 0, 1, 1])])
+            .collect();
+        let long = Reason::new(ReasonCode::NoRoute, "\u{1f980}".repeat(10_000));
+        let fabrics = vec![(Path::Sim, Offer::On(many.into())), (Path::Verbs, Offer::Off(long))];
+        let (service, tx) = service(Offering::ByFabric(fabrics));
+        let request = || OfferRequest { fabrics: vec!["sim".into(), "verbs".into()], ..request() };
+        let outcome = ask(&service, request(), Some([10, 0, 1, 1])).await;
+        let Outcome::Grant(grant) = &outcome else { panic!("{outcome:?}") };
+        assert_eq!(grant.refusals[0].detail, "\u{1f980}".repeat(MAX_DETAIL / 4));
+        // It is full, and names the nearest address.
+        let length = answer(outcome.clone()).encoded_len();
+        assert!((MAX_ANSWER - 200..=MAX_ANSWER).contains(&length), "{length} bytes");
+        assert_eq!(granted(outcome)[0], "10.0.1.1:7 sim0");
+        tx.send_modify(|o| {
+            o.set(Path::Sim, Offer::Off(Reason::new(ReasonCode::NoRoute, "y".repeat(9000))))
+        });
+        let outcome = ask(&service, request(), None).await;
+        assert_eq!(refused(outcome).len(), "no-route: ".len() + MAX_DETAIL);
+    }
+
+    fn answer(outcome: Outcome) -> OfferResponse {
+        OfferResponse {
+            version_min: VERSION_MIN.into(),
+            version_max: VERSION_MAX.into(),
+            outcome: Some(outcome),
         }
     }
 

@@ -59,7 +59,7 @@ pub enum ReasonCode {
     GoAway,
     /// The Offer did not reach the server: TCP is down as well.
     PeerUnreachable,
-    /// One end has reached its limit of connections, handshakes or tickets.
+    /// One end has reached its limit of connections, handshakes, tickets or Offers at a time.
     LimitReached,
 }
 

@@ -19,7 +19,7 @@ use tower::{Layer, Service};
 
 use crate::bootstrap::capture::Capture;
 use crate::bootstrap::gateways::Gateways;
-use crate::bootstrap::pb::bootstrap_server::BootstrapServer;
+use crate::bootstrap::limited::LimitedOffers;
 use crate::bootstrap::service::{OfferService, Offering};
 use crate::bootstrap::stock_calls::StockCalls;
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
@@ -46,7 +46,7 @@ pub(super) type Never = Pending<()>;
 /// `with_offer` makes of the Offer.
 pub(super) async fn serve<L, S, I, IO, IE, F, ResBody>(
     server: Server<L>,
-    with_offer: impl FnOnce(BootstrapServer<OfferService>) -> S,
+    with_offer: impl FnOnce(LimitedOffers) -> S,
     incoming: I,
     bound: Option<SocketAddr>,
     signal: Option<F>,
@@ -90,7 +90,7 @@ where
         stock_calls.clone(),
         settings.offer_through_gateways,
     );
-    let offer = BootstrapServer::new(offers);
+    let offer = LimitedOffers::new(offers);
     // One service for both paths: layers with state see every call.
     let layered = layers.service(with_offer(offer));
 

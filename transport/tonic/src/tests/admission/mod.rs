@@ -3,6 +3,7 @@
 mod bare;
 mod flood;
 mod gateway;
+mod offers;
 mod tickets;
 #[cfg(feature = "_tls-any")]
 mod tls;

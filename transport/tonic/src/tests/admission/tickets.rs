@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tonic::{Response, Status};
 use tonic_rdma_fabric::{ConnectError, Connected, bare};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
@@ -10,7 +11,7 @@ use tonic_rdma_proto::{Accept, Hello, Reject};
 
 use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
 use crate::bootstrap::pb::offer_response::Outcome;
-use crate::bootstrap::pb::{self, fabric_offer};
+use crate::bootstrap::pb::{self, OfferRequest, OfferResponse, fabric_offer};
 use crate::connection::ConnectionConfig;
 use crate::tests::support::echo::Echo;
 use crate::tests::support::logs::Logs;
@@ -40,18 +41,25 @@ impl<'a> Hand<'a> {
     }
 
     pub(crate) async fn ask(&mut self) -> Outcome {
+        self.offer(self.request(&["sim"])).await.unwrap().outcome.unwrap()
+    }
+
+    /// A request for an Offer that names `fabrics`.
+    pub(crate) fn request(&self, fabrics: &[&str]) -> OfferRequest {
         let client = self
             .states
             .map(|at| pb::TcpAddress { ip: at.ip().to_string(), port: at.port().into() });
-        let fabrics = vec!["sim".into()];
-        let request = pb::OfferRequest {
+        OfferRequest {
             version_min: VERSION_MIN.into(),
             version_max: VERSION_MAX.into(),
-            fabrics,
+            fabrics: fabrics.iter().map(|fabric| (*fabric).to_owned()).collect(),
             client,
             bare: self.bare,
-        };
-        self.bootstrap.offer(request).await.unwrap().into_inner().outcome.unwrap()
+        }
+    }
+
+    pub(crate) async fn offer(&mut self, request: OfferRequest) -> Result<OfferResponse, Status> {
+        self.bootstrap.offer(request).await.map(Response::into_inner)
     }
 
     /// Returns a ticket, and the address to use it at.
