@@ -22,7 +22,7 @@ use crate::bootstrap::pb::{
     self, OfferRequest, OfferResponse, ProbeRequest, ProbeResponse, fabric_offer,
 };
 use crate::bootstrap::stock_calls::StockCalls;
-use crate::bootstrap::tickets::Tickets;
+use crate::bootstrap::tickets::{Holder, Tickets};
 use crate::connect_info::RdmaConnectInfo;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
@@ -190,11 +190,14 @@ impl OfferService {
         if request.bare {
             identity.insert(BareTicket);
         }
-        let from = connection.and_then(Connection::peer).map(|peer| peer.ip().into());
+        let holder = Holder {
+            connection: connection.and_then(|c| c.asker.as_ref()).map(|asker| asker.number),
+            network: connection.and_then(Connection::peer).map(|peer| peer.ip().into()),
+        };
         let ticket = self
             .tickets
-            .issue(identity, from, Instant::now())
-            .map_err(|e| Reason::new(e.code(), e.to_string()))?;
+            .issue(identity, holder, Instant::now())
+            .map_err(|e| Reason::new(ReasonCode::HandshakeRejected, e.to_string()))?;
         Ok(pb::Grant {
             ticket: Bytes::copy_from_slice(&ticket.0),
             lifetime_ms: self.tickets.lifetime().as_millis().try_into().unwrap_or(u32::MAX),

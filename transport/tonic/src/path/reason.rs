@@ -59,7 +59,7 @@ pub enum ReasonCode {
     GoAway,
     /// The Offer did not reach the server: TCP is down as well.
     PeerUnreachable,
-    /// One end has reached its limit of connections, handshakes, tickets or Offers at a time.
+    /// One end has reached its limit of connections, handshakes or Offers at a time.
     LimitReached,
 }
 
@@ -210,7 +210,7 @@ impl ReasonCode {
             }
             Self::LimitReached => {
                 "nothing, if it passes: the channel tries again; else raise the server's limit (max_connections, \
-                 max_handshakes, tickets), or open fewer channels"
+                 max_handshakes), or open fewer channels"
             }
         }
     }
