@@ -6,6 +6,7 @@
 //! | [`width`] | comments and documents end at column 100 |
 //! | [`size`] | files and folders are short |
 //! | [`unsafety`] | `unsafe` is in memory/ and transport/fabric/ only, with its reason |
+//! | [`logging`] | log lines that a peer can cause are throttled |
 //! | [`wording`] | some sentences do not come again |
 //!
 //! [`packages`] finds the source of tonic, for tests that hold ours against it.
@@ -17,6 +18,7 @@
 
 pub mod circles;
 pub mod files;
+pub mod logging;
 pub mod modules;
 pub mod packages;
 pub mod size;

@@ -85,6 +85,13 @@ fn sentences_that_went_stay_away() {
     compare("SENTENCES", known::SENTENCES, &findings().sentences);
 }
 
+#[test]
+fn log_lines_that_a_peer_can_cause_go_through_the_throttle() {
+    let lines = findings().throttled_lines;
+    assert!(lines > 50, "only {lines} log lines go through the throttle where there are many");
+    compare("UNTHROTTLED", known::UNTHROTTLED, &findings().unthrottled);
+}
+
 /// Each row of docs/adopting.md names a test, and the file that has it.
 #[test]
 fn rows_of_adopting_have_their_tests() {

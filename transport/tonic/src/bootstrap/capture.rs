@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use http::Request;
 use tokio::time::Instant;
+use tonic_rdma_memory::throttled;
 use tower::Service;
 
 use crate::bootstrap::OFFER_PATH;
@@ -49,7 +50,8 @@ impl<S> Capture<S> {
     fn watched<B>(&self, req: &Request<B>) {
         let Some(peer) = peer(req.extensions()) else { return };
         if self.stock_calls.called(peer, req.headers(), Instant::now()) {
-            tracing::warn!(
+            throttled!(
+                warn,
                 host = %peer.ip(),
                 cure = "make each channel with tonic_rdma::Endpoint, and generate stubs with \
                         tonic-rdma-build, whose `connect` does so",

@@ -23,6 +23,7 @@ use crate::bootstrap::pb::{self, OfferRequest, OfferResponse, fabric_offer, offe
 use crate::bootstrap::service::MAX_ANSWER;
 use crate::bootstrap::tickets::{TICKET_LEN, Ticket};
 use crate::path::Path;
+use crate::path::peer_text::{DETAIL, PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::tcp::connector::TcpChannel;
 
@@ -184,7 +185,7 @@ impl<M, F: FnOnce() -> M> Stream for LazyMessage<F> {
 }
 
 fn describe(status: &Status) -> String {
-    format!("{:?}: {}", status.code(), status.message())
+    format!("{:?}: {}", status.code(), PeerText(status.message(), DETAIL))
 }
 
 /// Beginnings of what gRPC servers say of a service that they do not have, in lower case. tonic
@@ -345,7 +346,8 @@ impl Offered {
 }
 
 fn socket_addr(address: &pb::Address) -> Result<SocketAddr, Reason> {
-    let bad = || malformed(&format!("address `{}` port {}", address.ip, address.port));
+    let shown = PeerText(&address.ip, SHORT);
+    let bad = || malformed(&format!("address `{shown}` port {}", address.port));
     let ip: IpAddr = address.ip.parse().map_err(|_| bad())?;
     let port = u16::try_from(address.port).map_err(|_| bad())?;
     if port == 0 || ip.is_unspecified() {
@@ -363,11 +365,11 @@ fn malformed(what: &str) -> Reason {
 
 fn refusal_reason(refusal: &pb::Refusal) -> Reason {
     match ReasonCode::from_name(&refusal.code) {
-        Some(code) => Reason::from_peer(code, refusal.detail.clone()),
+        Some(code) => Reason::from_peer(code, PeerText(&refusal.detail, DETAIL).to_string()),
         // A code of a later version of the protocol.
         None => Reason::from_peer(
             ReasonCode::HandshakeRejected,
-            format!("{}: {}", refusal.code, refusal.detail),
+            format!("{}: {}", PeerText(&refusal.code, SHORT), PeerText(&refusal.detail, DETAIL)),
         ),
     }
 }

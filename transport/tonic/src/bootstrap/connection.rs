@@ -54,7 +54,7 @@ impl Asker {
         Self { number, places: Arc::new(Semaphore::new(OFFERS_AT_ONCE)) }
     }
 
-    /// Counts an Offer until the permit is dropped. Returns `None` if [`OFFERS_AT_ONCE`] are counted
+    /// Counts an Offer until the permit is dropped. Returns `None` if there are [`OFFERS_AT_ONCE`]
     /// already.
     pub(crate) fn begin(&self) -> Option<OwnedSemaphorePermit> {
         self.places.clone().try_acquire_owned().ok()

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
-use tonic_rdma_fabric::LogThrottle;
+use tonic_rdma_memory::{LogThrottle, throttled};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
 use crate::bootstrap::bare::BareTicket;
@@ -132,9 +132,7 @@ impl OfferService {
             Err(why) => {
                 let reason = Reason::new(ReasonCode::ThroughGateway, why.to_string());
                 let peer = connection.and_then(Connection::peer);
-                if let Some(suppressed) = REFUSED.pass() {
-                    tracing::warn!(?peer, %reason, suppressed, cure = reason.cure(), "Offer refused");
-                }
+                throttled!(in REFUSED, warn, ?peer, %reason, cure = reason.cure(), "Offer refused");
                 Err(reason)
             }
         }

@@ -177,8 +177,9 @@ impl Table {
         }
     }
 
-    /// Withdraws the oldest ticket of the connection that holds the most. Of several such connections
-    /// it is one of the network that holds the most, and the asking one before others of its network.
+    /// Withdraws the oldest ticket of the connection that holds the most. Of several such
+    /// connections it is one of the network that holds the most, and the asking one before others
+    /// of its network.
     fn withdraw(&mut self, asking: Holder) {
         let mut connections: HashMap<Option<u64>, usize> = HashMap::new();
         let mut networks: HashMap<Option<Network>, usize> = HashMap::new();

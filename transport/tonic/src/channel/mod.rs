@@ -52,7 +52,7 @@ use tonic::body::Body;
 #[cfg(feature = "_tls-any")]
 #[doc(no_inline)]
 pub use tonic::transport::channel::ClientTlsConfig;
-use tonic_rdma_memory::Pool;
+use tonic_rdma_memory::{Pool, throttled};
 use tonic_rdma_proto::Side;
 use tower::Service;
 
@@ -369,11 +369,11 @@ impl One {
         match off {
             None => manager.start(),
             Some(why) if shared.bad_env.is_some() => {
-                tracing::error!(origin = %shared.origin.uri, why, "calls fail");
+                throttled!(error, origin = %shared.origin.uri, why, "calls fail");
             }
             Some(why) => {
                 metrics::fallback(Side::Client, &Reason::new(ReasonCode::Policy, ""));
-                tracing::info!(origin = %shared.origin.uri, path = "tcp", why, "calls go over TCP");
+                throttled!(info, origin = %shared.origin.uri, path = "tcp", why, "calls go over TCP");
             }
         }
         let state = shared.state.subscribe();

@@ -1,6 +1,7 @@
 //! The path that calls take.
 
 pub(crate) mod from_error;
+pub(crate) mod peer_text;
 pub(crate) mod policy;
 pub(crate) mod reason;
 

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tonic::body::Body;
 use tonic::transport::server::Connected;
-use tonic_rdma_fabric::LogThrottle;
+use tonic_rdma_memory::throttled;
 use tonic_rdma_proto::Side;
 use tower::{Layer, Service};
 
@@ -29,7 +29,7 @@ use crate::path::Path;
 use crate::path::policy::{EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::server::builder::Server;
-use crate::server::fast_path::{FastPath, Limits};
+use crate::server::fast_path::{FastPath, Limits, Logging};
 use crate::server::incoming::Accepting;
 use crate::server::stack::Layered;
 use crate::tcp::body::TcpCalls;
@@ -103,7 +103,7 @@ where
     match off {
         Some(why) => {
             metrics::fallback(Side::Server, &Reason::new(ReasonCode::Policy, why));
-            tracing::info!(path = "tcp", why, "clients stay on TCP");
+            throttled!(info, path = "tcp", why, "clients stay on TCP");
             // The end of this function waits for every clone of it.
             drop(alive);
         }
@@ -118,7 +118,7 @@ where
                 offering: offering.clone(),
                 drain: draining,
                 methods: methods.clone(),
-                refusals: LogThrottle::new(),
+                log: Logging::default(),
                 _alive: alive,
             };
             tasks.start(fast, policy, bound, Layered::new(layered.clone())).await?;

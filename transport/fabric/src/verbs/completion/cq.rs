@@ -114,7 +114,9 @@ impl Drop for Cq {
         // SAFETY: its queue pairs are destroyed: each keeps the queue until then.
         match unsafe { rdma_sys::ibv_destroy_cq(self.cq.as_ptr()) } {
             0 => {}
-            errno => tracing::warn!(errno, "ibv_destroy_cq failed; it is leaked"),
+            errno => {
+                tonic_rdma_memory::throttled!(warn, errno, "ibv_destroy_cq failed; it is leaked")
+            }
         }
     }
 }

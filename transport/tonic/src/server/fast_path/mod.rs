@@ -13,9 +13,9 @@ use http::Extensions;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, LogThrottle, ShmAddr, Transport,
+    Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, ShmAddr, Transport,
 };
-use tonic_rdma_memory::Pool;
+use tonic_rdma_memory::{LogThrottle, Pool, throttled};
 use tonic_rdma_proto::hello::HelloError;
 use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side};
 
@@ -55,10 +55,20 @@ pub(super) struct FastPath {
     pub(super) limits: Limits,
     pub(super) drain: watch::Receiver<bool>,
     pub(super) methods: Arc<Methods>,
-    /// Limits log lines about refused and failed connections: a flood must not fill the disk.
-    pub(super) refusals: LogThrottle,
+    pub(super) log: Logging,
     /// Every connection holds it through the `Arc` of this; shutdown waits until it is dropped.
     pub(super) _alive: mpsc::Sender<Infallible>,
+}
+
+/// Limits the log lines of one server.
+#[derive(Default)]
+pub(super) struct Logging {
+    /// Connections that are refused, or do not come about.
+    refusals: LogThrottle,
+    /// Connections that end.
+    ends: LogThrottle,
+    /// Listeners, which begin and end as devices and addresses do.
+    listeners: LogThrottle,
 }
 
 impl FastPath {
@@ -105,16 +115,16 @@ impl FastPath {
                 Ok((listening, listener)) => {
                     match &listening {
                         Listening::Ip { addr, device, transport } => {
-                            tracing::info!(%path, device, transport, %addr, "fast path offered");
+                            throttled!(in self.log.listeners, info, %path, device, transport, %addr, "fast path offered");
                         }
                         Listening::Shm { socket, .. } => {
-                            tracing::info!(%path, socket, "fast path offered")
+                            throttled!(in self.log.listeners, info, %path, socket, "fast path offered")
                         }
                     }
                     listeners.add(key, listening, listener, pool);
                 }
                 Err(error) => {
-                    tracing::warn!(device = fabric.name(), ?addr, %error, "cannot listen");
+                    throttled!(in self.log.listeners, warn, device = fabric.name(), ?addr, %error, "cannot listen");
                     failed = Some(crate::path::from_error::fabric(error));
                 }
             }
@@ -178,13 +188,13 @@ impl FastPath {
                 }
                 Err(reason) => {
                     logged = Some(reason.code());
-                    tracing::warn!(%path, code = reason.code().as_str(), %reason, cure = reason.cure(),
+                    throttled!(in self.log.listeners, warn, %path, code = reason.code().as_str(), %reason, cure = reason.cure(),
                         "fast path not offered: clients go without it");
                 }
             }
             tokio::select! {
                 reason = listeners.accept(accept.clone()) => {
-                    tracing::warn!(%path, %reason, "a listener has ended");
+                    throttled!(in self.log.listeners, warn, %path, %reason, "a listener has ended");
                     tokio::time::sleep(PAUSE).await;
                 }
                 () = changes.next() => {}
@@ -246,9 +256,7 @@ impl FastPath {
                     // There may be no other connection to do it.
                     pool.trim_now();
                     let reason = crate::path::from_error::connect(error);
-                    if let Some(suppressed) = this.refusals.pass() {
-                        tracing::warn!(%peer, %reason, suppressed, "fast path did not come about");
-                    }
+                    throttled!(in this.log.refusals, warn, %peer, %reason, "fast path did not come about");
                 }
             }
         });
@@ -258,9 +266,7 @@ impl FastPath {
         let (peer, counters) = (incoming.peer_addr(), self.settings.stats.tcp());
         counters.connections_refused.add(1);
         metrics::refused(reject);
-        if let Some(suppressed) = self.refusals.pass() {
-            tracing::warn!(%peer, why, suppressed, "fast path refused");
-        }
+        throttled!(in self.log.refusals, warn, %peer, why, "fast path refused");
         incoming.reject(&reject.encode());
     }
 
@@ -325,7 +331,7 @@ impl FastPath {
             reason = serving => match reason.code() {
                 ReasonCode::LinkLost => {
                     own.counters.connections_lost.add(1);
-                    tracing::info!(peer = %ends, %reason, "fast path lost");
+                    throttled!(in self.log.ends, info, peer = %ends, %reason, "fast path lost");
                 }
                 _ => tracing::debug!(peer = %ends, %reason, "fast path closed"),
             },

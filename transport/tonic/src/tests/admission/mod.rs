@@ -3,6 +3,7 @@
 mod bare;
 mod flood;
 mod gateway;
+mod log_lines;
 mod offers;
 mod tickets;
 #[cfg(feature = "_tls-any")]

@@ -1,4 +1,7 @@
-//! Limits how often a line is logged that any client can cause, so that logs do not fill the disk.
+//! Limits how often a line is logged that a peer can cause, so that logs do not fill the disk.
+//!
+//! Libraries of this workspace log above DEBUG by [`throttled!`](crate::throttled) only, which
+//! `tests/source-rules` holds.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,6 +10,33 @@ use std::time::{Duration, Instant};
 const BURST: u32 = 20;
 /// After the burst, one line is allowed in each period.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// Logs a line through a [`LogThrottle`](crate::LogThrottle), with the number of lines suppressed
+/// since the last one as the field `suppressed`.
+///
+/// The level is `warn`, `error` or `info`, and the rest is as the macro of that name in `tracing`
+/// takes it. Behind `in` stands the throttle; without it the line has one of its own, which all of
+/// the process share.
+///
+/// ```
+/// use tonic_rdma_memory::{LogThrottle, throttled};
+///
+/// let throttle = LogThrottle::new();
+/// throttled!(in throttle, warn, peer = 7, "the peer broke the protocol");
+/// throttled!(error, "the device has failed");
+/// ```
+#[macro_export]
+macro_rules! throttled {
+    (in $throttle:expr, $level:ident, $($line:tt)+) => {
+        if let Some(suppressed) = $throttle.pass() {
+            tracing::$level!(suppressed, $($line)+);
+        }
+    };
+    ($level:ident, $($line:tt)+) => {{
+        static THROTTLE: $crate::LogThrottle = $crate::LogThrottle::new();
+        $crate::throttled!(in THROTTLE, $level, $($line)+);
+    }};
+}
 
 /// Limits lines of one kind: 20 at once, then one a second. Suppressed lines are counted.
 #[derive(Debug, Default)]
