@@ -22,9 +22,9 @@ use crate::bootstrap::OFFER_PATH;
 use crate::bootstrap::pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response};
 use crate::bootstrap::service::MAX_ANSWER;
 use crate::bootstrap::tickets::{TICKET_LEN, Ticket};
-use crate::path::Path;
 use crate::path::peer_text::{DETAIL, PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
+use crate::path::{Path, plaintext};
 use crate::tcp::connector::TcpChannel;
 
 /// Places of an answer that are used: more than any host has, and few enough to be paired with the
@@ -134,7 +134,17 @@ async fn ask(
         })?;
     }
     match call(tcp, origin, request, paths, bare).await {
-        Ok(response) => read(response.into_inner(), paths),
+        Ok(response) => {
+            // Decided now: the connection that carried the answer is known.
+            let denies = |path: Path| tcp.denies(path);
+            let this_end = |reason| match paths.iter().any(|path| denies(*path)) {
+                true => plaintext::and_by_client(reason),
+                false => reason,
+            };
+            let mut offered = read(response.into_inner(), paths).map_err(this_end)?;
+            offered.deny(denies);
+            Ok(offered)
+        }
         Err(status) => Err(refused(&status)),
     }
 }
@@ -317,6 +327,18 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
 }
 
 impl Offered {
+    /// Leaves out the places that this end may not use, as their paths are not encrypted.
+    fn deny(&mut self, denies: impl Fn(Path) -> bool) {
+        for (_, reason) in self.refusals.iter_mut().filter(|(path, _)| denies(*path)) {
+            *reason = plaintext::and_by_client(reason.clone());
+        }
+        for place in self.places.extract_if(.., |place| denies(place.path)) {
+            if !self.refusals.iter().any(|(path, _)| *path == place.path) {
+                self.refusals.push((place.path, plaintext::denied_by_client()));
+            }
+        }
+    }
+
     fn addresses(&mut self, path: Path, addresses: &[pb::Address]) -> Result<(), Reason> {
         let room = MAX_PLACES.saturating_sub(self.places.len());
         for address in addresses.iter().take(room) {

@@ -8,6 +8,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::TcpConnectInfo;
 #[cfg(feature = "_tls-any")]
 use tonic::transport::server::TlsConnectInfo;
+#[cfg(all(unix, feature = "_tls-any"))]
+use tonic::transport::server::UdsConnectInfo;
 
 /// Offers of one TCP connection that are answered at a time.
 pub(crate) const OFFERS_AT_ONCE: usize = 16;
@@ -76,6 +78,19 @@ impl Connection {
     /// The peer's end of the TCP connection; `None` for a transport without TCP addresses.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         peer(&self.extensions)
+    }
+
+    /// Whether the connection is known to be encrypted by TLS.
+    pub(crate) fn is_by_tls(&self) -> bool {
+        #[cfg(feature = "_tls-any")]
+        {
+            let tcp = self.extensions.get::<TlsConnectInfo<TcpConnectInfo>>().is_some();
+            #[cfg(unix)]
+            let tcp = tcp || self.extensions.get::<TlsConnectInfo<UdsConnectInfo>>().is_some();
+            tcp || self.extensions.get::<TlsConnectInfo<()>>().is_some()
+        }
+        #[cfg(not(feature = "_tls-any"))]
+        false
     }
 
     /// The connection of an accepted socket with this connect info.

@@ -25,6 +25,7 @@ use crate::bootstrap::stock_calls::StockCalls;
 use crate::bootstrap::tickets::{Holder, Tickets};
 use crate::connect_info::RdmaConnectInfo;
 use crate::path::Path;
+use crate::path::plaintext::{self, Plaintext};
 use crate::path::reason::{Reason, ReasonCode};
 
 /// Most fabrics that a request may name.
@@ -103,7 +104,12 @@ pub(crate) struct OfferService {
     stock_calls: Arc<StockCalls>,
     /// Whether Offers that came through a gateway receive a ticket.
     through_gateways: bool,
+    plaintext: Plaintext,
 }
+
+/// Marks a ticket as one that admits to no device: its Offer came by TLS.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StaysOnHost;
 
 impl OfferService {
     pub(crate) fn new(
@@ -112,8 +118,9 @@ impl OfferService {
         gateways: Arc<Gateways>,
         stock_calls: Arc<StockCalls>,
         through_gateways: bool,
+        plaintext: Plaintext,
     ) -> Self {
-        Self { offering, tickets, gateways, stock_calls, through_gateways }
+        Self { offering, tickets, gateways, stock_calls, through_gateways, plaintext }
     }
 
     /// The identity that calls on the fast path inherit from the Offer's TCP connection. Empty if
@@ -172,8 +179,12 @@ impl OfferService {
         }
         let judged = self.gateways.judge(connection, stated(request), Instant::now());
         let (mut fabrics, mut refusals) = (Vec::new(), Vec::new());
+        let by_tls = connection.is_some_and(Connection::is_by_tls);
         for (path, offer) in self.decided(wanted).await? {
             match offer {
+                Offer::On(_) if self.plaintext.denies(path, by_tls) => {
+                    refusals.push((path, plaintext::denied_by_server()));
+                }
                 Offer::On(listening) => fabrics.extend(fabric_offer(path, &listening, local)),
                 Offer::Off(reason) => refusals.push((path, reason)),
                 Offer::Starting => {}
@@ -187,6 +198,9 @@ impl OfferService {
         let mut identity = self.identity(connection, judged)?;
         if request.bare {
             identity.insert(BareTicket);
+        }
+        if self.plaintext.denies(Path::Verbs, by_tls) {
+            identity.insert(StaysOnHost);
         }
         let holder = Holder {
             connection: connection.and_then(|c| c.asker.as_ref()).map(|asker| asker.number),
@@ -371,7 +385,7 @@ mod tests {
     use tonic::transport::server::TcpConnectInfo;
 
     use super::*;
-    use crate::bootstrap::tickets::{CAPACITY, LIFETIME, TICKET_LEN};
+    use crate::bootstrap::tickets::{CAPACITY, LIFETIME, TICKET_LEN, Ticket};
 
     fn listening(ip: [u8; 4]) -> Listening {
         Listening::Ip { addr: (ip, 7).into(), device: "sim0".into(), transport: "sim".into() }
@@ -388,7 +402,7 @@ mod tests {
         let tickets = Arc::new(Tickets::new(CAPACITY, LIFETIME));
         let gateways: Arc<Gateways> = Arc::default();
         let stock_calls = Arc::new(StockCalls::new(gateways.clone()));
-        (OfferService::new(rx, tickets, gateways, stock_calls, false), tx)
+        (OfferService::new(rx, tickets, gateways, stock_calls, false, Plaintext::default()), tx)
     }
 
     fn request() -> OfferRequest {
@@ -509,6 +523,32 @@ mod tests {
         // Only clients that asked for a starting fabric wait for it.
         tx.send_modify(|o| o.set(Path::Verbs, Offer::Starting));
         let Outcome::Grant(_) = ask(&service, wants(&["shm"]), None).await else { panic!() };
+    }
+
+    #[tokio::test]
+    async fn after_tls_shared_memory_alone_is_offered_unless_the_program_agrees() {
+        let shm = Listening::Shm { boot_id: "b".into(), socket: "s".into() };
+        for (tls, agreed) in [(true, false), (true, true), (false, false)] {
+            let (mut service, _tx) = service(Offering::ByFabric(vec![
+                (Path::Shm, Offer::On([shm.clone()].into())),
+                (Path::Sim, Offer::On([listening([10, 0, 0, 1])].into())),
+            ]));
+            service.plaintext = Plaintext { tls, agreed };
+            let both = OfferRequest { fabrics: vec!["sim".into(), "shm".into()], ..request() };
+            let Outcome::Grant(grant) = ask(&service, both, None).await else { panic!("refused") };
+            let ticket = Ticket(grant.ticket.as_ref().try_into().unwrap());
+            let identity = service.tickets.redeem(&ticket, Instant::now()).unwrap();
+            let denied = tls && !agreed;
+            assert_eq!(grant.fabrics.len(), if denied { 1 } else { 2 });
+            assert_eq!(identity.get::<StaysOnHost>().is_some(), denied);
+            let told: Vec<_> = grant.refusals.iter().map(|r| (&*r.fabric, &*r.code)).collect();
+            assert_eq!(told, [("sim", "not-encrypted")][..usize::from(denied)]);
+            let alone = ask(&service, request(), None).await;
+            match denied {
+                true => assert!(refused(alone).contains("Server::plaintext_rdma is not set")),
+                false => drop(granted(alone)),
+            }
+        }
     }
 
     #[tokio::test]

@@ -191,7 +191,7 @@ impl Channel {
     {
         let (connector, local_addr) = RecordLocalAddr::new(connector);
         let channel = tonic::transport::Channel::new(connector, endpoint.tcp());
-        Self::lazy(TcpChannel { channel, local_addr }, &endpoint, EnvSettings::read())
+        Self::lazy(endpoint.over(channel, local_addr), &endpoint, EnvSettings::read())
     }
 
     /// As [`new`](Channel::new), but connects at once.
@@ -213,7 +213,7 @@ impl Channel {
         let env = EnvSettings::read()?;
         let (connector, local_addr) = RecordLocalAddr::new(connector);
         let channel = tonic::transport::Channel::connect(connector, endpoint.tcp()).await?;
-        Self::establish(TcpChannel { channel, local_addr }, &endpoint, env).await
+        Self::establish(endpoint.over(channel, local_addr), &endpoint, env).await
     }
 
     /// A channel over a connected TCP channel; returns when its path is decided.

@@ -89,6 +89,7 @@ where
         gateways.clone(),
         stock_calls.clone(),
         settings.offer_through_gateways,
+        settings.plaintext,
     );
     let offer = LimitedOffers::new(offers);
     // One service for both paths: layers with state see every call.
