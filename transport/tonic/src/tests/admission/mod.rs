@@ -1,6 +1,7 @@
 //! Admission to the fast path, and its limits.
 
 mod bare;
+mod documented;
 mod flood;
 mod gateway;
 mod log_lines;
