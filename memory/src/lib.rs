@@ -33,6 +33,7 @@
 //! | `registrar` | the interface to devices |
 //! | [`memlock`] | how much the process may pin |
 //! | `error`, `stats` | the errors and figures of a pool |
+//! | `log_throttle` | limits the log lines that a peer can cause, in all crates |
 //! | `copy` | copying payload at the speed of memory |
 //! | `disk` | files to and from pool memory through io_uring (feature `io-uring`, Linux) |
 //! | `test_util` | memory that changes under its reader, for tests (feature `test-util`) |
@@ -49,6 +50,7 @@ mod error;
 mod landing;
 mod ledger;
 mod lent;
+mod log_throttle;
 pub mod memlock;
 mod named;
 mod pool;
@@ -70,6 +72,7 @@ pub use copy::{copy, copy_slice};
 pub use error::{PoolError, RegionError, RegisterError};
 pub use landing::{Landed, LandedReader, Landing, LandingBuf, Reclaim, Window};
 pub use lent::LendableBytes;
+pub use log_throttle::LogThrottle;
 pub use memlock::Memlock;
 pub use named::{InUse, NamedBuffer, NamedGrant, NamedLease, NamedRegistration};
 pub use pool::Pool;

@@ -59,7 +59,7 @@ impl Pool {
         let memlock = if registrar.pins() {
             Memlock::raise()
                 .inspect_err(
-                    |error| tracing::warn!(%error, "RLIMIT_MEMLOCK cannot be read; taken as unlimited"),
+                    |error| crate::throttled!(warn, %error, "RLIMIT_MEMLOCK cannot be read; taken as unlimited"),
                 )
                 .ok()
                 // Pools that have ended, and the application, are about to give it back.

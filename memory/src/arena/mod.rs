@@ -371,7 +371,8 @@ impl Arenas {
                     return Ok(Region::new(mapping, Some(file), registrar, Access::Lend)?);
                 }
                 Err(error) => WARNED.call_once(|| {
-                    tracing::warn!(
+                    crate::throttled!(
+                        warn,
                         %error, bytes,
                         "no memory that can be lent (it needs Linux 5.1 and a descriptor for each \
                          file of 2 MiB); messages are copied"

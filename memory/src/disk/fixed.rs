@@ -96,7 +96,7 @@ impl Drop for Fixed {
         match unsafe { submitter.register_buffers_update(self.number.into(), &[none], None) } {
             Ok(()) => self.buffers.free().push(self.number),
             // The number is not used again, and the pages stay pinned until the ring is closed.
-            Err(error) => tracing::warn!(%error, "io_uring keeps a buffer that has ended"),
+            Err(error) => crate::throttled!(warn, %error, "io_uring keeps a buffer that has ended"),
         }
     }
 }

@@ -224,7 +224,7 @@ impl Shared {
             if let Err(error) = waited
                 && error.raw_os_error() != Some(libc::EINTR)
             {
-                tracing::warn!(%error, "io_uring gives no completions at the moment");
+                crate::throttled!(warn, %error, "io_uring gives no completions at the moment");
                 thread::sleep(PAUSE);
             }
             // SAFETY: this thread alone uses the completion queue.

@@ -71,7 +71,7 @@ impl Making {
                 return;
             }
             let made = catch_unwind(AssertUnwindSafe(|| make(lease))).unwrap_or_else(|_| {
-                tracing::error!("registering landing memory panicked");
+                crate::throttled!(error, "registering landing memory panicked");
                 Err(RegisterError::new(bytes, io::Error::other("it panicked")))
             });
             if let Some(slot) = result.upgrade() {

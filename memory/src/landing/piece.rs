@@ -51,7 +51,11 @@ impl Piece {
         ledger.counters.granted.fetch_sub(rest * GRANULE, Relaxed);
         self.chunk.granted.fetch_sub(rest, Relaxed);
         if !self.chunk.bitmap.free(self.start + n, rest) {
-            tracing::error!(start = self.start, "a granule of landing memory was freed twice");
+            crate::throttled!(
+                error,
+                start = self.start,
+                "a granule of landing memory was freed twice"
+            );
         }
         self.granules = n;
         waiter.piece_freed();
@@ -70,7 +74,11 @@ impl Drop for Piece {
             self.chunk.granted.fetch_sub(self.granules, Relaxed);
         }
         if !self.chunk.bitmap.free(self.start, self.granules) {
-            tracing::error!(start = self.start, "a granule of landing memory was freed twice");
+            crate::throttled!(
+                error,
+                start = self.start,
+                "a granule of landing memory was freed twice"
+            );
         }
         waiter.piece_freed();
     }

@@ -60,7 +60,7 @@ fn start() -> Option<Sender<Job>> {
         Ok(_) => Some(sender),
         Err(error) => {
             WARNED.call_once(|| {
-                tracing::warn!(%error, "no thread to register landing memory: calls wait for it");
+                crate::throttled!(warn, %error, "no thread to register landing memory: calls wait for it");
             });
             None
         }
@@ -70,7 +70,7 @@ fn start() -> Option<Sender<Job>> {
 fn work(jobs: Receiver<Job>) {
     for job in jobs {
         if catch_unwind(AssertUnwindSafe(job)).is_err() {
-            tracing::error!("a job of the landing thread panicked");
+            crate::throttled!(error, "a job of the landing thread panicked");
         }
     }
 }

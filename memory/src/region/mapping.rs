@@ -57,7 +57,8 @@ impl Mapping {
             ) {
                 Ok(mapping) => return Ok(mapping),
                 Err(error) => WARNED.call_once(|| {
-                    tracing::warn!(
+                    crate::throttled!(
+                        warn,
                         %error, len,
                         "no explicit huge pages (reserve some in /proc/sys/vm/nr_hugepages); \
                          using ordinary ones"

@@ -55,7 +55,11 @@ fn run() {
         let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(held)));
         BYTES.fetch_sub(len, SeqCst);
         if dropped.is_err() {
-            tracing::warn!(len, "the owner of registered memory panicked when it was dropped");
+            crate::throttled!(
+                warn,
+                len,
+                "the owner of registered memory panicked when it was dropped"
+            );
         }
     }
 }

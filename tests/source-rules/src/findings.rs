@@ -2,7 +2,7 @@
 
 use crate::files::Source;
 use crate::modules::Crate;
-use crate::{circles, size, unsafety, width, wording};
+use crate::{circles, logging, size, unsafety, width, wording};
 
 /// The roots of the crates that are searched for circles.
 pub const CRATES: &[&str] = &[
@@ -47,6 +47,8 @@ pub struct Findings {
     pub unsafe_files: Vec<Finding>,
     /// Files with a sentence that was to go.
     pub sentences: Vec<Finding>,
+    /// Files that log without the throttle.
+    pub unthrottled: Vec<Finding>,
     /// What keeps clippy from asking for SAFETY comments.
     pub lint_is_off: Vec<String>,
     /// For each of [`CRATES`], its files and the imports among them.
@@ -55,6 +57,8 @@ pub struct Findings {
     pub prose_lines: usize,
     /// Lines with `unsafe` where it may be.
     pub unsafe_lines: usize,
+    /// Log lines that go through the throttle.
+    pub throttled_lines: usize,
 }
 
 impl Findings {
@@ -89,6 +93,14 @@ impl Findings {
                     found.sentences.push(Finding { path: path.clone(), what });
                 }
             }
+            if logging::holds(source) {
+                let (lines, throttled) = logging::lines(source)?;
+                found.throttled_lines += throttled;
+                if let Some(first) = lines.first() {
+                    let what = format!("{path}:{first}: logs without `throttled!`");
+                    found.unthrottled.push(Finding { path: path.clone(), what });
+                }
+            }
             if source.is_rust() {
                 let lines = unsafety::lines(source)?;
                 if unsafety::ALLOWED.iter().any(|allowed| path.starts_with(allowed)) {
@@ -112,7 +124,7 @@ impl Findings {
     }
 
     /// The lists of what is known, by the name of each constant in `tests/known/mod.rs`.
-    pub fn lists(&self) -> [(&'static str, &'static str, &[Finding]); 7] {
+    pub fn lists(&self) -> [(&'static str, &'static str, &[Finding]); 8] {
         [
             ("CIRCLES", "Files that need each other.", &self.circles),
             (
@@ -125,6 +137,7 @@ impl Findings {
             ("FULL", "Folders with too many files.", &self.full),
             ("UNSAFE", "Files with `unsafe` outside of memory and fabric.", &self.unsafe_files),
             ("SENTENCES", "Files with a sentence that was to go.", &self.sentences),
+            ("UNTHROTTLED", "Files that log without the throttle.", &self.unthrottled),
         ]
     }
 

@@ -6,6 +6,7 @@
 //! | [`width`] | comments and documents end at column 100 |
 //! | [`size`] | files and folders are short |
 //! | [`unsafety`] | `unsafe` is in memory/, transport/fabric/ and transport/rdma-sys/ only, with its reason |
+//! | [`logging`] | log lines that a peer can cause are throttled |
 //! | [`wording`] | some sentences do not come again |
 //! | [`workflows`] | hosted workflows call targets of the Makefile, and every test |
 //!
@@ -18,6 +19,7 @@
 
 pub mod circles;
 pub mod files;
+pub mod logging;
 pub mod modules;
 pub mod packages;
 pub mod size;

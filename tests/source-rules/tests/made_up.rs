@@ -2,7 +2,7 @@
 
 use tonic_rdma_source_rules::files::Source;
 use tonic_rdma_source_rules::modules::Crate;
-use tonic_rdma_source_rules::{circles, size, unsafety, width, wording, workflows};
+use tonic_rdma_source_rules::{circles, logging, size, unsafety, width, wording, workflows};
 
 /// Lines without a finding.
 const NONE: [usize; 0] = [];
@@ -328,4 +328,33 @@ fn a_test_that_no_workflow_runs_is_found() {
     assert_eq!(found, Ok(expected.map(str::to_owned).to_vec()));
     let without_lists = workflows::wrong("build:\n", &workflow("- run: make build\n"));
     assert_eq!(without_lists, Err("the Makefile assigns to none of TESTS, MORE_TESTS".to_owned()));
+}
+
+#[test]
+fn a_log_line_without_the_throttle_is_found() {
+    let lines = |text: &str| logging::lines(&Source::new("a.rs", text)).unwrap();
+    for name in ["warn", "error", "info", "event"] {
+        for (text, line) in [
+            (format!("fn f() {{\n if true {{\n  tracing::{name}!(%peer, \"hello\");\n }}\n}}"), 3),
+            (format!("fn f() {{ x(|| {name}![7]) }}"), 1),
+            (format!("use tracing::{name} as tell;"), 1),
+            (format!("use tracing::{{Level, {name}}};"), 1),
+        ] {
+            assert_eq!(lines(&text), (vec![line], 0), "{text}");
+        }
+        let throttled = format!("fn f() {{ throttled!(in THROTTLE, {name}, peer, \"hello\"); }}");
+        assert_eq!(lines(&throttled), (vec![], 1));
+    }
+    let sound =
+        "use tracing::{Span, debug}; fn f() { debug!(\"{}\", 7); let error = !warn; info(error) }";
+    assert_eq!(lines(sound), (vec![], 0));
+    let holds = |path: &str| logging::holds(&Source::new(path, ""));
+    assert!(
+        holds("transport/fabric/src/verbs/listener.rs") && holds("transport/codec/src/sink.rs")
+    );
+    for other in
+        ["memory/src/log_throttle.rs", "transport/tonic/src/tests/a.rs", "rpc-demo/src/a.rs"]
+    {
+        assert!(!holds(other), "{other}");
+    }
 }

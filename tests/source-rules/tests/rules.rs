@@ -96,6 +96,14 @@ fn workflows_run_every_test_by_a_target_that_exists() {
     assert_eq!(workflows::wrong(&makefile, &sources), Ok(Vec::new()));
 }
 
+/// A peer must not fill the log.
+#[test]
+fn log_lines_that_a_peer_can_cause_go_through_the_throttle() {
+    let lines = findings().throttled_lines;
+    assert!(lines > 50, "only {lines} log lines go through the throttle where there are many");
+    compare("UNTHROTTLED", known::UNTHROTTLED, &findings().unthrottled);
+}
+
 /// Each row of docs/adopting.md names a test, and the file that has it.
 #[test]
 fn rows_of_adopting_have_their_tests() {

@@ -9,6 +9,7 @@ use http_body::{Body as _, Frame};
 use smallvec::SmallVec;
 use tonic::Status;
 use tonic::body::Body;
+use tonic_rdma_memory::throttled;
 
 use crate::fifo::Fifo;
 use crate::methods::{Call, Method, Used};
@@ -131,7 +132,7 @@ fn push_whole(chunks: &mut Fifo<Chunk>, data: Bytes) {
 }
 
 fn lost() -> Status {
-    tracing::error!("{LOST}");
+    throttled!(error, "{LOST}");
     Status::internal(LOST)
 }
 

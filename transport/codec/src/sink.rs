@@ -12,9 +12,9 @@ use bytes::{BufMut, BytesMut};
 use prost::Message;
 use tonic::Status;
 use tonic::codec::EncodeBuf;
-#[cfg(target_os = "linux")]
-use tonic_rdma_memory::mapped_file;
 use tonic_rdma_memory::{Segment, SegmentBuf};
+#[cfg(target_os = "linux")]
+use tonic_rdma_memory::{mapped_file, throttled};
 
 use crate::SEGMENT;
 use crate::placeholder::{self, HEADER, Key};
@@ -218,7 +218,7 @@ fn check_truncated<T: Message>(item: &T) -> Result<(), Status> {
     match fields.iter().any(|field| mapped_file::is_truncated(&field.bytes)) {
         true => {
             let error = mapped_file::truncated();
-            tracing::warn!(%error, "a message is not sent");
+            throttled!(warn, %error, "a message is not sent");
             Err(Status::failed_precondition(error.to_string()))
         }
         false => Ok(()),

@@ -83,7 +83,6 @@ pub mod host_snapshot;
 mod host_watch;
 pub mod link;
 mod link_config;
-mod log_throttle;
 mod never;
 mod peer;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -120,7 +119,6 @@ pub use link::{
     Caps, Completion, Lent, Link, MAX_PRIVATE_DATA, PeerInfo, Posted, Shared, Work, WriteSource,
 };
 pub use link_config::{ACK_TIMEOUTS, LinkConfig};
-pub use log_throttle::LogThrottle;
 pub use provider::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use self_test::{DeviceLimits, SelfTest, SelfTestStep};
 pub use timer::{Clock, Timer};

@@ -3,8 +3,8 @@
 //!
 //! The server requires client certificates. The client that has one completes the handshake,
 //! requests the Offer over the TLS connection, and presents its ticket when it connects over the
-//! fast path. The client without one is refused. Data on the fast path is not encrypted
-//! (SECURITY.md).
+//! fast path. The client without one is refused. Shared memory is used here; RDMA is not encrypted,
+//! and both ends would have to set `plaintext_rdma` (SECURITY.md).
 //!
 //! `cargo run -p tonic-rdma --example tls_tickets`
 

@@ -24,3 +24,6 @@ pub(crate) const UNSAFE: &[&str] = &[];
 
 /// Files with a sentence that was to go.
 pub(crate) const SENTENCES: &[&str] = &[];
+
+/// Files that log without the throttle.
+pub(crate) const UNTHROTTLED: &[&str] = &[];

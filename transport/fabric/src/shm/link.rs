@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
-use tonic_rdma_memory::{LendableBytes, Pool};
+use tonic_rdma_memory::{LendableBytes, Pool, throttled};
 
 use crate::addr::Addr;
 use crate::busy_poll::{BusyPoll, Next};
@@ -706,7 +706,7 @@ impl Link for ShmLink {
 
     fn end_lease(&mut self, lease: u32) {
         if !self.lender.as_mut().is_some_and(|lender| lender.end_lease(lease)) {
-            tracing::error!(lease, peer = %self.peer, "a lease has ended twice");
+            throttled!(error, lease, peer = %self.peer, "a lease has ended twice");
         }
     }
 

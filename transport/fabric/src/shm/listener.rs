@@ -16,14 +16,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tonic_rdma_memory::Pool;
+use tonic_rdma_memory::{LogThrottle, Pool, throttled};
 
 use crate::addr::{Addr, ShmAddr};
 use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::LinkConfig;
-use crate::log_throttle::LogThrottle;
 use crate::shm::context::DeviceContext;
 use crate::shm::link::ShmLink;
 use crate::shm::ring::Shape;
@@ -87,9 +86,7 @@ impl ShmListener {
             let is_crowded = STRANGERS.backlog() >= MAX_STRANGER_JOBS;
             tokio::select! {
                 () = tokio::time::sleep(SHORTAGE_PAUSE), if is_crowded => {
-                    if let Some(suppressed) = self.log.pass() {
-                        tracing::warn!(suppressed, "processes without a ticket keep shared memory from being accepted");
-                    }
+                    throttled!(in self.log, warn, "processes without a ticket keep shared memory from being accepted");
                 }
                 Some(done) = self.pending.join_next() => {
                     if let Ok(Some(incoming)) = done {
@@ -99,9 +96,7 @@ impl ShmListener {
                 accepted = self.socket.accept(), if self.pending.len() < MAX_PENDING && !is_crowded => match accepted {
                     Ok(socket) => self.receive_hello(socket),
                     Err(error) if is_shortage(&error) => {
-                        if let Some(suppressed) = self.log.pass() {
-                            tracing::warn!(%error, suppressed, "no shared-memory connection can be accepted for now");
-                        }
+                        throttled!(in self.log, warn, %error, "no shared-memory connection can be accepted for now");
                         tokio::time::sleep(SHORTAGE_PAUSE).await;
                     }
                     Err(source) => {
@@ -128,9 +123,7 @@ impl ShmListener {
 
 /// Logs a refusal. Throttled, as every process that reaches the socket can cause it.
 fn log_refusal(log: &LogThrottle, peer: Credentials, why: &str) {
-    if let Some(suppressed) = log.pass() {
-        tracing::warn!(pid = peer.pid, uid = peer.uid, why, suppressed, "shared memory refused");
-    }
+    throttled!(in log, warn, pid = peer.pid, uid = peer.uid, why, "shared memory refused");
 }
 
 fn is_shortage(error: &io::Error) -> bool {

@@ -24,6 +24,7 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
+use tonic_rdma_memory::throttled;
 
 use crate::timer::coarse_clock::CoarseClock;
 use crate::timer::time::{self, MAX_AGE, now};
@@ -143,7 +144,7 @@ impl Deadlines {
             let armed = self.arm_for(&mut state, now, at);
             if let Err(error) = &armed {
                 // The call does not fail for these arguments.
-                tracing::warn!(%error, "timerfd_settime; the clock is read each time");
+                throttled!(warn, %error, "timerfd_settime; the clock is read each time");
             }
             if armed.is_err() || state.ended {
                 self.clock.expire();
@@ -207,7 +208,7 @@ impl Deadlines {
         {
             // The call does not fail for these arguments. Timers that never expire would be worse
             // than those that expire early.
-            tracing::warn!(%error, "timerfd_settime; all timers expire");
+            throttled!(warn, %error, "timerfd_settime; all timers expire");
             wakers.extend(std::mem::take(&mut state.waiting).into_values().flatten());
             self.clock.expire();
         }

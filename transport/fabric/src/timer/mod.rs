@@ -22,6 +22,8 @@ mod time;
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 use deadlines::{Deadlines, KernelTimer};
 use tokio::time::Sleep;
+#[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
+use tonic_rdma_memory::throttled;
 
 use self::time::now;
 
@@ -78,7 +80,7 @@ impl Timer {
                 if let Err(error) = timer.set(at) {
                     // The call does not fail for these arguments. A timer that never fires would
                     // be worse.
-                    tracing::warn!(%error, "timerfd_settime; a timer of tokio's has to do");
+                    throttled!(warn, %error, "timerfd_settime; a timer of tokio's has to do");
                     self.kind = Kind::Tokio(Box::pin(tokio::time::sleep_until(at.into())));
                 }
             }

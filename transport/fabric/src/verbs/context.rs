@@ -98,7 +98,12 @@ impl Drop for DeviceContext {
         match unsafe { rdma_sys::ibv_dealloc_pd(self.pd.as_ptr()) } {
             0 => {}
             errno => {
-                tracing::warn!(device = self.name, errno, "ibv_dealloc_pd failed; it is leaked")
+                tonic_rdma_memory::throttled!(
+                    warn,
+                    device = self.name,
+                    errno,
+                    "ibv_dealloc_pd failed; it is leaked"
+                )
             }
         }
         self.cover = None;

@@ -432,7 +432,8 @@ fn complete(
             if memory.block.mark_received(slot, wc.byte_len) {
                 out.push(Completion::Received { slot, len: wc.byte_len });
             } else {
-                tracing::error!(
+                tonic_rdma_memory::throttled!(
+                    error,
                     slot,
                     len = wc.byte_len,
                     "the device completed a RECV that was not posted"
@@ -650,7 +651,7 @@ impl Drop for VerbsLink {
             // SAFETY: dropped once, here; nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         } else {
-            tracing::error!(peer = %self.peer, "the queue pair cannot be destroyed: its memory is leaked");
+            tonic_rdma_memory::throttled!(error, peer = %self.peer, "the queue pair cannot be destroyed: its memory is leaked");
         }
     }
 }

@@ -107,7 +107,7 @@ impl VerbsListener {
         let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let peer = id.remote().unwrap_or(unknown);
         if id.verbs() != Some(self.device.context()) {
-            tracing::warn!(%peer, addr = %self.addr, "RDMA connect request turned away: it came through another device");
+            tonic_rdma_memory::throttled!(warn, %peer, addr = %self.addr, "RDMA connect request turned away: it came through another device");
             // The id is dropped next, which rejects the request as well.
             let _ = id.reject(&[]);
             return None;

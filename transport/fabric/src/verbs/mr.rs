@@ -67,7 +67,8 @@ impl Drop for Region {
         // SAFETY: registered once, deregistered once; its protection domain is alive.
         match unsafe { rdma_sys::ibv_dereg_mr(self.mr.as_ptr()) } {
             0 => {}
-            errno => tracing::error!(
+            errno => tonic_rdma_memory::throttled!(
+                error,
                 device = self.device.name,
                 errno,
                 "ibv_dereg_mr failed; the region stays registered"

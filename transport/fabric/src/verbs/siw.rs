@@ -60,7 +60,9 @@ impl Drop for Queue {
         // SAFETY: made in `new`, destroyed once; nothing was made on it.
         match unsafe { rdma_sys::ibv_destroy_cq(self.0.as_ptr()) } {
             0 => {}
-            errno => tracing::warn!(errno, "ibv_destroy_cq failed; it is leaked"),
+            errno => {
+                tonic_rdma_memory::throttled!(warn, errno, "ibv_destroy_cq failed; it is leaked")
+            }
         }
     }
 }

@@ -2,26 +2,47 @@
 //! user's layers can add, change or remove them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use http::Request;
 use tokio::time::Instant;
+use tonic_rdma_memory::throttled;
 use tower::Service;
 
 use crate::bootstrap::OFFER_PATH;
-use crate::bootstrap::connection::{Connection, peer, trace};
+use crate::bootstrap::connection::{Asker, Connection, peer, trace};
 use crate::bootstrap::stock_calls::StockCalls;
 
 /// The outermost layer on the TCP side. Requests other than Offers pass unchanged.
-#[derive(Debug, Clone)]
+///
+/// tonic clones the service of a server once for each connection, and that clone for each request.
+/// So the first clone stands for a connection of its own, and later ones for the same.
+#[derive(Debug)]
 pub(crate) struct Capture<S> {
     inner: S,
     stock_calls: Arc<StockCalls>,
+    /// Connections so far.
+    connections: Arc<AtomicU64>,
+    /// The connection that this clone is for; `None` in the server's own.
+    asker: Option<Asker>,
+}
+
+impl<S: Clone> Clone for Capture<S> {
+    fn clone(&self) -> Self {
+        let first = || Asker::new(self.connections.fetch_add(1, Ordering::Relaxed));
+        Capture {
+            inner: self.inner.clone(),
+            stock_calls: self.stock_calls.clone(),
+            connections: self.connections.clone(),
+            asker: Some(self.asker.clone().unwrap_or_else(first)),
+        }
+    }
 }
 
 impl<S> Capture<S> {
     pub(crate) fn new(inner: S, stock_calls: Arc<StockCalls>) -> Self {
-        Capture { inner, stock_calls }
+        Capture { inner, stock_calls, connections: Arc::default(), asker: None }
     }
 
     /// Shows a call that is no Offer to those who watch, and warns if they say so.
@@ -29,7 +50,8 @@ impl<S> Capture<S> {
     fn watched<B>(&self, req: &Request<B>) {
         let Some(peer) = peer(req.extensions()) else { return };
         if self.stock_calls.called(peer, req.headers(), Instant::now()) {
-            tracing::warn!(
+            throttled!(
+                warn,
                 host = %peer.ip(),
                 cure = "make each channel with tonic_rdma::Endpoint, and generate stubs with \
                         tonic-rdma-build, whose `connect` does so",
@@ -54,7 +76,8 @@ where
     fn call(&mut self, mut req: Request<B>) -> Self::Future {
         if req.uri().path() == OFFER_PATH {
             let trace = trace(req.version(), req.headers());
-            let connection = Connection { extensions: req.extensions().clone(), trace };
+            let (extensions, asker) = (req.extensions().clone(), self.asker.clone());
+            let connection = Connection { extensions, trace, asker };
             req.extensions_mut().insert(connection);
         } else if self.stock_calls.is_watching() {
             self.watched(&req);
@@ -69,7 +92,7 @@ mod tests {
     use tower::ServiceExt;
 
     use super::*;
-    use crate::bootstrap::connection::Trace;
+    use crate::bootstrap::connection::{OFFERS_AT_ONCE, Trace};
 
     async fn captured(req: Request<()>) -> Option<Connection> {
         let inner = tower::service_fn(|req: Request<()>| async move {
@@ -91,6 +114,30 @@ mod tests {
         assert_eq!(connection.extensions.get::<u32>(), Some(&7));
         assert_eq!(connection.trace, None);
         assert!(captured(request("/some.Service/Method")).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn each_connection_counts_its_own_offers() {
+        let inner = tower::service_fn(|req: Request<()>| async move {
+            let connection = req.extensions().get::<Connection>().cloned();
+            Ok::<_, std::convert::Infallible>(connection.and_then(|c| c.asker).unwrap())
+        });
+        let server = Capture::new(inner, Arc::new(StockCalls::new(Arc::default())));
+        // As tonic does: a clone for each connection, and of that one for each request.
+        let connections = [server.clone(), server.clone()];
+        let asker = async |n: usize| {
+            let req = request(OFFER_PATH);
+            connections[n].clone().oneshot(req).await.unwrap()
+        };
+        let mut permits = Vec::new();
+        for _ in 0..OFFERS_AT_ONCE {
+            permits.push(asker(0).await.begin().unwrap());
+        }
+        assert!(asker(0).await.begin().is_none());
+        assert!(asker(1).await.begin().is_some());
+        assert_ne!(asker(0).await.number, asker(1).await.number);
+        permits.pop();
+        assert!(asker(0).await.begin().is_some());
     }
 
     #[tokio::test]

@@ -20,9 +20,11 @@ use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
 use crate::bootstrap::OFFER_PATH;
 use crate::bootstrap::pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response};
+use crate::bootstrap::service::MAX_ANSWER;
 use crate::bootstrap::tickets::{TICKET_LEN, Ticket};
-use crate::path::Path;
+use crate::path::peer_text::{DETAIL, PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
+use crate::path::{Path, plaintext};
 use crate::tcp::connector::TcpChannel;
 
 /// Places of an answer that are used: more than any host has, and few enough to be paired with the
@@ -132,7 +134,17 @@ async fn ask(
         })?;
     }
     match call(tcp, origin, request, paths, bare).await {
-        Ok(response) => read(response.into_inner(), paths),
+        Ok(response) => {
+            // Decided now: the connection that carried the answer is known.
+            let denies = |path: Path| tcp.denies(path);
+            let this_end = |reason| match paths.iter().any(|path| denies(*path)) {
+                true => plaintext::and_by_client(reason),
+                false => reason,
+            };
+            let mut offered = read(response.into_inner(), paths).map_err(this_end)?;
+            offered.deny(denies);
+            Ok(offered)
+        }
         Err(status) => Err(refused(&status)),
     }
 }
@@ -144,7 +156,8 @@ async fn call(
     paths: &[Path],
     bare: bool,
 ) -> Result<Response<OfferResponse>, Status> {
-    let mut grpc = Grpc::with_origin(tcp.channel.clone(), origin);
+    let mut grpc =
+        Grpc::with_origin(tcp.channel.clone(), origin).max_decoding_message_size(MAX_ANSWER);
     let gone = |error: tonic::transport::Error| Status::from_error(error.into());
     grpc.ready().await.map_err(gone)?;
     let fabrics = paths.iter().map(|path| path.as_str().to_owned()).collect();
@@ -182,7 +195,7 @@ impl<M, F: FnOnce() -> M> Stream for LazyMessage<F> {
 }
 
 fn describe(status: &Status) -> String {
-    format!("{:?}: {}", status.code(), status.message())
+    format!("{:?}: {}", status.code(), PeerText(status.message(), DETAIL))
 }
 
 /// Beginnings of what gRPC servers say of a service that they do not have, in lower case. tonic
@@ -244,6 +257,10 @@ fn refused(status: &Status) -> Reason {
         ),
         Code::DeadlineExceeded | Code::Cancelled => Reason::from_peer(
             ReasonCode::HandshakeTimeout,
+            format!("the Offer failed: {}", describe(status)),
+        ),
+        Code::ResourceExhausted if !unanswered => Reason::from_peer(
+            ReasonCode::LimitReached,
             format!("the Offer failed: {}", describe(status)),
         ),
         _ if unanswered => Reason::new(
@@ -310,6 +327,18 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
 }
 
 impl Offered {
+    /// Leaves out the places that this end may not use, as their paths are not encrypted.
+    fn deny(&mut self, denies: impl Fn(Path) -> bool) {
+        for (_, reason) in self.refusals.iter_mut().filter(|(path, _)| denies(*path)) {
+            *reason = plaintext::and_by_client(reason.clone());
+        }
+        for place in self.places.extract_if(.., |place| denies(place.path)) {
+            if !self.refusals.iter().any(|(path, _)| *path == place.path) {
+                self.refusals.push((place.path, plaintext::denied_by_client()));
+            }
+        }
+    }
+
     fn addresses(&mut self, path: Path, addresses: &[pb::Address]) -> Result<(), Reason> {
         let room = MAX_PLACES.saturating_sub(self.places.len());
         for address in addresses.iter().take(room) {
@@ -339,7 +368,8 @@ impl Offered {
 }
 
 fn socket_addr(address: &pb::Address) -> Result<SocketAddr, Reason> {
-    let bad = || malformed(&format!("address `{}` port {}", address.ip, address.port));
+    let shown = PeerText(&address.ip, SHORT);
+    let bad = || malformed(&format!("address `{shown}` port {}", address.port));
     let ip: IpAddr = address.ip.parse().map_err(|_| bad())?;
     let port = u16::try_from(address.port).map_err(|_| bad())?;
     if port == 0 || ip.is_unspecified() {
@@ -357,11 +387,11 @@ fn malformed(what: &str) -> Reason {
 
 fn refusal_reason(refusal: &pb::Refusal) -> Reason {
     match ReasonCode::from_name(&refusal.code) {
-        Some(code) => Reason::from_peer(code, refusal.detail.clone()),
+        Some(code) => Reason::from_peer(code, PeerText(&refusal.detail, DETAIL).to_string()),
         // A code of a later version of the protocol.
         None => Reason::from_peer(
             ReasonCode::HandshakeRejected,
-            format!("{}: {}", refusal.code, refusal.detail),
+            format!("{}: {}", PeerText(&refusal.code, SHORT), PeerText(&refusal.detail, DETAIL)),
         ),
     }
 }
@@ -517,6 +547,7 @@ mod tests {
         assert_eq!(code(Status::unauthenticated("who?")), ReasonCode::HandshakeRejected);
         assert_eq!(code(Status::cancelled("Timeout expired")), ReasonCode::HandshakeTimeout);
         assert_eq!(code(Status::unavailable("down")), ReasonCode::HandshakeRejected);
+        assert_eq!(code(Status::resource_exhausted("many")), ReasonCode::LimitReached);
         let mut lost = Status::unavailable("connection refused");
         lost.set_source(Arc::new(std::io::Error::from(std::io::ErrorKind::ConnectionRefused)));
         assert_eq!(code(lost), ReasonCode::PeerUnreachable);

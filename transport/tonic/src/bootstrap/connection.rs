@@ -1,11 +1,18 @@
 //! What is known of a TCP connection that carries an Offer.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use http::{Extensions, HeaderMap, HeaderName, Version};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::TcpConnectInfo;
 #[cfg(feature = "_tls-any")]
 use tonic::transport::server::TlsConnectInfo;
+#[cfg(all(unix, feature = "_tls-any"))]
+use tonic::transport::server::UdsConnectInfo;
+
+/// Offers of one TCP connection that are answered at a time.
+pub(crate) const OFFERS_AT_ONCE: usize = 16;
 
 /// Headers that gateways add to requests.
 const FORWARDING: [&str; 13] = [
@@ -36,6 +43,26 @@ pub(crate) enum Trace {
     Header(HeaderName),
 }
 
+/// A connection that carries Offers, among all of its server.
+#[derive(Debug, Clone)]
+pub(crate) struct Asker {
+    /// Distinguishes it from all other connections of the server.
+    pub(crate) number: u64,
+    places: Arc<Semaphore>,
+}
+
+impl Asker {
+    pub(crate) fn new(number: u64) -> Self {
+        Self { number, places: Arc::new(Semaphore::new(OFFERS_AT_ONCE)) }
+    }
+
+    /// Counts an Offer until the permit is dropped. Returns `None` if there are [`OFFERS_AT_ONCE`]
+    /// already.
+    pub(crate) fn begin(&self) -> Option<OwnedSemaphorePermit> {
+        self.places.clone().try_acquire_owned().ok()
+    }
+}
+
 /// What is known of an Offer's connection; kept in the Offer's extensions.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Connection {
@@ -43,6 +70,8 @@ pub(crate) struct Connection {
     pub(crate) extensions: Extensions,
     /// Evidence of a gateway, if the Offer carries any.
     pub(crate) trace: Option<Trace>,
+    /// Counts the connection's Offers.
+    pub(crate) asker: Option<Asker>,
 }
 
 impl Connection {
@@ -51,11 +80,24 @@ impl Connection {
         peer(&self.extensions)
     }
 
+    /// Whether the connection is known to be encrypted by TLS.
+    pub(crate) fn is_by_tls(&self) -> bool {
+        #[cfg(feature = "_tls-any")]
+        {
+            let tcp = self.extensions.get::<TlsConnectInfo<TcpConnectInfo>>().is_some();
+            #[cfg(unix)]
+            let tcp = tcp || self.extensions.get::<TlsConnectInfo<UdsConnectInfo>>().is_some();
+            tcp || self.extensions.get::<TlsConnectInfo<()>>().is_some()
+        }
+        #[cfg(not(feature = "_tls-any"))]
+        false
+    }
+
     /// The connection of an accepted socket with this connect info.
     pub(crate) fn of<I: Clone + Send + Sync + 'static>(info: I) -> Self {
         let mut extensions = Extensions::new();
         extensions.insert(info);
-        Self { extensions, trace: None }
+        Self { extensions, trace: None, asker: None }
     }
 }
 

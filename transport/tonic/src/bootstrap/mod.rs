@@ -6,6 +6,7 @@
 //! | `bare` | tickets for connections without calls |
 //! | `tickets` | the one-time tickets that a server has issued |
 //! | `service` | the server's side of both calls |
+//! | `limited` | that with the limits of Offers: length, number, unread answers |
 //! | `client` | the client's side of the Offer |
 //! | `connection` | what is known of the Offer's TCP connection |
 //! | `capture` | records that, before the user's layers |
@@ -19,6 +20,7 @@ pub(crate) mod capture;
 pub(crate) mod client;
 pub(crate) mod connection;
 pub(crate) mod gateways;
+pub(crate) mod limited;
 mod network;
 pub(crate) mod service;
 pub(crate) mod stock_calls;

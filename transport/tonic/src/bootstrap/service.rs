@@ -5,10 +5,12 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use http::Extensions;
+use prost::Message;
+use smallvec::SmallVec;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
-use tonic_rdma_fabric::LogThrottle;
+use tonic_rdma_memory::{LogThrottle, throttled};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
 use crate::bootstrap::bare::BareTicket;
@@ -20,11 +22,18 @@ use crate::bootstrap::pb::{
     self, OfferRequest, OfferResponse, ProbeRequest, ProbeResponse, fabric_offer,
 };
 use crate::bootstrap::stock_calls::StockCalls;
-use crate::bootstrap::tickets::Tickets;
+use crate::bootstrap::tickets::{Holder, Tickets};
 use crate::connect_info::RdmaConnectInfo;
 use crate::path::Path;
+use crate::path::plaintext::{self, Plaintext};
 use crate::path::reason::{Reason, ReasonCode};
 
+/// Most fabrics that a request may name.
+pub(crate) const MAX_FABRICS: usize = 8;
+/// Most bytes of an answer to an Offer.
+pub(crate) const MAX_ANSWER: usize = 8192;
+/// Most bytes of a reason's details in an answer.
+const MAX_DETAIL: usize = 512;
 /// Maximum size of an answer to a Probe, in bytes.
 pub(crate) const MAX_PROBE: usize = 1 << 20;
 
@@ -95,7 +104,12 @@ pub(crate) struct OfferService {
     stock_calls: Arc<StockCalls>,
     /// Whether Offers that came through a gateway receive a ticket.
     through_gateways: bool,
+    plaintext: Plaintext,
 }
+
+/// Marks a ticket as one that admits to no device: its Offer came by TLS.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StaysOnHost;
 
 impl OfferService {
     pub(crate) fn new(
@@ -104,8 +118,9 @@ impl OfferService {
         gateways: Arc<Gateways>,
         stock_calls: Arc<StockCalls>,
         through_gateways: bool,
+        plaintext: Plaintext,
     ) -> Self {
-        Self { offering, tickets, gateways, stock_calls, through_gateways }
+        Self { offering, tickets, gateways, stock_calls, through_gateways, plaintext }
     }
 
     /// The identity that calls on the fast path inherit from the Offer's TCP connection. Empty if
@@ -124,9 +139,7 @@ impl OfferService {
             Err(why) => {
                 let reason = Reason::new(ReasonCode::ThroughGateway, why.to_string());
                 let peer = connection.and_then(Connection::peer);
-                if let Some(suppressed) = REFUSED.pass() {
-                    tracing::warn!(?peer, %reason, suppressed, cure = reason.cure(), "Offer refused");
-                }
+                throttled!(in REFUSED, warn, ?peer, %reason, cure = reason.cure(), "Offer refused");
                 Err(reason)
             }
         }
@@ -134,10 +147,9 @@ impl OfferService {
 
     /// Waits until the state of every `wanted` fabric is known, and returns it. The client's own
     /// deadline bounds the wait.
-    async fn decided(&self, wanted: &[String]) -> Result<Vec<(Path, Offer)>, Reason> {
+    async fn decided(&self, wanted: &[&str]) -> Result<Vec<(Path, Offer)>, Reason> {
         let mut offering = self.offering.clone();
-        let starting =
-            |o: &Offering, path: &String| matches!(o.get(path), Some((_, Offer::Starting)));
+        let starting = |o: &Offering, path: &str| matches!(o.get(path), Some((_, Offer::Starting)));
         let decided = offering.wait_for(|o| !wanted.iter().any(|path| starting(o, path))).await;
         match decided.as_deref() {
             Ok(Offering::Off(reason)) => Err(reason.clone()),
@@ -152,6 +164,7 @@ impl OfferService {
     async fn outcome(
         &self,
         request: &OfferRequest,
+        wanted: &[&str],
         connection: Option<&Connection>,
         local: Option<SocketAddr>,
     ) -> Result<pb::Grant, Reason> {
@@ -166,8 +179,12 @@ impl OfferService {
         }
         let judged = self.gateways.judge(connection, stated(request), Instant::now());
         let (mut fabrics, mut refusals) = (Vec::new(), Vec::new());
-        for (path, offer) in self.decided(&request.fabrics).await? {
+        let by_tls = connection.is_some_and(Connection::is_by_tls);
+        for (path, offer) in self.decided(wanted).await? {
             match offer {
+                Offer::On(_) if self.plaintext.denies(path, by_tls) => {
+                    refusals.push((path, plaintext::denied_by_server()));
+                }
                 Offer::On(listening) => fabrics.extend(fabric_offer(path, &listening, local)),
                 Offer::Off(reason) => refusals.push((path, reason)),
                 Offer::Starting => {}
@@ -182,11 +199,17 @@ impl OfferService {
         if request.bare {
             identity.insert(BareTicket);
         }
-        let from = connection.and_then(Connection::peer).map(|peer| peer.ip().into());
+        if self.plaintext.denies(Path::Verbs, by_tls) {
+            identity.insert(StaysOnHost);
+        }
+        let holder = Holder {
+            connection: connection.and_then(|c| c.asker.as_ref()).map(|asker| asker.number),
+            network: connection.and_then(Connection::peer).map(|peer| peer.ip().into()),
+        };
         let ticket = self
             .tickets
-            .issue(identity, from, Instant::now())
-            .map_err(|e| Reason::new(e.code(), e.to_string()))?;
+            .issue(identity, holder, Instant::now())
+            .map_err(|e| Reason::new(ReasonCode::HandshakeRejected, e.to_string()))?;
         Ok(pb::Grant {
             ticket: Bytes::copy_from_slice(&ticket.0),
             lifetime_ms: self.tickets.lifetime().as_millis().try_into().unwrap_or(u32::MAX),
@@ -206,10 +229,53 @@ fn stated(request: &OfferRequest) -> Option<SocketAddr> {
     Some(SocketAddr::new(client.ip.parse().ok()?, client.port.try_into().ok()?))
 }
 
+/// The fabrics that a request names, each once.
+///
+/// # Errors
+///
+/// They are more than [`MAX_FABRICS`].
+fn named(fabrics: &[String]) -> Result<SmallVec<[&str; MAX_FABRICS]>, Status> {
+    let mut named = SmallVec::new();
+    for fabric in fabrics {
+        if named.contains(&fabric.as_str()) {
+            continue;
+        }
+        if named.len() == MAX_FABRICS {
+            let text = format!("an Offer names at most {MAX_FABRICS} fabrics");
+            return Err(Status::invalid_argument(text));
+        }
+        named.push(fabric.as_str());
+    }
+    Ok(named)
+}
+
+/// Takes the last addresses out of an answer that is longer than [`MAX_ANSWER`], from the fabric
+/// that has most of them. The nearest address is the first of its fabric, and stays.
+fn fit(response: &mut OfferResponse) {
+    while response.encoded_len() > MAX_ANSWER {
+        let Some(Outcome::Grant(grant)) = &mut response.outcome else { return };
+        let lists = grant.fabrics.iter_mut().filter_map(|offer| match &mut offer.fabric {
+            Some(fabric_offer::Fabric::Verbs(verbs)) => Some(&mut verbs.addresses),
+            Some(fabric_offer::Fabric::Sim(sim)) => Some(&mut sim.addresses),
+            Some(fabric_offer::Fabric::Shm(_)) | None => None,
+        });
+        let longest = lists.max_by_key(|addresses| addresses.len());
+        let Some(address) = longest.and_then(Vec::pop) else { return };
+        tracing::debug!(?address, "the answer to an Offer has no room for an address");
+    }
+}
+
+/// The beginning of `text`, at most `most` bytes of it.
+fn beginning(text: &str, most: usize) -> &str {
+    let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+    &text[..end.unwrap_or(0)]
+}
+
 fn refusal(reason: &Reason, fabric: &str) -> pb::Refusal {
+    let detail = reason.detail();
     pb::Refusal {
         code: reason.code().as_str().to_owned(),
-        detail: reason.detail().to_owned(),
+        detail: beginning(detail, MAX_DETAIL).to_owned(),
         fabric: fabric.to_owned(),
     }
 }
@@ -270,7 +336,8 @@ impl Bootstrap for OfferService {
         let peer = request.remote_addr();
         // Absent if a layer rebuilt the request.
         let connection = request.extensions().get::<Connection>();
-        let outcome = match self.outcome(request.get_ref(), connection, local).await {
+        let wanted = named(&request.get_ref().fabrics)?;
+        let outcome = match self.outcome(request.get_ref(), &wanted, connection, local).await {
             Ok(grant) => {
                 tracing::debug!(peer = ?peer, "fast path offered");
                 Outcome::Grant(grant)
@@ -287,11 +354,13 @@ impl Bootstrap for OfferService {
         {
             self.stock_calls.has_ticket(peer.ip());
         }
-        Ok(Response::new(OfferResponse {
+        let mut response = OfferResponse {
             version_min: VERSION_MIN.into(),
             version_max: VERSION_MAX.into(),
             outcome: Some(outcome),
-        }))
+        };
+        fit(&mut response);
+        Ok(Response::new(response))
     }
 
     async fn probe(
@@ -316,7 +385,7 @@ mod tests {
     use tonic::transport::server::TcpConnectInfo;
 
     use super::*;
-    use crate::bootstrap::tickets::{CAPACITY, LIFETIME, TICKET_LEN};
+    use crate::bootstrap::tickets::{CAPACITY, LIFETIME, TICKET_LEN, Ticket};
 
     fn listening(ip: [u8; 4]) -> Listening {
         Listening::Ip { addr: (ip, 7).into(), device: "sim0".into(), transport: "sim".into() }
@@ -333,7 +402,7 @@ mod tests {
         let tickets = Arc::new(Tickets::new(CAPACITY, LIFETIME));
         let gateways: Arc<Gateways> = Arc::default();
         let stock_calls = Arc::new(StockCalls::new(gateways.clone()));
-        (OfferService::new(rx, tickets, gateways, stock_calls, false), tx)
+        (OfferService::new(rx, tickets, gateways, stock_calls, false, Plaintext::default()), tx)
     }
 
     fn request() -> OfferRequest {
@@ -385,6 +454,43 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn no_answer_is_longer_than_the_limit() {
+        let (device, transport) = ("d".repeat(64), "InfiniBand".to_owned());
+        let many: Vec<_> = (0..2000_u16)
+            .map(|n| {
+                let addr =
+                    ([0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, n], 50051).into();
+                Listening::Ip { addr, device: device.clone(), transport: transport.clone() }
+            })
+            .chain([listening([10, 0, 1, 1])])
+            .collect();
+        let long = Reason::new(ReasonCode::NoRoute, "\u{1f980}".repeat(10_000));
+        let fabrics = vec![(Path::Sim, Offer::On(many.into())), (Path::Verbs, Offer::Off(long))];
+        let (service, tx) = service(Offering::ByFabric(fabrics));
+        let request = || OfferRequest { fabrics: vec!["sim".into(), "verbs".into()], ..request() };
+        let outcome = ask(&service, request(), Some([10, 0, 1, 1])).await;
+        let Outcome::Grant(grant) = &outcome else { panic!("{outcome:?}") };
+        assert_eq!(grant.refusals[0].detail, "\u{1f980}".repeat(MAX_DETAIL / 4));
+        // It is full, and names the nearest address.
+        let length = answer(outcome.clone()).encoded_len();
+        assert!((MAX_ANSWER - 200..=MAX_ANSWER).contains(&length), "{length} bytes");
+        assert_eq!(granted(outcome)[0], "10.0.1.1:7 sim0");
+        tx.send_modify(|o| {
+            o.set(Path::Sim, Offer::Off(Reason::new(ReasonCode::NoRoute, "y".repeat(9000))))
+        });
+        let outcome = ask(&service, request(), None).await;
+        assert_eq!(refused(outcome).len(), "no-route: ".len() + MAX_DETAIL);
+    }
+
+    fn answer(outcome: Outcome) -> OfferResponse {
+        OfferResponse {
+            version_min: VERSION_MIN.into(),
+            version_max: VERSION_MAX.into(),
+            outcome: Some(outcome),
+        }
+    }
+
+    #[tokio::test]
     async fn refuses_with_its_own_reason() {
         let (service, _tx) =
             service(Offering::Off(Reason::new(ReasonCode::Memlock, "needed 2, limit 1")));
@@ -417,6 +523,32 @@ mod tests {
         // Only clients that asked for a starting fabric wait for it.
         tx.send_modify(|o| o.set(Path::Verbs, Offer::Starting));
         let Outcome::Grant(_) = ask(&service, wants(&["shm"]), None).await else { panic!() };
+    }
+
+    #[tokio::test]
+    async fn after_tls_shared_memory_alone_is_offered_unless_the_program_agrees() {
+        let shm = Listening::Shm { boot_id: "b".into(), socket: "s".into() };
+        for (tls, agreed) in [(true, false), (true, true), (false, false)] {
+            let (mut service, _tx) = service(Offering::ByFabric(vec![
+                (Path::Shm, Offer::On([shm.clone()].into())),
+                (Path::Sim, Offer::On([listening([10, 0, 0, 1])].into())),
+            ]));
+            service.plaintext = Plaintext { tls, agreed };
+            let both = OfferRequest { fabrics: vec!["sim".into(), "shm".into()], ..request() };
+            let Outcome::Grant(grant) = ask(&service, both, None).await else { panic!("refused") };
+            let ticket = Ticket(grant.ticket.as_ref().try_into().unwrap());
+            let identity = service.tickets.redeem(&ticket, Instant::now()).unwrap();
+            let denied = tls && !agreed;
+            assert_eq!(grant.fabrics.len(), if denied { 1 } else { 2 });
+            assert_eq!(identity.get::<StaysOnHost>().is_some(), denied);
+            let told: Vec<_> = grant.refusals.iter().map(|r| (&*r.fabric, &*r.code)).collect();
+            assert_eq!(told, [("sim", "not-encrypted")][..usize::from(denied)]);
+            let alone = ask(&service, request(), None).await;
+            match denied {
+                true => assert!(refused(alone).contains("Server::plaintext_rdma is not set")),
+                false => drop(granted(alone)),
+            }
+        }
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 //! | state | issue | redeem | time |
 //! |---|---|---|---|
 //! | (none) | live | refused: unknown | |
-//! | live | withdrawn, if the table is full and its network holds the most | used | expired |
+//! | live | withdrawn, if the table is full and its TCP connection holds the most | used | expired |
 //! | used | | refused: used | forgotten after [`SPENT`] later tickets are spent |
 //! | withdrawn | | refused: withdrawn | forgotten after [`SPENT`] later tickets are spent |
 //! | expired | | refused: expired | forgotten after [`SPENT`] later tickets are spent |
@@ -12,6 +12,7 @@
 //! value with a randomly keyed hash, so the time of a look-up reveals nothing about nearly correct
 //! tickets. Every guess costs the guesser a connect request.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,7 +24,6 @@ use rand::rngs::OsRng;
 use tokio::time::Instant;
 
 use crate::bootstrap::network::Network;
-use crate::path::reason::ReasonCode;
 
 /// Length of a ticket in bytes.
 pub(crate) const TICKET_LEN: usize = 16;
@@ -55,27 +55,22 @@ pub(crate) enum Refused {
     Used,
     #[error("ticket expired")]
     Expired,
-    #[error("ticket withdrawn: its network had asked for too many")]
+    #[error("ticket withdrawn: its TCP connection held the most of a full table (Server::tickets)")]
     Withdrawn,
 }
 
 /// Why no ticket can be issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoTicket {
-    #[error("{0} tickets are outstanding already (Server::tickets)")]
-    Full(usize),
-    #[error("the operating system gives no random bytes")]
-    NoRandomness,
-}
+#[error("the operating system gives no random bytes")]
+pub(crate) struct NoRandomness;
 
-impl NoTicket {
-    /// The reason code that the client receives.
-    pub(crate) fn code(self) -> ReasonCode {
-        match self {
-            Self::Full(_) => ReasonCode::LimitReached,
-            Self::NoRandomness => ReasonCode::HandshakeRejected,
-        }
-    }
+/// The client that a ticket counts against.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// The number of its TCP connection; all that have none count as one connection.
+    pub(crate) connection: Option<u64>,
+    /// Its network, if its address is known.
+    pub(crate) network: Option<Network>,
 }
 
 /// The tickets of one server.
@@ -96,8 +91,7 @@ struct Table {
 #[derive(Debug)]
 struct Live {
     expires: Instant,
-    /// The client's network, if its address is known.
-    from: Option<Network>,
+    holder: Holder,
     /// Serial number, which orders live tickets by age.
     number: u64,
     /// The identity of the Offer's TCP connection.
@@ -105,38 +99,41 @@ struct Live {
 }
 
 impl Tickets {
-    /// `lifetime` is cut to [`MAX_LIFETIME`].
+    /// `lifetime` is cut to [`MAX_LIFETIME`], and `capacity` is at least one.
     pub(crate) fn new(capacity: usize, lifetime: Duration) -> Self {
-        Self { table: Mutex::default(), capacity, lifetime: lifetime.min(MAX_LIFETIME) }
+        let (capacity, lifetime) = (capacity.max(1), lifetime.min(MAX_LIFETIME));
+        Self { table: Mutex::default(), capacity, lifetime }
     }
 
     pub(crate) fn lifetime(&self) -> Duration {
         self.lifetime
     }
 
-    /// Issues a ticket for the client on the other end of `connection`, in the network `from`.
+    /// Issues a ticket for the client on the other end of `connection`, who is `holder`.
     ///
-    /// If the table is full, the network that holds the most tickets loses its oldest one to a
-    /// network that holds fewer. So a flood from one network does not exclude the others.
+    /// If the table is full, the TCP connection that holds the most tickets loses its oldest. So no
+    /// flood excludes another connection, whatever address it comes from.
     pub(crate) fn issue(
         &self,
         connection: Extensions,
-        from: Option<Network>,
+        holder: Holder,
         now: Instant,
-    ) -> Result<Ticket, NoTicket> {
+    ) -> Result<Ticket, NoRandomness> {
         let mut bytes = [0; TICKET_LEN];
-        OsRng.try_fill_bytes(&mut bytes).map_err(|_| NoTicket::NoRandomness)?;
+        OsRng.try_fill_bytes(&mut bytes).map_err(|_| NoRandomness)?;
         let ticket = Ticket(bytes);
         let mut table = self.lock();
         if table.live.len() >= self.capacity {
             table.expire(now);
         }
-        if table.live.len() >= self.capacity && !table.withdraw(from) {
-            return Err(NoTicket::Full(self.capacity));
+        if table.live.len() >= self.capacity {
+            table.withdraw(holder);
         }
         let number = table.issued;
         table.issued += 1;
-        table.live.insert(ticket, Live { expires: now + self.lifetime, from, number, connection });
+        table
+            .live
+            .insert(ticket, Live { expires: now + self.lifetime, holder, number, connection });
         Ok(ticket)
     }
 
@@ -180,25 +177,24 @@ impl Table {
         }
     }
 
-    /// Withdraws the oldest ticket of the network that holds the most, if `in_favour` holds fewer.
-    fn withdraw(&mut self, in_favour: Option<Network>) -> bool {
-        let mut held: HashMap<Option<Network>, usize> = HashMap::new();
-        for live in self.live.values() {
-            *held.entry(live.from).or_default() += 1;
+    /// Withdraws the oldest ticket of the connection that holds the most. Of several such
+    /// connections it is one of the network that holds the most, and the asking one before others
+    /// of its network.
+    fn withdraw(&mut self, asking: Holder) {
+        let mut connections: HashMap<Option<u64>, usize> = HashMap::new();
+        let mut networks: HashMap<Option<Network>, usize> = HashMap::new();
+        for Live { holder, .. } in self.live.values() {
+            *connections.entry(holder.connection).or_default() += 1;
+            *networks.entry(holder.network).or_default() += 1;
         }
-        let own = held.get(&in_favour).copied().unwrap_or(0);
-        let Some((&most, _)) = held.iter().filter(|(_, n)| **n > own + 1).max_by_key(|(_, n)| **n)
-        else {
-            return false;
-        };
-        let of_most = self.live.iter().filter(|(_, live)| live.from == most);
-        let Some(oldest) = of_most.min_by_key(|(_, live)| live.number).map(|(ticket, _)| *ticket)
-        else {
-            return false;
-        };
-        self.live.remove(&oldest);
-        self.spend(oldest, Refused::Withdrawn);
-        true
+        let first = self.live.iter().max_by_key(|(_, Live { holder, number, .. })| {
+            let held = (connections.get(&holder.connection), networks.get(&holder.network));
+            (held, *holder == asking, Reverse(*number))
+        });
+        if let Some(ticket) = first.map(|(ticket, _)| *ticket) {
+            self.live.remove(&ticket);
+            self.spend(ticket, Refused::Withdrawn);
+        }
     }
 
     fn spend(&mut self, ticket: Ticket, how: Refused) {
@@ -224,7 +220,7 @@ mod tests {
         let (tickets, now) = tickets();
         let mut connection = Extensions::new();
         connection.insert("alice");
-        let ticket = tickets.issue(connection, None, now).unwrap();
+        let ticket = tickets.issue(connection, Holder::default(), now).unwrap();
         let connection = tickets.redeem(&ticket, now).unwrap();
         assert_eq!(connection.get::<&str>(), Some(&"alice"));
         assert_eq!(tickets.redeem(&ticket, now).unwrap_err(), Refused::Used);
@@ -233,7 +229,7 @@ mod tests {
     #[tokio::test]
     async fn wrong_by_any_bit_is_unknown_and_harms_nothing() {
         let (tickets, now) = tickets();
-        let ticket = tickets.issue(Extensions::new(), None, now).unwrap();
+        let ticket = tickets.issue(Extensions::new(), Holder::default(), now).unwrap();
         for bit in 0..TICKET_LEN * 8 {
             let mut wrong = ticket;
             wrong.0[bit / 8] ^= 1 << (bit % 8);
@@ -245,75 +241,115 @@ mod tests {
     #[tokio::test]
     async fn expires() {
         let (tickets, now) = tickets();
-        let ticket = tickets.issue(Extensions::new(), None, now).unwrap();
+        let ticket = tickets.issue(Extensions::new(), Holder::default(), now).unwrap();
         let later = now + tickets.lifetime();
         assert_eq!(tickets.redeem(&ticket, later).unwrap_err(), Refused::Expired);
         // It stays expired, even if the clock goes back.
         assert_eq!(tickets.redeem(&ticket, now).unwrap_err(), Refused::Expired);
     }
 
+    /// A client at the end of TCP connection `connection`, from `address`.
+    fn client(connection: u64, address: &str) -> Holder {
+        let address: IpAddr = address.parse().unwrap();
+        Holder { connection: Some(connection), network: Some(address.into()) }
+    }
+
     #[tokio::test]
-    async fn a_full_table_refuses_until_tickets_are_used_or_expire() {
+    async fn a_full_table_refuses_nobody() {
         let (tickets, now) = tickets();
-        let first = tickets.issue(Extensions::new(), None, now).unwrap();
-        for _ in 0..2 {
-            tickets.issue(Extensions::new(), None, now).unwrap();
+        for holder in [Holder::default(), client(1, "10.0.0.1"), client(2, "10.0.0.2")] {
+            let issue = || tickets.issue(Extensions::new(), holder, now).unwrap();
+            let first = issue();
+            let more = [issue(), issue(), issue()];
+            assert_eq!(tickets.redeem(&first, now).unwrap_err(), Refused::Withdrawn);
+            assert_eq!(tickets.lock().live.len(), 3);
+            assert!(more.iter().all(|ticket| tickets.redeem(ticket, now).is_ok()));
         }
-        assert_eq!(tickets.issue(Extensions::new(), None, now).unwrap_err(), NoTicket::Full(3));
-        tickets.redeem(&first, now).unwrap();
-        tickets.issue(Extensions::new(), None, now).unwrap();
-        assert_eq!(tickets.issue(Extensions::new(), None, now).unwrap_err(), NoTicket::Full(3));
-        let later = now + tickets.lifetime();
-        for _ in 0..3 {
-            tickets.issue(Extensions::new(), None, later).unwrap();
+        // A table always has room for one.
+        let smallest = Tickets::new(0, LIFETIME);
+        let ticket = smallest.issue(Extensions::new(), Holder::default(), now).unwrap();
+        smallest.redeem(&ticket, now).unwrap();
+    }
+
+    #[tokio::test]
+    async fn expired_tickets_go_before_any_is_withdrawn() {
+        let (tickets, now) = tickets();
+        let issue = |at| tickets.issue(Extensions::new(), Holder::default(), at).unwrap();
+        let (first, later) = (issue(now), now + tickets.lifetime());
+        let good = [issue(later - Duration::from_nanos(1)), issue(later), issue(later)];
+        assert_eq!(tickets.redeem(&first, now).unwrap_err(), Refused::Expired);
+        assert!(good.iter().all(|ticket| tickets.redeem(ticket, later).is_ok()));
+    }
+
+    #[tokio::test]
+    async fn the_connection_that_holds_most_loses_its_oldest() {
+        let now = Instant::now();
+        let tickets = Tickets::new(8, LIFETIME);
+        let issue = |holder| tickets.issue(Extensions::new(), holder, now).unwrap();
+        let lost =
+            |ticket: &Ticket| tickets.redeem(ticket, now).map(drop) == Err(Refused::Withdrawn);
+        // All come from one host, as through loopback, so addresses cannot tell them apart.
+        let (flood, quiet, late) =
+            (client(1, "127.0.0.1"), client(2, "127.0.0.1"), client(3, "127.0.0.1"));
+        let rails = [issue(quiet), issue(quiet), issue(quiet)];
+        let mut flooded = VecDeque::from_iter((0..5).map(|_| issue(flood)));
+        // A flood only takes from itself.
+        for _ in 0..20 {
+            flooded.push_back(issue(flood));
+            assert!(lost(&flooded.pop_front().unwrap()));
+        }
+        // And others take from it, oldest first.
+        let good = issue(late);
+        assert!(lost(&flooded.pop_front().unwrap()));
+        for ticket in rails.iter().chain([&good]).chain(&flooded) {
+            tickets.redeem(ticket, now).unwrap();
         }
     }
 
     #[tokio::test]
-    async fn a_flood_from_one_address_keeps_nobody_else_out() {
+    async fn a_flood_of_connections_from_one_network_takes_from_that_network() {
+        let now = Instant::now();
+        let tickets = Tickets::new(16, LIFETIME);
+        let issue = |holder| tickets.issue(Extensions::new(), holder, now).unwrap();
+        let good = issue(client(0, "2001:db8:1:3::1"));
+        // All addresses of an IPv6 /64 are one network, and an IPv4 address is the same in either
+        // form.
+        for n in 1..500 {
+            issue(client(n, &format!("2001:db8:1:2::{n}")));
+        }
+        tickets.redeem(&good, now).unwrap();
+        let good = issue(client(500, "10.0.0.2"));
+        for n in 501..1000 {
+            issue(client(n, if n % 2 == 0 { "10.0.0.1" } else { "::ffff:10.0.0.1" }));
+        }
+        tickets.redeem(&good, now).unwrap();
+        // Many tickets of one connection weigh more than many connections of one network.
+        let good = issue(client(1000, "10.0.0.1"));
+        for _ in 0..100 {
+            issue(client(1001, "10.0.0.3"));
+        }
+        tickets.redeem(&good, now).unwrap();
+    }
+
+    #[tokio::test]
+    async fn of_connections_that_hold_the_same_the_asking_one_loses() {
         let (tickets, now) = tickets();
-        let [flood, quiet, late, more] = [1, 2, 3, 4].map(|n| IpAddr::from([10, 0, 0, n]));
-        let of = |from: IpAddr| tickets.issue(Extensions::new(), Some(from.into()), now);
-        let first = of(flood).unwrap();
-        let last = [of(flood).unwrap(), of(flood).unwrap()][1];
-        assert_eq!(of(flood).unwrap_err(), NoTicket::Full(3));
-        let good = of(quiet).unwrap();
-        assert_eq!(tickets.redeem(&first, now).unwrap_err(), Refused::Withdrawn);
-        // With one ticket each the distribution is fair.
-        let other = of(late).unwrap();
-        assert_eq!(of(flood).unwrap_err(), NoTicket::Full(3));
-        assert_eq!(of(more).unwrap_err(), NoTicket::Full(3));
-        for ticket in [last, good, other] {
+        let issue = |n| tickets.issue(Extensions::new(), client(n, "10.0.0.1"), now).unwrap();
+        let [first, _second, _third] = [issue(1), issue(2), issue(3)];
+        let second = issue(2);
+        let third = issue(3);
+        for ticket in [first, second, third] {
             tickets.redeem(&ticket, now).unwrap();
         }
     }
 
     #[tokio::test]
-    async fn a_flood_from_all_addresses_of_an_ipv6_64_is_one_flood() {
-        let (tickets, now) = tickets();
-        let of = |from: &str| {
-            let from: IpAddr = from.parse().unwrap();
-            tickets.issue(Extensions::new(), Some(from.into()), now)
-        };
-        let flood: Vec<Ticket> =
-            (0..3).map(|n| of(&format!("2001:db8:1:2::{n}")).unwrap()).collect();
-        assert_eq!(of("2001:db8:1:2:ffff::1").unwrap_err(), NoTicket::Full(3));
-        let good = of("2001:db8:1:3::1").unwrap();
-        assert_eq!(tickets.redeem(&flood[0], now).unwrap_err(), Refused::Withdrawn);
-        tickets.redeem(&good, now).unwrap();
-        // An IPv4 address counts the same in either form.
-        of("::ffff:10.0.0.1").unwrap();
-        assert_eq!(of("10.0.0.1").unwrap_err(), NoTicket::Full(3));
-        of("::ffff:10.0.0.2").unwrap();
-    }
-
-    #[tokio::test]
     async fn memory_of_spent_tickets_is_bounded() {
         let (tickets, now) = tickets();
-        let first = tickets.issue(Extensions::new(), None, now).unwrap();
+        let first = tickets.issue(Extensions::new(), Holder::default(), now).unwrap();
         tickets.redeem(&first, now).unwrap();
         for _ in 0..SPENT {
-            let ticket = tickets.issue(Extensions::new(), None, now).unwrap();
+            let ticket = tickets.issue(Extensions::new(), Holder::default(), now).unwrap();
             tickets.redeem(&ticket, now).unwrap();
         }
         assert_eq!(tickets.lock().spent.len(), SPENT);
@@ -323,8 +359,8 @@ mod tests {
     #[tokio::test]
     async fn tickets_differ_and_do_not_show_in_logs() {
         let (tickets, now) = tickets();
-        let a = tickets.issue(Extensions::new(), None, now).unwrap();
-        let b = tickets.issue(Extensions::new(), None, now).unwrap();
+        let a = tickets.issue(Extensions::new(), Holder::default(), now).unwrap();
+        let b = tickets.issue(Extensions::new(), Holder::default(), now).unwrap();
         assert_ne!(a, b);
         assert_eq!(format!("{a:?}"), "Ticket(..)");
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tonic_rdma_memory::{LogThrottle, throttled};
 use tonic_rdma_proto::Side;
 
 use crate::channel::attempt::Plan;
@@ -130,7 +131,7 @@ async fn maintain(
                         Some(next) => fast = next,
                         None => break reason,
                     }
-                    tracing::info!(origin = %plan.origin.uri, %reason, "another rail takes over");
+                    log.continued(&reason);
                 };
                 (reason, backoff.lost(up.elapsed(), &mut rng))
             }
@@ -216,11 +217,12 @@ struct Log {
     was_up: bool,
     /// Of a connection over a further rail, whose state decides nothing: at DEBUG only.
     further: bool,
+    throttle: LogThrottle,
 }
 
 impl Log {
     fn new(origin: String, further: bool) -> Self {
-        Self { origin, logged: None, was_up: false, further }
+        Self { origin, logged: None, was_up: false, further, throttle: LogThrottle::new() }
     }
 
     fn up(&mut self, fast: &Fast) {
@@ -232,7 +234,9 @@ impl Log {
         if std::mem::replace(&mut self.was_up, true) {
             metrics::reconnect(Path::of(peer));
         }
-        tracing::info!(
+        throttled!(
+            in self.throttle,
+            info,
             origin = %self.origin,
             path = peer.provider,
             device = %peer.device,
@@ -240,6 +244,11 @@ impl Log {
             remote = %peer.remote,
             "calls go over the fast path"
         );
+    }
+
+    /// The path is lost, and another rail's is in its place.
+    fn continued(&self, reason: &Reason) {
+        throttled!(in self.throttle, info, origin = %self.origin, %reason, "another rail takes over");
     }
 
     fn lost(&mut self) {
@@ -261,7 +270,9 @@ impl Log {
             return;
         }
         self.logged = this;
-        tracing::warn!(
+        throttled!(
+            in self.throttle,
+            warn,
             origin = %self.origin,
             path = "tcp",
             code = reason.code().as_str(),

@@ -52,7 +52,7 @@ use tonic::body::Body;
 #[cfg(feature = "_tls-any")]
 #[doc(no_inline)]
 pub use tonic::transport::channel::ClientTlsConfig;
-use tonic_rdma_memory::Pool;
+use tonic_rdma_memory::{Pool, throttled};
 use tonic_rdma_proto::Side;
 use tower::Service;
 
@@ -191,7 +191,7 @@ impl Channel {
     {
         let (connector, local_addr) = RecordLocalAddr::new(connector);
         let channel = tonic::transport::Channel::new(connector, endpoint.tcp());
-        Self::lazy(TcpChannel { channel, local_addr }, &endpoint, EnvSettings::read())
+        Self::lazy(endpoint.over(channel, local_addr), &endpoint, EnvSettings::read())
     }
 
     /// As [`new`](Channel::new), but connects at once.
@@ -213,7 +213,7 @@ impl Channel {
         let env = EnvSettings::read()?;
         let (connector, local_addr) = RecordLocalAddr::new(connector);
         let channel = tonic::transport::Channel::connect(connector, endpoint.tcp()).await?;
-        Self::establish(TcpChannel { channel, local_addr }, &endpoint, env).await
+        Self::establish(endpoint.over(channel, local_addr), &endpoint, env).await
     }
 
     /// A channel over a connected TCP channel; returns when its path is decided.
@@ -369,11 +369,11 @@ impl One {
         match off {
             None => manager.start(),
             Some(why) if shared.bad_env.is_some() => {
-                tracing::error!(origin = %shared.origin.uri, why, "calls fail");
+                throttled!(error, origin = %shared.origin.uri, why, "calls fail");
             }
             Some(why) => {
                 metrics::fallback(Side::Client, &Reason::new(ReasonCode::Policy, ""));
-                tracing::info!(origin = %shared.origin.uri, path = "tcp", why, "calls go over TCP");
+                throttled!(info, origin = %shared.origin.uri, path = "tcp", why, "calls go over TCP");
             }
         }
         let state = shared.state.subscribe();

@@ -29,7 +29,7 @@ use tokio::sync::Mutex;
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
 use tonic_rdma_fabric::{Addr, Fabric, FabricError, Lending, LocalAddress};
-use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats};
+use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats, throttled};
 
 use crate::connection::ConnectionConfig;
 use crate::path::policy::FabricKind;
@@ -271,7 +271,7 @@ impl Context {
                     found.push(ListenTarget { fabric, addr, pool });
                 }
                 Err(reason) => {
-                    tracing::warn!(device = fabric.name(), %reason, "no pool: the device is left out");
+                    throttled!(warn, device = fabric.name(), %reason, "no pool: the device is left out");
                     failed = Some(reason);
                 }
             }
@@ -418,7 +418,7 @@ fn places(
         }
         match Fabric::at(addr) {
             Ok(fabric) => places.push((fabric, Some(addr))),
-            Err(error) => tracing::warn!(%device, %addr, %error, "RDMA device is left out"),
+            Err(error) => throttled!(warn, %device, %addr, %error, "RDMA device is left out"),
         }
     }
     Ok(places)

@@ -7,7 +7,9 @@ use std::{fmt, io};
 use bytes::Bytes;
 #[cfg(target_os = "linux")]
 use tonic_rdma_memory::mapped_file::MappedFile;
-use tonic_rdma_memory::{LendableMemory, Pool, PoolRegistration, RegionError, RegisterError};
+use tonic_rdma_memory::{
+    LendableMemory, Pool, PoolRegistration, RegionError, RegisterError, throttled,
+};
 
 /// Memory that [`Context::register`](crate::Context::register) could not register.
 #[derive(Debug, thiserror::Error)]
@@ -229,7 +231,7 @@ pub(super) async fn register_all(regions: Vec<Weak<Region>>, device: String, poo
         // Those that have been dropped meanwhile are left out.
         let Some(region) = region.upgrade() else { continue };
         if let Err(error) = region.register_with(&device, &pool).await {
-            tracing::warn!(%error, "memory of the application is not registered: it is copied");
+            throttled!(warn, %error, "memory of the application is not registered: it is copied");
         }
     }
 }

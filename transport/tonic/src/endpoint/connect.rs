@@ -6,6 +6,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
 use crate::error::{BoxError, Error};
+use crate::path::plaintext::Plaintext;
 use crate::path::policy::EnvSettings;
 use crate::tcp::connector::{LocalAddr, RecordLocalAddr, TcpChannel};
 use crate::tcp::reused_tasks::ReusedTasks;
@@ -77,7 +78,7 @@ impl Endpoint {
         let env = EnvSettings::read()?;
         let (connector, local_addr) = RecordLocalAddr::new(connector);
         let channel = self.tcp().connect_with_connector(connector).await?;
-        Channel::establish(TcpChannel { channel, local_addr }, self, env).await
+        Channel::establish(self.over(channel, local_addr), self, env).await
     }
 
     /// As [`connect_with_connector`](Endpoint::connect_with_connector), but connects at the first
@@ -95,27 +96,27 @@ impl Endpoint {
     {
         let (connector, local_addr) = RecordLocalAddr::new(connector);
         let channel = self.tcp().connect_with_connector_lazy(connector);
-        Channel::lazy(TcpChannel { channel, local_addr }, self, EnvSettings::read())
+        Channel::lazy(self.over(channel, local_addr), self, EnvSettings::read())
     }
 
     /// Connects the TCP side.
     pub(crate) async fn connect_tcp(&self) -> Result<TcpChannel, tonic::transport::Error> {
         if self.is_unix() {
             let channel = self.tcp().connect().await?;
-            return Ok(TcpChannel { channel, local_addr: LocalAddr::default() });
+            return Ok(self.over(channel, LocalAddr::default()));
         }
         let (connector, local_addr) = RecordLocalAddr::new(self.http_connector());
-        Ok(TcpChannel { channel: self.tcp().connect_with_connector(connector).await?, local_addr })
+        Ok(self.over(self.tcp().connect_with_connector(connector).await?, local_addr))
     }
 
     /// As [`connect_tcp`](Self::connect_tcp), at the first call.
     pub(crate) fn connect_tcp_lazy(&self) -> TcpChannel {
         if self.is_unix() {
             let channel = self.tcp().connect_lazy();
-            return TcpChannel { channel, local_addr: LocalAddr::default() };
+            return self.over(channel, LocalAddr::default());
         }
         let (connector, local_addr) = RecordLocalAddr::new(self.http_connector());
-        TcpChannel { channel: self.tcp().connect_with_connector_lazy(connector), local_addr }
+        self.over(self.tcp().connect_with_connector_lazy(connector), local_addr)
     }
 
     /// tonic's endpoint, to connect. Unless the user has set an executor, the tasks of its calls
@@ -125,6 +126,18 @@ impl Endpoint {
             true => self.tcp.clone().executor(ReusedTasks::default()),
             false => self.tcp.clone(),
         }
+    }
+
+    /// The channel of this endpoint over TCP.
+    pub(crate) fn over(
+        &self,
+        channel: tonic::transport::Channel,
+        local_addr: LocalAddr,
+    ) -> TcpChannel {
+        // An address with this scheme is connected to by TLS, or not at all.
+        let tls = self.tcp.uri().scheme() == Some(&http::uri::Scheme::HTTPS);
+        let plaintext = Plaintext { tls, agreed: self.shared.plaintext_rdma };
+        TcpChannel { channel, local_addr, plaintext }
     }
 
     fn is_unix(&self) -> bool {

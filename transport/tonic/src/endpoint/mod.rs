@@ -72,6 +72,7 @@ pub(crate) struct Settings {
     pub(crate) type_of_service: Option<u8>,
     pub(crate) rails: Option<usize>,
     pub(crate) copy_on_delivery: bool,
+    pub(crate) plaintext_rdma: bool,
     /// A copy of the value in tonic's endpoint, which has no getter.
     pub(crate) local_address: Option<IpAddr>,
     /// The executor of the TCP side is tokio's: tasks of calls may be reused.
@@ -403,8 +404,7 @@ impl Endpoint {
     }
 
     /// Limit the number of rails of a channel: connections that each have a device of their own at
-    /// both ends. Default is 8; the value is clamped to 1 to 8. With 1 a channel has one
-    /// connection.
+    /// both ends. Default is 8; the value is clamped to 1 to 8, of which 1 means one connection.
     ///
     /// Where client and server have several RDMA devices, channels begin at different ones, in
     /// turn. A channel makes connections over the others once calls overlap that transfer bulk

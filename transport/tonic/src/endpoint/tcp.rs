@@ -118,10 +118,25 @@ impl Endpoint {
         self.with_tcp(|e| e.local_address(addr))
     }
 
+    /// Whether calls may go over RDMA in plain text although the TCP connection is encrypted by TLS
+    /// (fast path). Off by default: such a channel uses shared memory or TCP, with the reason
+    /// [`NotEncrypted`](crate::ReasonCode::NotEncrypted) where RDMA would have carried the calls.
+    ///
+    /// RDMA has no encryption here: whoever is on the network between the devices can read and
+    /// change what it carries. So both programs have to agree, the server by
+    /// [`Server::plaintext_rdma`](crate::Server::plaintext_rdma).
+    ///
+    /// TLS is an address with the scheme `https`, or a connector that returns a stream of
+    /// tokio-rustls. Of a connector that encrypts in a type of its own nothing is known.
+    pub fn plaintext_rdma(mut self, allow: bool) -> Self {
+        self.shared.plaintext_rdma = allow;
+        self
+    }
+
     /// Configures TLS (TCP side).
     ///
-    /// The fast path carries no TLS: only clients that received a ticket over the TLS connection
-    /// are admitted, and its bytes are as private as the RDMA network is.
+    /// The fast path carries no TLS. Shared memory stays on the host, and RDMA is used only where
+    /// both programs have [agreed to plain text](Endpoint::plaintext_rdma).
     ///
     /// # Errors
     ///

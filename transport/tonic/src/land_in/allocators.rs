@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 use http::{Extensions, HeaderMap};
+use tonic_rdma_memory::throttled;
 
 use super::{Claimed, IntoLandIn, WhyCopied};
 
@@ -66,7 +67,8 @@ impl Allocators {
         match asked {
             Ok(claimed) => claimed,
             Err(_) => {
-                tracing::error!(
+                throttled!(
+                    error,
                     path = parts.uri.path(),
                     "the allocator of Server::land_in panicked"
                 );

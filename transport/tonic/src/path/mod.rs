@@ -1,6 +1,8 @@
 //! The path that calls take.
 
 pub(crate) mod from_error;
+pub(crate) mod peer_text;
+pub(crate) mod plaintext;
 pub(crate) mod policy;
 pub(crate) mod reason;
 
@@ -54,6 +56,11 @@ impl Path {
             Addr::Process(pid) => Some(pid),
             _ => None,
         }
+    }
+
+    /// Whether calls go over a device, and by its network to another host.
+    pub(crate) fn leaves_host(self) -> bool {
+        !matches!(self, Self::Tcp | Self::Shm)
     }
 
     /// Whether this is not TCP.

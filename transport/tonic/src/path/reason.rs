@@ -49,6 +49,9 @@ pub enum ReasonCode {
     /// The server runs as another user, and the [`ShmAccess`](crate::ShmAccess) of one end does not
     /// allow sharing memory with it.
     OtherUser,
+    /// The Offer came by TLS, RDMA is not encrypted, and one end has not agreed to that: see
+    /// [`Endpoint::plaintext_rdma`](crate::Endpoint::plaintext_rdma).
+    NotEncrypted,
     /// No pinned memory is left for another connection.
     PoolExhausted,
     /// RDMA is not available on this operating system.
@@ -59,13 +62,13 @@ pub enum ReasonCode {
     GoAway,
     /// The Offer did not reach the server: TCP is down as well.
     PeerUnreachable,
-    /// One end has reached its limit of connections, handshakes or tickets.
+    /// One end has reached its limit of connections, handshakes or Offers at a time.
     LimitReached,
 }
 
 impl ReasonCode {
     /// Every code.
-    pub const ALL: [ReasonCode; 23] = [
+    pub const ALL: [ReasonCode; 24] = [
         Self::Policy,
         Self::PeerNotCapable,
         Self::OfferIntercepted,
@@ -83,6 +86,7 @@ impl ReasonCode {
         Self::LinkLost,
         Self::OtherHost,
         Self::OtherUser,
+        Self::NotEncrypted,
         Self::PoolExhausted,
         Self::Platform,
         Self::Pending,
@@ -111,6 +115,7 @@ impl ReasonCode {
             Self::LinkLost => "link-lost",
             Self::OtherHost => "other-host",
             Self::OtherUser => "other-user",
+            Self::NotEncrypted => "not-encrypted",
             Self::PoolExhausted => "pool-exhausted",
             Self::Platform => "platform",
             Self::Pending => "pending",
@@ -150,6 +155,7 @@ impl ReasonCode {
             | Self::VersionMismatch
             | Self::OtherHost
             | Self::OtherUser
+            | Self::NotEncrypted
             | Self::Platform => false,
         }
     }
@@ -201,6 +207,10 @@ impl ReasonCode {
                 "run client and server as the same user, or name the other user in ContextBuilder::shm_access at the \
                  end that refuses"
             }
+            Self::NotEncrypted => {
+                "nothing, if the network is not trusted; else let both programs say that their calls may go \
+                 over RDMA in plain text (plaintext_rdma(true) on Endpoint and Server)"
+            }
             Self::PoolExhausted => "give the pool more memory (PoolConfig), or close connections",
             Self::Platform => "run on Linux",
             Self::Pending => "nothing: wait for Channel::path_changed",
@@ -210,7 +220,7 @@ impl ReasonCode {
             }
             Self::LimitReached => {
                 "nothing, if it passes: the channel tries again; else raise the server's limit (max_connections, \
-                 max_handshakes, tickets), or open fewer channels"
+                 max_handshakes), or open fewer channels"
             }
         }
     }

@@ -173,10 +173,12 @@ impl<L> Server<L> {
     }
 
     /// Limit the number of outstanding tickets to the fast path, and set the lifetime of each.
-    /// Default is 1024 tickets and 10 seconds.
+    /// Default is 1024 tickets and 10 seconds; at least one ticket is outstanding.
     ///
     /// A ticket is outstanding from the Offer until the client's connection uses it, usually a few
-    /// milliseconds. Clients that receive none stay on TCP and try again.
+    /// milliseconds. With as many as the limit, each further one withdraws the oldest ticket of the
+    /// TCP connection that holds the most. A client whose ticket was withdrawn stays on TCP and
+    /// tries again.
     #[must_use]
     pub fn tickets(mut self, outstanding: usize, lifetime: Duration) -> Self {
         self.shared.tickets = Some((outstanding, lifetime));

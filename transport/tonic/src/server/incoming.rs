@@ -27,6 +27,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
+use tonic_rdma_memory::throttled;
 
 use crate::bootstrap::connection::Connection;
 use crate::bootstrap::gateways::{Gateways, Known};
@@ -137,7 +138,8 @@ where
                         *this.refused += 1;
                         if this.refused.is_power_of_two() {
                             let (most, refused) = (*this.most, *this.refused);
-                            tracing::warn!(
+                            throttled!(
+                                warn,
                                 most,
                                 refused,
                                 "TCP connections refused: there are as many as allowed"
@@ -148,7 +150,7 @@ where
                 Poll::Ready(Some(Err(error))) => {
                     if !std::mem::replace(this.failing, true) {
                         let error = error.into();
-                        tracing::warn!(%error, "no TCP connection can be accepted for now");
+                        throttled!(warn, %error, "no TCP connection can be accepted for now");
                     }
                     *this.pause = Some(Box::pin(tokio::time::sleep(PAUSE)));
                 }

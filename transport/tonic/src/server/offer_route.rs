@@ -11,8 +11,7 @@ use tonic::body::Body;
 use tower::Service;
 
 use crate::bootstrap::OFFER_PATH;
-use crate::bootstrap::pb::bootstrap_server::BootstrapServer;
-use crate::bootstrap::service::OfferService;
+use crate::bootstrap::limited::LimitedOffers;
 use crate::error::BoxError;
 
 /// Length of the Offer's path up to its method: the service's other methods are routed as well.
@@ -27,11 +26,11 @@ const PREFIX: usize = OFFER_PATH.len() - "Offer".len();
 #[derive(Debug, Clone)]
 pub struct OfferRoute<S> {
     service: S,
-    offer: BootstrapServer<OfferService>,
+    offer: LimitedOffers,
 }
 
 impl<S> OfferRoute<S> {
-    pub(super) fn new(service: S, offer: BootstrapServer<OfferService>) -> Self {
+    pub(super) fn new(service: S, offer: LimitedOffers) -> Self {
         Self { service, offer }
     }
 }
@@ -89,7 +88,7 @@ fn is_offers(path: &str) -> bool {
     path.starts_with(&OFFER_PATH[..PREFIX])
 }
 
-type OfferFuture = <BootstrapServer<OfferService> as Service<Request<Body>>>::Future;
+type OfferFuture = <LimitedOffers as Service<Request<Body>>>::Future;
 
 pin_project! {
     /// The response of an [`OfferRoute`].

@@ -16,8 +16,7 @@ use tonic::transport::server::Connected;
 use tower::layer::util::Identity;
 use tower::{Layer, Service};
 
-use crate::bootstrap::pb::bootstrap_server::BootstrapServer;
-use crate::bootstrap::service::OfferService;
+use crate::bootstrap::limited::LimitedOffers;
 use crate::error::{BoxError, Error};
 use crate::server::builder::Server;
 use crate::server::serve::{Never, serve};
@@ -84,7 +83,7 @@ impl<L> Server<L> {
 }
 
 /// Adds the Offer to `routes`.
-fn with_offer(routes: Routes) -> impl FnOnce(BootstrapServer<OfferService>) -> Routes {
+fn with_offer(routes: Routes) -> impl FnOnce(LimitedOffers) -> Routes {
     |offer| routes.add_service(offer).prepare()
 }
 

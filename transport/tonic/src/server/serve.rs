@@ -13,13 +13,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tonic::body::Body;
 use tonic::transport::server::Connected;
-use tonic_rdma_fabric::LogThrottle;
+use tonic_rdma_memory::throttled;
 use tonic_rdma_proto::Side;
 use tower::{Layer, Service};
 
 use crate::bootstrap::capture::Capture;
 use crate::bootstrap::gateways::Gateways;
-use crate::bootstrap::pb::bootstrap_server::BootstrapServer;
+use crate::bootstrap::limited::LimitedOffers;
 use crate::bootstrap::service::{OfferService, Offering};
 use crate::bootstrap::stock_calls::StockCalls;
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
@@ -29,7 +29,7 @@ use crate::path::Path;
 use crate::path::policy::{EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::server::builder::Server;
-use crate::server::fast_path::{FastPath, Limits};
+use crate::server::fast_path::{FastPath, Limits, Logging};
 use crate::server::incoming::Accepting;
 use crate::server::stack::Layered;
 use crate::tcp::body::TcpCalls;
@@ -46,7 +46,7 @@ pub(super) type Never = Pending<()>;
 /// `with_offer` makes of the Offer.
 pub(super) async fn serve<L, S, I, IO, IE, F, ResBody>(
     server: Server<L>,
-    with_offer: impl FnOnce(BootstrapServer<OfferService>) -> S,
+    with_offer: impl FnOnce(LimitedOffers) -> S,
     incoming: I,
     bound: Option<SocketAddr>,
     signal: Option<F>,
@@ -89,8 +89,9 @@ where
         gateways.clone(),
         stock_calls.clone(),
         settings.offer_through_gateways,
+        settings.plaintext,
     );
-    let offer = BootstrapServer::new(offers);
+    let offer = LimitedOffers::new(offers);
     // One service for both paths: layers with state see every call.
     let layered = layers.service(with_offer(offer));
 
@@ -103,7 +104,7 @@ where
     match off {
         Some(why) => {
             metrics::fallback(Side::Server, &Reason::new(ReasonCode::Policy, why));
-            tracing::info!(path = "tcp", why, "clients stay on TCP");
+            throttled!(info, path = "tcp", why, "clients stay on TCP");
             // The end of this function waits for every clone of it.
             drop(alive);
         }
@@ -118,7 +119,7 @@ where
                 offering: offering.clone(),
                 drain: draining,
                 methods: methods.clone(),
-                refusals: LogThrottle::new(),
+                log: Logging::default(),
                 _alive: alive,
             };
             tasks.start(fast, policy, bound, Layered::new(layered.clone())).await?;

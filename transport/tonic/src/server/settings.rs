@@ -7,6 +7,7 @@ use http::Request;
 
 use crate::context::Context;
 use crate::land_in::allocators::Allocators;
+use crate::path::plaintext::Plaintext;
 use crate::path::policy::{FabricKind, Policy};
 use crate::telemetry::stats::ServerStats;
 
@@ -40,6 +41,7 @@ pub(super) struct Settings {
     pub(super) ack_timeout: Option<Duration>,
     pub(super) type_of_service: Option<u8>,
     pub(super) copy_on_delivery: bool,
+    pub(super) plaintext: Plaintext,
     pub(super) allocators: Arc<Allocators>,
     pub(super) offer_through_gateways: bool,
     pub(super) tcp_nodelay_off: bool,

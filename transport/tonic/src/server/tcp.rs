@@ -10,9 +10,9 @@ use crate::server::builder::Server;
 impl<L> Server<L> {
     /// Configure TLS for this server (TCP side).
     ///
-    /// The fast path carries no TLS: only clients that received a ticket over a TLS connection
-    /// which this configuration accepted are admitted, and its bytes are as private as the RDMA
-    /// network is.
+    /// The fast path carries no TLS. Only clients that received a ticket over a TLS connection
+    /// which this configuration accepted are admitted, to shared memory, and to RDMA only where
+    /// both programs have [agreed to plain text](Server::plaintext_rdma).
     ///
     /// # Errors
     ///
@@ -25,7 +25,23 @@ impl<L> Server<L> {
     ) -> Result<Self, Error> {
         crate::tls::for_server()?;
         self.tcp = self.tcp.tls_config(tls_config)?;
+        self.shared.plaintext.tls = true;
         Ok(self)
+    }
+
+    /// Whether calls of clients that came by TLS may go over RDMA in plain text (fast path). Off by
+    /// default: such clients get shared memory or TCP, with the reason
+    /// [`NotEncrypted`](crate::ReasonCode::NotEncrypted), and a server with
+    /// [`tls_config`](Server::tls_config) does not listen on RDMA devices.
+    ///
+    /// The client has to say so as well:
+    /// [`Endpoint::plaintext_rdma`](crate::Endpoint::plaintext_rdma). Connections that the server
+    /// is given ([`Router::serve_with_incoming`](crate::Router::serve_with_incoming)) are known to
+    /// use TLS if they are streams of tokio-rustls.
+    #[must_use]
+    pub fn plaintext_rdma(mut self, allow: bool) -> Self {
+        self.shared.plaintext.agreed = allow;
+        self
     }
 
     /// Limit the number of concurrent TCP connections. Further ones are closed as they are

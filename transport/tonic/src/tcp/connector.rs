@@ -7,7 +7,7 @@ use std::any::Any;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use http::Uri;
@@ -16,25 +16,54 @@ use tokio::net::TcpStream;
 use tonic::transport::Channel;
 use tower::Service;
 
+use crate::path::Path;
+use crate::path::plaintext::Plaintext;
+
 /// A channel over TCP.
 #[derive(Debug, Clone)]
 pub(crate) struct TcpChannel {
     pub(crate) channel: Channel,
     pub(crate) local_addr: LocalAddr,
+    pub(crate) plaintext: Plaintext,
 }
 
-/// The local address of the newest connection of a channel. `None` before the first connection, and
-/// if the transport's TCP address is unknown.
+impl TcpChannel {
+    /// Whether this end may not use `path` after an Offer over this channel.
+    pub(crate) fn denies(&self, path: Path) -> bool {
+        self.plaintext.denies(path, self.local_addr.is_by_tls())
+    }
+}
+
+/// The newest connection of a channel, as its connector made it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LocalAddr(Arc<Mutex<Option<SocketAddr>>>);
+pub(crate) struct LocalAddr(Arc<Mutex<Made>>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Made {
+    /// `None` before the first connection, and if the transport's TCP address is unknown.
+    addr: Option<SocketAddr>,
+    /// One of the connections so far was a stream of TLS that the connector made itself.
+    by_tls: bool,
+}
 
 impl LocalAddr {
+    /// The local address of the newest connection.
     pub(crate) fn get(&self) -> Option<SocketAddr> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock().addr
     }
 
-    fn set(&self, addr: Option<SocketAddr>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = addr;
+    /// Whether the connector is known to make TLS connections, apart from tonic's own TLS.
+    pub(crate) fn is_by_tls(&self) -> bool {
+        self.lock().by_tls
+    }
+
+    fn set(&self, made: Made) {
+        let mut last = self.lock();
+        *last = Made { by_tls: made.by_tls || last.by_tls, ..made };
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Made> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -70,23 +99,25 @@ where
         let local_addr = self.local_addr.clone();
         Box::pin(async move {
             let io = connecting.await?;
-            local_addr.set(addr_of(&io));
+            local_addr.set(made(&io));
             Ok(io)
         })
     }
 }
 
-/// The local address of a stream, for the types that connectors usually return.
-fn addr_of(io: &dyn Any) -> Option<SocketAddr> {
+/// Describes a stream, of the types that connectors usually return.
+fn made(io: &dyn Any) -> Made {
     #[cfg(feature = "_tls-any")]
     {
         use tokio_rustls::{TlsStream, client};
+        let by_tls = |tcp: &TcpStream| Made { addr: tcp.local_addr().ok(), by_tls: true };
         if let Some(io) = io.downcast_ref::<TokioIo<client::TlsStream<TcpStream>>>() {
-            return io.inner().get_ref().0.local_addr().ok();
+            return by_tls(io.inner().get_ref().0);
         }
         if let Some(io) = io.downcast_ref::<TokioIo<TlsStream<TcpStream>>>() {
-            return io.inner().get_ref().0.local_addr().ok();
+            return by_tls(io.inner().get_ref().0);
         }
     }
-    io.downcast_ref::<TokioIo<TcpStream>>()?.inner().local_addr().ok()
+    let tcp = io.downcast_ref::<TokioIo<TcpStream>>();
+    Made { addr: tcp.and_then(|io| io.inner().local_addr().ok()), by_tls: false }
 }

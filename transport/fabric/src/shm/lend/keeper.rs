@@ -13,7 +13,7 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use slab::Slab;
-use tonic_rdma_memory::LendableBytes;
+use tonic_rdma_memory::{LendableBytes, throttled};
 
 /// Bytes of the thread's stack.
 const STACK_SIZE: usize = 128 << 10;
@@ -44,7 +44,7 @@ pub(super) fn keep(reader: PipeReader, leases: Slab<LendableBytes>) {
         // A byte at a time: the thread reads it before it takes what was added. So the pipe is
         // never full.
         if !is_told && let Err(error) = thread.write_all(&[0]) {
-            tracing::error!(%error, "the thread that keeps lent memory is not woken");
+            throttled!(error, %error, "the thread that keeps lent memory is not woken");
         }
         return;
     }
@@ -55,7 +55,7 @@ pub(super) fn keep(reader: PipeReader, leases: Slab<LendableBytes>) {
     match started {
         Ok(waker) => keeper.thread = Some(waker),
         // They stay, and the next ones bring a thread.
-        Err(error) => tracing::warn!(%error, "no thread to wait for the readers of lent memory"),
+        Err(error) => throttled!(warn, %error, "no thread to wait for the readers of lent memory"),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -132,6 +133,37 @@ impl Drop for Entry {
     }
 }
 
+/// A file that is lent, for those who map it one after another.
+type Turn = Arc<Mutex<Weak<PeerMap>>>;
+
+/// Files that are lent by one connection or several.
+struct Lent {
+    turns: BTreeMap<FileId, Turn>,
+    /// Number of turns at which those of files that are not mapped any more are dropped.
+    full: usize,
+}
+
+static LENT: Mutex<Lent> = Mutex::new(Lent { turns: BTreeMap::new(), full: MIN_TURNS });
+
+/// Least number of turns at which some are dropped.
+const MIN_TURNS: usize = 64;
+
+impl Lent {
+    fn turn(file: FileId) -> Turn {
+        let mut lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
+        if lent.turns.len() >= lent.full {
+            // A turn that nobody else has is not locked.
+            lent.turns.retain(|_, turn| {
+                let is_mapped =
+                    |turn: &Turn| turn.try_lock().is_ok_and(|map| map.strong_count() > 0);
+                Arc::strong_count(turn) > 1 || is_mapped(turn)
+            });
+            lent.full = (2 * lent.turns.len()).max(MIN_TURNS);
+        }
+        lent.turns.entry(file).or_default().clone()
+    }
+}
+
 /// A file of a peer's, mapped. No file is mapped twice, but for those that several connections may
 /// give, and all peers together have a quarter of
 /// the mappings that the process may have. It is unmapped by a thread that may take its time.
@@ -167,17 +199,16 @@ impl PeerMap {
         user: u32,
         others: usize,
     ) -> io::Result<Arc<PeerMap>> {
-        static LENT: Mutex<BTreeMap<FileId, Weak<PeerMap>>> = Mutex::new(BTreeMap::new());
         let stat = fstat(&file)?;
-        let id = (stat.st_dev, stat.st_ino);
-        // Held while the file is mapped, which only a memory file is: another connection waits.
-        let mut lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(map) = lent.get(&id).and_then(Weak::upgrade).filter(|map| map.len() == len) {
+        let turn = Lent::turn((stat.st_dev, stat.st_ino));
+        // Held while the file is mapped, which may take long: those who lend the same file wait,
+        // and nobody else.
+        let mut lent = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(map) = lent.upgrade().filter(|map| map.len() == len) {
             return Ok(map);
         }
         let map = Arc::new(Self::lent_apart(file, len, user, others)?);
-        lent.retain(|_, map| map.strong_count() > 0);
-        lent.insert(id, Arc::downgrade(&map));
+        *lent = Arc::downgrade(&map);
         Ok(map)
     }
 
@@ -199,9 +230,10 @@ impl PeerMap {
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user })
     }
 
-    /// The first byte. Other processes may write to what lies there.
+    /// The first byte, never null. Other processes may write to what lies there.
     pub(crate) fn ptr(&self) -> *const u8 {
-        self.mapped.as_ref().map_or(std::ptr::null(), |(map, _)| map.ptr())
+        let none = || NonNull::<u8>::dangling().as_ptr().cast_const();
+        self.mapped.as_ref().map_or_else(none, |(map, _)| map.ptr())
     }
 
     /// Bytes.
@@ -251,6 +283,11 @@ impl Drop for PeerMap {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create,
+    };
     use tonic_rdma_memory::memfd::sealed;
 
     use super::*;
@@ -265,6 +302,49 @@ mod tests {
         while PeerMap::new(&file, 4096, 0, Usage::Ring).is_err() {
             std::thread::yield_now();
         }
+    }
+
+    /// A file that can be lent.
+    fn lendable() -> OwnedFd {
+        let file = memfd_create(c"test", MemfdFlags::ALLOW_SEALING).unwrap();
+        fallocate(&file, FallocateFlags::empty(), 0, 4096).unwrap();
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+        fcntl_add_seals(&file, seals).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_file_that_takes_long_to_map_holds_up_no_other() {
+        let (slow, quick) = (lendable(), lendable());
+        let stat = fstat(&slow).unwrap();
+        let turn = Lent::turn((stat.st_dev, stat.st_ino));
+        let mapping = turn.lock().unwrap();
+        // Another user's file, and another of the same user.
+        let first = PeerMap::lent(&quick, 4096, 1, 0).unwrap();
+        let again = PeerMap::lent(&quick, 4096, 2, 0).unwrap();
+        assert!(Arc::ptr_eq(&first, &again));
+        drop(mapping);
+        let map = PeerMap::lent(&slow, 4096, 1, 1).unwrap();
+        assert!(!Arc::ptr_eq(&first, &map));
+    }
+
+    #[test]
+    fn turns_of_files_that_are_gone_are_dropped() {
+        let kept = lendable();
+        let map = PeerMap::lent(&kept, 4096, 1, 0).unwrap();
+        for _ in 0..20 * MIN_TURNS {
+            PeerMap::lent(lendable(), 4096, 1, 0).unwrap();
+            let lent = LENT.lock().unwrap();
+            assert!(lent.turns.len() <= lent.full);
+        }
+        assert!(LENT.lock().unwrap().full < 10 * MIN_TURNS);
+        assert!(Arc::ptr_eq(&map, &PeerMap::lent(&kept, 4096, 1, 0).unwrap()));
+    }
+
+    #[test]
+    fn what_is_not_mapped_is_an_empty_slice_and_not_null() {
+        let none = PeerMap { mapped: None, user: 0 };
+        assert!(none.len() == 0 && !none.ptr().is_null());
     }
 
     /// As many connections as `greedy` give chunks as long as they can; then one comes that wants

@@ -24,6 +24,8 @@
 //! | waits | a job is queued | works |
 //! | waits | [`IDLE_TIMEOUT`] has passed | ends |
 
+use tonic_rdma_memory::throttled;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -155,7 +157,7 @@ impl ThreadPool {
             *busy.entry(user).or_default() += 1;
             drop(state);
             if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                tracing::error!("a job for descriptors of a peer panicked");
+                throttled!(error, "a job for descriptors of a peer panicked");
             }
             state = self.lock();
             count_down(&mut state.busy, user);

@@ -184,7 +184,7 @@ impl Drop for RawId {
         // SAFETY: the id is alive, its queue pair is destroyed, and whoever has read an event of it
         // acknowledges it without waiting for this; not used afterwards.
         if let Err(error) = check(unsafe { rdma_sys::rdma_destroy_id(self.as_ptr()) }) {
-            tracing::warn!(%error, "rdma_destroy_id failed; the id is leaked");
+            tonic_rdma_memory::throttled!(warn, %error, "rdma_destroy_id failed; the id is leaked");
         }
     }
 }

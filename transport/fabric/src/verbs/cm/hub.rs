@@ -232,7 +232,7 @@ impl Reactor {
                 }
                 Err(error) => {
                     // Whoever polls an id hears of it too.
-                    tracing::error!(%error, "rdma_get_cm_event failed");
+                    tonic_rdma_memory::throttled!(error, %error, "rdma_get_cm_event failed");
                     return Poll::Ready(());
                 }
             }

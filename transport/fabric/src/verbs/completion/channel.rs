@@ -91,7 +91,11 @@ impl Drop for CompChannel {
         // SAFETY: its queues are destroyed: each keeps the channel until then.
         match unsafe { rdma_sys::ibv_destroy_comp_channel(self.channel.as_ptr()) } {
             0 => {}
-            errno => tracing::warn!(errno, "ibv_destroy_comp_channel failed; it is leaked"),
+            errno => tonic_rdma_memory::throttled!(
+                warn,
+                errno,
+                "ibv_destroy_comp_channel failed; it is leaked"
+            ),
         }
     }
 }

@@ -73,6 +73,26 @@ impl Cq {
     }
 }
 
+/// Reads a work completion. Of one with an error verbs leaves all other fields undefined, which
+/// are not read (ibv_poll_cq(3)); the length is that of a received message.
+///
+/// # Safety
+/// ibv_poll_cq has written it.
+unsafe fn read(wc: &MaybeUninit<rdma_sys::ibv_wc>) -> Completed {
+    let wc = wc.as_ptr();
+    // SAFETY: these fields are written in any case.
+    let (qp_num, wr_id, status, vendor_err) =
+        unsafe { ((*wc).qp_num, (*wc).wr_id, (*wc).status, (*wc).vendor_err) };
+    let succeeded = status == ibv_wc_status::IBV_WC_SUCCESS;
+    let received = wr_id & RECV != 0;
+    let byte_len = match succeeded && received {
+        // SAFETY: a RECV that has succeeded has its length.
+        true => unsafe { (*wc).byte_len },
+        false => 0,
+    };
+    Completed { qp_num, wr_id, status, vendor_err, byte_len, is_message: !succeeded || received }
+}
+
 impl Queue for Cq {
     fn take(&mut self, mut each: impl FnMut(&Completed)) -> io::Result<usize> {
         let mut wcs = [const { MaybeUninit::<rdma_sys::ibv_wc>::uninit() }; BATCH];
@@ -83,15 +103,7 @@ impl Queue for Cq {
         let n = usize::try_from(n).map_err(|_| io::Error::from_raw_os_error(n.saturating_abs()))?;
         for wc in wcs.iter().take(n) {
             // SAFETY: ibv_poll_cq has written the first n.
-            let wc = unsafe { wc.assume_init_ref() };
-            each(&Completed {
-                qp_num: wc.qp_num,
-                wr_id: wc.wr_id,
-                status: wc.status,
-                vendor_err: wc.vendor_err,
-                byte_len: wc.byte_len,
-                is_message: wc.status != ibv_wc_status::IBV_WC_SUCCESS || wc.wr_id & RECV != 0,
-            });
+            each(&unsafe { read(wc) });
         }
         Ok(n)
     }
@@ -114,7 +126,46 @@ impl Drop for Cq {
         // SAFETY: its queue pairs are destroyed: each keeps the queue until then.
         match unsafe { rdma_sys::ibv_destroy_cq(self.cq.as_ptr()) } {
             0 => {}
-            errno => tracing::warn!(errno, "ibv_destroy_cq failed; it is leaked"),
+            errno => {
+                tonic_rdma_memory::throttled!(warn, errno, "ibv_destroy_cq failed; it is leaked")
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_is_read_of_received_messages_alone() {
+        const GARBAGE: u32 = 0xdead_beef;
+        let read = |wr_id: u64, status: u32| {
+            let mut wc = MaybeUninit::<rdma_sys::ibv_wc>::uninit();
+            let at = wc.as_mut_ptr();
+            // SAFETY: the fields lie in `wc`. Only those are written that verbs defines for an
+            // error, and the length.
+            unsafe {
+                (&raw mut (*at).wr_id).write(wr_id);
+                (&raw mut (*at).status).write(status);
+                (&raw mut (*at).vendor_err).write(7);
+                (&raw mut (*at).qp_num).write(9);
+                (&raw mut (*at).byte_len).write(GARBAGE);
+                super::read(&wc)
+            }
+        };
+        let ok = ibv_wc_status::IBV_WC_SUCCESS;
+        for error in [ibv_wc_status::IBV_WC_WR_FLUSH_ERR, ibv_wc_status::IBV_WC_REM_ACCESS_ERR] {
+            for wr_id in [RECV | 3, 3] {
+                let completed = read(wr_id, error);
+                assert_eq!((completed.byte_len, completed.is_message), (0, true));
+                assert_eq!(
+                    (completed.qp_num, completed.wr_id, completed.vendor_err),
+                    (9, wr_id, 7)
+                );
+            }
+        }
+        assert_eq!(read(3, ok).byte_len, 0);
+        assert_eq!(read(RECV | 3, ok).byte_len, GARBAGE);
     }
 }

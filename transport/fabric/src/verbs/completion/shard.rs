@@ -247,7 +247,11 @@ impl Shard {
             tracing::debug!(device = self.device.name, %error, "no asynchronous events any more");
         }
         for queue in failed {
-            tracing::error!(device = self.device.name, "a completion queue has overrun");
+            tonic_rdma_memory::throttled!(
+                error,
+                device = self.device.name,
+                "a completion queue has overrun"
+            );
             queue.dispatch().fail(Failure::Overrun, wake);
         }
     }
@@ -287,7 +291,7 @@ impl Reactor {
             // Without a channel to wait for, links poll by themselves: see the drop.
             let Ok(mut guard) = ready else { return Poll::Ready(()) };
             if let Err(error) = shard.take_events(fired) {
-                tracing::error!(device = shard.device.name, %error, "ibv_get_cq_event failed");
+                tonic_rdma_memory::throttled!(error, device = shard.device.name, %error, "ibv_get_cq_event failed");
                 let failure = Failure::from(error);
                 shard.all().iter().for_each(|queue| queue.dispatch().fail(failure, wake));
                 wake_all(wake);
@@ -302,7 +306,7 @@ impl Reactor {
                 Ok(Next::Wait) => {}
                 Ok(Next::LookAgain) => self.looking.push(Arc::downgrade(&queue)),
                 Err(error) => {
-                    tracing::error!(device = shard.device.name, %error, "a completion queue failed");
+                    tonic_rdma_memory::throttled!(error, device = shard.device.name, %error, "a completion queue failed");
                     queue.dispatch().fail(error.into(), wake);
                 }
             }

@@ -342,7 +342,12 @@ impl Qp {
                 self.destroyed = true;
                 self.cq.leave();
             }
-            errno => tracing::error!(device = self.device.name, errno, "ibv_destroy_qp failed"),
+            errno => tonic_rdma_memory::throttled!(
+                error,
+                device = self.device.name,
+                errno,
+                "ibv_destroy_qp failed"
+            ),
         }
         self.destroyed
     }

@@ -22,7 +22,7 @@ pub struct OfferRequest {
     #[prost(uint32, tag = "2")]
     pub version_max: u32,
     /// Fabrics that the client has, best first: "shm", "verbs", "sim". Names that the server does not
-    /// know are skipped.
+    /// know are skipped. At most eight, and a request has at most 4096 bytes.
     #[prost(string, repeated, tag = "3")]
     pub fabrics: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// The client's own end of the TCP connection that carries this Offer, as the client sees it;
@@ -73,7 +73,8 @@ pub struct Grant {
     /// How long the ticket is good for, in milliseconds from now.
     #[prost(uint32, tag = "2")]
     pub lifetime_ms: u32,
-    /// Where to connect to. Fabrics that the client does not know are skipped.
+    /// Where to connect to. Fabrics that the client does not know are skipped. An answer has at most
+    /// 8192 bytes: addresses for which there is no room are left out.
     #[prost(message, repeated, tag = "3")]
     pub fabrics: ::prost::alloc::vec::Vec<FabricOffer>,
     /// Why other fabrics that the client asked for are not offered.

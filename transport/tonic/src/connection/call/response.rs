@@ -5,6 +5,7 @@ use std::task::Context;
 use http::Response;
 use tonic::Status;
 use tonic::body::Body;
+use tonic_rdma_memory::throttled;
 use tonic_rdma_proto::{ResetCode, SendError, Side};
 
 use crate::codec::{BodyEncoder, Call, HEADER, is_plain_grpc};
@@ -77,7 +78,7 @@ pub(in crate::connection) fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bo
 
 /// Answers with a status, as the response cannot be sent.
 fn refuse(stream: &StreamRef, status: Status) {
-    tracing::warn!(%status, "a response cannot be sent");
+    throttled!(warn, %status, "a response cannot be sent");
     let mut state = stream.shared.lock();
     let response: Response<Body> = status.into_http();
     let sent = headers::encode_response(&response.into_parts().0)

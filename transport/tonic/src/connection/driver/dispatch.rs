@@ -1,7 +1,8 @@
 //! Received messages to the protocol, and its events to their streams.
 
 use tonic::Status;
-use tonic_rdma_fabric::{Completion, Link, LinkError, LogThrottle};
+use tonic_rdma_fabric::{Completion, Link, LinkError};
+use tonic_rdma_memory::{LogThrottle, throttled};
 use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, StreamId};
 
 use crate::codec::Part;
@@ -10,10 +11,13 @@ use crate::connection::driver::scratch;
 use crate::connection::receive::landing::Granted;
 use crate::connection::receive::unread::Place;
 use crate::connection::state::{ConnectionState, Life};
+use crate::path::peer_text::{PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
 
 /// Lines about peers that break the protocol: a peer that reconnects must not fill the disk.
 static BREACHES: LogThrottle = LogThrottle::new();
+/// Lines about peers that close a connection with an error.
+static CLOSED: LogThrottle = LogThrottle::new();
 
 impl ConnectionState {
     /// Acts on what the link has reported.
@@ -80,9 +84,7 @@ impl ConnectionState {
     /// Ends the connection of a peer that broke the protocol.
     pub(in crate::connection) fn breached(&mut self, breach: &Breach) {
         let peer = &self.peer;
-        if let Some(suppressed) = BREACHES.pass() {
-            tracing::warn!(%peer, %breach, suppressed, "the peer broke the protocol; closing the connection");
-        }
+        throttled!(in BREACHES, warn, %peer, %breach, "the peer broke the protocol; closing the connection");
         let reason =
             Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
         self.end(Life::Closing(reason));
@@ -136,15 +138,18 @@ impl ConnectionState {
                     io.fault.get_or_insert(Fault::Refused(unsent));
                 }),
                 Event::GoAway { code, text } => {
-                    tracing::debug!(peer = %self.peer, %code, text, "the peer goes away");
+                    let text = PeerText(&text, SHORT);
+                    tracing::debug!(peer = %self.peer, %code, %text, "the peer goes away");
                     self.wake_driver();
                 }
                 Event::Closed { code: CloseCode::Ok, text } => {
+                    let text = PeerText(&text, SHORT).to_string();
                     tracing::debug!(peer = %self.peer, text, "the peer closed the connection in good order");
                     self.end(Life::Dead(Reason::from_peer(ReasonCode::GoAway, text)));
                 }
                 Event::Closed { code, text } => {
-                    tracing::warn!(peer = %self.peer, %code, text, "the peer closed the connection");
+                    let text = PeerText(&text, SHORT);
+                    throttled!(in CLOSED, warn, peer = %self.peer, %code, %text, "the peer closed the connection");
                     let detail = format!("closed by the peer ({code}): {text} ({})", self.peer);
                     let reason = match code {
                         CloseCode::Resources => ReasonCode::PoolExhausted,

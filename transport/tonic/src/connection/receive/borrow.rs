@@ -3,6 +3,7 @@
 use std::task::Context;
 
 use tonic_rdma_fabric::{Lent, Link};
+use tonic_rdma_memory::throttled;
 use tonic_rdma_proto::{CloseCode, Flow, LentBody, LentPlace, StreamId};
 
 use crate::codec::{LentPiece, Part};
@@ -24,7 +25,7 @@ impl ConnectionState {
             }
             Err(error) => {
                 let text = error.to_string();
-                tracing::warn!(peer = %self.peer, %error, "the peer lends what is not there; closing the connection");
+                throttled!(warn, peer = %self.peer, %error, "the peer lends what is not there; closing the connection");
                 self.conn.close(CloseCode::Breach, &text);
                 self.end(Life::Closing(Reason::from_peer(ReasonCode::LinkLost, text)));
             }

@@ -1,8 +1,8 @@
 //! Grants: landing memory for what the peer wants to write.
 
 use tonic::Status;
-use tonic_rdma_fabric::{Link, LogThrottle};
-use tonic_rdma_memory::{LandingBuf, RegisterError};
+use tonic_rdma_fabric::Link;
+use tonic_rdma_memory::{LandingBuf, LogThrottle, RegisterError, throttled};
 use tonic_rdma_proto::{CloseCode, GrantMemory, LandingWant, ResetCode, StreamId, WantKey};
 
 use crate::connection::receive::landing::Granted;
@@ -145,9 +145,7 @@ impl ConnectionState {
         match key {
             WantKey::Stream(id) => self.refuse_bulk(id, error),
             WantKey::Standing => {
-                if let Some(suppressed) = UNREGISTERED.pass() {
-                    tracing::warn!(%error, suppressed, "no standing grants: landing memory cannot be registered");
-                }
+                throttled!(in UNREGISTERED, warn, %error, "no standing grants: landing memory cannot be registered");
                 self.conn.recall_standing();
             }
         }
@@ -161,9 +159,7 @@ impl ConnectionState {
             self.conn.close(CloseCode::Resources, &text);
             return self.end(Life::Closing(Reason::new(ReasonCode::Memlock, text)));
         }
-        if let Some(suppressed) = UNREGISTERED.pass() {
-            tracing::warn!(%error, stream = %id, suppressed, "landing memory cannot be registered; the call fails");
-        }
+        throttled!(in UNREGISTERED, warn, %error, stream = %id, "landing memory cannot be registered; the call fails");
         let status =
             Status::resource_exhausted(format!("no memory to receive the message: {error}"));
         self.conn.reset(id, ResetCode::ENHANCE_YOUR_CALM);

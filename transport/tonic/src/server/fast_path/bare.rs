@@ -6,7 +6,7 @@
 use tokio::sync::OwnedSemaphorePermit;
 use tonic_rdma_fabric::bare::{self, BareError, Limits};
 use tonic_rdma_fabric::{Incoming, LinkError};
-use tonic_rdma_memory::Pool;
+use tonic_rdma_memory::{Pool, throttled};
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
 use super::{ACCEPT_LIMIT, FastPath, draining};
@@ -50,10 +50,10 @@ impl FastPath {
                 Ok(()) | Err(BareError::Link(LinkError::Disconnected { .. })) => {
                     tracing::debug!(%peer, "bare connection closed");
                 }
-                Err(error) => tracing::info!(%peer, %error, "bare connection ended"),
+                Err(error) => throttled!(in self.log.ends, info, %peer, %error, "bare connection ended"),
             },
             () = tokio::time::sleep(LIMIT) => {
-                tracing::info!(%peer, limit_s = LIMIT.as_secs(), "bare connection closed: too old");
+                throttled!(in self.log.ends, info, %peer, limit_s = LIMIT.as_secs(), "bare connection closed: too old");
             }
             () = draining(self.drain.clone()) => {}
         }

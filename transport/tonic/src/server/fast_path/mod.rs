@@ -13,21 +13,22 @@ use http::Extensions;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, LogThrottle, ShmAddr, Transport,
+    Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, ShmAddr, Transport,
 };
-use tonic_rdma_memory::Pool;
+use tonic_rdma_memory::{LogThrottle, Pool, throttled};
 use tonic_rdma_proto::hello::HelloError;
 use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side};
 
 use self::listeners::{ListenerKey, Listeners};
 use crate::bootstrap::bare::BareTicket;
-use crate::bootstrap::service::{Listening, Offer, Offering};
+use crate::bootstrap::service::{Listening, Offer, Offering, StaysOnHost};
 use crate::bootstrap::tickets::{Ticket, Tickets};
 use crate::codec::Methods;
 use crate::connect_info::{ConnectionPool, RdmaConnectInfo};
 use crate::connection::{Accepted, ConnectionConfig};
 use crate::context::{Context, ListenTarget};
 use crate::path::Path;
+use crate::path::plaintext;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::server::settings::{MAX_CONNECTIONS, Settings};
@@ -55,10 +56,20 @@ pub(super) struct FastPath {
     pub(super) limits: Limits,
     pub(super) drain: watch::Receiver<bool>,
     pub(super) methods: Arc<Methods>,
-    /// Limits log lines about refused and failed connections: a flood must not fill the disk.
-    pub(super) refusals: LogThrottle,
+    pub(super) log: Logging,
     /// Every connection holds it through the `Arc` of this; shutdown waits until it is dropped.
     pub(super) _alive: mpsc::Sender<Infallible>,
+}
+
+/// Limits the log lines of one server.
+#[derive(Default)]
+pub(super) struct Logging {
+    /// Connections that are refused, or do not come about.
+    refusals: LogThrottle,
+    /// Connections that end.
+    ends: LogThrottle,
+    /// Listeners, which begin and end as devices and addresses do.
+    listeners: LogThrottle,
 }
 
 impl FastPath {
@@ -79,6 +90,11 @@ impl FastPath {
         bound: Option<SocketAddr>,
         listeners: &mut Listeners,
     ) -> Result<(), Reason> {
+        if self.settings.plaintext.denies(path, false) {
+            // Whoever has no device hears of that first.
+            self.context.check(path, self.env_device.as_deref()).await?;
+            return Err(plaintext::denied_by_server());
+        }
         let ip = bound.map(|a| a.ip().to_canonical()).filter(|ip| !ip.is_unspecified());
         let port = bound.map_or(0, |a| a.port());
         let targets = match self.context.local(path, ip, self.env_device.as_deref()).await {
@@ -105,16 +121,16 @@ impl FastPath {
                 Ok((listening, listener)) => {
                     match &listening {
                         Listening::Ip { addr, device, transport } => {
-                            tracing::info!(%path, device, transport, %addr, "fast path offered");
+                            throttled!(in self.log.listeners, info, %path, device, transport, %addr, "fast path offered");
                         }
                         Listening::Shm { socket, .. } => {
-                            tracing::info!(%path, socket, "fast path offered")
+                            throttled!(in self.log.listeners, info, %path, socket, "fast path offered")
                         }
                     }
                     listeners.add(key, listening, listener, pool);
                 }
                 Err(error) => {
-                    tracing::warn!(device = fabric.name(), ?addr, %error, "cannot listen");
+                    throttled!(in self.log.listeners, warn, device = fabric.name(), ?addr, %error, "cannot listen");
                     failed = Some(crate::path::from_error::fabric(error));
                 }
             }
@@ -159,7 +175,7 @@ impl FastPath {
     ) {
         let mut changes = self.context.changes(path);
         let fast = self.clone();
-        let accept = move |incoming, pool| fast.take(incoming, pool, layered.clone());
+        let accept = move |incoming, pool| fast.take(path, incoming, pool, layered.clone());
         let mut logged = None;
         let mut listeners = started.unwrap_or_default();
         let mut outcome = match listeners.is_empty() {
@@ -178,13 +194,13 @@ impl FastPath {
                 }
                 Err(reason) => {
                     logged = Some(reason.code());
-                    tracing::warn!(%path, code = reason.code().as_str(), %reason, cure = reason.cure(),
+                    throttled!(in self.log.listeners, warn, %path, code = reason.code().as_str(), %reason, cure = reason.cure(),
                         "fast path not offered: clients go without it");
                 }
             }
             tokio::select! {
                 reason = listeners.accept(accept.clone()) => {
-                    tracing::warn!(%path, %reason, "a listener has ended");
+                    throttled!(in self.log.listeners, warn, %path, %reason, "a listener has ended");
                     tokio::time::sleep(PAUSE).await;
                 }
                 () = changes.next() => {}
@@ -196,14 +212,14 @@ impl FastPath {
     }
 
     /// Checks a connect request, and serves the connection in a task of its own.
-    fn take(self: &Arc<Self>, mut incoming: Incoming, pool: Pool, layered: Layered) {
+    fn take(self: &Arc<Self>, path: Path, mut incoming: Incoming, pool: Pool, layered: Layered) {
         let this = self.clone();
         let Ok(handshake) = self.limits.handshakes.clone().try_acquire_owned() else {
             return self.refuse(incoming, Reject::Handshakes, &Reject::Handshakes.to_string());
         };
         tokio::spawn(async move {
             let peer = incoming.peer_addr();
-            let (hello, mut extensions) = match this.admit(&incoming) {
+            let (hello, mut extensions) = match this.admit(path, &incoming) {
                 Ok(admitted) => admitted,
                 Err((reject, why)) => return this.refuse(incoming, reject, &why),
             };
@@ -246,9 +262,7 @@ impl FastPath {
                     // There may be no other connection to do it.
                     pool.trim_now();
                     let reason = crate::path::from_error::connect(error);
-                    if let Some(suppressed) = this.refusals.pass() {
-                        tracing::warn!(%peer, %reason, suppressed, "fast path did not come about");
-                    }
+                    throttled!(in this.log.refusals, warn, %peer, %reason, "fast path did not come about");
                 }
             }
         });
@@ -258,15 +272,17 @@ impl FastPath {
         let (peer, counters) = (incoming.peer_addr(), self.settings.stats.tcp());
         counters.connections_refused.add(1);
         metrics::refused(reject);
-        if let Some(suppressed) = self.refusals.pass() {
-            tracing::warn!(%peer, why, suppressed, "fast path refused");
-        }
+        throttled!(in self.log.refusals, warn, %peer, why, "fast path refused");
         incoming.reject(&reject.encode());
     }
 
     /// Admits a request with a valid hello and ticket. Otherwise returns the rejection and its
     /// cause.
-    fn admit(&self, incoming: &Incoming) -> Result<(Hello, Extensions), (Reject, String)> {
+    fn admit(
+        &self,
+        path: Path,
+        incoming: &Incoming,
+    ) -> Result<(Hello, Extensions), (Reject, String)> {
         let hello = Hello::decode(incoming.private_data()).map_err(|error| {
             let reject = match error {
                 HelloError::Version { min, max } => Reject::Version { min, max },
@@ -277,10 +293,8 @@ impl FastPath {
         if *self.drain.borrow() {
             return Err((Reject::ShuttingDown, "shutting down".into()));
         }
-        let connection = self
-            .tickets
-            .redeem(&Ticket(hello.ticket), Instant::now())
-            .map_err(|refused| (Reject::Ticket, refused.to_string()))?;
+        let connection = redeem(&self.tickets, Ticket(hello.ticket), path)
+            .map_err(|why| (Reject::Ticket, why))?;
         Ok((hello, connection))
     }
 
@@ -325,12 +339,22 @@ impl FastPath {
             reason = serving => match reason.code() {
                 ReasonCode::LinkLost => {
                     own.counters.connections_lost.add(1);
-                    tracing::info!(peer = %ends, %reason, "fast path lost");
+                    throttled!(in self.log.ends, info, peer = %ends, %reason, "fast path lost");
                 }
                 _ => tracing::debug!(peer = %ends, %reason, "fast path closed"),
             },
             () = too_old => tracing::debug!(peer = %ends, "fast path closed: too old"),
         }
+    }
+}
+
+/// Uses a ticket up for a connection over `path`. The error says why it is not good for that.
+fn redeem(tickets: &Tickets, ticket: Ticket, path: Path) -> Result<Extensions, String> {
+    let mut connection =
+        tickets.redeem(&ticket, Instant::now()).map_err(|refused| refused.to_string())?;
+    match connection.remove::<StaysOnHost>() {
+        Some(StaysOnHost) if path.leaves_host() => Err(plaintext::denied_by_server().to_string()),
+        _ => Ok(connection),
     }
 }
 
@@ -412,5 +436,33 @@ async fn either(a: impl Future<Output = ()>, b: impl Future<Output = ()>) {
     tokio::select! {
         () = a => {}
         () = b => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::tickets::{Holder, LIFETIME};
+
+    /// A client may have found the address of a device otherwise than from its Offer.
+    #[tokio::test]
+    async fn a_ticket_for_shared_memory_alone_admits_to_no_device() {
+        let tickets = Tickets::new(4, LIFETIME);
+        let issue = |marked: bool| {
+            let mut identity = Extensions::new();
+            identity.insert(7_u32);
+            if marked {
+                identity.insert(StaysOnHost);
+            }
+            tickets.issue(identity, Holder::default(), Instant::now()).unwrap()
+        };
+        let ticket = issue(true);
+        let why = redeem(&tickets, ticket, Path::Verbs).unwrap_err();
+        assert!(why.starts_with("not-encrypted: "), "{why}");
+        assert_eq!(redeem(&tickets, ticket, Path::Shm).unwrap_err(), "ticket already used");
+        for (marked, path) in [(true, Path::Shm), (false, Path::Shm), (false, Path::Verbs)] {
+            let identity = redeem(&tickets, issue(marked), path).unwrap();
+            assert_eq!((identity.get(), identity.len()), (Some(&7_u32), 1));
+        }
     }
 }

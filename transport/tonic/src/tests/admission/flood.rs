@@ -118,22 +118,14 @@ async fn a_flood_of_offers_leaves_channels_alone() {
     let channel = world.connect(&serving).await;
     let served = Served::start(&channel);
     let mut hand = Hand::new(&world, &serving).await;
-    let mut granted = 0;
     for _ in 0..500 {
-        match hand.ask().await {
-            Outcome::Grant(_) => granted += 1,
-            Outcome::Refusal(refusal) => {
-                assert_eq!(refusal.code, "limit-reached");
-                assert!(refusal.detail.contains("8 tickets are outstanding"), "{refusal:?}");
-            }
-        }
+        let outcome = hand.ask().await;
+        assert!(matches!(outcome, Outcome::Grant(_)), "{outcome:?}");
     }
-    assert_eq!(granted, 8);
-    served.end().await;
-    // A channel from the flood's address is refused with that reason, and continues over TCP.
-    let other = world.endpoint(&serving).connect().await.unwrap();
-    check_refused(&other, "8 tickets are outstanding");
+    // A channel from the flood's address gets in as any other.
+    let other = world.connect(&serving).await;
     Client::new(other).all_kinds().await;
+    served.end().await;
 }
 
 #[tokio::test]

@@ -73,7 +73,7 @@ struct Running {
 impl Running {
     /// Starts a gateway that connects to the server by `endpoint`, and adds a header.
     async fn start(endpoint: &Endpoint, adds: Option<(&'static str, &'static str)>) -> Self {
-        let TcpChannel { channel, local_addr } =
+        let TcpChannel { channel, local_addr, .. } =
             endpoint.clone().local_address(Some(GATEWAY)).connect_tcp().await.unwrap();
         let adds =
             adds.map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)));
@@ -189,7 +189,8 @@ async fn a_guest_behind_a_gateway_does_not_get_its_certificate() {
         let tls = ServerTlsConfig::new()
             .identity(authority.identity("localhost"))
             .client_ca_root(authority.root());
-        let server = world.builder().tls_config(tls).unwrap().offer_through_gateways(opted_in);
+        let server = world.builder().tls_config(tls).unwrap().plaintext_rdma(true);
+        let server = server.offer_through_gateways(opted_in);
         let serving = serve(server).await;
         let tls = ClientTlsConfig::new()
             .ca_certificate(authority.root())

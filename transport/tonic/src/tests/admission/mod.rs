@@ -1,8 +1,11 @@
 //! Admission to the fast path, and its limits.
 
 mod bare;
+mod documented;
 mod flood;
 mod gateway;
+mod log_lines;
+mod offers;
 mod tickets;
 #[cfg(feature = "_tls-any")]
 mod tls;

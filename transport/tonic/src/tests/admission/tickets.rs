@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use tonic::{Response, Status};
 use tonic_rdma_fabric::{ConnectError, Connected, bare};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
@@ -10,7 +11,8 @@ use tonic_rdma_proto::{Accept, Hello, Reject};
 
 use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
 use crate::bootstrap::pb::offer_response::Outcome;
-use crate::bootstrap::pb::{self, fabric_offer};
+use crate::bootstrap::pb::{self, OfferRequest, OfferResponse, fabric_offer};
+use crate::bootstrap::tickets::CAPACITY;
 use crate::connection::ConnectionConfig;
 use crate::tests::support::echo::Echo;
 use crate::tests::support::logs::Logs;
@@ -40,18 +42,25 @@ impl<'a> Hand<'a> {
     }
 
     pub(crate) async fn ask(&mut self) -> Outcome {
+        self.offer(self.request(&["sim"])).await.unwrap().outcome.unwrap()
+    }
+
+    /// A request for an Offer that names `fabrics`.
+    pub(crate) fn request(&self, fabrics: &[&str]) -> OfferRequest {
         let client = self
             .states
             .map(|at| pb::TcpAddress { ip: at.ip().to_string(), port: at.port().into() });
-        let fabrics = vec!["sim".into()];
-        let request = pb::OfferRequest {
+        OfferRequest {
             version_min: VERSION_MIN.into(),
             version_max: VERSION_MAX.into(),
-            fabrics,
+            fabrics: fabrics.iter().map(|fabric| (*fabric).to_owned()).collect(),
             client,
             bare: self.bare,
-        };
-        self.bootstrap.offer(request).await.unwrap().into_inner().outcome.unwrap()
+        }
+    }
+
+    pub(crate) async fn offer(&mut self, request: OfferRequest) -> Result<OfferResponse, Status> {
+        self.bootstrap.offer(request).await.map(Response::into_inner)
     }
 
     /// Returns a ticket, and the address to use it at.
@@ -148,17 +157,42 @@ async fn an_expired_ticket_is_refused_and_logged() {
 
 #[tokio::test]
 async fn no_more_tickets_than_the_limit() {
+    let logs = Logs::capture();
     let world = World::new();
     let router = world.builder().tickets(2, LIMIT).add_service(Echo);
     let serving = Serving::start(router).await;
     let mut hand = Hand::new(&world, &serving).await;
     let (first, addr) = hand.ticket().await;
-    hand.ticket().await;
-    let Outcome::Refusal(refusal) = hand.ask().await else { panic!("granted") };
-    assert_eq!(refusal.code, "limit-reached");
-    assert!(refusal.detail.contains("2 tickets are outstanding"), "{refusal:?}");
-    hand.enter(addr, first).await.unwrap();
-    hand.ticket().await;
+    let (second, _) = hand.ticket().await;
+    let (third, _) = hand.ticket().await;
+    assert_eq!(hand.enter(addr, first).await.unwrap_err(), Reject::Ticket);
+    assert_eq!(logs.lines_with("ticket withdrawn: its TCP connection held the most").len(), 1);
+    for ticket in [second, third] {
+        hand.enter(addr, ticket).await.unwrap();
+    }
+}
+
+/// Whoever takes all tickets comes from the address of the others here, as all of a host do.
+#[tokio::test]
+async fn all_tickets_in_one_hand_keep_nobody_else_out() {
+    let world = World::new();
+    let serving = world.serve().await;
+    let mut hoarder = Hand::new(&world, &serving).await;
+    let mut first = None;
+    for _ in 0..CAPACITY {
+        let (ticket, addr) = hoarder.ticket().await;
+        first.get_or_insert((addr, ticket));
+    }
+    // Whose ticket is taken between the Offer and the connection has it still.
+    let mut slow = Hand::new(&world, &serving).await;
+    let (ticket, addr) = slow.ticket().await;
+    for _ in 0..100 {
+        hoarder.ticket().await;
+    }
+    slow.enter(addr, ticket).await.unwrap();
+    world.connect(&serving).await;
+    let (addr, oldest) = first.unwrap();
+    assert_eq!(hoarder.enter(addr, oldest).await.unwrap_err(), Reject::Ticket);
 }
 
 #[tokio::test]

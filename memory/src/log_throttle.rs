@@ -1,12 +1,37 @@
-//! Limits how often a line is logged that any client can cause, so that logs do not fill the disk.
+//! Limits how often a line is logged that a peer can cause, so that logs do not fill the disk.
+//!
+//! Libraries of this workspace log above DEBUG by [`throttled!`](crate::throttled) only, which
+//! `tests/source-rules` holds.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Lines that may be logged at once, after a pause.
-const BURST: u32 = 20;
-/// After the burst, one line is allowed in each period.
-const PERIOD: Duration = Duration::from_secs(1);
+/// Logs a line through a [`LogThrottle`](crate::LogThrottle), with the number of lines suppressed
+/// since the last one as the field `suppressed`.
+///
+/// The level is `warn`, `error` or `info`, and the rest is as the macro of that name in `tracing`
+/// takes it. Behind `in` stands the throttle; without it the line has one of its own, which all of
+/// the process share.
+///
+/// ```
+/// use tonic_rdma_memory::{LogThrottle, throttled};
+///
+/// let throttle = LogThrottle::new();
+/// throttled!(in throttle, warn, peer = 7, "the peer broke the protocol");
+/// throttled!(error, "the device has failed");
+/// ```
+#[macro_export]
+macro_rules! throttled {
+    (in $throttle:expr, $level:ident, $($line:tt)+) => {
+        if let Some(suppressed) = $throttle.pass() {
+            tracing::$level!(suppressed, $($line)+);
+        }
+    };
+    ($level:ident, $($line:tt)+) => {{
+        static THROTTLE: $crate::LogThrottle = $crate::LogThrottle::new();
+        $crate::throttled!(in THROTTLE, $level, $($line)+);
+    }};
+}
 
 /// Limits lines of one kind: 20 at once, then one a second. Suppressed lines are counted.
 #[derive(Debug, Default)]
@@ -22,6 +47,11 @@ struct State {
 }
 
 impl LogThrottle {
+    /// Lines that may be logged at once, after a pause.
+    pub const BURST: u32 = 20;
+    /// After the burst, one line is allowed in each period.
+    pub const PERIOD: Duration = Duration::from_secs(1);
+
     /// A throttle that has let nothing pass so far.
     pub const fn new() -> LogThrottle {
         LogThrottle(Mutex::new(State { used: 0, since: None, suppressed: 0 }))
@@ -35,15 +65,16 @@ impl LogThrottle {
     fn pass_at(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let since = *state.since.get_or_insert(now);
-        let periods = (now.saturating_duration_since(since).as_nanos() / PERIOD.as_nanos()) as u64;
+        let periods =
+            (now.saturating_duration_since(since).as_nanos() / Self::PERIOD.as_nanos()) as u64;
         match u32::try_from(periods).ok().filter(|periods| *periods < state.used) {
             Some(periods) => {
                 state.used -= periods;
-                state.since = Some(since + PERIOD * periods);
+                state.since = Some(since + Self::PERIOD * periods);
             }
             None => (state.used, state.since) = (0, Some(now)),
         }
-        if state.used >= BURST {
+        if state.used >= Self::BURST {
             state.suppressed += 1;
             return None;
         }

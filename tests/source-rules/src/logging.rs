@@ -1,0 +1,75 @@
+//! Lines that a peer can cause go through the throttle: in the libraries, `warn!`, `error!` and
+//! `info!` of tracing are called by `throttled!` of the crate memory alone.
+//!
+//! Which lines a peer can cause changes with the code around them, so the rule holds for all.
+
+use proc_macro2::{TokenStream, TokenTree};
+
+use crate::files::Source;
+
+/// Folders of the libraries.
+pub const FOLDERS: &[&str] = &[
+    "memory/src/",
+    "transport/proto/src/",
+    "transport/codec/src/",
+    "transport/fabric/src/",
+    "transport/tonic/src/",
+];
+
+/// The file that defines the throttle.
+const THROTTLE: &str = "memory/src/log_throttle.rs";
+
+/// Macros of tracing that log above DEBUG, or may.
+const MACROS: &[&str] = &["warn", "error", "info", "event"];
+
+/// Whether the rule holds for a file.
+pub fn holds(source: &Source) -> bool {
+    let path = source.path.as_str();
+    let is_test = path.contains("/tests/") || path.ends_with("/tests.rs");
+    source.is_rust() && !is_test && path != THROTTLE && FOLDERS.iter().any(|f| path.starts_with(f))
+}
+
+/// The lines of a Rust file that log without the throttle, and how many log through it.
+///
+/// # Errors
+///
+/// When the file is not made of Rust's tokens.
+pub fn lines(source: &Source) -> Result<(Vec<usize>, usize), String> {
+    let text = source.text.strip_prefix('\u{feff}').unwrap_or(&source.text);
+    let tokens: TokenStream = text.parse().map_err(|error| format!("{}: {error}", source.path))?;
+    let (mut found, mut throttled) = (Vec::new(), 0);
+    walk(tokens, &mut found, &mut throttled);
+    Ok((found, throttled))
+}
+
+fn walk(tokens: TokenStream, found: &mut Vec<usize>, throttled: &mut usize) {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    for (at, token) in tokens.iter().enumerate() {
+        let is_call = matches!(
+            (tokens.get(at + 1), tokens.get(at + 2)),
+            (Some(TokenTree::Punct(mark)), Some(TokenTree::Group(_))) if mark.as_char() == '!'
+        );
+        match token {
+            TokenTree::Ident(word) if is_call && word == "throttled" => *throttled += 1,
+            TokenTree::Ident(word) if is_call && MACROS.iter().any(|name| word == name) => {
+                found.push(word.span().start().line);
+            }
+            // An import, perhaps under another name, hides calls.
+            TokenTree::Ident(word) if word == "tracing" => found.extend(import(&tokens[at + 1..])),
+            TokenTree::Group(group) => walk(group.stream(), found, throttled),
+            _ => {}
+        }
+    }
+}
+
+/// The line of an import of one of the macros; `rest` follows `tracing`.
+fn import(rest: &[TokenTree]) -> Option<usize> {
+    let is_macro = |token: &TokenTree| matches!(token, TokenTree::Ident(word) if MACROS.iter().any(|name| word == name));
+    let [TokenTree::Punct(_), TokenTree::Punct(_), first, next, ..] = rest else { return None };
+    let is_call = matches!(next, TokenTree::Punct(mark) if mark.as_char() == '!');
+    let imports = match first {
+        TokenTree::Group(list) => list.stream().into_iter().any(|token| is_macro(&token)),
+        one => is_macro(one) && !is_call,
+    };
+    imports.then(|| first.span().start().line)
+}

@@ -1,0 +1,54 @@
+//! Text that a peer chose, as logs and reasons show it.
+
+use std::fmt::{self, Write};
+
+/// Most characters of a peer's text in a log line.
+pub(crate) const SHORT: usize = 80;
+/// Most characters of a peer's text in the details of a reason.
+pub(crate) const DETAIL: usize = 512;
+
+/// Displays at most so many characters of a peer's text, and each that is not printable as its
+/// escape: no peer begins a new line of the log, nor moves the cursor of a terminal.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PeerText<'a>(pub(crate) &'a str, pub(crate) usize);
+
+impl fmt::Display for PeerText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PeerText(text, most) = *self;
+        let mut left = most;
+        for char in text.chars() {
+            // Quotes and backslashes are harmless in a text.
+            let is_plain = matches!(char, '"' | '\'' | '\\');
+            let escaped = char.escape_debug();
+            let len = if is_plain { 1 } else { escaped.len() };
+            let Some(rest) = left.checked_sub(len) else { return f.write_str("...") };
+            left = rest;
+            match is_plain {
+                true => f.write_char(char)?,
+                false => write!(f, "{escaped}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_cut_and_escaped() {
+        let shown = |text: &str, most| PeerText(text, most).to_string();
+        assert_eq!(shown("it's \"fine\": C:\\x \u{fc}", 80), "it's \"fine\": C:\\x \u{fc}");
+        let evil = "ok\nWARN forged\r\u{1b}[2J\u{202e}\0";
+        assert_eq!(shown(evil, 80), r"ok\nWARN forged\r\u{1b}[2J\u{202e}\0");
+        assert_eq!(shown(&"\u{1f980}".repeat(300), 80), "\u{1f980}".repeat(80) + "...");
+        // An escape is written whole or not at all.
+        assert_eq!(shown("abc\u{1b}", 8), "abc...");
+        for most in 0..40 {
+            let (short, cut) = (shown(evil, most), shown(&"\n".repeat(99), most));
+            assert!(short.len() <= most + 3 && cut.len() <= most + 3);
+            assert!(!short.chars().chain(cut.chars()).any(char::is_control));
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Whether calls may leave the host unencrypted, where the Offer came by TLS.
+//!
+//! | the Offer's TCP connection | both ends have set `plaintext_rdma` | over a device | shared memory |
+//! |---|---|---|---|
+//! | not encrypted | any | yes | yes |
+//! | TLS | yes | yes | yes |
+//! | TLS | no | no: `not-encrypted` | yes |
+//!
+//! Each end decides for itself, by what it knows of its own end of the TCP connection: the server
+//! offers no device and takes no ticket there, and the client connects to none that is offered.
+
+use crate::path::Path;
+use crate::path::reason::{Reason, ReasonCode};
+
+/// The decision of one end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Plaintext {
+    /// This end is set up for TLS; single connections may be known to use it besides.
+    pub(crate) tls: bool,
+    /// The program has set `plaintext_rdma`.
+    pub(crate) agreed: bool,
+}
+
+impl Plaintext {
+    /// Whether `path` is denied. `by_tls`: the Offer's connection is known to use TLS.
+    pub(crate) fn denies(self, path: Path, by_tls: bool) -> bool {
+        path.leaves_host() && (self.tls || by_tls) && !self.agreed
+    }
+}
+
+/// The reason of the client's end.
+pub(crate) fn denied_by_client() -> Reason {
+    denied("Endpoint::plaintext_rdma is not set")
+}
+
+/// The reason of a server, for a client that has not agreed either.
+pub(crate) fn and_by_client(reason: Reason) -> Reason {
+    match reason.code() {
+        ReasonCode::NotEncrypted => reason.and("nor is Endpoint::plaintext_rdma, at this end"),
+        _ => reason,
+    }
+}
+
+/// The reason of the server's end.
+pub(crate) fn denied_by_server() -> Reason {
+    denied("Server::plaintext_rdma is not set")
+}
+
+fn denied(setting: &str) -> Reason {
+    let detail = format!("the Offer came by TLS, RDMA is not encrypted, and {setting}");
+    Reason::new(ReasonCode::NotEncrypted, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_leaves_the_host_by_tls_needs_consent() {
+        for (tls, by_tls, agreed) in
+            (0..8).map(|bits| (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0))
+        {
+            let end = Plaintext { tls, agreed };
+            assert!(!end.denies(Path::Shm, by_tls) && !end.denies(Path::Tcp, by_tls));
+            assert_eq!(end.denies(Path::Verbs, by_tls), (tls || by_tls) && !agreed);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! SECURITY.md says of tickets, Offers and log lines what the code does.
+
+use tonic_rdma_memory::LogThrottle;
+use tonic_rdma_source_rules::files;
+
+use crate::bootstrap::connection::OFFERS_AT_ONCE;
+use crate::bootstrap::gateways::{MISMATCHES, WINDOW};
+use crate::bootstrap::limited::MAX_REQUEST;
+use crate::bootstrap::service::{MAX_ANSWER, MAX_FABRICS};
+use crate::bootstrap::tickets::{CAPACITY, LIFETIME};
+use crate::path::peer_text::{DETAIL, SHORT};
+
+/// A number with a comma before each three digits.
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let group = |(at, digit)| match (digits.len() - at) % 3 {
+        0 if at > 0 => format!(",{digit}"),
+        _ => format!("{digit}"),
+    };
+    digits.chars().enumerate().map(group).collect()
+}
+
+#[test]
+fn the_table_of_limits_has_the_constants() {
+    let text = std::fs::read_to_string(files::root().join("SECURITY.md")).unwrap();
+    let default = |what: &str| {
+        let mut rows = text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_prefix(what));
+        let row = rows.next().unwrap_or_else(|| panic!("no row: {what}"));
+        assert_eq!(rows.next(), None, "{what}");
+        row.strip_prefix(" | ").unwrap().split(" | ").next().unwrap().to_owned()
+    };
+    let kib = |bytes: usize| format!("{} KiB", bytes / 1024);
+    assert_eq!((MAX_REQUEST % 1024, MAX_ANSWER % 1024), (0, 0));
+    for (what, limit) in [
+        (
+            "tickets outstanding",
+            format!("{}, each for {} s", grouped(CAPACITY), LIFETIME.as_secs()),
+        ),
+        (
+            "Offers of a TCP connection at a time, each until its answer has left",
+            OFFERS_AT_ONCE.to_string(),
+        ),
+        (
+            "length of a request for an Offer; fabrics that it names",
+            format!("{}; {MAX_FABRICS}, each counted once", kib(MAX_REQUEST)),
+        ),
+        ("length of an answer to an Offer", kib(MAX_ANSWER)),
+        (
+            "log lines above DEBUG, of each kind",
+            format!(
+                "{} at once, then one in {} s",
+                LogThrottle::BURST,
+                LogThrottle::PERIOD.as_secs()
+            ),
+        ),
+        (
+            "text of a peer's in a log line; in the details of a reason",
+            format!("{SHORT} characters; {DETAIL}, each escaped"),
+        ),
+    ] {
+        assert_eq!(default(what), limit, "{what}");
+    }
+    let minutes = [("ten", 10)].iter().find(|(_, n)| n * 60 == WINDOW.as_secs()).unwrap().0;
+    assert_eq!(
+        default("Offers that state another address than the server sees"),
+        format!("{MISMATCHES} from one network in {minutes} minutes")
+    );
+}
