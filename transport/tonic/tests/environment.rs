@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code")]
 
+use std::collections::BTreeSet;
 use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
@@ -25,6 +26,11 @@ fn main() -> ExitCode {
     };
     let trials = vec![
         trial("off_is_off", off_is_off),
+        #[cfg(target_os = "linux")]
+        trial(
+            "no_rdma_library_is_mapped_before_rdma_is_tried",
+            no_rdma_library_is_mapped_before_rdma_is_tried,
+        ),
         trial("a_fabric_can_be_named", a_fabric_can_be_named),
         trial("bad_values_are_errors_at_both_ends", bad_values_are_errors_at_both_ends),
         trial(
@@ -64,12 +70,17 @@ fn child() {
         let addr = listener.local_addr().unwrap();
         let incoming = tonic::transport::server::TcpIncoming::from(listener);
         let router = Server::builder().add_routes(Routes::default());
+        let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
+        let lazy = endpoint.connect_lazy();
+        tokio::task::yield_now().await;
+        println!("mapped before: {}", mapped());
+        drop(lazy);
         let serving = tokio::spawn(router.serve_with_incoming(incoming));
         let told = |error: tonic_rdma::Error| {
             let source = std::error::Error::source(&error).map(ToString::to_string);
             format!("{error}: {}", source.unwrap_or_default())
         };
-        match Endpoint::from_shared(format!("http://{addr}")).unwrap().connect().await {
+        match endpoint.connect().await {
             Ok(channel) => println!("client: {}", channel.path()),
             Err(error) => println!("client: {}", told(error)),
         }
@@ -79,7 +90,46 @@ fn child() {
         {
             println!("server: {}", told(error));
         }
+        println!("mapped after: {}", mapped());
     });
+}
+
+/// The files of rdma-core, and of what it needs, that this process has mapped.
+fn mapped() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let name = |path: &str| path.rsplit_once('/').map(|(_, name)| name.to_owned());
+    let of_rdma = |name: &String| {
+        ["libibverbs", "librdmacm", "libnl-"].iter().any(|start| name.starts_with(start))
+    };
+    let names: BTreeSet<String> = maps.lines().filter_map(name).filter(of_rdma).collect();
+    names.into_iter().collect::<Vec<_>>().join(" ")
+}
+
+/// Libraries that are made up are found first, whether rdma-core is installed or not.
+#[cfg(target_os = "linux")]
+fn no_rdma_library_is_mapped_before_rdma_is_tried() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let source = directory.path().join("library.c");
+    std::fs::write(&source, "int nothing;\n").unwrap();
+    for library in ["libibverbs.so.1", "librdmacm.so.1"] {
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-o"]).arg(directory.path().join(library)).arg(&source);
+        assert!(cc.status().unwrap().success());
+    }
+    let path = ("LD_LIBRARY_PATH", directory.path().to_str().unwrap());
+
+    let told = with(&[path, ("TONIC_RDMA", "off")]);
+    assert!(told.contains("client: tcp (policy: TONIC_RDMA=off)"), "{told}");
+    assert!(told.contains("mapped before: \n") && told.contains("mapped after: \n"), "{told}");
+
+    let told = with(&[path, ("TONIC_RDMA", "shm")]);
+    assert!(told.contains("mapped before: \n") && told.contains("mapped after: \n"), "{told}");
+
+    let told = with(&[path, ("TONIC_RDMA", "verbs")]);
+    assert!(told.contains("mapped before: \n"), "{told}");
+    assert!(told.contains("mapped after: libibverbs.so.1 librdmacm.so.1\n"), "{told}");
+    let reason = "client: tcp (no-rdma-core: libibverbs.so.1 has no function ibv_get_device_list: ";
+    assert!(told.contains(reason), "{told}");
 }
 
 fn off_is_off() {
