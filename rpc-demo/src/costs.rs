@@ -1,7 +1,7 @@
 //! What transfers cost this process: processor time, and bytes copied between files and memory.
 //!
 //! The transport counts its own copies ([`tonic_rdma::Copied`]). Computing a CRC32C reads bytes and
-//! copies none; what was received is copied before ([`settled`](crate::settled)).
+//! copies none.
 
 use std::ops::Sub;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 static READ: AtomicU64 = AtomicU64::new(0);
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
-static SETTLED: AtomicU64 = AtomicU64::new(0);
 static DIRECT_READ: AtomicU64 = AtomicU64::new(0);
 static DIRECT_WRITTEN: AtomicU64 = AtomicU64::new(0);
 
@@ -23,11 +22,6 @@ pub(crate) fn read(bytes: usize) {
 /// Counts `bytes` copied into a file, from memory or by the kernel from another file.
 pub(crate) fn written(bytes: u64) {
     WRITTEN.fetch_add(bytes, Ordering::Relaxed);
-}
-
-/// Counts `bytes` that were received and copied, to be checked and stored as they are then.
-pub(crate) fn settled(bytes: u64) {
-    SETTLED.fetch_add(bytes, Ordering::Relaxed);
 }
 
 /// Counts `bytes` that a disk wrote to memory, past the page cache: no processor copies them.
@@ -49,9 +43,6 @@ pub(crate) struct Costs {
     pub(crate) file_read_bytes: u64,
     /// Bytes copied into files.
     pub(crate) file_written_bytes: u64,
-    /// Bytes that were received and copied before they were checked and stored.
-    #[serde(default)]
-    pub(crate) settled_bytes: u64,
     /// Bytes that disks wrote to memory, without a copy by a processor.
     #[serde(default)]
     pub(crate) direct_read_bytes: u64,
@@ -68,7 +59,6 @@ impl Costs {
             cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
             file_read_bytes: READ.load(Ordering::Relaxed),
             file_written_bytes: WRITTEN.load(Ordering::Relaxed),
-            settled_bytes: SETTLED.load(Ordering::Relaxed),
             direct_read_bytes: DIRECT_READ.load(Ordering::Relaxed),
             direct_written_bytes: DIRECT_WRITTEN.load(Ordering::Relaxed),
         }
@@ -83,7 +73,6 @@ impl Sub for Costs {
             cpu_seconds: self.cpu_seconds - before.cpu_seconds,
             file_read_bytes: self.file_read_bytes.saturating_sub(before.file_read_bytes),
             file_written_bytes: self.file_written_bytes.saturating_sub(before.file_written_bytes),
-            settled_bytes: self.settled_bytes.saturating_sub(before.settled_bytes),
             direct_read_bytes: self.direct_read_bytes.saturating_sub(before.direct_read_bytes),
             direct_written_bytes: self
                 .direct_written_bytes
@@ -101,13 +90,11 @@ mod tests {
         let before = Costs::now();
         read(10);
         written(20);
-        settled(50);
         direct_read(30);
         direct_written(40);
         let spent = Costs::now() - before;
         // Other tests of this process are counted, too.
         assert!(spent.file_read_bytes >= 10 && spent.file_written_bytes >= 20);
-        assert!(spent.settled_bytes >= 50);
         assert!(spent.direct_read_bytes >= 30 && spent.direct_written_bytes >= 40);
         assert!(spent.cpu_seconds >= 0.0);
         assert_eq!(before - before, Costs::default());

@@ -14,7 +14,6 @@
 //! | [`costs`] | processor time, and bytes copied between files and memory |
 //! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, ranges of large files |
 //! | [`source`], [`sink`], [`tree`], [`listing`] | reading and writing files; local and remote trees |
-//! | [`settled`] | copies of received bytes that no peer can change |
 //! | [`progress`], [`summary`], [`entry`], [`output`], [`failure`], [`logging`], [`signals`] | output, errors, signals |
 
 mod attributes;
@@ -44,7 +43,6 @@ mod ranges;
 mod rm;
 mod serve;
 mod service;
-mod settled;
 mod signals;
 mod sink;
 mod source;

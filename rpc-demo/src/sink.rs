@@ -16,7 +16,6 @@ use tokio::task::JoinHandle;
 use crate::costs;
 use crate::digest::Digest;
 use crate::disk::{self, Access, Direct, MIN_LEN};
-use crate::settled::Settled;
 use crate::source::BLOCK;
 
 /// Chunks queued for the disk, in addition to the one being written.
@@ -210,13 +209,12 @@ impl Writer {
     pub(crate) fn start(mut room: impl Room) -> Writer {
         let (chunks, mut queue) = mpsc::channel::<Bytes>(WRITE_BEHIND);
         let thread = tokio::task::spawn_blocking(move || {
-            let (mut digest, mut settled) = (Digest::default(), Settled::default());
+            let mut digest = Digest::default();
             let file = room.file().clone();
             while let Some(chunk) = queue.blocking_recv() {
                 let at = room.begin() + digest.size;
                 match file.direct(at, &chunk) {
                     Some((direct, len)) => {
-                        let chunk = settled.copy(&chunk);
                         let (from, mut digest_of) = (digest.size, Some(&mut digest));
                         room.admit(from, chunk.len(), &mut || {
                             // The checksum is computed while the disk takes the bytes.
@@ -230,12 +228,12 @@ impl Writer {
                     }
                     None => {
                         let _turn = file.turn();
-                        // Each block is written while its copy is still in the cache.
+                        // Each block is written while it is still in the cache from computing its
+                        // checksum.
                         for block in chunk.chunks(BLOCK) {
-                            let block = settled.copy(block);
                             let (from, at) = (digest.size, room.begin() + digest.size);
-                            digest.add(&block);
-                            room.admit(from, block.len(), &mut || write_at(&file, &block, at))?;
+                            digest.add(block);
+                            room.admit(from, block.len(), &mut || write_at(&file, block, at))?;
                         }
                     }
                 }
@@ -262,7 +260,6 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use cap_std::ambient_authority;
-    use tonic_rdma_memory::test_util::SharedArena;
 
     use super::*;
     use crate::attributes::Attributes;
@@ -327,54 +324,6 @@ mod tests {
         assert_eq!(writer.finish().await.unwrap(), Digest::of(&content));
         pending.keep();
         assert!(std::fs::read(temp.path().join("t")).unwrap()[7..] == content);
-    }
-
-    /// A place of which the peer changes what it has sent whenever something is to be written.
-    struct Changing {
-        part: Part,
-        sent: SharedArena,
-        times: u8,
-    }
-
-    impl Room for Changing {
-        fn file(&self) -> &Arc<Written> {
-            self.part.file()
-        }
-
-        fn begin(&self) -> u64 {
-            self.part.begin()
-        }
-
-        fn admit(
-            &mut self,
-            offset: u64,
-            len: usize,
-            write: &mut dyn FnMut() -> io::Result<()>,
-        ) -> io::Result<()> {
-            self.times += 1;
-            self.sent.write(0, &vec![self.times; self.sent.len()]);
-            self.part.admit(offset, len, write)
-        }
-    }
-
-    #[tokio::test]
-    async fn the_checksum_is_of_what_is_stored_whatever_a_peer_does() {
-        let (temp, dir) = dir();
-        // Odd offsets go through the page cache; both ways write several times.
-        for begin in [7, 0] {
-            let mut pending = Pending::create(dir.clone(), "t".into(), true).unwrap();
-            let sent = SharedArena::new(3 * BLOCK).unwrap();
-            sent.write(0, b"as it was checked by the sender");
-            let part = Part { file: pending.file().clone(), offset: begin };
-            let mut writer = Writer::start(Changing { part, sent: sent.clone(), times: 0 });
-            for _ in 0..3 {
-                writer.push(sent.bytes()).await.unwrap();
-            }
-            let digest = writer.finish().await.unwrap();
-            let stored = std::fs::read(temp.path().join("t")).unwrap();
-            assert_eq!(digest, Digest::of(&stored[begin as usize..]));
-            pending.discard();
-        }
     }
 
     #[tokio::test]

@@ -96,7 +96,7 @@ fn large_files_go_past_the_page_cache() {
 /// Once tonic has been shown the lengths, nothing is copied between disk and network, at either
 /// end; and what the server is lent it writes from where the client has read it.
 #[test]
-fn the_transport_copies_nothing_between_disk_and_disk() {
+fn no_processor_copies_between_disk_and_disk() {
     let [lent, written] = put_counted(&[]);
     if is_over_device() {
         assert_eq!((lent, written >= LEN as u64), (0, true), "{written} bytes by RDMA WRITE");
