@@ -6,7 +6,7 @@
  *     cc -shared -fPIC -O2 -o charge.so tests/guest/charge.c
  *
  * librdmacm finds ibv_create_qp and ibv_destroy_qp here, as in any library that was loaded before
- * libibverbs; the bindings ask dlsym for them, which is here as well.
+ * libibverbs; the bindings ask dlvsym for them, which is here as well.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -37,21 +37,9 @@ struct charge {
 static struct charge *charges;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-typedef void *(*find)(void *, const char *);
-
-static find real_dlsym(void) {
-    static find real;
-    if (!real) {
-        real = (find)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-        if (!real)
-            real = (find)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-    }
-    return real;
-}
-
 static void *verbs(const char *name) {
     void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    return library ? real_dlsym()(library, name) : NULL;
+    return library ? dlsym(library, name) : NULL;
 }
 
 static void hold(void) {
@@ -151,12 +139,13 @@ int ibv_destroy_qp(void *qp) {
     return 0;
 }
 
-void *dlsym(void *library, const char *name) {
+void *dlvsym(void *library, const char *name, const char *version) {
+    void *(*real)(void *, const char *, const char *) = dlsym(RTLD_NEXT, "dlvsym");
     if (library != RTLD_DEFAULT && library != RTLD_NEXT) {
         if (!strcmp(name, "ibv_create_qp"))
             return ibv_create_qp;
         if (!strcmp(name, "ibv_destroy_qp"))
             return ibv_destroy_qp;
     }
-    return real_dlsym()(library, name);
+    return real ? real(library, name, version) : NULL;
 }
