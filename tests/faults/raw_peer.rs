@@ -76,7 +76,7 @@ impl Host {
     /// for three, and at most one other is in use.
     pub async fn connect_with_ticket(&self) -> Peer {
         let LinkConfig { recv_slots, slot_size, send_slots, staging, .. } = config();
-        let of_one = (recv_slots + send_slots) as usize * slot_size as usize + staging as usize;
+        let of_one = (recv_slots + send_slots) as usize * slot_size as usize + staging;
         let read = || async { self.pool.stats().control };
         poll_until("peers that have ended hold memory", read, |control| *control <= of_one).await;
         let (ticket, place) = self.request_ticket().await;
