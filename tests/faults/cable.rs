@@ -144,6 +144,8 @@ async fn connect(endpoint: &Endpoint) -> Channel {
 /// cut costs the calls on it and no others, and carries calls again when it is mended.
 pub async fn rails(_: Log) {
     let at = format!("{}:{}", variable("CABLE_SERVER"), variable("CABLE_PORT")).parse().unwrap();
+    // Speeds are held to bounds by tests/guest/speed alone, which names this one.
+    let least = std::env::var("RAILS_AT_LEAST").map_or(0.0, |least| least.parse().unwrap());
     let (fabric, context) = fabric_of("all");
     let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
     poll_until("the server in the other guest does not come up", up, |up| *up).await;
@@ -169,7 +171,7 @@ pub async fn rails(_: Log) {
     let (two, on_second) = rate(&both, 8).await;
     println!("two rails: {two:.1} calls/s, {:.0} % on the second", on_second * 100.0);
     assert!((0.4..=0.6).contains(&on_second), "{on_second}");
-    assert!(two >= 1.8 * one, "one channel: {two} and {one}");
+    assert!(two >= least * one, "one channel: {two} and {one}");
 
     let mut many = Vec::new();
     for _ in 0..8 {
@@ -178,7 +180,7 @@ pub async fn rails(_: Log) {
     let (spread, on_second) = rate(&many, 1).await;
     println!("8 channels: {spread:.1} calls/s, {:.0} % on the second", on_second * 100.0);
     assert!((0.4..=0.6).contains(&on_second), "{on_second}");
-    assert!(spread >= 1.8 * one, "many channels: {spread} and {one}");
+    assert!(spread >= least * one, "many channels: {spread} and {one}");
     drop(many);
 
     // The route to the address that TCP has reached leaves by the first device.
