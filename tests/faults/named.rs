@@ -101,6 +101,7 @@ where
         .policy(Policy::Require)
         .fabrics([FabricKind::Verbs])
         .context(Context::builder().device(client_device).build())
+        .fast_path_timeout(std::time::Duration::from_secs(60))
         .connect()
         .await
         .unwrap();
