@@ -68,7 +68,7 @@ pub enum FabricError {
     NoLibrary {
         /// The shared object that was looked for.
         name: &'static str,
-        /// What the dynamic linker says.
+        /// The dynamic linker's message.
         dlerror: String,
     },
     /// A library is installed that lacks a function: it is too old, or not rdma-core's.
@@ -80,7 +80,7 @@ pub enum FabricError {
         library: &'static str,
         /// The function.
         function: &'static str,
-        /// What the dynamic linker says, with the file that it has opened.
+        /// The dynamic linker's message, with the file that it has opened.
         dlerror: String,
     },
     /// This host has no RDMA device.

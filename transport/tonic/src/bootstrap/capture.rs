@@ -123,7 +123,7 @@ mod tests {
             Ok::<_, std::convert::Infallible>(connection.and_then(|c| c.asker).unwrap())
         });
         let server = Capture::new(inner, Arc::new(StockCalls::new(Arc::default())));
-        // As tonic does: a clone for each connection, and of that one for each request.
+        // tonic clones the service for each connection, and that clone for each request.
         let connections = [server.clone(), server.clone()];
         let asker = async |n: usize| {
             let req = request(OFFER_PATH);

@@ -231,7 +231,7 @@ pub(super) async fn register_all(regions: Vec<Weak<Region>>, device: String, poo
         // Those that have been dropped meanwhile are left out.
         let Some(region) = region.upgrade() else { continue };
         if let Err(error) = region.register_with(&device, &pool).await {
-            throttled!(warn, %error, "memory of the application is not registered: it is copied");
+            throttled!(warn, %error, "application memory is not registered: it is copied");
         }
     }
 }

@@ -39,7 +39,7 @@ pub(crate) struct Completed {
     pub(crate) wr_id: u64,
     pub(crate) status: u32,
     pub(crate) vendor_err: u32,
-    /// Of a message that was received; otherwise 0.
+    /// The length of a received message in bytes, and 0 for everything else.
     pub(crate) byte_len: u32,
     /// A received message, or a failure: what wakes a member that sleeps for [`Armed::Solicited`].
     pub(crate) is_message: bool,

@@ -143,7 +143,7 @@ async fn a_server_that_is_not_trusted_is_not_asked() {
     assert_eq!(offers.load(Ordering::Relaxed), 0);
 }
 
-/// What each end says for itself.
+/// Each combination of the server's and the client's consent.
 const AGREED: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
 /// Calls are over a device if both ends have agreed, and over TCP with the reason otherwise.
