@@ -49,8 +49,8 @@ const CONNECTIONS: usize = 1300;
 /// Connections that rest at a time.
 const AT_REST: usize = 1000;
 
-/// Descriptors of a connection at rest, the TCP connection included, at either end. The eventfd of
-/// shared memory is one for all.
+/// Descriptors of a connection at rest, the TCP connection included, at either end. The eventfds of
+/// shared memory are two for all.
 const FDS_AT_REST: usize = 2;
 /// KiB of memory (VmRSS) of a connection at rest, likewise.
 const KIB_AT_REST: usize = 128;

@@ -128,7 +128,7 @@ fn each_sleep_ends() {
     });
 }
 
-/// One direction of a channel: its words, the eventfd, the number of writes to it, and what two
+/// One direction of a channel: its words, the eventfd, the number of signals to it, and what two
 /// connections were sent.
 struct Channel {
     words: Vec<AtomicU64>,
@@ -173,7 +173,7 @@ impl Channel {
 }
 
 /// The poller sleeps and wakes while two threads send on two connections: each connection is woken,
-/// with no more writes of the eventfd than sleeps.
+/// with no more signals of the eventfd than sleeps.
 #[test]
 fn a_channel_wakes_each_connection() {
     let mut model = loom::model::Builder::new();
@@ -214,7 +214,7 @@ fn a_channel_without_a_poller_wakes_its_connection() {
             let channel = channel.clone();
             thread::spawn(move || channel.send(0))
         };
-        // The runtime may report an earlier write of the eventfd, too.
+        // The runtime may report an earlier signal of the eventfd, too.
         let signalled = |woken: &mut [bool; 2]| {
             channel.direction().raise();
             channel.take(woken);

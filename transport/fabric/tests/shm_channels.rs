@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use common::stranger::*;
 use common::*;
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_setfl};
 use tonic_rdma_fabric::shm::ShmStats;
 use tonic_rdma_fabric::{Addr, AnyLink, Fabric, Lending, LinkError, Listener, ShmAccess};
 
@@ -273,10 +274,9 @@ async fn a_page_that_lies_hurts_nobody() {
     let mut listener = side.listen();
     let mut all = strangers(&mut listener, &side, 3).await;
     let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
-    let (page, event_fd) = {
-        let first = &all[0].1;
-        (first.page.try_clone().unwrap(), first.event_fd.try_clone().unwrap())
-    };
+    let page = all[0].1.page.try_clone().unwrap();
+    let event_fds = [&all[0].1.own_event_fd, &all[0].1.peers_event_fd];
+    let event_fds = event_fds.map(|event_fd| event_fd.try_clone().unwrap());
     let done = Arc::new(AtomicBool::new(false));
     let scribbles = std::thread::spawn({
         let done = done.clone();
@@ -284,14 +284,15 @@ async fn a_page_that_lies_hurts_nobody() {
             let mut seed = 1_u64;
             while !done.load(Ordering::Relaxed) {
                 seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let at = (seed >> 20) as usize % 2;
                 match seed >> 61 {
                     0 => {
                         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                         fallocate(&page, punch, 0, PAGE_BYTES).unwrap();
                     }
                     1 => page.write_all_at(&[0xff; PAGE_BYTES as usize], 0).unwrap(),
-                    2 => drop(rustix::io::write(&event_fd, &1_u64.to_ne_bytes())),
-                    3 => drop(rustix::io::read(&event_fd, &mut [0; 8])),
+                    2 => drop(rustix::io::write(&event_fds[at], &1_u64.to_ne_bytes())),
+                    3 => drop(rustix::io::read(&event_fds[at], &mut [0; 8])),
                     _ => put(&page, (seed >> 20) % (PAGE_BYTES / 8) * 8, seed),
                 }
             }
@@ -312,8 +313,8 @@ async fn a_page_that_lies_hurts_nobody() {
     }
     done.store(true, Ordering::Relaxed);
     scribbles.join().unwrap();
-    let (page, event_fd) = (all[0].1.page.try_clone().unwrap(), all[0].1.event_fd.try_clone());
-    let event_fd = event_fd.unwrap();
+    let page = all[0].1.page.try_clone().unwrap();
+    let event_fd = all[0].1.peers_event_fd.try_clone().unwrap();
     for (mut end, _stranger, ring) in all {
         let woken = tokio::spawn(async move { end.receive().await.unwrap() });
         let waits = async {
@@ -334,7 +335,6 @@ fn wake(page: &File, event_fd: &OwnedFd, connection: u64) {
     let (word, bit) = (connection / 64, connection % 64);
     put(page, OUTBOUND + BITS + word * 8, 1 << bit);
     put(page, OUTBOUND + SUMMARY, 1 << word);
-    let _ = rustix::io::write(event_fd, &1_u64.to_ne_bytes());
     rustix::io::read(event_fd, &mut [0; 8]).unwrap();
 }
 
@@ -354,7 +354,7 @@ async fn a_connection_that_runs_wakes_the_others() {
     put(&ring, PLACES, 4);
     put(&ring, TAIL, 1);
     let (first, stranger, _) = &mut all[0];
-    // As if the eventfd had been written, and the poller had not run since.
+    // As if the eventfd had been signalled, and the poller had not run since.
     put(&stranger.page, OUTBOUND + SLEEPS, 0);
     put(&stranger.page, OUTBOUND + BITS, 2);
     put(&stranger.page, OUTBOUND + SUMMARY, 1);
@@ -375,12 +375,11 @@ async fn a_full_eventfd_ends_its_channel() {
     let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
     let late = strangers(&mut listener, &side, 2).await;
     // A read reports that it can be written, before this thread asks how it is.
-    let event_fd = &late[0].1.event_fd;
-    rustix::io::write(event_fd, &1_u64.to_ne_bytes()).unwrap();
+    let event_fd = &late[0].1.peers_event_fd;
     rustix::io::read(event_fd, &mut [0; 8]).unwrap();
     overflow(event_fd);
     let early = Stranger::connect(listener.local_addr().shm().unwrap().name());
-    overflow(&early.event_fd);
+    overflow(&early.peers_event_fd);
     let fds = early.own();
     let early = enters(&mut listener, &side, early, fds).await;
     for (mut end, ..) in late.into_iter().chain([early]) {
@@ -406,4 +405,43 @@ async fn a_page_that_is_mapped_already_is_done_without() {
     let (mut end, _stranger, ring) = enters(&mut listener, &side, stranger, fds).await;
     assert!(end.is_quiet().await);
     assert_eq!(get(&ring, WAITING), u64::MAX, "by messages");
+}
+
+/// A peer has both eventfds block once they were taken, empties the one that is read to wake it,
+/// and fills the other.
+#[tokio::test]
+async fn an_eventfd_that_blocks_later_holds_up_nobody() {
+    BUSY_POLL_LIMIT.set(Duration::ZERO);
+    let side = side();
+    let mut listener = side.listen();
+    let (mut s, mut c) = pair_over(&mut listener, &side, &side, &config()).await;
+    let mut stranger = Stranger::connect(listener.local_addr().shm().unwrap().name());
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    stranger.own_event_fd = eventfd(1, flags).unwrap();
+    let fds = stranger.own();
+    let (mut end, stranger, _) = enters(&mut listener, &side, stranger, fds).await;
+    rustix::io::read(&stranger.own_event_fd, &mut [0; 8]).unwrap();
+    fill(&stranger.peers_event_fd);
+    for event_fd in [&stranger.own_event_fd, &stranger.peers_event_fd] {
+        fcntl_setfl(event_fd, OFlags::empty()).unwrap();
+    }
+    let wakes = |mut end: End| {
+        put(&stranger.page, INBOUND + SLEEPS, 1);
+        put(&stranger.ring, WAITING, 1);
+        let (told, done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            end.post(0, b"wake up");
+            told.send(end).unwrap();
+        });
+        let end = done.recv_timeout(TIMEOUT).expect("waking the peer waits for ever");
+        assert_eq!(get(&stranger.page, INBOUND + SLEEPS), 0, "the peer was to be woken");
+        end
+    };
+    end = wakes(end);
+    rustix::io::write(&stranger.own_event_fd, &1_u64.to_ne_bytes()).unwrap();
+    end = wakes(end);
+    assert_eq!(count(&stranger.own_event_fd), 0, "woken by a read");
+    assert!(end.is_quiet().await);
+    c.send(0, b"ask").await;
+    assert_eq!(s.receive().await.unwrap(), b"ask");
 }

@@ -17,7 +17,7 @@ use common::stranger::{Stranger, TAIL, WAITING, ring_message};
 use common::*;
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{
-    Addr, Fabric, Lending, Lent, Link, LinkError, ShmAccess, ShmAddr, Work, WriteSource,
+    Addr, Fabric, Lending, Lent, Link, LinkError, Listener, ShmAccess, ShmAddr, Work, WriteSource,
 };
 use tonic_rdma_memory::{LendableBuf, LendableMemory, Pool, PoolConfig, PoolRegistration};
 
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         ),
         process::self_test("one_process_is_lent_to", one_process_is_lent_to),
         process::self_test("two_processes_talk", two_processes_talk),
-        process::self_test("connections_share_an_eventfd", connections_share_an_eventfd),
+        process::self_test("connections_share_eventfds", connections_share_eventfds),
         process::self_test("channels_are_those_of_one_process", channels_are_those_of_one_process),
         process::self_test(
             "a_peer_of_another_namespace_is_not_waited_for",
@@ -102,13 +102,13 @@ fn event_fds_and_memfds() -> (usize, usize) {
     (count("anon_inode:[eventfd]"), memfds)
 }
 
-/// The same once there is one eventfd more than `before` and no more memfds, as other threads close
+/// The same once there are two eventfds more than `before` and no more memfds, as other threads close
 /// what a peer has sent. Otherwise what there is after a while.
 async fn at_rest(before: (usize, usize)) -> (usize, usize) {
     let end = tokio::time::Instant::now() + TIMEOUT;
     loop {
         let now = event_fds_and_memfds();
-        if now == (before.0 + 1, before.1) || tokio::time::Instant::now() > end {
+        if now == (before.0 + 2, before.1) || tokio::time::Instant::now() > end {
             return now;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -145,9 +145,9 @@ async fn many_connections(side: &Side) {
     ends[0].death().await;
 }
 
-/// One eventfd at either end for all connections of two processes, also where all connect at once,
+/// Two eventfds at either end for all connections of two processes, also where all connect at once,
 /// and no descriptor of the page at rest.
-async fn connections_share_an_eventfd() {
+async fn connections_share_eventfds() {
     let me = side();
     let before = event_fds_and_memfds();
     let mut listener = me.listen();
@@ -160,12 +160,12 @@ async fn connections_share_an_eventfd() {
     for end in &mut ends {
         end.send(0, b"rest").await;
     }
-    assert_eq!(process.says("holds"), "1 0");
+    assert_eq!(process.says("holds"), "2 0");
     for end in &mut ends {
         end.link.shrink().unwrap();
     }
     let after = at_rest(before).await;
-    assert_eq!((after.0 - before.0, after.1), (1, before.1));
+    assert_eq!((after.0 - before.0, after.1), (2, before.1));
     drop(ends);
     assert!(process.ends_well());
 }
@@ -555,7 +555,7 @@ async fn a_killed_peer_leaves_nothing_behind() {
 /// the first.
 fn names_a_channel() {
     let mut strangers = Vec::new();
-    for fds in [1, 3, 1] {
+    for fds in [1, 4, 1] {
         let mut stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
         stranger.number = 7;
         stranger.greet();
@@ -599,15 +599,13 @@ async fn channels_are_those_of_one_process() {
     assert!(processes.into_iter().all(|mut process| process.ends_well()));
 }
 
-/// Runs as the first process of a PID namespace, and so cannot stop its peer outside. It tries to
-/// make the peer wait forever in a write to an eventfd that is full, and that was made blocking
-/// after the peer had checked it.
+/// Runs as the first process of a PID namespace, and so cannot stop its peer outside. It has
+/// eventfds block that the peer has checked, and waits to be woken by a message.
 fn in_another_namespace() {
     assert_eq!(std::process::id(), 1, "this is no namespace of its own");
     let stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
     stranger.greet();
     let _ring = stranger.accepted();
-    rustix::io::write(&stranger.event_fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     let fds = stranger.own();
     let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
     stranger.send(&ring_message(stranger.number), &fds);
@@ -616,7 +614,9 @@ fn in_another_namespace() {
         stranger.ring.read_exact_at(&mut tail, TAIL).unwrap();
         std::thread::yield_now();
     }
-    rustix::fs::fcntl_setfl(&stranger.event_fd, rustix::fs::OFlags::empty()).unwrap();
+    for event_fd in [&stranger.own_event_fd, &stranger.peers_event_fd] {
+        rustix::fs::fcntl_setfl(event_fd, rustix::fs::OFlags::empty()).unwrap();
+    }
     stranger.ring.write_all_at(&1_u64.to_ne_bytes(), WAITING).unwrap();
     println!("waits {}", std::process::id());
     let (woken, _) = stranger.receive().expect("hung up on");
@@ -627,15 +627,7 @@ fn in_another_namespace() {
 async fn a_peer_of_another_namespace() {
     let me = side();
     let mut listener = me.listen();
-    // Root needs no user namespace, and may not be allowed one; other users need one.
-    let user: &[&str] = if is_root() { &[] } else { &["--user", "--map-root-user"] };
-    let mut unshare = Command::new("unshare");
-    unshare
-        .args(user)
-        .args(["--pid", "--fork", "--kill-child"])
-        .arg(std::env::current_exe().unwrap());
-    unshare.env(ROLE, "namespace").env(ADDR, listener.local_addr().shm().unwrap().name());
-    let mut process = Process::run(unshare);
+    let mut process = start_in_another_namespace("namespace", &listener);
     let accept = async {
         let incoming = listener.accept().await.unwrap();
         incoming.accept(&config(), &me.pool, b"", TIMEOUT).await.unwrap()
@@ -651,10 +643,23 @@ async fn a_peer_of_another_namespace() {
         end.post(1, b"wake up");
         told.send(end).unwrap();
     });
-    let end = done.recv_timeout(TIMEOUT).expect("a write to its eventfd waits for ever");
+    let end = done.recv_timeout(TIMEOUT).expect("waking it waits for ever");
     assert_eq!(process.says("heard"), "[7]", "it is woken by a message");
     drop(end);
     assert!(process.ends_well());
+}
+
+/// Starts the other process as the first of a PID namespace, as a container has it.
+fn start_in_another_namespace(role: &str, listener: &Listener) -> Process {
+    // Root needs no user namespace, and may not be allowed one; other users need one.
+    let user: &[&str] = if is_root() { &[] } else { &["--user", "--map-root-user"] };
+    let mut unshare = Command::new("unshare");
+    unshare
+        .args(user)
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(std::env::current_exe().unwrap());
+    unshare.env(ROLE, role).env(ADDR, listener.local_addr().shm().unwrap().name());
+    Process::run(unshare)
 }
 
 fn is_root() -> bool {

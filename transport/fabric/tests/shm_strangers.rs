@@ -47,7 +47,7 @@ async fn a_listener_of_another_version_is_named_as_such() {
     });
     let addr: ShmAddr = name.parse().unwrap();
     let error = side().connect(&addr.into()).await.unwrap_err();
-    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 8, .. }), "{error}");
+    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 9, .. }), "{error}");
     drop(server.join().unwrap());
 }
 
@@ -104,7 +104,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
     let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
         (b"GET / HTTP/1.1", &[], "makes no sense"),
-        (&other_version, &[], "a greeting of version 1, this end has 8"),
+        (&other_version, &[], "a greeting of version 1, this end has 9"),
         (&good[..12], &[], "makes no sense"),
         (&[0; 300], &[], "longer"),
     ];
@@ -146,23 +146,38 @@ async fn rings_that_cannot_be_used_are_refused_by_name() {
     let page = || sealed(PAGE_BYTES);
     let pipe = || std::io::pipe().unwrap().0.into();
     let cases: Vec<(Vec<OwnedFd>, &str)> = vec![
-        (vec![unsealed(), event_fd(), page()], "not sealed"),
+        (vec![unsealed(), event_fd(), event_fd(), page()], "not sealed"),
         (
-            vec![File::open(std::env::current_exe().unwrap()).unwrap().into(), event_fd(), page()],
+            vec![
+                File::open(std::env::current_exe().unwrap()).unwrap().into(),
+                event_fd(),
+                event_fd(),
+                page(),
+            ],
             "not a file that can be sealed",
         ),
-        (vec![sealed(8192), event_fd(), page()], "8192 bytes"),
-        (vec![sealed(1 << 20), event_fd(), page()], "1048576 bytes"),
-        (vec![event_fd(), sealed(RING_BYTES), page()], "not a file that can be sealed"),
-        (vec![sealed(RING_BYTES), pipe(), page()], "no eventfd"),
-        (vec![sealed(RING_BYTES), page(), event_fd()], "no eventfd"),
-        (vec![sealed(RING_BYTES), event_fd(), event_fd()], "not a file that can be sealed"),
-        (vec![sealed(RING_BYTES), event_fd(), file(PAGE_BYTES, SealFlags::GROW)], "not sealed"),
-        (vec![sealed(RING_BYTES), event_fd(), sealed(1024)], "1024 bytes"),
-        (vec![sealed(RING_BYTES), event_fd()], "neither a ring nor a ring, an eventfd and a page"),
+        (vec![sealed(8192), event_fd(), event_fd(), page()], "8192 bytes"),
+        (vec![sealed(1 << 20), event_fd(), event_fd(), page()], "1048576 bytes"),
+        (vec![event_fd(), event_fd(), sealed(RING_BYTES), page()], "not a file that can be sealed"),
+        (vec![sealed(RING_BYTES), pipe(), event_fd(), page()], "no eventfd"),
+        (vec![sealed(RING_BYTES), event_fd(), pipe(), page()], "no eventfd"),
+        (vec![sealed(RING_BYTES), event_fd(), page(), event_fd()], "no eventfd"),
+        (
+            vec![sealed(RING_BYTES), event_fd(), event_fd(), event_fd()],
+            "not a file that can be sealed",
+        ),
+        (
+            vec![sealed(RING_BYTES), event_fd(), event_fd(), file(PAGE_BYTES, SealFlags::GROW)],
+            "not sealed",
+        ),
+        (vec![sealed(RING_BYTES), event_fd(), event_fd(), sealed(1024)], "1024 bytes"),
+        (
+            vec![sealed(RING_BYTES), event_fd(), page()],
+            "neither a ring nor a ring, two eventfds and a page",
+        ),
         (vec![event_fd()], "not a file that can be sealed"),
         (vec![], "did not give its ring"),
-        (vec![sealed(RING_BYTES), event_fd(), page(), page()], "more descriptors"),
+        (vec![sealed(RING_BYTES), event_fd(), event_fd(), page(), page()], "more descriptors"),
         ((0..40).map(|_| event_fd()).collect(), "more descriptors"),
     ];
     for (fds, why) in cases {
@@ -237,7 +252,7 @@ async fn memory_that_is_not_what_it_should_be_ends_the_connection() {
         (vec![(chunk(1, u64::MAX, 2), vec![good.as_fd()])], "makes no sense"),
         (vec![(chunk(1, 0, page), vec![])], "makes no sense"),
         (vec![(chunk(1, 0, page), vec![small.as_fd(); 2])], "not exactly one file"),
-        (vec![(chunk(1, 0, page), vec![good.as_fd(); 4])], "more descriptors"),
+        (vec![(chunk(1, 0, page), vec![good.as_fd(); 5])], "more descriptors"),
         (
             vec![(chunk(1, 0, 65 << 30), vec![good.as_fd()])],
             "more landing memory than a peer may give",
@@ -534,10 +549,10 @@ async fn what_peers_pass_holds_up_nobody() {
     let lingering = Lingering::new();
     let socket = || lingering.socket();
     let rings: [Vec<OwnedFd>; 5] = [
-        vec![socket(), event_fd(), sealed(PAGE_BYTES)],
-        vec![sealed(RING_BYTES), socket(), sealed(PAGE_BYTES)],
-        vec![sealed(RING_BYTES), event_fd(), socket()],
-        vec![sealed(RING_BYTES), event_fd(), sealed(PAGE_BYTES), socket()],
+        vec![socket(), event_fd(), event_fd(), sealed(PAGE_BYTES)],
+        vec![sealed(RING_BYTES), socket(), event_fd(), sealed(PAGE_BYTES)],
+        vec![sealed(RING_BYTES), event_fd(), event_fd(), socket()],
+        vec![sealed(RING_BYTES), event_fd(), event_fd(), sealed(PAGE_BYTES), socket()],
         (0..12).map(|_| socket()).collect(),
     ];
     for fds in rings {

@@ -96,20 +96,20 @@ async fn attempt(
             let (PeerEnd { writer, .. }, process) = socket
                 .take_fds(move |taken| {
                     let end = PeerEnd::new(shape, &mut taken.fds, peer.uid, false)?;
-                    let candidate = candidate.filter(|_| runtime != 0);
                     Ok((end, candidate.and_then(|candidate| candidate.confirm(taken.sender))))
                 })
                 .await
                 .map_err(failed)?;
             let ring = own_end.file.as_fd();
-            let chosen = process.and_then(|process| channels::choose(process, runtime));
+            let chosen = process.filter(|_| runtime != 0);
+            let chosen = chosen.and_then(|process| channels::choose(process, runtime));
             let (sent, wakeup) = match chosen {
                 Some(Chosen { member, name, files }) => {
                     let message = Message::Ring { channel: Some(name) }.encode();
                     let sent = match &files {
                         Some((channel, page)) => {
-                            let event_fd = channel.event_fd();
-                            socket.send(&message, &[ring, event_fd.as_fd(), page.as_fd()])
+                            let [own, servers] = channel.event_fds();
+                            socket.send(&message, &[ring, own, servers, page.as_fd()])
                         }
                         None => socket.send(&message, &[ring]),
                     };

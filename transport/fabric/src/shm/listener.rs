@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | before its ticket is checked | HELLO: private data with a ticket, and the shape of its ring | no: refused |
 //! | admitted | ACCEPT: ring of this end, and whether it takes a wake-up channel | yes |
-//! | | RING: ring of the client, and maybe eventfd and page of a channel, taken by a thread that may block | yes |
+//! | | RING: ring of the client, and maybe eventfds and page of a channel, taken by a thread that may block | yes |
 //!
 //! So no file of a client is opened here before its ticket is checked. Descriptors that it sends
 //! all the same are closed with its socket, on other threads than those of admitted clients. While
@@ -32,6 +32,7 @@ use crate::shm::socket::blocking::{PEERS, STRANGERS};
 use crate::shm::socket::seqpacket::{Credentials, ListenSocket, Socket, SocketMessage, is_end};
 use crate::shm::socket::wire::{Message, VERSION, other_version};
 use crate::shm::wakeup::channels;
+use crate::shm::wakeup::event_fd;
 use crate::shm::wakeup::member::Wakeup;
 
 /// A connection that has not sent HELLO by then is closed.
@@ -239,7 +240,8 @@ impl ShmIncoming {
         let own_end = OwnEnd::new(config).map_err(failed)?;
         // Before the peer's ring, which may have to show who sends it.
         let candidate = Candidate::of(&mut socket);
-        let runtime = candidate.as_ref().map_or(0, |_| channels::runtime());
+        let takes_channel = candidate.is_some() && event_fd::is_supported();
+        let runtime = if takes_channel { channels::runtime() } else { 0 };
         let private_data = private_data.to_vec();
         let accept = Message::Accept { shape: own_end.shape, runtime, private_data };
         while PEERS.closing(peer.uid) >= MAX_CLOSING {
@@ -262,7 +264,7 @@ impl ShmIncoming {
         let (PeerEnd { writer, files }, process) = socket
             .take_fds(move |taken| {
                 let process = candidate.and_then(|candidate| candidate.confirm(taken.sender));
-                let takes_channel = process.is_some();
+                let takes_channel = takes_channel && process.is_some();
                 let end = PeerEnd::new(shape, &mut taken.fds, peer.uid, takes_channel)?;
                 Ok((end, process))
             })

@@ -1,9 +1,10 @@
-//! Whether a peer could stop this process anyway.
+//! Whether a peer could stop and read this process anyway (ptrace(2)).
 //!
-//! One that could is woken by a write to its eventfd, which it can make block at any time: by
-//! taking O_NONBLOCK away and filling the counter. It could as well send SIGSTOP. That takes the
-//! same user and the same PID namespace: a process of another namespace cannot name this one, also
-//! where this one sees it, as it sees those of its child namespaces.
+//! One that could shares a wake-up channel with this process (`wakeup::channels`), whose page it
+//! may fill with bits, so that a task of this process keeps running. It could as well take the
+//! processor by a loop of its own. That takes the same user and the same PID namespace: a process
+//! of another namespace cannot name this one, also where this one sees it, as it sees those of its
+//! child namespaces.
 //!
 //! SO_PEERCRED tells the number of a process that may have ended since, and another process may
 //! have its number now. So the number counts only as long as a pidfd of the peer says that the peer

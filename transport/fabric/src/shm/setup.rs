@@ -38,12 +38,11 @@ pub(super) struct PeerEnd {
 
 impl PeerEnd {
     /// Checks what the peer sent: a ring that keeps its size and holds the shape, and, from a
-    /// client, maybe eventfd and page of a wake-up channel. May block: a descriptor can be of any
+    /// client, maybe eventfds and page of a wake-up channel. May block: a descriptor can be of any
     /// file. Those that are not kept stay in `fds`, for the caller to close where that may block.
     /// Dropping the result does not block for a file's sake, as closing an eventfd never does.
     ///
-    /// `user`: the peer's. `takes_channel`: the peer could stop this process anyway, and may send
-    /// an eventfd.
+    /// `user`: the peer's. `takes_channel`: this end and the peer can have a wake-up channel.
     pub(super) fn new(
         shape: Shape,
         fds: &mut Vec<OwnedFd>,
@@ -53,23 +52,23 @@ impl PeerEnd {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let (ring, channel) = match fds.as_slice() {
             [ring] => (ring, None),
-            [ring, event_fd, page] => (ring, Some((event_fd, page))),
-            _ => return Err(wrong("neither a ring nor a ring, an eventfd and a page")),
+            [ring, peers, own, page] => (ring, Some((peers, own, page))),
+            _ => return Err(wrong("neither a ring nor a ring, two eventfds and a page")),
         };
         let map = PeerMap::new(ring, shape.bytes(), user, Usage::Ring)?;
         let writer =
             Writer::new(map, shape).ok_or_else(|| wrong("the peer's ring is too small"))?;
-        let Some((event_fd, page)) = channel else { return Ok(PeerEnd { writer, files: None }) };
-        let usable = event_fd::check(event_fd)? && takes_channel;
+        let Some((peers, own, page)) = channel else { return Ok(PeerEnd { writer, files: None }) };
+        let are_event_fds = [event_fd::check(peers)?, event_fd::check(own)?] == [true; 2];
         let mut page_id = (0, 0);
         let page = Map::new(page, PAGE_BYTES, |id| {
             page_id = id;
             Ok(())
         })?;
-        let files = match usable {
-            true => Some(PeerFiles { event_fd: fds.swap_remove(1), page, page_id, user }),
-            false => None,
-        };
+        let files = (takes_channel && are_event_fds).then(|| {
+            let event_fds = [fds.remove(1), fds.remove(1)];
+            PeerFiles { event_fds, page, page_id, user }
+        });
         Ok(PeerEnd { writer, files })
     }
 }

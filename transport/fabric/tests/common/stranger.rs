@@ -56,7 +56,7 @@ pub const SUMMARY: u64 = 64;
 pub const BITS: u64 = 128;
 
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x08".as_slice()].concat()
+    [&[kind], b"trdshm\x09".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
@@ -102,8 +102,26 @@ pub fn sealed(len: u64) -> OwnedFd {
     file(len, SealFlags::SHRINK | SealFlags::GROW)
 }
 
+/// An eventfd whose counter no test uses up.
 pub fn event_fd() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+    let event_fd = eventfd(0, flags).unwrap();
+    rustix::io::write(&event_fd, &(1_u64 << 62).to_ne_bytes()).unwrap();
+    event_fd
+}
+
+/// The counter of an eventfd.
+pub fn count(event_fd: &OwnedFd) -> u64 {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", event_fd.as_raw_fd()));
+    let info = info.unwrap();
+    let count = info.lines().find_map(|line| line.strip_prefix("eventfd-count:")).unwrap();
+    u64::from_str_radix(count.trim(), 16).unwrap()
+}
+
+/// Fills the counter of an eventfd: no write adds to it.
+pub fn fill(event_fd: &OwnedFd) {
+    let room = u64::MAX - 1 - count(event_fd);
+    rustix::io::write(event_fd, &room.to_ne_bytes()).unwrap();
 }
 
 /// Has the kernel move the counter of an eventfd to u64::MAX, which no write can.
@@ -125,7 +143,7 @@ pub fn overflow(event_fd: &OwnedFd) {
         flags: u32,
         event_fd: u32,
     }
-    rustix::io::write(event_fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    fill(event_fd);
     let (file, at) = (sealed(4096), event_fd.as_raw_fd() as u32);
     let request = Iocb { fd: file.as_raw_fd() as u32, flags: 1, event_fd: at, ..Iocb::default() };
     let (mut context, requests) = (0_u64, [&raw const request]);
@@ -165,7 +183,9 @@ pub async fn arrival(listener: &mut Listener) -> Incoming {
 pub struct Stranger {
     pub socket: OwnedFd,
     pub ring: File,
-    pub event_fd: OwnedFd,
+    /// The eventfd that it waits for, and the one that it wakes its peer by.
+    pub own_event_fd: OwnedFd,
+    pub peers_event_fd: OwnedFd,
     /// Of its wake-up channel.
     pub page: File,
     pub number: u64,
@@ -183,7 +203,8 @@ impl Stranger {
         static NUMBERS: AtomicU64 = AtomicU64::new(1 << 32);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (ring, page) = (sealed(RING_BYTES).into(), sealed(PAGE_BYTES).into());
-        Stranger { socket, ring, event_fd: event_fd(), page, number }
+        let (own_event_fd, peers_event_fd) = (event_fd(), event_fd());
+        Stranger { socket, ring, own_event_fd, peers_event_fd, page, number }
     }
 
     pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -232,7 +253,7 @@ impl Stranger {
     }
 
     /// As [`accepted`](Self::accepted), without blocking the test's runtime; then sends `fds` as
-    /// its ring, and eventfd and page of its channel.
+    /// its ring, and eventfds and page of its channel.
     pub async fn enters(self: &Arc<Self>, fds: Vec<OwnedFd>) -> File {
         let (this, (told, entered)) = (self.clone(), tokio::sync::oneshot::channel());
         std::thread::spawn(move || {
@@ -245,9 +266,10 @@ impl Stranger {
         entered.await.unwrap()
     }
 
-    /// The ring, the eventfd and the page that it has made.
+    /// The ring, the eventfds and the page that it has made.
     pub fn own(&self) -> Vec<OwnedFd> {
-        [self.ring.as_fd(), self.event_fd.as_fd(), self.page.as_fd()]
+        let Stranger { ring, own_event_fd, peers_event_fd, page, .. } = self;
+        [ring.as_fd(), own_event_fd.as_fd(), peers_event_fd.as_fd(), page.as_fd()]
             .map(|fd| fd.try_clone_to_owned().unwrap())
             .into()
     }

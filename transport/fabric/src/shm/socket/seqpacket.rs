@@ -24,7 +24,7 @@ use crate::shm::socket::blocking::{PEERS, STRANGERS, ThreadPool};
 /// The longest message, in bytes.
 pub(crate) const MAX_MESSAGE: usize = 256;
 /// The most descriptors beside one.
-pub(crate) const MAX_FDS: usize = 3;
+pub(crate) const MAX_FDS: usize = 4;
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
 

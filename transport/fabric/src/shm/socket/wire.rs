@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | HELLO | kind, magic, slots u32, slot_size u32, private data | |
 //! | ACCEPT | kind, magic, slots u32, slot_size u32, runtime u64, private data | ring |
-//! | RING | kind; with a channel also its number u64, runtime u64, end u8 | ring of the shape that HELLO named; the channel's eventfd and page, if the other end may not have them |
+//! | RING | kind; with a channel also its number u64, runtime u64, end u8 | ring of the shape that HELLO named; if the other end may not have them, the eventfd of the channel that the client waits for, the one that the server waits for, and the page |
 //! | REJECT | kind, magic, private data | |
 //! | REFUSED | kind, magic, text | |
 //! | OTHER_USER | kind, magic, the user that is refused u32; REFUSED follows | |
@@ -29,7 +29,7 @@ use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 
 /// Of the protocol.
-pub(crate) const VERSION: u8 = 8;
+pub(crate) const VERSION: u8 = 9;
 const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Protocol and version.
 const MAGIC: [u8; 7] = {

@@ -1,14 +1,14 @@
-//! The wake-up channel of two processes, as one of them has it: an eventfd and a page, for all
+//! The wake-up channel of two processes, as one of them has it: two eventfds and a page, for all
 //! connections between a runtime of the one and a runtime of the other.
 //!
-//! A sender that finds a connection waiting sets its bit in the page, and writes the eventfd only
-//! if the receiving process sleeps. The receiver takes the bits, and wakes exactly the tasks of
-//! those connections:
+//! A sender that finds a connection waiting sets its bit in the page, and signals the eventfd that
+//! the receiving process waits for only if that process sleeps. The receiver takes the bits, and
+//! wakes exactly the tasks of those connections:
 //!
 //! | connections | event | what it does |
 //! |---|---|---|
-//! | one | the eventfd is written | says that it sleeps, takes the bits |
-//! | several | the eventfd is written | takes the bits, and has the poller run |
+//! | one | the eventfd is signalled | says that it sleeps, takes the bits |
+//! | several | the eventfd is signalled | takes the bits, and has the poller run |
 //! | several | the poller runs, and there are bits | takes them; the poller runs again after other tasks |
 //! | several | a connection's task runs, and there are bits | takes them; the poller does not count its next run as one for nothing |
 //! | several | the poller has run [`LINGER`](super::poller::LINGER) times for nothing | says that it sleeps, takes the bits |
@@ -26,7 +26,7 @@
 //! with all other tasks, and its own connections woken in vain, each once in a turn.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Wake, Waker};
@@ -34,7 +34,7 @@ use std::task::{Context, Wake, Waker};
 use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::PeerMap;
 use crate::shm::ring::Words as _;
-use crate::shm::wakeup::event_fd::{End, EventFd};
+use crate::shm::wakeup::event_fd::{End, EventFds};
 use crate::shm::wakeup::wake_cost::monotonic;
 use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 
@@ -64,7 +64,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct WakeChannel {
     page: Page,
-    event_fd: EventFd,
+    event_fds: EventFds,
     /// What the eventfd wakes.
     waker: Waker,
     /// The process that made it. A child of fork(2) has it too, without the page.
@@ -99,20 +99,20 @@ impl WakeChannel {
     /// Makes one. Must be called within a tokio runtime.
     pub(crate) fn make() -> io::Result<Arc<WakeChannel>> {
         let (page, file) = Map::create(PAGE_BYTES)?;
-        WakeChannel::new(EventFd::make()?, Page::Own(page), Some(file))
+        WakeChannel::new(EventFds::make()?, Page::Own(page), Some(file))
     }
 
-    /// Takes the eventfd and the page that the peer has made. Must be called within a tokio
+    /// Takes the eventfds and the page that the peer has made. Must be called within a tokio
     /// runtime.
-    pub(crate) fn take(event_fd: OwnedFd, page: PeerMap) -> io::Result<Arc<WakeChannel>> {
-        WakeChannel::new(EventFd::take(event_fd)?, Page::Peer(page), None)
+    pub(crate) fn take(event_fds: [OwnedFd; 2], page: PeerMap) -> io::Result<Arc<WakeChannel>> {
+        WakeChannel::new(EventFds::take(event_fds)?, Page::Peer(page), None)
     }
 
-    fn new(event_fd: EventFd, page: Page, file: Option<OwnedFd>) -> io::Result<Arc<WakeChannel>> {
+    fn new(event_fds: EventFds, page: Page, file: Option<OwnedFd>) -> io::Result<Arc<WakeChannel>> {
         let state = State { file: file.map(Arc::new), ..State::default() };
         let channel = Arc::new_cyclic(|channel| WakeChannel {
             page,
-            event_fd,
+            event_fds,
             waker: Waker::from(Arc::new(Signal(channel.clone()))),
             process: std::process::id(),
             ended: AtomicBool::new(false),
@@ -141,11 +141,11 @@ impl WakeChannel {
 
     /// What the peer writes to wake this end.
     pub(super) fn inbound(&self) -> Direction<'_> {
-        self.direction(self.event_fd.end())
+        self.direction(self.event_fds.end())
     }
 
     fn outbound(&self) -> Direction<'_> {
-        self.direction(self.event_fd.end().other())
+        self.direction(self.event_fds.end().other())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -166,10 +166,10 @@ impl WakeChannel {
 
     /// Has the eventfd wake this end.
     fn arm(&self) -> io::Result<()> {
-        self.event_fd.arm(&mut Context::from_waker(&self.waker))
+        self.event_fds.arm(&mut Context::from_waker(&self.waker))
     }
 
-    /// The eventfd was written, or the runtime ends.
+    /// The eventfd was signalled, or the runtime ends.
     fn signalled(&self) {
         if let Err(error) = self.arm() {
             let is_broken = error.kind() == io::ErrorKind::InvalidData;
@@ -237,8 +237,8 @@ impl WakeChannel {
         let sleeps = outbound.set(connection);
         if sleeps {
             now.map(stamp);
-            // Fails only when the peer has moved the counter itself.
-            let _ = self.event_fd.wake();
+            // Fails only when the peer has emptied the counter itself.
+            let _ = self.event_fds.wake();
         }
         sleeps
     }
@@ -338,9 +338,9 @@ impl WakeChannel {
         stage
     }
 
-    /// The eventfd, for the peer.
-    pub(crate) fn event_fd(&self) -> impl AsFd {
-        self.event_fd.fd()
+    /// The eventfds, for the peer: first the one that this end waits for.
+    pub(crate) fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
+        self.event_fds.fds()
     }
 }
 
@@ -410,8 +410,8 @@ mod tests {
             Ok(())
         });
         let page = PeerMap::adopt(page.unwrap(), id, 0, Usage::Page).unwrap();
-        let event_fd = maker.event_fd.fd().as_fd().try_clone_to_owned().unwrap();
-        let taker = WakeChannel::take(event_fd, page).unwrap();
+        let event_fds = maker.event_fds().map(|fd| fd.try_clone_to_owned().unwrap());
+        let taker = WakeChannel::take(event_fds, page).unwrap();
         [maker, taker]
     }
 

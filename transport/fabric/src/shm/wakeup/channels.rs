@@ -2,7 +2,7 @@
 //!
 //! The connecting end chooses: a channel of its runtime to the same process and the same runtime
 //! there, whichever of the two made it; else it makes one. It names the channel by the number that
-//! the maker gave it, and sends eventfd and page along until the peer says, in the page, that it
+//! the maker gave it, and sends eventfds and page along until the peer says, in the page, that it
 //! has them in use. The accepting end joins the channel of that number, if it is one with this
 //! process and of this runtime; else it takes what came along.
 //!
@@ -89,10 +89,11 @@ pub(crate) fn runtime() -> u64 {
     KEYS.hash_one(Handle::current().id()).max(1)
 }
 
-/// Eventfd and page of a peer's, found usable.
+/// Eventfds and page of a peer's, found usable.
 #[derive(Debug)]
 pub(crate) struct PeerFiles {
-    pub(crate) event_fd: OwnedFd,
+    /// First the one that the peer waits for.
+    pub(crate) event_fds: [OwnedFd; 2],
     pub(crate) page: Map,
     pub(crate) page_id: FileId,
     /// The peer's user.
@@ -159,7 +160,7 @@ pub(crate) fn join(peer: Process, name: ChannelName, files: Option<PeerFiles>) -
     }
     let (Some(files), End::Taker) = (files, end) else { return None };
     let map = PeerMap::adopt(files.page, files.page_id, files.user, Usage::Page);
-    let channel = usable(map.and_then(|map| WakeChannel::take(files.event_fd, map)))?;
+    let channel = usable(map.and_then(|map| WakeChannel::take(files.event_fds, map)))?;
     let member = Member::join(&channel);
     add(&mut channels, Entry::new(peer, name.runtime, name.number, end, page, &channel));
     member
@@ -172,22 +173,20 @@ fn add(channels: &mut Vec<Entry>, entry: Entry) {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd as _;
-
     use super::*;
     use crate::shm::wakeup::channel::PAGE_BYTES;
 
     const RUNTIME: u64 = 5;
 
-    /// Eventfd and page of a channel as its maker sends them.
+    /// Eventfds and page of a channel as its maker sends them.
     fn files(page: impl std::os::fd::AsFd, channel: &WakeChannel) -> PeerFiles {
         let mut page_id = (0, 0);
         let page = Map::new(page, PAGE_BYTES, |id| {
             page_id = id;
             Ok(())
         });
-        let event_fd = channel.event_fd().as_fd().try_clone_to_owned().unwrap();
-        PeerFiles { event_fd, page: page.unwrap(), page_id, user: 0 }
+        let event_fds = channel.event_fds().map(|fd| fd.try_clone_to_owned().unwrap());
+        PeerFiles { event_fds, page: page.unwrap(), page_id, user: 0 }
     }
 
     /// A channel of a peer's, and its page.
@@ -280,9 +279,9 @@ mod tests {
         let again = choose(peer, RUNTIME).unwrap();
         assert!(again.name == first.name && again.files.is_some(), "the peer has not joined it");
         assert_ne!(choose(peer, RUNTIME + 1).unwrap().name.number, first.name.number);
-        let PeerFiles { event_fd, page, page_id, user } = files(&page, &channel);
+        let PeerFiles { event_fds, page, page_id, user } = files(&page, &channel);
         let page = PeerMap::adopt(page, page_id, user, Usage::Page).unwrap();
-        let theirs = WakeChannel::take(event_fd, page).unwrap();
+        let theirs = WakeChannel::take(event_fds, page).unwrap();
         let member = Member::join(&theirs).unwrap();
         let again = choose(peer, RUNTIME).unwrap();
         assert!(again.name == first.name && again.files.is_none());

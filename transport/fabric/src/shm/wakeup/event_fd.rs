@@ -1,84 +1,97 @@
-//! The eventfd of two processes: both wait for it, and wake each other with it.
+//! The two eventfds of two processes: each end waits for one of them, and wakes its peer by the
+//! other.
 //!
-//! One of them makes it and the other takes it. A write to an eventfd wakes those that wait to read
-//! it, and nobody else; a read wakes those that wait to write. The kernel tells the two apart, and
-//! tokio waits for edges, so neither end wakes itself:
+//! An end wakes its peer by reading the eventfd that the peer waits for, which takes 1 from its
+//! counter. A read wakes those that wait to write, and nobody else:
 //!
-//! | end | waits until it is | wakes its peer by |
+//! | eventfd | waits until it is writable | reads it |
 //! |---|---|---|
-//! | Maker | readable | a read, which takes 1 from the counter |
-//! | Taker | writable | a write, which adds 1 |
+//! | the maker's | maker | taker |
+//! | the taker's | taker | maker |
 //!
-//! When the kernel reports that it is ready, it checks that once more, so a wake-up is lost if the
-//! counter has come to a limit by then. It begins at [`START`], and honest ends never take it to
-//! either limit. A peer that does delays what its own connections are woken for. One that has the
-//! kernel move the counter beyond what can be written (AIO, io_uring) leaves an error behind, which
-//! tokio takes for an end that stays: the channel then ends.
+//! The read is preadv2(2) with RWF_NOWAIT at offset -1, which never blocks, whatever a peer that has
+//! the eventfd does to its counter and its flags. A write has no such flag: the kernel refuses it.
+//! So neither end writes to an eventfd that its peer has.
 //!
-//! A read or write of an eventfd that a stranger shares can block for ever: the stranger can move
-//! the counter and clear O_NONBLOCK at any time. So the eventfd is for peers that could stop this
-//! process anyway (`same_user`). Others are woken by a message on the socket.
+//! One process makes both, with counters that begin at [`START`], which honest ends never use up.
+//! A peer that empties the counter of its own eventfd is not woken. One that fills the counter of
+//! this end's delays what its own connections are woken for: the kernel then does not report that
+//! the eventfd is writable. One that has the kernel move the counter beyond what can be written
+//! (AIO, io_uring) leaves an error behind, which tokio takes for an end that stays: the channel then
+//! ends.
+//!
+//! Kernels before Linux 5.8 and gVisor have no such read of an eventfd. There the ends wake each
+//! other by messages on the socket ([`is_supported`]).
 
-use std::future::{Future, poll_fn};
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::future::Future;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
+use std::sync::OnceLock;
 use std::task::{Context, Poll};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::task::unconstrained;
 
-/// Wake-ups that one end may have sent more than the other: with one in each nanosecond it takes
-/// them a century.
+/// Wake-ups of one end: with one in each nanosecond it takes them a century.
 const START: u64 = 1 << 62;
 /// Earlier wake-ups that are forgotten when an end listens. There is one, or a few while others
 /// come.
 const MAX_ROUNDS: usize = 16;
 
-/// Which end of it a process has.
+/// Which end of the eventfds a process has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Maker,
     Taker,
 }
 
-/// The eventfd, as one end has it.
+/// Both eventfds, as one end has them.
 #[derive(Debug)]
-pub(crate) struct EventFd {
-    fd: AsyncFd<OwnedFd>,
+pub(crate) struct EventFds {
+    /// Wakes this end.
+    own: AsyncFd<OwnedFd>,
+    /// Wakes the peer.
+    peers: OwnedFd,
     end: End,
 }
 
-impl EventFd {
-    /// Makes one. Must be called within a tokio runtime.
+impl EventFds {
+    /// Makes both. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `Unsupported`: this kernel has no read of an eventfd that never blocks.
     #[inline]
-    pub(crate) fn make() -> io::Result<EventFd> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let fd = eventfd(0, flags)?;
-        rustix::io::write(&fd, &START.to_ne_bytes())?;
-        EventFd::new(fd, End::Maker)
+    pub(crate) fn make() -> io::Result<EventFds> {
+        EventFds::new([filled()?, filled()?], End::Maker)
     }
 
-    /// Takes what the peer has made and [`check`] has found usable. Must be called within a tokio
-    /// runtime.
+    /// Takes what the peer has made and [`check`] has found usable: first the eventfd that the peer
+    /// waits for. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `Unsupported`: this kernel has no read of an eventfd that never blocks.
     #[inline]
-    pub(crate) fn take(fd: OwnedFd) -> io::Result<EventFd> {
-        EventFd::new(fd, End::Taker)
+    pub(crate) fn take([peers, own]: [OwnedFd; 2]) -> io::Result<EventFds> {
+        EventFds::new([own, peers], End::Taker)
     }
 
-    fn new(fd: OwnedFd, end: End) -> io::Result<EventFd> {
+    fn new([own, peers]: [OwnedFd; 2], end: End) -> io::Result<EventFds> {
+        if !is_supported() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
-        let fd = unsafe { AsyncFd::register_with_interest(fd, end.waits_for()) }?;
-        Ok(EventFd { fd, end })
+        let own = unsafe { AsyncFd::register_with_interest(own, Interest::WRITABLE) }?;
+        Ok(EventFds { own, peers, end })
     }
 
-    /// The descriptor to send to the peer.
+    /// The descriptors to send to the peer: first the one that this end waits for.
     #[inline]
-    pub(crate) fn fd(&self) -> impl AsFd {
-        self.fd.get_ref()
+    pub(crate) fn fds(&self) -> [BorrowedFd<'_>; 2] {
+        [self.own.get_ref().as_fd(), self.peers.as_fd()]
     }
 
     /// Which end this is.
@@ -90,7 +103,8 @@ impl EventFd {
     /// wake-ups are forgotten.
     ///
     /// # Errors
-    /// The runtime ends. `InvalidData`: the peer has broken it, and no end is woken by it again.
+    /// The runtime ends. `InvalidData`: the peer has broken the eventfd, and no end is woken by it
+    /// again.
     pub(crate) fn arm(&self, cx: &mut Context<'_>) -> io::Result<()> {
         for _ in 0..MAX_ROUNDS {
             let mut ready = match self.poll(cx) {
@@ -98,8 +112,7 @@ impl EventFd {
                 Poll::Pending => return Ok(()),
             };
             // An error counts as closed, which cannot be cleared.
-            let state = ready.ready();
-            if state.is_read_closed() || state.is_write_closed() {
+            if ready.ready().is_write_closed() {
                 break;
             }
             ready.clear_ready();
@@ -111,32 +124,16 @@ impl EventFd {
     fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<AsyncFdReadyGuard<'_, OwnedFd>>> {
         // A task without any budget left would have the waker woken at once, and that would poll
         // again.
-        let ready = poll_fn(|cx| match self.end {
-            End::Maker => self.fd.poll_read_ready(cx),
-            End::Taker => self.fd.poll_write_ready(cx),
-        });
+        let ready = std::future::poll_fn(|cx| self.own.poll_write_ready(cx));
         pin!(unconstrained(ready)).poll(cx)
     }
 
-    /// Wakes the peer.
+    /// Wakes the peer. Never blocks.
     ///
     /// # Errors
-    /// The peer has moved the counter to a limit, and is not woken.
+    /// The peer has emptied the counter, and is not woken.
     pub(crate) fn wake(&self) -> io::Result<()> {
-        let fd = self.fd.get_ref();
-        let add = |n: u64| rustix::io::write(fd, &n.to_ne_bytes());
-        let mut counter = [0; 8];
-        match self.end {
-            End::Taker => add(1)?,
-            End::Maker => match rustix::io::read(fd, &mut counter) {
-                Err(Errno::AGAIN) => {
-                    add(START)?;
-                    rustix::io::read(fd, &mut counter)?
-                }
-                read => read?,
-            },
-        };
-        Ok(())
+        Ok(take_one(&self.peers)?)
     }
 }
 
@@ -148,27 +145,42 @@ impl End {
             End::Taker => End::Maker,
         }
     }
+}
 
-    fn waits_for(self) -> Interest {
-        match self {
-            End::Maker => Interest::READABLE,
-            End::Taker => Interest::WRITABLE,
-        }
-    }
+/// An eventfd whose counter nobody uses up.
+fn filled() -> io::Result<OwnedFd> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+    let fd = eventfd(0, flags)?;
+    // It is new, so this does not block.
+    rustix::io::write(&fd, &START.to_ne_bytes())?;
+    Ok(fd)
+}
+
+/// Takes 1 from the counter, or says at once that it is empty.
+#[inline]
+fn take_one(fd: &OwnedFd) -> Result<(), Errno> {
+    let (mut counter, no_offset) = ([0; 8], u64::MAX);
+    preadv2(fd, &mut [IoSliceMut::new(&mut counter)], no_offset, ReadWriteFlags::NOWAIT).map(drop)
+}
+
+/// Whether this kernel reads an eventfd without ever blocking. Where it cannot be tried, for want of
+/// descriptors, it is taken not to, and tried again the next time.
+pub(crate) fn is_supported() -> bool {
+    static SUPPORTED: OnceLock<bool> = OnceLock::new();
+    let tried = || filled().ok().map(|fd| take_one(&fd).is_ok());
+    SUPPORTED.get().copied().or_else(tried).is_some_and(|is| *SUPPORTED.get_or_init(|| is))
 }
 
 /// Checks an eventfd that the peer sent. May block: the descriptor can be of any file. Returns
 /// whether it is known to be an eventfd; without /proc it is not, and is not to be used.
 ///
 /// # Errors
-/// It is none, or would block.
+/// It is none.
 pub(crate) fn check(fd: &OwnedFd) -> io::Result<bool> {
-    let blocks = !rustix::fs::fcntl_getfl(fd)?.contains(rustix::fs::OFlags::NONBLOCK);
     // The name of its link in /proc tells the kind of file.
     let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(fd), Vec::new()).ok();
-    let other = name.as_ref().is_some_and(|name| name.as_bytes() != b"anon_inode:[eventfd]");
-    if blocks || other {
-        let what = "the peer's second descriptor is no eventfd, or would block";
+    if name.as_ref().is_some_and(|name| name.as_bytes() != b"anon_inode:[eventfd]") {
+        let what = "the peer's second or third descriptor is no eventfd";
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     Ok(name.is_some())
@@ -186,19 +198,22 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::{Wake, Waker};
 
+    use rustix::fs::{OFlags, fcntl_setfl};
+
     use super::*;
 
-    fn event(flags: EventfdFlags) -> OwnedFd {
-        eventfd(0, flags | EventfdFlags::CLOEXEC).unwrap()
+    #[test]
+    fn only_event_fds_are_taken() {
+        assert!(check(&filled().unwrap()).unwrap());
+        assert!(check(&eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap(), "nobody waits for it");
+        let (pipe, _end) = std::io::pipe().unwrap();
+        assert!(check(&pipe.into()).is_err());
     }
 
+    /// The tests of this file need it, so a kernel without it is one that they do not test.
     #[test]
-    fn only_event_fds_that_do_not_block_are_taken() {
-        assert!(check(&event(EventfdFlags::NONBLOCK)).unwrap());
-        assert!(check(&event(EventfdFlags::empty())).is_err(), "it would block");
-        let (pipe, _end) = std::io::pipe().unwrap();
-        rustix::fs::fcntl_setfl(&pipe, rustix::fs::OFlags::NONBLOCK).unwrap();
-        assert!(check(&pipe.into()).is_err());
+    fn this_kernel_reads_an_eventfd_without_blocking() {
+        assert!(is_supported(), "Linux 5.8 has it");
     }
 
     #[derive(Default)]
@@ -212,14 +227,14 @@ mod tests {
 
     /// Two ends, and the number of times that each was woken.
     struct Pair {
-        ends: [EventFd; 2],
+        ends: [EventFds; 2],
         woken: [Arc<Count>; 2],
     }
 
     impl Pair {
-        fn of(made: EventFd) -> Pair {
-            let taken = made.fd.get_ref().try_clone().unwrap();
-            Pair { ends: [made, EventFd::take(taken).unwrap()], woken: Default::default() }
+        fn of(made: EventFds) -> Pair {
+            let fds = made.fds().map(|fd| fd.try_clone_to_owned().unwrap());
+            Pair { ends: [made, EventFds::take(fds).unwrap()], woken: Default::default() }
         }
 
         fn listen(&self, end: usize) {
@@ -241,7 +256,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_end_wakes_the_other_and_never_itself() {
-        let pair = Pair::of(EventFd::make().unwrap());
+        let pair = Pair::of(EventFds::make().unwrap());
         let mut expected = [0; 2];
         // Either end is ready when it is made.
         turns().await;
@@ -267,8 +282,8 @@ mod tests {
     #[tokio::test]
     async fn one_that_is_broken_is_not_waited_for() {
         let (reader, writer) = std::io::pipe().unwrap();
-        rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
-        let end = EventFd::new(writer.into(), End::Taker).unwrap();
+        fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
+        let end = EventFds::new([writer.into(), filled().unwrap()], End::Taker).unwrap();
         drop(reader);
         turns().await;
         let cx = &mut Context::from_waker(Waker::noop());
@@ -276,29 +291,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_counter_begins_far_from_its_limits() {
-        let made = EventFd::make().unwrap();
-        let at = made.fd.get_ref().as_raw_fd();
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{at}")).unwrap();
-        let count = info.lines().find_map(|line| line.strip_prefix("eventfd-count:")).unwrap();
-        let count = u64::from_str_radix(count.trim(), 16).unwrap();
-        assert!(count.min(u64::MAX - count) >= 1 << 62, "{count}");
+    async fn the_counters_begin_far_from_their_limits() {
+        for fd in EventFds::make().unwrap().fds() {
+            let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()));
+            let info = info.unwrap();
+            let count = info.lines().find_map(|line| line.strip_prefix("eventfd-count:")).unwrap();
+            let count = u64::from_str_radix(count.trim(), 16).unwrap();
+            assert!(count.min(u64::MAX - count) >= 1 << 62, "{count}");
+        }
     }
 
-    /// A peer may make an eventfd of another kind, and move its counter.
+    /// A peer may make eventfds of another kind, move their counters, and have them block.
     #[tokio::test]
-    async fn a_counter_at_its_limit_hurts_its_owner_only() {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let plain = EventFd::new(eventfd(0, flags).unwrap(), End::Maker).unwrap();
-        let pair = Pair::of(plain);
+    async fn no_counter_has_an_end_wait() {
+        let plain = |count| eventfd(count, EventfdFlags::CLOEXEC).unwrap();
+        let pair = Pair::of(EventFds::new([plain(0), plain(3)], End::Maker).unwrap());
         turns().await;
-        for round in 1..4 {
-            pair.listen(1);
-            pair.ends[0].wake().unwrap();
-            turns().await;
-            assert_eq!(pair.woken()[1], round, "an empty counter is filled first");
+        pair.listen(1);
+        pair.ends[0].wake().unwrap();
+        turns().await;
+        assert_eq!(pair.woken(), [0, 1]);
+        let again = pair.ends[0].wake().unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::WouldBlock, "the whole counter was taken");
+        for fd in pair.ends[0].fds() {
+            rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         }
-        rustix::io::write(pair.ends[0].fd.get_ref(), &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        assert!(pair.ends[1].wake().is_err(), "it neither blocks nor wakes");
+        pair.listen(1);
+        turns().await;
+        assert_eq!(pair.woken(), [0, 1], "a write wakes nobody");
+        pair.ends[0].wake().unwrap();
+        turns().await;
+        assert_eq!(pair.woken(), [0, 2]);
     }
 }

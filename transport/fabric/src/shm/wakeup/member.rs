@@ -97,7 +97,7 @@ impl Wakeup {
 
     /// Wakes the peer, which waits and says `value`. True if that took a system call; `stamp` comes
     /// before it, and gets the time. Whether it fails does not matter: the peer has then left a
-    /// full socket unread, or has moved the eventfd's counter itself.
+    /// full socket unread, or has emptied the counter of its eventfd.
     #[inline]
     pub(crate) fn wake(&self, value: u64, socket: &Socket, stamp: impl FnOnce(u64)) -> bool {
         if let Wakeup::Channel(member) = self

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `wait_flag` | the flag that tells the sender whether the receiver waits; checked with loom |
 //! | `wake_page` | the page of two processes: which connections have something; checked with loom |
-//! | `event_fd` | the eventfd that two processes wait for and wake each other with |
-//! | `channel` | eventfd and page, for all connections of two runtimes |
+//! | `event_fd` | the eventfds that two processes wait for and wake each other with |
+//! | `channel` | eventfds and page, for all connections of two runtimes |
 //! | `channel_name` | how a handshake names one |
 //! | `poller` | the task that looks at the page while the runtime is busy |
 //! | `member` | a connection's place in a channel; how its ends wake each other |

@@ -1,9 +1,9 @@
 //! The task that takes a channel's bits while its runtime is busy with the connections of that
-//! channel, so that the peer need not write the eventfd.
+//! channel, so that the peer need not signal the eventfd.
 //!
 //! | the poller | event | next |
 //! |---|---|---|
-//! | Sleeps | the eventfd is written | Runs |
+//! | Sleeps | the eventfd is signalled | Runs |
 //! | Runs | a connection is woken, by it or by a connection's task | Runs, after the other tasks |
 //! | Runs | none is, for the [`LINGER`]th time | Sleeps: the flag is up, and there are no bits |
 //! | any | the channel has ended | Ended |
