@@ -39,8 +39,9 @@ pub enum Lending {
     /// To none: every message is copied once. The default.
     #[default]
     Off,
-    /// To those of this process's effective user. They could read its memory in other ways
-    /// (ptrace(2)), unless the system forbids that.
+    /// To those of this process's effective user in its PID namespace, as the handshake confirms
+    /// them (pidfd_open(2)). They could read its memory in other ways (ptrace(2)), unless the
+    /// system forbids that. Others of this user, as in another container of a pod, get copies.
     SameUser,
     /// To one process, the first that a message goes to, of whatever user. All others get copies,
     /// also when it has ended. For memory that holds nothing but what is meant for that process.

@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use common::process::{self, Process};
-use common::stranger::{Stranger, TAIL, WAITING, ring_message};
+use common::stranger::{LEND, Stranger, TAIL, WAITING, ring_message};
 use common::*;
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{
@@ -33,6 +33,10 @@ fn main() -> ExitCode {
         }
         if role == "namespace" {
             in_another_namespace();
+            return ExitCode::SUCCESS;
+        }
+        if role == "pod" {
+            in_another_container();
             return ExitCode::SUCCESS;
         }
         process::block_on(another_process(role));
@@ -67,6 +71,10 @@ fn main() -> ExitCode {
         process::self_test(
             "a_peer_of_another_namespace_is_not_waited_for",
             a_peer_of_another_namespace,
+        ),
+        process::self_test(
+            "another_namespace_reads_nothing_of_others",
+            another_namespace_reads_nothing_of_others,
         ),
     ])
 }
@@ -660,6 +668,54 @@ fn start_in_another_namespace(role: &str, listener: &Listener) -> Process {
         .arg(std::env::current_exe().unwrap());
     unshare.env(ROLE, role).env(ADDR, listener.local_addr().shm().unwrap().name());
     Process::run(unshare)
+}
+
+/// What another client was sent.
+const SECRET: &[u8] = b"what was sent to another client";
+
+/// Runs as the first process of a PID namespace, and looks for the secret in what it is lent.
+fn in_another_container() {
+    assert_eq!(std::process::id(), 1, "this is no namespace of its own");
+    let stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
+    stranger.greet();
+    let _ring = stranger.accepted();
+    stranger.send(&ring_message(stranger.number), &[stranger.ring.as_fd()]);
+    let mut found = 0;
+    while let Some((message, fds)) = stranger.receive() {
+        if message[0] == LEND {
+            let mut lent = vec![0; 2 << 20];
+            let len = std::fs::File::from(fds.into_iter().next().unwrap()).read_at(&mut lent, 0);
+            found += lent[..len.unwrap()].windows(SECRET.len()).filter(|at| *at == SECRET).count();
+        }
+    }
+    println!("found {found}");
+}
+
+/// A process of the same user that could not read this one's memory is not lent any.
+async fn another_namespace_reads_nothing_of_others() {
+    let me = lending_side();
+    let mut listener = me.listen();
+    // As long as what is lent: in the same arena.
+    let mut buf = me.pool.try_alloc(LENT).unwrap();
+    buf.resize_zeroed(LENT);
+    buf.as_mut_slice()[..SECRET.len()].copy_from_slice(SECRET);
+    let secret = buf.freeze();
+    let mut process = start_in_another_namespace("pod", &listener);
+    let accept = async {
+        let incoming = listener.accept().await.unwrap();
+        incoming.accept(&config(), &me.pool, b"", TIMEOUT).await.unwrap()
+    };
+    let accepted = tokio::time::timeout(TIMEOUT, accept).await;
+    let mut end = End::new(
+        accepted.expect("`unshare` (util-linux) must be able to make PID namespaces here"),
+    );
+    let bytes = me.payload(LENT, 7);
+    assert_eq!(end.link.lend(me.pool.lend(&bytes).unwrap()).unwrap(), None);
+    assert!(!end.link.may_lend());
+    drop(end);
+    assert_eq!(process.says("found"), "0");
+    assert!(process.ends_well());
+    drop(secret);
 }
 
 fn is_root() -> bool {

@@ -20,7 +20,7 @@ use crate::shm::socket::wire::{LendOn, Message};
 #[derive(Debug)]
 pub(crate) struct Lender {
     permit: Arc<Permit>,
-    /// The peer's process, if the handshake has shown it.
+    /// The peer's process, if the handshake has shown that it could read this one's memory anyway.
     peer: Option<Process>,
     /// Whether the peer may be lent memory, once that was asked.
     allowed: Option<bool>,

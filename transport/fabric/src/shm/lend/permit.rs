@@ -5,7 +5,6 @@ use std::sync::{Mutex, PoisonError};
 use crate::access::Lending;
 use crate::shm::same_user::{Process, process, still_lives};
 use crate::shm::socket::seqpacket::Socket;
-use crate::shm::user::{is_overflow_user, own_user};
 
 /// The decision for all links of a device.
 #[derive(Debug)]
@@ -32,15 +31,12 @@ impl Permit {
     }
 
     /// Whether the peer of this socket may be lent memory from now on. The first process that asks
-    /// is the one of [`Lending::OneProcess`]. `known`: the peer's process, as the handshake has
-    /// shown, where it has.
+    /// is the one of [`Lending::OneProcess`]. `known`: the peer's process, if the handshake has
+    /// shown that it could read this one's memory anyway (`same_user`).
     pub(crate) fn allows(&self, socket: &Socket, known: Option<Process>) -> bool {
         match self.lending {
             Lending::Off => false,
-            Lending::SameUser => {
-                let uid = socket.peer().uid;
-                uid == own_user() && !is_overflow_user(uid)
-            }
+            Lending::SameUser => known.is_some_and(still_lives),
             Lending::OneProcess => {
                 let known = || known.filter(|known| still_lives(*known));
                 process(socket).or_else(known).is_some_and(|process| {
