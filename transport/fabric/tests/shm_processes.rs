@@ -39,6 +39,10 @@ fn main() -> ExitCode {
             in_another_container();
             return ExitCode::SUCCESS;
         }
+        let role = role.strip_prefix("old-").map_or(role.clone(), |role| {
+            refuse_preadv2();
+            role.to_owned()
+        });
         process::block_on(another_process(role));
         return ExitCode::SUCCESS;
     }
@@ -67,6 +71,10 @@ fn main() -> ExitCode {
         process::self_test("one_process_is_lent_to", one_process_is_lent_to),
         process::self_test("two_processes_talk", two_processes_talk),
         process::self_test("connections_share_eventfds", connections_share_eventfds),
+        process::self_test(
+            "an_old_kernel_is_woken_by_messages",
+            an_old_kernel_is_woken_by_messages,
+        ),
         process::self_test("channels_are_those_of_one_process", channels_are_those_of_one_process),
         process::self_test(
             "a_peer_of_another_namespace_is_not_waited_for",
@@ -503,8 +511,8 @@ async fn two_processes_talk() {
 }
 
 async fn with_process(me: &Side, role: &str) -> (Process, End) {
-    if role == "serve" {
-        let mut process = start("serve", "");
+    if role.ends_with("serve") {
+        let mut process = start(role, "");
         let addr: ShmAddr = process.says("listening").parse().unwrap();
         let connected = me.connect(&addr.into()).await.unwrap();
         assert_eq!(connected.private_data, b"welcome");
@@ -555,6 +563,44 @@ async fn a_killed_peer_leaves_nothing_behind() {
         };
         let closed = tokio::time::timeout(TIMEOUT, closed).await;
         assert!(closed.is_ok(), "round {round}: {:?}, before {before:?}", held());
+    }
+}
+
+/// Has the kernel refuse preadv2(2) to this process, as one does that has no RWF_NOWAIT for eventfds.
+fn refuse_preadv2() {
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let refused = libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32;
+    let mut steps = [
+        // The number of the system call.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_preadv2 as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, refused),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: the kernel copies the filter, which is there until both calls have returned (R17).
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter), 0);
+    }
+}
+
+/// Where either end cannot read an eventfd without blocking, messages wake both.
+async fn an_old_kernel_is_woken_by_messages() {
+    BUSY_POLL_LIMIT.set(Duration::ZERO);
+    let me = side();
+    for (role, event_fds) in [("serve", 2), ("old-serve", 0), ("connect", 2), ("old-connect", 0)] {
+        let before = event_fds_and_memfds();
+        let (mut process, mut end) = with_process(&me, role).await;
+        for i in 0..100_u32 {
+            end.send(0, &i.to_ne_bytes()).await;
+            assert_eq!(end.receive().await.unwrap(), i.to_ne_bytes());
+        }
+        assert_eq!(event_fds_and_memfds().0 - before.0, event_fds, "{role}");
+        end.link.disconnect();
+        assert!(process.ends_well());
+        drop(end);
     }
 }
 
