@@ -118,8 +118,8 @@ fn event_fds_and_memfds() -> (usize, usize) {
     (count("anon_inode:[eventfd]"), memfds)
 }
 
-/// The same once there are two eventfds more than `before` and no more memfds, as other threads close
-/// what a peer has sent. Otherwise what there is after a while.
+/// The same once there are two eventfds more than `before` and no more memfds, as other threads
+/// close what a peer has sent. Otherwise what there is after a while.
 async fn at_rest(before: (usize, usize)) -> (usize, usize) {
     let end = tokio::time::Instant::now() + TIMEOUT;
     loop {
@@ -566,7 +566,8 @@ async fn a_killed_peer_leaves_nothing_behind() {
     }
 }
 
-/// Has the kernel refuse preadv2(2) to this process, as one does that has no RWF_NOWAIT for eventfds.
+/// Has the kernel refuse preadv2(2) to this process, as one does that has no RWF_NOWAIT for
+/// eventfds.
 fn refuse_preadv2() {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let refused = libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32;

@@ -18,20 +18,20 @@
 //! ```
 //!
 //! An end that waits sets a flag in its ring. All connections between a runtime of one process and
-//! a runtime of another share a wake-up channel (`wakeup::channel`): an eventfd for
-//! each direction, and a page with a bit for each connection. The sender sets the bit, and signals
-//! the eventfd only if the receiving process sleeps, as far as these connections go, by a read that
-//! never blocks. A process that is awake costs its peer no system call. Before an end waits it polls for a while
+//! a runtime of another share a wake-up channel (`wakeup::channel`): an eventfd for each direction,
+//! and a page with a bit for each connection. The sender sets the bit, and signals the eventfd only
+//! if the receiving process sleeps, as far as these connections go, by a read that never blocks. A
+//! process that is awake costs its peer no system call. Before an end waits it polls for a while
 //! (`crate::busy_poll`).
 //!
-//! At rest a connection has one descriptor at either end, the socket; two eventfds
-//! are shared by all of them. It has one page of each ring: the sending end gives the others back when
-//! nothing lies in them ([`Link::shrink`](crate::Link::shrink)), as nobody else writes there.
+//! At rest a connection has one descriptor at either end, the socket; two eventfds are shared by
+//! all of them. It has one page of each ring: the sending end gives the others back when nothing
+//! lies in them ([`Link::shrink`](crate::Link::shrink)), as nobody else writes there.
 //!
 //! A handshake is three messages: HELLO, which carries a ticket and no descriptor; ACCEPT, with the
 //! ring of the end that accepts, and the number of its runtime; RING, with that of the other end,
-//! the number of the channel that it has chosen (`wakeup::channels`), and the channel's eventfds and
-//! page until the other end has them. No descriptor of a peer's is opened before its ticket was
+//! the number of the channel that it has chosen (`wakeup::channels`), and the channel's eventfds
+//! and page until the other end has them. No descriptor of a peer's is opened before its ticket was
 //! checked, and calls that may block on one run on threads of their own (`blocking`). In particular
 //! no task opens, waits for or closes an unknown file: tasks wait only for sockets, and for
 //! eventfds that were found to be some.

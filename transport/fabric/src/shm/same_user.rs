@@ -3,9 +3,9 @@
 //! One that could shares a wake-up channel with this process (`wakeup::channels`), whose page it
 //! may fill with bits, so that a task of this process keeps running. It could as well take the
 //! processor by a loop of its own. And it is lent memory, where the program lends to its user
-//! (`lend::permit`): it could as well read all of this process's memory. That takes the same user and the same PID namespace: a process
-//! of another namespace cannot name this one, also where this one sees it, as it sees those of its
-//! child namespaces.
+//! (`lend::permit`): it could as well read all of this process's memory. That takes the same user
+//! and the same PID namespace: a process of another namespace cannot name this one, also where this
+//! one sees it, as it sees those of its child namespaces.
 //!
 //! SO_PEERCRED tells the number of a process that may have ended since, and another process may
 //! have its number now. So the number counts only as long as a pidfd of the peer says that the peer

@@ -16,9 +16,9 @@
 //! a share, however long slices of it are kept. The `keeper` holds what is lent until the kernel
 //! tells that the pipe has no writing end: the last slice was dropped, or the process has ended.
 //!
-//! What was lent may be lent on, once, to processes that `same_user` finds, where both the owner and the
-//! process between them lend to such. The process between keeps the file, registered with its pool
-//! as what it is, memory of a peer, and passes with it the pipe of the owner:
+//! What was lent may be lent on, once, to processes that `same_user` finds, where both the owner
+//! and the process between them lend to such. The process between keeps the file, registered with
+//! its pool as what it is, memory of a peer, and passes with it the pipe of the owner:
 //!
 //! | ends first | who keeps the memory |
 //! |---|---|

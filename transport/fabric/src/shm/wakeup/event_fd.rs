@@ -9,16 +9,16 @@
 //! | the maker's | maker | taker |
 //! | the taker's | taker | maker |
 //!
-//! The read is preadv2(2) with RWF_NOWAIT at offset -1, which never blocks, whatever a peer that has
-//! the eventfd does to its counter and its flags. A write has no such flag: the kernel refuses it.
-//! So neither end writes to an eventfd that its peer has.
+//! The read is preadv2(2) with RWF_NOWAIT at offset -1, which never blocks, whatever a peer that
+//! has the eventfd does to its counter and its flags. A write has no such flag: the kernel refuses
+//! it. So neither end writes to an eventfd that its peer has.
 //!
-//! One process makes both, with counters that begin at [`START`], which honest ends never use up.
-//! A peer that empties the counter of its own eventfd is not woken. One that fills the counter of
+//! One process makes both, with counters that begin at [`START`], which honest ends never use up. A
+//! peer that empties the counter of its own eventfd is not woken. One that fills the counter of
 //! this end's delays what its own connections are woken for: the kernel then does not report that
 //! the eventfd is writable. One that has the kernel move the counter beyond what can be written
-//! (AIO, io_uring) leaves an error behind, which tokio takes for an end that stays: the channel then
-//! ends.
+//! (AIO, io_uring) leaves an error behind, which tokio takes for an end that stays: the channel
+//! then ends.
 //!
 //! Kernels before Linux 5.8 and gVisor have no such read of an eventfd. There the ends wake each
 //! other by messages on the socket ([`is_supported`]).
@@ -163,8 +163,8 @@ fn take_one(fd: &OwnedFd) -> Result<(), Errno> {
     preadv2(fd, &mut [IoSliceMut::new(&mut counter)], no_offset, ReadWriteFlags::NOWAIT).map(drop)
 }
 
-/// Whether this kernel reads an eventfd without ever blocking. Where it cannot be tried, for want of
-/// descriptors, it is taken not to, and tried again the next time.
+/// Whether this kernel reads an eventfd without ever blocking. Where it cannot be tried, for want
+/// of descriptors, it is taken not to, and tried again the next time.
 pub(crate) fn is_supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
     let tried = || filled().ok().map(|fd| take_one(&fd).is_ok());
