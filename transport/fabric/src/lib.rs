@@ -20,6 +20,7 @@
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
 //! | `returns` | leases that are not read any longer |
 //! | [`timer`] | [`Timer`], a timer that costs nothing while it waits, and its [`Clock`] |
+//! | [`turn`] | charges work to the turn of the task that does it |
 //! | [`wake_gate`] | [`WakeGate`]: skips polling a future until its waker fires |
 //! | [`host_snapshot`] | [`HostSnapshot`]: devices, addresses and limits of this host |
 //! | [`self_test`] | [`SelfTest`]: the result of creating each object that a connection needs |
@@ -98,6 +99,7 @@ pub mod shm;
 #[cfg(feature = "test-util")]
 pub mod sim;
 pub mod timer;
+pub mod turn;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 pub mod verbs;
 pub mod wake_gate;

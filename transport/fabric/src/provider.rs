@@ -27,14 +27,14 @@ use crate::self_test::SelfTest;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 use crate::shm::{ShmDevice, ShmIncoming, ShmLink, ShmListener};
 #[cfg(feature = "test-util")]
-use crate::sim::{SimDevice, SimIncoming, SimLink, SimListener};
+use crate::sim::{InstantLink, SimDevice, SimIncoming, SimLink, SimListener};
 use crate::timer::Timer;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 use crate::verbs::{VerbsDevice, VerbsIncoming, VerbsLink, VerbsListener};
 
 /// Evaluates an expression for whichever provider a value is of.
 macro_rules! dispatch {
-    ($enum:ident, $value:expr, $x:ident => $body:expr) => {
+    ($enum:ident $([$test:ident])?, $value:expr, $x:ident => $body:expr) => {
         match $value {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             $enum::Verbs($x) => $body,
@@ -42,6 +42,10 @@ macro_rules! dispatch {
             $enum::Shm($x) => $body,
             #[cfg(feature = "test-util")]
             $enum::Sim($x) => $body,
+            $(
+                #[cfg(feature = "test-util")]
+                $enum::$test($x) => $body,
+            )?
             $enum::Never(never) => never.reached(),
         }
     };
@@ -524,6 +528,9 @@ pub enum AnyLink {
     /// In process.
     #[cfg(feature = "test-util")]
     Sim(SimLink),
+    /// Without an other end: everything completes at once.
+    #[cfg(feature = "test-util")]
+    Instant(InstantLink),
     /// Has no value.
     #[doc(hidden)]
     Never(Never),
@@ -531,85 +538,85 @@ pub enum AnyLink {
 
 impl Link for AnyLink {
     fn caps(&self) -> &Caps {
-        dispatch!(AnyLink, self, l => l.caps())
+        dispatch!(AnyLink[Instant], self, l => l.caps())
     }
     fn peer(&self) -> &PeerInfo {
-        dispatch!(AnyLink, self, l => l.peer())
+        dispatch!(AnyLink[Instant], self, l => l.peer())
     }
     fn send_room(&self) -> usize {
-        dispatch!(AnyLink, self, l => l.send_room())
+        dispatch!(AnyLink[Instant], self, l => l.send_room())
     }
     fn block_mut(&mut self) -> &mut [u8] {
-        dispatch!(AnyLink, self, l => l.block_mut())
+        dispatch!(AnyLink[Instant], self, l => l.block_mut())
     }
     fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError> {
-        dispatch!(AnyLink, self, l => l.queue(id, work, signal))
+        dispatch!(AnyLink[Instant], self, l => l.queue(id, work, signal))
     }
     fn share(&mut self, rkey: u32) -> Result<(), LinkError> {
-        dispatch!(AnyLink, self, l => l.share(rkey))
+        dispatch!(AnyLink[Instant], self, l => l.share(rkey))
     }
     fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {
-        dispatch!(AnyLink, self, l => l.share_named(rkey))
+        dispatch!(AnyLink[Instant], self, l => l.share_named(rkey))
     }
     fn may_lend(&self) -> bool {
-        dispatch!(AnyLink, self, l => l.may_lend())
+        dispatch!(AnyLink[Instant], self, l => l.may_lend())
     }
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
-        dispatch!(AnyLink, self, l => l.lend(bytes))
+        dispatch!(AnyLink[Instant], self, l => l.lend(bytes))
     }
     fn is_mapping(&self, key: u32) -> bool {
-        dispatch!(AnyLink, self, l => l.is_mapping(key))
+        dispatch!(AnyLink[Instant], self, l => l.is_mapping(key))
     }
     fn end_lease(&mut self, lease: u32) {
-        dispatch!(AnyLink, self, l => l.end_lease(lease))
+        dispatch!(AnyLink[Instant], self, l => l.end_lease(lease))
     }
     fn borrow(&mut self, lent: Lent, len: u32) -> Result<Bytes, LinkError> {
-        dispatch!(AnyLink, self, l => l.borrow(lent, len))
+        dispatch!(AnyLink[Instant], self, l => l.borrow(lent, len))
     }
     fn take_returned(&mut self, waker: &Waker, out: &mut Vec<u32>) {
-        dispatch!(AnyLink, self, l => l.take_returned(waker, out))
+        dispatch!(AnyLink[Instant], self, l => l.take_returned(waker, out))
     }
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {
-        dispatch!(AnyLink, self, l => l.ring_doorbell())
+        dispatch!(AnyLink[Instant], self, l => l.ring_doorbell())
     }
     fn is_eager(&self) -> bool {
-        dispatch!(AnyLink, self, l => l.is_eager())
+        dispatch!(AnyLink[Instant], self, l => l.is_eager())
     }
     fn shares_processor(&self) -> bool {
-        dispatch!(AnyLink, self, l => l.shares_processor())
+        dispatch!(AnyLink[Instant], self, l => l.shares_processor())
     }
     fn has_pending_recv(&self) -> bool {
-        dispatch!(AnyLink, self, l => l.has_pending_recv())
+        dispatch!(AnyLink[Instant], self, l => l.has_pending_recv())
     }
     fn timer(&self) -> Timer {
-        dispatch!(AnyLink, self, l => l.timer())
+        dispatch!(AnyLink[Instant], self, l => l.timer())
     }
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut Vec<Completion>,
     ) -> Poll<Result<(), LinkError>> {
-        dispatch!(AnyLink, self, l => l.poll(cx, out))
+        dispatch!(AnyLink[Instant], self, l => l.poll(cx, out))
     }
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
-        dispatch!(AnyLink, self, l => l.recv_slot(slot, len))
+        dispatch!(AnyLink[Instant], self, l => l.recv_slot(slot, len))
     }
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError> {
-        dispatch!(AnyLink, self, l => l.repost(slot))
+        dispatch!(AnyLink[Instant], self, l => l.repost(slot))
     }
     fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError> {
-        dispatch!(AnyLink, self, l => l.grow(pool))
+        dispatch!(AnyLink[Instant], self, l => l.grow(pool))
     }
     fn shrink(&mut self) -> Result<u32, LinkError> {
-        dispatch!(AnyLink, self, l => l.shrink())
+        dispatch!(AnyLink[Instant], self, l => l.shrink())
     }
     fn grow_sends(&mut self, pool: &Pool) -> Option<u32> {
-        dispatch!(AnyLink, self, l => l.grow_sends(pool))
+        dispatch!(AnyLink[Instant], self, l => l.grow_sends(pool))
     }
     fn shrink_sends(&mut self) -> Option<u32> {
-        dispatch!(AnyLink, self, l => l.shrink_sends())
+        dispatch!(AnyLink[Instant], self, l => l.shrink_sends())
     }
     fn disconnect(&mut self) {
-        dispatch!(AnyLink, self, l => l.disconnect())
+        dispatch!(AnyLink[Instant], self, l => l.disconnect())
     }
 }

@@ -1,7 +1,11 @@
 //! One end: posts SENDs and WRITEs, and waits for what comes.
+//!
+//! The peer says how many WRITEs it wants, and over shared memory each is done when it is queued.
+//! So every work request and every completion is charged to the turn of the task (R20).
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::task::Poll;
 
 use bytes::{BufMut as _, Bytes};
 use tonic_rdma_memory::{LandingBuf, Pool};
@@ -12,9 +16,10 @@ use super::message::{self, MAX_PLACES, Message, Place, Writes};
 
 use crate::link::{Completion, Link, Posted, Work, WriteSource};
 use crate::provider::AnyLink;
+use crate::turn;
 
-/// Times that a task posts without a pause before others of its thread get a turn.
-const TURN: u64 = 8;
+/// Work requests between two looks at the link.
+const LOOK: u64 = 128;
 /// Bytes of the shortest places.
 const SHORTEST: usize = 4096;
 /// WRITEs in flight, at most.
@@ -62,16 +67,32 @@ impl End {
         }
     }
 
-    /// Waits for completions. `Ready` whenever some have come.
+    /// Waits for completions, and charges them.
     async fn poll(&mut self) -> Result<(), BareError> {
         let done = poll_fn(|cx| self.link.poll(cx, &mut self.out)).await;
+        self.complete().await;
+        Ok(done?)
+    }
+
+    /// Takes the completions that are there, and learns of the end of the link: where work is done
+    /// when it is queued, nothing else waits for the link.
+    async fn look(&mut self) -> Result<(), BareError> {
+        let polled = poll_fn(|cx| Poll::Ready(self.link.poll(cx, &mut self.out))).await;
+        self.complete().await;
+        match polled {
+            Poll::Ready(Err(error)) => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    async fn complete(&mut self) {
+        turn::spend(self.out.len()).await;
         for completion in self.out.drain(..) {
             match completion {
                 Completion::Sent { id } => self.done = self.done.max(id),
                 Completion::Received { slot, len } => self.received.push_back((slot, len)),
             }
         }
-        Ok(done?)
     }
 
     /// Posts what is queued, and waits for the next message.
@@ -88,15 +109,28 @@ impl End {
         }
     }
 
-    /// Queues one work request when there is room for it.
+    /// Queues one work request when there is room for it, and charges it.
     async fn queue(&mut self, work: Work, signal: bool) -> Result<(), BareError> {
+        if turn::is_over() {
+            // The device works on what it has while other tasks run.
+            self.link.ring_doorbell()?;
+        }
+        turn::spend(1).await;
+        if self.queued.is_multiple_of(LOOK) {
+            self.look().await?;
+        }
         while self.link.send_room() == 0 {
             self.link.ring_doorbell()?;
             self.poll().await?;
         }
+        let len = match &work {
+            Work::Send { len, .. } => *len,
+            Work::Write { src, .. } => src.len(),
+        };
         self.queued += 1;
         if self.link.queue(self.queued, work, signal)? == Posted::Done {
             self.done = self.queued;
+            turn::spend(turn::copies(len)).await;
         }
         Ok(())
     }
@@ -206,30 +240,24 @@ impl End {
         // Earlier SENDs may not have been reported yet.
         let first = self.queued;
         let last = first + u64::from(writes.count);
-        for turn in 1_u64.. {
-            while self.queued < last && self.queued - self.done.max(first) < window {
-                let in_flight = self.queued - self.done.max(first);
-                let at = (self.queued - first) as usize;
-                let (remote_addr, rkey) = parts[at % parts.len()];
-                let from = at.checked_rem(sources).unwrap_or_default() * len;
-                let source = self.source.slice(from..from + len);
-                let src = self.pool.resolve(&source).ok_or(BareError::NoSource)?;
-                let work = Work::Write { src: WriteSource::Bytes(src), remote_addr, rkey };
-                // The last WRITE before a wait must be signaled.
-                let waits = self.queued + 1 == last || in_flight + 1 == window;
-                self.queue(work, waits).await?;
-            }
-            self.link.ring_doorbell()?;
-            if self.done >= last {
-                break;
-            }
-            if self.done < self.queued {
+        while self.done.max(first) < last {
+            let in_flight = self.queued - self.done.max(first);
+            if self.queued == last || in_flight >= window {
+                self.link.ring_doorbell()?;
                 self.poll().await?;
+                continue;
             }
-            if turn % TURN == 0 {
-                tokio::task::yield_now().await;
-            }
+            let at = (self.queued - first) as usize;
+            let (remote_addr, rkey) = parts[at % parts.len()];
+            let from = at.checked_rem(sources).unwrap_or_default() * len;
+            let source = self.source.slice(from..from + len);
+            let src = self.pool.resolve(&source).ok_or(BareError::NoSource)?;
+            let work = Work::Write { src: WriteSource::Bytes(src), remote_addr, rkey };
+            // The last WRITE before a wait must be signaled.
+            let waits = self.queued + 1 == last || in_flight + 1 == window;
+            self.queue(work, waits).await?;
         }
+        self.link.ring_doorbell()?;
         Ok(())
     }
 

@@ -8,6 +8,8 @@ mod config;
 mod end;
 mod error;
 mod message;
+#[cfg(test)]
+mod tests;
 
 use tonic_rdma_memory::Pool;
 

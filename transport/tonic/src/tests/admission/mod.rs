@@ -2,6 +2,8 @@
 
 mod bare;
 mod documented;
+#[cfg(feature = "shm")]
+mod endless_measurement;
 mod flood;
 mod gateway;
 mod log_lines;

@@ -1,0 +1,107 @@
+//! Turns of a bare connection whose link completes everything at once (R20).
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use tonic_rdma_memory::{Pool, PoolConfig};
+
+use super::message::{self, Place, Writes};
+use super::*;
+use crate::provider::Fabric;
+use crate::sim::{InstantCounts, InstantLink, SimConfig, SimNet};
+
+/// The operations of a turn, at most: tokio's budget, and the few that one step does.
+const MAX_TURN: u64 = 128 + 8;
+/// Turns that are observed.
+const TURNS: usize = 100;
+
+fn pool() -> Pool {
+    let device = SimNet::new(SimConfig::default()).device("sim0", [10, 0, 0, 1].into());
+    Pool::new(PoolConfig::default(), Fabric::Sim(device).registrar()).unwrap()
+}
+
+/// The peer sends `first`, then `then` for ever.
+fn peer(first: Vec<Vec<u8>>, then: Vec<u8>) -> (AnyLink, Arc<InstantCounts>) {
+    let mut first = first.into_iter();
+    let next = move || Some(first.next().unwrap_or_else(|| then.clone()));
+    let link = InstantLink::new(&config(), Box::new(next));
+    let counts = link.counts();
+    (AnyLink::Instant(link), counts)
+}
+
+fn places() -> Vec<u8> {
+    let mut out = Vec::new();
+    message::places(&[Place { addr: 4096, rkey: 7, len: 1 << 20 }], &mut out);
+    out
+}
+
+/// The operations of each of the first turns of a future that never ends.
+async fn turns(endless: impl Future, counts: &InstantCounts) -> Vec<u64> {
+    let mut endless = pin!(endless);
+    let (mut turns, mut before) = (Vec::new(), 0);
+    poll_fn(|cx| {
+        assert!(endless.as_mut().poll(cx).is_pending(), "after {turns:?}");
+        let now = counts.operations();
+        turns.push(now - before);
+        before = now;
+        if turns.len() < TURNS { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    turns
+}
+
+/// The server leaves the loop that a peer keeps busy, and goes on with it.
+async fn leaves(first: Vec<Vec<u8>>, then: Vec<u8>) {
+    let (link, counts) = peer(first, then);
+    let turns = turns(serve(link, pool(), Limits::default()), &counts).await;
+    assert!(turns.iter().all(|turn| (1..=MAX_TURN).contains(turn)), "{turns:?}");
+}
+
+fn writes(len: u32, count: u32, in_flight: u32) -> Vec<u8> {
+    let mut out = Vec::new();
+    message::write(Writes { len, count, in_flight }, &mut out);
+    out
+}
+
+#[tokio::test]
+async fn writes_of_one_byte_leave_the_turn() {
+    leaves(vec![places()], writes(1, 1 << 30, u32::MAX)).await;
+}
+
+#[tokio::test]
+async fn requests_of_one_write_leave_the_turn() {
+    leaves(vec![places()], writes(1, 1, 1)).await;
+}
+
+#[tokio::test]
+async fn echoes_leave_the_turn() {
+    leaves(vec![], vec![1; 64]).await;
+}
+
+/// A WRITE of 1 MiB is charged as 17 operations.
+#[tokio::test]
+async fn copied_bytes_are_charged() {
+    let (link, counts) = peer(vec![places()], writes(1 << 20, 1 << 10, 8));
+    let turns = turns(serve(link, pool(), Limits::default()), &counts).await;
+    assert!(turns.iter().all(|turn| *turn <= 128 / 16 + 3), "{turns:?}");
+    assert!(turns.iter().sum::<u64>() > TURNS as u64 * 4, "{turns:?}");
+}
+
+/// The measuring end, whose peer answers before it is asked.
+#[tokio::test]
+async fn a_measurement_leaves_the_turn() {
+    let mut echo = Vec::new();
+    message::echo(1, &mut echo);
+    let (link, counts) = peer(vec![places()], echo);
+    let measured = async {
+        let mut bare = Bare::open(link, pool(), Limits::default()).await.unwrap();
+        loop {
+            bare.write(1, 1 << 20, 1000).await.unwrap();
+            bare.echo(64, 1 << 20, 16).await.unwrap();
+        }
+    };
+    let turns = turns(measured, &counts).await;
+    assert!(turns.iter().all(|turn| (1..=MAX_TURN).contains(turn)), "{turns:?}");
+}
