@@ -26,18 +26,26 @@ impl InstantCounts {
     }
 }
 
-/// Composes the peer's next message. `None`: the peer sends nothing more.
-pub type NextMessage = Box<dyn FnMut() -> Option<Vec<u8>> + Send>;
+/// The other end of an [`InstantLink`].
+pub trait InstantPeer: Send + 'static {
+    /// Receives a SEND.
+    fn receive(&mut self, message: &[u8]);
+
+    /// Composes the next message. `None`: there is none now.
+    fn next_message(&mut self) -> Option<Vec<u8>>;
+}
 
 /// A link without an other end. Work is done when it is queued, and whenever the link is polled the
-/// peer's next message is there.
+/// peer's next messages are there, one in each RECV that is posted.
 pub struct InstantLink {
     caps: Caps,
     peer: PeerInfo,
     block: Vec<u8>,
-    next_message: NextMessage,
-    received: Vec<u8>,
+    other: Box<dyn InstantPeer>,
+    /// The messages in the RECV slots. `None`: the slot is posted.
+    slots: Vec<Option<Vec<u8>>>,
     counts: Arc<InstantCounts>,
+    ended: bool,
 }
 
 impl std::fmt::Debug for InstantLink {
@@ -47,8 +55,8 @@ impl std::fmt::Debug for InstantLink {
 }
 
 impl InstantLink {
-    /// A link whose peer sends what `next_message` composes.
-    pub fn new(config: &LinkConfig, next_message: NextMessage) -> InstantLink {
+    /// A link to `other`.
+    pub fn new(config: &LinkConfig, other: impl InstantPeer) -> InstantLink {
         InstantLink {
             caps: Caps {
                 max_inline: 0,
@@ -66,9 +74,10 @@ impl InstantLink {
                 remote: Addr::Process(0),
             },
             block: vec![0; config.block_bytes()],
-            next_message,
-            received: Vec::new(),
+            other: Box::new(other),
+            slots: vec![None; config.recv_slots as usize],
             counts: Arc::default(),
+            ended: false,
         }
     }
 
@@ -95,8 +104,12 @@ impl Link for InstantLink {
         &mut self.block
     }
 
-    fn queue(&mut self, _: u64, _: Work, _: bool) -> Result<Posted, LinkError> {
+    fn queue(&mut self, _: u64, work: Work, _: bool) -> Result<Posted, LinkError> {
         self.counts.queued.fetch_add(1, Relaxed);
+        if let Work::Send { offset, len } = work {
+            let message = self.block.get(offset..offset + len).unwrap_or_default();
+            self.other.receive(message);
+        }
         Ok(Posted::Done)
     }
 
@@ -114,21 +127,37 @@ impl Link for InstantLink {
 
     fn poll(
         &mut self,
-        _: &mut Context<'_>,
+        cx: &mut Context<'_>,
         out: &mut Vec<Completion>,
     ) -> Poll<Result<(), LinkError>> {
-        let Some(message) = (self.next_message)() else { return Poll::Pending };
-        self.counts.received.fetch_add(1, Relaxed);
-        out.push(Completion::Received { slot: 0, len: message.len() as u32 });
-        self.received = message;
-        Poll::Ready(Ok(()))
+        if self.ended {
+            return Poll::Ready(Err(LinkError::Closed { peer: Box::new(self.peer.clone()) }));
+        }
+        let before = out.len();
+        for (slot, place) in self.slots.iter_mut().enumerate().filter(|(_, place)| place.is_none())
+        {
+            let Some(message) = self.other.next_message() else { break };
+            self.counts.received.fetch_add(1, Relaxed);
+            out.push(Completion::Received { slot: slot as u32, len: message.len() as u32 });
+            *place = Some(message);
+        }
+        if out.len() > before {
+            return Poll::Ready(Ok(()));
+        }
+        // The peer may send as soon as it has received something.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
-    fn recv_slot(&self, _: u32, len: u32) -> &[u8] {
-        self.received.get(..len as usize).unwrap_or_default()
+    fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
+        let message = self.slots.get(slot as usize).and_then(Option::as_deref);
+        message.and_then(|message| message.get(..len as usize)).unwrap_or_default()
     }
 
-    fn repost(&mut self, _: u32) -> Result<bool, LinkError> {
+    fn repost(&mut self, slot: u32) -> Result<bool, LinkError> {
+        if let Some(place) = self.slots.get_mut(slot as usize) {
+            *place = None;
+        }
         Ok(true)
     }
 
@@ -141,6 +170,6 @@ impl Link for InstantLink {
     }
 
     fn disconnect(&mut self) {
-        self.next_message = Box::new(|| None);
+        self.ended = true;
     }
 }

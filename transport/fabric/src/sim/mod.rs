@@ -49,7 +49,7 @@ mod state;
 pub use self::config::{SimConfig, SimStats};
 pub use self::connect::{SimIncoming, SimListener};
 pub use self::faults::injected_bugs::InjectedBug;
-pub use self::instant::{InstantCounts, InstantLink, NextMessage};
+pub use self::instant::{InstantCounts, InstantLink, InstantPeer};
 pub use self::link::SimLink;
 pub use self::net::{SimDevice, SimNet};
 pub use self::observer::{EndId, Event, Observer};

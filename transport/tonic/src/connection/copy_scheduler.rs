@@ -40,6 +40,10 @@
 //! checks every [`READ_CHECK`] bytes whether one is pending, and then yields twice: first to the
 //! driver, then to the tasks that the driver wakes.
 
+use std::task::{Context, Poll};
+
+use tonic_rdma_fabric::turn;
+
 /// Bytes that one flush copies, about: it holds the connection's lock (R13).
 const MAX_COPY: usize = 128 * 1024;
 /// Bytes of one WRITE, and so between two checks for a message of the peer.
@@ -213,6 +217,12 @@ impl Flush {
         }
     }
 
+    /// Bytes that were copied.
+    #[inline]
+    pub(super) fn bytes(&self) -> usize {
+        self.copied
+    }
+
     /// The protocol has nothing for the room. True when there is more room now.
     #[inline]
     pub(super) fn advance(&mut self) -> bool {
@@ -238,6 +248,8 @@ impl Flush {
 /// The pace of one reader.
 #[derive(Debug)]
 pub(super) struct ReadPace {
+    /// Operations that are to be charged before the next piece (R20).
+    uncharged: usize,
     /// Bytes handed on since other tasks ran.
     handed: usize,
     /// Byte count at which to check again whether to yield.
@@ -249,7 +261,7 @@ pub(super) struct ReadPace {
 impl ReadPace {
     #[inline]
     pub(super) fn new() -> Self {
-        ReadPace { handed: 0, check_at: READ_CHECK, yields: 0 }
+        ReadPace { uncharged: 0, handed: 0, check_at: READ_CHECK, yields: 0 }
     }
 
     /// Whether the connection is to be asked for a pending message before the next piece.
@@ -283,6 +295,13 @@ impl ReadPace {
     #[inline]
     pub(super) fn handed_on(&mut self, len: usize) {
         self.handed += len;
+        self.uncharged += 1 + turn::copies(len);
+    }
+
+    /// Charges the pieces that were handed on. `Pending`: other tasks run before the next.
+    #[inline]
+    pub(super) fn charge(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        turn::charge(cx, &mut self.uncharged)
     }
 
     /// The reader waits for more: other tasks run anyway.
@@ -487,5 +506,23 @@ mod tests {
             let checks = (0..200).filter(|_| scheduler.interleaves_reads(short)).count();
             assert_eq!(checks, usize::from(PIECES));
         }
+    }
+
+    /// A peer may cut a body into pieces of one byte, which a driver on another thread delivers as
+    /// fast as they are read.
+    #[tokio::test]
+    async fn short_pieces_end_a_readers_turn() {
+        let (mut pace, mut turns, mut pieces) = (ReadPace::new(), Vec::new(), 0);
+        std::future::poll_fn(|cx| {
+            let before = pieces;
+            while pieces < 1000 && pace.charge(cx).is_ready() {
+                pieces += 1;
+                pace.handed_on(1);
+            }
+            turns.push(pieces - before);
+            if pieces < 1000 { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+        assert!(turns.len() > 7 && turns.iter().all(|turn| *turn <= 129), "{turns:?}");
     }
 }

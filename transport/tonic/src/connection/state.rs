@@ -67,6 +67,8 @@ pub(in crate::connection) struct ConnectionState {
     pub(in crate::connection) landing: LandingMemory,
     pub(in crate::connection) streams: Streams,
     pub(in crate::connection) usage: Usage,
+    /// Counts operations while the lock is held, for the turn to which they are charged (R20).
+    pub(in crate::connection) work: usize,
     /// The driver has not taken notice that the connection has become quiet.
     pub(in crate::connection) became_quiet: bool,
     /// Tasks that were made ready: woken after the lock.
@@ -134,6 +136,7 @@ impl Shared {
                 returned: Vec::new(),
                 streams: Streams::default(),
                 usage: Usage::new(side, link.peer(), counters),
+                work: 0,
                 became_quiet: false,
                 wakes: SmallVec::new(),
                 link: Some(link),

@@ -1,7 +1,7 @@
 //! A body that is received.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -111,6 +111,7 @@ impl Body for RecvBody {
             return Poll::Ready(None);
         }
         let this = &mut *self;
+        ready!(this.pace.charge(cx));
         if this.pace.is_check_due() {
             this.check_pending();
         }

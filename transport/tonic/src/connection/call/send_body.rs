@@ -7,12 +7,13 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use tonic::Status;
 use tonic::body::Body;
+use tonic_rdma_fabric::turn;
 use tonic_rdma_proto::{ResetCode, SendError, Side, StreamId, Unsent};
 
 use crate::codec::Fifo;
@@ -221,6 +222,7 @@ impl SendBody {
             }
             let more = self.gather(cx);
             let mut state = stream.shared.lock();
+            state.work = 0;
             if state.end_reason().is_some() || !state.conn.is_open_for_sending(id) {
                 return Poll::Ready(Ok(()));
             }
@@ -235,7 +237,10 @@ impl SendBody {
             if self.is_queued() {
                 return Poll::Ready(Ok(()));
             }
+            let mut work = 1 + state.work;
             if more && state.conn.has_room(id) {
+                drop(state);
+                ready!(turn::charge(cx, &mut work));
                 continue;
             }
             self.waits_for_room = !state.conn.has_room(id);

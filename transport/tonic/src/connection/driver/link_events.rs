@@ -29,6 +29,7 @@ impl ConnectionState {
             }
             self.return_leases(cx);
             self.usage.polled(completions.len());
+            self.work += completions.len();
             // Completions before an error count.
             let result = self.complete(&completions);
             scratch::put_completions(completions);

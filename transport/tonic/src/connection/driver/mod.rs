@@ -22,9 +22,9 @@ mod yield_policy;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use tonic_rdma_fabric::{Clock, Link, WakeGate};
+use tonic_rdma_fabric::{Clock, Link, WakeGate, turn};
 use tonic_rdma_proto::CloseCode;
 
 use crate::connection::call::stream::Opened;
@@ -119,6 +119,7 @@ impl Driver {
         self.yields.runs();
         for round in 1..=MAX_ROUNDS {
             let mut state = shared.lock();
+            state.work = 0;
             if state.driver.runs(cx) {
                 state.landing.account.register_waker(cx.waker());
             }
@@ -133,6 +134,7 @@ impl Driver {
             let rests = std::mem::take(&mut state.became_quiet);
             let (called, next) = (state.driver.is_called(), state.copies.next(round));
             let graced = state.landing.grace.is_running();
+            let mut work = state.work;
             drop(state);
 
             if graced {
@@ -153,11 +155,13 @@ impl Driver {
                 return Poll::Ready(reason);
             }
             match next {
-                Next::Flush => continue,
                 Next::Yield if !called => self.yields.yield_now(cx),
                 Next::Yield => {}
                 Next::Wait if idle || called => {}
-                Next::Wait => continue,
+                Next::Flush | Next::Wait => {
+                    ready!(turn::charge(cx, &mut work));
+                    continue;
+                }
             }
             return Poll::Pending;
         }

@@ -1,5 +1,6 @@
 //! Delivery of received payload to the streams.
 
+use tonic_rdma_fabric::turn;
 use tonic_rdma_proto::{Flow, StreamId};
 
 use crate::codec::Part;
@@ -45,6 +46,7 @@ impl ConnectionState {
             };
             if let Some(copied) = copied {
                 *copied += u64::from(len);
+                self.work += turn::copies(len as usize);
             }
             io.unread.push(part, flow, place);
         }

@@ -1,5 +1,6 @@
 //! Acts on the delays of landing memory: messages land in parts, or what nobody reads is copied.
 
+use tonic_rdma_fabric::turn;
 use tonic_rdma_proto::StreamId;
 
 use crate::connection::receive::stall::Reading;
@@ -48,6 +49,7 @@ impl ConnectionState {
             }
         }
         self.usage.copied.pressure += copied as u64;
+        self.work += turn::copies(copied);
         // What the peer is about to write, or is about to be read, comes free by itself.
         let moves = !self.landing.granted.is_empty()
             || self.streams.io.values().any(|io| io.unread.has_landed());

@@ -14,7 +14,7 @@ mod truncated;
 pub(in crate::connection) mod write_window;
 
 use bytes::{BufMut, Bytes};
-use tonic_rdma_fabric::{AnyLink, Link, LinkError, Posted, Work, WriteSource};
+use tonic_rdma_fabric::{AnyLink, Link, LinkError, Posted, Work, WriteSource, turn};
 use tonic_rdma_memory::copy_slice;
 use tonic_rdma_proto::{Room, Transmit, Write};
 
@@ -172,6 +172,7 @@ impl ConnectionState {
         }
         let (short, waits) = (self.conn.stats().short_sent(), self.conn.waits_to_write());
         self.copies.flushed(&flush, short, waits);
+        self.work += turn::copies(flush.bytes());
         // The driver polls for the answer.
         if posted && !self.copies.has_backlog() && link.is_eager() {
             self.wake_driver();

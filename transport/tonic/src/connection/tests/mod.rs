@@ -6,11 +6,13 @@
 //! | `ends` | connections that drain, are lost, or whose peer is silent |
 //! | `at_rest` | what a connection at rest pins, and how it grows |
 //! | `landing` | landing memory that is short, or being registered |
+//! | `turns` | loops that a peer keeps busy |
 
 mod at_rest;
 mod calls;
 mod ends;
 mod landing;
+mod turns;
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -1,0 +1,76 @@
+//! Turns of a driver whose peer and link never make it wait (R20).
+
+use std::future::poll_fn;
+use std::pin::pin;
+
+use tonic_rdma_fabric::AnyLink;
+use tonic_rdma_fabric::sim::{InstantLink, InstantPeer};
+
+use super::*;
+
+/// Turns that are observed.
+const TURNS: usize = 50;
+/// The operations of a turn, at most: tokio's budget, and one round of the driver, which takes all
+/// messages that the link has and answers them.
+const MAX_TURN: u64 = 128 + 64;
+
+/// A peer that sends PINGs as fast as its credits come back.
+struct Pinging {
+    /// SENDs that it may post.
+    credits: u16,
+    /// Credits that it has to return.
+    owed: u16,
+    token: u64,
+}
+
+impl InstantPeer for Pinging {
+    fn receive(&mut self, message: &[u8]) {
+        self.credits += u16::from_le_bytes([message[0], message[1]]);
+        self.owed += 1;
+    }
+
+    fn next_message(&mut self) -> Option<Vec<u8>> {
+        self.credits = self.credits.checked_sub(1)?;
+        self.token += 1;
+        let credits = std::mem::take(&mut self.owed).to_le_bytes();
+        let mut message = vec![credits[0], credits[1], 0, 0, 24, 0, 0, 0];
+        message.extend([10, 0, 8, 0, 0, 0, 0, 0]);
+        message.extend(self.token.to_le_bytes());
+        Some(message)
+    }
+}
+
+#[tokio::test]
+async fn a_driver_leaves_messages_that_never_end() {
+    let device = SimNet::new(SimConfig::default()).device("sim0", "10.0.0.1".parse().unwrap());
+    let pool = Pool::new(PoolConfig::default(), Fabric::Sim(device).registrar()).unwrap();
+    let options = ConnectionConfig::for_pool(&pool, false, None);
+    let peer = options.proto.settings();
+    let link =
+        InstantLink::new(&options.link, Pinging { credits: peer.recv_slots, owed: 0, token: 0 });
+    let counts = link.counts();
+    let accepted = Accepted {
+        link: AnyLink::Instant(link),
+        pool,
+        peer,
+        options,
+        counters: Arc::default(),
+        methods: Arc::default(),
+        extensions: http::Extensions::new(),
+        drain: Box::pin(std::future::pending()),
+    };
+    let echo = Echo { dropped: mpsc::unbounded_channel().0 };
+    let mut driver = pin!(serve_connection(accepted, echo));
+    let (mut turns, mut before) = (Vec::new(), 0);
+    poll_fn(|cx| {
+        if let Poll::Ready(reason) = driver.as_mut().poll(cx) {
+            panic!("{reason} after {turns:?}");
+        }
+        let now = counts.operations();
+        turns.push(now - before);
+        before = now;
+        if turns.len() < TURNS { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    assert!(turns.iter().all(|turn| (1..=MAX_TURN).contains(turn)), "{turns:?}");
+}
