@@ -14,6 +14,11 @@ const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// Flags for memory of this process only.
 const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
+/// Bytes that are populated at a time.
+const POPULATE_STEP: usize = 64 << 10;
+/// Bytes of the smallest page.
+const MIN_PAGE: usize = 4096;
+
 /// Where a mapping is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -76,16 +81,15 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps a new file that peers can map, too, and that can neither shrink nor grow. Its pages are
-    /// allocated at once, so that a peer's first WRITE does not wait for them.
+    /// Maps a new file that peers can map, too, and that can neither shrink nor grow. It has all of
+    /// its pages, as a peer takes no file with holes.
     pub(crate) fn shared(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::sealed(c"tonic-rdma-landing", len)?;
         let mapping = Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(&file), Place::Any)?;
         if huge != HugePages::Off && len >= HUGE_PAGE {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
-        // Unknown to kernels before 5.14, which allocate pages on first access.
-        mapping.advise(libc::MADV_POPULATE_WRITE);
+        mapping.populate(libc::MADV_POPULATE_WRITE)?;
         Ok((mapping, file))
     }
 
@@ -99,8 +103,7 @@ impl Mapping {
             mapping.advise(libc::MADV_HUGEPAGE);
         }
         memfd::seal_for_readers(&file)?;
-        // Unknown to kernels before 5.14, which map pages on first access.
-        mapping.advise(libc::MADV_POPULATE_WRITE);
+        mapping.populate(libc::MADV_POPULATE_WRITE)?;
         Ok((mapping, file))
     }
 
@@ -109,8 +112,7 @@ impl Mapping {
         let mut mapping =
             Self::map(len, libc::PROT_READ, libc::MAP_SHARED, Some(file), Place::Any)?;
         mapping.shared = false;
-        // Unknown to kernels before 5.14, which map pages on first access.
-        mapping.advise(libc::MADV_POPULATE_READ);
+        mapping.populate(libc::MADV_POPULATE_READ)?;
         Ok(mapping)
     }
 
@@ -162,6 +164,31 @@ impl Mapping {
         // parent could be left with pages that the device does not know.
         mapping.advise(libc::MADV_DONTFORK);
         Ok(mapping)
+    }
+
+    /// Touches each page, so that it is there and mapped. Between two pieces other threads can map
+    /// something (R20). `advice`: the one that does it on Linux 5.14 and later.
+    fn populate(&self, advice: libc::c_int) -> io::Result<()> {
+        for at in (0..self.len).step_by(POPULATE_STEP) {
+            let len = POPULATE_STEP.min(self.len - at);
+            // SAFETY: the range lies in this mapping, whose contents no advice used here changes
+            // (R8).
+            let piece = unsafe { self.ptr.add(at) };
+            // SAFETY: as above.
+            if unsafe { libc::madvise(piece.as_ptr().cast(), len, advice) } == 0 {
+                continue;
+            }
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EINVAL) {
+                return Err(error);
+            }
+            for page in (0..len).step_by(MIN_PAGE) {
+                // SAFETY: within the mapping, which can be read. What is read is not used, and is
+                // nobody's plain memory yet (R8). A page of a file that is read is there.
+                unsafe { piece.add(page).read_volatile() };
+            }
+        }
+        Ok(())
     }
 
     fn advise(&self, advice: libc::c_int) {
