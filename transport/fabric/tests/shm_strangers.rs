@@ -100,7 +100,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let good = hello(SLOTS, SLOT_SIZE);
     let mut other_version = good.clone();
     other_version[7] = 1;
-    let absurd = [(0, 64), (8, 100), (65536, 1 << 20), (u32::MAX, u32::MAX)];
+    let absurd = [(0, 64), (8, 100), (64, 4096), (65536, 1 << 20), (u32::MAX, u32::MAX)];
     let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
     let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
         (b"GET / HTTP/1.1", &[], "makes no sense"),

@@ -40,8 +40,9 @@ const WAITING: usize = 16;
 const CPU: usize = 24;
 const PLACES: usize = 32;
 
-/// Bytes of all slots, at most: the peer's ring takes address space here.
-const MAX_RING: u64 = 64 << 20;
+/// Bytes of all slots, at most: those of the longest ring that a connection of this crate's users
+/// makes. What this end sends makes the pages of the peer's ring, on this process's account.
+const MAX_RING: u64 = 128 << 10;
 /// Bytes of a cache line, which no two messages share.
 const LINE: usize = 64;
 /// Bytes of the smallest page.
