@@ -10,7 +10,7 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use common::stranger::{
-    DECLINED, LEND, Stranger, TAKEN, arrival, file, file_called, lend, sealed, with_key,
+    DECLINED, LEND, Stranger, TAKEN, arrival, file, file_called, fill_pages, lend, sealed, with_key,
 };
 use common::*;
 use rustix::fs::SealFlags;
@@ -352,9 +352,18 @@ fn allocated(len: u64, seals: SealFlags) -> OwnedFd {
     allocated_as("test", len, seals)
 }
 
+/// A file whose pages lie behind its end.
+fn behind_its_end() -> OwnedFd {
+    let made = file(4096, SealFlags::empty());
+    let keep = rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&made, keep, 4096, 4096).unwrap();
+    rustix::fs::fcntl_add_seals(&made, LENDABLE).unwrap();
+    made
+}
+
 fn allocated_as(name: &str, len: u64, seals: SealFlags) -> OwnedFd {
     let made = file_called(name, len, SealFlags::empty());
-    rustix::fs::fallocate(&made, rustix::fs::FallocateFlags::empty(), 0, len).unwrap();
+    fill_pages(&made, len);
     rustix::fs::fcntl_add_seals(&made, seals).unwrap();
     made
 }
@@ -428,7 +437,8 @@ async fn memory_that_cannot_be_lent_ends_the_connection() {
     let cases: Vec<(Vec<Message>, &str)> = vec![
         (first(sealed(4096)), "not sealed"),
         (first(allocated(4096, SealFlags::SHRINK | SealFlags::FUTURE_WRITE)), "not sealed"),
-        (first(file(4096, LENDABLE)), "a file with 0 bytes of 4096"),
+        (first(file(4096, LENDABLE)), "a file of 4096 bytes with a hole at 0"),
+        (first(behind_its_end()), "a file of 4096 bytes with a hole at 0"),
         (first(pipe()), "not a file that can be sealed"),
         (vec![(lend_saying(1, 2), vec![whole()])], "neither a file nor a file and a pipe"),
         (vec![(lend_saying(1, 2), vec![whole(), pipe(), whole()])], "neither a file nor a file"),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use common::stranger::{
-    DECLINED, NAME, Stranger, TAKEN, UNNAME, arrival, chunk, file, sealed, with_key,
+    self, DECLINED, NAME, Stranger, TAKEN, UNNAME, arrival, chunk, file, whole, with_key,
 };
 use common::*;
 use rustix::fs::SealFlags;
@@ -185,7 +185,7 @@ fn name(key: u32, addr: u64, len: u64) -> Vec<u8> {
 #[tokio::test]
 async fn offers_that_lie_end_the_connection() {
     let side = side();
-    let (small, unsealed) = (sealed(4096), file(4096, SealFlags::SHRINK));
+    let (small, unsealed) = (whole(4096), file(4096, SealFlags::SHRINK));
     let many = |count: u32, len: u64| (0..count).map(|key| (name(key, 0, len), true)).collect();
     let one = |message, with: bool| vec![(message, with)];
     type Messages = Vec<(Vec<u8>, bool)>;
@@ -228,6 +228,29 @@ async fn offers_that_lie_end_the_connection() {
         drop(end);
         sends.join().unwrap();
     }
+}
+
+/// The application may have dropped the buffer in between, so that is no breach. The attack: the
+/// pages of a long buffer, which this process would make.
+#[tokio::test]
+async fn a_buffer_with_holes_is_declined_and_not_mapped() {
+    let side = side();
+    let (mut end, stranger) = acquainted(&side).await;
+    let sparse = stranger::sealed(64 << 30);
+    stranger.send(&name(1, 0, 64 << 30), &[sparse.as_fd()]);
+    let from = stranger.clone();
+    let answer = tokio::task::spawn_blocking(move || from.receive().unwrap().0);
+    let answer = async {
+        let mut answer = std::pin::pin!(answer);
+        while !answer.is_finished() {
+            assert!(end.is_quiet().await);
+            tokio::task::yield_now().await;
+        }
+        (&mut answer).await.unwrap()
+    };
+    let answer = tokio::time::timeout(TIMEOUT, answer).await.expect("no answer");
+    assert_eq!(answer[0], DECLINED);
+    assert_eq!(rustix::fs::fstat(&sparse).unwrap().st_blocks, 0);
 }
 
 /// Answers to nothing, keys that were never given, and a buffer that a peer does not want.

@@ -304,10 +304,15 @@ impl ShmLink {
             None => Ok(()),
             Some(Pending::Chunk(offered, take_fds)) => {
                 let (offered, map) = (*offered, ready!(Pin::new(take_fds).poll(cx)));
-                let map = map.map_err(|error| {
-                    self.breach(format!("landing memory that cannot be used: {error}"))
-                });
-                map.map(|map| self.chunks.insert(offered, map))
+                match map {
+                    Ok(map) => {
+                        self.chunks.insert(offered, map);
+                        Ok(())
+                    }
+                    // A peer that ends takes its pages back.
+                    Err(_) if self.socket.has_ended(cx) => Err(self.disconnected()),
+                    Err(e) => Err(self.breach(format!("landing memory that cannot be used: {e}"))),
+                }
             }
             Some(Pending::Lent(offered, take_fds)) => {
                 let (offered, taken) = (*offered, ready!(Pin::new(take_fds).poll(cx)));

@@ -102,6 +102,19 @@ pub fn sealed(len: u64) -> OwnedFd {
     file(len, SealFlags::SHRINK | SealFlags::GROW)
 }
 
+/// Writes to all pages of a file.
+pub fn fill_pages(file: &OwnedFd, len: u64) {
+    let zeros = vec![0; usize::try_from(len).unwrap()];
+    assert_eq!(rustix::io::pwrite(file, &zeros, 0).unwrap(), zeros.len());
+}
+
+/// As [`sealed`], with all of its pages.
+pub fn whole(len: u64) -> OwnedFd {
+    let file = sealed(len);
+    fill_pages(&file, len);
+    file
+}
+
 /// An eventfd whose counter no test uses up.
 pub fn event_fd() -> OwnedFd {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;

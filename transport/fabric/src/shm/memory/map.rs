@@ -1,7 +1,13 @@
 //! Files mapped into this process: rings of its own, and what a peer gave.
 //!
-//! Nothing of a peer's file is made here before something is written there: a file only promises
-//! its pages, and a peer can take those away that it had (fallocate(2), FALLOC_FL_PUNCH_HOLE). So a
+//! Whoever gives memory has made it: landing memory and memory that is lent has all of its pages
+//! when it is offered, as whoever touches a hole makes the page, on its own account. SEEK_HOLE
+//! finds holes and makes nothing. A page that was allocated (fallocate(2)) and never touched counts
+//! as one.
+//!
+//! A file that is lent keeps its pages, as its seals forbid to punch holes. The maker of landing
+//! memory can take pages away later (FALLOC_FL_PUNCH_HOLE), as it must be able to return them when
+//! the peer keeps its mapping. So nothing of it is made here before something is written there: a
 //! mapping begins without pages. A WRITE first reads one byte of each window of [`FAULT_AROUND`]
 //! bytes that it is the first to reach: the kernel then maps the pages that the file has there with
 //! one fault, and makes no page but the one that was read, which is about to be written.
@@ -11,10 +17,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-use rustix::fs::{SealFlags, Stat, fcntl_get_seals, fstat, fstatfs};
+use rustix::fs::{SealFlags, SeekFrom, Stat, fcntl_get_seals, fstat, fstatfs, seek};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::shm::ring::Words;
+use crate::turn::COPY_UNIT;
 
 /// The file system of memfds, as linux/magic.h has it. Huge pages have one of their own.
 const TMPFS: u64 = 0x0102_1994;
@@ -65,6 +72,20 @@ fn check(file: impl AsFd, len: usize, any_of: &[SealFlags]) -> io::Result<Stat> 
     Ok(stat)
 }
 
+/// Checks that a file has all of its pages. Makes none.
+fn check_pages(file: impl AsFd, stat: &Stat) -> io::Result<()> {
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let hole = seek(&file, SeekFrom::Hole(0))?;
+    if hole < size {
+        let what = format!(
+            "a file of {size} bytes with a hole at {hole}: whoever gives memory writes to each of \
+             its pages first"
+        );
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+    }
+    Ok(())
+}
+
 /// A mapping that other processes write to. Never seen through a reference to plain bytes.
 #[derive(Debug)]
 pub(crate) struct Map {
@@ -97,12 +118,27 @@ impl Map {
         Map::of(file, len, READ_WRITE)
     }
 
+    /// As [`new`](Self::new), a file that has all of its pages.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new). `UnexpectedEof`: the file has a hole.
+    pub(crate) fn whole(
+        file: impl AsFd,
+        len: usize,
+        accept: impl FnOnce(FileId) -> io::Result<()>,
+    ) -> io::Result<Map> {
+        let stat = check(&file, len, &[KEEPS_SIZE])?;
+        check_pages(&file, &stat)?;
+        accept((stat.st_dev, stat.st_ino))?;
+        Map::of(file, len, READ_WRITE)
+    }
+
     /// Maps a file of `len` bytes to read it, with all of its pages, if nobody can cut it short or
     /// take its pages away. `accept` as for [`new`](Self::new).
     ///
     /// # Errors
-    /// Those of [`new`](Self::new); it is not sealed against writing, but for mappings that there
-    /// were; or it has not all of its pages.
+    /// Those of [`whole`](Self::whole); it is not sealed against writing, but for mappings that
+    /// there were.
     pub(crate) fn read_only(
         file: impl AsFd,
         len: usize,
@@ -111,19 +147,26 @@ impl Map {
         let stat = check(&file, len, &READ_ONLY)?;
         // A read makes pages that are not there, on this process's account. Nobody can take away
         // those that are, as either seal forbids to punch holes.
-        let pages = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
-        if pages < len as u64 {
-            return Err(invalid(format!("a file with {pages} bytes of {len}")));
-        }
+        check_pages(&file, &stat).map_err(|error| invalid(error.to_string()))?;
         accept((stat.st_dev, stat.st_ino))?;
         let map = Map::of(file, len, ProtFlags::READ)?;
-        // Unknown to kernels before 5.14, which map pages when they are first read.
-        // SAFETY: the range is this mapping, and its contents stay as they are.
-        let populated = unsafe { madvise(map.ptr.as_ptr().cast(), len, Advice::LinuxPopulateRead) };
-        if let Err(error) = populated {
-            tracing::debug!(%error, "MADV_POPULATE_READ");
-        }
+        map.populate();
         Ok(map)
+    }
+
+    /// Maps the pages that the file has. Between two pieces other threads can map something (R20).
+    fn populate(&self) {
+        for at in (0..self.len).step_by(COPY_UNIT) {
+            let len = COPY_UNIT.min(self.len - at);
+            // SAFETY: the range lies in this mapping, and its contents stay as they are (R15).
+            let populated = unsafe {
+                madvise(self.ptr.as_ptr().add(at).cast(), len, Advice::LinuxPopulateRead)
+            };
+            if let Err(error) = populated {
+                // Unknown to kernels before 5.14, which map pages when they are first read.
+                return tracing::debug!(%error, "MADV_POPULATE_READ");
+            }
+        }
     }
 
     /// The first byte. Other processes may write to what lies there.
@@ -262,8 +305,58 @@ mod tests {
         fstat(file).unwrap().st_blocks
     }
 
-    /// A peer could otherwise have this process make gigabytes of pages by promising them, or by
-    /// taking them away later.
+    /// A file that keeps its size, and has the pages of these bytes.
+    fn with_pages(len: u64, pages: &[std::ops::Range<u64>]) -> OwnedFd {
+        let file = memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, len).unwrap();
+        for page in pages.iter().flat_map(|bytes| bytes.clone().step_by(4096)) {
+            assert_eq!(rustix::io::pwrite(&file, &[0; 4096], page).unwrap(), 4096);
+        }
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        file
+    }
+
+    /// The attacks: a peer has this process make pages that it only promises.
+    #[test]
+    fn files_with_holes_are_refused_and_nothing_of_them_is_made() {
+        use rustix::fs::{FallocateFlags, fallocate};
+        const LEN: u64 = 1 << 20;
+        let keep = FallocateFlags::KEEP_SIZE;
+        // As many blocks as it should have lie behind its end.
+        let behind = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&behind, LEN).unwrap();
+        fallocate(&behind, keep, LEN, 2 * LEN).unwrap();
+        fcntl_add_seals(&behind, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let all = std::slice::from_ref(&(0..LEN));
+        let punched = with_pages(LEN, all);
+        fallocate(&punched, keep | FallocateFlags::PUNCH_HOLE, LEN - 4096, 4096).unwrap();
+        let files = [
+            (with_pages(LEN, &[]), 0),
+            (with_pages(LEN, &[0..40_960, 45_056..LEN]), 40_960),
+            (behind, 0),
+            (punched, LEN - 4096),
+        ];
+        for (file, hole) in files {
+            let before = blocks(&file);
+            fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
+            let maps = [
+                Map::read_only(&file, LEN as usize, |_| Ok(())),
+                Map::whole(&file, LEN as usize, |_| Ok(())),
+            ];
+            for map in maps {
+                let error = map.unwrap_err();
+                assert!(error.to_string().contains(&format!("a hole at {hole}:")), "{error}");
+            }
+            assert_eq!(blocks(&file), before);
+        }
+        let file = with_pages(LEN, all);
+        Map::whole(&file, LEN as usize, |_| Ok(())).unwrap();
+        fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
+        Map::read_only(&file, LEN as usize, |_| Ok(())).unwrap();
+        assert_eq!(blocks(&file), LEN as i64 / 512);
+    }
+
+    /// A peer could otherwise have this process make gigabytes of pages by taking them away.
     #[test]
     fn only_pages_that_are_written_are_made() {
         let promised = tonic_rdma_memory::memfd::sealed(c"test", 1 << 20).unwrap();

@@ -178,13 +178,21 @@ impl PeerMap {
     /// Maps all of a file, on behalf of a peer of this user. May block: the file can be anything.
     ///
     /// # Errors
-    /// Those of [`Map::new`]; the file is mapped already; or there are too many.
+    /// Those of [`Map::new`], and for other files than rings and pages [`Map::whole`]; the file is
+    /// mapped already; or there are too many.
     pub(crate) fn new(file: impl AsFd, len: usize, user: u32, usage: Usage) -> io::Result<PeerMap> {
         let mut entry = None;
-        let map = Map::new(file, len, |file| {
+        let accept = |file| {
             entry = Some(Entry::new(file, usage)?);
             Ok(())
-        })?;
+        };
+        let map = match usage {
+            // Both ends write to it, and it is short.
+            Usage::Ring | Usage::Page => Map::new(file, len, accept),
+            Usage::Chunk { .. } | Usage::Lent { .. } | Usage::Named { .. } => {
+                Map::whole(file, len, accept)
+            }
+        }?;
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user })
     }
 
@@ -285,9 +293,7 @@ impl Drop for PeerMap {
 mod tests {
     use std::os::fd::OwnedFd;
 
-    use rustix::fs::{
-        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create,
-    };
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
     use tonic_rdma_memory::memfd::sealed;
 
     use super::*;
@@ -307,7 +313,7 @@ mod tests {
     /// A file that can be lent.
     fn lendable() -> OwnedFd {
         let file = memfd_create(c"test", MemfdFlags::ALLOW_SEALING).unwrap();
-        fallocate(&file, FallocateFlags::empty(), 0, 4096).unwrap();
+        rustix::io::pwrite(&file, &[0; 4096], 0).unwrap();
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
         fcntl_add_seals(&file, seals).unwrap();
         file

@@ -27,6 +27,8 @@ pub(crate) const MAX_MESSAGE: usize = 256;
 pub(crate) const MAX_FDS: usize = 4;
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
+/// Messages that are read in search of a peer's end.
+const MAX_SKIPPED: usize = 64;
 
 /// A message from the socket.
 #[derive(Debug)]
@@ -289,6 +291,20 @@ impl Socket {
                 return Poll::Ready(result);
             }
         }
+    }
+
+    /// Whether the peer's end comes next, but for [`MAX_SKIPPED`] messages, which are dropped: for
+    /// a connection that fails.
+    pub(crate) fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
+        (0..MAX_SKIPPED)
+            .map(|_| self.poll(cx))
+            .find_map(|polled| match polled {
+                Poll::Ready(Ok(Some(_))) => None,
+                Poll::Ready(Ok(None)) => Some(true),
+                Poll::Ready(Err(error)) => Some(is_end(&error)),
+                Poll::Pending => Some(false),
+            })
+            .unwrap_or(false)
     }
 
     /// Takes the message that [`receive`](Self::receive) left in the queue, and passes its
