@@ -30,12 +30,6 @@ impl LentPiece {
         dst.put_slice(&self.tail);
     }
 
-    /// A copy that the peer cannot write to; the lease returns.
-    pub fn into_private(mut self: Box<Self>) -> Box<Self> {
-        self.lent = self.lent.to_private().into();
-        self
-    }
-
     /// Reads the message that the piece is, without its header.
     pub(super) fn message(self, window: &mut Window) -> LandedReader<'_> {
         let LentPiece { mut head, lent, tail } = self;

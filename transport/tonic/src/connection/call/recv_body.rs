@@ -3,19 +3,54 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use tonic::Status;
 use tonic_rdma_fabric::Link;
+use tonic_rdma_fabric::turn::{self, COPY_UNIT};
+use tonic_rdma_memory::Landed;
 use tonic_rdma_proto::{ResetCode, Side};
 
-use crate::codec::{Deframer, Delivered, Part, Used};
+use crate::codec::{Deframer, Delivered, LentPiece, Part, Used};
 use crate::connection::call::headers;
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 use crate::connection::copy_scheduler::ReadPace;
 use crate::connection::receive::stall::Reading;
 use crate::telemetry::stats::Copied;
+
+/// A part that is being copied to the heap, in pieces that are charged to the reader's turns (R20).
+#[derive(Debug)]
+struct Copying {
+    rest: Landed,
+    copy: BytesMut,
+    /// The piece that the bytes are of, if they are lent.
+    lent: Option<Box<LentPiece>>,
+}
+
+impl Copying {
+    fn new(rest: Landed, lent: Option<Box<LentPiece>>) -> Self {
+        let copy = BytesMut::with_capacity(rest.len());
+        Copying { rest, copy, lent }
+    }
+
+    /// Copies the next piece. The memory returns with the last one.
+    fn step(&mut self) {
+        let len = self.rest.len().min(COPY_UNIT);
+        self.rest.move_to(len, &mut self.copy);
+    }
+
+    fn into_part(self) -> Part {
+        let copy = self.copy.freeze().into();
+        match self.lent {
+            Some(mut piece) => {
+                piece.lent = copy;
+                Part::Lent(piece)
+            }
+            None => Part::Landed(copy),
+        }
+    }
+}
 
 /// The body of a request at the server, or of a response at the client.
 ///
@@ -27,6 +62,8 @@ pub(in crate::connection) struct RecvBody {
     deframer: Deframer,
     used: Used,
     pace: ReadPace,
+    /// The next part for the deframer.
+    copying: Option<Copying>,
     /// Nothing more comes, neither from the stream nor from the deframer. A body may have ended
     /// before this is known.
     finished: bool,
@@ -43,7 +80,15 @@ impl RecvBody {
         used: Used,
         finished: bool,
     ) -> Self {
-        RecvBody { stream, deframer, used, pace: ReadPace::new(), finished, ended: finished }
+        RecvBody {
+            stream,
+            deframer,
+            used,
+            pace: ReadPace::new(),
+            copying: None,
+            finished,
+            ended: finished,
+        }
     }
 
     /// Asks the connection whether a message is pending, which the driver and the tasks that it
@@ -81,16 +126,40 @@ impl RecvBody {
         Some(bytes)
     }
 
-    /// A part as the deframer gets it, which keeps it for as long as the reader likes: it is copied
-    /// where readers hold as much landing memory as they may.
-    fn take_out(&mut self, part: Part) -> Part {
-        match part {
-            Part::Landed(landed) if !landed.hold() => {
-                self.stream.shared.lock().usage.copied.pressure += landed.len() as u64;
-                Part::Landed(landed.to_private().into())
+    /// Gives a part to the deframer, which keeps it for as long as the reader likes; or begins to
+    /// copy it, where messages are copied before they are read, and where readers hold as much
+    /// landing memory as they may.
+    fn take_out(&mut self, part: Part, copies: bool) {
+        let copying = match part {
+            Part::Landed(landed) if copies && landed.is_in_pool() => Copying::new(landed, None),
+            Part::Landed(landed) if !landed.hold() => Copying::new(landed, None),
+            Part::Lent(mut piece) if copies => {
+                Copying::new(std::mem::replace(&mut piece.lent, Bytes::new().into()), Some(piece))
             }
-            part => part,
+            part => return self.deframer.push(part, self.used),
+        };
+        let mut state = self.stream.shared.lock();
+        let copied = &mut state.usage.copied;
+        let count = if copies { &mut copied.delivery } else { &mut copied.pressure };
+        *count += copying.rest.len() as u64;
+        drop(state);
+        self.copying = Some(copying);
+    }
+
+    /// The first bytes of the part that was taken out, once it is copied.
+    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        while let Some(copying) = &mut self.copying {
+            if copying.rest.is_empty() {
+                let part = self.copying.take().map(Copying::into_part);
+                part.into_iter().for_each(|part| self.deframer.push(part, self.used));
+            } else {
+                ready!(turn::charge(cx, &mut 1));
+                copying.step();
+            }
         }
+        // No piece is empty.
+        let bytes = self.pop().unwrap_or_default();
+        self.hand_on(bytes)
     }
 
     fn hand_on(&mut self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
@@ -122,6 +191,9 @@ impl Body for RecvBody {
         if let Some(bytes) = this.pop() {
             return this.hand_on(bytes);
         }
+        if this.copying.is_some() {
+            return this.poll_part(cx);
+        }
         let id = this.stream.id;
         let mut state = this.stream.shared.lock();
         let (lost, side) = (state.end_status(), state.conn.side());
@@ -136,7 +208,6 @@ impl Body for RecvBody {
                 // The service has its decoder, but nothing to encode yet.
                 this.used = this.deframer.method().used();
             }
-            let used = this.used;
             io.reading = Reading::UpToDate;
             this.ended = io.is_at_end();
             state.consume(id, piece.flows());
@@ -145,12 +216,10 @@ impl Body for RecvBody {
             if !state.flush_soon() {
                 state.count();
             }
+            let copies = state.landing.copy_on_delivery;
             drop(state);
-            let part = this.take_out(piece.part);
-            this.deframer.push(part, used);
-            // No piece is empty.
-            let bytes = this.pop().unwrap_or_default();
-            return this.hand_on(bytes);
+            this.take_out(piece.part, copies);
+            return this.poll_part(cx);
         }
         let frame = if let Some(block) = io.trailers.take() {
             match headers::decode_trailers(block) {
@@ -220,5 +289,36 @@ impl Drop for RecvBody {
         state.flush_soon();
         drop(state);
         drop((rest, dropped));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_copied_in_pieces() {
+        let bytes: Bytes = (0..=16 * COPY_UNIT).map(|i| (i * 31) as u8).collect::<Vec<_>>().into();
+        for lent in [false, true] {
+            let piece = LentPiece { head: "a".into(), lent: Bytes::new().into(), tail: "z".into() };
+            let mut copying = Copying::new(bytes.clone().into(), lent.then(|| Box::new(piece)));
+            let mut steps = 0;
+            while !copying.rest.is_empty() {
+                let before = copying.copy.len();
+                copying.step();
+                assert!((1..=COPY_UNIT).contains(&(copying.copy.len() - before)));
+                steps += 1;
+            }
+            assert_eq!(steps, 17);
+            let copy = match copying.into_part() {
+                Part::Landed(landed) => landed.to_private(),
+                Part::Lent(piece) => {
+                    assert_eq!((&piece.head[..], &piece.tail[..]), (&b"a"[..], &b"z"[..]));
+                    piece.lent.to_private()
+                }
+                Part::Eager(_) => panic!("not landed"),
+            };
+            assert_eq!(copy, bytes);
+        }
     }
 }

@@ -22,21 +22,13 @@ impl ConnectionState {
         let Some(io) = self.streams.io.get_mut(&id) else { return };
         io.ended |= end;
         let place = match place {
-            Place::Landing { .. }
-                if self.landing.copy_on_delivery || io.reading == Reading::Lagging =>
-            {
-                Place::Heap
-            }
-            Place::Lent if self.landing.copy_on_delivery => Place::Heap,
+            Place::Landing { .. } if io.reading == Reading::Lagging => Place::Heap,
             place => place,
         };
         let len = part.len() as u32;
         let discard = io.discard;
         if !discard && len > 0 {
             let copied = match place {
-                Place::Heap if self.landing.copy_on_delivery => {
-                    Some(&mut self.usage.copied.delivery)
-                }
                 Place::Heap => Some(&mut self.usage.copied.pressure),
                 _ if !io.unread.joins(part.len(), place) => None,
                 Place::Message => Some(&mut self.usage.copied.eager),

@@ -148,7 +148,6 @@ impl Unread {
                 Part::Landed(landed) if place == Place::Heap => {
                     Part::Landed(landed.to_private().into())
                 }
-                Part::Lent(piece) if place == Place::Heap => Part::Lent(piece.into_private()),
                 part => part,
             };
             return self.pieces.push_back(Piece { part, window, bulk, landed, joined: false });

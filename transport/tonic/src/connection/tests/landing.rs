@@ -88,7 +88,7 @@ async fn a_device_that_registers_no_more_costs_the_call_that_needs_it() {
     s.finish().await;
 }
 
-async fn until(what: &str, holds: impl Fn() -> bool) {
+pub(super) async fn until(what: &str, holds: impl Fn() -> bool) {
     let begin = std::time::Instant::now();
     while !holds() {
         assert!(begin.elapsed() < Duration::from_secs(30), "{what}");

@@ -74,3 +74,24 @@ async fn a_driver_leaves_messages_that_never_end() {
     .await;
     assert!(turns.iter().all(|turn| (1..=MAX_TURN).contains(turn)), "{turns:?}");
 }
+
+/// The driver, which holds the connection's lock, copies nothing for a reader that does not come.
+#[tokio::test]
+async fn what_nobody_reads_is_not_copied_on_delivery() {
+    const LEN: usize = 1 << 20;
+    let s = setup(SimConfig::default(), 32 << 20).await;
+    let fabrics = [&s.server_device, &s.client_device].map(|device| Fabric::Sim(device.clone()));
+    let pair = connect_to(&fabrics, &s.pools, |options| options.copy_on_delivery = true).await;
+    let Pair { client, server, server_counters, .. } = pair;
+    let copied = || server_counters.snapshot().copied_fast.delivery as usize;
+    let unread = tokio::spawn(client.call(request("/hang", full(pattern(LEN)))));
+    landing::until("it has landed", || s.pools[0].stats().filled >= LEN).await;
+    assert_eq!(copied(), 0);
+    let response = client.call(request("/collect", full(pattern(LEN)))).await.unwrap();
+    assert_eq!(collect(response).await.0, pattern(LEN));
+    assert!((LEN..LEN + LEN / 1000).contains(&copied()), "{}", copied());
+    unread.abort();
+    drop(client);
+    assert_eq!(server.await.unwrap().code(), ReasonCode::GoAway);
+    s.finish().await;
+}
