@@ -31,6 +31,7 @@ fn limits(message: usize) -> Limits {
         landing_part: 1,
         source_len: if message > MAX_WRITE { message } else { 0 },
         requested: u64::MAX,
+        requested_writes: u64::MAX,
     }
 }
 

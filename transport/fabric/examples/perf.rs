@@ -20,8 +20,14 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const ECHOES: usize = 5000;
 const WINDOW: usize = 16;
 const SIZES: [(usize, usize); 3] = [(4096, 5000), (65536, 1000), (1 << 20, 100)];
-const LIMITS: Limits =
-    Limits { places: 8, place_len: 1 << 20, landing_part: 1, source_len: 0, requested: u64::MAX };
+const LIMITS: Limits = Limits {
+    places: 8,
+    place_len: 1 << 20,
+    landing_part: 1,
+    source_len: 0,
+    requested: u64::MAX,
+    requested_writes: u64::MAX,
+};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {

@@ -69,6 +69,7 @@ everywhere! {
     an_unanswered_request_times_out
     a_bare_connection_moves_bytes_both_ways
     a_bare_connection_is_not_for_longer_writes
+    a_bare_connection_is_charged_for_each_write
     a_bare_connection_ends_for_nonsense
 }
 

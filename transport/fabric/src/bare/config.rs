@@ -38,12 +38,22 @@ pub struct Limits {
     pub source_len: usize,
     /// Bytes that one request may have this end WRITE, and that this end asks for at a time.
     pub requested: u64,
+    /// WRITEs that one request may have this end do, and that this end asks for at a time: a WRITE
+    /// of one byte takes as long as one of a page.
+    pub requested_writes: u64,
 }
 
 impl Default for Limits {
-    /// 8 places of 1 MiB, an eighth of the landing memory, one source for all WRITEs, 1 GiB a
-    /// request.
+    /// 8 places of 1 MiB, an eighth of the landing memory, one source for all WRITEs, 1 GiB and
+    /// 16,384 WRITEs a request.
     fn default() -> Self {
-        Self { places: 8, place_len: 1 << 20, landing_part: 8, source_len: 0, requested: 1 << 30 }
+        Self {
+            places: 8,
+            place_len: 1 << 20,
+            landing_part: 8,
+            source_len: 0,
+            requested: 1 << 30,
+            requested_writes: 1 << 14,
+        }
     }
 }

@@ -36,6 +36,14 @@ pub enum BareError {
         /// Bytes.
         limit: u64,
     },
+    /// The peer wanted more WRITEs than are done for it.
+    #[error("the peer wants {wanted} WRITEs, at most {limit} are done at a request")]
+    TooMany {
+        /// WRITEs.
+        wanted: u32,
+        /// WRITEs.
+        limit: u64,
+    },
     /// The peer sent what is no message, or not one of this moment.
     #[error("a message that makes no sense: {0}")]
     Message(String),

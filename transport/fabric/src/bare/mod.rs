@@ -49,6 +49,10 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), Bare
                 if wanted > limits.requested || writes.len as usize > limits.place_len {
                     return Err(BareError::TooMuch { wanted, limit: limits.requested });
                 }
+                if u64::from(writes.count) > limits.requested_writes {
+                    let (wanted, limit) = (writes.count, limits.requested_writes);
+                    return Err(BareError::TooMany { wanted, limit });
+                }
                 end.write(writes).await?;
                 end.send_written().await?;
             }
@@ -65,8 +69,7 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), Bare
 pub struct Bare {
     end: End,
     granted: usize,
-    /// Bytes that one request may have the other end WRITE.
-    requested: u64,
+    limits: Limits,
 }
 
 impl Bare {
@@ -82,7 +85,7 @@ impl Bare {
             message => return Err(BareError::Message(format!("{message:?}"))),
         }
         let granted = end.granted();
-        Ok(Self { end, granted, requested: limits.requested })
+        Ok(Self { end, granted, limits })
     }
 
     /// Bytes of the longest WRITE that both ends have room for.
@@ -133,7 +136,7 @@ impl Bare {
     }
 
     /// Has the other end WRITE in the same way to this one, by requests of at most
-    /// [`Limits::requested`] bytes.
+    /// [`Limits::requested`] bytes and [`Limits::requested_writes`] WRITEs.
     ///
     /// # Errors
     /// Those of [`write`](Self::write).
@@ -146,7 +149,8 @@ impl Bare {
         if len > self.granted {
             return Err(BareError::TooLong { len, longest: self.granted });
         }
-        let at_a_time = self.requested.checked_div(len as u64).unwrap_or(u64::MAX);
+        let Limits { requested, requested_writes, .. } = self.limits;
+        let at_a_time = requested.checked_div(len as u64).unwrap_or(u64::MAX).min(requested_writes);
         let at_a_time = at_a_time.clamp(1, u32::MAX.into()) as usize;
         let mut left = count;
         while left > 0 {

@@ -13,6 +13,7 @@ const LIMITS: Limits = Limits {
     landing_part: 8,
     source_len: 64 << 10,
     requested: 1 << 24,
+    requested_writes: 1 << 12,
 };
 
 async fn links(server: &Side, client: &Side) -> (AnyLink, AnyLink) {
@@ -46,6 +47,7 @@ pub async fn a_bare_connection_moves_bytes_both_ways(server: &Side, client: &Sid
         // More than the other end writes at a request: several of them.
         let count = LIMITS.requested as usize / 4096 * 3 / 2;
         bare.written(4096, count, 8).await.unwrap();
+        bare.written(64, LIMITS.requested_writes as usize * 3 / 2, 8).await.unwrap();
         bare.close();
     });
     let ended = ended.await;
@@ -57,7 +59,8 @@ pub async fn a_bare_connection_moves_bytes_both_ways(server: &Side, client: &Sid
 
 pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &Side) {
     let ended = served(server, client, async |link| {
-        let small = Limits { place_len: 4096, requested: u64::MAX, ..LIMITS };
+        let small =
+            Limits { place_len: 4096, requested: u64::MAX, requested_writes: u64::MAX, ..LIMITS };
         let mut bare = Bare::open(link, client.pool.clone(), small).await.unwrap();
         // No longer ones than the peer was granted.
         assert_eq!(bare.longest(), 4096);
@@ -71,6 +74,18 @@ pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &
     });
     let ended = ended.await.to_string();
     assert_eq!(ended, "the peer wants 4294967296 bytes written, at most 16777216 are");
+}
+
+/// Short WRITEs: few bytes, and as many turns of the other end as the peer pleases.
+pub async fn a_bare_connection_is_charged_for_each_write(server: &Side, client: &Side) {
+    let ended = served(server, client, async |link| {
+        let greedy = Limits { requested_writes: u64::MAX, ..LIMITS };
+        let mut bare = Bare::open(link, client.pool.clone(), greedy).await.unwrap();
+        let error = bare.written(1, 1 << 20, 8).await.unwrap_err();
+        assert!(matches!(error, BareError::Link(_)), "{error}");
+    });
+    let ended = ended.await.to_string();
+    assert_eq!(ended, "the peer wants 1048576 WRITEs, at most 4096 are done at a request");
 }
 
 /// Composed by hand: what no client of ours sends.
@@ -93,7 +108,7 @@ pub async fn a_bare_connection_ends_for_nonsense(server: &Side, client: &Side) {
         (&[vec![4]], "makes no sense: Written"),
         (&[write(4096, 1, 1)], "the longest one of the peer has 0"),
         (&[place(nowhere, 7, 4096), place(0, 0, 0)], "granted before"),
-        (&[place(nowhere, 7, u32::MAX), write(0, u32::MAX, 1)], "no place for a WRITE of 0 bytes"),
+        (&[place(nowhere, 7, u32::MAX), write(0, 4096, 1)], "no place for a WRITE of 0 bytes"),
         (&[place(nowhere, 7, u32::MAX), write(1 << 20, 1, 1)], "1048576 bytes written"),
         // Memory that is nobody's. What the link says of it is the link's.
         (&[place(nowhere, 0xdead_beef, u32::MAX), write(1, 1000, u32::MAX)], ""),
