@@ -180,7 +180,11 @@ impl Listener {
         };
         let incoming = TcpIncoming::bind(addr).map_err(cannot)?.with_nodelay(Some(true));
         let addr = incoming.local_addr().map_err(cannot)?;
-        Ok(Listener { incoming, server: Server::builder().context(context()), addr })
+        Ok(Listener {
+            incoming,
+            server: Server::builder().context(context()).measuring(true),
+            addr,
+        })
     }
 
     /// The counters of bytes that the server copies.

@@ -15,7 +15,7 @@
 //! | [`error`] | [`FabricError`], [`ConnectError`], [`LinkError`]: whose fault, which verb, what to do |
 //! | [`device`] | [`DeviceInfo`]: what a device says about itself |
 //! | [`provider`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
-//! | [`bare`] | SENDs and WRITEs over a link, with nothing above it, for measurements |
+//! | `bare` | SENDs and WRITEs over a link without calls, to measure it (feature `measure`) |
 //! | [`access`] | [`ShmAccess`], [`Lending`]: the processes with which memory is shared |
 //! | `shm` | two processes of one host (Linux, feature `shm`) |
 //! | `returns` | leases that are not read any longer |
@@ -66,6 +66,7 @@
 
 pub mod access;
 pub mod addr;
+#[cfg(feature = "measure")]
 pub mod bare;
 #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
 mod busy_poll;

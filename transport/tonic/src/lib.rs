@@ -106,6 +106,7 @@
 //! | `verbs` (default) | RDMA by rdma-core, loaded at run time |
 //! | `shm` (default) | shared memory between processes of one host |
 //! | `io-uring` | `disk`: files to and from pool memory through io_uring (Linux) |
+//! | `measure` | SENDs and WRITEs without calls in a [diagnosis](diagnose()) of a peer, and their server |
 //! | `serde` | the result of [`diagnose()`] can be serialized |
 //! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, as tonic's features of these names |
 //! | `tls-native-roots`, `tls-webpki-roots` | root certificates, as tonic's features |

@@ -96,6 +96,7 @@ pub(crate) struct Offered {
     /// Requested fabrics that are not available.
     pub(crate) refusals: Vec<(Path, Reason)>,
     /// The ticket is for a bare connection.
+    #[cfg(feature = "measure")]
     pub(crate) bare: bool,
 }
 
@@ -109,7 +110,8 @@ pub(crate) async fn offer(
     ask(tcp, origin, hook, paths, false).await
 }
 
-/// Asks for a ticket for a bare connection. A server that knows of none gives one for calls.
+/// Asks for a ticket for a bare connection. A server that serves none gives one for calls.
+#[cfg(feature = "measure")]
 pub(crate) async fn offer_bare(
     tcp: &TcpChannel,
     origin: Uri,
@@ -297,6 +299,7 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
         ticket: Ticket(ticket),
         places: Vec::new(),
         refusals: Vec::new(),
+        #[cfg(feature = "measure")]
         bare: grant.bare,
     };
     for fabric in grant.fabrics {

@@ -15,6 +15,7 @@
 //! | `network` | the unit in which clients are counted |
 //! | `generated` | generated from `proto/tonic_rdma/v1/bootstrap.proto` |
 
+#[cfg(feature = "measure")]
 pub(crate) mod bare;
 pub(crate) mod capture;
 pub(crate) mod client;

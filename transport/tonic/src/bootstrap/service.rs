@@ -13,6 +13,7 @@ use tonic::{Request, Response, Status};
 use tonic_rdma_memory::{LogThrottle, throttled};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
+#[cfg(feature = "measure")]
 use crate::bootstrap::bare::BareTicket;
 use crate::bootstrap::connection::Connection;
 use crate::bootstrap::gateways::{Gateways, Indirect};
@@ -105,6 +106,8 @@ pub(crate) struct OfferService {
     /// Whether Offers that came through a gateway receive a ticket.
     through_gateways: bool,
     plaintext: Plaintext,
+    /// Whether there are tickets for bare connections.
+    measuring: bool,
 }
 
 /// Marks a ticket as one that admits to no device: its Offer came by TLS.
@@ -119,8 +122,9 @@ impl OfferService {
         stock_calls: Arc<StockCalls>,
         through_gateways: bool,
         plaintext: Plaintext,
+        measuring: bool,
     ) -> Self {
-        Self { offering, tickets, gateways, stock_calls, through_gateways, plaintext }
+        Self { offering, tickets, gateways, stock_calls, through_gateways, plaintext, measuring }
     }
 
     /// The identity that calls on the fast path inherit from the Offer's TCP connection. Empty if
@@ -196,7 +200,9 @@ impl OfferService {
             return Err(crate::path::from_error::foremost(refusals, &[]).unwrap_or_else(none));
         }
         let mut identity = self.identity(connection, judged)?;
-        if request.bare {
+        let bare = request.bare && self.measuring;
+        #[cfg(feature = "measure")]
+        if bare {
             identity.insert(BareTicket);
         }
         if self.plaintext.denies(Path::Verbs, by_tls) {
@@ -218,7 +224,7 @@ impl OfferService {
                 .into_iter()
                 .map(|(path, reason)| refusal(&reason, path.as_str()))
                 .collect(),
-            bare: request.bare,
+            bare,
         })
     }
 }
@@ -402,7 +408,8 @@ mod tests {
         let tickets = Arc::new(Tickets::new(CAPACITY, LIFETIME));
         let gateways: Arc<Gateways> = Arc::default();
         let stock_calls = Arc::new(StockCalls::new(gateways.clone()));
-        (OfferService::new(rx, tickets, gateways, stock_calls, false, Plaintext::default()), tx)
+        let plaintext = Plaintext::default();
+        (OfferService::new(rx, tickets, gateways, stock_calls, false, plaintext, false), tx)
     }
 
     fn request() -> OfferRequest {

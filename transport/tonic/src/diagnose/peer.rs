@@ -1,26 +1,24 @@
 //! A server: what it offers, how long each step takes, and which path a channel takes.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use http::Uri;
 use tonic_rdma_fabric::Link;
 use tonic_rdma_proto::{Accept, Hello};
 
-use crate::bootstrap::client::{Place, offer, offer_bare};
+use crate::bootstrap::client::{Place, offer};
 use crate::channel::rails::{self, Rail};
 use crate::connection::ConnectionConfig;
 use crate::diagnose::measure::{self, BareWay};
 use crate::diagnose::peer_report::{Offered, Peer, Refused};
 use crate::diagnose::request::Request;
-use crate::diagnose::step::Step;
+use crate::diagnose::step::{LIMIT, Step, limited};
 use crate::endpoint::Endpoint;
+use crate::path::from_error;
 use crate::path::policy::Policy;
 use crate::path::reason::{Reason, ReasonCode};
-use crate::path::{Path, from_error};
 use crate::tcp::connector::TcpChannel;
 
-/// Time limit of each step.
-const LIMIT: Duration = Duration::from_secs(10);
 /// Maximum number of offered addresses to try.
 const PLACES: usize = 8;
 
@@ -70,7 +68,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
             peer.path_detail = path.to_string();
             peer.reason = path.reason.clone();
             let bare = match path.path.is_fast() {
-                true => bare(request, endpoint, &tcp, &origin, path.path).await,
+                true => BareWay::open(request, endpoint, &tcp, &origin, path.path).await,
                 false => Err(None),
             };
             let bare = bare.map_err(|why| peer.not_bare = why).ok();
@@ -173,37 +171,6 @@ async fn connect(request: &Request, rail: &Rail, ticket: [u8; 16], peer: &mut Pe
     };
     let connected = limited(connected).await;
     peer.steps.push(step(format!("{path}: connection to {addr}"), began, connected, String::new()));
-}
-
-/// Makes a connection without calls, along the first rail of the channel's path. The error says why
-/// there is none.
-async fn bare(
-    request: &Request,
-    endpoint: &Endpoint,
-    tcp: &TcpChannel,
-    origin: &Uri,
-    path: Path,
-) -> Result<BareWay, Option<String>> {
-    let why = |reason: Reason| Some(reason.to_string());
-    let hook = endpoint.shared.hook.as_ref();
-    let offered = limited(offer_bare(tcp, origin.clone(), hook, &[path])).await.map_err(why)?;
-    if !offered.bare {
-        return Err(Some("the server's version of the transport has no such connections".into()));
-    }
-    let device = request.env.device.as_deref();
-    let rails = rails::find(&request.context, device, &offered.places, 0).await;
-    let no_rail = || Some("the server offers no place that this host reaches".to_owned());
-    let rail = rails.first().ok_or_else(no_rail)?;
-    let way = request.context.toward(path, &rail.addr, rail.source, device, LIMIT);
-    let (fabric, pool) = limited(way).await.map_err(why)?;
-    limited(BareWay::connect(&fabric, &pool, rail, offered.ticket.0)).await.map_err(why)
-}
-
-async fn limited<T>(work: impl Future<Output = Result<T, Reason>>) -> Result<T, Reason> {
-    tokio::time::timeout(LIMIT, work).await.unwrap_or_else(|_| {
-        let detail = format!("nothing after {} ms", LIMIT.as_millis());
-        Err(Reason::new(ReasonCode::HandshakeTimeout, detail))
-    })
 }
 
 fn step(name: String, began: Instant, done: Result<(), Reason>, detail: String) -> Step {

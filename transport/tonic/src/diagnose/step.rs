@@ -1,6 +1,19 @@
 //! One step of a diagnosis.
 
-use crate::path::reason::Reason;
+use std::time::Duration;
+
+use crate::path::reason::{Reason, ReasonCode};
+
+/// Time limit of each step toward a peer.
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
+
+/// Does a step within its time limit.
+pub(super) async fn limited<T>(work: impl Future<Output = Result<T, Reason>>) -> Result<T, Reason> {
+    tokio::time::timeout(LIMIT, work).await.unwrap_or_else(|_| {
+        let detail = format!("nothing after {} ms", LIMIT.as_millis());
+        Err(Reason::new(ReasonCode::HandshakeTimeout, detail))
+    })
+}
 
 /// A step of the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,7 +16,8 @@ use crate::diagnose::report::{Cure, Diagnosis, Finding, ModuleState, PoolSizeBy,
 use crate::diagnose::request::Request;
 use crate::diagnose::{diagnose, findings};
 use crate::path::policy::{EnvSettings, Policy};
-use crate::tests::support::world::{World, endpoint};
+use crate::tests::support::echo::Echo;
+use crate::tests::support::world::{Serving, World, endpoint};
 use crate::{Context, PoolConfig, Reason, ReasonCode};
 
 /// A fake system made of files.
@@ -567,7 +568,7 @@ async fn a_simulated_device_passes_every_step() {
 #[tokio::test]
 async fn a_peer_is_walked_to_and_measured_by_both_paths() {
     let world = World::new();
-    let serving = world.serve().await;
+    let serving = Serving::start(world.builder().measuring(true).add_service(Echo)).await;
     let diagnosis = diagnose().peer(world.endpoint(&serving)).await.unwrap();
     assert!(diagnosis.rdma, "{:?}", diagnosis.reason);
     let peer = diagnosis.peer.unwrap();

@@ -338,6 +338,19 @@ impl<L> Server<L> {
         self
     }
 
+    /// Serve clients that measure: connections that carry SENDs and WRITEs without calls, as a
+    /// [diagnosis](crate::diagnose()) of this server makes them. Off by default.
+    ///
+    /// There is one such connection at a time, for 60 s at most. A request on it has this server
+    /// WRITE at most 1 GiB in 16,384 WRITEs, so whoever gets a ticket can make the server spend
+    /// processor time. Without it a diagnosis compares calls alone.
+    #[cfg(feature = "measure")]
+    #[must_use]
+    pub fn measuring(mut self, measuring: bool) -> Self {
+        self.shared.measuring = measuring;
+        self
+    }
+
     /// Set the [`tower::Layer`] that wraps all services (both paths).
     ///
     /// The layered service is built once and cloned for every connection of either path, so that a

@@ -90,6 +90,7 @@ where
         stock_calls.clone(),
         settings.offer_through_gateways,
         settings.plaintext,
+        settings.measuring,
     );
     let offer = LimitedOffers::new(offers);
     // One service for both paths: layers with state see every call.

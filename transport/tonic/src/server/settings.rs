@@ -42,6 +42,7 @@ pub(super) struct Settings {
     pub(super) type_of_service: Option<u8>,
     pub(super) copy_on_delivery: bool,
     pub(super) plaintext: Plaintext,
+    pub(super) measuring: bool,
     pub(super) allocators: Arc<Allocators>,
     pub(super) offer_through_gateways: bool,
     pub(super) tcp_nodelay_off: bool,

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use http::Uri;
 use tonic_rdma_fabric::bare::{self, Bare, BareError, Limits};
 use tonic_rdma_fabric::{Fabric, Link};
 use tonic_rdma_memory::Pool;
@@ -9,11 +10,20 @@ use tonic_rdma_proto::{Accept, Hello};
 
 use super::row::{CALLS, Latencies, Mover, Row, SMALL};
 use crate::bootstrap::bare::LIMIT;
-use crate::channel::rails::Rail;
+use crate::bootstrap::client::offer_bare;
+use crate::channel::rails::{self, Rail};
 use crate::connection::ConnectionConfig;
 use crate::diagnose::peer_report::{self, Direction};
-use crate::path::from_error;
+use crate::diagnose::request::Request;
+use crate::diagnose::step::{LIMIT as STEP, limited};
+use crate::endpoint::Endpoint;
 use crate::path::reason::{Reason, ReasonCode};
+use crate::path::{Path, from_error};
+use crate::tcp::connector::TcpChannel;
+
+/// Why a server gave a ticket for calls.
+const NOT_SERVED: &str = "the server serves none: its program turns them on with the feature \
+                          `measure` and Server::measuring(true)";
 
 /// A bare connection to a server.
 #[derive(Debug)]
@@ -25,8 +35,31 @@ pub(in crate::diagnose) struct BareWay {
 }
 
 impl BareWay {
+    /// Makes one, along the first rail of the channel's path. The error says why there is none.
+    pub(in crate::diagnose) async fn open(
+        request: &Request,
+        endpoint: &Endpoint,
+        tcp: &TcpChannel,
+        origin: &Uri,
+        path: Path,
+    ) -> Result<Self, Option<String>> {
+        let why = |reason: Reason| Some(reason.to_string());
+        let hook = endpoint.shared.hook.as_ref();
+        let offered = limited(offer_bare(tcp, origin.clone(), hook, &[path])).await.map_err(why)?;
+        if !offered.bare {
+            return Err(Some(NOT_SERVED.to_owned()));
+        }
+        let device = request.env.device.as_deref();
+        let rails = rails::find(&request.context, device, &offered.places, 0).await;
+        let no_rail = || Some("the server offers no place that this host reaches".to_owned());
+        let rail = rails.first().ok_or_else(no_rail)?;
+        let way = request.context.toward(path, &rail.addr, rail.source, device, STEP);
+        let (fabric, pool) = limited(way).await.map_err(why)?;
+        limited(Self::connect(&fabric, &pool, rail, offered.ticket.0)).await.map_err(why)
+    }
+
     /// Connects along a rail, with a ticket for such a connection.
-    pub(in crate::diagnose) async fn connect(
+    async fn connect(
         fabric: &Fabric,
         pool: &Pool,
         rail: &Rail,

@@ -6,8 +6,12 @@
 //! | `row` | what is measured by each way |
 //! | `way` | a path under measurement, by calls |
 //! | `bare` | SENDs and WRITEs under measurement, over a connection without calls |
+//! | `not_bare` | in its place where the feature `measure` is off |
 
+#[cfg(feature = "measure")]
 mod bare;
+#[cfg(not(feature = "measure"))]
+mod not_bare;
 mod row;
 mod way;
 
@@ -17,7 +21,10 @@ use http::Uri;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
+#[cfg(feature = "measure")]
 pub(super) use self::bare::BareWay;
+#[cfg(not(feature = "measure"))]
+pub(super) use self::not_bare::BareWay;
 use self::row::{Mover, Row, SMALL, row};
 use self::way::{Way, failed};
 use crate::bootstrap::client::OfferHook;

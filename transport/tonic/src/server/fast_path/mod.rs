@@ -1,5 +1,6 @@
 //! The fast path of a server: its listeners, tickets, and the connections that it admits.
 
+#[cfg(feature = "measure")]
 mod bare;
 mod listeners;
 
@@ -20,6 +21,7 @@ use tonic_rdma_proto::hello::HelloError;
 use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side};
 
 use self::listeners::{ListenerKey, Listeners};
+#[cfg(feature = "measure")]
 use crate::bootstrap::bare::BareTicket;
 use crate::bootstrap::service::{Listening, Offer, Offering, StaysOnHost};
 use crate::bootstrap::tickets::{Ticket, Tickets};
@@ -219,7 +221,7 @@ impl FastPath {
         };
         tokio::spawn(async move {
             let peer = incoming.peer_addr();
-            let (hello, mut extensions) = match this.admit(path, &incoming) {
+            let (hello, extensions) = match this.admit(path, &incoming) {
                 Ok(admitted) => admitted,
                 Err((reject, why)) => return this.refuse(incoming, reject, &why),
             };
@@ -230,7 +232,8 @@ impl FastPath {
                     &Reject::Connections.to_string(),
                 );
             };
-            if extensions.remove::<BareTicket>().is_some() {
+            #[cfg(feature = "measure")]
+            if extensions.get::<BareTicket>().is_some() {
                 return this.serve_bare(incoming, pool, &hello, handshake).await;
             }
             let mut options = this.context.connection_config(&pool, incoming.grows());
@@ -363,6 +366,7 @@ pub(super) struct Limits {
     connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
     /// Bare connections.
+    #[cfg(feature = "measure")]
     bare: Arc<Semaphore>,
 }
 
@@ -374,6 +378,7 @@ impl Limits {
         Self {
             connections: permits(settings.max_connections, MAX_CONNECTIONS),
             handshakes: permits(settings.max_handshakes, MAX_HANDSHAKES),
+            #[cfg(feature = "measure")]
             bare: Arc::new(Semaphore::new(1)),
         }
     }

@@ -8,8 +8,9 @@ use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Config, Hello, Reject};
 
 use crate::bootstrap::bare::LIMIT;
+use crate::bootstrap::pb::offer_response::Outcome;
 use crate::tests::admission::tickets::Hand;
-use crate::tests::support::echo::Client;
+use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{Serving, World};
 
@@ -26,6 +27,11 @@ async fn open(hand: &mut Hand<'_>) -> Result<Bare, Reject> {
     Ok(Bare::open(connected.link, pool, Limits::default()).await.unwrap())
 }
 
+/// A server that measures.
+async fn serve(world: &World) -> Serving {
+    Serving::start(world.builder().measuring(true).add_service(Echo)).await
+}
+
 /// Calls succeed over the fast path.
 async fn calls(world: &World, serving: &Serving) {
     let channel = world.connect(serving).await;
@@ -33,11 +39,33 @@ async fn calls(world: &World, serving: &Serving) {
     assert_eq!(Client::new(channel).say("x").await.unwrap(), "x");
 }
 
+/// Its ticket is for calls, whatever was asked for, and what a measuring peer sends is a breach.
+#[tokio::test]
+async fn a_server_that_did_not_turn_it_on_serves_none() {
+    let logs = Logs::capture();
+    let world = World::new();
+    let serving = world.serve().await;
+    let mut hand = Hand::new(&world, &serving).await;
+    hand.bare = true;
+    let Outcome::Grant(grant) = hand.ask().await else { panic!("refused") };
+    assert!(!grant.bare);
+    let (connected, pool) = admitted(&mut hand, true).await.unwrap();
+    let error = Bare::open(connected.link, pool, Limits::default()).await.map(drop).unwrap_err();
+    assert!(!matches!(error, BareError::Pool(_)), "{error}");
+    assert_eq!(logs.lines_with("bare connection").len(), 0);
+    let diagnosis = crate::diagnose().peer(world.endpoint(&serving)).await.unwrap();
+    let peer = diagnosis.peer.unwrap();
+    assert_eq!((peer.bare, peer.not_measured), (None, None));
+    let why = peer.not_bare.unwrap();
+    assert!(why.ends_with("the feature `measure` and Server::measuring(true)"), "{why}");
+    calls(&world, &serving).await;
+}
+
 #[tokio::test]
 async fn one_at_a_time_and_others_are_told() {
     let logs = Logs::capture();
     let world = World::new();
-    let serving = world.serve().await;
+    let serving = serve(&world).await;
     let mut hand = Hand::new(&world, &serving).await;
     let mut first = open(&mut hand).await.unwrap();
     assert_eq!(open(&mut hand).await.map(drop).unwrap_err(), Reject::Bare);
@@ -61,7 +89,7 @@ async fn one_at_a_time_and_others_are_told() {
 #[tokio::test]
 async fn a_diagnosis_that_gets_none_measures_the_rest() {
     let world = World::new();
-    let serving = world.serve().await;
+    let serving = serve(&world).await;
     let _other = open(&mut Hand::new(&world, &serving).await).await.unwrap();
     let diagnosis = crate::diagnose().peer(world.endpoint(&serving)).await.unwrap();
     let peer = diagnosis.peer.unwrap();
@@ -76,7 +104,7 @@ async fn a_diagnosis_that_gets_none_measures_the_rest() {
 async fn it_ends_when_its_time_is_over() {
     let logs = Logs::capture();
     let world = World::new();
-    let serving = world.serve().await;
+    let serving = serve(&world).await;
     let mut hand = Hand::new(&world, &serving).await;
     let mut bare = open(&mut hand).await.unwrap();
     tokio::time::sleep(LIMIT - Duration::from_secs(1)).await;
@@ -92,7 +120,7 @@ async fn it_ends_when_its_time_is_over() {
 #[tokio::test]
 async fn it_ends_when_the_server_does() {
     let world = World::new();
-    let mut serving = world.serve().await;
+    let mut serving = serve(&world).await;
     let mut hand = Hand::new(&world, &serving).await;
     let mut bare = open(&mut hand).await.unwrap();
     serving.stop();
@@ -107,7 +135,7 @@ async fn it_ends_when_the_server_does() {
 async fn a_ticket_is_for_one_kind() {
     let logs = Logs::capture();
     let world = World::new();
-    let serving = world.serve().await;
+    let serving = serve(&world).await;
     let mut hand = Hand::new(&world, &serving).await;
     let (mut connected, _pool) = admitted(&mut hand, true).await.unwrap();
     let greeting = [7; 64];

@@ -1,0 +1,43 @@
+//! SENDs and WRITEs without calls where the program has no feature for them.
+
+use std::convert::Infallible;
+
+use http::Uri;
+
+use super::row::{Mover, Row};
+use crate::diagnose::peer_report;
+use crate::diagnose::request::Request;
+use crate::endpoint::Endpoint;
+use crate::path::Path;
+use crate::tcp::connector::TcpChannel;
+
+/// A bare connection to a server: there is no value of this type.
+#[derive(Debug)]
+pub(in crate::diagnose) struct BareWay(Infallible);
+
+impl BareWay {
+    /// Says why there is none.
+    pub(in crate::diagnose) async fn open(
+        _: &Request,
+        _: &Endpoint,
+        _: &TcpChannel,
+        _: &Uri,
+        _: Path,
+    ) -> Result<Self, Option<String>> {
+        Err(Some("this program was built without the feature `measure`".to_owned()))
+    }
+
+    pub(super) async fn turn(&mut self, _: bool) -> Result<(), String> {
+        match self.0 {}
+    }
+
+    pub(super) fn result(self) -> peer_report::Bare {
+        match self.0 {}
+    }
+}
+
+impl Mover for BareWay {
+    async fn run(&mut self, _: Row, _: usize) -> Result<bool, String> {
+        match self.0 {}
+    }
+}
