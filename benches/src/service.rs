@@ -226,8 +226,14 @@ pub(crate) fn context(contender: Contender, room: Option<usize>) -> Context {
         let lending = if contender.lends() { Lending::SameUser } else { Lending::Off };
         let pool = PoolConfig::default().total(LONG_POOL).send(LONG_POOL / 2);
         let pool = pool.landing(LONG_POOL / 4);
-        let long = || Context::builder().pool(pool).lending(lending).build();
+        let long = || Context::builder().pool(pool).lending(lending);
+        let long = || long().borrowing(contender.lends()).build();
         return SHARED.get_or_init(long).clone();
+    }
+    if contender == Contender::ShmKept {
+        // The other end maps the buffer that stays registered.
+        let maps = || Context::builder().map_peer_buffers(true).build();
+        return SHARED.get_or_init(maps).clone();
     }
     let Some(connections) = room else { return Context::global() };
     let is_shm = contender.transport() == Transport::Ours(Some(FabricKind::Shm));

@@ -121,6 +121,7 @@ impl Side {
             bulk_window: 65_536,
             whole: 100_000,
             max_message: 1 << 20,
+            takes_lent: true,
             standing_grants: (first >> 4) & 3,
             align: if first & 64 == 0 { 64 } else { 4096 },
             standing_max: 32 << 10,

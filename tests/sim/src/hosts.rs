@@ -29,7 +29,7 @@ impl Hosts {
         let devices: Vec<SimDevice> =
             (0..plan.pools.len()).map(|n| net.device(format!("sim{n}"), ip(n))).collect();
         let context = |(device, pool): (&SimDevice, &tonic_rdma::PoolConfig)| {
-            Context::builder().pool(pool.clone()).sim(device.clone()).build()
+            Context::builder().pool(pool.clone()).borrowing(true).sim(device.clone()).build()
         };
         let contexts = devices.iter().zip(&plan.pools).map(context).collect();
         Hosts { net, tcp_net: TcpNet::new(plan.tcp_latency), devices, contexts }

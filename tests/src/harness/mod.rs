@@ -144,17 +144,18 @@ impl Contexts {
                 return Some(Self { server: Context::global(), client: Context::global() });
             }
             Fabric::ShmTwo => {
-                let lending = || Context::builder().lending(Lending::SameUser).build();
-                return Some(Self { server: lending(), client: lending() });
+                // Both ends lend and borrow, and map each other's buffers.
+                let lending = || Context::builder().lending(Lending::SameUser).borrowing(true);
+                let context = || lending().map_peer_buffers(true).build();
+                return Some(Self { server: context(), client: context() });
             }
             Fabric::Shm | Fabric::ShmTonic => {
-                return Some(Self {
-                    server: Context::builder().build(),
-                    client: Context::builder().build(),
-                });
+                let context = || Context::builder().map_peer_buffers(true).build();
+                return Some(Self { server: context(), client: context() });
             }
             Fabric::ShmSmall => {
-                let both = Context::builder().pool(PoolConfig::default().total(8 << 20)).build();
+                let small = Context::builder().pool(PoolConfig::default().total(8 << 20));
+                let both = small.map_peer_buffers(true).build();
                 return Some(Self { server: both.clone(), client: both });
             }
             Fabric::Stock | Fabric::Tcp => return None,

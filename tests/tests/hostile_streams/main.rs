@@ -42,7 +42,7 @@ const WARM_UP: usize = 100 * 4000;
 
 fn main() -> ExitCode {
     if let Some(role) = role() {
-        runtime(CodecKind::ZeroCopy).block_on(serve(role[1].parse().unwrap()));
+        runtime(CodecKind::ZeroCopy).block_on(serve(role[1].parse().unwrap(), &role[2..]));
         return ExitCode::SUCCESS;
     }
     let mut arguments = Arguments::from_args();
@@ -145,8 +145,9 @@ fn resident() -> usize {
 
 /// The server's process: prints its address, and answers `resident`, `landing` and `begun` with a
 /// number.
-async fn serve(max_streams: u32) {
-    let context = Context::builder().build();
+async fn serve(max_streams: u32, settings: &[String]) {
+    let is_set = |setting: &str| settings.iter().any(|set| set == setting);
+    let context = Context::builder().borrowing(is_set("borrowing")).build();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     let silent = Silent::default();
@@ -154,6 +155,7 @@ async fn serve(max_streams: u32) {
     let mut server = Server::builder()
         .fabrics([FabricKind::Shm])
         .context(context.clone())
+        .copy_on_delivery(is_set("copying"))
         .max_concurrent_streams(max_streams);
     tokio::spawn(server.add_service(silent).serve_with_incoming(TcpIncoming::from(listener)));
     println!("{at}");
@@ -369,21 +371,27 @@ async fn begins_out_of_bounds_end_the_connection() {
 
 /// A peer that has lent nothing says that it has, or returns what it was not lent.
 async fn leases_that_nobody_gave_end_the_connection() {
-    let mut server = Process::start("", "server 100");
+    let mut server = Process::start("", "server 100 borrowing");
     let at: SocketAddr = server.read_line().await.parse().unwrap();
+    let mut plain = Process::start("", "server 100");
+    let plain_at: SocketAddr = plain.read_line().await.parse().unwrap();
+    let mut copying = Process::start("", "server 100 borrowing copying");
+    let copying_at: SocketAddr = copying.read_line().await.parse().unwrap();
     let lent = |lease, len, addr| {
         let (head, place) =
             (Bytes::from_static(b"\0\0\0\0\x05"), LentPlace { lease, key: 0, addr });
         let lent = Box::new(LentBody { head, place, len, tail: Bytes::new() });
         Frame::Lent { stream: 1, end: false, lent }
     };
-    for (frames, expected) in [
-        (vec![lent(1, 4096, 0)], "nothing is lent"),
-        (vec![lent(1, u32::MAX, 1 << 60)], "longer than any message"),
-        (vec![lent(1, 0, 0)], "no bytes"),
-        (vec![lent(1, 4096, u64::MAX - 5)], "past the end of the address space"),
-        (vec![lent(1, 1, 0), lent(1, 1, 0)], "its number is in use"),
-        (vec![Frame::Return { lease: 7 }], "RETURN of lease 7, which is not out"),
+    for (at, frames, expected) in [
+        (at, vec![lent(1, 4096, 0)], "nothing is lent"),
+        (at, vec![lent(1, u32::MAX, 1 << 60)], "longer than any message"),
+        (at, vec![lent(1, 0, 0)], "no bytes"),
+        (at, vec![lent(1, 4096, u64::MAX - 5)], "past the end of the address space"),
+        (at, vec![lent(1, 1, 0), lent(1, 1, 0)], "its number is in use"),
+        (at, vec![Frame::Return { lease: 7 }], "RETURN of lease 7, which is not out"),
+        (plain_at, vec![lent(1, 4096, 0)], "this side does not borrow"),
+        (copying_at, vec![lent(1, 4096, 0)], "this side does not borrow"),
     ] {
         let mut peer = Peer::connect(at).await;
         peer.send(&[head(1, "Hold")]).await.unwrap();

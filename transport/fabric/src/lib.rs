@@ -121,7 +121,7 @@ pub use host_watch::{HostEvents, HostWatch};
 pub use link::{
     Caps, Completion, Lent, Link, MAX_PRIVATE_DATA, PeerInfo, Posted, Shared, Work, WriteSource,
 };
-pub use link_config::{ACK_TIMEOUTS, LinkConfig};
+pub use link_config::{ACK_TIMEOUTS, LinkConfig, Takes};
 pub use provider::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use self_test::{DeviceLimits, SelfTest, SelfTestStep};
 pub use timer::{Clock, Timer};

@@ -64,6 +64,23 @@ pub struct LinkConfig {
     /// The address of this host to connect from: the connection leaves through the device that it
     /// lies on, which must be the one that connects. `None` for what the route says. Verbs only.
     pub source: Option<IpAddr>,
+    /// The memory that this end takes from its peer. Default nothing; shared memory only.
+    pub takes: Takes,
+}
+
+/// Memory that an end of a connection over shared memory takes from its peer, beside chunks to
+/// WRITE to. The greeting tells the peer. A peer that gives other memory commits a breach (R22).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Takes {
+    /// Memory that the peer lends, to read messages where they lie.
+    pub lent: bool,
+    /// Buffers of the peer's program, to WRITE into them.
+    pub named: bool,
+}
+
+impl Takes {
+    /// All kinds of memory.
+    pub const ALL: Takes = Takes { lent: true, named: true };
 }
 
 /// What an ACK timeout is clamped to: 1 ms to 17 s.
@@ -98,6 +115,7 @@ impl Default for LinkConfig {
             ack_retries: ACK_RETRIES,
             type_of_service: None,
             source: None,
+            takes: Takes::default(),
         }
     }
 }

@@ -65,6 +65,8 @@ pub struct Config {
     /// [names memory](crate::Connection::decide_naming) for the request. Until then nothing is
     /// granted to the stream, and there are no standing grants. Default: it does not.
     pub names_requests: bool,
+    /// Whether the peer may lend what it sends: otherwise LENT is a breach. Default: it may not.
+    pub takes_lent: bool,
     /// Standing grants are recalled after this time without bulk. At most a day; default 10 s.
     pub idle_recall: Duration,
 }
@@ -90,6 +92,7 @@ impl Default for Config {
             dead_peer: Duration::from_secs(5),
             link_tells_end: false,
             names_requests: false,
+            takes_lent: false,
             idle_recall: Duration::from_secs(10),
         }
     }

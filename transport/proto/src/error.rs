@@ -227,6 +227,11 @@ pub enum Breach {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// LENT, where this side does not [take what is lent](crate::Config::takes_lent).
+    #[error(
+        "LENT on {0}: this side does not borrow (ContextBuilder::borrowing, and no copy_on_delivery)"
+    )]
+    NotBorrowing(StreamId),
     /// RETURN names a lease that the peer does not have.
     #[error("RETURN of lease {0}, which is not out")]
     UnknownLease(u32),

@@ -25,8 +25,8 @@ use prost::Message;
 use tokio::net::TcpStream;
 use tonic_rdma::{Context, LandIn, LandableBuf, Server};
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Completion, Fabric, Lending, Lent, Link, LinkConfig, LinkError, ShmAccess, Work,
-    WriteSource,
+    Addr, AnyLink, Completion, Fabric, Lending, Lent, Link, LinkConfig, LinkError, ShmAccess,
+    Takes, Work, WriteSource,
 };
 use tonic_rdma_memory::test_util::ChangingBuf;
 use tonic_rdma_memory::{Pool, PoolConfig};
@@ -93,6 +93,7 @@ struct Shm {
 fn config() -> Config {
     let mut config = Config::default();
     (config.slot_size, config.recv_slots, config.max_recvs) = (4096, 32, 32);
+    config.takes_lent = true;
     config
 }
 
@@ -139,8 +140,13 @@ impl Peer {
         let fabric = Fabric::shm(ShmAccess::SameUser, lending).unwrap();
         let sizes = PoolConfig::default().total(8 << 20).lendable(lending != Lending::Off);
         let pool = Pool::new(sizes, fabric.registrar()).unwrap();
-        let link =
-            LinkConfig { recv_slots: 32, slot_size: 4096, send_slots: 8, ..LinkConfig::default() };
+        let link = LinkConfig {
+            recv_slots: 32,
+            slot_size: 4096,
+            send_slots: 8,
+            takes: Takes::ALL,
+            ..LinkConfig::default()
+        };
         let at = Addr::Shm(socket.parse().unwrap());
         let connected = fabric.connect(&at, &link, &pool, &hello, TIMEOUT).await.unwrap();
         let accept = Accept::decode(&connected.private_data).unwrap();
@@ -300,7 +306,10 @@ where
     // The hook is the process's.
     static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let _one = ONE.lock().await;
-    let world = World::new(common::Fabric::Shm, Which::Ours).await;
+    let contexts = [Some(Context::builder().borrowing(true).build()), None];
+    let blobs =
+        Blobs { codec: Which::Ours, seen: Arc::default(), limit: common::LIMIT, forward: None };
+    let world = World::between(common::Fabric::Shm, contexts, blobs).await;
     let mut honest = world.client(Which::Ours);
     // From now on the server knows the method's codec, and decodes its messages where they landed.
     for _ in 0..2 {
@@ -450,7 +459,8 @@ async fn a_peer_that_maps_nothing_keeps_no_buffer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_maps_nothing_waits_alone() {
     const LEN: usize = 1 << 20;
-    let contexts = [(); 2].map(|()| Context::builder().lending(Lending::SameUser).build());
+    let lending = || Context::builder().lending(Lending::SameUser).borrowing(true);
+    let contexts = [(); 2].map(|()| lending().build());
     let server = contexts[0].clone();
     let blobs =
         Blobs { codec: Which::Ours, seen: Arc::default(), limit: common::LIMIT, forward: None };

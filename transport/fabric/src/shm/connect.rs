@@ -14,6 +14,7 @@ use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::LinkConfig;
 use crate::shm::context::DeviceContext;
 use crate::shm::link::ShmLink;
+use crate::shm::offers::Taken;
 use crate::shm::same_user::Candidate;
 use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::seqpacket::{Socket, SocketMessage, is_end};
@@ -76,7 +77,11 @@ async fn attempt(
     }
     // Before the answer, which may have to show who sends it.
     let candidate = Candidate::of(&mut socket);
-    let hello = Message::Hello { shape: own_end.shape, private_data: private_data.to_vec() };
+    let hello = Message::Hello {
+        shape: own_end.shape,
+        takes: config.takes,
+        private_data: private_data.to_vec(),
+    };
     match socket.send(&hello.encode(), &[]) {
         Err(error) if !is_end(&error) => return Err(failed(error)),
         _ => {}
@@ -91,7 +96,7 @@ async fn attempt(
     };
     let Some(SocketMessage { bytes, has_fds }) = answer else { return Err(gone()) };
     match (Message::decode(&bytes), has_fds) {
-        (Some(Message::Accept { shape, runtime, private_data }), true) => {
+        (Some(Message::Accept { shape, takes, runtime, private_data }), true) => {
             // The server sends no channel.
             let (PeerEnd { writer, .. }, process) = socket
                 .take_fds(move |taken| {
@@ -128,10 +133,8 @@ async fn attempt(
             // From here on it does not matter who of the peer's sends.
             let _ = socket.tell_senders(false);
             let ends = (own_end.reader, writer, wakeup);
-            Ok((
-                ShmLink::new(context, (socket, process), ends, (pool, block), config),
-                private_data,
-            ))
+            let peer = (socket, process, Taken { own: config.takes, peer: takes });
+            Ok((ShmLink::new(context, peer, ends, (pool, block), config), private_data))
         }
         (Some(Message::Reject { private_data }), false) => {
             Err(ConnectError::Rejected { addr: addr.clone().into(), private_data })

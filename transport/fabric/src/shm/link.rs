@@ -10,6 +10,7 @@
 //! |---|---|---|
 //! | listening | any other message | listening |
 //! | listening | CHUNK, LEND, NAME: it is checked, and a thread maps the file | taking |
+//! | listening | LEND or NAME that this end does not take | dead |
 //! | taking | the file is mapped; or it is no chunk, and cannot be: DECLINED | listening |
 //! | taking | the file is none of those that can be used | dead |
 //!
@@ -41,6 +42,7 @@ use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::{Offered, PeerMap, Usage};
 use crate::shm::memory::table::{RevokedKeys, Table};
 use crate::shm::named::Named;
+use crate::shm::offers::Taken;
 use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer};
 use crate::shm::same_user::Process;
@@ -80,7 +82,8 @@ pub struct ShmLink {
     pending: Option<Pending>,
     /// Buffers of this end's application that the peer was offered.
     named: Named,
-    /// Only where something may be lent.
+    taken: Taken,
+    /// Only where something may be lent, and the peer takes it.
     lender: Option<Box<Lender>>,
     /// Once the peer has lent something.
     borrower: Option<Box<Borrower>>,
@@ -107,7 +110,7 @@ pub struct ShmLink {
 impl ShmLink {
     pub(super) fn new(
         context: &DeviceContext,
-        (socket, process): (Socket, Option<Process>),
+        (socket, process, taken): (Socket, Option<Process>, Taken),
         (reader, writer, wakeup): (Reader<Map>, Writer<PeerMap>, Wakeup),
         (pool, block): (&Pool, ControlBlock),
         config: &LinkConfig,
@@ -134,8 +137,9 @@ impl ShmLink {
             wakeup,
             chunks: PeerChunks::default(),
             pending: None,
-            named: Named::default(),
-            lender: Lender::new(&context.permit, process).map(Box::new),
+            named: Named::new(taken),
+            taken,
+            lender: Lender::new(&context.permit, process, taken).map(Box::new),
             borrower: None,
             lends_on: context.permit.lends_on().then(|| pool.clone()),
             table: context.table.clone(),
@@ -374,7 +378,8 @@ impl ShmLink {
 
     fn handle(&mut self, message: SocketMessage) -> Result<(), LinkError> {
         let SocketMessage { bytes, has_fds } = message;
-        match (Message::decode(&bytes), has_fds) {
+        let message = Message::decode(&bytes).map(|message| self.taken.check(message)).transpose();
+        match (message.map_err(|what| self.breach(what))?, has_fds) {
             (Some(Message::Chunk { rkey, addr, len }), true) => {
                 let offered = Offered { key: rkey, addr, len };
                 self.chunks.check(offered).map_err(|what| self.breach(what))?;

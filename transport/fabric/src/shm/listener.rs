@@ -22,9 +22,10 @@ use crate::addr::{Addr, ShmAddr};
 use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link::MAX_PRIVATE_DATA;
-use crate::link_config::LinkConfig;
+use crate::link_config::{LinkConfig, Takes};
 use crate::shm::context::DeviceContext;
 use crate::shm::link::ShmLink;
+use crate::shm::offers::Taken;
 use crate::shm::ring::Shape;
 use crate::shm::same_user::Candidate;
 use crate::shm::setup::{OwnEnd, PeerEnd};
@@ -162,14 +163,14 @@ async fn hello(
         refuse("descriptors before they were asked for".to_owned());
         return None;
     }
-    let Some(Message::Hello { shape, private_data }) = Message::decode(&bytes) else {
+    let Some(Message::Hello { shape, takes, private_data }) = Message::decode(&bytes) else {
         refuse(match other_version(&bytes) {
             Some(version) => format!("a greeting of version {version}, this end has {VERSION}"),
             None => "a greeting that makes no sense".to_owned(),
         });
         return None;
     };
-    Some(ShmIncoming { context, local, socket, private_data, shape })
+    Some(ShmIncoming { context, local, socket, private_data, shape, takes })
 }
 
 /// A connect request of a process of this host. Dropping it rejects it without private data.
@@ -181,6 +182,8 @@ pub struct ShmIncoming {
     private_data: Vec<u8>,
     /// Of the peer's ring.
     shape: Shape,
+    /// The memory that the peer takes.
+    takes: Takes,
 }
 
 impl ShmIncoming {
@@ -224,7 +227,7 @@ impl ShmIncoming {
         pool: &Pool,
         private_data: &[u8],
     ) -> Result<ShmLink, ConnectError> {
-        let ShmIncoming { context, mut socket, shape, .. } = self;
+        let ShmIncoming { context, mut socket, shape, takes, .. } = self;
         let peer = socket.peer();
         let addr = Addr::Process(peer.pid);
         let gone = || ConnectError::PeerGone { addr: addr.clone(), step: ConnectStep::Accept };
@@ -243,7 +246,8 @@ impl ShmIncoming {
         let takes_channel = candidate.is_some() && event_fd::is_supported();
         let runtime = if takes_channel { channels::runtime() } else { 0 };
         let private_data = private_data.to_vec();
-        let accept = Message::Accept { shape: own_end.shape, runtime, private_data };
+        let (own, own_takes) = (own_end.shape, config.takes);
+        let accept = Message::Accept { shape: own, takes: own_takes, runtime, private_data };
         while PEERS.closing(peer.uid) >= MAX_CLOSING {
             tokio::time::sleep(CLOSING_PAUSE).await;
         }
@@ -278,7 +282,8 @@ impl ShmIncoming {
         // From here on it does not matter who of the peer's sends.
         let _ = socket.tell_senders(false);
         let ends = (own_end.reader, writer, wakeup);
-        Ok(ShmLink::new(&context, (socket, process), ends, (pool, block), config))
+        let taken = Taken { own: config.takes, peer: takes };
+        Ok(ShmLink::new(&context, (socket, process, taken), ends, (pool, block), config))
     }
 
     /// Rejects the request.

@@ -6,15 +6,23 @@ use std::sync::Arc;
 
 use crate::link::Shared;
 use crate::shm::memory::table::{RevokedKeys, Table};
-use crate::shm::offers::{Offer, Offers};
+use crate::shm::offers::{Offer, Offers, Taken};
 use crate::shm::socket::seqpacket::{Socket, is_end};
 use crate::shm::socket::wire::Message;
 
 /// Those of one link.
-#[derive(Debug, Default)]
-pub(crate) struct Named(Offers);
+#[derive(Debug)]
+pub(crate) struct Named {
+    offers: Offers,
+    /// Whether the peer takes any.
+    taken: bool,
+}
 
 impl Named {
+    pub(crate) fn new(taken: Taken) -> Named {
+        Named { offers: Offers::default(), taken: taken.peer.named }
+    }
+
     /// Offers a buffer to the peer, unless it has been, and returns what has become of that.
     /// `None`: there is no such buffer.
     ///
@@ -25,14 +33,17 @@ impl Named {
         key: u32,
         (socket, table, revoked): (&Socket, &Table, &Arc<RevokedKeys>),
     ) -> io::Result<Option<Shared>> {
-        match self.0.get(key) {
+        if !self.taken {
+            return Ok(Some(Shared::No));
+        }
+        match self.offers.get(key) {
             Some(Offer::Taken) => return Ok(Some(Shared::Yes)),
             Some(Offer::Open) => return Ok(Some(Shared::Asked)),
             Some(Offer::Declined) => return Ok(Some(Shared::No)),
             None => {}
         }
         let Some(buffer) = table.share_named(key, revoked) else { return Ok(None) };
-        if !self.0.has_room(buffer.len) {
+        if !self.offers.has_room(buffer.len) {
             return Ok(Some(Shared::No));
         }
         let message = Message::Name { key, addr: buffer.addr, len: buffer.len };
@@ -45,22 +56,22 @@ impl Named {
             Err(error) if is_end(&error) => {}
             sent => sent?,
         }
-        self.0.add(key, buffer.len);
+        self.offers.add(key, buffer.len);
         Ok(Some(Shared::Asked))
     }
 
     /// The peer has mapped a buffer, or cannot.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
-        self.0.answered(key, taken);
+        self.offers.answered(key, taken);
     }
 
     /// Whether the peer was offered the buffer with this key.
     pub(crate) fn has_offered(&self, key: u32) -> bool {
-        self.0.get(key).is_some()
+        self.offers.get(key).is_some()
     }
 
     /// The buffer with this key is no longer registered.
     pub(crate) fn take_back(&mut self, key: u32) {
-        self.0.take_back(key);
+        self.offers.take_back(key);
     }
 }

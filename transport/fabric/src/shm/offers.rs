@@ -9,6 +9,9 @@
 
 use std::collections::HashMap;
 
+use crate::link_config::Takes;
+use crate::shm::socket::wire::Message;
+
 /// Files that a peer is offered, at most.
 pub(crate) const MAX_FILES: usize = 512;
 /// Their bytes, at most: address space of the peer, and memory of the one that offers it.
@@ -59,5 +62,36 @@ impl Offers {
         if let Some((_, len)) = self.files.remove(&key) {
             self.bytes -= len;
         }
+    }
+}
+
+/// The memory that each end of a link takes from the other, as the greeting has told.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Taken {
+    pub(crate) own: Takes,
+    pub(crate) peer: Takes,
+}
+
+impl Taken {
+    /// Refuses memory of a kind that this end does not take, and answers of a peer that can have
+    /// been offered nothing (R22).
+    ///
+    /// # Errors
+    /// The breach, and the setting that cures it.
+    pub(crate) fn check(self, message: Message) -> Result<Message, String> {
+        let (what, cure) = match message {
+            Message::Lend { .. } | Message::Unlend { .. } if !self.own.lent => {
+                ("it lends memory, which this end does not borrow", "ContextBuilder::borrowing")
+            }
+            Message::Name { .. } | Message::Unname { .. } if !self.own.named => (
+                "it offers a buffer to write to, which this end does not map",
+                "ContextBuilder::map_peer_buffers",
+            ),
+            Message::Taken { .. } | Message::Declined { .. } if self.peer == Takes::default() => {
+                ("it answers an offer, and takes none", "ContextBuilder::borrowing at its end")
+            }
+            message => return Ok(message),
+        };
+        Err(format!("{what} (a setting: {cure})"))
     }
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use crate::error::Verb;
+use crate::link_config::Takes;
 use crate::sim::loans::Loans;
 use crate::sim::observer::EndId;
 use crate::sim::state::DeviceState;
@@ -98,6 +99,8 @@ pub(super) struct End {
     pub(super) device: Arc<DeviceState>,
     /// What it has lent to the other end.
     pub(super) loans: Loans,
+    /// The memory that it takes from the other end.
+    pub(super) takes: Takes,
     state: Mutex<State>,
 }
 
@@ -108,8 +111,8 @@ impl std::fmt::Debug for End {
 }
 
 impl End {
-    pub(super) fn new(id: EndId, device: Arc<DeviceState>) -> Arc<End> {
-        Arc::new(End { id, device, loans: Loans::default(), state: Mutex::default() })
+    pub(super) fn new(id: EndId, device: Arc<DeviceState>, takes: Takes) -> Arc<End> {
+        Arc::new(End { id, device, loans: Loans::default(), takes, state: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -18,7 +18,7 @@ pub use bare::*;
 use bytes::{Bytes, BytesMut};
 use tonic_rdma_fabric::{
     Addr, AnyLink, Completion, ConnectError, Connected, Fabric, Link, LinkConfig, LinkError,
-    Listener, Posted, Work, WriteSource,
+    Listener, Posted, Takes, Work, WriteSource,
 };
 use tonic_rdma_memory::{LandingBuf, Pool, PoolConfig};
 
@@ -35,6 +35,7 @@ pub fn config() -> LinkConfig {
         send_queue: 64,
         inline: 256,
         busy_poll_limit: BUSY_POLL_LIMIT.get(),
+        takes: Takes::ALL,
         ..LinkConfig::default()
     }
 }

@@ -31,8 +31,11 @@ pub const RING: u8 = 8;
 pub const LEND: u8 = 10;
 pub const TAKEN: u8 = 11;
 pub const DECLINED: u8 = 12;
+pub const UNLEND: u8 = 13;
 pub const NAME: u8 = 14;
 pub const UNNAME: u8 = 15;
+/// LEND and NAME.
+pub const TAKES_ALL: u8 = 3;
 /// Offsets in a ring of at least 8 slots.
 pub const TAIL: u64 = 0;
 pub const CHUNKS: u64 = 8;
@@ -60,7 +63,13 @@ pub fn head(kind: u8) -> Vec<u8> {
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
-    [head(HELLO), slots.to_le_bytes().to_vec(), slot_size.to_le_bytes().to_vec()].concat()
+    hello_taking(slots, slot_size, TAKES_ALL)
+}
+
+/// HELLO of a peer that takes memory of these kinds.
+pub fn hello_taking(slots: u32, slot_size: u32, takes: u8) -> Vec<u8> {
+    [head(HELLO), slots.to_le_bytes().to_vec(), slot_size.to_le_bytes().to_vec(), vec![takes]]
+        .concat()
 }
 
 pub fn chunk(rkey: u32, addr: u64, len: u64) -> Vec<u8> {

@@ -147,6 +147,9 @@ impl Connection {
     ) -> Result<(), Breach> {
         let LentPlace { lease, addr, .. } = lent.place;
         let (stream, len, total) = (StreamId(self.streams[key].id), lent.len, lent.total());
+        if !self.config.takes_lent {
+            return Err(Breach::NotBorrowing(stream));
+        }
         let bad = |why| Err(Breach::BadLease { stream, lease, why });
         if len == 0 {
             return bad("no bytes");

@@ -158,7 +158,7 @@ impl Plan {
         options.ack(self.ack_timeout, self.ack_retries);
         options.type_of_service(self.type_of_service);
         options.link.source = rail.source;
-        options.copy_on_delivery = self.copy_on_delivery;
+        options.copy_on_delivery(self.copy_on_delivery);
         let hello = Hello::new(ticket, options.proto.settings()).encode();
         let left = limit.saturating_sub(started.elapsed());
         let attempted = Attempted(Some(pool.clone()));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tonic_rdma_fabric::LinkConfig;
+use tonic_rdma_fabric::{LinkConfig, Takes};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
 
@@ -113,6 +113,20 @@ impl ConnectionConfig {
     pub(crate) fn dead_peer(&mut self, time: Option<Duration>) {
         if let Some(time) = time {
             self.proto.dead_peer = time.clamp(*DEAD_PEER.start(), *DEAD_PEER.end());
+        }
+    }
+
+    /// Sets the memory that this side takes from its peer over shared memory.
+    pub(crate) fn takes(&mut self, takes: Takes) {
+        self.link.takes = takes;
+        self.proto.takes_lent = takes.lent;
+    }
+
+    /// Sets whether received payload is copied before it is handed up. Then nothing is borrowed.
+    pub(crate) fn copy_on_delivery(&mut self, copy: bool) {
+        self.copy_on_delivery = copy;
+        if copy {
+            self.takes(Takes { lent: false, ..self.link.takes });
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
-use tonic_rdma_fabric::{Lending, ShmAccess};
+use tonic_rdma_fabric::{Lending, ShmAccess, Takes};
 use tonic_rdma_memory::PoolConfig;
 use tonic_rdma_proto::Config;
 
@@ -25,6 +25,7 @@ pub(super) struct Settings {
     pub(super) sim: Vec<SimDevice>,
     pub(super) shm_access: ShmAccess,
     pub(super) lending: Lending,
+    pub(super) takes: Takes,
     /// The pool is not lent.
     pub(super) keeps_pool: bool,
     pub(super) pinned_per_peer: Option<usize>,
@@ -58,8 +59,8 @@ impl ContextBuilder {
 
     /// Set to which processes on this host messages in pool memory, and in memory of
     /// [`Context::register_lendable`](crate::Context::register_lendable), are lent instead of
-    /// copied. Default is [`Lending::Off`]. It concerns shared memory and what this process sends;
-    /// what it receives is lent if the peer does so.
+    /// copied. Default is [`Lending::Off`]. It concerns shared memory and what this process sends,
+    /// to peers whose program has turned [`borrowing`](Self::borrowing) on.
     ///
     /// A message in a buffer of [`Channel::pool`](crate::Channel::pool), in a field of type
     /// `bytes` of at least 32 KiB and with at most 4 KiB around it, is then read where it lies: no
@@ -71,10 +72,33 @@ impl ContextBuilder {
     /// **The processes map the pool's memory for sending, read-only.** They see every message that
     /// is sent from it, to anybody, and what was in the buffers before. Use a context of its own
     /// for a peer of another user, with [`Lending::OneProcess`]. And as over RDMA, this process
-    /// could change a message while it is read: the reader protects itself with
-    /// [`Server::copy_on_delivery`](crate::Server::copy_on_delivery) if it does not trust the peer.
+    /// could change a message while it is read: a reader that does not trust it borrows nothing.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;
+        self
+    }
+
+    /// Set whether peers on this host may lend what they send to this process, over shared memory.
+    /// Off by default: a peer then copies its messages, and one that lends commits a breach.
+    ///
+    /// With `true` this process maps memory of its peers, read-only, and a field of type `Bytes`
+    /// lies in memory of the peer, which can change it. The peer has to turn
+    /// [`lending`](Self::lending) on. A server or channel that [copies on
+    /// delivery](crate::Server::copy_on_delivery) borrows nothing.
+    pub fn borrowing(mut self, borrowing: bool) -> Self {
+        self.0.takes.lent = borrowing;
+        self
+    }
+
+    /// Set whether this process maps buffers of its peers' programs on this host, to write messages
+    /// into them. Off by default: a peer that offers such a buffer commits a breach.
+    ///
+    /// A peer has such a buffer where it receives into a [`LandIn`](crate::LandIn) of a
+    /// [`LandableBuf`](crate::LandableBuf) that stays registered. With `true` its messages are
+    /// written where they are to land; otherwise the peer copies them there once more. It concerns
+    /// shared memory and what this process sends.
+    pub fn map_peer_buffers(mut self, map: bool) -> Self {
+        self.0.takes.named = map;
         self
     }
 

@@ -126,6 +126,7 @@ impl Context {
         if let Some(align) = self.0.settings.landing_alignment {
             options.proto.align = align;
         }
+        options.takes(self.0.settings.takes);
         options
     }
 

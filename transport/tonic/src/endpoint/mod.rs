@@ -430,8 +430,8 @@ impl Endpoint {
     /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages, while the
     /// application checks or uses them, and nothing else. If the server is not trusted that far,
     /// this option gives up zero-copy on receipt: each message is copied once, from landing memory
-    /// to the heap, and counted in [`Copied::delivery`](crate::Copied::delivery). Over TCP there is
-    /// no such memory.
+    /// to the heap, and counted in [`Copied::delivery`](crate::Copied::delivery). The server lends
+    /// nothing to such a client. Over TCP there is no such memory.
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
         self

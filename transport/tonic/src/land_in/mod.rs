@@ -155,8 +155,10 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     /// withdrawn before the next call can have the buffer.
     ///
     /// Over shared memory this makes a difference for a [`LandableBuf`](crate::LandableBuf) alone,
-    /// which peers then map. Nothing can take that away from them: a process that has mapped the
-    /// buffer can write to it for as long as it runs, also when `finish` has returned it.
+    /// which peers then map if their program has turned that on
+    /// ([`ContextBuilder::map_peer_buffers`](crate::ContextBuilder::map_peer_buffers)). Nothing can
+    /// take that away from them: a process that has mapped the buffer can write to it for as long
+    /// as it runs, also when `finish` has returned it.
     ///
     /// A buffer is registered with one device at a time. A connection over another one registers it
     /// anew. A device that is removed stays in use until then, or until `finish`.

@@ -261,8 +261,8 @@ impl<L> Server<L> {
     /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages, while a handler
     /// checks or uses them, and nothing else. If clients are not trusted that far, this option
     /// gives up zero-copy on receipt: each message is copied once, from landing memory to the heap,
-    /// and counted in [`Copied::delivery`](crate::Copied::delivery). Over TCP there is no such
-    /// memory.
+    /// and counted in [`Copied::delivery`](crate::Copied::delivery). Clients lend nothing to such
+    /// a server. Over TCP there is no such memory.
     #[must_use]
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;

@@ -18,8 +18,10 @@ const MIB: usize = 1 << 20;
 /// Longer than anything takes that comes at all.
 const LIMIT_OF_WAITS: Duration = Duration::from_secs(60);
 
+/// An end that borrows what its peer lends.
 fn context(lending: Lending) -> Context {
-    Context::builder().pool(PoolConfig::default().total(64 << 20)).lending(lending).build()
+    let pool = PoolConfig::default().total(64 << 20);
+    Context::builder().pool(pool).lending(lending).borrowing(true).build()
 }
 
 fn blobs(codec: Which) -> Blobs {
@@ -161,7 +163,12 @@ async fn every_kind_of_call_is_lent() {
 #[tokio::test]
 async fn a_proxy_lends_on() {
     let [proxy, client] = [(); 2].map(|()| Some(context(Lending::SameUser)));
-    let behind = World::between(Fabric::Shm, [None, proxy.clone()], blobs(Which::Ours)).await;
+    let behind = World::between(
+        Fabric::Shm,
+        [Some(context(Lending::Off)), proxy.clone()],
+        blobs(Which::Ours),
+    )
+    .await;
     let forward = Some(behind.client(Which::Ours));
     let blobs = Blobs { forward, ..blobs(Which::Ours) };
     let front = World::between(Fabric::Shm, [proxy, client], blobs).await;
@@ -295,38 +302,49 @@ async fn what_is_held_outlives_the_connection() {
     assert_eq!(pool.stats().send, 0);
 }
 
-/// Who does not trust its peer has a copy that the peer cannot change.
-#[tokio::test]
-async fn copies_on_delivery_return_at_once() {
-    let contexts = [Some(context(Lending::Off)), Some(context(Lending::SameUser))];
-    let world = World::set(
-        Fabric::Shm,
-        contexts,
-        blobs(Which::Ours),
-        |server| server.copy_on_delivery(true),
-        |endpoint| endpoint,
-    )
-    .await;
-    let mut client = world.client(Which::Ours);
-    let data = pooled(&world.channel, MIB, 2).await;
-    learnt(&world, &mut client, &data).await;
-    client.unary("/test.Blobs/Keep", Blob::of(data.clone())).await.unwrap();
-    all_back(&world.channel).await;
-    assert!(world.seen.held.lock().unwrap()[0].data == data, "it is held, and no longer lent");
-    assert!(world.copied().delivery >= MIB as u64);
-}
-
-/// Nothing is lent unless the program asks for it, and short or unpooled messages never are.
-#[tokio::test]
-async fn lending_is_asked_for() {
-    let world =
-        World::between(Fabric::Shm, [None, Some(context(Lending::Off))], blobs(Which::Ours)).await;
+/// Calls with a buffer of the pool, of which nothing is lent.
+async fn nothing_is_lent(world: &World) {
     let mut client = world.client(Which::Ours);
     let data = pooled(&world.channel, MIB, 2).await;
     for _ in 0..20 {
-        client.echo(Blob::of(data.clone())).await.unwrap();
+        assert!(client.echo(Blob::of(data.clone())).await.unwrap().data == data);
     }
-    assert_eq!(world.channel.stats().bytes_sent_lent, 0);
+    let (client, server) = (world.channel.stats(), world.server.get());
+    assert_eq!((client.bytes_sent_lent, server.bytes_sent_lent), (0, 0));
+    assert_eq!(lent(&world.channel), 0);
+    assert_eq!(world.channel.path().path, tonic_rdma::Path::Shm, "the connection stands");
+}
+
+/// An end that copies on delivery declines what would be lent to it, whatever its context says.
+#[tokio::test]
+async fn an_end_that_copies_on_delivery_borrows_nothing() {
+    for [at_server, at_client] in [[true, false], [false, true]] {
+        let lending = [at_client, at_server].map(|lends| match lends {
+            true => Some(context(Lending::SameUser)),
+            false => Some(context(Lending::Off)),
+        });
+        let world = World::set(
+            Fabric::Shm,
+            lending,
+            blobs(Which::Ours),
+            |server| server.copy_on_delivery(at_server),
+            |endpoint| endpoint.copy_on_delivery(at_client),
+        )
+        .await;
+        nothing_is_lent(&world).await;
+        assert!(world.copied().delivery >= 20 * MIB as u64, "{:?}", world.copied());
+    }
+}
+
+/// Nothing is lent unless both programs ask for it, and short or unpooled messages never are.
+#[tokio::test]
+async fn lending_is_asked_for() {
+    let lends = || Some(Context::builder().lending(Lending::SameUser).build());
+    for contexts in [[None, None], [None, lends()], [lends(), lends()]] {
+        nothing_is_lent(&World::between(Fabric::Shm, contexts, blobs(Which::Ours)).await).await;
+    }
+    let borrows = [None, Some(context(Lending::Off))];
+    nothing_is_lent(&World::between(Fabric::Shm, borrows, blobs(Which::Ours)).await).await;
     let world = lending(Which::Ours).await;
     let mut client = world.client(Which::Ours);
     let short = pooled(&world.channel, 16 << 10, 2).await;
@@ -355,7 +373,7 @@ fn lendable(len: usize, seed: u8) -> LendableMemory {
 #[tokio::test]
 async fn memory_of_the_application_is_lent_and_nothing_else() {
     for filled_elsewhere in [false, true] {
-        let contexts = [None, Some(own_memory_only(Lending::SameUser))];
+        let contexts = [Some(context(Lending::Off)), Some(own_memory_only(Lending::SameUser))];
         let world = World::between(Fabric::Shm, contexts, blobs(Which::Ours)).await;
         let memory = match filled_elsewhere {
             false => lendable(8 * MIB, 3),
@@ -407,7 +425,12 @@ async fn memory_of_the_application_outlives_the_connection() {
     let context = own_memory_only(Lending::SameUser);
     let table = context.register_lendable(lendable(MIB, 9)).await.unwrap();
     assert!(table.devices().is_empty(), "nothing is opened yet");
-    let world = World::between(Fabric::Shm, [None, Some(context)], blobs(Which::Ours)).await;
+    let world = World::between(
+        Fabric::Shm,
+        [Some(self::context(Lending::Off)), Some(context)],
+        blobs(Which::Ours),
+    )
+    .await;
     let mut client = world.client(Which::Ours);
     until_lent(&world, &mut client, &table.bytes()).await;
     client.unary("/test.Blobs/Keep", Blob::of(table.bytes())).await.unwrap();
@@ -426,7 +449,7 @@ async fn memory_of_the_application_outlives_the_connection() {
 async fn memory_of_the_application_is_lent_by_permission() {
     let world = World::between(
         Fabric::Shm,
-        [None, Some(own_memory_only(Lending::Off))],
+        [Some(context(Lending::Off)), Some(own_memory_only(Lending::Off))],
         blobs(Which::Ours),
     )
     .await;

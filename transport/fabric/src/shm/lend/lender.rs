@@ -11,7 +11,7 @@ use super::keeper;
 use crate::link::Lent;
 use crate::shm::lend::permit::Permit;
 use crate::shm::memory::table::{RevokedKeys, Table};
-use crate::shm::offers::{Offer, Offers};
+use crate::shm::offers::{Offer, Offers, Taken};
 use crate::shm::same_user::Process;
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::socket::wire::{LendOn, Message};
@@ -31,9 +31,9 @@ pub(crate) struct Lender {
 }
 
 impl Lender {
-    /// `None` if no peer may be lent memory.
-    pub(crate) fn new(permit: &Arc<Permit>, peer: Option<Process>) -> Option<Lender> {
-        if permit.is_off() {
+    /// `None` if no peer may be lent memory, or this one takes none.
+    pub(crate) fn new(permit: &Arc<Permit>, peer: Option<Process>, taken: Taken) -> Option<Lender> {
+        if permit.is_off() || !taken.peer.lent {
             return None;
         }
         let (permit, files, leases) = (permit.clone(), Offers::default(), Slab::new());

@@ -2,8 +2,8 @@
 //!
 //! | message | bytes | descriptors |
 //! |---|---|---|
-//! | HELLO | kind, magic, slots u32, slot_size u32, private data | |
-//! | ACCEPT | kind, magic, slots u32, slot_size u32, runtime u64, private data | ring |
+//! | HELLO | kind, magic, slots u32, slot_size u32, takes u8, private data | |
+//! | ACCEPT | kind, magic, slots u32, slot_size u32, takes u8, runtime u64, private data | ring |
 //! | RING | kind; with a channel also its number u64, runtime u64, end u8 | ring of the shape that HELLO named; if the other end may not have them, the eventfd of the channel that the client waits for, the one that the server waits for, and the page |
 //! | REJECT | kind, magic, private data | |
 //! | REFUSED | kind, magic, text | |
@@ -19,11 +19,14 @@
 //!
 //! Numbers are little-endian. The magic ends with the version; an end that speaks another is
 //! refused, and finds the version of the one that refuses it in the magic of the answer.
+//! `takes` tells what its sender takes: 1 for LEND, 2 for NAME, 3 for both. Another kind, and an
+//! answer to a kind that nobody may have offered, is a breach.
 //! `runtime` of ACCEPT is 0 when the server takes no wake-up channel: both then wake each other by
 //! WAKE. Otherwise it tells the server's runtime from others of its process, as `runtime` of RING
 //! does for the client. `end` is 0 when the client has made the channel, 1 when the server has.
 
 use crate::link::MAX_PRIVATE_DATA;
+use crate::link_config::Takes;
 use crate::shm::ring::Shape;
 use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
@@ -67,8 +70,8 @@ pub(crate) enum LendOn {
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    Hello { shape: Shape, private_data: Vec<u8> },
-    Accept { shape: Shape, runtime: u64, private_data: Vec<u8> },
+    Hello { shape: Shape, takes: Takes, private_data: Vec<u8> },
+    Accept { shape: Shape, takes: Takes, runtime: u64, private_data: Vec<u8> },
     Reject { private_data: Vec<u8> },
     Refused { text: String },
     OtherUser { uid: u32 },
@@ -92,14 +95,16 @@ impl Message {
             out.extend(MAGIC);
         };
         match self {
-            Message::Hello { shape, private_data } => {
+            Message::Hello { shape, takes, private_data } => {
                 head(HELLO);
                 out.extend(shape.to_bytes());
+                out.push(takes_byte(*takes));
                 out.extend(private_data);
             }
-            Message::Accept { shape, runtime, private_data } => {
+            Message::Accept { shape, takes, runtime, private_data } => {
                 head(ACCEPT);
                 out.extend(shape.to_bytes());
+                out.push(takes_byte(*takes));
                 out.extend(runtime.to_le_bytes());
                 out.extend(private_data);
             }
@@ -165,6 +170,8 @@ impl Message {
                 let (slots, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
                 let (slot_size, rest) = u32_of(rest)?;
                 let shape = Shape { slots, slot_size };
+                let (takes, rest) = rest.split_first()?;
+                let takes = takes_of(*takes)?;
                 let (runtime, rest) = match *kind {
                     HELLO => (0, rest),
                     _ => u64_of(rest)?,
@@ -174,8 +181,8 @@ impl Message {
                     return None;
                 }
                 Some(match *kind {
-                    HELLO => Message::Hello { shape, private_data },
-                    _ => Message::Accept { shape, runtime, private_data },
+                    HELLO => Message::Hello { shape, takes, private_data },
+                    _ => Message::Accept { shape, takes, runtime, private_data },
                 })
             }
             REJECT => {
@@ -243,6 +250,14 @@ pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
     }
 }
 
+fn takes_byte(takes: Takes) -> u8 {
+    u8::from(takes.lent) | u8::from(takes.named) << 1
+}
+
+fn takes_of(byte: u8) -> Option<Takes> {
+    (byte < 4).then_some(Takes { lent: byte & 1 != 0, named: byte & 2 != 0 })
+}
+
 fn u32_of(bytes: &[u8]) -> Option<(u32, &[u8])> {
     let (number, rest) = bytes.split_first_chunk()?;
     Some((u32::from_le_bytes(*number), rest))
@@ -261,10 +276,13 @@ mod tests {
     fn messages_round_trip_and_nothing_else_does() {
         let shape = Shape { slots: 3, slot_size: 128 };
         let private_data = vec![7; MAX_PRIVATE_DATA];
+        let takes = Takes { lent: true, named: false };
+        let named = Takes { lent: false, named: true };
         for message in [
-            Message::Hello { shape, private_data: private_data.clone() },
-            Message::Accept { shape, runtime: u64::MAX, private_data: vec![] },
-            Message::Accept { shape, runtime: 0, private_data: vec![9; 3] },
+            Message::Hello { shape, takes, private_data: private_data.clone() },
+            Message::Hello { shape, takes: Takes::ALL, private_data: vec![] },
+            Message::Accept { shape, takes, runtime: u64::MAX, private_data: vec![] },
+            Message::Accept { shape, takes: named, runtime: 0, private_data: vec![9; 3] },
             Message::Reject { private_data: private_data.clone() },
             Message::Refused { text: "no".into() },
             Message::OtherUser { uid: 1000 },
@@ -284,10 +302,15 @@ mod tests {
         }
         assert_eq!(Message::decode(&[]), None);
         assert_eq!(Message::decode(&[99; 40]), None);
-        let too_much = Message::Hello { shape, private_data: vec![7; MAX_PRIVATE_DATA + 1] };
+        let too_much = Message::Hello { shape, takes, private_data: vec![7; MAX_PRIVATE_DATA + 1] };
         assert_eq!(Message::decode(&too_much.encode()), None);
-        let no_shape = Message::Hello { shape: Shape { slots: 0, slot_size: 64 }, private_data };
+        let no_shape =
+            Message::Hello { shape: Shape { slots: 0, slot_size: 64 }, takes, private_data };
         assert_eq!(Message::decode(&no_shape.encode()), None);
+        let mut unknown = Message::Hello { shape, takes, private_data: vec![] }.encode();
+        assert_eq!(unknown.pop(), Some(1));
+        unknown.push(4);
+        assert_eq!(Message::decode(&unknown), None, "takes what there is not");
         let mut other = Message::Reject { private_data: vec![] }.encode();
         other[7] = 1;
         assert_eq!(Message::decode(&other), None, "another version");

@@ -109,7 +109,7 @@ impl SimLink {
         let id = EndId(net.counters.links.fetch_add(1, Relaxed));
         let mut link = SimLink {
             peer,
-            end: End::new(id, device.clone()),
+            end: End::new(id, device.clone(), config.takes),
             peer_end: None,
             sq: SendQueue::new(caps.send_queue, config.max_sends()),
             caps,
@@ -624,12 +624,12 @@ impl Link for SimLink {
     }
 
     fn may_lend(&self) -> bool {
-        true
+        self.peer_end.as_ref().is_some_and(|(_, other)| other.takes.lent)
     }
 
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
         // The peer cannot map it, or has not yet.
-        let declined = self.rng.one_in(DECLINED);
+        let declined = !self.may_lend() || self.rng.one_in(DECLINED);
         let asked = !declined && self.rng.one_in(ASKED);
         self.mapping = asked.then(|| bytes.key());
         if declined || asked || self.dead.is_some() {

@@ -21,6 +21,7 @@ fn config() -> Config {
         max_streams: 4,
         stream_window: 65_536,
         standing_grants: 0,
+        takes_lent: true,
         ..Config::default()
     }
 }
@@ -474,6 +475,11 @@ fn leases() -> Vec<Case> {
         case(CLIENT, bad("longer than any message"), |p| {
             lent(p, u32::try_from(small().max_message + 1).unwrap(), 0)
         }),
+        // Whatever it says, at a side that did not turn borrowing on.
+        case(CLIENT, Breach::NotBorrowing(stream(1)), |p| {
+            p.server().config.takes_lent = false;
+            lent(p, 4096, 0);
+        }),
         case(CLIENT, Breach::UnknownLease(3), |p| {
             p.inject(CLIENT, &[head(1), Frame::Return { lease: 3 }]);
         }),
@@ -522,6 +528,7 @@ fn name(breach: &Breach) -> &'static str {
         Breach::DoneBegin { .. } => "DoneBegin",
         Breach::UnexpectedPong => "UnexpectedPong",
         Breach::BadLease { .. } => "BadLease",
+        Breach::NotBorrowing(_) => "NotBorrowing",
         Breach::UnknownLease(_) => "UnknownLease",
     }
 }
@@ -533,7 +540,7 @@ fn all() -> Vec<Case> {
 #[test]
 fn every_breach_has_a_case() {
     let names: BTreeSet<&str> = all().iter().map(|case| name(&case.breach)).collect();
-    assert_eq!(names.len(), 35);
+    assert_eq!(names.len(), 36);
 }
 
 #[test]

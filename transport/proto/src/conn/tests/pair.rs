@@ -190,7 +190,7 @@ pub(super) struct Pair {
 
 /// A configuration with small slots and few credits.
 pub(super) fn small() -> Config {
-    Config { slot_size: 1024, recv_slots: 8, max_recvs: 8, ..Config::default() }
+    Config { slot_size: 1024, recv_slots: 8, max_recvs: 8, takes_lent: true, ..Config::default() }
 }
 
 /// Bytes that depend on position and seed, at an address that is a multiple of 4096.

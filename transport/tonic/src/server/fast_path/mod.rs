@@ -244,7 +244,7 @@ impl FastPath {
             options.dead_peer(this.settings.dead_peer_timeout);
             options.ack(this.settings.ack_timeout, None);
             options.type_of_service(this.settings.type_of_service);
-            options.copy_on_delivery = this.settings.copy_on_delivery;
+            options.copy_on_delivery(this.settings.copy_on_delivery);
             options.land_in(&this.settings.allocators);
             // Checked here, so that the client gets the reason.
             let room =
