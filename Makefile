@@ -27,7 +27,7 @@ demo: ## send 1 GiB of files to a server and back: TCP, the best path, cp -r (fi
 	@scripts/check-machine demo
 	@scripts/install-packages build
 	@[ -e $(TARGET)/release/rpc-demo ] || echo 'demo: compiles for about three minutes on two cores, then runs for one'
-	$(CARGO) run --release -p rpc-demo -- demo
+	$(CARGO) run --release -p rpc-demo -- demo --lend
 
 bench: ## compare tonic and tonic-rdma on this machine: a table, JSON and plots
 	@scripts/install-packages bench

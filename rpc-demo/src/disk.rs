@@ -36,17 +36,18 @@ pub(crate) fn forbid() {
     FORBIDDEN.store(true, Ordering::Relaxed);
 }
 
-static LENDS_NOTHING: AtomicBool = AtomicBool::new(false);
+static LENDS: AtomicBool = AtomicBool::new(false);
 
-/// `--no-lend`: what was read is copied to processes of this host. Without effect once there is a
-/// connection.
-pub(crate) fn lend_nothing() {
-    LENDS_NOTHING.store(true, Ordering::Relaxed);
+/// `--lend`: processes of this host read what this process has read where it lies. Without effect
+/// once there is a connection.
+pub(crate) fn lend() {
+    LENDS.store(true, Ordering::Relaxed);
 }
 
-/// Whether processes of this user may read on this host what this process has read.
+/// Whether processes of this user may read on this host what this process has read, and this
+/// process what they have.
 pub(crate) fn lends() -> bool {
-    !LENDS_NOTHING.load(Ordering::Relaxed)
+    LENDS.load(Ordering::Relaxed)
 }
 
 /// The ring of the process.

@@ -78,12 +78,15 @@ pub(crate) fn check_environment() -> Result<(), Failure> {
 }
 
 /// The devices and pools of this process. Payload lands at whole pages, so that it can be written
-/// to files from where it lies. Processes of the same user on this host are lent it: they could
-/// open the files as well.
+/// to files from where it lies. With `--lend` processes of the same user on this host are lent it,
+/// as they could open the files as well, and this process borrows theirs.
 pub(crate) fn context() -> Context {
     static CONTEXT: OnceLock<Context> = OnceLock::new();
     let lending = if disk::lends() { Lending::SameUser } else { Lending::Off };
-    let builder = || Context::builder().lending(lending).landing_alignment(ALIGN as usize);
+    let builder = || {
+        let builder = Context::builder().lending(lending).borrowing(disk::lends());
+        builder.landing_alignment(ALIGN as usize)
+    };
     let made = || builder().map_or_else(|_| Context::global(), |builder| builder.build());
     CONTEXT.get_or_init(made).clone()
 }

@@ -184,10 +184,7 @@ fn bash_completes_behind_a_subcommand() {
     let script = stdout(&script);
     assert_eq!(bash_offers(script, &["rpc-demo", "pu"]), ["put"]);
     assert_eq!(bash_offers(script, &["rpc-demo", "put", "--chunk"]), ["--chunk-size"]);
-    assert_eq!(
-        bash_offers(script, &["rpc-demo", "serve", "--no"]),
-        ["--no-sync", "--no-direct", "--no-lend"]
-    );
+    assert_eq!(bash_offers(script, &["rpc-demo", "serve", "--no"]), ["--no-sync", "--no-direct"]);
     assert_eq!(bash_offers(script, &["target/release/rpc-demo", "doctor", "--pe"]), ["--peer"]);
     // Global flags as well, and the values of an argument.
     assert!(bash_offers(script, &["rpc-demo", "ls", "--"]).contains(&"--verbose".to_owned()));

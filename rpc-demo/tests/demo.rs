@@ -50,7 +50,7 @@ fn it_compares_tcp_the_best_path_and_a_copy() {
     let args = ["--size", "64MiB", "--rounds", "1", "--jobs", "3", "--dir"];
     // Through the page cache on every file system, and by WRITE, so that the copies are known.
     let mut demo = demo(&args);
-    demo.env("RPC_DEMO_NO_DIRECT", "1").env("RPC_DEMO_NO_LEND", "1");
+    demo.env("RPC_DEMO_NO_DIRECT", "1");
     let output = ok(demo.arg(dir.path()).output().unwrap());
     let said = stdout(&output);
     says(said, &["demo: generated 67108864 bytes in ", ", came back identical", " % of put and "]);

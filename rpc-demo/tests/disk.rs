@@ -31,10 +31,19 @@ fn on_disk() -> TempDir {
 
 /// A server whose root lies in `dir`.
 fn start(dir: &TempDir) -> Server {
+    start_with(dir, false)
+}
+
+/// The argument that has an end lend and borrow.
+fn flag(lends: bool) -> Option<&'static str> {
+    lends.then_some("--lend")
+}
+
+fn start_with(dir: &TempDir, lends: bool) -> Server {
     let root = dir.path().join("root");
     fs::create_dir(&root).unwrap();
     let mut command = serve(program(), &root);
-    command.arg("--until-eof").env("TONIC_RDMA", way()).stdin(Stdio::piped());
+    command.arg("--until-eof").args(flag(lends)).env("TONIC_RDMA", way()).stdin(Stdio::piped());
     Server::spawn(command, &root)
 }
 
@@ -97,7 +106,7 @@ fn large_files_go_past_the_page_cache() {
 /// end; and what the server is lent it writes from where the client has read it.
 #[test]
 fn no_processor_copies_between_disk_and_disk() {
-    let [lent, written] = put_counted(&[]);
+    let [lent, written] = put_counted([true, true]);
     if is_over_device() {
         assert_eq!((lent, written >= LEN as u64), (0, true), "{written} bytes by RDMA WRITE");
     } else {
@@ -105,27 +114,32 @@ fn no_processor_copies_between_disk_and_disk() {
     }
 }
 
-/// Where nothing is lent the WRITE is the one way, and to shared memory the one copy.
+/// Where an end does not lend and borrow, the WRITE is the one way, and to shared memory the one
+/// copy.
 #[test]
-fn with_no_lend_all_is_written() {
-    let [lent, written] = put_counted(&["--no-lend"]);
-    assert_eq!((lent, written >= LEN as u64), (0, true), "{written} written");
+fn unless_both_ends_lend_all_is_written() {
+    for lends in [[false, false], [true, false], [false, true]] {
+        let [lent, written] = put_counted(lends);
+        assert_eq!((lent, written >= LEN as u64), (0, true), "{lends:?}: {written} written");
+    }
 }
 
 const LEN: usize = 64 << 20;
 
-/// Puts a file of [`LEN`] bytes, and checks that no end has copied it. Returns the bytes that the
-/// server was lent, and those that were written to shared memory.
-fn put_counted(flags: &[&str]) -> [u64; 2] {
+/// Puts a file of [`LEN`] bytes, and checks that no end has copied it. `lends`: whether the client
+/// has `--lend`, and the server. Returns the bytes that the server was lent, and those that were
+/// written to shared memory.
+fn put_counted(lends: [bool; 2]) -> [u64; 2] {
     let dir = on_disk();
     if !has_direct(dir.path()) {
         panic!("{} has no O_DIRECT", dir.path().display());
     }
     let file = dir.path().join("file");
     fs::write(&file, content(LEN, 5)).unwrap();
-    let mut server = start(&dir);
+    let mut server = start_with(&dir, lends[1]);
     let put = |server: &Server| {
-        let all = ["--range-size=64MiB", "--jobs=1"].iter().chain(flags).map(OsStr::new);
+        let all =
+            ["--range-size=64MiB", "--jobs=1"].into_iter().chain(flag(lends[0])).map(OsStr::new);
         run(server, ["put".as_ref(), file.as_os_str(), "x".as_ref()].into_iter().chain(all))
     };
     // tonic is shown the lengths: docs/zero-copy.md.

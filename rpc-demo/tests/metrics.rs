@@ -63,7 +63,7 @@ fn transfers(fabrics: &str, by: &'static str) {
     fs::write(at("file"), content(LENGTH, 1)).unwrap();
     let mut command = serve(program(), &at("root"));
     let settings =
-        [("TONIC_RDMA", fabrics), ("RPC_DEMO_NO_LEND", if by == "lent" { "0" } else { "1" })];
+        [("TONIC_RDMA", fabrics), ("RPC_DEMO_LEND", if by == "lent" { "1" } else { "0" })];
     command.args(["--metrics", "127.0.0.1:0"]).envs(settings);
     let mut server = Server::spawn(command, &at("root"));
     let line = server.line();

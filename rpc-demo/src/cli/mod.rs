@@ -195,9 +195,10 @@ pub(crate) struct Files {
     #[arg(long, env = "RPC_DEMO_NO_DIRECT", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) no_direct: bool,
 
-    /// Lend no memory to this user's processes on this host, but copy to them.
-    #[arg(long, env = "RPC_DEMO_NO_LEND", value_parser = clap::builder::FalseyValueParser::new())]
-    pub(crate) no_lend: bool,
+    /// Lend memory to this user's processes on this host instead of copying to them, and read
+    /// theirs where it lies. Has an effect if both ends have it.
+    #[arg(long, env = "RPC_DEMO_LEND", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) lend: bool,
 }
 
 impl Files {
@@ -206,8 +207,8 @@ impl Files {
         if self.no_direct {
             crate::disk::forbid();
         }
-        if self.no_lend {
-            crate::disk::lend_nothing();
+        if self.lend {
+            crate::disk::lend();
         }
     }
 }
@@ -430,6 +431,7 @@ pub(crate) struct Bench {
 #[command(after_help = "\
 Examples:
   rpc-demo demo                                  in memory, if three trees of 1 GiB fit
+  rpc-demo demo --lend                           without a copy between the ends on this host
   rpc-demo demo --dir /srv --size 4GiB           on the disk of /srv, with syncs
   rpc-demo demo --addr 10.0.0.1:0 --require-rdma over the RDMA device with this address
 
@@ -472,6 +474,10 @@ pub(crate) struct Demo {
     /// TONIC_RDMA takes precedence.
     #[arg(long)]
     pub(crate) require_rdma: bool,
+
+    /// Have both ends lend each other their memory over shared memory.
+    #[arg(long, env = "RPC_DEMO_LEND", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) lend: bool,
 
     #[command(flatten)]
     pub(crate) chunks: Chunks,

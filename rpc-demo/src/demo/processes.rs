@@ -101,6 +101,7 @@ impl Processes {
     ) -> Result<(String, u32), Failure> {
         let mut child = Command::new(program)
             .arg("serve")
+            .args(args.lend.then_some("--lend"))
             .arg("--until-eof")
             .arg("--root")
             .arg(root)
@@ -149,6 +150,7 @@ impl Processes {
             command.arg("--chunk-size").arg(bytes.to_string());
         }
         command.arg("--jobs").arg(args.jobs.unwrap_or_else(jobs).to_string());
+        command.args(args.lend.then_some("--lend"));
         match way {
             Way::Tcp => {
                 command.env("TONIC_RDMA", "off");
