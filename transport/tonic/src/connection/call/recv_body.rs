@@ -11,7 +11,7 @@ use tonic_rdma_fabric::turn::{self, COPY_UNIT};
 use tonic_rdma_memory::Landed;
 use tonic_rdma_proto::{ResetCode, Side};
 
-use crate::codec::{Deframer, Delivered, LentPiece, Part, Used};
+use crate::codec::{Deframer, Delivered, Part, Used};
 use crate::connection::call::headers;
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
@@ -24,14 +24,12 @@ use crate::telemetry::stats::Copied;
 struct Copying {
     rest: Landed,
     copy: BytesMut,
-    /// The piece that the bytes are of, if they are lent.
-    lent: Option<Box<LentPiece>>,
 }
 
 impl Copying {
-    fn new(rest: Landed, lent: Option<Box<LentPiece>>) -> Self {
+    fn new(rest: Landed) -> Self {
         let copy = BytesMut::with_capacity(rest.len());
-        Copying { rest, copy, lent }
+        Copying { rest, copy }
     }
 
     /// Copies the next piece. The memory returns with the last one.
@@ -41,14 +39,7 @@ impl Copying {
     }
 
     fn into_part(self) -> Part {
-        let copy = self.copy.freeze().into();
-        match self.lent {
-            Some(mut piece) => {
-                piece.lent = copy;
-                Part::Lent(piece)
-            }
-            None => Part::Landed(copy),
-        }
+        Part::Landed(self.copy.freeze().into())
     }
 }
 
@@ -131,11 +122,8 @@ impl RecvBody {
     /// landing memory as they may.
     fn take_out(&mut self, part: Part, copies: bool) {
         let copying = match part {
-            Part::Landed(landed) if copies && landed.is_in_pool() => Copying::new(landed, None),
-            Part::Landed(landed) if !landed.hold() => Copying::new(landed, None),
-            Part::Lent(mut piece) if copies => {
-                Copying::new(std::mem::replace(&mut piece.lent, Bytes::new().into()), Some(piece))
-            }
+            Part::Landed(landed) if copies && landed.is_in_pool() => Copying::new(landed),
+            Part::Landed(landed) if !landed.hold() => Copying::new(landed),
             part => return self.deframer.push(part, self.used),
         };
         let mut state = self.stream.shared.lock();
@@ -299,26 +287,16 @@ mod tests {
     #[test]
     fn a_part_is_copied_in_pieces() {
         let bytes: Bytes = (0..=16 * COPY_UNIT).map(|i| (i * 31) as u8).collect::<Vec<_>>().into();
-        for lent in [false, true] {
-            let piece = LentPiece { head: "a".into(), lent: Bytes::new().into(), tail: "z".into() };
-            let mut copying = Copying::new(bytes.clone().into(), lent.then(|| Box::new(piece)));
-            let mut steps = 0;
-            while !copying.rest.is_empty() {
-                let before = copying.copy.len();
-                copying.step();
-                assert!((1..=COPY_UNIT).contains(&(copying.copy.len() - before)));
-                steps += 1;
-            }
-            assert_eq!(steps, 17);
-            let copy = match copying.into_part() {
-                Part::Landed(landed) => landed.to_private(),
-                Part::Lent(piece) => {
-                    assert_eq!((&piece.head[..], &piece.tail[..]), (&b"a"[..], &b"z"[..]));
-                    piece.lent.to_private()
-                }
-                Part::Eager(_) => panic!("not landed"),
-            };
-            assert_eq!(copy, bytes);
+        let mut copying = Copying::new(bytes.clone().into());
+        let mut steps = 0;
+        while !copying.rest.is_empty() {
+            let before = copying.copy.len();
+            copying.step();
+            assert!((1..=COPY_UNIT).contains(&(copying.copy.len() - before)));
+            steps += 1;
         }
+        assert_eq!(steps, 17);
+        let Part::Landed(copy) = copying.into_part() else { panic!("not landed") };
+        assert_eq!(copy.to_private(), bytes);
     }
 }
