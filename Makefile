@@ -92,7 +92,7 @@ test-source: packages ## check the source: import circles, line widths, sizes, u
 	scripts/cargo-members test --test rules --test made_up
 
 test-native: packages ## run the tests that need no RDMA device
-	scripts/cargo-members test
+	scripts/test-programs
 	@tests/rdma-core ran
 
 # The devices take the same path for root, whose cases are a part of test-rdma.

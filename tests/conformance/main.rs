@@ -7,7 +7,11 @@
 // Test code: a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]
 
+use std::num::NonZero;
 use std::process::ExitCode;
+use std::thread;
+
+use tonic_rdma_tests::fabric::Fabric;
 
 #[macro_use]
 mod case;
@@ -33,7 +37,13 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    let arguments = libtest_mimic::Arguments::from_args();
+    let mut arguments = libtest_mimic::Arguments::from_args();
+    // Some cases wait for seconds until a peer is known to be dead. Cases of other fabrics run
+    // meanwhile; those of one device share the memory that it may pin.
+    if Fabric::chosen().is_ok_and(|chosen| !chosen.contains(&Fabric::Verbs)) {
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        arguments.test_threads.get_or_insert(4 * processors);
+    }
     match runner::trials() {
         Ok(trials) => libtest_mimic::run(&arguments, trials).exit_code(),
         Err(error) => {

@@ -59,8 +59,7 @@ fn named(name: &str) -> anyhow::Result<Scenario> {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(name) = &args.run {
-        // Shared memory is busy-polled depending on the processors of both ends, so the processor
-        // must be fixed.
+        // Shared memory is busy-polled depending on the processors of both ends, so they have one.
         cpu::pin(*cpu::allowed()?.first().context("no processor is allowed")?)?;
         let counts = (named(name)?.run)()?;
         println!("{}", serde_json::to_string(&counts)?);
@@ -105,23 +104,28 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts scenarios in parallel, one per processor.
+/// Counts scenarios in parallel, one per processor: what a worker starts runs on its processor.
 fn count(
     callgrind: &Callgrind,
     scenarios: Vec<Scenario>,
 ) -> anyhow::Result<std::collections::BTreeMap<String, costs::meter::Counts>> {
     let waiting = Mutex::new(scenarios);
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let work = || -> anyhow::Result<Vec<_>> {
+    let work = |processor| -> anyhow::Result<Vec<_>> {
+        cpu::pin(processor)?;
         let mut done = Vec::new();
         while let Some(scenario) = next() {
             done.push((scenario.name.to_owned(), callgrind.count(&scenario)?));
         }
         Ok(done)
     };
+    let processors = cpu::allowed()?;
     std::thread::scope(|scope| {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers: Vec<_> = (0..processors).map(|_| scope.spawn(work)).collect();
+        let start = |processor: &usize| {
+            let processor = *processor;
+            scope.spawn(move || work(processor))
+        };
+        let workers: Vec<_> = processors.iter().map(start).collect();
         let mut all = std::collections::BTreeMap::new();
         for worker in workers {
             all.extend(worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??);

@@ -130,10 +130,15 @@ pub struct TestEnv {
 struct Contexts {
     server: Context,
     client: Context,
+    /// Of a client with memory for few connections.
+    few: Context,
 }
 
 impl Contexts {
     fn of(fabric: Fabric) -> Option<Self> {
+        let pool = PoolConfig::default().total(8 << 20);
+        let few = pool.clone().send(2 << 20).landing((6 << 20) - (256 << 10));
+        let build_few = || Context::builder().pool(few.clone()).build();
         let config = match fabric {
             Fabric::Sim | Fabric::SimPlain | Fabric::SimSmall => SimConfig::default(),
             // Only the tonic-rdma end has a fast path; the stock end has none.
@@ -141,32 +146,33 @@ impl Contexts {
             Fabric::SimDelayed => SimConfig { delay: 4, ..SimConfig::default() },
             // The default of every program: one pool for each process.
             Fabric::Verbs => {
-                return Some(Self { server: Context::global(), client: Context::global() });
+                let both = Context::global();
+                return Some(Self { server: both.clone(), client: both, few: build_few() });
             }
             Fabric::ShmTwo => {
                 // Both ends lend and borrow, and map each other's buffers.
                 let lending = || Context::builder().lending(Lending::SameUser).borrowing(true);
                 let context = || lending().map_peer_buffers(true).build();
-                return Some(Self { server: context(), client: context() });
+                return Some(Self { server: context(), client: context(), few: build_few() });
             }
             Fabric::Shm | Fabric::ShmTonic => {
                 let context = || Context::builder().map_peer_buffers(true).build();
-                return Some(Self { server: context(), client: context() });
+                return Some(Self { server: context(), client: context(), few: build_few() });
             }
             Fabric::ShmSmall => {
-                let small = Context::builder().pool(PoolConfig::default().total(8 << 20));
-                let both = small.map_peer_buffers(true).build();
-                return Some(Self { server: both.clone(), client: both });
+                let both = Context::builder().pool(pool).map_peer_buffers(true).build();
+                return Some(Self { server: both.clone(), client: both, few: build_few() });
             }
             Fabric::Stock | Fabric::Tcp => return None,
         };
         let net = SimNet::new(config);
         let device = |name, last| Context::builder().sim(net.device(name, [10, 0, 0, last].into()));
+        let few = device("sim2", 3).pool(few).build();
         if fabric == Fabric::SimSmall {
-            let both = device("sim0", 1).pool(PoolConfig::default().total(8 << 20)).build();
-            return Some(Self { server: both.clone(), client: both });
+            let both = device("sim0", 1).pool(pool).build();
+            return Some(Self { server: both.clone(), client: both, few });
         }
-        Some(Self { server: device("sim0", 1).build(), client: device("sim1", 2).build() })
+        Some(Self { server: device("sim0", 1).build(), client: device("sim1", 2).build(), few })
     }
 }
 
@@ -291,13 +297,9 @@ impl TestEnv {
     /// for queue pairs.
     pub fn endpoint_for_few(&self, uri: String) -> tonic_rdma::Endpoint {
         let endpoint = self.rdma_endpoint(uri);
-        match self.fabric {
-            Fabric::Shm | Fabric::ShmSmall | Fabric::ShmTwo | Fabric::ShmTonic | Fabric::Verbs => {
-                let landing = (6 << 20) - (256 << 10);
-                let pool = PoolConfig::default().total(8 << 20).send(2 << 20).landing(landing);
-                endpoint.context(Context::builder().pool(pool).build())
-            }
-            _ => endpoint,
+        match &self.contexts {
+            Some(contexts) => endpoint.context(contexts.few.clone()),
+            None => endpoint,
         }
     }
 
