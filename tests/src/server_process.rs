@@ -74,7 +74,8 @@ pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usiz
     let mut server = tonic_rdma::Server::builder()
         .fabrics([fabric])
         .context(context.clone())
-        .max_connections(MAX_CONNECTIONS);
+        .max_connections(MAX_CONNECTIONS)
+        .measuring(true);
     let router = server.add_service(Scripted::server(&Probe::default()));
     let mut serving = tokio::spawn(router.serve_with_incoming(incoming));
     println!("ready");

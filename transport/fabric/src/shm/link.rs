@@ -297,26 +297,22 @@ impl ShmLink {
     /// taken.
     fn poll_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
         if self.pending.is_none() {
-            match self.socket.poll(cx) {
-                Poll::Ready(Ok(Some(message))) => self.handle(message)?,
-                Poll::Ready(Ok(None)) => return Poll::Ready(Err(self.disconnected())),
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(self.socket_error(error))),
-                Poll::Pending => return Poll::Pending,
+            match ready!(self.socket.poll(cx)) {
+                Ok(Some(message)) => self.handle(message)?,
+                Ok(None) => return Poll::Ready(Err(self.disconnected())),
+                Err(error) => return Poll::Ready(Err(self.socket_error(error))),
             }
         }
         let result = match &mut self.pending {
             None => Ok(()),
             Some(Pending::Chunk(offered, take_fds)) => {
                 let (offered, map) = (*offered, ready!(Pin::new(take_fds).poll(cx)));
-                match map {
-                    Ok(map) => {
-                        self.chunks.insert(offered, map);
-                        Ok(())
-                    }
-                    // A peer that ends takes its pages back.
-                    Err(_) if self.socket.has_ended(cx) => Err(self.disconnected()),
-                    Err(e) => Err(self.breach(format!("landing memory that cannot be used: {e}"))),
-                }
+                // A peer that ends takes its pages back.
+                let ended = map.is_err() && self.socket.has_ended(cx);
+                map.map(|map| self.chunks.insert(offered, map)).map_err(|e| match ended {
+                    true => self.disconnected(),
+                    false => self.breach(format!("landing memory that cannot be used: {e}")),
+                })
             }
             Some(Pending::Lent(offered, take_fds)) => {
                 let (offered, taken) = (*offered, ready!(Pin::new(take_fds).poll(cx)));

@@ -31,7 +31,7 @@ pub struct OfferRequest {
     #[prost(message, optional, tag = "4")]
     pub client: ::core::option::Option<TcpAddress>,
     /// The ticket shall be for a bare connection: SENDs and WRITEs without calls, for a diagnosis. A
-    /// server that has none gives a ticket for calls.
+    /// server that serves none gives a ticket for calls.
     #[prost(bool, tag = "5")]
     pub bare: bool,
 }

@@ -130,6 +130,7 @@ impl RecvBody {
         let copied = &mut state.usage.copied;
         let count = if copies { &mut copied.delivery } else { &mut copied.pressure };
         *count += copying.rest.len() as u64;
+        state.count();
         drop(state);
         self.copying = Some(copying);
     }
