@@ -9,13 +9,15 @@
 //! | from | on | to |
 //! |---|---|---|
 //! | listening | any other message | listening |
+//! | listening | one of these, while the peer owes too much (`map_debt`) | waiting |
+//! | waiting | the peer has paid enough of it | as listening |
 //! | listening | CHUNK, LEND, NAME: it is checked, and a thread maps the file | taking |
 //! | listening | LEND or NAME that this end does not take | dead |
 //! | taking | the file is mapped; or it is no chunk, and cannot be: DECLINED | listening |
 //! | taking | the file is none of those that can be used | dead |
 //!
-//! While a file is being taken nothing is read from the socket. No message of the ring that was
-//! published behind a chunk is given before it is mapped; the rest goes on.
+//! While a file waits, or is being taken, nothing is read from the socket. No message of the ring
+//! that was published behind a chunk is given before it is mapped; the rest goes on.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -37,18 +39,20 @@ use crate::link_config::LinkConfig;
 use crate::shm::context::{DeviceContext, NAME};
 use crate::shm::lend::borrower::{Borrower, TakenFile, Taking};
 use crate::shm::lend::lender::Lender;
-use crate::shm::memory::chunks::{MAX_CHUNK_BYTES, MAX_CHUNKS, PeerChunks};
+use crate::shm::memory::chunks::{MAX_CHUNKS, PeerChunks};
 use crate::shm::memory::map::Map;
-use crate::shm::memory::peer_map::{Offered, PeerMap, Usage};
+use crate::shm::memory::map_debt;
+use crate::shm::memory::peer_map::{MAX_CHUNK_BYTES, Offered, PeerMap, Usage};
 use crate::shm::memory::table::{RevokedKeys, Table};
 use crate::shm::named::Named;
 use crate::shm::offers::Taken;
 use crate::shm::recv_slots::RecvSlots;
-use crate::shm::ring::{Put, Reader, RingBreach, Writer};
+use crate::shm::ring::{Put, Reader, RingBreach, Writer, processor};
 use crate::shm::same_user::Process;
-use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds, is_end};
+use crate::shm::socket::seqpacket::{Credentials, Socket, SocketMessage, is_end};
 use crate::shm::socket::wire::Message;
 use crate::shm::stats::ShmStats;
+use crate::shm::taking::{Deferred, Pending, take_file};
 use crate::shm::wakeup::member::Wakeup;
 use crate::shm::wakeup::wake_cost::{UNKNOWN, Waiting, WakeCost, monotonic, wake_up};
 
@@ -59,14 +63,6 @@ const MAX_COMPLETIONS: usize = 256;
 const MAX_BUSY_POLLS: u32 = 32;
 /// Rounds of polling before other tasks run.
 const MAX_ROUNDS: usize = 64;
-
-/// What the peer has given, while a thread maps it.
-#[derive(Debug)]
-enum Pending {
-    Chunk(Offered, TakeFds<PeerMap>),
-    Lent(Offered, TakeFds<TakenFile>),
-    Named(Offered, TakeFds<PeerMap>),
-}
 
 /// A link over shared memory.
 #[derive(Debug)]
@@ -80,6 +76,8 @@ pub struct ShmLink {
     chunks: PeerChunks,
     /// What the peer has given, and whose descriptor is being taken.
     pending: Option<Pending>,
+    /// The message of a file that is not taken yet.
+    deferred: Option<Deferred>,
     /// Buffers of this end's application that the peer was offered.
     named: Named,
     taken: Taken,
@@ -137,6 +135,7 @@ impl ShmLink {
             wakeup,
             chunks: PeerChunks::default(),
             pending: None,
+            deferred: None,
             named: Named::new(taken),
             taken,
             lender: Lender::new(&context.permit, process, taken).map(Box::new),
@@ -296,11 +295,21 @@ impl ShmLink {
     /// Handles the next message on the socket, or completes the one whose descriptor is being
     /// taken.
     fn poll_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
-        if self.pending.is_none() {
-            match ready!(self.socket.poll(cx)) {
-                Ok(Some(message)) => self.handle(message)?,
-                Ok(None) => return Poll::Ready(Err(self.disconnected())),
-                Err(error) => return Poll::Ready(Err(self.socket_error(error))),
+        while self.pending.is_none() {
+            if let Some(deferred) = &mut self.deferred {
+                ready!(deferred.poll(cx));
+            }
+            let message = match self.deferred.take() {
+                Some(deferred) => deferred.message,
+                None => match ready!(self.socket.poll(cx)) {
+                    Ok(Some(message)) => message,
+                    Ok(None) => return Poll::Ready(Err(self.disconnected())),
+                    Err(error) => return Poll::Ready(Err(self.socket_error(error))),
+                },
+            };
+            self.handle(message)?;
+            if self.deferred.is_none() {
+                break;
             }
         }
         let result = match &mut self.pending {
@@ -373,20 +382,28 @@ impl ShmLink {
     }
 
     fn handle(&mut self, message: SocketMessage) -> Result<(), LinkError> {
+        let Credentials { uid, pid } = self.socket.peer();
+        let wait = if message.has_fds { map_debt::wait((uid, pid)) } else { None };
+        if let Some(time) = wait {
+            self.stats.deferred_files += 1;
+            self.deferred = Some(Deferred::new(message, time));
+            return Ok(());
+        }
         let SocketMessage { bytes, has_fds } = message;
         let message = Message::decode(&bytes).map(|message| self.taken.check(message)).transpose();
         match (message.map_err(|what| self.breach(what))?, has_fds) {
             (Some(Message::Chunk { rkey, addr, len }), true) => {
                 let offered = Offered { key: rkey, addr, len };
-                self.chunks.check(offered).map_err(|what| self.breach(what))?;
-                let take_fds = self.take_file(len, Usage::Chunk { others: self.chunks.len() });
+                let others = self.chunks.check(offered, pid).map_err(|what| self.breach(what))?;
+                let take_fds = take_file(&self.socket, len, Usage::Chunk { others });
                 self.pending = Some(Pending::Chunk(offered, take_fds));
                 Ok(())
             }
             (Some(Message::Name { key, addr, len }), true) => {
                 let offered = Offered { key, addr, len };
-                let others = self.chunks.check_named(offered).map_err(|what| self.breach(what))?;
-                let take_fds = self.take_file(len, Usage::Named { others });
+                let others = self.chunks.check_named(offered, pid);
+                let others = others.map_err(|what| self.breach(what))?;
+                let take_fds = take_file(&self.socket, len, Usage::Named { others });
                 self.pending = Some(Pending::Named(offered, take_fds));
                 Ok(())
             }
@@ -396,9 +413,9 @@ impl ShmLink {
             (Some(Message::Lend { key, addr, len, lend_on }), true) => {
                 let offered = Offered { key, addr, len };
                 let borrower = self.borrower.get_or_insert_default();
-                let others = borrower.check(offered).map_err(|what| self.breach(what))?;
-                let (user, pool) = (self.socket.peer().uid, self.lends_on.clone());
-                let taking = Taking { offered, lend_on, user, others, pool };
+                let others = borrower.check(offered, pid).map_err(|what| self.breach(what))?;
+                let pool = self.lends_on.clone();
+                let taking = Taking { offered, lend_on, user: uid, others, pool };
                 let take_fds =
                     self.socket.take_fds(move |taken| TakenFile::new(&mut taken.fds, taking));
                 self.pending = Some(Pending::Lent(offered, take_fds));
@@ -432,16 +449,6 @@ impl ShmLink {
             }
             _ => Err(self.breach("a message on the socket that makes no sense".to_owned())),
         }
-    }
-
-    /// Has the file beside a message mapped, to write to it.
-    fn take_file(&mut self, len: u64, usage: Usage) -> TakeFds<PeerMap> {
-        let size = usize::try_from(len).unwrap_or(usize::MAX);
-        let user = self.socket.peer().uid;
-        self.socket.take_fds(move |taken| match taken.fds.as_slice() {
-            [file] => PeerMap::new(file, size, user, usage),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not exactly one file")),
-        })
     }
 
     /// Tells the peer which keys were revoked, so that it unmaps their chunks.
@@ -592,16 +599,6 @@ impl ShmLink {
         cx.waker().wake_by_ref();
         Poll::Pending
     }
-}
-
-/// The processor that this thread runs on, from 1: 0 is what a fresh ring holds.
-fn processor() -> u64 {
-    // The C library keeps it at hand (rseq); rustix would ask the kernel's vDSO, which a process
-    // under valgrind has not.
-    // SAFETY: no arguments, and nothing is written to; this rests on no rule.
-    let processor = unsafe { libc::sched_getcpu() };
-    // Not known (-1): as in a fresh ring, so that both ends wait and do not poll.
-    u64::try_from(processor).map_or(0, |processor| processor + 1)
 }
 
 /// `IBV_WC_RNR_RETRY_EXC_ERR`.

@@ -53,6 +53,7 @@
 //! | `recv_slots` | where received messages lie until they are read |
 //! | `memory` | files that are mapped, and landing chunks |
 //! | `named` | buffers of the application that the peer maps to write to them |
+//! | `taking` | files that the peer has given, until they are mapped |
 //! | `offers` | files that the peer was offered to map |
 //! | `lend` | messages that the peer reads where their sender has them |
 //! | `socket` | the unix socket, its messages, and threads for what may block |
@@ -74,6 +75,7 @@ mod same_user;
 mod setup;
 mod socket;
 mod stats;
+mod taking;
 mod user;
 mod wakeup;
 

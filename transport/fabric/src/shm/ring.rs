@@ -456,6 +456,16 @@ impl<W: Words> Writer<W> {
     }
 }
 
+/// The processor that this thread runs on, from 1: 0 is what a fresh ring holds.
+pub(crate) fn processor() -> u64 {
+    // The C library keeps it at hand (rseq); rustix would ask the kernel's vDSO, which a process
+    // under valgrind has not.
+    // SAFETY: no arguments, and nothing is written to; this rests on no rule.
+    let processor = unsafe { libc::sched_getcpu() };
+    // Not known (-1): as in a fresh ring, so that both ends wait and do not poll.
+    u64::try_from(processor).map_or(0, |processor| processor + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;

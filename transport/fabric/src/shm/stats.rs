@@ -18,4 +18,6 @@ pub struct ShmStats {
     pub waits: u64,
     /// Times that a message came while this end polled.
     pub polled: u64,
+    /// Files of the peer that had to wait, because files before them were mapped for nothing.
+    pub deferred_files: u64,
 }

@@ -14,7 +14,7 @@ use tonic_rdma_memory::{Pool, PoolRegistration};
 use super::MAX_KEPT;
 use crate::link::Lent;
 use crate::returns::Returns;
-use crate::shm::memory::peer_map::{Offered, PeerMap};
+use crate::shm::memory::peer_map::{Given, Offered, PeerMap};
 use crate::shm::memory::table::Table;
 use crate::shm::offers::{MAX_BYTES, MAX_FILES};
 use crate::shm::socket::wire::LendOn;
@@ -38,7 +38,7 @@ pub(crate) struct Taking {
     /// The peer's.
     pub(crate) user: u32,
     /// Files of the link that were taken before.
-    pub(crate) others: usize,
+    pub(crate) others: Given,
     /// The pool that may lend it on.
     pub(crate) pool: Option<Pool>,
 }
@@ -148,11 +148,11 @@ impl Borrower {
         &self.returns
     }
 
-    /// Whether a file may be offered. Returns the number of those that were before.
+    /// Whether a file may be offered, by the process `pid`. Returns those that were before.
     ///
     /// # Errors
     /// What the peer did wrong.
-    pub(crate) fn check(&self, offered: Offered) -> Result<usize, String> {
+    pub(crate) fn check(&self, offered: Offered, pid: u32) -> Result<Given, String> {
         let Offered { key, len, .. } = offered;
         let (count, total) = (self.files.len() + 1, self.bytes.saturating_add(len));
         if len == 0 || count > MAX_FILES || total > MAX_BYTES {
@@ -163,7 +163,7 @@ impl Borrower {
         }
         match self.files.contains_key(&key) {
             true => Err(format!("memory with key {key:#x} is lent twice")),
-            false => Ok(self.files.len()),
+            false => Ok(Given { files: self.files.len(), bytes: self.bytes, pid }),
         }
     }
 
@@ -216,6 +216,7 @@ impl Borrower {
         if at.checked_add(len).is_none_or(|end| end > file.map.len()) {
             return Err(wrong());
         }
+        file.map.add_borrowed(len);
         let (file, returns) = (file.clone(), self.returns.clone());
         Ok(Bytes::from_owner(Borrowed { at, len, lease, file, returns }))
     }

@@ -16,13 +16,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::shm::memory::peer_map::{Offered, PeerMap};
+use crate::shm::memory::peer_map::{Given, MAX_CHUNK_BYTES, Offered, PeerMap};
 use crate::shm::offers::{MAX_BYTES, MAX_FILES};
 
 /// Chunks of a peer that are kept mapped, at most.
 pub(crate) const MAX_CHUNKS: usize = 512;
-/// Their bytes, at most: address space of this process, and memory of the peer's.
-pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
 /// Chunks that a peer may take back unused in [`UNUSED_PERIOD`], at most.
 const MAX_UNUSED: u32 = 1024;
 const UNUSED_PERIOD: Duration = Duration::from_secs(10);
@@ -56,18 +54,15 @@ impl PeerChunks {
         self.handled
     }
 
-    /// Chunks that are mapped, without buffers of the application's.
-    pub(crate) fn len(&self) -> usize {
-        self.chunks.len() - self.named
-    }
-
-    /// Whether a chunk may be given.
+    /// Whether a chunk may be given, by the process `pid`. Returns those that were before, without
+    /// buffers of the application's.
     ///
     /// # Errors
     /// What the peer did wrong.
-    pub(crate) fn check(&self, offered: Offered) -> Result<(), String> {
+    pub(crate) fn check(&self, offered: Offered, pid: u32) -> Result<Given, String> {
         let Offered { key: rkey, len, .. } = offered;
-        let (count, total) = (self.len() + 1, self.bytes.saturating_add(len));
+        let files = self.chunks.len() - self.named;
+        let (count, total) = (files + 1, self.bytes.saturating_add(len));
         if count > MAX_CHUNKS || total > MAX_CHUNK_BYTES {
             return Err(format!(
                 "more landing memory than a peer may give: {count} chunks, {total} bytes; \
@@ -76,7 +71,7 @@ impl PeerChunks {
         }
         match self.chunks.contains_key(&rkey) {
             true => Err(format!("rkey {rkey:#x} twice")),
-            false => Ok(()),
+            false => Ok(Given { files, bytes: self.bytes, pid }),
         }
     }
 
@@ -88,12 +83,12 @@ impl PeerChunks {
         self.handled += 1;
     }
 
-    /// Whether a buffer of the application's may be offered. Returns the number of those that were
-    /// before.
+    /// Whether a buffer of the application's may be offered, by the process `pid`. Returns those
+    /// that were before.
     ///
     /// # Errors
     /// What the peer did wrong.
-    pub(crate) fn check_named(&self, offered: Offered) -> Result<usize, String> {
+    pub(crate) fn check_named(&self, offered: Offered, pid: u32) -> Result<Given, String> {
         let Offered { key, len, .. } = offered;
         let (count, total) = (self.named + 1, self.named_bytes.saturating_add(len));
         if count > MAX_FILES || total > MAX_BYTES {
@@ -104,7 +99,7 @@ impl PeerChunks {
         }
         match self.chunks.contains_key(&key) {
             true => Err(format!("rkey {key:#x} twice")),
-            false => Ok(self.named),
+            false => Ok(Given { files: self.named, bytes: self.named_bytes, pid }),
         }
     }
 

@@ -246,9 +246,9 @@ impl Map {
         self.touched = self.touched.max(end);
     }
 
-    /// Whether nothing has been written so far.
-    pub(crate) fn is_untouched(&self) -> bool {
-        self.touched == 0
+    /// Offset behind the last byte that was written.
+    pub(crate) fn touched(&self) -> usize {
+        self.touched
     }
 }
 
@@ -362,7 +362,7 @@ mod tests {
         let promised = tonic_rdma_memory::memfd::sealed(c"test", 1 << 20).unwrap();
         let mut map = Map::new(&promised, 1 << 20, |_| Ok(())).unwrap();
         assert_eq!(blocks(&promised), 0);
-        assert!(map.is_untouched() && map.write(0, &[1]));
+        assert!(map.touched() == 0 && map.write(0, &[1]));
         assert_eq!(blocks(&promised), 8);
         assert!(map.write(100 << 10, &[1; 8192]));
         assert_eq!(blocks(&promised), 24);

@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `map` | maps a file after it was checked |
 //! | `peer_map` | maps a peer's file, once, and unmaps it on another thread |
+//! | `map_debt` | charges peers for files that are mapped for nothing |
 //! | `chunks` | the peer's landing chunks: limits, WRITEs |
 //! | `table` | this process's landing chunks, by remote key |
 
 pub(super) mod chunks;
 pub(super) mod map;
+pub(super) mod map_debt;
 pub(super) mod peer_map;
 pub(super) mod table;

@@ -8,8 +8,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use rustix::fs::fstat;
+use rustix::process::{Resource, getrlimit};
 
 use crate::shm::memory::map::{FileId, Map};
+use crate::shm::memory::map_debt::MapCost;
 use crate::shm::ring::Words;
 use crate::shm::socket::blocking::PEERS;
 
@@ -18,6 +20,15 @@ const MAX_MAPPINGS: usize = 65530;
 /// Files of peers may have this fraction, `1 / MAPPINGS_DIVISOR`, of it.
 const MAPPINGS_DIVISOR: usize = 4;
 
+/// Bytes of address space that files of peers may have: an eighth of what a process has on x86-64
+/// (47 bits).
+const MAX_MAPPED: u64 = 1 << 44;
+/// Files of peers may have this fraction, `1 / ADDRESS_SPACE_DIVISOR`, of RLIMIT_AS.
+const ADDRESS_SPACE_DIVISOR: u64 = 8;
+
+/// Bytes of the chunks that a peer keeps with a connection, at most: address space of this process,
+/// and memory of the peer's.
+pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
 /// Chunks that every connection may give, however many connections there are.
 const MIN_CHUNKS: usize = 8;
 
@@ -29,6 +40,15 @@ pub(crate) struct Offered {
     pub(crate) len: u64,
 }
 
+/// The files of one kind that a connection has given and not taken back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Given {
+    pub(crate) files: usize,
+    pub(crate) bytes: u64,
+    /// The process of the peer.
+    pub(crate) pid: u32,
+}
+
 /// What a file is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {
@@ -37,19 +57,50 @@ pub(crate) enum Usage {
     /// Of a wake-up channel, which has one.
     Page,
     /// Landing memory of a connection that has given `others` before.
-    Chunk { others: usize },
+    Chunk { others: Given },
     /// Memory that a connection has lent, which has lent `others` before. Several connections may
     /// lend the same.
-    Lent { others: usize },
+    Lent { others: Given },
     /// A buffer of the application that a connection has offered, which has offered `others`
     /// before. Several connections may offer the same.
-    Named { others: usize },
+    Named { others: Given },
 }
 
 impl Usage {
     /// Whether several connections may give the same file.
     fn may_come_again(self) -> bool {
         matches!(self, Usage::Lent { .. } | Usage::Named { .. })
+    }
+
+    /// What the peer owes for a file of this length, if it may give many.
+    fn cost(self, user: u32, len: usize) -> Option<MapCost> {
+        let len = len as u64;
+        match self {
+            Usage::Ring | Usage::Page => None,
+            Usage::Lent { others } => Some(MapCost::populated((user, others.pid), len)),
+            Usage::Chunk { others } | Usage::Named { others } => {
+                Some(MapCost::unpopulated((user, others.pid), len))
+            }
+        }
+    }
+}
+
+/// How much of this process files of peers may have.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    mappings: usize,
+    bytes: u64,
+}
+
+impl Limits {
+    fn get() -> Limits {
+        static LIMITS: OnceLock<Limits> = OnceLock::new();
+        *LIMITS.get_or_init(|| {
+            let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+            let mappings = limit.trim().parse().unwrap_or(MAX_MAPPINGS) / MAPPINGS_DIVISOR;
+            let address_space = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
+            Limits { mappings, bytes: MAX_MAPPED.min(address_space / ADDRESS_SPACE_DIVISOR) }
+        })
     }
 }
 
@@ -61,42 +112,49 @@ struct Mapped {
     rings: usize,
     /// Mappings of files that several connections may have given.
     again: usize,
+    /// Address space of all of them.
+    bytes: u64,
 }
 
-static MAPPED: Mutex<Mapped> = Mutex::new(Mapped { files: BTreeSet::new(), rings: 0, again: 0 });
+static MAPPED: Mutex<Mapped> = Mutex::new(Mapped::new());
 
 impl Mapped {
-    /// Whether one more may be mapped, of `limit` in all. Beyond a half of them no connection gets
-    /// more chunks than its share of a quarter, so that those who gave many leave places to others;
-    /// the last sixteenth is for rings.
-    fn has_room(&self, usage: Usage, limit: usize) -> bool {
-        let mapped = self.files.len() + self.again;
-        match usage {
-            Usage::Ring | Usage::Page => mapped < limit,
-            Usage::Chunk { .. } | Usage::Lent { .. } | Usage::Named { .. }
-                if mapped < limit / 2 =>
-            {
-                true
-            }
-            Usage::Chunk { others } | Usage::Lent { others } | Usage::Named { others } => {
-                let share = (limit / 4 / self.rings.max(1)).max(MIN_CHUNKS);
-                others < share && mapped < limit - limit / 16
-            }
-        }
+    const fn new() -> Mapped {
+        Mapped { files: BTreeSet::new(), rings: 0, again: 0, bytes: 0 }
+    }
+
+    /// Whether one more may be mapped. Beyond a half of the mappings, or of the address space, no
+    /// connection gets more than its share of a quarter, so that those who gave many leave places
+    /// to others; the last sixteenth of the mappings is for rings.
+    fn has_room(&self, usage: Usage, len: u64, limits: Limits) -> bool {
+        let (mapped, limit) = (self.files.len() + self.again, limits.mappings);
+        let given = match usage {
+            Usage::Ring | Usage::Page => return mapped < limit,
+            Usage::Chunk { others } | Usage::Lent { others } | Usage::Named { others } => others,
+        };
+        let rings = self.rings.max(1);
+        let share = (limit / 4 / rings).max(MIN_CHUNKS);
+        let has_mapping = mapped < limit / 2 || given.files < share && mapped < limit - limit / 16;
+        let bytes = self.bytes.saturating_add(len);
+        // As much as a connection may give as chunks, so that none of these is refused.
+        let share = (limits.bytes / 4 / rings as u64).max(MAX_CHUNK_BYTES);
+        let has_bytes = bytes <= limits.bytes / 2
+            || given.bytes.saturating_add(len) <= share && bytes <= limits.bytes;
+        has_mapping && has_bytes
     }
 }
 
 /// The place of one in [`MAPPED`].
 #[derive(Debug)]
-struct Entry(FileId, Usage);
+struct Entry {
+    file: FileId,
+    usage: Usage,
+    bytes: u64,
+}
 
 impl Entry {
-    fn new(file: FileId, usage: Usage) -> io::Result<Entry> {
-        static LIMIT: OnceLock<usize> = OnceLock::new();
-        let limit = *LIMIT.get_or_init(|| {
-            let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-            limit.trim().parse().unwrap_or(MAX_MAPPINGS) / MAPPINGS_DIVISOR
-        });
+    fn new(file: FileId, usage: Usage, len: usize) -> io::Result<Entry> {
+        let (limits, bytes) = (Limits::get(), len as u64);
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
         let once = !usage.may_come_again();
         if once && mapped.files.contains(&file) {
@@ -105,10 +163,14 @@ impl Entry {
                 "a file that was given already",
             ));
         }
-        if !mapped.has_room(usage, limit) {
+        if !mapped.has_room(usage, bytes, limits) {
             let what = format!(
-                "more files than a connection may give while peers have so many mapped: {} of {limit}, {} connections",
+                "more than a connection may give while peers have so much mapped: {} files of {}, \
+                 {} bytes and {bytes} more of {}, {} connections",
                 mapped.files.len() + mapped.again,
+                limits.mappings,
+                mapped.bytes,
+                limits.bytes,
                 mapped.rings
             );
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
@@ -118,18 +180,20 @@ impl Entry {
             false => mapped.again += 1,
         }
         mapped.rings += usize::from(usage == Usage::Ring);
-        Ok(Entry(file, usage))
+        mapped.bytes += bytes;
+        Ok(Entry { file, usage, bytes })
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.1 {
+        match self.usage {
             usage if usage.may_come_again() => mapped.again -= 1,
-            _ => drop(mapped.files.remove(&self.0)),
+            _ => drop(mapped.files.remove(&self.file)),
         }
-        mapped.rings -= usize::from(self.1 == Usage::Ring);
+        mapped.rings -= usize::from(self.usage == Usage::Ring);
+        mapped.bytes -= self.bytes;
     }
 }
 
@@ -172,6 +236,7 @@ pub(crate) struct PeerMap {
     /// There until this is dropped.
     mapped: Option<(Map, Entry)>,
     user: u32,
+    cost: Option<MapCost>,
 }
 
 impl PeerMap {
@@ -181,9 +246,9 @@ impl PeerMap {
     /// Those of [`Map::new`], and for other files than rings and pages [`Map::whole`]; the file is
     /// mapped already; or there are too many.
     pub(crate) fn new(file: impl AsFd, len: usize, user: u32, usage: Usage) -> io::Result<PeerMap> {
-        let mut entry = None;
+        let (mut entry, cost) = (None, usage.cost(user, len));
         let accept = |file| {
-            entry = Some(Entry::new(file, usage)?);
+            entry = Some(Entry::new(file, usage, len)?);
             Ok(())
         };
         let map = match usage {
@@ -193,7 +258,7 @@ impl PeerMap {
                 Map::whole(file, len, accept)
             }
         }?;
-        Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user })
+        Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user, cost })
     }
 
     /// Maps all of a file, on behalf of a peer of this user, to read what the peer has lent there.
@@ -205,7 +270,7 @@ impl PeerMap {
         file: impl AsFd,
         len: usize,
         user: u32,
-        others: usize,
+        others: Given,
     ) -> io::Result<Arc<PeerMap>> {
         let stat = fstat(&file)?;
         let turn = Lent::turn((stat.st_dev, stat.st_ino));
@@ -213,6 +278,8 @@ impl PeerMap {
         // and nobody else.
         let mut lent = turn.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(map) = lent.upgrade().filter(|map| map.len() == len) {
+            // A thread was woken to find it.
+            drop(MapCost::populated((user, others.pid), 0));
             return Ok(map);
         }
         let map = Arc::new(Self::lent_apart(file, len, user, others)?);
@@ -228,14 +295,15 @@ impl PeerMap {
         file: impl AsFd,
         len: usize,
         user: u32,
-        others: usize,
+        others: Given,
     ) -> io::Result<PeerMap> {
-        let mut entry = None;
+        let usage = Usage::Lent { others };
+        let (mut entry, cost) = (None, usage.cost(user, len));
         let map = Map::read_only(file, len, |file| {
-            entry = Some(Entry::new(file, Usage::Lent { others })?);
+            entry = Some(Entry::new(file, usage, len)?);
             Ok(())
         })?;
-        Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user })
+        Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user, cost })
     }
 
     /// The first byte, never null. Other processes may write to what lies there.
@@ -254,7 +322,15 @@ impl PeerMap {
     /// # Errors
     /// It is counted already, or there are too many.
     pub(crate) fn adopt(map: Map, file: FileId, user: u32, usage: Usage) -> io::Result<PeerMap> {
-        Ok(PeerMap { mapped: Some((map, Entry::new(file, usage)?)), user })
+        let entry = Entry::new(file, usage, map.len())?;
+        Ok(PeerMap { mapped: Some((map, entry)), user, cost: None })
+    }
+
+    /// Counts bytes that are borrowed from it.
+    pub(crate) fn add_borrowed(&self, len: usize) {
+        if let Some(cost) = &self.cost {
+            cost.add_used(len as u64);
+        }
     }
 
     /// Copies `src` to `offset`. False when it does not fit there.
@@ -269,9 +345,14 @@ impl PeerMap {
         }
     }
 
+    /// Offset behind the last byte that was written.
+    fn touched(&self) -> usize {
+        self.mapped.as_ref().map_or(0, |(map, _)| map.touched())
+    }
+
     /// Whether nothing has been written so far.
     pub(crate) fn is_unused(&self) -> bool {
-        self.mapped.as_ref().is_none_or(|(map, _)| map.is_untouched())
+        self.touched() == 0
     }
 }
 
@@ -283,6 +364,9 @@ impl Words for PeerMap {
 
 impl Drop for PeerMap {
     fn drop(&mut self) {
+        if let Some(cost) = &self.cost {
+            cost.add_used(self.touched() as u64);
+        }
         if let Some(mapped) = self.mapped.take() {
             PEERS.run(self.user, move || drop(mapped));
         }
@@ -297,6 +381,10 @@ mod tests {
     use tonic_rdma_memory::memfd::sealed;
 
     use super::*;
+    use crate::shm::memory::map_debt;
+
+    const NONE: Given = Given { files: 0, bytes: 0, pid: 0 };
+    const LIMITS: Limits = Limits { mappings: 16_382, bytes: MAX_MAPPED };
 
     #[test]
     fn a_file_is_mapped_once_at_a_time() {
@@ -326,63 +414,124 @@ mod tests {
         let turn = Lent::turn((stat.st_dev, stat.st_ino));
         let mapping = turn.lock().unwrap();
         // Another user's file, and another of the same user.
-        let first = PeerMap::lent(&quick, 4096, 1, 0).unwrap();
-        let again = PeerMap::lent(&quick, 4096, 2, 0).unwrap();
+        let first = PeerMap::lent(&quick, 4096, 1, NONE).unwrap();
+        let again = PeerMap::lent(&quick, 4096, 2, NONE).unwrap();
         assert!(Arc::ptr_eq(&first, &again));
         drop(mapping);
-        let map = PeerMap::lent(&slow, 4096, 1, 1).unwrap();
+        let map = PeerMap::lent(&slow, 4096, 1, NONE).unwrap();
         assert!(!Arc::ptr_eq(&first, &map));
     }
 
     #[test]
     fn turns_of_files_that_are_gone_are_dropped() {
         let kept = lendable();
-        let map = PeerMap::lent(&kept, 4096, 1, 0).unwrap();
+        let map = PeerMap::lent(&kept, 4096, 1, NONE).unwrap();
         for _ in 0..20 * MIN_TURNS {
-            PeerMap::lent(lendable(), 4096, 1, 0).unwrap();
+            PeerMap::lent(lendable(), 4096, 1, NONE).unwrap();
             let lent = LENT.lock().unwrap();
             assert!(lent.turns.len() <= lent.full);
         }
         assert!(LENT.lock().unwrap().full < 10 * MIN_TURNS);
-        assert!(Arc::ptr_eq(&map, &PeerMap::lent(&kept, 4096, 1, 0).unwrap()));
+        assert!(Arc::ptr_eq(&map, &PeerMap::lent(&kept, 4096, 1, NONE).unwrap()));
     }
 
     #[test]
     fn what_is_not_mapped_is_an_empty_slice_and_not_null() {
-        let none = PeerMap { mapped: None, user: 0 };
+        let none = PeerMap { mapped: None, user: 0, cost: None };
         assert!(none.len() == 0 && !none.ptr().is_null());
     }
 
-    /// As many connections as `greedy` give chunks as long as they can; then one comes that wants
-    /// a few.
-    fn gets_a_few(greedy: usize) -> bool {
-        const LIMIT: usize = 16_382;
-        let mut mapped = Mapped { files: BTreeSet::new(), rings: 0, again: 0 };
-        let mut number = 0;
-        let mut map = |mapped: &mut Mapped, usage: Usage| {
-            let has = mapped.has_room(usage, LIMIT);
+    #[test]
+    fn what_a_file_has_cost_for_nothing_is_owed() {
+        let file = lendable();
+        let owed = |pid| map_debt::owed((1, pid));
+        let others = |pid| Given { pid, ..NONE };
+        let first = PeerMap::lent(&file, 4096, 1, others(101)).unwrap();
+        // It is mapped already, by another's work.
+        drop(PeerMap::lent(&file, 4096, 1, others(102)).unwrap());
+        assert_eq!((owed(101), owed(102) > 0), (0, true));
+        drop(first);
+        assert!(owed(101) > 0, "it was taken back unread");
+        let read = PeerMap::lent(&file, 4096, 1, others(103)).unwrap();
+        read.add_borrowed(1 << 30);
+        drop(read);
+        let usage = Usage::Chunk { others: others(103) };
+        let (chunk, unused) =
+            (sealed(c"test", 4 << 20).unwrap(), sealed(c"test", 4 << 20).unwrap());
+        rustix::io::pwrite(&chunk, &vec![0; 4 << 20], 0).unwrap();
+        let mut written = PeerMap::new(&chunk, 4 << 20, 1, usage).unwrap();
+        assert!(written.write(0, &vec![1; 4 << 20]));
+        drop(written);
+        assert_eq!(owed(103), 0, "they were used");
+        PeerMap::new(&unused, 4 << 20, 1, usage).unwrap_err();
+        assert!(owed(103) > 0, "a file with holes was looked at");
+    }
+
+    /// Connections that give files as long as they may.
+    #[derive(Debug)]
+    struct Givers {
+        mapped: Mapped,
+        number: u64,
+    }
+
+    impl Givers {
+        fn new(connections: usize) -> Givers {
+            let mut givers = Givers { mapped: Mapped::new(), number: 0 };
+            assert!((0..connections).all(|_| givers.map(Usage::Ring, 4096)), "{connections}");
+            givers
+        }
+
+        fn map(&mut self, usage: Usage, len: u64) -> bool {
+            let has = self.mapped.has_room(usage, len, LIMITS);
             if has {
-                number += 1;
-                mapped.files.insert((0, number));
-                mapped.rings += usize::from(usage == Usage::Ring);
+                self.number += 1;
+                self.mapped.files.insert((0, self.number));
+                self.mapped.rings += usize::from(usage == Usage::Ring);
+                self.mapped.bytes += len;
             }
             has
-        };
-        assert!((0..greedy).all(|_| map(&mut mapped, Usage::Ring)), "{greedy}");
-        for _ in 0..greedy {
-            (0..512).take_while(|&others| map(&mut mapped, Usage::Chunk { others })).count();
         }
-        map(&mut mapped, Usage::Ring)
-            && (0..MIN_CHUNKS).all(|others| map(&mut mapped, Usage::Chunk { others }))
+
+        /// One connection gives up to `most` files.
+        fn give(&mut self, usage: fn(Given) -> Usage, len: u64, most: usize) -> usize {
+            let given = |files| Given { files, bytes: files as u64 * len, pid: 0 };
+            (0..most).take_while(|&files| self.map(usage(given(files)), len)).count()
+        }
+    }
+
+    fn chunk(others: Given) -> Usage {
+        Usage::Chunk { others }
+    }
+
+    fn named(others: Given) -> Usage {
+        Usage::Named { others }
     }
 
     #[test]
     fn greedy_leave_places_to_others() {
         for greedy in [0, 1, 16, 32, 100, 500, 700] {
+            let mut givers = Givers::new(greedy);
+            (0..greedy).for_each(|_| drop(givers.give(chunk, 4096, 512)));
             assert!(
-                gets_a_few(greedy),
+                givers.map(Usage::Ring, 4096) && givers.give(chunk, 4096, MIN_CHUNKS) == MIN_CHUNKS,
                 "{greedy} connections that give 512 chunks each keep others out"
             );
+        }
+    }
+
+    /// The attack: one file of 64 GiB, offered as a buffer by as many connections as there are, and
+    /// shorter ones by those that get no such.
+    #[test]
+    fn greedy_leave_address_space_to_others() {
+        for greedy in [1, 64, 128, 600, 2046] {
+            let mut givers = Givers::new(greedy);
+            for len in [1 << 36, 1 << 33, 1 << 31, 1 << 30] {
+                (0..greedy).for_each(|_| drop(givers.give(named, len, 1)));
+            }
+            assert!(givers.mapped.bytes <= MAX_MAPPED, "{greedy}: {}", givers.mapped.bytes);
+            assert!(givers.map(Usage::Ring, 132 << 10));
+            assert_eq!(givers.give(named, 1 << 28, 4), 4, "{greedy} keep others out");
+            assert_eq!(givers.give(chunk, 4 << 20, 256), 256, "{greedy} keep others out");
         }
     }
 }

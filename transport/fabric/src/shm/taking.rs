@@ -1,0 +1,51 @@
+//! Files that the peer of a link has given, until they are mapped.
+
+use std::io;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use crate::shm::lend::borrower::TakenFile;
+use crate::shm::memory::peer_map::{Offered, PeerMap, Usage};
+use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds};
+use crate::timer::Timer;
+
+/// A file of the peer, while a thread maps it.
+#[derive(Debug)]
+pub(super) enum Pending {
+    Chunk(Offered, TakeFds<PeerMap>),
+    Lent(Offered, TakeFds<TakenFile>),
+    Named(Offered, TakeFds<PeerMap>),
+}
+
+/// Has the file beside a message mapped, to write to it.
+pub(super) fn take_file(socket: &Socket, len: u64, usage: Usage) -> TakeFds<PeerMap> {
+    let size = usize::try_from(len).unwrap_or(usize::MAX);
+    let user = socket.peer().uid;
+    socket.take_fds(move |taken| match taken.fds.as_slice() {
+        [file] => PeerMap::new(file, size, user, usage),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not exactly one file")),
+    })
+}
+
+/// A message whose file stays in the socket until the peer owes less
+/// ([`map_debt`](crate::shm::memory::map_debt)). Until then nothing is read behind it, the peer's
+/// end included.
+#[derive(Debug)]
+pub(super) struct Deferred {
+    pub(super) message: SocketMessage,
+    timer: Timer,
+}
+
+impl Deferred {
+    /// A message that is handled after `time`.
+    pub(super) fn new(message: SocketMessage, time: Duration) -> Deferred {
+        let mut timer = Timer::new();
+        timer.set(Instant::now() + time);
+        Deferred { message, timer }
+    }
+
+    /// Ready once, when the time is over.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.timer.poll(cx).map(drop)
+    }
+}
