@@ -8,6 +8,7 @@
 //! | [`unsafety`] | `unsafe` is in memory/, transport/fabric/ and transport/rdma-sys/ only, with its reason |
 //! | [`logging`] | log lines that a peer can cause are throttled |
 //! | [`wording`] | some sentences do not come again |
+//! | [`figures`] | figures in SECURITY.md are those of the constants |
 //! | [`workflows`] | hosted workflows call targets of the Makefile, and every test |
 //!
 //! [`packages`] finds the source of tonic, for tests that hold ours against it.
@@ -18,6 +19,7 @@
 //! `--known` it prints the list anew.
 
 pub mod circles;
+pub mod figures;
 pub mod files;
 pub mod logging;
 pub mod modules;

@@ -2,7 +2,9 @@
 
 use tonic_rdma_source_rules::files::Source;
 use tonic_rdma_source_rules::modules::Crate;
-use tonic_rdma_source_rules::{circles, logging, size, unsafety, width, wording, workflows};
+use tonic_rdma_source_rules::{
+    circles, figures, logging, size, unsafety, width, wording, workflows,
+};
 
 /// Lines without a finding.
 const NONE: [usize; 0] = [];
@@ -356,5 +358,40 @@ fn a_log_line_without_the_throttle_is_found() {
         ["memory/src/log_throttle.rs", "transport/tonic/src/tests/a.rs", "rpc-demo/src/a.rs"]
     {
         assert!(!holds(other), "{other}");
+    }
+}
+
+#[test]
+fn figures_that_are_not_those_of_the_code_are_found() {
+    let code = "const MOST: u64 = 4 << 30; const WAIT: Duration = Duration::from_millis(50);
+        impl A { pub const HALF: usize = SIZE as usize / 2; } const SIZE: u32 = 64 * (1 << 10);
+        impl Default for B { fn default() -> B { B { window: 2 << 20, other } } }
+        #[cfg(test)] mod tests { const MOST: u64 = 1; }";
+    let sources = [
+        Source::new("a/x/src/map.rs", code),
+        Source::new("a/y/src/map.rs", "const MOST: u8 = 1; const BAD: f64 = 1.0;"),
+        Source::new("a/y/src/lock/mod.rs", "const MOST: u8 = 1_0;"),
+    ];
+    let wrong = |cell: &str| match figures::of_cell(cell) {
+        Ok(found) => {
+            found.iter().filter(|figure| figures::check(figure, &sources).is_err()).count()
+        }
+        Err(_) => usize::MAX,
+    };
+    for (cell, expected) in [
+        ("as many as there are; `its_setting`", 0),
+        ("4 GiB (`x::map::MOST`), 50 ms (`map::WAIT`) each, then 32 KiB (`map::HALF`)", 0),
+        ("2 MiB of payload (`map::window`), of 1/10 (`lock::MOST`)", 0),
+        ("65,536 (`map::SIZE`)", 0),
+        ("2 GiB (`x::map::MOST`), 4 (`x::map::MOST`)", 2),
+        ("50 s (`map::WAIT`)", 1),
+        ("1 MiB (`map::window`)", 1),
+        // Two of them, none, not a number, no place.
+        ("1 (`map::MOST`), 1 (`map::OTHER`), 1 (`map::BAD`), 10 (`MOST`)", 4),
+        ("4 GiB", usize::MAX),
+        ("5 in 4 GiB (`x::map::MOST`)", usize::MAX),
+        ("as many (`lock::MOST`)", usize::MAX),
+    ] {
+        assert_eq!(wrong(cell), expected, "{cell}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use tonic_rdma_source_rules::{CRATES, Finding, Findings, files, workflows};
+use tonic_rdma_source_rules::{CRATES, Finding, Findings, figures, files, workflows};
 
 mod known;
 
@@ -104,6 +104,14 @@ fn log_lines_that_a_peer_can_cause_go_through_the_throttle() {
     compare("UNTHROTTLED", known::UNTHROTTLED, &findings().unthrottled);
 }
 
+/// Whether a link in Markdown, [`name`](path) relative to `base`, names a test of that file.
+fn links_a_test(link: &str, base: &std::path::Path) -> bool {
+    let Some((test, place)) = link.split_once("`](") else { return false };
+    let (test, place) = (test.trim_start_matches("[`"), place.trim_end_matches(')'));
+    let source = std::fs::read_to_string(base.join(place)).unwrap_or_default();
+    source.contains(&format!("fn {test}("))
+}
+
 /// Each row of docs/adopting.md names a test, and the file that has it.
 #[test]
 fn rows_of_adopting_have_their_tests() {
@@ -113,9 +121,53 @@ fn rows_of_adopting_have_their_tests() {
     assert!(rows.len() >= 12, "{} rows", rows.len());
     for row in rows {
         let last = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
-        let (test, place) = last.split_once("`](").unwrap_or_else(|| panic!("no test: {row}"));
-        let (test, place) = (test.trim_start_matches("[`"), place.trim_end_matches(')'));
-        let source = std::fs::read_to_string(docs.join(place)).unwrap_or_default();
-        assert!(source.contains(&format!("fn {test}(")), "{place} has no {test}");
+        assert!(links_a_test(last, &docs), "no such test: {row}");
     }
+}
+
+/// R19: each resource that a peer can make this process spend has a row in SECURITY.md, with a
+/// limit that is the code's, and a test.
+#[test]
+fn what_a_peer_can_spend_is_limited_as_security_md_says() {
+    const RESOURCES: [&str; 11] = [
+        "heap",
+        "pages of own files",
+        "pages of foreign files",
+        "mappings",
+        "address space",
+        "descriptors",
+        "threads",
+        "processor time of helper threads",
+        "log lines",
+        "tickets",
+        "Offers",
+    ];
+    let root = files::root();
+    let sources = files::read(&root).unwrap();
+    let text = std::fs::read_to_string(root.join("SECURITY.md")).unwrap();
+    let (_, section) = text.split_once("## What a peer can make this process spend").unwrap();
+    let section = section.split_once("\n## ").unwrap().0;
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    let rows: Vec<Vec<_>> = rows.skip(1).map(|row| row.split(" | ").collect()).collect();
+    for resource in RESOURCES {
+        assert!(rows.iter().any(|row| row[0].starts_with(resource)), "no row: {resource}");
+    }
+    let mut wrong = Vec::new();
+    let mut held = 0;
+    for row in &rows {
+        let [what, charged, limit, beyond, test] = row[..] else { panic!("{row:?}") };
+        assert!(!charged.is_empty() && !beyond.is_empty(), "{what}");
+        if !links_a_test(test, &root) {
+            wrong.push(format!("{what}: no such test: {test}"));
+        }
+        match figures::of_cell(limit) {
+            Ok(figures) => {
+                held += figures.len();
+                wrong.extend(figures.iter().filter_map(|f| figures::check(f, &sources).err()));
+            }
+            Err(error) => wrong.push(error),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(held >= 30, "only {held} figures were looked at where there are many");
 }
