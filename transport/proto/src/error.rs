@@ -216,8 +216,8 @@ pub enum Breach {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// LENT of no bytes, with a lease that is not returned, or of more leases than a peer may have
-    /// open.
+    /// LENT of no bytes, with too many around them, with a lease that is not returned, or of more
+    /// leases than a peer may have open.
     #[error("impossible lease {lease} on {stream}: {why}")]
     BadLease {
         /// The stream.

@@ -58,7 +58,7 @@
 //! LENT is a piece of the body: its head, then bytes that lie in memory of the sender, which the
 //! receiver has mapped under that key, then its tail. What is lent stays as it is until the
 //! receiver returns the lease, which it may do long after the stream has ended. The piece counts in
-//! no window.
+//! no window, so the frame fits a message of the receiver's connection at rest.
 //!
 //! Frame types, flags and reserved values that are not in these tables are breaches.
 

@@ -157,6 +157,11 @@ impl Connection {
         if total > self.config.max_message {
             return bad("longer than any message");
         }
+        // These bytes are held until they are read, and count in no window.
+        let around = lent.head.len() + lent.tail.len();
+        if around + LENT_MESSAGE > self.config.rest_slot_size() as usize {
+            return bad("more bytes around it than a message of a connection at rest has");
+        }
         if addr.checked_add(len.into()).is_none() {
             return bad("reaches past the end of the address space");
         }

@@ -5,6 +5,7 @@ use super::super::*;
 use super::pair::*;
 use crate::config::Config;
 use crate::error::Breach;
+use crate::frame::LENT_MESSAGE;
 use crate::ids::{ResetCode, StreamId};
 use crate::payload::{LentBody, LentPlace, Payload};
 
@@ -61,7 +62,7 @@ fn a_field_is_lent_and_nothing_else_is_needed() {
 #[test]
 fn long_heads_are_not_lent() {
     let mut p = lending(1 << 20);
-    let most = small().rest_slot_size() as usize - crate::frame::LENT_MESSAGE;
+    let most = small().rest_slot_size() as usize - LENT_MESSAGE;
     for (len, flow) in [(most, Flow::Lent), (most + 1, Flow::Bulk)] {
         let id = p.open("head", false);
         let (front, field) = (pattern(1, len), pattern_at(0, 2, FIELD));
@@ -248,4 +249,21 @@ fn leases_are_counted_and_each_has_its_number() {
     let refused = lent(server, 6);
     assert!(matches!(refused, Err(Breach::BadLease { why: "its number is in use", .. })));
     lent(server, 5).unwrap();
+}
+
+/// The attack: what lies around lent bytes counts in no window, so a peer makes that long.
+#[test]
+fn what_lies_around_lent_bytes_is_short() {
+    let mut p = Pair::small();
+    p.inject(CLIENT, &[head(1)]);
+    let server = p.server();
+    let key = server.ids[&1];
+    let most = small().rest_slot_size() as usize - LENT_MESSAGE;
+    for (lease, head, tail) in [(0, most, 0), (1, most - 9, 9), (2, 0, most + 1), (3, most, 1)] {
+        let place = LentPlace { lease, key: 7, addr: 0 };
+        let (head, tail) = (pattern(1, head), pattern(1, tail));
+        let refused = head.len() + tail.len() > most;
+        let result = server.on_lent(key, Box::new(LentBody { head, place, len: 1, tail }), false);
+        assert_eq!(matches!(result, Err(Breach::BadLease { .. })), refused, "{result:?}");
+    }
 }

@@ -8,6 +8,7 @@
 //! | of a control message | the buffer of [`RECEIVE_CHUNK`] bytes that the message was copied to, with all others there |
 //! | landed | its granules, those in which it begins and ends with all that lies in front of it and behind |
 //! | landed, and copied to the heap | itself |
+//! | lent | what lies around the lent bytes, which is short, as one of a control message |
 //!
 //! So a piece that keeps more than 3/2 of its length is copied to a buffer of the stream, if other
 //! pieces are unread before it:
@@ -17,6 +18,7 @@
 //! | nothing | any | queued as it is: the reader usually takes it at once |
 //! | something | keeps at most 3/2 of its length | queued as it is, behind the buffer, which is cut to its length |
 //! | something | keeps more | copied to the buffer; behind a full one of [`MAX_JOINED`] bytes begins the next |
+//! | something | lent | queued, with a copy of what lies around the lent bytes |
 //!
 //! Unread payload therefore takes at most 3/2 of its length, plus the last buffer (at most its
 //! length again, or [`MAX_JOINED`]), plus what the first piece keeps.
@@ -143,8 +145,14 @@ impl Unread {
             Flow::Named | Flow::Lent => (0, 0),
         };
         if !self.joins(len, place) {
+            let waits = !self.is_empty();
             self.close();
             let part = match part {
+                Part::Lent(mut piece) if waits => {
+                    piece.head = Bytes::copy_from_slice(&piece.head);
+                    piece.tail = Bytes::copy_from_slice(&piece.tail);
+                    Part::Lent(piece)
+                }
                 Part::Landed(landed) if place == Place::Heap => {
                     Part::Landed(landed.to_private().into())
                 }
