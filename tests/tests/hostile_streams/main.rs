@@ -4,6 +4,7 @@
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod model;
 mod peer;
 
 use std::convert::Infallible;
@@ -19,6 +20,7 @@ use std::task::{Context as Task, Poll};
 use bytes::Bytes;
 use http::{Request, Response};
 use libtest_mimic::{Arguments, Trial};
+use peak_alloc::PeakAlloc;
 use peer::{Ended, Peer, data};
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 use tonic::Status;
@@ -32,6 +34,9 @@ use tonic_rdma_tests::codec::CodecKind;
 use tonic_rdma_tests::process::{Process, role, runtime};
 use tonic_rdma_tests::wire::head;
 use tower::Service;
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
 
 /// Bytes by which an unread window of 2 MiB may increase the server's memory.
 const MAX_GROWTH: usize = 4 << 20;
@@ -71,6 +76,15 @@ fn main() -> ExitCode {
     for (name, sizes, pieces) in landed {
         let name = format!("a_window_of_{name}_bytes_landed_by_standing_grant");
         trials.push(trial(name, move || landed_by_standing_grant(sizes, pieces)));
+    }
+    for (name, settings, lends) in
+        [("", "", false), ("_borrowed", "borrowing", true), ("_copied", "borrowing copying", false)]
+    {
+        for seed in 1..4 {
+            trials.push(trial(format!("heap_is_within_the_windows{name}_{seed}"), move || {
+                model::heap_is_within_the_windows(settings, lends, 0x9e37_79b9 * seed)
+            }));
+        }
     }
     trials.push(trial("one_byte_of_each_message".into(), one_byte_of_each_message));
     trials
@@ -143,8 +157,7 @@ fn resident() -> usize {
     (kib("VmRSS:") - kib("RssShmem:")) * 1024
 }
 
-/// The server's process: prints its address, and answers `resident`, `landing` and `begun` with a
-/// number.
+/// The server's process: prints its address, and answers each question with a number.
 async fn serve(max_streams: u32, settings: &[String]) {
     let is_set = |setting: &str| settings.iter().any(|set| set == setting);
     let context = Context::builder().borrowing(is_set("borrowing")).build();
@@ -164,6 +177,8 @@ async fn serve(max_streams: u32, settings: &[String]) {
         match question.as_str() {
             "resident" => println!("{}", resident()),
             "landing" => println!("{}", landing(&context).await),
+            "heap" => println!("{}", HEAP.current_usage()),
+            "peak" => println!("{}", HEAP.peak_usage()),
             "begun" => println!("{}", begun.load(Relaxed)),
             _ => panic!("no such question: {question}"),
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tonic_rdma::{Pool, PoolConfig};
 use tonic_rdma_fabric::{
-    Addr, AnyLink, Completion, Fabric, Lending, Link, LinkConfig, LinkError, ShmAccess, Work,
+    Addr, AnyLink, Completion, Fabric, Lending, Lent, Link, LinkConfig, LinkError, ShmAccess, Work,
     WriteSource,
 };
 use tonic_rdma_proto::frame::{Composer, Frame, Reader};
@@ -31,7 +31,7 @@ pub(crate) struct Standing {
 
 pub(crate) struct Peer {
     link: AnyLink,
-    _pool: Pool,
+    pool: Pool,
     /// SENDs for which the server has RECVs posted.
     credits: u32,
     /// Messages received since credits were last given back.
@@ -53,8 +53,18 @@ pub(crate) struct Ended(pub(crate) String);
 
 impl Peer {
     pub(crate) async fn connect(server: SocketAddr) -> Self {
-        let fabric = Fabric::shm(ShmAccess::SameUser, Lending::Off).unwrap();
-        let pool = Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap();
+        Peer::connect_as(server, Lending::Off).await
+    }
+
+    /// As [`connect`](Self::connect), and lends to a server that borrows.
+    pub(crate) async fn connect_lending(server: SocketAddr) -> Self {
+        Peer::connect_as(server, Lending::SameUser).await
+    }
+
+    async fn connect_as(server: SocketAddr, lending: Lending) -> Self {
+        let fabric = Fabric::shm(ShmAccess::SameUser, lending).unwrap();
+        let config = PoolConfig::default().total(16 << 20).lendable(lending != Lending::Off);
+        let pool = Pool::new(config, fabric.registrar()).unwrap();
         let grant = request_grant(server, "shm").await;
         let Some(Offered::Shm(shm)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };
         let config =
@@ -73,7 +83,7 @@ impl Peer {
         let settings = Accept::decode(&connected.private_data).unwrap().settings;
         Peer {
             link: connected.link,
-            _pool: pool,
+            pool,
             credits: settings.recv_slots.into(),
             credits_to_return: 0,
             work: 0,
@@ -168,6 +178,29 @@ impl Peer {
                 None => self.receive().await.unwrap(),
             }
         }
+    }
+
+    /// Memory that may be lent.
+    pub(crate) async fn lendable(&self, len: usize) -> Bytes {
+        let mut buf = self.pool.alloc(len).await.unwrap();
+        buf.resize_zeroed(len);
+        buf.freeze()
+    }
+
+    /// Lends bytes, once the server has mapped what they lie in. `None`: the pool lends no more.
+    pub(crate) async fn lend(&mut self, bytes: Bytes) -> Result<Option<Lent>, Ended> {
+        loop {
+            let Some(bytes) = self.pool.lend(&bytes) else { return Ok(None) };
+            if let Some(lent) = self.link.lend(bytes).map_err(gone)? {
+                return Ok(Some(lent));
+            }
+            self.sync().await?;
+        }
+    }
+
+    /// The server reads a lease no longer.
+    pub(crate) fn end_lease(&mut self, lease: u32) {
+        self.link.end_lease(lease);
     }
 
     pub(crate) fn write(&mut self, at: Standing, bytes: Bytes) {
