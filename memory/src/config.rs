@@ -7,7 +7,8 @@ use crate::registrar::Registrar;
 
 /// The size of the smallest pool that works, in bytes.
 pub const MIN_POOL: usize = 2 << 20;
-/// The default size of a pool in bytes. Memory is mapped and pinned only when it is needed.
+/// The size in bytes of a pool for which none is set. Memory is mapped and pinned only when it is
+/// needed.
 pub const DEFAULT_POOL: usize = 64 << 20;
 
 /// Maximum bytes left to the rest of the process. A pool leaves half of what may be pinned, up to
@@ -16,15 +17,16 @@ const MAX_MARGIN: u64 = 256 * 1024;
 /// The lowest RLIMIT_MEMLOCK in bytes with which a pool can be made in a process that pins nothing
 /// else.
 pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MAX_MARGIN;
-/// Minimum bytes for landing, and for control blocks.
 /// Bytes of control memory for which a connection's queues are reckoned: one at rest has 8 KiB, a
 /// busy one 82 KiB or more.
 const CONTROL_PER_CONNECTION: u64 = 60 * 1024;
+/// Minimum bytes for landing, and for control blocks.
 const MIN_PART: usize = MIN_POOL / 8;
 /// Maximum bytes of a landing chunk.
 const MAX_CHUNK: usize = 4 << 20;
 
-/// The maximum size of a pool, and how it is divided.
+/// The maximum size of a pool, and how it is divided. Each size that is not set follows from the
+/// others, and the total from what makes the pool.
 ///
 /// ```
 /// use tonic_rdma_memory::PoolConfig;
@@ -32,33 +34,43 @@ const MAX_CHUNK: usize = 4 << 20;
 /// let config = PoolConfig::default().total(256 << 20).landing(160 << 20);
 /// # let _ = config;
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolConfig {
-    total: usize,
+    total: Option<usize>,
     send: Option<usize>,
     landing: Option<usize>,
     huge_pages: HugePages,
     lendable: bool,
 }
 
-impl Default for PoolConfig {
-    fn default() -> Self {
-        PoolConfig {
-            total: DEFAULT_POOL,
-            send: None,
-            landing: None,
-            huge_pages: HugePages::default(),
-            lendable: false,
-        }
-    }
-}
-
 impl PoolConfig {
-    /// Sets the maximum number of bytes that the pool may pin, at least [`MIN_POOL`]. Default:
-    /// [`DEFAULT_POOL`]. The pool shrinks to what RLIMIT_MEMLOCK allows.
+    /// Sets the maximum number of bytes that the pool may pin, at least [`MIN_POOL`]. The pool
+    /// shrinks to what RLIMIT_MEMLOCK allows. Default: [`DEFAULT_POOL`], unless what makes the pool
+    /// [chooses another](Self::or_total).
     pub fn total(mut self, bytes: usize) -> Self {
-        self.total = bytes;
+        self.total = Some(bytes);
         self
+    }
+
+    /// Sets the total where none is set.
+    pub fn or_total(mut self, bytes: usize) -> Self {
+        self.total.get_or_insert(bytes);
+        self
+    }
+
+    /// Sets the total in place of one that may be set. The parts that are set keep their
+    /// proportions, unless one would become too small.
+    pub fn rescale(mut self, bytes: usize) -> Self {
+        if self.send.is_some() || self.landing.is_some() {
+            let (send, landing) = scale(self.parts(), self.bytes(), bytes);
+            (self.send, self.landing) = (Some(send), Some(landing));
+        }
+        self.total(bytes)
+    }
+
+    /// The total that is set.
+    pub fn configured_total(&self) -> Option<usize> {
+        self.total
     }
 
     /// Sets the bytes for buffers that the application fills and sends. Default: a quarter of the
@@ -99,14 +111,24 @@ impl PoolConfig {
     /// As [`memlock`](Self::memlock), with the queues of a device.
     pub fn memlock_for(&self, pinning: Pinning) -> u64 {
         let queues = queues_of(self.control(), pinning.queue_bytes);
-        (self.total as u64).saturating_add(queues).saturating_add(MAX_MARGIN)
+        (self.bytes() as u64).saturating_add(queues).saturating_add(MAX_MARGIN)
+    }
+
+    /// The total, set or not.
+    fn bytes(&self) -> usize {
+        self.total.unwrap_or(DEFAULT_POOL)
+    }
+
+    /// The parts for sending and for landing, set or not.
+    fn parts(&self) -> (usize, usize) {
+        let total = self.bytes();
+        (self.send.unwrap_or(total / 4), self.landing.unwrap_or(total / 2))
     }
 
     /// What is left for control memory.
     fn control(&self) -> usize {
-        let (send, landing) =
-            (self.send.unwrap_or(self.total / 4), self.landing.unwrap_or(self.total / 2));
-        self.total.saturating_sub(send).saturating_sub(landing)
+        let (send, landing) = self.parts();
+        self.bytes().saturating_sub(send).saturating_sub(landing)
     }
 
     /// Computes the sizes of a pool under a limit (`None`: no limit). Unlike
@@ -115,22 +137,22 @@ impl PoolConfig {
     /// # Errors
     /// Those of [`Pool::new`](crate::Pool::new).
     pub fn fit(&self, memlock: Option<&Memlock>, pinning: Pinning) -> Result<Sizes, PoolError> {
-        if self.total < MIN_POOL {
-            return Err(PoolError::TooSmall { total: self.total, min: MIN_POOL });
+        let configured = self.bytes();
+        if configured < MIN_POOL {
+            return Err(PoolError::TooSmall { total: configured, min: MIN_POOL });
         }
-        let (send, landing) =
-            (self.send.unwrap_or(self.total / 4), self.landing.unwrap_or(self.total / 2));
+        let (send, landing) = self.parts();
         let control = self.control();
         if landing < MIN_PART || control < MIN_PART {
             return Err(PoolError::Parts {
-                total: self.total,
+                total: configured,
                 send,
                 landing,
                 control,
                 min: MIN_PART,
             });
         }
-        let mut total = self.total;
+        let mut total = configured;
         if let Some(memlock) = memlock
             && let Some(available) = memlock.available(pinning.ignores_ipc_lock)
         {
@@ -145,26 +167,12 @@ impl PoolConfig {
             }
             // A pool with its queues takes as much more than the pool as the configured one does.
             let with_queues =
-                (self.total as u64).saturating_add(queues_of(control, pinning.queue_bytes));
-            let beside = room as u128 * self.total as u128 / u128::from(with_queues);
+                (configured as u64).saturating_add(queues_of(control, pinning.queue_bytes));
+            let beside = room as u128 * configured as u128 / u128::from(with_queues);
             total = total.min((beside as usize).max(MIN_POOL));
         }
         total -= total % page();
-        // If the pool has to shrink, its parts keep their proportions unless one would become too
-        // small.
-        let scaled = |part: usize| {
-            let part = (part as u128 * total as u128 / self.total as u128) as usize;
-            part - part % page()
-        };
-        let (mut send, mut landing) = (scaled(send), scaled(landing).max(MIN_PART));
-        let missing = send.saturating_add(landing).saturating_add(MIN_PART).saturating_sub(total);
-        // The larger part can spare the missing bytes. If any are missing, it has most of the
-        // total.
-        if landing > send {
-            landing -= missing
-        } else {
-            send = send.saturating_sub(missing)
-        }
+        let (send, landing) = scale((send, landing), configured, total);
         let control = total.saturating_sub(send).saturating_sub(landing);
         // Small enough that many connections get a chunk. At the default pool size, large enough
         // for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
@@ -180,6 +188,25 @@ impl PoolConfig {
         let PoolConfig { huge_pages, lendable, .. } = *self;
         Ok(Sizes { total, send, landing, control, chunk, huge_pages, lendable })
     }
+}
+
+/// The parts for sending and for landing of a pool of `from` bytes, for one of `to` bytes. They
+/// keep their proportions unless one would become too small.
+fn scale((send, landing): (usize, usize), from: usize, to: usize) -> (usize, usize) {
+    let scaled = |part: usize| {
+        let part = part as u128 * to as u128 / (from as u128).max(1);
+        let part = usize::try_from(part).unwrap_or(usize::MAX);
+        part - part % page()
+    };
+    let (mut send, mut landing) = (scaled(send), scaled(landing).max(MIN_PART));
+    let missing = send.saturating_add(landing).saturating_add(MIN_PART).saturating_sub(to);
+    // The larger part can spare the missing bytes. If any are missing, it has most of the total.
+    if landing > send {
+        landing = landing.saturating_sub(missing)
+    } else {
+        send = send.saturating_sub(missing)
+    }
+    (send, landing)
 }
 
 /// Bytes that the queues of as many connections pin as `control` bytes have room for.
@@ -288,6 +315,37 @@ mod tests {
         // Nothing less than a pool that works.
         let least = config.fit(Some(&limit(MIN_MEMLOCK, 0)), pinning).unwrap();
         assert_eq!(least.total, MIN_POOL);
+    }
+
+    #[test]
+    fn a_total_that_is_not_set_is_what_makes_the_pool_chooses() {
+        let sizes = |config: PoolConfig| config.fit(None, Pinning::default()).unwrap();
+        let one_knob = PoolConfig::default().huge_pages(HugePages::Off);
+        assert_eq!(one_knob.configured_total(), None);
+        assert_eq!(sizes(one_knob.clone()).total, DEFAULT_POOL);
+        let chosen = sizes(one_knob.or_total(2 << 30));
+        assert_eq!((chosen.total, chosen.landing, chosen.send), (2 << 30, 1 << 30, 512 << 20));
+        assert_eq!(chosen.huge_pages, HugePages::Off);
+        let set = PoolConfig::default().total(8 << 20);
+        assert_eq!(sizes(set.or_total(2 << 30)).total, 8 << 20);
+    }
+
+    #[test]
+    fn a_rescaled_pool_keeps_the_proportions_of_its_parts() {
+        let parts = |config: PoolConfig| {
+            let sizes = config.fit(None, Pinning::default()).unwrap();
+            (sizes.total >> 20, sizes.landing >> 20, sizes.send >> 20)
+        };
+        let config = PoolConfig::default().total(64 << 20).landing(48 << 20).send(4 << 20);
+        assert_eq!(parts(config.clone().rescale(32 << 20)), (32, 24, 2));
+        assert_eq!(parts(config.clone().rescale(256 << 20)), (256, 192, 16));
+        let least = config.rescale(MIN_POOL).fit(None, Pinning::default()).unwrap();
+        assert!(least.landing >= MIN_PART && least.control >= MIN_PART, "{least:?}");
+        assert_eq!(parts(PoolConfig::default().rescale(16 << 20)), (16, 8, 4));
+        // Parts that do not fit are an error before and after.
+        let bad = PoolConfig::default().total(8 << 20).send(usize::MAX).landing(usize::MAX);
+        let refused = bad.rescale(4 << 20).fit(None, Pinning::default());
+        assert!(matches!(refused, Err(PoolError::Parts { .. })), "{refused:?}");
     }
 
     #[test]

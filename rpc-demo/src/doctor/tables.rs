@@ -192,6 +192,7 @@ fn pinned(memlock: &MemlockReport) -> Result<(), Failure> {
     ]);
     let by = match memlock.pool_size_by {
         PoolSizeBy::Program => "the program",
+        PoolSizeBy::Environment => "TONIC_RDMA_POOL",
         PoolSizeBy::Limit => "the default under a limit, 64 MiB",
         PoolSizeBy::Memory => "a sixteenth of memory, as no limit applies",
         _ => "-",

@@ -85,6 +85,7 @@
 //! | | `shm`, `verbs` | only these [fabrics](FabricKind), best first; combined: `require,verbs` |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as `rdma link` shows it | allows this device only |
 //! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | replaces [`Endpoint::type_of_service`] |
+//! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | replaces [`PoolConfig::total`] |
 //!
 //! All are read whenever an endpoint connects and when a server starts. A bad value is an error
 //! that names the variable, its value and what is allowed; an empty one counts as not set.

@@ -35,6 +35,10 @@ fn main() -> ExitCode {
             no_rdma_library_is_mapped_before_rdma_is_tried,
         ),
         trial("a_fabric_can_be_named", a_fabric_can_be_named),
+        trial(
+            "a_pool_has_the_size_that_the_operator_sets",
+            a_pool_has_the_size_that_the_operator_sets,
+        ),
         trial("bad_values_are_errors_at_both_ends", bad_values_are_errors_at_both_ends),
         trial(
             "a_device_that_is_not_there_can_be_required_in_vain",
@@ -51,6 +55,7 @@ fn with(variables: &[(&str, &str)]) -> String {
         .env_remove("TONIC_RDMA")
         .env_remove("TONIC_RDMA_DEVICE")
         .env_remove("TONIC_RDMA_TOS")
+        .env_remove("TONIC_RDMA_POOL")
         .envs(variables.iter().copied())
         .output()
         .unwrap();
@@ -84,7 +89,10 @@ fn child() {
             format!("{error}: {}", source.unwrap_or_default())
         };
         match endpoint.connect().await {
-            Ok(channel) => println!("client: {}", channel.path()),
+            Ok(channel) => {
+                println!("client: {}", channel.path());
+                println!("pool: {} bytes", channel.pool().config().total);
+            }
             Err(error) => {
                 println!("client: {}", told(error));
                 // Its end fails for the same reason, and may take longer to find it.
@@ -170,6 +178,25 @@ fn bad_values_are_errors_at_both_ends() {
                      allowed: a number from 0 to 255";
         assert!(told.contains(&format!("{end}: {error}")), "{told}");
     }
+    let told = with(&[("TONIC_RDMA_POOL", "shm=plenty")]);
+    for end in ["client", "server"] {
+        let error = "bad environment: environment variable TONIC_RDMA_POOL=\"shm=plenty\": not a size; \
+                     allowed: a number of bytes with a unit, such as 512MiB";
+        assert!(told.contains(&format!("{end}: {error}")), "{told}");
+    }
+}
+
+fn a_pool_has_the_size_that_the_operator_sets() {
+    let size = |pool| {
+        let told = with(&[("TONIC_RDMA", "shm"), ("TONIC_RDMA_POOL", pool)]);
+        let line = told.lines().find_map(|line| line.strip_prefix("pool: "));
+        line.unwrap_or_else(|| panic!("{told}")).to_owned()
+    };
+    assert_eq!(size("8MiB"), "8388608 bytes");
+    assert_eq!(size("verbs=4MiB,shm=16MiB"), "16777216 bytes");
+    // Nothing is said of this pool.
+    assert_eq!(size("verbs=4MiB"), size(""));
+    assert_ne!(size("verbs=4MiB"), "4194304 bytes");
 }
 
 fn a_device_that_is_not_there_can_be_required_in_vain() {

@@ -18,8 +18,7 @@ pub struct ContextBuilder(pub(super) Settings);
 /// What a context is set to.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Settings {
-    /// None: the default size.
-    pub(super) pool: Option<PoolConfig>,
+    pub(super) pool: PoolConfig,
     pub(super) device: Option<String>,
     #[cfg(feature = "test-util")]
     pub(super) sim: Vec<SimDevice>,
@@ -34,11 +33,16 @@ pub(super) struct Settings {
 }
 
 impl ContextBuilder {
-    /// Set the size and kind of the pool of each device, and of shared memory. Default is 64 MiB
-    /// for a device, or less if the memlock limit requires it, and 512 MiB for shared memory, which
-    /// is not pinned and allocated only as it is used.
+    /// Set the size and kind of the pool of each device, and of shared memory. A total that is not
+    /// set follows from the machine: for a device 64 MiB where RLIMIT_MEMLOCK limits this process,
+    /// and less if the limit requires it; otherwise a sixteenth of memory, 64 MiB to 1 GiB. For
+    /// shared memory, which is not pinned, it is an eighth of memory, 512 MiB to 2 GiB, and at most
+    /// a quarter of memory. Memory is allocated only as it is used.
+    ///
+    /// `TONIC_RDMA_POOL`, if set, overrides the total: one size for all pools (`512MiB`), or one
+    /// for each kind (`verbs=64MiB,shm=2GiB`). Parts that are set keep their proportions.
     pub fn pool(mut self, config: PoolConfig) -> Self {
-        self.0.pool = Some(config);
+        self.0.pool = config;
         self
     }
 

@@ -32,6 +32,7 @@ use tonic_rdma_fabric::{Addr, Fabric, FabricError, Lending, LocalAddress};
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats, throttled};
 
 use crate::connection::ConnectionConfig;
+use crate::diagnose::PoolSizeBy;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
@@ -130,22 +131,22 @@ impl Context {
         options
     }
 
-    /// The configuration of the pool of an RDMA device. `ignores_ipc_lock`: the device applies
-    /// RLIMIT_MEMLOCK to processes with CAP_IPC_LOCK, too.
+    /// The configuration of the pool of an RDMA device. `ignores_ipc_lock` tells that the device
+    /// applies RLIMIT_MEMLOCK also to processes with CAP_IPC_LOCK.
     pub(crate) fn pool_config(&self, ignores_ipc_lock: bool) -> PoolConfig {
-        self.0.settings.pool.clone().unwrap_or_else(|| pool_size::pinned(ignores_ipc_lock))
+        pool_size::pinned(self.0.settings.pool.clone(), ignores_ipc_lock)
     }
 
-    /// Whether the size of pools is the default.
-    pub(crate) fn has_default_pools(&self) -> bool {
-        self.0.settings.pool.is_none()
+    /// Who has set the size of pools of RDMA devices, if the machine does not determine it.
+    pub(crate) fn pool_size_set_by(&self) -> Option<PoolSizeBy> {
+        match (pool_size::by_operator().verbs, self.0.settings.pool.configured_total()) {
+            (Some(_), _) => Some(PoolSizeBy::Environment),
+            (None, total) => total.map(|_| PoolSizeBy::Program),
+        }
     }
 
     fn pool_config_of(&self, fabric: &Fabric) -> PoolConfig {
-        let config = match &self.0.settings.pool {
-            Some(config) => config.clone(),
-            None => pool_size::of(fabric),
-        };
+        let config = pool_size::of(fabric, self.0.settings.pool.clone());
         match self.0.settings.lending {
             Lending::Off => config,
             _ => config.lendable(!self.0.settings.keeps_pool),
@@ -287,7 +288,7 @@ impl Context {
     pub(crate) fn ordinary_pool(&self) -> Pool {
         let make = |config: PoolConfig| Pool::new(config, Arc::new(HeapRegistrar::default()));
         let pool = self.0.ordinary.get_or_init(|| {
-            let own = make(self.0.settings.pool.clone().unwrap_or_default());
+            let own = make(self.0.settings.pool.clone());
             match own.or_else(|_| make(PoolConfig::default())) {
                 Ok(pool) => pool,
                 Err(error) => unreachable!("ordinary memory has no limit to fit into: {error}"),

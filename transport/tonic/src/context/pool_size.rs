@@ -1,4 +1,4 @@
-//! The default size of a pool, by what the system has.
+//! The size of a pool: what the operator says, or the program, or by what the system has.
 //!
 //! | pool | RLIMIT_MEMLOCK | default |
 //! |---|---|---|
@@ -12,6 +12,9 @@
 //! and pins memory on demand, so its size is an upper bound. It is divided among the connections
 //! that transfer bulk at the same time: 64 of them need some MiB each to keep several messages of 1
 //! MiB in flight.
+//!
+//! `TONIC_RDMA_POOL` takes the place of the total that the program has set. The parts that it has
+//! set keep their proportions.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -19,6 +22,8 @@ use std::path::Path;
 
 use tonic_rdma_fabric::Fabric;
 use tonic_rdma_memory::{DEFAULT_POOL, Memlock, PoolConfig};
+
+use crate::path::policy::{EnvSettings, PoolSizes};
 
 /// Bytes of a pool of pinned memory that no limit applies to.
 const PINNED: RangeInclusive<usize> = DEFAULT_POOL..=1 << 30;
@@ -29,32 +34,51 @@ const SHARED: RangeInclusive<usize> = 512 << 20..=2 << 30;
 /// Bytes of the smallest default, on a machine whose memory is smaller than any that runs this.
 const SMALLEST: usize = 4 << 20;
 
-/// The default configuration of the pool of an RDMA device. `ignores_ipc_lock`: the device applies
-/// RLIMIT_MEMLOCK to processes with CAP_IPC_LOCK, too.
-pub(super) fn pinned(ignores_ipc_lock: bool) -> PoolConfig {
-    // A pool raises the soft limit first.
-    let limited = Memlock::read().map_or(true, |limits| {
-        Memlock { soft: limits.hard, ..limits }.available(ignores_ipc_lock).is_some()
-    });
-    PoolConfig::default().total(match limited {
-        true => DEFAULT_POOL,
-        false => part(available_memory(Path::new("/")), 16, PINNED),
+/// The sizes that the operator has set. A channel or server has refused bad ones when it started.
+pub(super) fn by_operator() -> PoolSizes {
+    EnvSettings::read().map(|env| env.pool).unwrap_or_default()
+}
+
+/// The configuration of the pool of an RDMA device. `ignores_ipc_lock` tells that the device
+/// applies RLIMIT_MEMLOCK also to processes with CAP_IPC_LOCK.
+pub(super) fn pinned(config: PoolConfig, ignores_ipc_lock: bool) -> PoolConfig {
+    sized(config, by_operator().verbs, || {
+        // A pool raises the soft limit first.
+        let limited = Memlock::read().map_or(true, |limits| {
+            Memlock { soft: limits.hard, ..limits }.available(ignores_ipc_lock).is_some()
+        });
+        match limited {
+            true => DEFAULT_POOL,
+            false => part(available_memory(Path::new("/")), 16, PINNED),
+        }
     })
 }
 
-/// The default configuration of the pool of this device.
-pub(super) fn of(fabric: &Fabric) -> PoolConfig {
+/// The configuration of the pool of this device.
+pub(super) fn of(fabric: &Fabric, config: PoolConfig) -> PoolConfig {
     match fabric.provider() {
-        "shm" => shared(),
-        "verbs" => pinned(fabric.registrar().ignores_ipc_lock()),
+        "shm" => {
+            sized(config, by_operator().shm, || part(available_memory(Path::new("/")), 8, SHARED))
+        }
+        "verbs" => pinned(config, fabric.registrar().ignores_ipc_lock()),
         // A simulated run does not depend on the machine.
-        _ => PoolConfig::default(),
+        _ => config,
     }
 }
 
-/// The default configuration of the pool for shared memory.
-fn shared() -> PoolConfig {
-    PoolConfig::default().total(part(available_memory(Path::new("/")), 8, SHARED))
+/// `config` with the total of the operator, its own, or that of the machine.
+fn sized(
+    config: PoolConfig,
+    by_operator: Option<usize>,
+    by_machine: impl FnOnce() -> usize,
+) -> PoolConfig {
+    match (by_operator, config.configured_total()) {
+        (None, Some(_)) => config,
+        (None, None) => config.or_total(by_machine()),
+        // Parts that are set for no total are parts of the machine's.
+        (Some(bytes), None) => config.or_total(by_machine()).rescale(bytes),
+        (Some(bytes), Some(_)) => config.rescale(bytes),
+    }
 }
 
 /// The `divisor`th part of `memory` in whole MiB, within `range`, but at most a quarter of memory;
@@ -101,6 +125,8 @@ fn available_memory(root: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use tonic_rdma_memory::{HugePages, Pinning};
+
     use super::*;
 
     const GIB: u64 = 1 << 30;
@@ -119,6 +145,26 @@ mod tests {
             assert_eq!(part(memory, 16, PINNED) >> 20, pinned, "{memory:?}");
             assert_eq!(part(memory, 8, SHARED) >> 20, shared, "{memory:?}");
         }
+    }
+
+    #[test]
+    fn one_knob_does_not_discard_the_size_of_the_machine() {
+        let landing = |config: &PoolConfig| {
+            let sizes = config.fit(None, Pinning::default()).unwrap();
+            (sizes.total >> 20, sizes.landing >> 20, sizes.huge_pages)
+        };
+        let machine = || 2 << 30;
+        let one_knob = PoolConfig::default().huge_pages(HugePages::Off);
+        let two = one_knob.clone().landing(1280 << 20);
+        let set = two.clone().total(3 << 30);
+        assert_eq!(landing(&sized(one_knob.clone(), None, machine)), (2048, 1024, HugePages::Off));
+        assert_eq!(landing(&sized(two.clone(), None, machine)), (2048, 1280, HugePages::Off));
+        assert_eq!(landing(&sized(set.clone(), None, machine)), (3072, 1280, HugePages::Off));
+        // The operator's size, in the program's proportions.
+        let operator = Some(512 << 20);
+        assert_eq!(landing(&sized(one_knob, operator, machine)), (512, 256, HugePages::Off));
+        assert_eq!(landing(&sized(two, operator, machine)), (512, 320, HugePages::Off));
+        assert_eq!(landing(&sized(set, operator, machine)), (512, 213, HugePages::Off));
     }
 
     fn system(files: &[(&str, &str)]) -> Option<u64> {

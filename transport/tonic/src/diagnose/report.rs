@@ -293,6 +293,8 @@ pub struct Limits {
 pub enum PoolSizeBy {
     /// The program, by [`ContextBuilder::pool`](crate::ContextBuilder::pool).
     Program,
+    /// The operator, by `TONIC_RDMA_POOL`.
+    Environment,
     /// The default of 64 MiB, because RLIMIT_MEMLOCK limits this process.
     Limit,
     /// A sixteenth of the memory that this process may use, between 64 MiB and 1 GiB, because no

@@ -117,7 +117,7 @@ impl System {
         let limits =
             Memlock { soft: Some(64 << 10), hard: Some(64 << 10), pinned: 0, cap_ipc_lock: false };
         diagnosis.memlock =
-            Some(memory::memlock(&limits, &PoolConfig::default(), true, Pinning::default()));
+            Some(memory::memlock(&limits, &PoolConfig::default(), None, Pinning::default()));
         change(&mut diagnosis, &mut context);
         let found = findings::findings(&diagnosis, &context);
         assert!(found[0].blocks, "{found:?}");
@@ -462,7 +462,7 @@ fn the_limit_is_told_once_for_all_devices_and_a_small_pool_without_alarm() {
     let limits =
         Memlock { soft: Some(8 << 20), hard: Some(8 << 20), pinned: 4096, cap_ipc_lock: false };
     diagnosis.memlock =
-        Some(memory::memlock(&limits, &PoolConfig::default(), true, Pinning::default()));
+        Some(memory::memlock(&limits, &PoolConfig::default(), None, Pinning::default()));
     diagnosis.rdma = true;
     let found = findings::findings(&diagnosis, &context);
     assert_eq!((found.len(), found[0].code, found[0].blocks), (1, ReasonCode::Memlock, false));
@@ -683,14 +683,16 @@ fn this_very_system_can_be_looked_at() {
 
 #[test]
 fn the_report_says_what_chose_the_size_of_the_pool() {
-    let by = |hard, cap_ipc_lock, is_default, ignores_ipc_lock| {
+    let by = |hard, cap_ipc_lock, set_by, ignores_ipc_lock| {
         let limits = Memlock { soft: Some(8 << 20), hard, pinned: 0, cap_ipc_lock };
         let pinning = Pinning { ignores_ipc_lock, queue_bytes: 0 };
-        memory::memlock(&limits, &PoolConfig::default(), is_default, pinning).pool_size_by
+        memory::memlock(&limits, &PoolConfig::default(), set_by, pinning).pool_size_by
     };
-    assert_eq!(by(Some(8 << 20), false, true, false), PoolSizeBy::Limit);
-    assert_eq!(by(None, false, true, false), PoolSizeBy::Memory, "the soft limit is raised");
-    assert_eq!(by(Some(8 << 20), true, true, false), PoolSizeBy::Memory);
-    assert_eq!(by(Some(8 << 20), true, true, true), PoolSizeBy::Limit, "as on Soft-iWARP");
-    assert_eq!(by(None, true, false, false), PoolSizeBy::Program);
+    assert_eq!(by(Some(8 << 20), false, None, false), PoolSizeBy::Limit);
+    assert_eq!(by(None, false, None, false), PoolSizeBy::Memory, "the soft limit is raised");
+    assert_eq!(by(Some(8 << 20), true, None, false), PoolSizeBy::Memory);
+    assert_eq!(by(Some(8 << 20), true, None, true), PoolSizeBy::Limit, "as on Soft-iWARP");
+    for set_by in [PoolSizeBy::Program, PoolSizeBy::Environment] {
+        assert_eq!(by(None, true, Some(set_by), false), set_by);
+    }
 }

@@ -4,6 +4,7 @@ pub(crate) mod from_error;
 pub(crate) mod peer_text;
 pub(crate) mod plaintext;
 pub(crate) mod policy;
+mod pool_sizes;
 pub(crate) mod reason;
 
 use std::fmt;

@@ -5,18 +5,22 @@
 //! | `TONIC_RDMA` | `auto`, `off`, `require`, `shm`, `verbs`, comma-separated | overrides code |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | only this device is used |
 //! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | type of service of the packets |
+//! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | size of each pool |
 //!
 //! A fabric named in `TONIC_RDMA` is allowed, and all that are not named are excluded; the order is
 //! that of preference: `verbs,shm` prefers RDMA even on one host, `require,verbs` is RDMA or an
 //! error.
 //!
 //! A variable that is set overrides the builder, so that an operator can select a path without a
-//! new build. All are read each time that an `Endpoint` connects and a `Server` starts. An empty
-//! value counts as not set.
+//! new build. All are read each time that an `Endpoint` connects and a `Server` starts;
+//! `TONIC_RDMA_POOL` has its effect when the pool is made. An empty value counts as not set.
 
 use std::ffi::OsString;
 use std::str::FromStr;
 use std::{env, fmt};
+
+use super::pool_sizes;
+pub(crate) use super::pool_sizes::PoolSizes;
 
 /// Whether to use the fast path. [`FabricKind`] selects the fabrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -136,9 +140,9 @@ impl EnvError {
     }
 }
 
-/// Checks that `TONIC_RDMA`, `TONIC_RDMA_DEVICE` and `TONIC_RDMA_TOS` hold valid values, for a
-/// program that wants to report an error before it does anything else. Channels and servers check
-/// them when they start.
+/// Checks that `TONIC_RDMA`, `TONIC_RDMA_DEVICE`, `TONIC_RDMA_TOS` and `TONIC_RDMA_POOL` hold valid
+/// values, for a program that wants to report an error before it does anything else. Channels and
+/// servers check them when they start.
 ///
 /// # Errors
 ///
@@ -158,6 +162,7 @@ const POLICY: &str = "TONIC_RDMA";
 const POLICY_ALLOWED: &str = "`auto`, `off` or `require`, and `shm`, `verbs` in the order of preference, with commas between";
 const DEVICE: &str = "TONIC_RDMA_DEVICE";
 const TOS: &str = "TONIC_RDMA_TOS";
+const POOL: &str = "TONIC_RDMA_POOL";
 const TOS_ALLOWED: &str =
     "a number from 0 to 255, such as 106 or 0x6a: the DSCP times four, and two bits for ECN";
 /// Maximum length in bytes, including the terminating NUL: IB_DEVICE_NAME_MAX of the kernel.
@@ -171,6 +176,7 @@ pub(crate) struct EnvSettings {
     pub(crate) fabrics: Option<Vec<FabricKind>>,
     pub(crate) device: Option<String>,
     pub(crate) type_of_service: Option<u8>,
+    pub(crate) pool: PoolSizes,
 }
 
 impl EnvSettings {
@@ -215,6 +221,15 @@ impl EnvSettings {
                     })
                 })
                 .transpose()?,
+            pool: match value(&lookup, POOL, pool_sizes::ALLOWED)? {
+                None => PoolSizes::default(),
+                Some(text) => PoolSizes::parse(&text).map_err(|problem| EnvError {
+                    variable: POOL,
+                    value: text,
+                    problem,
+                    allowed: pool_sizes::ALLOWED,
+                })?,
+            },
         })
     }
 
@@ -301,7 +316,7 @@ mod tests {
         EnvSettings::from_lookup(|name| match name {
             POLICY => policy.map(OsString::from),
             DEVICE => device.map(OsString::from),
-            TOS => None,
+            TOS | POOL => None,
             other => panic!("unexpected variable {other}"),
         })
     }
@@ -325,9 +340,24 @@ mod tests {
                 policy: Some(Policy::Require),
                 fabrics: None,
                 device: Some("mlx5_0".into()),
-                type_of_service: None,
+                ..EnvSettings::default()
             }
         );
+    }
+
+    #[test]
+    fn pools_have_sizes() {
+        let read = |text: &str| {
+            EnvSettings::from_lookup(|name| (name == POOL).then(|| text.into())).map(|env| env.pool)
+        };
+        let both = PoolSizes { verbs: Some(64 << 20), shm: Some(64 << 20) };
+        assert_eq!(read("64MiB").unwrap(), both);
+        assert_eq!(read("").unwrap(), PoolSizes::default());
+        let error = read("plenty").unwrap_err();
+        assert_eq!((error.variable(), error.value()), (POOL, "plenty"));
+        let text = error.to_string();
+        assert!(text.contains("TONIC_RDMA_POOL=\"plenty\": not a size; allowed: "), "{text}");
+        assert!(text.contains("such as 512MiB"), "{text}");
     }
 
     #[test]

@@ -211,7 +211,9 @@ impl ReasonCode {
                 "nothing, if the network is not trusted; else let both programs say that their calls may go \
                  over RDMA in plain text (plaintext_rdma(true) on Endpoint and Server)"
             }
-            Self::PoolExhausted => "give the pool more memory (PoolConfig), or close connections",
+            Self::PoolExhausted => {
+                "give the pool more memory (PoolConfig, TONIC_RDMA_POOL), or close connections"
+            }
             Self::Platform => "run on Linux",
             Self::Pending => "nothing: wait for Channel::path_changed",
             Self::GoAway => "nothing: the channel tries again by itself",

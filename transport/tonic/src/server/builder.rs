@@ -188,8 +188,9 @@ impl<L> Server<L> {
     /// Limit the number of concurrent fast-path connections. Default is 4,096.
     ///
     /// Clients beyond it stay on TCP with the reason
-    /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection pins up to 20
-    /// KiB while it is idle and up to 408 KiB while it is busy. If the [`Context`]'s pool allows
+    /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection over a device
+    /// pins 8 KiB while it is at rest and up to 424 KiB more while it is busy; one over shared memory
+    /// pins nothing. If the [`Context`]'s pool allows
     /// fewer connections, the reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted). A
     /// connection takes up to three descriptors with its TCP connection, and RLIMIT_NOFILE is the
     /// number of descriptors that the process may have.

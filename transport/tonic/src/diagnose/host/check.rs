@@ -49,11 +49,9 @@ pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
         pinning.ignores_ipc_lock |= found.ignores_ipc_lock;
         pinning.queue_bytes = pinning.queue_bytes.max(found.queue_bytes);
     }
-    let (pool, is_default) = (
-        request.context.pool_config(pinning.ignores_ipc_lock),
-        request.context.has_default_pools(),
-    );
-    diagnosis.memlock = limits.map(|limits| memory::memlock(&limits, &pool, is_default, pinning));
+    let pool = request.context.pool_config(pinning.ignores_ipc_lock);
+    let set_by = request.context.pool_size_set_by();
+    diagnosis.memlock = limits.map(|limits| memory::memlock(&limits, &pool, set_by, pinning));
     diagnosis.reason = verdict(request, &diagnosis.devices).await.err();
     diagnosis.rdma = diagnosis.reason.is_none();
     facts.policy_from_env = request.env.policy.is_some() || request.env.fabrics.is_some();

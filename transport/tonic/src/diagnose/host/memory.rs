@@ -5,12 +5,12 @@ use tonic_rdma_memory::{MIN_MEMLOCK, Memlock, Pinning, PoolConfig};
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{HugePagesReport, MemlockReport, PoolSizeBy};
 
-/// How much memory may be pinned, and the pool size that follows. `is_default` tells whether the
-/// program left the size of the pool to the transport. `pinning` is that of the devices.
+/// How much memory may be pinned, and the pool size that follows. `set_by` tells who has set the
+/// size of the pool, if somebody has. `pinning` is that of the devices.
 pub(in crate::diagnose) fn memlock(
     limits: &Memlock,
     pool: &PoolConfig,
-    is_default: bool,
+    set_by: Option<PoolSizeBy>,
     pinning: Pinning,
 ) -> MemlockReport {
     // The pool raises the soft limit.
@@ -22,10 +22,10 @@ pub(in crate::diagnose) fn memlock(
         cap_ipc_lock: limits.cap_ipc_lock,
         needed: MIN_MEMLOCK.saturating_add(limits.pinned),
         wanted: pool.memlock_for(pinning).saturating_add(limits.pinned),
-        pool_size_by: match is_default {
-            false => PoolSizeBy::Program,
-            true if raised.available(pinning.ignores_ipc_lock).is_some() => PoolSizeBy::Limit,
-            true => PoolSizeBy::Memory,
+        pool_size_by: match set_by {
+            Some(set_by) => set_by,
+            None if raised.available(pinning.ignores_ipc_lock).is_some() => PoolSizeBy::Limit,
+            None => PoolSizeBy::Memory,
         },
         pool_configured: pool.fit(None, pinning).map_or(0, |sizes| sizes.total as u64),
         pool_gets: pool.fit(Some(&raised), pinning).ok().map(|sizes| sizes.total as u64),
