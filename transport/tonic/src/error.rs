@@ -48,8 +48,8 @@ pub enum Error {
     /// has to correct. A call fails with UNAVAILABLE.
     #[error("bad environment")]
     Environment(#[source] EnvironmentError),
-    /// RDMA is required ([`require_rdma`](crate::Endpoint::require_rdma), `TONIC_RDMA=require`) and
-    /// not available. The [`Reason`] tells which side is the cause, and its [`cure`](Reason::cure)
+    /// The fast path is required ([`require_fast_path`](crate::Endpoint::require_fast_path),
+    /// [`require_rdma`](crate::Endpoint::require_rdma), `TONIC_RDMA=require`) and not available. The [`Reason`] tells which side is the cause, and its [`cure`](Reason::cure)
     /// what to do.
     #[error("RDMA is required and cannot be had")]
     RdmaRequired(#[source] RdmaRequired),

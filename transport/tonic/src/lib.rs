@@ -64,7 +64,7 @@
 //! |---|---|---|---|
 //! | [`Endpoint::connect`] | waits [up to one second] | TCP | TCP until it is up again |
 //! | [`Endpoint::connect_lazy`] | TCP | TCP | TCP until it is up again |
-//! | with [`Endpoint::require_rdma`] | waits | error with [`Reason`] | UNAVAILABLE until it is up |
+//! | with [`Endpoint::require_fast_path`] | waits | error with [`Reason`] | UNAVAILABLE until it is up |
 //!
 //! [up to one second]: Endpoint::fast_path_timeout
 //!
@@ -81,8 +81,8 @@
 //!
 //! | variable | values | effect |
 //! |---|---|---|
-//! | `TONIC_RDMA` | `auto`, `off`, `require` | replaces the [`Policy`] set in code |
-//! | | `shm`, `verbs` | only these [fabrics](FabricKind), best first; combined: `require,verbs` |
+//! | `TONIC_RDMA` | `auto`, `off`, `require`, `require-verbs` | replaces the [`Policy`] set in code |
+//! | | `shm`, `verbs` | only these [fabrics](FabricKind), best first; combined: `require,shm` |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as `rdma link` shows it | allows this device only |
 //! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | replaces [`Endpoint::type_of_service`] |
 //! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | replaces [`PoolConfig::total`] |

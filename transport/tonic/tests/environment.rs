@@ -161,8 +161,8 @@ fn bad_values_are_errors_at_both_ends() {
     let told = with(&[("TONIC_RDMA", "yes")]);
     for end in ["client", "server"] {
         let error = "bad environment: environment variable TONIC_RDMA=\"yes\": unknown policy or fabric; \
-                     allowed: `auto`, `off` or `require`, and `shm`, `verbs` in the order of preference, with \
-                     commas between";
+                     allowed: `auto`, `off`, `require` or `require-verbs`, and `shm`, `verbs` in the order of \
+                     preference, with commas between";
         assert!(told.contains(&format!("{end}: {error}")), "{told}");
     }
     assert!(told.contains("beforehand: environment variable TONIC_RDMA=\"yes\": "), "{told}");
@@ -200,8 +200,16 @@ fn a_pool_has_the_size_that_the_operator_sets() {
 }
 
 fn a_device_that_is_not_there_can_be_required_in_vain() {
-    let told = with(&[("TONIC_RDMA", "require,verbs"), ("TONIC_RDMA_DEVICE", "no_such_device")]);
-    for end in ["client", "server"] {
-        assert!(told.contains(&format!("{end}: RDMA is required and cannot be had: ")), "{told}");
+    let device = ("TONIC_RDMA_DEVICE", "no_such_device");
+    for required in ["require,verbs", "require-verbs"] {
+        let told = with(&[("TONIC_RDMA", required), device]);
+        for end in ["client", "server"] {
+            let failed = format!("{end}: RDMA is required and cannot be had: ");
+            assert!(told.contains(&failed), "{told}");
+        }
     }
+    // Shared memory is a fast path, at the server as at the client.
+    let told = with(&[("TONIC_RDMA", "require"), device]);
+    assert!(told.contains("client: shm (process "), "{told}");
+    assert!(!told.contains("server: "), "{told}");
 }

@@ -318,16 +318,17 @@ impl One {
             user_agent: Some(user_agent(settings.user_agent.as_ref())),
         });
         let context = settings.context.clone().unwrap_or_default();
-        let fabrics = env.fabrics(settings.fabrics.as_deref());
+        let fabrics = env.fabrics(settings.fabrics.as_deref(), policy);
         let off = match (&bad_env, policy) {
             (Some(error), _) => Some(error.to_string()),
             (None, Policy::Off) => Some(match env.policy {
                 Some(_) => "TONIC_RDMA=off".to_owned(),
                 None => "the endpoint's policy is off".to_owned(),
             }),
-            _ if context.paths(&fabrics).is_empty() => {
-                Some("the endpoint allows no fabric".to_owned())
-            }
+            _ if context.paths(&fabrics).is_empty() => Some(match policy {
+                Policy::RequireVerbs => "RDMA is not among the fabrics that are allowed".to_owned(),
+                _ => "the endpoint allows no fabric".to_owned(),
+            }),
             _ => None,
         };
         let state = match &off {
@@ -338,7 +339,7 @@ impl One {
         let shared = Arc::new(Shared::new(
             TcpClient::new(tcp.channel.clone(), counters.clone(), Arc::clone(&methods)),
             state,
-            policy == Policy::Require,
+            policy.is_required(),
             fast_path_timeout,
             bad_env,
             origin.clone(),

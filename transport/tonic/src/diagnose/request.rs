@@ -18,7 +18,8 @@ impl Request {
     }
 
     pub(super) fn fabrics(&self) -> Vec<FabricKind> {
-        self.env.fabrics(self.peer.as_ref().and_then(|peer| peer.shared.fabrics.as_deref()))
+        let fabrics = self.peer.as_ref().and_then(|peer| peer.shared.fabrics.as_deref());
+        self.env.fabrics(fabrics, self.policy())
     }
 
     /// The only allowed device, if one was named.

@@ -1,6 +1,7 @@
 //! The address of a server, and the settings of a channel to it.
 
 mod connect;
+mod fast_path;
 mod tcp;
 
 use std::fmt;
@@ -21,11 +22,8 @@ use crate::bootstrap::client::OfferHook;
 use crate::context::Context;
 use crate::error::Error;
 use crate::executor::SharedExec;
-use crate::path::policy::{FabricKind, Policy, distinct};
+use crate::path::policy::{FabricKind, Policy};
 use crate::telemetry::stats::Counters;
-
-/// Maximum of [`Endpoint::fast_path_timeout`], which every clock can add to the current time.
-const MAX_FAST_PATH_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Default time that [`Endpoint::connect`] waits for the fast path.
 pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -236,53 +234,6 @@ impl Endpoint {
         self.shared.executor = SharedExec::new(executor);
         self.shared.reuses_tasks = false;
         self.tcp = self.tcp.executor(self.shared.executor.clone());
-        self
-    }
-
-    /// Whether to use the fast path. Default is [`Policy::Auto`].
-    ///
-    /// The environment variable `TONIC_RDMA`, if set, overrides this.
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.shared.policy = policy;
-        self
-    }
-
-    /// The fabrics that the fast path may use, preferred first. Default is [`FabricKind::DEFAULT`]:
-    /// shared memory if the server runs on the same host, RDMA otherwise. With an empty list the
-    /// channel stays on TCP.
-    ///
-    /// Fabrics named in the environment variable `TONIC_RDMA` override this.
-    ///
-    /// ```
-    /// use tonic_rdma::{Endpoint, FabricKind};
-    ///
-    /// // RDMA even between two processes on one host.
-    /// let endpoint = Endpoint::from_static("http://10.0.0.1:50051").fabrics([FabricKind::Verbs]);
-    /// ```
-    pub fn fabrics(mut self, fabrics: impl IntoIterator<Item = FabricKind>) -> Self {
-        self.shared.fabrics = Some(distinct(fabrics));
-        self
-    }
-
-    /// Whether calls fail instead of going over TCP. `true` is the same as
-    /// [`policy`](Endpoint::policy)`(Policy::Require)`, `false` as `Policy::Auto`. Shared memory
-    /// satisfies the requirement, unless [`fabrics`](Endpoint::fabrics) excludes it.
-    ///
-    /// [`connect`](Endpoint::connect) then waits for the fast path, and fails with
-    /// [`Error::RdmaRequired`] and the [`Reason`](crate::Reason) without it. On a channel from
-    /// [`connect_lazy`](Endpoint::connect_lazy) calls wait up to
-    /// [`fast_path_timeout`](Endpoint::fast_path_timeout) and then fail with UNAVAILABLE and the
-    /// reason. The TCP connection is made in any case, because the Offer of the fast path needs it.
-    pub fn require_rdma(self, require: bool) -> Self {
-        self.policy(if require { Policy::Require } else { Policy::Auto })
-    }
-
-    /// How long [`connect`](Endpoint::connect) waits for the fast path once TCP is connected. After
-    /// that the channel starts on TCP, and moves to the fast path when it is up.
-    ///
-    /// Default is one second; a longer time than a day counts as a day.
-    pub fn fast_path_timeout(mut self, timeout: Duration) -> Self {
-        self.shared.fast_path_timeout = Some(timeout.min(MAX_FAST_PATH_TIMEOUT));
         self
     }
 

@@ -2,14 +2,15 @@
 //!
 //! | variable | values | effect |
 //! |---|---|---|
-//! | `TONIC_RDMA` | `auto`, `off`, `require`, `shm`, `verbs`, comma-separated | overrides code |
+//! | `TONIC_RDMA` | a policy, or fabrics, with commas between | overrides code |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | only this device is used |
 //! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | type of service of the packets |
 //! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | size of each pool |
 //!
-//! A fabric named in `TONIC_RDMA` is allowed, and all that are not named are excluded; the order is
-//! that of preference: `verbs,shm` prefers RDMA even on one host, `require,verbs` is RDMA or an
-//! error.
+//! The policies are `auto`, `off`, `require` and `require-verbs`. A fabric named in `TONIC_RDMA`
+//! (`shm`, `verbs`) is allowed, and all that are not named are excluded. The order is that of
+//! preference: `verbs,shm` prefers RDMA even on one host. `require` is shared memory, RDMA or an
+//! error, and `require-verbs` is RDMA or an error.
 //!
 //! A variable that is set overrides the builder, so that an operator can select a path without a
 //! new build. All are read each time that an `Endpoint` connects and a `Server` starts;
@@ -32,20 +33,28 @@ pub enum Policy {
     /// Never use it: the channel or server is tonic over TCP, loads no RDMA library and shares no
     /// memory.
     Off,
-    /// Fail instead of using TCP for calls.
+    /// Fail instead of using TCP for calls. Shared memory satisfies it, and RDMA.
     Require,
+    /// Fail instead of using TCP or shared memory for calls: RDMA alone satisfies it.
+    RequireVerbs,
 }
 
 impl Policy {
-    const NAMES: &'static str = "`auto`, `off`, `require`";
+    const NAMES: &'static str = "`auto`, `off`, `require`, `require-verbs`";
 
-    /// Returns `auto`, `off` or `require`.
+    /// Returns `auto`, `off`, `require` or `require-verbs`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Off => "off",
             Self::Require => "require",
+            Self::RequireVerbs => "require-verbs",
         }
+    }
+
+    /// Whether calls fail where there is no fast path.
+    pub(crate) fn is_required(self) -> bool {
+        matches!(self, Self::Require | Self::RequireVerbs)
     }
 }
 
@@ -68,6 +77,7 @@ impl FromStr for Policy {
             "auto" => Ok(Self::Auto),
             "off" => Ok(Self::Off),
             "require" => Ok(Self::Require),
+            "require-verbs" => Ok(Self::RequireVerbs),
             other => Err(UnknownPolicy(other.to_owned())),
         }
     }
@@ -159,7 +169,7 @@ pub fn check_environment() -> Result<(), EnvError> {
 }
 
 const POLICY: &str = "TONIC_RDMA";
-const POLICY_ALLOWED: &str = "`auto`, `off` or `require`, and `shm`, `verbs` in the order of preference, with commas between";
+const POLICY_ALLOWED: &str = "`auto`, `off`, `require` or `require-verbs`, and `shm`, `verbs` in the order of preference, with commas between";
 const DEVICE: &str = "TONIC_RDMA_DEVICE";
 const TOS: &str = "TONIC_RDMA_TOS";
 const POOL: &str = "TONIC_RDMA_POOL";
@@ -243,13 +253,21 @@ impl EnvSettings {
         }
     }
 
-    /// The effective fabrics, preferred first, given those set in code.
-    pub(crate) fn fabrics(&self, builder: Option<&[FabricKind]>) -> Vec<FabricKind> {
-        match (&self.fabrics, builder) {
+    /// The effective fabrics, preferred first, given those set in code and the effective policy.
+    pub(crate) fn fabrics(
+        &self,
+        builder: Option<&[FabricKind]>,
+        policy: Policy,
+    ) -> Vec<FabricKind> {
+        let mut fabrics = match (&self.fabrics, builder) {
             (Some(fabrics), _) => fabrics.clone(),
             (None, Some(fabrics)) => fabrics.to_vec(),
             (None, None) => FabricKind::DEFAULT.to_vec(),
+        };
+        if policy == Policy::RequireVerbs {
+            fabrics.retain(|fabric| *fabric == FabricKind::Verbs);
         }
+        fabrics
     }
 }
 
@@ -271,6 +289,11 @@ fn words(text: &str) -> Result<Words, &'static str> {
     }
     match (policy, fabrics.is_empty()) {
         (Some(Policy::Off), false) => Err("`off` beside a fabric"),
+        (Some(Policy::RequireVerbs), _) if fabrics.contains(&FabricKind::Shm) => {
+            Err("`shm` beside `require-verbs`")
+        }
+        // It overrides fabrics that the code names.
+        (policy @ Some(Policy::RequireVerbs), _) => Ok((policy, Some(vec![FabricKind::Verbs]))),
         (policy, true) => Ok((policy, None)),
         (policy, false) => Ok((policy, Some(distinct(fabrics)))),
     }
@@ -380,26 +403,49 @@ mod tests {
     fn fabrics_are_named_in_order() {
         use FabricKind::{Shm, Verbs};
         let only = read(Some("shm"), None).unwrap();
-        assert_eq!(only.fabrics(None), [Shm]);
+        let auto = Policy::Auto;
+        assert_eq!(only.fabrics(None, auto), [Shm]);
         assert_eq!(only.policy(Policy::Off), Policy::Auto);
         assert_eq!(only.policy(Policy::Require), Policy::Require);
         let both = read(Some("require, verbs,shm,verbs"), None).unwrap();
-        assert_eq!(both.fabrics(Some(&[Shm])), [Verbs, Shm]);
+        assert_eq!(both.fabrics(Some(&[Shm]), auto), [Verbs, Shm]);
         assert_eq!(both.policy(Policy::Auto), Policy::Require);
         let none = read(None, None).unwrap();
-        assert_eq!(none.fabrics(None), FabricKind::DEFAULT);
-        assert_eq!(none.fabrics(Some(&[Verbs])), [Verbs]);
+        assert_eq!(none.fabrics(None, auto), FabricKind::DEFAULT);
+        assert_eq!(none.fabrics(Some(&[Verbs]), auto), [Verbs]);
+    }
+
+    #[test]
+    fn rdma_can_be_required_and_shared_memory_does_not_satisfy_that() {
+        use FabricKind::{Shm, Verbs};
+        for text in ["require-verbs", "require-verbs,verbs"] {
+            let env = read(Some(text), None).unwrap();
+            let policy = env.policy(Policy::Auto);
+            assert_eq!(policy, Policy::RequireVerbs);
+            assert_eq!(env.fabrics(None, policy), [Verbs]);
+            assert_eq!(env.fabrics(Some(&[Shm]), policy), [Verbs]);
+        }
+        // What the code requires, the environment can lift or contradict.
+        let required = Policy::RequireVerbs;
+        let unset = read(None, None).unwrap();
+        assert_eq!(unset.fabrics(None, unset.policy(required)), [Verbs]);
+        let either = read(Some("require"), None).unwrap();
+        assert_eq!(either.fabrics(None, either.policy(required)), FabricKind::DEFAULT);
+        let shm = read(Some("shm"), None).unwrap();
+        assert_eq!(shm.fabrics(None, shm.policy(required)), []);
     }
 
     #[test]
     fn bad_values_name_variable_value_and_what_is_allowed() {
         let e = read(Some("on"), None).unwrap_err().to_string();
         assert!(e.contains("TONIC_RDMA=\"on\""), "{e}");
-        assert!(e.contains("`auto`, `off` or `require`"), "{e}");
+        assert!(e.contains("`auto`, `off`, `require` or `require-verbs`"), "{e}");
         for (bad, problem) in [
             ("auto,off", "two policies"),
             ("off,shm", "`off` beside a fabric"),
             ("shm,", "unknown"),
+            ("require-verbs,verbs,shm", "`shm` beside `require-verbs`"),
+            ("require,require-verbs", "two policies"),
         ] {
             let e = read(Some(bad), None).unwrap_err().to_string();
             assert!(e.contains(problem), "{e}");

@@ -141,9 +141,9 @@ impl<L> Server<L> {
 
     /// Whether to offer the fast path. Default is [`Policy::Auto`].
     ///
-    /// With [`Policy::Require`], serving fails at its start if RDMA cannot be offered, or shared
-    /// memory if that is the only [fabric](Server::fabrics) allowed. The environment variable
-    /// `TONIC_RDMA`, if set, overrides this.
+    /// With [`Policy::Require`], serving fails at its start if none of the
+    /// [fabrics](Server::fabrics) can be offered, and with [`Policy::RequireVerbs`] if RDMA cannot.
+    /// The environment variable `TONIC_RDMA`, if set, overrides this.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.shared.policy = policy;

@@ -25,7 +25,6 @@ use crate::bootstrap::stock_calls::StockCalls;
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
 use crate::codec::Methods;
 use crate::error::{BoxError, Error};
-use crate::path::Path;
 use crate::path::policy::{EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::server::builder::Server;
@@ -71,12 +70,20 @@ where
     let tickets = Arc::new(Tickets::new(outstanding, lifetime));
     let most_tcp = settings.max_tcp_connections.unwrap_or(MAX_TCP_CONNECTIONS);
     let context = settings.context.clone().unwrap_or_default();
-    let fabrics = env.fabrics(settings.fabrics.as_deref());
+    let fabrics = env.fabrics(settings.fabrics.as_deref(), policy);
     let off = match policy {
         Policy::Off => Some("switched off at the server"),
-        _ if context.paths(&fabrics).is_empty() => Some("the server allows no fabric"),
+        _ if context.paths(&fabrics).is_empty() => match policy {
+            Policy::RequireVerbs => Some("RDMA is not among the fabrics that are allowed"),
+            _ => Some("the server allows no fabric"),
+        },
         _ => None,
     };
+    if let Some(why) = off
+        && policy.is_required()
+    {
+        return Err(Error::required(Reason::new(ReasonCode::Policy, why)));
+    }
     let offering = watch::Sender::new(match off {
         Some(why) => Offering::Off(Reason::new(ReasonCode::Policy, why)),
         None => Offering::starting(context.paths(&fabrics)),
@@ -171,16 +178,19 @@ impl Tasks {
     ) -> Result<(), Error> {
         let paths = fast.paths();
         let fast = Arc::new(fast);
+        // A server that requires the fast path waits for one of its paths; others start at once.
+        let (mut wanted, mut failed) = (policy.is_required(), None);
         for path in &paths {
-            // A server that requires the fast path waits for it; others start at once. If RDMA is
-            // among the fabrics, shared memory alone does not satisfy the requirement.
-            let needed = policy == Policy::Require && (*path != Path::Shm || paths.len() == 1);
-            let started = match needed {
-                true => Some(fast.start(*path, bound).await.map_err(Error::required)?),
+            let started = match wanted {
+                true => fast.start(*path, bound).await.map_err(|reason| failed = Some(reason)).ok(),
                 false => None,
             };
+            wanted &= started.is_none();
             self.0.spawn(fast.clone().run(*path, bound, started, layered.clone()));
         }
-        Ok(())
+        match failed {
+            Some(reason) if wanted => Err(Error::required(reason)),
+            _ => Ok(()),
+        }
     }
 }

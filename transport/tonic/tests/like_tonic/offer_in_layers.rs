@@ -49,7 +49,7 @@ async fn say_hello(channel: &Channel) -> Result<(), Status> {
 async fn reason_for(answer: Answer) -> Reason {
     let addr = serve(answer).await;
     let reason = reason_of_path_to(addr).await;
-    let required = endpoint(addr).require_rdma(true).connect_lazy();
+    let required = endpoint(addr).require_fast_path(true).connect_lazy();
     let status = say_hello(&required).await.unwrap_err();
     assert_eq!((status.code(), Reason::of(&status)), (Code::Unavailable, Some(&reason)));
     reason

@@ -116,7 +116,7 @@ async fn an_address_is_bound_and_given_back() {
     let server = tokio::spawn(server);
     // Bound at its first poll.
     tokio::task::yield_now().await;
-    let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().require_rdma(true);
+    let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().require_fast_path(true);
     let channel = loop {
         match endpoint.connect().await {
             Ok(channel) => break channel,

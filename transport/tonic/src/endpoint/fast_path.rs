@@ -1,0 +1,65 @@
+//! Whether an endpoint uses the fast path, over what, and how long it waits for it.
+
+use std::time::Duration;
+
+use crate::endpoint::Endpoint;
+use crate::path::policy::{FabricKind, Policy, distinct};
+
+/// Maximum of [`Endpoint::fast_path_timeout`], which every clock can add to the current time.
+const MAX_FAST_PATH_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl Endpoint {
+    /// Whether to use the fast path. Default is [`Policy::Auto`].
+    ///
+    /// The environment variable `TONIC_RDMA`, if set, overrides this.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.shared.policy = policy;
+        self
+    }
+
+    /// The fabrics that the fast path may use, preferred first. Default is [`FabricKind::DEFAULT`]:
+    /// shared memory if the server runs on the same host, RDMA otherwise. With an empty list the
+    /// channel stays on TCP.
+    ///
+    /// Fabrics named in the environment variable `TONIC_RDMA` override this.
+    ///
+    /// ```
+    /// use tonic_rdma::{Endpoint, FabricKind};
+    ///
+    /// // RDMA even between two processes on one host.
+    /// let endpoint = Endpoint::from_static("http://10.0.0.1:50051").fabrics([FabricKind::Verbs]);
+    /// ```
+    pub fn fabrics(mut self, fabrics: impl IntoIterator<Item = FabricKind>) -> Self {
+        self.shared.fabrics = Some(distinct(fabrics));
+        self
+    }
+
+    /// Whether calls fail instead of going over TCP. `true` is the same as
+    /// [`policy`](Endpoint::policy)`(Policy::Require)`, `false` as `Policy::Auto`. Shared memory
+    /// satisfies the requirement, and so does RDMA.
+    ///
+    /// [`connect`](Endpoint::connect) then waits for the fast path, and fails with
+    /// [`Error::RdmaRequired`](crate::Error::RdmaRequired) and the [`Reason`](crate::Reason) without
+    /// it. On a channel from [`connect_lazy`](Endpoint::connect_lazy) calls wait up to
+    /// [`fast_path_timeout`](Endpoint::fast_path_timeout) and then fail with UNAVAILABLE and the
+    /// reason. The TCP connection is made in any case, because the Offer of the fast path needs it.
+    pub fn require_fast_path(self, require: bool) -> Self {
+        self.policy(if require { Policy::Require } else { Policy::Auto })
+    }
+
+    /// Whether calls fail instead of going over TCP or shared memory. `true` is the same as
+    /// [`policy`](Endpoint::policy)`(Policy::RequireVerbs)`, `false` as `Policy::Auto`. Otherwise
+    /// it is like [`require_fast_path`](Endpoint::require_fast_path).
+    pub fn require_rdma(self, require: bool) -> Self {
+        self.policy(if require { Policy::RequireVerbs } else { Policy::Auto })
+    }
+
+    /// How long [`connect`](Endpoint::connect) waits for the fast path once TCP is connected. After
+    /// that the channel starts on TCP, and moves to the fast path when it is up.
+    ///
+    /// Default is one second; a longer time than a day counts as a day.
+    pub fn fast_path_timeout(mut self, timeout: Duration) -> Self {
+        self.shared.fast_path_timeout = Some(timeout.min(MAX_FAST_PATH_TIMEOUT));
+        self
+    }
+}
