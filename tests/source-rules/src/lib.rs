@@ -9,6 +9,7 @@
 //! | [`logging`] | log lines that a peer can cause are throttled |
 //! | [`wording`] | some sentences do not come again |
 //! | [`figures`] | figures in SECURITY.md are those of the constants |
+//! | [`pointers`] | what documents point at exists: paths, headings, modules, make targets |
 //! | [`workflows`] | hosted workflows call targets of the Makefile, and every test |
 //!
 //! [`packages`] finds the source of tonic, for tests that hold ours against it.
@@ -24,6 +25,7 @@ pub mod files;
 pub mod logging;
 pub mod modules;
 pub mod packages;
+pub mod pointers;
 pub mod size;
 pub mod unsafety;
 pub mod width;

@@ -3,7 +3,7 @@
 use tonic_rdma_source_rules::files::Source;
 use tonic_rdma_source_rules::modules::Crate;
 use tonic_rdma_source_rules::{
-    circles, figures, logging, size, unsafety, width, wording, workflows,
+    circles, figures, logging, pointers, size, unsafety, width, wording, workflows,
 };
 
 /// Lines without a finding.
@@ -394,4 +394,62 @@ fn figures_that_are_not_those_of_the_code_are_found() {
     ] {
         assert_eq!(wrong(cell), expected, "{cell}");
     }
+}
+
+/// What a document of this text, `docs/a.md`, points at in vain.
+fn wrong_pointers(text: &str) -> Vec<(usize, String)> {
+    let sources = [
+        Source::new("docs/a.md", text),
+        Source::new("docs/b.md", "# On `this` and that\n\n## Twice\n\n## Twice\n"),
+        Source::new("Makefile", "test: all ## run\nall:\n\ttrue\nX := y\n"),
+        Source::new(
+            "memory/Cargo.toml",
+            "[package]\nname = \"m\"\n[dependencies]\nother-one = \"1\"\n",
+        ),
+        Source::new("memory/src/lib.rs", "mod arena; pub struct Pool; pub fn make() {}"),
+        Source::new(
+            "memory/src/arena/mod.rs",
+            "mod piece; struct Arena; impl Arena { fn cut() {} }",
+        ),
+        Source::new("memory/src/arena/piece.rs", "enum Piece {}"),
+    ];
+    let tree = pointers::Tree::of(&sources, |path| path == "docs/image.png");
+    let (wrong, all) = tree.wrong(&sources[0]);
+    assert!(all >= wrong.len());
+    wrong.into_iter().map(|wrong| (wrong.line, wrong.what)).collect()
+}
+
+#[test]
+fn documents_that_point_at_nothing_are_found() {
+    let sound = "[b](b.md#on-this-and-that), [t](./b.md#twice-1), [root](../Makefile) and [i](image.png),\n\
+                 [far](https://example.com/b.md#none), `memory/src/arena/`, `arena/piece.rs`, `piece.rs`,\n\
+                 `memory::arena::piece`, `arena::Arena::cut`, `memory::make`, `other_one::Thing`,\n\
+                 `std::io::Error`, `make test all`, `make test X=1`, `/proc/self`, `a/b`, `tests/NAME.rs`\n\
+                 \n```sh\nmake test\n[x](none.md)\n```\n\n[ref]: b.md\n";
+    assert_eq!(wrong_pointers(sound), []);
+    for wrong in [
+        "b.md#off-this",
+        "c.md",
+        "../docs/c.md",
+        "`memory/src/none/`",
+        "`none.rs`",
+        "`arena/none.rs`",
+        "`memory::none`",
+        "`memory::arena::none`",
+        "`none::Thing`",
+        "`memory::arena::None`",
+        "`arena::Arena::none`",
+        "`make none`",
+        "`make test none`",
+    ] {
+        let pointer = wrong.trim_matches('`').to_owned();
+        let text = match wrong.starts_with('`') {
+            true => format!("# A\n\nwith {wrong} in it"),
+            false => format!("# A\n\nwith [a `link`]({wrong}) in it"),
+        };
+        assert_eq!(wrong_pointers(&text), [(3, pointer)], "{wrong}");
+    }
+    let block = "a\n\n    $ make none\n\n```sh\nmake nothing\n```\n";
+    let lines: Vec<_> = wrong_pointers(block).into_iter().map(|(line, _)| line).collect();
+    assert_eq!(lines, [3, 6]);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use tonic_rdma_source_rules::{CRATES, Finding, Findings, figures, files, workflows};
+use tonic_rdma_source_rules::{CRATES, Finding, Findings, figures, files, pointers, workflows};
 
 mod known;
 
@@ -94,6 +94,23 @@ fn workflows_run_every_test_by_a_target_that_exists() {
     let calls: usize = sources.iter().map(|source| workflows::calls(&source.text).len()).sum();
     assert!(calls >= 15, "only {calls} calls of make were found where there are many");
     assert_eq!(workflows::wrong(&makefile, &sources), Ok(Vec::new()));
+}
+
+#[test]
+fn documents_point_at_what_exists() {
+    let sources = files::read(&files::root()).unwrap();
+    let tree = pointers::Tree::of(&sources, |path| files::root().join(path).exists());
+    let current = |path: &str| path.ends_with(".md") && !pointers::HISTORY.contains(&path);
+    let (mut wrong, mut all) = (String::new(), 0);
+    for document in sources.iter().filter(|source| current(&source.path)) {
+        let (found, pointers) = tree.wrong(document);
+        all += pointers;
+        for pointer in found {
+            wrong += &format!("    {}:{}: {}\n", document.path, pointer.line, pointer.what);
+        }
+    }
+    assert!(all > 500, "only {all} pointers were looked at where there are many");
+    assert!(wrong.is_empty(), "nothing is there:\n{wrong}");
 }
 
 /// A peer must not fill the log.
