@@ -14,6 +14,7 @@ use crate::addr::Addr;
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::LinkConfig;
+use crate::turn;
 use crate::verbs::cm::hub::Event;
 use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::context::DeviceContext;
@@ -86,6 +87,7 @@ impl ConnectAttempt {
     async fn expect_event(&self, id: &CmId, wanted: kind::Type) -> Result<Event, ConnectError> {
         let addr = Addr::Ip(self.addr);
         loop {
+            turn::spend(1).await;
             let event = id.next_event().await.map_err(Self::channel_failed)?;
             return match event.kind {
                 got if got == wanted => Ok(event),

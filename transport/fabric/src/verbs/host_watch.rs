@@ -19,6 +19,7 @@ use rustix::net::{self, AddressFamily, Protocol, RecvFlags, SocketFlags, SocketT
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::turn;
 use crate::verbs::context::DeviceContext;
 
 /// RTMGRP_LINK, RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR of linux/rtnetlink.h.
@@ -30,6 +31,8 @@ const INFINIBAND: &[u8] = b"SUBSYSTEM=infiniband\0";
 /// Longer than a uevent can be (UEVENT_BUFFER_SIZE of linux/kobject.h and the header); of others
 /// only the arrival counts.
 const MESSAGE: usize = 8192;
+/// The number of messages that are read from a socket in one go.
+const BATCH: usize = 32;
 
 /// What the events of each descriptor carry.
 const ROUTE: u64 = 0;
@@ -90,27 +93,26 @@ impl HostWatch {
     pub fn events(&self) -> io::Result<HostEvents> {
         // SAFETY: the Arc owns the descriptor and always gives the same one.
         let ready = unsafe { AsyncFd::register_with_interest(self.clone(), Interest::READABLE) }?;
-        Ok(HostEvents { ready })
+        Ok(HostEvents { ready, changed: false })
     }
 
-    /// Takes all there is. False: nothing that matters.
-    fn take(&self) -> io::Result<bool> {
-        let mut changed = false;
+    /// Takes the next messages, [`BATCH`] of each socket at most. `None`: there are none. False:
+    /// none that matters.
+    fn take(&self) -> io::Result<Option<bool>> {
         let mut ready = Vec::with_capacity(8);
-        loop {
-            ready.clear();
-            epoll::wait(&self.0.epoll, spare_capacity(&mut ready), Some(&Default::default()))?;
-            if ready.is_empty() {
-                return Ok(changed);
-            }
-            for event in &ready {
-                changed |= match { event.data }.u64() {
-                    ROUTE => drain(&self.0.route, |_| true)?,
-                    UEVENT => drain(&self.0.uevents, is_of_infiniband)?,
-                    _ => true,
-                };
-            }
+        epoll::wait(&self.0.epoll, spare_capacity(&mut ready), Some(&Default::default()))?;
+        if ready.is_empty() {
+            return Ok(None);
         }
+        let mut changed = false;
+        for event in &ready {
+            changed |= match { event.data }.u64() {
+                ROUTE => take_messages(&self.0.route, |_| true)?,
+                UEVENT => take_messages(&self.0.uevents, is_of_infiniband)?,
+                _ => true,
+            };
+        }
+        Ok(Some(changed))
     }
 }
 
@@ -124,6 +126,8 @@ impl AsRawFd for HostWatch {
 #[derive(Debug)]
 pub struct HostEvents {
     ready: AsyncFd<HostWatch>,
+    /// Some of what was taken matters, and was not told yet.
+    changed: bool,
 }
 
 impl HostEvents {
@@ -137,10 +141,18 @@ impl HostEvents {
     pub async fn next(&mut self) -> io::Result<()> {
         loop {
             let mut guard = self.ready.readable().await?;
-            let changed = self.ready.get_ref().take()?;
-            guard.clear_ready();
-            if changed {
-                return Ok(());
+            match self.ready.get_ref().take()? {
+                None => {
+                    guard.clear_ready();
+                    if std::mem::take(&mut self.changed) {
+                        return Ok(());
+                    }
+                }
+                Some(changed) => {
+                    self.changed |= changed;
+                    // Whoever may change addresses can keep the sockets full (R20).
+                    turn::spend(BATCH).await;
+                }
             }
         }
     }
@@ -153,14 +165,14 @@ fn socket(protocol: Option<Protocol>, groups: u32) -> rustix::io::Result<OwnedFd
     Ok(socket)
 }
 
-/// Reads all messages of a socket. True when one matters.
-fn drain(socket: impl AsFd, matters: impl Fn(&[u8]) -> bool) -> io::Result<bool> {
+/// Reads up to [`BATCH`] messages of a socket. True when one matters.
+fn take_messages(socket: impl AsFd, matters: impl Fn(&[u8]) -> bool) -> io::Result<bool> {
     let mut changed = false;
     let mut message = [0; MESSAGE];
-    loop {
+    for _ in 0..BATCH {
         match net::recv(&socket, &mut message, RecvFlags::empty()) {
             // Messages of netlink are not empty.
-            Ok((0, _)) | Err(Errno::AGAIN) => return Ok(changed),
+            Ok((0, _)) | Err(Errno::AGAIN) => break,
             Ok((len, _)) => changed |= matters(&message[..len]),
             Err(Errno::INTR) => {}
             // Some were lost.
@@ -168,6 +180,7 @@ fn drain(socket: impl AsFd, matters: impl Fn(&[u8]) -> bool) -> io::Result<bool>
             Err(error) => return Err(error.into()),
         }
     }
+    Ok(changed)
 }
 
 fn is_of_infiniband(uevent: &[u8]) -> bool {
@@ -177,6 +190,27 @@ fn is_of_infiniband(uevent: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Before, the messages of a socket were read for as long as there were some (R20).
+    #[test]
+    fn messages_are_read_in_batches() {
+        let (kind, flags) = (net::SocketType::SEQPACKET, SocketFlags::NONBLOCK);
+        let (from, to) = net::socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let send = || net::send(&from, b"uevent", net::SendFlags::empty()).unwrap();
+        (0..BATCH + 1).for_each(|_| assert_eq!(send(), 6));
+        let read = std::cell::Cell::new(0);
+        let taken = || {
+            read.set(0);
+            let count = |_: &[u8]| {
+                read.set(read.get() + 1);
+                read.get() == BATCH
+            };
+            (take_messages(&to, count).unwrap(), read.get())
+        };
+        assert_eq!(taken(), (true, BATCH));
+        assert_eq!(taken(), (false, 1));
+        assert_eq!(taken(), (false, 0));
+    }
 
     #[test]
     fn uevents_of_other_devices_do_not_matter() {

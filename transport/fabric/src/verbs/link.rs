@@ -19,6 +19,7 @@ use crate::link::{Caps, Completion, Link, PeerInfo, Posted, Work, WriteSource};
 use crate::link_config::LinkConfig;
 use crate::processors;
 use crate::queue::{Held, SendQueue};
+use crate::turn;
 use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, RECV, Sleep};
 use crate::verbs::context::DeviceContext;
@@ -213,6 +214,10 @@ impl VerbsLink {
             let VerbsLink { qp, memory, failure, .. } = self;
             let own = |completed: &Completed| complete(memory, failure, completed, &mut early);
             match qp.cq.sleep(cx, Armed::All, own) {
+                // The completions of others may keep the queue from being empty (R20).
+                Ok(Sleep::PollAgain) if turn::charge(cx, &mut 1).is_pending() => {
+                    break Poll::Pending;
+                }
                 Ok(Sleep::PollAgain) => {}
                 Ok(Sleep::Asleep) => break Poll::Pending,
                 Ok(Sleep::Orphaned) => break poll_on(cx).map(Ok),
@@ -267,25 +272,29 @@ impl VerbsLink {
         self.device_error(call, source)
     }
 
-    /// Takes all connection events, and leaves the waker.
+    /// Takes all connection events, or as many as the turn of the task has operations for, and
+    /// leaves the waker (R20).
     fn poll_events(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let VerbsLink { events, qp, .. } = self;
         while let Poll::Ready(event) = events.poll(cx, |cx| qp.id.poll_event(cx)) {
             let ending = match event?.kind {
-                kind::RDMA_CM_EVENT_DISCONNECTED => Ending::Disconnected,
+                kind::RDMA_CM_EVENT_DISCONNECTED => Some(Ending::Disconnected),
                 kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
                     qp.device.mark_removed();
-                    Ending::Removed
+                    Some(Ending::Removed)
                 }
-                kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => continue,
+                kind::RDMA_CM_EVENT_TIMEWAIT_EXIT => None,
                 other => {
                     tracing::debug!(peer = %self.peer, event = name(other), "connection event");
-                    continue;
+                    None
                 }
             };
             // The first reason stays: the peer answers a disconnect of this end with
             // DISCONNECTED.
-            self.ending.get_or_insert(ending);
+            self.ending = self.ending.or(ending);
+            if turn::charge(cx, &mut 1).is_pending() {
+                break;
+            }
         }
         Ok(())
     }
@@ -380,6 +389,10 @@ impl VerbsLink {
                 Ok(Sleep::PollAgain) if out.len() > before => {
                     self.note_messages(&out[before..]);
                     return Ok(Poll::Ready(()));
+                }
+                // The completions of others may keep the queue from being empty (R20).
+                Ok(Sleep::PollAgain) if turn::charge(cx, &mut 1).is_pending() => {
+                    return Ok(Poll::Pending);
                 }
                 Ok(Sleep::PollAgain) => {}
                 Err(error) => return Err(self.queue_error("ibv_req_notify_cq", error)),

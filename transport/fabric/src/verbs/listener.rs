@@ -12,6 +12,7 @@ use tonic_rdma_memory::Pool;
 
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link_config::LinkConfig;
+use crate::turn;
 use crate::verbs::cm::hub::BACKLOG;
 use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::connect::{LOCAL_PORTS, check_private_data};
@@ -83,6 +84,8 @@ impl VerbsListener {
     /// Cancel safe.
     pub async fn accept(&mut self) -> Result<VerbsIncoming, FabricError> {
         loop {
+            // Requests that are turned away follow each other as fast as peers send them (R20).
+            turn::spend(1).await;
             let event = self.id.next_event().await;
             let event = event.map_err(|e| self.device.verb_error("rdma_get_cm_event", e))?;
             match (event.kind, event.request) {
@@ -202,6 +205,7 @@ impl VerbsIncoming {
         })?;
         let established = async {
             loop {
+                turn::spend(1).await;
                 // Events first: one may tell of the end of the connection.
                 let event = poll_fn(|cx| match link.id().poll_next_event(cx) {
                     Poll::Ready(event) => {

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 use crate::addr::ShmAddr;
 use crate::shm::ready_fd::ReadyFd;
 use crate::shm::socket::blocking::{PEERS, STRANGERS, ThreadPool};
+use crate::turn;
 
 /// The longest message, in bytes.
 pub(crate) const MAX_MESSAGE: usize = 256;
@@ -376,6 +377,8 @@ impl ListenSocket {
     pub(crate) async fn accept(&self) -> io::Result<Socket> {
         let Some(listening) = &self.0 else { return Err(io::ErrorKind::NotConnected.into()) };
         loop {
+            // Those that are gone before they are accepted follow as fast as peers connect (R20).
+            turn::spend(1).await;
             let mut guard = listening.readable().await?;
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let accepted = guard.try_io(|fd| Ok(accept_with(fd.get_ref(), flags)?));

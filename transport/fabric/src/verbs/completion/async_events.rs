@@ -10,6 +10,7 @@ use rdma_sys::ibv_event_type::IBV_EVENT_CQ_ERR;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::turn;
 use crate::verbs::context::DeviceContext;
 
 /// The asynchronous events of a device in one runtime. All runtimes together get each event once.
@@ -31,7 +32,8 @@ impl AsyncEvents {
         Ok(AsyncEvents { fd, device: device.clone() })
     }
 
-    /// Takes all events, and leaves the waker. `find` is asked for completion queues that have
+    /// Takes all events, or as many as the turn of the task has operations for, and leaves the
+    /// waker (R20): a peer can cause some, as its first message on a queue pair does. `find` is asked for completion queues that have
     /// failed, by address. What it gives goes to `failed`; it must not be dropped before, as
     /// destroying the queue waits for the event.
     ///
@@ -46,7 +48,14 @@ impl AsyncEvents {
         loop {
             let Poll::Ready(ready) = self.fd.poll_read_ready(cx) else { return Ok(()) };
             let mut guard = ready?;
-            while self.next(&mut find, failed)? {}
+            loop {
+                if turn::charge(cx, &mut 1).is_pending() {
+                    return Ok(());
+                }
+                if !self.next(&mut find, failed)? {
+                    break;
+                }
+            }
             guard.clear_ready();
         }
     }

@@ -194,6 +194,8 @@ impl Sleepers {
 #[derive(Debug)]
 pub(crate) struct Dispatch<Q> {
     queue: Q,
+    /// The number of completions that the queue has room for.
+    entries: usize,
     members: HashMap<u32, Member, BuildHasherDefault<QpNumHasher>>,
     next_serial: u64,
     sleepers: Sleepers,
@@ -213,9 +215,10 @@ pub(crate) struct Dispatch<Q> {
 }
 
 impl<Q: Queue> Dispatch<Q> {
-    pub(crate) fn new(queue: Q) -> Dispatch<Q> {
+    pub(crate) fn new(queue: Q, entries: usize) -> Dispatch<Q> {
         Dispatch {
             queue,
+            entries,
             members: HashMap::default(),
             next_serial: 0,
             sleepers: Sleepers::default(),
@@ -240,7 +243,7 @@ impl<Q: Queue> Dispatch<Q> {
     /// The queue is broken.
     pub(crate) fn join(&mut self, qp_num: u32, wake: &mut Vec<Waker>) -> io::Result<MemberId> {
         self.check()?;
-        while !self.drain(None, usize::MAX, &mut |_| {}, wake)?.drained {}
+        self.take_present(None, wake)?;
         self.next_serial += 1;
         let serial = self.next_serial;
         let member = Member { serial, inbox: Vec::new(), waker: None, sleeps_for: Armed::Not };
@@ -253,15 +256,8 @@ impl<Q: Queue> Dispatch<Q> {
     /// Removes a queue pair that is destroyed, and drops its completions, so that their places are
     /// free.
     pub(crate) fn leave(&mut self, me: MemberId, wake: &mut Vec<Waker>) {
-        loop {
-            match self.drain(Some(me), usize::MAX, &mut |_| {}, wake) {
-                Ok(polled) if polled.drained => break,
-                Ok(_) => {}
-                Err(error) => {
-                    self.fail(error.into(), wake);
-                    break;
-                }
-            }
+        if let Err(error) = self.take_present(Some(me), wake) {
+            self.fail(error.into(), wake);
         }
         if self.members.get(&me.qp_num).is_some_and(|member| member.serial == me.serial)
             && let Some(member) = self.members.remove(&me.qp_num)
@@ -428,6 +424,23 @@ impl<Q: Queue> Dispatch<Q> {
         self.armed_twice |= self.armed != Armed::Not;
         self.armed = need;
         self.busy_polls_seen = self.busy_polls;
+        Ok(())
+    }
+
+    /// Takes the completions that the queue has now, and drops those of `me`. Others may be added
+    /// for as long as their queue pairs are busy, so this ends when as many as the queue has room
+    /// for were taken (R20).
+    fn take_present(&mut self, me: Option<MemberId>, wake: &mut Vec<Waker>) -> io::Result<()> {
+        let (mut taken, mut dropped) = (0, 0);
+        while taken < self.entries {
+            let before = dropped;
+            let polled = self.drain(me, usize::MAX, &mut |_| dropped += 1, wake)?;
+            if polled.drained {
+                break;
+            }
+            // Of an undrained queue, more than this many of others were taken, at least.
+            taken += MAX_OTHERS + (dropped - before);
+        }
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::mem;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::{fmt, future};
 
 use tokio::io::Interest;
@@ -14,6 +14,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 
+use crate::turn;
 use crate::verbs::completion::async_events::AsyncEvents;
 use crate::verbs::completion::channel::CompChannel;
 use crate::verbs::completion::cq::Cq;
@@ -112,7 +113,7 @@ impl SharedCq {
         };
         let queue = Arc::new(SharedCq {
             cq: cq.as_ptr().expose_provenance(),
-            dispatch: Mutex::new(Dispatch::new(cq)),
+            dispatch: Mutex::new(Dispatch::new(cq, depth as usize)),
             entries: depth,
             reserved: Mutex::new(entries),
             _shard: shard.clone(),
@@ -212,9 +213,16 @@ impl Shard {
         queues.live.iter().filter(|(_, queue)| queue.strong_count() > 0).count() == 1
     }
 
-    /// Takes events of the channel that is ready, and adds their queues to `fired`.
-    fn take_events(&self, fired: &mut Vec<Arc<SharedCq>>) -> io::Result<()> {
-        while let Some(event) = self.channel.get_ref().next()? {
+    /// Takes events of the channel that is ready, and adds their queues to `fired`. `Pending`:
+    /// there may be more, and the turn of the task is over (R20).
+    fn take_events(
+        &self,
+        cx: &mut Context<'_>,
+        fired: &mut Vec<Arc<SharedCq>>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(turn::charge(cx, &mut 1));
+            let Some(event) = self.channel.get_ref().next()? else { return Poll::Ready(Ok(())) };
             let Some(queue) = self.find(event.key) else {
                 event.ack();
                 continue;
@@ -227,10 +235,9 @@ impl Shard {
             fired.push(queue);
             // Asking the kernel for an event that cannot be there costs a system call.
             if !may_have_more && self.has_one_queue() {
-                break;
+                return Poll::Ready(Ok(()));
             }
         }
-        Ok(())
     }
 
     /// Fails queues that the device has failed.
@@ -290,7 +297,8 @@ impl Reactor {
         while let Poll::Ready(ready) = shard.channel.poll_read_ready(cx) {
             // Without a channel to wait for, links poll by themselves: see the drop.
             let Ok(mut guard) = ready else { return Poll::Ready(()) };
-            if let Err(error) = shard.take_events(fired) {
+            let Poll::Ready(taken) = shard.take_events(cx, fired) else { break };
+            if let Err(error) = taken {
                 tonic_rdma_memory::throttled!(error, device = shard.device.name, %error, "ibv_get_cq_event failed");
                 let failure = Failure::from(error);
                 shard.all().iter().for_each(|queue| queue.dispatch().fail(failure, wake));

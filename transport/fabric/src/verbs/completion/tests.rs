@@ -23,6 +23,15 @@ struct Device {
     arms: usize,
     takes: usize,
     broken: bool,
+    /// A queue pair whose completions keep the queue full.
+    busy: Option<u32>,
+}
+
+/// Entries of the queue.
+const ENTRIES: usize = 4096;
+
+fn completed(qp_num: u32, wr_id: u64, is_message: bool) -> Completed {
+    Completed { qp_num, wr_id, status: 0, vendor_err: 0, byte_len: 0, is_message }
 }
 
 #[derive(Clone, Debug)]
@@ -37,20 +46,13 @@ impl Made {
             arms: 0,
             takes: 0,
             broken: false,
+            busy: None,
         })))
     }
 
     fn complete(&self, qp_num: u32, wr_id: u64, solicited: bool) {
         let mut device = self.0.borrow_mut();
-        let completed = Completed {
-            qp_num,
-            wr_id,
-            status: 0,
-            vendor_err: 0,
-            byte_len: 0,
-            is_message: solicited,
-        };
-        device.completions.push_back(completed);
+        device.completions.push_back(completed(qp_num, wr_id, solicited));
         if device.armed == Armed::All || (device.armed == Armed::Solicited && solicited) {
             device.armed = Armed::Not;
             device.events += 1;
@@ -77,6 +79,12 @@ impl Queue for Made {
                 return Err(io::Error::from_raw_os_error(libc::EIO));
             }
             device.takes += 1;
+            assert!(device.takes < 1000, "this never ends");
+            if let Some(qp_num) = device.busy {
+                while device.completions.len() < ENTRIES {
+                    device.completions.push_back(completed(qp_num, 0, true));
+                }
+            }
             let n = device.completions.len().min(BATCH);
             device.completions.drain(..n).collect()
         };
@@ -171,9 +179,29 @@ fn react(device: &Made, dispatch: &mut Dispatch<Made>) -> Next {
     look(dispatch)
 }
 
+/// A peer sends as fast as this end takes: before, no queue pair could be made beside it, or
+/// destroyed (R20).
+#[test]
+fn joining_and_leaving_end_beside_a_queue_pair_that_is_always_busy() {
+    let (device, mut dispatch) = made();
+    let busy = Pair::join(&mut dispatch, 1);
+    for n in 0..ENTRIES as u64 {
+        device.complete(2, n, true);
+    }
+    device.0.borrow_mut().busy = Some(1);
+    // What the queue had of the number is of an earlier queue pair, and is not delivered.
+    let mut other = Pair::join(&mut dispatch, 2);
+    other.poll(&mut dispatch, false);
+    assert!(other.got.is_empty(), "{:?}", other.got);
+    other.leave(&mut dispatch);
+    let takes = device.0.borrow().takes;
+    assert!(takes <= 3 * ENTRIES / BATCH + 100, "{takes}");
+    drop(busy);
+}
+
 fn made() -> (Made, Dispatch<Made>) {
     let device = Made::new();
-    (device.clone(), Dispatch::new(device))
+    (device.clone(), Dispatch::new(device, ENTRIES))
 }
 
 #[test]
