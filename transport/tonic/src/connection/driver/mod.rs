@@ -133,7 +133,7 @@ impl Driver {
             let room = self.report(&mut state, idle);
             let rests = std::mem::take(&mut state.became_quiet);
             let (called, next) = (state.driver.is_called(), state.copies.next(round));
-            let graced = state.landing.grace.is_running();
+            let graced = state.landing.grace.is_running() || state.landing.relief.is_running();
             let mut work = state.work;
             drop(state);
 

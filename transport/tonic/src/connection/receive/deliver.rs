@@ -4,6 +4,7 @@ use tonic_rdma_fabric::turn;
 use tonic_rdma_proto::{Flow, StreamId};
 
 use crate::codec::Part;
+use crate::connection::receive::relieve::MAX_WORK;
 use crate::connection::receive::stall::Reading;
 use crate::connection::receive::unread::Place;
 use crate::connection::state::ConnectionState;
@@ -22,7 +23,13 @@ impl ConnectionState {
         let Some(io) = self.streams.io.get_mut(&id) else { return };
         io.ended |= end;
         let place = match place {
-            Place::Landing { .. } if io.reading == Reading::Lagging => Place::Heap,
+            Place::Landing { .. } if io.reading == Reading::Lagging => match self.work < MAX_WORK {
+                true => Place::Heap,
+                false => {
+                    self.landing.relief.add(id);
+                    place
+                }
+            },
             place => place,
         };
         let len = part.len() as u32;

@@ -6,6 +6,7 @@ use tonic_rdma_proto::{Connection, StreamId};
 
 use crate::connection::receive::landing_wait::LandingWait;
 use crate::connection::receive::reclaim::ReclaimDelay;
+use crate::connection::receive::relieve::Relief;
 use crate::connection::receive::stall::{Grace, Stall};
 
 /// Memory that the peer may write to.
@@ -53,6 +54,8 @@ pub(in crate::connection) struct LandingMemory {
     pub(in crate::connection) stall: Stall,
     /// Before delays end.
     pub(in crate::connection) grace: Grace,
+    /// What follows from the end of [`stall`](Self::stall).
+    pub(in crate::connection) relief: Relief,
     /// Whether memory is to go back to other connections.
     pub(in crate::connection) reclaim_delay: ReclaimDelay,
     /// The account waits for memory.
@@ -73,6 +76,7 @@ impl LandingMemory {
             wait: LandingWait::default(),
             stall: Stall::default(),
             grace: Grace::default(),
+            relief: Relief::default(),
             reclaim_delay: ReclaimDelay::default(),
             is_short: false,
             is_making: false,

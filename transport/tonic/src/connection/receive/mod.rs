@@ -20,6 +20,6 @@ pub(in crate::connection) mod landing;
 mod landing_wait;
 mod named;
 mod reclaim;
-mod relieve;
+pub(in crate::connection) mod relieve;
 pub(in crate::connection) mod stall;
 pub(in crate::connection) mod unread;

@@ -1,10 +1,44 @@
 //! Acts on the delays of landing memory: messages land in parts, or what nobody reads is copied.
 
-use tonic_rdma_fabric::turn;
+use std::collections::VecDeque;
+
+use tonic_rdma_fabric::turn::{self, COPY_UNIT};
 use tonic_rdma_proto::StreamId;
 
 use crate::connection::receive::stall::Reading;
 use crate::connection::state::ConnectionState;
+
+/// The operations of a round of the driver after which it copies nothing more of what is unread:
+/// the rest is copied in later turns (R20).
+pub(super) const MAX_WORK: usize = 32;
+
+/// The copies that the driver makes of what nobody reads.
+#[derive(Debug, Default)]
+pub(in crate::connection) struct Relief {
+    /// The streams whose payload is copied, in their order.
+    streams: VecDeque<StreamId>,
+    /// The number of bytes after which no other stream is copied.
+    want: usize,
+    copied: usize,
+    /// A stream has waited for a period: with the last copy, that is over.
+    ends_stall: bool,
+}
+
+impl Relief {
+    /// Whether the driver has to run again soon.
+    #[inline]
+    pub(in crate::connection) fn is_running(&self) -> bool {
+        !self.streams.is_empty()
+    }
+
+    /// What has landed for a lagging stream is to be copied, whatever else is.
+    pub(super) fn add(&mut self, id: StreamId) {
+        self.want = usize::MAX;
+        if self.streams.back() != Some(&id) {
+            self.streams.push_back(id);
+        }
+    }
+}
 
 impl ConnectionState {
     /// The connection's timer has expired. Has the driver run again if that concerns landing
@@ -25,6 +59,9 @@ impl ConnectionState {
             self.landing.wait.0.expire(now);
             self.relieve_stall(now);
             self.flush();
+        } else if self.landing.relief.is_running() {
+            self.relieve();
+            self.flush();
         }
     }
 
@@ -37,19 +74,41 @@ impl ConnectionState {
             self.landing.account.waited(now.into_std());
         }
         let want = self.conn.poll_landing().map_or(0, |want| want.want as usize);
-        let suspects = self.suspect_readers();
-        let mut copied = 0;
-        for id in suspects {
-            let Some(io) = self.streams.io.get_mut(&id) else { continue };
-            io.reading = Reading::Lagging;
-            copied += io.unread.copy_out();
+        let streams = self.suspect_readers().into();
+        self.landing.relief = Relief { streams, want, copied: 0, ends_stall: true };
+        self.relieve();
+    }
+
+    /// Copies what nobody reads, as much as this turn has room for.
+    fn relieve(&mut self) {
+        while let Some(&id) = self.landing.relief.streams.front() {
+            let room = MAX_WORK.saturating_sub(self.work) * COPY_UNIT;
+            if room == 0 {
+                return;
+            }
+            if let Some(io) = self.streams.io.get_mut(&id)
+                && io.reading != Reading::UpToDate
+            {
+                io.reading = Reading::Lagging;
+                let (copied, done) = io.unread.copy_out(room);
+                self.landing.relief.copied += copied;
+                self.usage.copied.pressure += copied as u64;
+                self.work += 1 + turn::copies(copied);
+                if !done {
+                    continue;
+                }
+            }
+            let relief = &mut self.landing.relief;
+            relief.streams.pop_front();
             // A chunk that goes back has to be free as a whole.
-            if copied >= want && self.landing.reclaim_delay.0.is_idle() {
-                break;
+            if relief.copied >= relief.want && self.landing.reclaim_delay.0.is_idle() {
+                relief.streams.clear();
             }
         }
-        self.usage.copied.pressure += copied as u64;
-        self.work += turn::copies(copied);
+        let Relief { copied, ends_stall, .. } = std::mem::take(&mut self.landing.relief);
+        if !ends_stall {
+            return;
+        }
         // What the peer is about to write, or is about to be read, comes free by itself.
         let moves = !self.landing.granted.is_empty()
             || self.streams.io.values().any(|io| io.unread.has_landed());

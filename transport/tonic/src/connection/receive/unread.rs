@@ -186,18 +186,22 @@ impl Unread {
         self.pieces.iter().any(|piece| piece.part.is_in_pool())
     }
 
-    /// Copies what lies in landing memory to the heap, and returns its bytes.
-    pub(in crate::connection) fn copy_out(&mut self) -> usize {
+    /// Copies what lies in landing memory to the heap until `limit` bytes are copied, with the
+    /// piece that reaches it. Returns the bytes, and whether nothing is left in landing memory.
+    pub(in crate::connection) fn copy_out(&mut self, limit: usize) -> (usize, bool) {
         let mut copied = 0;
         for piece in self.pieces.iter_mut() {
             if let Part::Landed(landed) = &mut piece.part
                 && landed.is_in_pool()
             {
+                if copied >= limit {
+                    return (copied, false);
+                }
                 copied += landed.len();
                 *landed = landed.to_private().into();
             }
         }
-        copied
+        (copied, true)
     }
 
     /// Later pieces are not joined with those that are there.
@@ -229,6 +233,9 @@ impl Unread {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use tonic_rdma_fabric::Fabric;
+    use tonic_rdma_fabric::sim::{SimConfig, SimNet};
+    use tonic_rdma_memory::{Pool, PoolConfig};
 
     use super::*;
 
@@ -276,6 +283,26 @@ mod tests {
         }
         assert!(unread.is_empty());
         (bytes, flows)
+    }
+
+    /// Before, all that the peer had made this end keep was copied in one turn of the driver.
+    #[test]
+    fn what_nobody_reads_is_copied_in_steps() {
+        const LEN: usize = 64 << 10;
+        let device = SimNet::new(SimConfig::default()).device("sim0", "10.0.0.1".parse().unwrap());
+        let pool = Pool::new(PoolConfig::default(), Fabric::Sim(device).registrar()).unwrap();
+        let mut landing = pool.landing();
+        let mut unread = Unread::default();
+        for n in 0..10 {
+            let landed = landing.alloc(LEN, LEN).unwrap().unwrap().filled(LEN);
+            assert_eq!(unread.pieces.iter().count(), n);
+            unread.push(Part::Landed(landed), Flow::Bulk, LANDING);
+        }
+        let steps: Vec<_> = (0..5).map(|_| unread.copy_out(2 * LEN + 1)).collect();
+        let expected =
+            [(3 * LEN, false), (3 * LEN, false), (3 * LEN, false), (LEN, true), (0, true)];
+        assert_eq!(steps, expected);
+        assert_eq!(unread.flows()[1], (10 * LEN as u32, Flow::Bulk));
     }
 
     #[test]
