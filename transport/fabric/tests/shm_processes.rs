@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use common::process::{self, Process};
-use common::stranger::{LEND, Stranger, TAIL, WAITING, ring_message};
+use common::stranger::{LEND, Stranger, TAIL, WAITING};
 use common::*;
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{
@@ -617,7 +617,7 @@ fn names_a_channel() {
         let ring = stranger.accepted();
         let own = stranger.own();
         let own: Vec<_> = own[..fds].iter().map(|fd| fd.as_fd()).collect();
-        stranger.send(&ring_message(7), &own);
+        stranger.send(&stranger.ring_message(7), &own);
         let mut waiting = [0; 8];
         while waiting == [0; 8] {
             ring.read_exact_at(&mut waiting, WAITING).unwrap();
@@ -663,7 +663,7 @@ fn in_another_namespace() {
     let _ring = stranger.accepted();
     let fds = stranger.own();
     let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
-    stranger.send(&ring_message(stranger.number), &fds);
+    stranger.send(&stranger.ring_message(stranger.number), &fds);
     let mut tail = [0; 8];
     while tail == [0; 8] {
         stranger.ring.read_exact_at(&mut tail, TAIL).unwrap();
@@ -726,7 +726,7 @@ fn in_another_container() {
     let stranger = Stranger::connect(&std::env::var(ADDR).expect(ADDR));
     stranger.greet();
     let _ring = stranger.accepted();
-    stranger.send(&ring_message(stranger.number), &[stranger.ring.as_fd()]);
+    stranger.send(&stranger.ring_message(stranger.number), &[stranger.ring.as_fd()]);
     let mut found = 0;
     while let Some((message, fds)) = stranger.receive() {
         if message[0] == LEND {

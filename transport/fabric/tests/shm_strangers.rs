@@ -47,7 +47,7 @@ async fn a_listener_of_another_version_is_named_as_such() {
     });
     let addr: ShmAddr = name.parse().unwrap();
     let error = side().connect(&addr.into()).await.unwrap_err();
-    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 9, .. }), "{error}");
+    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 10, .. }), "{error}");
     drop(server.join().unwrap());
 }
 
@@ -104,7 +104,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
     let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
         (b"GET / HTTP/1.1", &[], "makes no sense"),
-        (&other_version, &[], "a greeting of version 1, this end has 9"),
+        (&other_version, &[], "a greeting of version 1, this end has 10"),
         (&good[..12], &[], "makes no sense"),
         (&[0; 300], &[], "longer"),
     ];
@@ -187,6 +187,44 @@ async fn rings_that_cannot_be_used_are_refused_by_name() {
         assert!(format!("{error} {error:?}").contains(why), "{error:?}, expected {why}");
         let refusal = stranger.refusal();
         assert!(refusal.contains(why), "{refusal}, expected {why}");
+        assert!(stranger.receive().is_none(), "and hung up");
+    }
+}
+
+/// A peer that has read no ACCEPT, or another one, is not let in: what it sends may be another
+/// process's, which the kernel then says was sent by the peer.
+#[tokio::test]
+async fn a_ring_that_answers_no_accept_is_refused() {
+    let side = side();
+    let mut listener = side.listen();
+    let earlier = Arc::new(stranger_at(&listener));
+    let (link, _ring) = let_in(&mut listener, &side, &earlier, earlier.own()).await;
+    link.unwrap();
+    let earlier = earlier.nonce.load(Ordering::Relaxed);
+    for guess in [None, Some(0), Some(earlier), Some(earlier + 1)] {
+        let stranger = Arc::new(stranger_at(&listener));
+        stranger.greet();
+        let incoming = arrival(&mut listener).await;
+        let own = stranger.own();
+        let fds: Vec<_> = own.iter().map(AsFd::as_fd).collect();
+        let accept = async {
+            let config = config();
+            incoming.accept(&config, &side.pool, b"", TIMEOUT).await
+        };
+        let answer = async {
+            // One that reads ACCEPT changes a bit of its nonce, others guess.
+            let reader = stranger.clone();
+            let read = move || drop(reader.accepted());
+            tokio::task::spawn_blocking(read).await.unwrap();
+            let nonce = stranger.nonce.load(Ordering::Relaxed);
+            let answer = guess.unwrap_or(nonce ^ 1);
+            assert_ne!(answer, nonce);
+            stranger.send(&ring_message(answer, stranger.number), &fds);
+        };
+        let (link, ()) = tokio::join!(accept, answer);
+        let (error, why) = (link.map(drop).unwrap_err(), "does not answer the nonce of ACCEPT");
+        assert!(format!("{error} {error:?}").contains(why), "{error:?}");
+        assert!(stranger.refusal().contains(why));
         assert!(stranger.receive().is_none(), "and hung up");
     }
 }
@@ -377,6 +415,69 @@ async fn a_peers_memory_is_its_own_until_it_is_written() {
     fallocate(&landing, punch, 0, LEN).unwrap();
     write(0, 4096);
     assert_eq!((blocks(), resident("hoard")), (8, 4));
+}
+
+/// The peer takes its pages away as fast as it can, with both calls that do it, while this side
+/// WRITEs to them: this side's cost never exceeds what the peer has given, and the connection goes
+/// on.
+#[tokio::test]
+async fn a_peer_that_punches_holes_in_step_costs_no_more_than_it_gave() {
+    const LEN: usize = 4 << 20;
+    const PIECE: usize = 64 << 10;
+    let side = side();
+    let (mut end, stranger, ring) = acquainted(&side).await;
+    let landing = file_called("step", LEN as u64, SealFlags::SHRINK | SealFlags::GROW);
+    fill_pages(&landing, LEN as u64);
+    offer(&mut end, &stranger, &ring, 1, &landing).await;
+    // The side's own mapping, and the attackers'.
+    let (stop, punched) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 2]);
+    let blocks = || fstat(&landing).unwrap().st_blocks;
+    let mut most = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            for at in (0..LEN).step_by(PIECE).cycle() {
+                if stop.load(Ordering::SeqCst) {
+                    break;
+                }
+                fallocate(&landing, punch, at as u64, PIECE as u64).unwrap();
+                punched[0].fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        scope.spawn(|| {
+            use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a new mapping, which is advised, never read, and unmapped once.
+            unsafe {
+                let map = mmap(std::ptr::null_mut(), LEN, prot, MapFlags::SHARED, &landing, 0);
+                let map = map.unwrap();
+                while !stop.load(Ordering::SeqCst) {
+                    madvise(map, LEN, Advice::LinuxRemove).unwrap();
+                    punched[1].fetch_add(1, Ordering::SeqCst);
+                }
+                munmap(map, LEN).unwrap();
+            }
+        });
+        let holes = || punched.iter().map(|count| count.load(Ordering::SeqCst)).min().unwrap();
+        // Ten laps at least, and until both have attacked during each of them.
+        for lap in 0.. {
+            let before = holes();
+            for at in (0..LEN).step_by(PIECE) {
+                let src = WriteSource::Any(vec![7; PIECE].into());
+                let remote_addr = 0x10000 + at as u64;
+                end.queue(Work::Write { src, remote_addr, rkey: 1 }, false).unwrap();
+                most = most.max(blocks());
+            }
+            if lap >= 10 && holes() > before {
+                break;
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    assert!(most <= (LEN / 512) as i64, "{most} blocks of a file of {LEN} bytes");
+    assert_eq!(resident("step") * 2, blocks() as u64, "each page is there once");
+    end.queue_send(0, b"alive", true).unwrap();
+    end.link.ring_doorbell().unwrap();
 }
 
 #[tokio::test]

@@ -96,7 +96,7 @@ async fn attempt(
     };
     let Some(SocketMessage { bytes, has_fds }) = answer else { return Err(gone()) };
     match (Message::decode(&bytes), has_fds) {
-        (Some(Message::Accept { shape, takes, runtime, private_data }), true) => {
+        (Some(Message::Accept { shape, takes, runtime, nonce, private_data }), true) => {
             // The server sends no channel.
             let (PeerEnd { writer, .. }, process) = socket
                 .take_fds(move |taken| {
@@ -110,7 +110,7 @@ async fn attempt(
             let chosen = chosen.and_then(|process| channels::choose(process, runtime));
             let (sent, wakeup) = match chosen {
                 Some(Chosen { member, name, files }) => {
-                    let message = Message::Ring { channel: Some(name) }.encode();
+                    let message = Message::Ring { nonce, channel: Some(name) }.encode();
                     let sent = match &files {
                         Some((channel, page)) => {
                             let [own, servers] = channel.event_fds();
@@ -121,7 +121,7 @@ async fn attempt(
                     (sent, Wakeup::Channel(member))
                 }
                 None => {
-                    let message = Message::Ring { channel: None }.encode();
+                    let message = Message::Ring { nonce, channel: None }.encode();
                     (socket.send(&message, &[ring]), Wakeup::Message)
                 }
             };

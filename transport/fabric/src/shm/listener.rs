@@ -4,15 +4,17 @@
 //! |---|---|---|
 //! | before its ticket is checked | HELLO: private data with a ticket, and the shape of its ring | no: refused |
 //! | admitted | ACCEPT: ring of this end, and whether it takes a wake-up channel | yes |
-//! | | RING: ring of the client, and maybe eventfds and page of a channel, taken by a thread that may block | yes |
+//! | | RING: the nonce of ACCEPT, ring of the client, and maybe eventfds and page of a channel, taken by a thread that may block | yes |
 //!
 //! So no file of a client is opened here before its ticket is checked. Descriptors that it sends
 //! all the same are closed with its socket, on other threads than those of admitted clients. While
 //! [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is accepted.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -121,6 +123,13 @@ impl ShmListener {
             })
         });
     }
+}
+
+/// A number that a peer knows when it has read it.
+fn nonce() -> u64 {
+    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    KEYS.hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Logs a refusal. Throttled, as every process that reaches the socket can cause it.
@@ -247,7 +256,8 @@ impl ShmIncoming {
         let runtime = if takes_channel { channels::runtime() } else { 0 };
         let private_data = private_data.to_vec();
         let (own, own_takes) = (own_end.shape, config.takes);
-        let accept = Message::Accept { shape: own, takes: own_takes, runtime, private_data };
+        let nonce = nonce();
+        let accept = Message::Accept { shape: own, takes: own_takes, runtime, nonce, private_data };
         while PEERS.closing(peer.uid) >= MAX_CLOSING {
             tokio::time::sleep(CLOSING_PAUSE).await;
         }
@@ -261,9 +271,15 @@ impl ShmIncoming {
             let _ = socket.send(&Message::Refused { text: error.to_string() }.encode(), &[]);
             failed(error)
         };
-        let (Some(Message::Ring { channel }), true) = (Message::decode(&bytes), has_fds) else {
-            let what = "it was let in, and did not give its ring";
-            return Err(refuse(io::Error::new(io::ErrorKind::InvalidData, what)));
+        let breach = |what| refuse(io::Error::new(io::ErrorKind::InvalidData, what));
+        let channel = match (Message::decode(&bytes), has_fds) {
+            (Some(Message::Ring { nonce: answered, channel }), true) if answered == nonce => {
+                channel
+            }
+            (Some(Message::Ring { .. }), true) => {
+                return Err(breach("its RING does not answer the nonce of ACCEPT"));
+            }
+            _ => return Err(breach("it was let in, and did not give its ring")),
         };
         let (PeerEnd { writer, files }, process) = socket
             .take_fds(move |taken| {

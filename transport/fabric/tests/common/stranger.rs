@@ -24,6 +24,8 @@ use super::TIMEOUT;
 
 pub const HELLO: u8 = 1;
 pub const ACCEPT: u8 = 2;
+/// The bytes of the nonce in ACCEPT.
+pub const NONCE: std::ops::Range<usize> = 25..33;
 pub const REFUSED: u8 = 4;
 pub const CHUNK: u8 = 5;
 pub const FORGET: u8 = 6;
@@ -59,7 +61,7 @@ pub const SUMMARY: u64 = 64;
 pub const BITS: u64 = 128;
 
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x09".as_slice()].concat()
+    [&[kind], b"trdshm\x0a".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
@@ -180,9 +182,10 @@ pub fn overflow(event_fd: &OwnedFd) {
     assert_eq!(again, Err(rustix::io::Errno::AGAIN));
 }
 
-/// RING with a channel of this number, which the stranger has made.
-pub fn ring_message(number: u64) -> Vec<u8> {
-    [&[RING], number.to_le_bytes().as_slice(), &1_u64.to_le_bytes(), &[0]].concat()
+/// RING that answers this nonce, with a channel of this number, which the stranger has made.
+pub fn ring_message(nonce: u64, number: u64) -> Vec<u8> {
+    let [nonce, number, runtime] = [nonce, number, 1].map(u64::to_le_bytes);
+    [&[RING], nonce.as_slice(), &number, &runtime, &[0]].concat()
 }
 
 /// A socket that listens under this name, and blocks.
@@ -211,6 +214,8 @@ pub struct Stranger {
     /// Of its wake-up channel.
     pub page: File,
     pub number: u64,
+    /// That of the last ACCEPT.
+    pub nonce: AtomicU64,
 }
 
 impl Stranger {
@@ -226,7 +231,8 @@ impl Stranger {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (ring, page) = (sealed(RING_BYTES).into(), sealed(PAGE_BYTES).into());
         let (own_event_fd, peers_event_fd) = (event_fd(), event_fd());
-        Stranger { socket, ring, own_event_fd, peers_event_fd, page, number }
+        let nonce = AtomicU64::new(0);
+        Stranger { socket, ring, own_event_fd, peers_event_fd, page, number, nonce }
     }
 
     pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -271,7 +277,14 @@ impl Stranger {
     pub fn accepted(&self) -> File {
         let (accept, mut fds) = self.receive().unwrap();
         assert_eq!((accept[0], fds.len()), (ACCEPT, 1));
+        let nonce = u64::from_le_bytes(accept[NONCE].try_into().unwrap());
+        self.nonce.store(nonce, Ordering::Relaxed);
         fds.swap_remove(0).into()
+    }
+
+    /// RING that answers the last ACCEPT.
+    pub fn ring_message(&self, number: u64) -> Vec<u8> {
+        ring_message(self.nonce.load(Ordering::Relaxed), number)
     }
 
     /// As [`accepted`](Self::accepted), without blocking the test's runtime; then sends `fds` as
@@ -280,7 +293,8 @@ impl Stranger {
         let (this, (told, entered)) = (self.clone(), tokio::sync::oneshot::channel());
         std::thread::spawn(move || {
             let ring = this.accepted();
-            this.send(&ring_message(this.number), &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+            let message = this.ring_message(this.number);
+            this.send(&message, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
             let _ = told.send(ring);
             // The thread that closes them last may have to wait.
             drop(fds);

@@ -3,8 +3,8 @@
 //! | message | bytes | descriptors |
 //! |---|---|---|
 //! | HELLO | kind, magic, slots u32, slot_size u32, takes u8, private data | |
-//! | ACCEPT | kind, magic, slots u32, slot_size u32, takes u8, runtime u64, private data | ring |
-//! | RING | kind; with a channel also its number u64, runtime u64, end u8 | ring of the shape that HELLO named; if the other end may not have them, the eventfd of the channel that the client waits for, the one that the server waits for, and the page |
+//! | ACCEPT | kind, magic, slots u32, slot_size u32, takes u8, runtime u64, nonce u64, private data | ring |
+//! | RING | kind, the nonce of ACCEPT u64; with a channel also its number u64, runtime u64, end u8 | ring of the shape that HELLO named; if the other end may not have them, the eventfd of the channel that the client waits for, the one that the server waits for, and the page |
 //! | REJECT | kind, magic, private data | |
 //! | REFUSED | kind, magic, text | |
 //! | OTHER_USER | kind, magic, the user that is refused u32; REFUSED follows | |
@@ -23,7 +23,8 @@
 //! answer to a kind that nobody may have offered, is a breach.
 //! `runtime` of ACCEPT is 0 when the server takes no wake-up channel: both then wake each other by
 //! WAKE. Otherwise it tells the server's runtime from others of its process, as `runtime` of RING
-//! does for the client. `end` is 0 when the client has made the channel, 1 when the server has.
+//! does for the client. The nonce is a number that nobody guesses: who sends RING has read ACCEPT.
+//! `end` is 0 when the client has made the channel, 1 when the server has.
 
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::Takes;
@@ -32,7 +33,7 @@ use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 
 /// Of the protocol.
-pub(crate) const VERSION: u8 = 9;
+pub(crate) const VERSION: u8 = 10;
 const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Protocol and version.
 const MAGIC: [u8; 7] = {
@@ -71,14 +72,14 @@ pub(crate) enum LendOn {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
     Hello { shape: Shape, takes: Takes, private_data: Vec<u8> },
-    Accept { shape: Shape, takes: Takes, runtime: u64, private_data: Vec<u8> },
+    Accept { shape: Shape, takes: Takes, runtime: u64, nonce: u64, private_data: Vec<u8> },
     Reject { private_data: Vec<u8> },
     Refused { text: String },
     OtherUser { uid: u32 },
     Chunk { rkey: u32, addr: u64, len: u64 },
     Forget { rkey: u32 },
     Wake,
-    Ring { channel: Option<ChannelName> },
+    Ring { nonce: u64, channel: Option<ChannelName> },
     Lend { key: u32, addr: u64, len: u64, lend_on: LendOn },
     Taken { key: u32 },
     Declined { key: u32 },
@@ -101,11 +102,12 @@ impl Message {
                 out.push(takes_byte(*takes));
                 out.extend(private_data);
             }
-            Message::Accept { shape, takes, runtime, private_data } => {
+            Message::Accept { shape, takes, runtime, nonce, private_data } => {
                 head(ACCEPT);
                 out.extend(shape.to_bytes());
                 out.push(takes_byte(*takes));
                 out.extend(runtime.to_le_bytes());
+                out.extend(nonce.to_le_bytes());
                 out.extend(private_data);
             }
             Message::Reject { private_data } => {
@@ -150,8 +152,9 @@ impl Message {
                 out.extend(key.to_le_bytes());
             }
             Message::Wake => out.push(WAKE),
-            Message::Ring { channel } => {
+            Message::Ring { nonce, channel } => {
                 out.push(RING);
+                out.extend(nonce.to_le_bytes());
                 if let Some(ChannelName { number, runtime, end }) = channel {
                     out.extend(number.to_le_bytes());
                     out.extend(runtime.to_le_bytes());
@@ -172,9 +175,13 @@ impl Message {
                 let shape = Shape { slots, slot_size };
                 let (takes, rest) = rest.split_first()?;
                 let takes = takes_of(*takes)?;
-                let (runtime, rest) = match *kind {
-                    HELLO => (0, rest),
-                    _ => u64_of(rest)?,
+                let (runtime, nonce, rest) = match *kind {
+                    HELLO => (0, 0, rest),
+                    _ => {
+                        let (runtime, rest) = u64_of(rest)?;
+                        let (nonce, rest) = u64_of(rest)?;
+                        (runtime, nonce, rest)
+                    }
                 };
                 let private_data = rest.to_vec();
                 if !shape.is_sound() || private_data.len() > MAX_PRIVATE_DATA {
@@ -182,7 +189,7 @@ impl Message {
                 }
                 Some(match *kind {
                     HELLO => Message::Hello { shape, takes, private_data },
-                    _ => Message::Accept { shape, takes, runtime, private_data },
+                    _ => Message::Accept { shape, takes, runtime, nonce, private_data },
                 })
             }
             REJECT => {
@@ -223,8 +230,11 @@ impl Message {
                 rest.is_empty().then_some(message)
             }
             WAKE => rest.is_empty().then_some(Message::Wake),
-            RING if rest.is_empty() => Some(Message::Ring { channel: None }),
             RING => {
+                let (nonce, rest) = u64_of(rest)?;
+                if rest.is_empty() {
+                    return Some(Message::Ring { nonce, channel: None });
+                }
                 let (number, rest) = u64_of(rest)?;
                 let (runtime, rest) = u64_of(rest)?;
                 let end = match rest {
@@ -232,7 +242,7 @@ impl Message {
                     [1] => End::Taker,
                     _ => return None,
                 };
-                Some(Message::Ring { channel: Some(ChannelName { number, runtime, end }) })
+                Some(Message::Ring { nonce, channel: Some(ChannelName { number, runtime, end }) })
             }
             _ => None,
         }
@@ -281,8 +291,8 @@ mod tests {
         for message in [
             Message::Hello { shape, takes, private_data: private_data.clone() },
             Message::Hello { shape, takes: Takes::ALL, private_data: vec![] },
-            Message::Accept { shape, takes, runtime: u64::MAX, private_data: vec![] },
-            Message::Accept { shape, takes: named, runtime: 0, private_data: vec![9; 3] },
+            Message::Accept { shape, takes, runtime: u64::MAX, nonce: 1, private_data: vec![] },
+            Message::Accept { shape, takes: named, runtime: 0, nonce: 0, private_data: vec![9; 3] },
             Message::Reject { private_data: private_data.clone() },
             Message::Refused { text: "no".into() },
             Message::OtherUser { uid: 1000 },
@@ -292,9 +302,15 @@ mod tests {
             Message::Lend { key: 1, addr: 2, len: 3, lend_on: LendOn::Done },
             Message::Forget { rkey: 9 },
             Message::Wake,
-            Message::Ring { channel: None },
-            Message::Ring { channel: Some(ChannelName { number: 1, runtime: 2, end: End::Maker }) },
-            Message::Ring { channel: Some(ChannelName { number: 1, runtime: 2, end: End::Taker }) },
+            Message::Ring { nonce: 1, channel: None },
+            Message::Ring {
+                nonce: 0,
+                channel: Some(ChannelName { number: 1, runtime: 2, end: End::Maker }),
+            },
+            Message::Ring {
+                nonce: 0,
+                channel: Some(ChannelName { number: 1, runtime: 2, end: End::Taker }),
+            },
         ] {
             let bytes = message.encode();
             assert_eq!(Message::decode(&bytes), Some(message.clone()));
