@@ -1,5 +1,7 @@
 //! The processes of this host with which memory may be shared.
 
+use std::io;
+
 /// Which processes of this host memory may be shared with, by the effective user they run as
 /// (SO_PEERCRED, unix(7)).
 ///
@@ -43,14 +45,95 @@ pub enum Lending {
     /// them (pidfd_open(2)). They could read its memory in other ways (ptrace(2)), unless the
     /// system forbids that. Others of this user, as in another container of a pod, get copies.
     SameUser,
-    /// To one process, the first that a message goes to, of whatever user. All others get copies,
-    /// also when it has ended. For memory that holds nothing but what is meant for that process.
-    OneProcess,
+    /// To this process, of whatever user. All others get copies, also when it has ended. For memory
+    /// that holds nothing but what is meant for that process. Needs Linux 6.5 for a process of
+    /// another user.
+    OneProcess(HostProcess),
+}
+
+/// A process of this host, told by its number and by when it started. A later process that gets the
+/// same number is another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostProcess {
+    pub(crate) pid: u32,
+    /// When it started, in clock ticks since the system did.
+    pub(crate) start: u64,
+}
+
+impl HostProcess {
+    /// The process that has this number in the PID namespace of this process now. Sure to be the
+    /// one that was meant if that cannot have ended since its number was learnt, such as a child
+    /// that was not waited for.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such process, or /proc does not show it.
+    pub fn by_pid(pid: u32) -> io::Result<HostProcess> {
+        let unknown = || {
+            let what = format!("/proc shows no process {pid} (it has ended, or hidepid is set)");
+            io::Error::new(io::ErrorKind::NotFound, what)
+        };
+        start_of(pid).map(|start| HostProcess { pid, start }).ok_or_else(unknown)
+    }
+
+    /// The process of a pidfd (pidfd_open(2)), which is the same one whatever ends and begins
+    /// while this is called.
+    ///
+    /// # Errors
+    /// Those of [`by_pid`](Self::by_pid). `InvalidInput`: the descriptor is no pidfd.
+    #[cfg(target_os = "linux")]
+    pub fn by_pidfd(pidfd: impl std::os::fd::AsFd) -> io::Result<HostProcess> {
+        use std::os::fd::AsRawFd as _;
+        let fd = pidfd.as_fd().as_raw_fd();
+        let number = || -> io::Result<u32> {
+            let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))?;
+            let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+            let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "this is no pidfd");
+            // -1: it has ended. 0: it has no number here.
+            Ok(pid.ok_or_else(invalid)?.trim().parse().unwrap_or(0))
+        };
+        let process = HostProcess::by_pid(number()?)?;
+        // It had the number before and has it afterwards, so its start was read.
+        match number()? == process.pid {
+            true => Ok(process),
+            false => Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended")),
+        }
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+}
+
+/// Field 22 of /proc/pid/stat (proc(5)). The second is the name, in parentheses, which may hold
+/// anything.
+pub(crate) fn start_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(all(target_os = "linux", feature = "shm"))]
+    #[test]
+    fn a_process_is_named_by_its_number_or_its_pidfd() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        let named = HostProcess::by_pid(child.id()).unwrap();
+        assert_eq!(HostProcess::by_pidfd(&pidfd).unwrap(), named);
+        assert_ne!(HostProcess::by_pid(std::process::id()).unwrap(), named);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for gone in [HostProcess::by_pid(child.id()), HostProcess::by_pidfd(&pidfd)] {
+            assert_eq!(gone.unwrap_err().kind(), io::ErrorKind::NotFound);
+        }
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let error = HostProcess::by_pidfd(&file).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+    }
 
     #[test]
     fn root_and_the_named_may() {

@@ -111,7 +111,7 @@ mod atomics {
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
-pub use access::{Lending, ShmAccess};
+pub use access::{HostProcess, Lending, ShmAccess};
 pub use addr::{Addr, BadShmAddr, ShmAddr};
 pub use device::{DeviceInfo, LinkLayer, LocalAddress, PortInfo, PortState, Transport};
 pub use error::{ConnectError, ConnectStep, FabricError, LinkError, Verb};

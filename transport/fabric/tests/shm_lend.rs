@@ -15,7 +15,7 @@ use common::stranger::{
 use common::*;
 use rustix::fs::SealFlags;
 use tonic_rdma_fabric::shm::ShmDevice;
-use tonic_rdma_fabric::{Fabric, Lending, Lent, Link, LinkError, ShmAccess};
+use tonic_rdma_fabric::{Fabric, HostProcess, Lending, Lent, Link, LinkError, ShmAccess};
 use tonic_rdma_memory::{Pool, PoolConfig};
 
 /// Held by tests in which descriptors are kept for peers, of which the process has only so many.
@@ -108,6 +108,11 @@ async fn connections_share_what_is_mapped() {
     assert!(pairs.iter().all(|(_, _, read)| read.as_ptr() == first));
 }
 
+/// Both ends of these tests are.
+fn this_process() -> Lending {
+    Lending::OneProcess(HostProcess::by_pid(std::process::id()).unwrap())
+}
+
 #[tokio::test]
 async fn only_those_who_may_are_lent_anything() {
     let you = borrowing();
@@ -115,8 +120,16 @@ async fn only_those_who_may_are_lent_anything() {
     let (mut s, _c) = greeted_pair(&off, &you).await;
     assert!(!s.link.may_lend());
     assert_eq!(try_lend(&off, &mut s, &off.payload(4096, 1)), None);
+    // The first that comes is not the one.
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let other = lending(Lending::OneProcess(HostProcess::by_pid(child.id()).unwrap()));
+    let (mut s, _c) = greeted_pair(&other, &you).await;
+    assert_eq!(try_lend(&other, &mut s, &other.payload(4096, 1)), None);
+    assert!(!s.link.may_lend());
+    child.kill().unwrap();
+    child.wait().unwrap();
     // This process is the one.
-    let one = lending(Lending::OneProcess);
+    let one = lending(this_process());
     let (mut s, mut c) = greeted_pair(&one, &you).await;
     let bytes = one.payload(4096, 1);
     lend_to(&one, &mut s, &mut c, &bytes).await;
@@ -258,8 +271,8 @@ async fn what_is_lent_on_returns_where_it_came_from() {
 #[tokio::test]
 async fn what_is_for_one_process_is_not_lent_on() {
     for (owner, between) in [
-        (Lending::OneProcess, Lending::SameUser),
-        (Lending::SameUser, Lending::OneProcess),
+        (this_process(), Lending::SameUser),
+        (Lending::SameUser, this_process()),
         (Lending::SameUser, Lending::Off),
     ] {
         let (owner, between) = (lending(owner), lending(between));

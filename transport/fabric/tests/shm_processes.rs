@@ -17,7 +17,8 @@ use common::stranger::{LEND, Stranger, TAIL, WAITING};
 use common::*;
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{
-    Addr, Fabric, Lending, Lent, Link, LinkError, Listener, ShmAccess, ShmAddr, Work, WriteSource,
+    Addr, Fabric, HostProcess, Lending, Lent, Link, LinkError, Listener, ShmAccess, ShmAddr, Work,
+    WriteSource,
 };
 use tonic_rdma_memory::{LendableBuf, LendableMemory, Pool, PoolConfig, PoolRegistration};
 
@@ -415,23 +416,18 @@ async fn a_killed_process_between_takes_nothing_away() {
     closed(before).await;
 }
 
-/// A pool for one process is lent to the first one, also when that has ended.
+/// A pool for one process is lent to that and to no other, though another comes first, and the one
+/// has ended.
 async fn one_process_is_lent_to() {
-    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::OneProcess));
+    let mut first = start("serve", "");
+    let addr: ShmAddr = first.says("listening").parse().unwrap();
+    let named = Lending::OneProcess(HostProcess::by_pid(first.id()).unwrap());
+    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, named));
     let config = PoolConfig::default().lendable(true);
     let me = Side { pool: Pool::new(config, fabric.registrar()).unwrap(), fabric };
-    let (mut first, mut end) = with_process(&me, "connect").await;
     let (mut second, mut other) = with_process(&me, "connect").await;
     let pid = second.says("stands");
     let bytes = me.payload(LENT, 7);
-    loop {
-        if end.link.lend(me.pool.lend(&bytes).unwrap()).unwrap().is_some() {
-            break;
-        }
-        end.send(0, b"hello").await;
-        end.receive().await.unwrap();
-        tokio::task::yield_now().await;
-    }
     let refused = async |other: &mut End| {
         for _ in 0..100 {
             assert_eq!(other.link.lend(me.pool.lend(&bytes).unwrap()).unwrap(), None);
@@ -441,6 +437,17 @@ async fn one_process_is_lent_to() {
         assert!(!other.link.may_lend());
     };
     refused(&mut other).await;
+    let mut end = End::new(me.connect(&addr.into()).await.unwrap().link);
+    end.send(0, b"first").await;
+    assert_eq!(end.receive().await.unwrap(), b"first");
+    loop {
+        if end.link.lend(me.pool.lend(&bytes).unwrap()).unwrap().is_some() {
+            break;
+        }
+        end.send(0, b"hello").await;
+        end.receive().await.unwrap();
+        tokio::task::yield_now().await;
+    }
     first.kill();
     end.death().await;
     drop(end);

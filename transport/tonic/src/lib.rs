@@ -165,7 +165,7 @@ pub use tonic::transport::{
 #[cfg(feature = "test-util")]
 #[doc(no_inline)]
 pub use tonic_rdma_fabric::sim;
-pub use tonic_rdma_fabric::{Lending, ShmAccess};
+pub use tonic_rdma_fabric::{HostProcess, Lending, ShmAccess};
 /// Files to and from memory of a pool through io_uring, for programs that serve from disks.
 #[cfg(feature = "io-uring")]
 #[doc(no_inline)]

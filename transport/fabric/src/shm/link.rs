@@ -30,6 +30,7 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::Bytes;
 use tonic_rdma_memory::{LendableBytes, Pool, throttled};
 
+use crate::access::HostProcess;
 use crate::addr::Addr;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::control_block::ControlBlock;
@@ -48,8 +49,7 @@ use crate::shm::named::Named;
 use crate::shm::offers::Taken;
 use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer, processor};
-use crate::shm::same_user::Process;
-use crate::shm::socket::seqpacket::{Credentials, Socket, SocketMessage, is_end};
+use crate::shm::socket::seqpacket::{Socket, SocketMessage, is_end};
 use crate::shm::socket::wire::Message;
 use crate::shm::stats::ShmStats;
 use crate::shm::taking::{Deferred, Pending, take_file};
@@ -108,7 +108,7 @@ pub struct ShmLink {
 impl ShmLink {
     pub(super) fn new(
         context: &DeviceContext,
-        (socket, process, taken): (Socket, Option<Process>, Taken),
+        (socket, process, taken): (Socket, Option<HostProcess>, Taken),
         (reader, writer, wakeup): (Reader<Map>, Writer<PeerMap>, Wakeup),
         (pool, block): (&Pool, ControlBlock),
         config: &LinkConfig,

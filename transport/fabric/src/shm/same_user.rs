@@ -19,6 +19,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::access::{HostProcess, start_of};
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::user::{is_overflow_user, own_user};
 
@@ -32,14 +33,6 @@ const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
     true => Some(77),
     false => None,
 };
-
-/// A process, told from earlier ones of its number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Process {
-    pub(super) pid: u32,
-    /// When it started, in clock ticks since the system did.
-    pub(super) start: u64,
-}
 
 /// The process that made the other end of the socket, as far as its number tells, if it runs as the
 /// user of this process.
@@ -74,7 +67,7 @@ impl Candidate {
 
     /// The peer, if it is in the PID namespace of this process. `sender`: of a message that was
     /// sent since the candidate was made.
-    pub(super) fn confirm(self, sender: Option<u32>) -> Option<Process> {
+    pub(super) fn confirm(self, sender: Option<u32>) -> Option<HostProcess> {
         let Candidate { pid, pidfd, must_send } = self;
         if must_send && sender != Some(pid) {
             return None;
@@ -82,15 +75,15 @@ impl Candidate {
         let same = in_this_namespace("self", std::process::id())
             && in_this_namespace(&pid.to_string(), pid);
         let start = start_of(pid)?;
-        (same && lives(&pidfd)).then_some(Process { pid, start })
+        (same && lives(&pidfd)).then_some(HostProcess { pid, start })
     }
 }
 
 /// The process that made the other end of the socket, of whatever user.
-pub(super) fn process(socket: &Socket) -> Option<Process> {
+pub(super) fn process(socket: &Socket) -> Option<HostProcess> {
     let (pid, pidfd) = (socket.peer().pid, pidfd(socket.fd())?);
     let start = start_of(pid)?;
-    (pid != 0 && lives(&pidfd)).then_some(Process { pid, start })
+    (pid != 0 && lives(&pidfd)).then_some(HostProcess { pid, start })
 }
 
 /// Of the process that has this number now.
@@ -100,17 +93,10 @@ fn pidfd_of(pid: u32) -> Option<OwnedFd> {
 }
 
 /// Whether the process is still there, and its number not another's.
-pub(super) fn still_lives(process: Process) -> bool {
+pub(super) fn still_lives(process: HostProcess) -> bool {
     // Whatever process the pidfd is of, it has had the number since, if it lives.
     pidfd_of(process.pid)
         .is_some_and(|pidfd| start_of(process.pid) == Some(process.start) && lives(&pidfd))
-}
-
-/// Field 22 of its /proc/pid/stat (proc(5)). The second is its name, in parentheses, which may hold
-/// anything.
-fn start_of(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Whether `pid` is the only number of this process, in the namespace of /proc and those below it.
@@ -178,7 +164,7 @@ mod tests {
         assert!(other.next().await.unwrap().unwrap().has_fds);
         let sender = other.take_fds(|taken| Ok(taken.sender)).await.unwrap();
         let start = start_of(own).unwrap();
-        assert_eq!(early.confirm(sender), Some(Process { pid: own, start }));
+        assert_eq!(early.confirm(sender), Some(HostProcess { pid: own, start }));
         for wrong in [None, Some(own + 1), Some(0)] {
             let candidate = Candidate::by(&mut other, None).unwrap();
             assert_eq!(candidate.confirm(wrong), None, "{wrong:?}");
@@ -199,7 +185,7 @@ mod tests {
         let process = lives.confirm(number).unwrap();
         assert_eq!(foreign.confirm(Some(std::process::id())), None);
         assert!(still_lives(process));
-        assert!(!still_lives(Process { start: process.start + 1, ..process }), "a later one");
+        assert!(!still_lives(HostProcess { start: process.start + 1, ..process }), "a later one");
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(ends.confirm(number), None);

@@ -34,6 +34,10 @@ impl Process {
     }
 
     /// Waits until the process ends.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn ends_well(&mut self) -> bool {
         self.child.wait().unwrap().success()
     }

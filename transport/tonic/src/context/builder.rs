@@ -75,7 +75,7 @@ impl ContextBuilder {
     ///
     /// **The processes map the pool's memory for sending, read-only.** They see every message that
     /// is sent from it, to anybody, and what was in the buffers before. Use a context of its own
-    /// for a peer of another user, with [`Lending::OneProcess`]. And as over RDMA, this process
+    /// for a peer of another user, with [`Lending::OneProcess`], which names that process. And as over RDMA, this process
     /// could change a message while it is read: a reader that does not trust it borrows nothing.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;

@@ -8,11 +8,11 @@ use slab::Slab;
 use tonic_rdma_memory::LendableBytes;
 
 use super::keeper;
+use crate::access::HostProcess;
 use crate::link::Lent;
 use crate::shm::lend::permit::Permit;
 use crate::shm::memory::table::{RevokedKeys, Table};
 use crate::shm::offers::{Offer, Offers, Taken};
-use crate::shm::same_user::Process;
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::socket::wire::{LendOn, Message};
 
@@ -21,7 +21,7 @@ use crate::shm::socket::wire::{LendOn, Message};
 pub(crate) struct Lender {
     permit: Arc<Permit>,
     /// The peer's process, if the handshake has shown that it could read this one's memory anyway.
-    peer: Option<Process>,
+    peer: Option<HostProcess>,
     /// Whether the peer may be lent memory, once that was asked.
     allowed: Option<bool>,
     files: Offers,
@@ -32,7 +32,11 @@ pub(crate) struct Lender {
 
 impl Lender {
     /// `None` if no peer may be lent memory, or this one takes none.
-    pub(crate) fn new(permit: &Arc<Permit>, peer: Option<Process>, taken: Taken) -> Option<Lender> {
+    pub(crate) fn new(
+        permit: &Arc<Permit>,
+        peer: Option<HostProcess>,
+        taken: Taken,
+    ) -> Option<Lender> {
         if permit.is_off() || !taken.peer.lent {
             return None;
         }

@@ -1,22 +1,18 @@
 //! To which processes memory is lent.
 
-use std::sync::{Mutex, PoisonError};
-
-use crate::access::Lending;
-use crate::shm::same_user::{Process, process, still_lives};
+use crate::access::{HostProcess, Lending};
+use crate::shm::same_user::{process, still_lives};
 use crate::shm::socket::seqpacket::Socket;
 
 /// The decision for all links of a device.
 #[derive(Debug)]
 pub(crate) struct Permit {
     lending: Lending,
-    /// The one process, once there is one.
-    claimed: Mutex<Option<Process>>,
 }
 
 impl Permit {
     pub(crate) fn new(lending: Lending) -> Permit {
-        Permit { lending, claimed: Mutex::new(None) }
+        Permit { lending }
     }
 
     /// Whether any peer may be lent memory.
@@ -30,19 +26,15 @@ impl Permit {
         self.lending == Lending::SameUser
     }
 
-    /// Whether the peer of this socket may be lent memory from now on. The first process that asks
-    /// is the one of [`Lending::OneProcess`]. `known`: the peer's process, if the handshake has
+    /// Whether the peer of this socket may be lent memory from now on. `known`: the peer's process, if the handshake has
     /// shown that it could read this one's memory anyway (`same_user`).
-    pub(crate) fn allows(&self, socket: &Socket, known: Option<Process>) -> bool {
+    pub(crate) fn allows(&self, socket: &Socket, known: Option<HostProcess>) -> bool {
         match self.lending {
             Lending::Off => false,
             Lending::SameUser => known.is_some_and(still_lives),
-            Lending::OneProcess => {
+            Lending::OneProcess(named) => {
                 let known = || known.filter(|known| still_lives(*known));
-                process(socket).or_else(known).is_some_and(|process| {
-                    let mut claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
-                    *claimed.get_or_insert(process) == process
-                })
+                process(socket).or_else(known) == Some(named)
             }
         }
     }

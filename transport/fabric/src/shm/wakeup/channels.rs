@@ -29,9 +29,9 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::runtime::{Handle, Id};
 
+use crate::access::HostProcess;
 use crate::shm::memory::map::{FileId, Map};
 use crate::shm::memory::peer_map::{PeerMap, Usage};
-use crate::shm::same_user::Process;
 use crate::shm::wakeup::channel::WakeChannel;
 use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
@@ -48,7 +48,7 @@ struct Entry {
     /// This process: a child of fork(2) has the list, too.
     process: u32,
     runtime: Id,
-    peer: Process,
+    peer: HostProcess,
     peer_runtime: u64,
     number: u64,
     end: End,
@@ -60,7 +60,7 @@ struct Entry {
 impl Entry {
     /// One of the current runtime.
     fn new(
-        peer: Process,
+        peer: HostProcess,
         peer_runtime: u64,
         number: u64,
         end: End,
@@ -73,7 +73,7 @@ impl Entry {
     }
 
     /// Whether it is one of the current runtime with this peer.
-    fn is_with(&self, peer: Process) -> bool {
+    fn is_with(&self, peer: HostProcess) -> bool {
         self.process == std::process::id()
             && self.runtime == Handle::current().id()
             && self.peer == peer
@@ -111,7 +111,7 @@ pub(crate) struct Chosen {
 
 /// Chooses the channel of a connection to a runtime of this process, or makes one. `None`: there is
 /// none, and none can be made.
-pub(crate) fn choose(peer: Process, peer_runtime: u64) -> Option<Chosen> {
+pub(crate) fn choose(peer: HostProcess, peer_runtime: u64) -> Option<Chosen> {
     let mut channels = lock();
     // With itself a process has both ends of a channel: it connects by that of the maker.
     let own = peer.pid == std::process::id();
@@ -145,7 +145,11 @@ fn usable<T>(made: io::Result<T>) -> Option<T> {
 
 /// Joins the channel that a connecting peer has named; `files` came along. `None`: there is no such
 /// channel, and nothing that it can be made of.
-pub(crate) fn join(peer: Process, name: ChannelName, files: Option<PeerFiles>) -> Option<Member> {
+pub(crate) fn join(
+    peer: HostProcess,
+    name: ChannelName,
+    files: Option<PeerFiles>,
+) -> Option<Member> {
     let mut channels = lock();
     let end = name.end.other();
     let named =
@@ -202,7 +206,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_channel_is_that_of_one_process() {
-        let (peer, number) = (Process { pid: 1 << 30, start: 7 }, 11);
+        let (peer, number) = (HostProcess { pid: 1 << 30, start: 7 }, 11);
         let name = ChannelName { number, runtime: RUNTIME, end: End::Maker };
         let (maker, page) = made();
         assert!(join(peer, name, None).is_none());
@@ -211,7 +215,7 @@ mod tests {
         let chosen = choose(peer, RUNTIME).unwrap();
         assert_eq!((chosen.name.number, chosen.name.end), (number, End::Taker));
         // The pid is another process's by now.
-        let later = Process { start: 8, ..peer };
+        let later = HostProcess { start: 8, ..peer };
         assert!(join(later, name, None).is_none());
         assert_ne!(choose(later, RUNTIME).unwrap().name.number, number);
         for other in
@@ -230,7 +234,7 @@ mod tests {
     /// A process that has executed another program has its pid and its start.
     #[tokio::test]
     async fn a_page_that_is_not_the_known_one_is_another_channel() {
-        let peer = Process { pid: (1 << 30) + 1, start: 7 };
+        let peer = HostProcess { pid: (1 << 30) + 1, start: 7 };
         let name = ChannelName { number: 11, runtime: RUNTIME, end: End::Maker };
         let (old, new) = (made(), made());
         let first = join(peer, name, Some(files(&old.1, &old.0))).unwrap();
@@ -245,7 +249,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_channel_that_has_ended_is_made_again_or_done_without() {
-        let peer = Process { pid: (1 << 30) + 2, start: 7 };
+        let peer = HostProcess { pid: (1 << 30) + 2, start: 7 };
         let name = ChannelName { number: 11, runtime: RUNTIME, end: End::Maker };
         let (maker, page) = made();
         drop(join(peer, name, Some(files(&page, &maker))).unwrap());
@@ -273,7 +277,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_connections_to_a_runtime_share_a_channel_until_it_ends() {
-        let peer = Process { pid: (1 << 30) + 3, start: 7 };
+        let peer = HostProcess { pid: (1 << 30) + 3, start: 7 };
         let first = choose(peer, RUNTIME).unwrap();
         let (channel, page) = first.files.unwrap();
         let again = choose(peer, RUNTIME).unwrap();
