@@ -323,12 +323,9 @@ fn spans(prose: &str) -> Vec<(usize, usize)> {
         let closes = |&(at, end): &(usize, usize)| {
             end - at == open - start && !prose.get(open..at).unwrap_or_default().contains("\n\n")
         };
-        match runs.iter().skip(from + 1).position(closes) {
-            Some(ahead) => {
-                from += ahead + 1;
-                found.extend(runs.get(from).map(|&(_, end)| (start, end)));
-            }
-            None => {}
+        if let Some(ahead) = runs.iter().skip(from + 1).position(closes) {
+            from += ahead + 1;
+            found.extend(runs.get(from).map(|&(_, end)| (start, end)));
         }
         from += 1;
     }

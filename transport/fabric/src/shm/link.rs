@@ -49,7 +49,7 @@ use crate::shm::named::Named;
 use crate::shm::offers::Taken;
 use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer, processor};
-use crate::shm::socket::seqpacket::{Socket, SocketMessage, is_end};
+use crate::shm::socket::seqpacket::{Credentials, Socket, SocketMessage, is_end};
 use crate::shm::socket::wire::Message;
 use crate::shm::stats::ShmStats;
 use crate::shm::taking::{Deferred, Pending, take_file};
@@ -75,9 +75,9 @@ pub struct ShmLink {
     wakeup: Wakeup,
     chunks: PeerChunks,
     /// What the peer has given, and whose descriptor is being taken.
-    pending: Option<Pending>,
+    pending: Option<Box<Pending>>,
     /// The message of a file that is not taken yet.
-    deferred: Option<Deferred>,
+    deferred: Option<Box<Deferred>>,
     /// Buffers of this end's application that the peer was offered.
     named: Named,
     taken: Taken,
@@ -99,7 +99,7 @@ pub struct ShmLink {
     stats: ShmStats,
     /// Why the link ends: told once all that came before is taken, as nothing can be posted again
     /// on a link that is dead.
-    ending: Option<LinkError>,
+    ending: Option<Box<LinkError>>,
     dead: Option<LinkError>,
     recv_slots: RecvSlots,
     block: ControlBlock,
@@ -312,7 +312,7 @@ impl ShmLink {
                 break;
             }
         }
-        let result = match &mut self.pending {
+        let result = match self.pending.as_deref_mut() {
             None => Ok(()),
             Some(Pending::Chunk(offered, take_fds)) => {
                 let (offered, map) = (*offered, ready!(Pin::new(take_fds).poll(cx)));
@@ -386,7 +386,7 @@ impl ShmLink {
         let wait = if message.has_fds { map_debt::wait((uid, pid)) } else { None };
         if let Some(time) = wait {
             self.stats.deferred_files += 1;
-            self.deferred = Some(Deferred::new(message, time));
+            self.deferred = Some(Box::new(Deferred::new(message, time)));
             return Ok(());
         }
         let SocketMessage { bytes, has_fds } = message;
@@ -396,7 +396,7 @@ impl ShmLink {
                 let offered = Offered { key: rkey, addr, len };
                 let others = self.chunks.check(offered, pid).map_err(|what| self.breach(what))?;
                 let take_fds = take_file(&self.socket, len, Usage::Chunk { others });
-                self.pending = Some(Pending::Chunk(offered, take_fds));
+                self.pending = Some(Box::new(Pending::Chunk(offered, take_fds)));
                 Ok(())
             }
             (Some(Message::Name { key, addr, len }), true) => {
@@ -404,7 +404,7 @@ impl ShmLink {
                 let others = self.chunks.check_named(offered, pid);
                 let others = others.map_err(|what| self.breach(what))?;
                 let take_fds = take_file(&self.socket, len, Usage::Named { others });
-                self.pending = Some(Pending::Named(offered, take_fds));
+                self.pending = Some(Box::new(Pending::Named(offered, take_fds)));
                 Ok(())
             }
             (Some(Message::Unname { key }), false) => {
@@ -418,7 +418,7 @@ impl ShmLink {
                 let taking = Taking { offered, lend_on, user: uid, others, pool };
                 let take_fds =
                     self.socket.take_fds(move |taken| TakenFile::new(&mut taken.fds, taking));
-                self.pending = Some(Pending::Lent(offered, take_fds));
+                self.pending = Some(Box::new(Pending::Lent(offered, take_fds)));
                 Ok(())
             }
             (Some(Message::Taken { key }), false) => {
@@ -539,13 +539,13 @@ impl ShmLink {
                 if self.busy_polls >= MAX_BUSY_POLLS && self.ending.is_none() {
                     self.busy_polls = 0;
                     if let Poll::Ready(Err(error)) = self.poll_socket(cx) {
-                        self.ending = Some(error);
+                        self.ending = Some(Box::new(error));
                     }
                 }
                 return Poll::Ready(Ok(()));
             }
             if let Some(error) = self.ending.take() {
-                return Poll::Ready(Err(error));
+                return Poll::Ready(Err(*error));
             }
             if self.awaits_chunk() {
                 // The messages in the ring come after the chunk, so only the socket is polled.
@@ -576,7 +576,7 @@ impl ShmLink {
                 Poll::Ready(Ok(())) => continue,
                 // What was sent before the end counts.
                 Poll::Ready(Err(error)) => {
-                    self.ending = Some(error);
+                    self.ending = Some(Box::new(error));
                     continue;
                 }
                 Poll::Pending => {}

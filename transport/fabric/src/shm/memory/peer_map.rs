@@ -511,7 +511,9 @@ mod tests {
     fn greedy_leave_places_to_others() {
         for greedy in [0, 1, 16, 32, 100, 500, 700] {
             let mut givers = Givers::new(greedy);
-            (0..greedy).for_each(|_| drop(givers.give(chunk, 4096, 512)));
+            (0..greedy).for_each(|_| {
+                givers.give(chunk, 4096, 512);
+            });
             assert!(
                 givers.map(Usage::Ring, 4096) && givers.give(chunk, 4096, MIN_CHUNKS) == MIN_CHUNKS,
                 "{greedy} connections that give 512 chunks each keep others out"
@@ -526,7 +528,9 @@ mod tests {
         for greedy in [1, 64, 128, 600, 2046] {
             let mut givers = Givers::new(greedy);
             for len in [1 << 36, 1 << 33, 1 << 31, 1 << 30] {
-                (0..greedy).for_each(|_| drop(givers.give(named, len, 1)));
+                (0..greedy).for_each(|_| {
+                    givers.give(named, len, 1);
+                });
             }
             assert!(givers.mapped.bytes <= MAX_MAPPED, "{greedy}: {}", givers.mapped.bytes);
             assert!(givers.map(Usage::Ring, 132 << 10));
