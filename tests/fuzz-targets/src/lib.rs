@@ -6,6 +6,7 @@
 //! | `hello` | the private data of connect, accept or reject |
 //! | `headers` | one header block |
 //! | `ring` | what the two ends of a shared-memory ring do, and concurrent writes by a hostile process |
+//! | `socket` | messages on the socket of a shared-memory connection, and what either end takes |
 //! | `peer` | messages of a hostile peer to a connection, and actions of its own side: see [`peer()`] |
 //! | `encode` | messages for the zero-copy codec: see [`encode`] |
 //! | `decode` | a body of messages for the zero-copy codec, in pieces: see [`decode`] |
@@ -19,25 +20,26 @@ mod frames;
 mod headers;
 mod hello;
 mod peer;
-mod ring;
+mod shm;
 
 pub use codec::{decode, encode, landed};
 pub use frames::frames;
 pub use headers::headers;
 pub use hello::hello;
 pub use peer::peer;
-pub use ring::ring;
+pub use shm::{ring, socket};
 
 /// The name of a target, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     ("frames", frames),
     ("hello", hello),
     ("headers", headers),
     ("peer", peer),
     ("ring", ring),
+    ("socket", socket),
     ("encode", encode),
     ("decode", decode),
     ("landed", landed),

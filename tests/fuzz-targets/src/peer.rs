@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tonic_rdma_proto::frame::{Frame, Reader};
 use tonic_rdma_proto::{
-    CloseCode, Config, Connection, Event, Flow, GrantMemory, Payload, ResetCode, Room, StreamId,
-    Transmit, WantKey,
+    CloseCode, Config, Connection, Event, Flow, GrantMemory, LentPlace, Payload, ResetCode, Room,
+    StreamId, Transmit, WantKey,
 };
 
 /// The maximum number of steps in an input.
@@ -16,7 +16,8 @@ const STEPS: usize = 400;
 /// Runs a connection against a hostile peer.
 ///
 /// The first byte selects side and sizes; with its highest bit both sides have RECVs of two sizes,
-/// and come and go. Each step is a byte, followed by its operands:
+/// and come and go. The second says whether this side takes what the peer lends (unless bit 0 is
+/// set), and whether it lends (bit 1). Each step is a byte, followed by its operands:
 ///
 /// | byte modulo 16 | step |
 /// |---|---|
@@ -26,9 +27,9 @@ const STEPS: usize = 400;
 /// | 7, 8 | this side sends headers or data on a stream |
 /// | 9 | this side resets or releases a stream |
 /// | 10, 11 | this side posts its pending work |
-/// | 12 | this side is asked for memory, and provides some |
-/// | 13 | time passes |
-/// | 14 | this side reads |
+/// | 12 | this side is asked for memory, or to lend some, and answers |
+/// | 13 | time passes, and what was not lent before is tried again |
+/// | 14 | this side reads, and returns leases |
 /// | 15 | this side drains, closes, or recalls grants |
 ///
 /// # Panics
@@ -37,7 +38,8 @@ const STEPS: usize = 400;
 pub fn peer(data: &[u8]) {
     let mut input = Input(data);
     let Some(first) = input.byte() else { return };
-    let mut side = Side::new(first);
+    let Some(second) = input.byte() else { return };
+    let mut side = Side::new(first, second);
     for _ in 0..STEPS {
         let Some(step) = input.byte() else { break };
         if side.step(step % 16, &mut input).is_none() {
@@ -103,13 +105,17 @@ struct Side {
     next_memory: usize,
     /// Data that has been received and not consumed.
     unread: Vec<(StreamId, u32, Flow)>,
+    /// Leases of the peer that have not been returned, and those of this side that have not ended.
+    borrowed: BTreeSet<u32>,
+    lent: BTreeSet<u32>,
+    lends: bool,
     breached: bool,
     closes: u32,
     opened: BTreeSet<StreamId>,
 }
 
 impl Side {
-    fn new(first: u8) -> Self {
+    fn new(first: u8, second: u8) -> Self {
         let two_sizes = first & 128 != 0;
         let config = Config {
             rest_slot_size: if two_sizes { 512 } else { 0 },
@@ -121,7 +127,7 @@ impl Side {
             bulk_window: 65_536,
             whole: 100_000,
             max_message: 1 << 20,
-            takes_lent: true,
+            takes_lent: second & 1 == 0,
             standing_grants: (first >> 4) & 3,
             align: if first & 64 == 0 { 64 } else { 4096 },
             standing_max: 32 << 10,
@@ -149,6 +155,9 @@ impl Side {
             out: BTreeMap::new(),
             next_memory: 0,
             unread: Vec::new(),
+            borrowed: BTreeSet::new(),
+            lent: BTreeSet::new(),
+            lends: second & 2 != 0,
             breached: false,
             closes: 0,
             opened: BTreeSet::new(),
@@ -193,6 +202,10 @@ impl Side {
                 if len.is_multiple_of(5) {
                     payload.push(lies_at(0, 22), !pinned);
                     payload.push_aligned(lies_at(len % 67, len), pinned);
+                } else if self.lends {
+                    payload.push(lies_at(0, len % 67), false);
+                    payload.push_aligned(lies_at(0, len), true);
+                    payload.last_is_lendable();
                 } else {
                     payload.push(lies_at(len % 67, len), pinned);
                 }
@@ -209,8 +222,13 @@ impl Side {
                 let room = usize::from(input.byte()?) * 512;
                 self.post(room, step == 11);
             }
-            12 => self.grant(input.byte()?),
+            12 => {
+                let kind = input.byte()?;
+                self.grant(kind);
+                self.lend(kind);
+            }
             13 => {
+                self.conn.retry_lends();
                 self.now += Duration::from_millis(u64::from(input.byte()?) * 40);
                 self.breached |= self.conn.handle_timeout(self.now).is_err();
             }
@@ -218,6 +236,9 @@ impl Side {
                 let count = usize::from(input.byte()?).min(self.unread.len());
                 for (id, len, flow) in self.unread.drain(..count) {
                     self.conn.consume(id, len, flow);
+                }
+                while let Some(lease) = self.borrowed.pop_first() {
+                    self.conn.return_lease(lease);
                 }
             }
             _ => match input.byte()? % 5 {
@@ -292,6 +313,16 @@ impl Side {
                     );
                     self.unread.push((stream, len, flow));
                 }
+                Event::Lent { lent, .. } => {
+                    assert!(self.config.takes_lent, "this side takes nothing that is lent");
+                    // It is held, and counts in no window.
+                    let around = lent.head.len() + lent.tail.len();
+                    assert!(around < self.config.slot_size as usize, "{around} bytes around it");
+                    assert!(self.borrowed.insert(lent.place.lease), "{lent:?} is lent twice");
+                }
+                Event::LeaseEnded { lease } => {
+                    assert!(self.lent.remove(&lease), "lease {lease} ends once");
+                }
                 Event::Quiet => self.conn.rest_recvs_posted(1),
                 Event::Returned { memory } => {
                     self.out.remove(&memory).expect("memory that is out returns once");
@@ -365,9 +396,28 @@ impl Side {
         self.conn.provide_landing(for_what, GrantMemory { key, addr, rkey: key as u32, len });
     }
 
+    /// Lends what may be lent, or not, or later.
+    fn lend(&mut self, kind: u8) {
+        while let Some((id, bytes)) = self.conn.poll_lend() {
+            assert!(self.lends && !bytes.is_empty(), "{id}: nothing may be lent");
+            match kind % 3 {
+                0 if self.conn.may_lend() => {
+                    let lease = (0..).find(|lease| !self.lent.contains(lease)).expect("a number");
+                    self.lent.insert(lease);
+                    let place = LentPlace { lease, key: 1, addr: 1 << 20 };
+                    self.conn.provide_lent(id, Some(place));
+                }
+                1 => return self.conn.postpone_lend(),
+                _ => self.conn.provide_lent(id, None),
+            }
+        }
+    }
+
     /// Checks the invariants.
     fn check(&self) {
         let pending = self.conn.pending();
+        let (lent, borrowed) = self.conn.leases();
+        assert!(lent <= self.lent.len() && borrowed <= self.borrowed.len(), "{lent} {borrowed}");
         assert!(pending.streams <= 5, "{pending:?}");
         assert!(
             pending.grants <= self.out.len(),

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::link_config::Takes;
+use crate::shm::offers::Taken;
 use crate::shm::ring::{Put, Reader, RingBreach, Shape, Words, Writer};
+use crate::shm::socket::wire::Message;
 
 /// Memory that a stranger has too. Exactly as long as it says: one word further is not there.
 #[derive(Clone)]
@@ -140,6 +143,38 @@ mod tests {
         #[test]
         fn arbitrary_memory_is_read_within_bounds(input in proptest::collection::vec(any::<u8>(), 0..400)) {
             super::ring(&input);
+        }
+    }
+}
+
+/// Messages on the socket of a connection. The first byte of the input says what memory this end
+/// takes, and what its peer does; then come messages, each behind its length.
+///
+/// # Panics
+/// A message means something else when it is encoded again, one of a kind that an end does not take
+/// passes, or one that it takes does not.
+pub fn socket(data: &[u8]) {
+    let mut input = Input(data);
+    let Some(first) = input.byte() else { return };
+    let takes = |bits: u8| Takes { lent: bits & 1 != 0, named: bits & 2 != 0 };
+    let taken = Taken { own: takes(first), peer: takes(first >> 2) };
+    while let Some(len) = input.byte() {
+        let (bytes, rest) = input.0.split_at(usize::from(len).min(input.0.len()));
+        input.0 = rest;
+        let Some(message) = Message::decode(bytes) else { continue };
+        // A text is read as well as it can be, and cut.
+        if !matches!(message, Message::Refused { .. }) {
+            assert_eq!(message.encode(), bytes, "{message:?}");
+        }
+        let is_taken = match &message {
+            Message::Lend { .. } | Message::Unlend { .. } => taken.own.lent,
+            Message::Name { .. } | Message::Unname { .. } => taken.own.named,
+            Message::Taken { .. } | Message::Declined { .. } => taken.peer.lent || taken.peer.named,
+            _ => true,
+        };
+        match taken.check(message.clone()) {
+            Ok(passed) => assert!(is_taken && passed == message, "{message:?} passes"),
+            Err(why) => assert!(!is_taken && why.contains("(a setting: "), "{message:?}: {why}"),
         }
     }
 }

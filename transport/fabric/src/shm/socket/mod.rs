@@ -8,4 +8,4 @@
 
 pub(super) mod blocking;
 pub(super) mod seqpacket;
-pub(super) mod wire;
+pub(crate) mod wire;

@@ -1,0 +1,29 @@
+//! The ring and the socket of the shared-memory fabric.
+
+/// Both ends of a ring must stay within its bounds, whatever it contains and whatever is written to
+/// it between their steps.
+///
+/// # Panics
+/// An end leaves the bounds.
+#[cfg(target_os = "linux")]
+pub fn ring(data: &[u8]) {
+    tonic_rdma_fabric::fuzzing::ring(data);
+}
+
+/// Does nothing: this platform has no shared memory.
+#[cfg(not(target_os = "linux"))]
+pub fn ring(_: &[u8]) {}
+
+/// Messages on the socket must mean one thing, and those of a kind that an end did not turn on must
+/// not pass.
+///
+/// # Panics
+/// One does.
+#[cfg(target_os = "linux")]
+pub fn socket(data: &[u8]) {
+    tonic_rdma_fabric::fuzzing::socket(data);
+}
+
+/// Does nothing: this platform has no shared memory.
+#[cfg(not(target_os = "linux"))]
+pub fn socket(_: &[u8]) {}
