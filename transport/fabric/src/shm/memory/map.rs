@@ -226,8 +226,9 @@ impl Map {
             return false;
         }
         self.touch(at, end);
-        // SAFETY: at .. end lies within the mapping, which keeps its size (R15). This process does
-        // not read there, and has no reference to it. Source and destination differ: the
+        // SAFETY: at .. end lies within the mapping, whose file keeps its size (R15). The peer may
+        // remove pages at any time, which a write makes again. This process does not read there,
+        // and has no reference to it. Source and destination differ: the
         // destination is the peer's file.
         unsafe { tonic_rdma_memory::copy(src.as_ptr(), self.ptr.as_ptr().add(at), src.len()) };
         true
@@ -254,8 +255,9 @@ impl Map {
 
 impl Words for Map {
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is page aligned, `len` bytes long, zeroed when it was made, and lives
-        // as long as self; other processes may write to it at any time, which atomics allow.
+        // SAFETY: the mapping is page aligned, `len` bytes long, and lives as long as self; its file
+        // keeps its size, whatever pages it has, and a page that is missing reads as zeros (R15);
+        // other processes may write to it at any time, which atomics allow.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast::<AtomicU64>(), self.len / 8) }
     }
 }
