@@ -93,9 +93,8 @@ impl PoolConfig {
     }
 
     /// Whether memory for sending may be [lent](crate::Pool::lend) to processes of this host, where
-    /// the device can do that. It then lies in files that those processes map, read-only and whole:
-    /// **they see everything that is sent from the pool, and whatever was in its buffers before**.
-    /// Default: false.
+    /// the device can do that. What is [for a peer](crate::Pool::for_peer) then lies in files of
+    /// its own, which that peer maps, read-only and whole. Default: false.
     pub fn lendable(mut self, lendable: bool) -> Self {
         self.lendable = lendable;
         self

@@ -53,7 +53,11 @@ impl Drop for Counted {
 }
 
 impl LendableBytes {
-    pub(crate) fn new(ledger: &Arc<Ledger>, bytes: PinnedBytes) -> Option<Self> {
+    /// `peer`: for whom the memory of the handle is that is asked.
+    pub(crate) fn new(ledger: &Arc<Ledger>, peer: Option<u64>, bytes: PinnedBytes) -> Option<Self> {
+        if !bytes.may_be_lent_to(peer) {
+            return None;
+        }
         let (key, len) = (bytes.lend_key()?, bytes.len());
         let registered = bytes.is_registered();
         let limit = if registered { usize::MAX } else { ledger.sizes.send / 4 * 3 };
@@ -90,6 +94,7 @@ impl LendableBytes {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
     use std::sync::Arc;
 
     use crate::test_util::LendingRegistrar;
@@ -97,7 +102,7 @@ mod tests {
 
     fn pool(lendable: bool) -> Pool {
         let config = PoolConfig::default().total(16 << 20).send(4 << 20).lendable(lendable);
-        Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap()
+        Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap().for_peer()
     }
 
     fn filled(pool: &Pool, len: usize) -> bytes::Bytes {
@@ -118,6 +123,84 @@ mod tests {
         assert_eq!(pool.stats().send, 3 << 20);
         lent.clear();
         assert_eq!((pool.stats().lent, pool.stats().send), (0, 0));
+    }
+
+    /// The attack: a peer maps what it was lent, and looks for what was sent to another.
+    #[test]
+    fn peers_are_lent_memory_of_their_own() {
+        let common = {
+            let config = PoolConfig::default().total(16 << 20).send(4 << 20).lendable(true);
+            Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap()
+        };
+        let (one, other) = (common.for_peer(), common.for_peer());
+        // In turns, so that they would share an arena, and use slots again.
+        for _ in 0..3 {
+            let secret = filled(&one, 32 << 10);
+            let public = filled(&other, 32 << 10);
+            let plain = filled(&common, 32 << 10);
+            let (lent, shown) = (one.lend(&secret).unwrap(), other.lend(&public).unwrap());
+            assert_ne!(lent.key(), shown.key(), "they are in files of their own");
+            assert!(other.lend(&secret).is_none(), "it is for another peer");
+            assert!(common.lend(&secret).is_none(), "it is for one peer");
+            for pool in [&one, &other, &common] {
+                assert!(pool.lend(&plain).is_none(), "it may be for anybody");
+                assert!(pool.resolve(&secret).is_some(), "it is sent by WRITE");
+            }
+        }
+        let all = [&common, &one, &other].map(|pool| pool.stats());
+        assert!(all.iter().all(|stats| stats.send == 0 && stats.classes == all[0].classes));
+    }
+
+    /// A peer that keeps a slot of each arena keeps others from sending as little as one that keeps
+    /// all that it may be lent.
+    #[test]
+    fn a_peer_that_keeps_what_it_is_lent_leaves_memory_to_others() {
+        let greedy = pool(true);
+        let kept: Vec<_> = std::iter::from_fn(|| greedy.try_alloc(64 << 10).ok()).collect();
+        assert_eq!(kept.len(), 64, "all of it");
+        // One slot of each arena.
+        let mut kept: Vec<_> = kept
+            .into_iter()
+            .map(|buf| {
+                let mut buf = buf;
+                buf.resize_zeroed(64 << 10);
+                buf.freeze()
+            })
+            .collect();
+        kept.sort_by_key(|bytes| bytes.as_ptr());
+        let mut lent: Vec<_> = kept.iter().filter_map(|bytes| greedy.lend(bytes)).collect();
+        let mut keys = std::collections::HashSet::new();
+        lent.retain(|lent| keys.insert(lent.key()));
+        drop(kept);
+        let others: Vec<_> = (0..3).map(|_| greedy.for_peer()).collect();
+        for other in &others {
+            let got: Vec<_> = std::iter::from_fn(|| other.try_alloc(64 << 10).ok()).collect();
+            assert!(got.len() >= 16, "a quarter, not {} of 64", got.len());
+        }
+        // When it has returned them, others may be lent the most.
+        drop(lent);
+        let all: Vec<_> = (0..3).map(|_| filled(&others[0], 1 << 20)).collect();
+        assert_eq!(all.iter().filter_map(|bytes| others[0].lend(bytes)).count(), 3);
+    }
+
+    /// A request that waits is served with what another peer's memory has left, also when that peer
+    /// has gone.
+    #[test]
+    fn memory_of_one_peer_comes_free_for_another() {
+        let waiting = pool(true);
+        for leaves in [false, true] {
+            let mut holder = Some(waiting.for_peer());
+            let take = || holder.as_ref()?.try_alloc(64 << 10).ok();
+            let held: Vec<_> = std::iter::from_fn(take).collect();
+            let mut waits = std::pin::pin!(waiting.alloc(1 << 20));
+            let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(waits.as_mut().poll(&mut cx).is_pending());
+            if leaves {
+                holder = None;
+            }
+            drop(held);
+            assert!(waits.as_mut().poll(&mut cx).is_ready(), "{holder:?}");
+        }
     }
 
     #[test]

@@ -81,6 +81,23 @@ impl Pool {
         })))
     }
 
+    /// Returns a handle of this pool whose buffers for sending are for one peer, and may be
+    /// [lent](Self::lend) to that: they lie in arenas that no other handle allocates from. So a
+    /// peer that maps such an arena finds nothing but what was allocated by this handle. All
+    /// handles share the budgets. At most three quarters of the memory for sending are in such
+    /// arenas; when no more can be made, buffers come from the memory that is lent to nobody.
+    ///
+    /// A clone of this pool where nothing of it [may be lent](PoolConfig::lendable).
+    #[must_use]
+    pub fn for_peer(&self) -> Pool {
+        let Inner { send, control, ledger } = &*self.0;
+        if !(ledger.sizes.lendable && ledger.registrar.lends()) {
+            return self.clone();
+        }
+        let (control, ledger) = (control.clone(), ledger.clone());
+        Pool(Arc::new(Inner { send: send.for_peer(), control, ledger }))
+    }
+
     /// Allocates a buffer of `len` bytes to fill and send. Waits until there is memory; requests
     /// are served in the order in which they were first polled.
     ///
@@ -146,11 +163,10 @@ impl Pool {
     }
 
     /// Returns the bytes with what a peer of this host needs to read them where they lie. `None` if
-    /// they do not lie in memory of this pool that [may be lent](PoolConfig::lendable), or in
-    /// memory that was [registered for it](Self::register_lendable), or if peers have been lent
+    /// they do not lie in memory of this handle that [is for a peer](Self::for_peer), or in memory that was [registered for it](Self::register_lendable), or if peers have been lent
     /// enough: see [`LendableBytes`].
     pub fn lend(&self, bytes: &Bytes) -> Option<LendableBytes> {
-        LendableBytes::new(&self.0.ledger, self.resolve(bytes)?)
+        LendableBytes::new(&self.0.ledger, self.0.send.peer(), self.resolve(bytes)?)
     }
 
     /// Registers memory of the application with the device, so that any part of it can be sent from

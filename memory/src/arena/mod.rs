@@ -11,19 +11,24 @@
 //! slot is free the arena stays registered, until another request fits it, the budget needs its
 //! bytes, or it is trimmed.
 //!
+//! Memory that may be lent lies in arenas for one peer ([`Arenas::for_peer`]), as a peer maps whole
+//! arenas: nothing else is in them. All share the budget, and the queue of waiters.
+//!
 //! The free lists are lock-free. A lock is taken only to make or remove an arena.
 
+mod peers;
 mod wait_queue;
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam::queue::SegQueue;
 use slab::Slab;
 
+use self::peers::Peer;
 pub(crate) use self::wait_queue::WaitQueue;
 use crate::error::PoolError;
 use crate::ledger::Ledger;
@@ -81,8 +86,15 @@ pub(crate) struct Arenas {
     idle: Mutex<Idle>,
     /// Arenas have been removed, and the other pools of the process have not been notified yet.
     must_notify: AtomicBool,
-    /// The waiters for a slot; for send memory only.
-    waiters: WaitQueue<SlotRef>,
+    /// The waiters for a slot, also for one of a peer's arenas; for send memory only.
+    waiters: WaitQueue<Arc<Arenas>, SlotRef>,
+    /// The arenas for peers, if these are not.
+    peers: Mutex<Vec<Weak<Arenas>>>,
+    next_peer: AtomicU64,
+    /// Bytes of the arenas for peers.
+    for_peers: AtomicUsize,
+    /// The peer that these are for, if any.
+    peer: Option<Peer>,
     /// The last field, so that the registrar outlives the registrations.
     ledger: Arc<Ledger>,
 }
@@ -136,6 +148,10 @@ impl Arenas {
             idle: Mutex::default(),
             must_notify: AtomicBool::new(false),
             waiters: WaitQueue::default(),
+            peers: Mutex::default(),
+            next_peer: AtomicU64::new(0),
+            for_peers: AtomicUsize::new(0),
+            peer: None,
             ledger,
         }
     }
@@ -144,18 +160,19 @@ impl Arenas {
         self.usage
     }
 
-    pub(crate) fn waiters(&self) -> &WaitQueue<SlotRef> {
-        &self.waiters
+    pub(crate) fn waiters(&self) -> &WaitQueue<Arc<Arenas>, SlotRef> {
+        self.peer.as_ref().map_or(&self.waiters, |peer| &peer.common.waiters)
     }
 
     /// Serves the waiters in their order while there is memory.
-    pub(crate) fn serve(self: &Arc<Self>) {
-        self.waiters.serve(|len| self.take(len));
+    pub(crate) fn serve(&self) {
+        let mut seen = Vec::new();
+        self.waiters().serve(|arenas, len| arenas.take_seeing(len, &mut seen));
     }
 
     /// Serves the waiters, if there are any: memory has come free.
-    pub(crate) fn memory_freed(self: &Arc<Self>) {
-        if self.waiters.any_after_free() {
+    pub(crate) fn memory_freed(&self) {
+        if self.waiters().any_after_free() {
             self.serve();
         }
     }
@@ -175,11 +192,28 @@ impl Arenas {
             slots: c.slots.load(Relaxed),
             in_use: c.in_use.load(Relaxed),
         };
-        self.classes.iter().map(stats).collect()
+        let mut all: Vec<ClassStats> = self.classes.iter().map(stats).collect();
+        for other in self.others() {
+            for (sum, class) in all.iter_mut().zip(&other.classes) {
+                sum.slots += class.slots.load(Relaxed);
+                sum.in_use += class.in_use.load(Relaxed);
+            }
+        }
+        all
     }
 
     /// Takes a slot of at least `len` bytes, or makes an arena for it if the budget allows.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<SlotRef, PoolError> {
+        self.take_seeing(len, &mut Vec::new())
+    }
+
+    /// As [`take`](Self::take). `seen` gets the arenas that were looked at: these may be the last
+    /// references, and are to be dropped when the caller holds no lock.
+    fn take_seeing(
+        self: &Arc<Self>,
+        len: usize,
+        seen: &mut Vec<Arc<Arenas>>,
+    ) -> Result<SlotRef, PoolError> {
         // An empty buffer needs an address, too.
         let (usage, budget, len) = (self.usage, self.budget, len.max(1));
         if len > budget {
@@ -190,24 +224,32 @@ impl Arenas {
             return Ok(slot);
         }
         let slot = match first {
-            Some(first) => self.pop_or_grow(first),
-            None => self.take_dedicated(len),
+            Some(first) => self.pop_or_grow(first, seen),
+            None => self.take_dedicated(len, seen),
         };
         // Other pools are notified only after this one has registered what it needs.
         if self.must_notify.swap(false, Relaxed) {
             self.ledger.deregistered();
         }
-        slot
+        match (slot, &self.peer) {
+            // Memory that is lent to nobody is better than none.
+            (Err(PoolError::Exhausted { .. }), Some(peer)) => peer.common.take_seeing(len, seen),
+            (slot, _) => slot,
+        }
     }
 
-    fn pop_or_grow(self: &Arc<Self>, first: usize) -> Result<SlotRef, PoolError> {
+    fn pop_or_grow(
+        self: &Arc<Self>,
+        first: usize,
+        seen: &mut Vec<Arc<Arenas>>,
+    ) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have grown the class in the meantime. While an arena is removed, under
         // this lock, the free list lacks slots that are put back afterwards.
         if let Some(slot) = self.pop(first) {
             return Ok(slot);
         }
-        match self.grow(&mut arenas, first) {
+        match self.grow(&mut arenas, first, seen) {
             Ok(slot) => Ok(slot),
             // A larger slot is better than none.
             Err(error) => (first + 1..self.classes.len()).find_map(|c| self.pop(c)).ok_or(error),
@@ -242,14 +284,15 @@ impl Arenas {
         self: &Arc<Self>,
         arenas: &mut Slab<Arc<Arena>>,
         class: usize,
+        seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
         let slot = self.classes[class].slot;
         // Whole slots and whole pages; both sizes are powers of two.
         let unit = slot.max(page());
         let bytes = (self.arena_bytes - self.arena_bytes % unit).max(unit);
-        let arena = match self.map_arena(arenas, bytes, slot) {
+        let arena = match self.map_arena(arenas, bytes, slot, seen) {
             Err(PoolError::Exhausted { .. }) if bytes > unit => {
-                self.map_arena(arenas, unit, slot)?
+                self.map_arena(arenas, unit, slot, seen)?
             }
             made => made?,
         };
@@ -264,7 +307,11 @@ impl Arenas {
         Ok(self.slot_ref(Handle { arena, index: 0 }, Some(class)))
     }
 
-    fn take_dedicated(self: &Arc<Self>, len: usize) -> Result<SlotRef, PoolError> {
+    fn take_dedicated(
+        self: &Arc<Self>,
+        len: usize,
+        seen: &mut Vec<Arc<Arenas>>,
+    ) -> Result<SlotRef, PoolError> {
         let (budget, usage) = (self.budget, self.usage);
         let bytes = len.checked_next_multiple_of(page()).ok_or(PoolError::TooLarge {
             len,
@@ -280,7 +327,7 @@ impl Arenas {
             return Ok(self.slot_ref(handle, None));
         }
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        let arena = self.map_arena(&mut arenas, bytes, bytes)?;
+        let arena = self.map_arena(&mut arenas, bytes, bytes, seen)?;
         Ok(self.slot_ref(Handle { arena, index: 0 }, None))
     }
 
@@ -326,7 +373,7 @@ impl Arenas {
         self.ledger.index.remove(region.start());
         let bytes = region.len();
         drop(handle);
-        self.ledger.budgets.release(self.usage, bytes);
+        self.release_bytes(bytes);
         self.must_notify.store(true, Relaxed);
     }
 
@@ -336,8 +383,9 @@ impl Arenas {
         arenas: &mut Slab<Arc<Arena>>,
         bytes: usize,
         slot: usize,
+        seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<Arc<Arena>, PoolError> {
-        if !self.take_budget(arenas, bytes) {
+        if !self.take_budget(arenas, bytes) && !self.take_budget_of_others(bytes, seen) {
             return Err(PoolError::Exhausted {
                 len: bytes,
                 budget: self.budget,
@@ -356,7 +404,7 @@ impl Arenas {
                 }))
             }
             Err(error) => {
-                self.ledger.budgets.release(self.usage, bytes);
+                self.release_bytes(bytes);
                 Err(error)
             }
         }
@@ -365,10 +413,11 @@ impl Arenas {
     fn map_region(&self, bytes: usize) -> Result<Region, PoolError> {
         static WARNED: Once = Once::new();
         let (sizes, registrar) = (&self.ledger.sizes, &*self.ledger.registrar);
-        if self.usage == Use::Send && sizes.lendable && registrar.lends() {
+        if let Some(peer) = self.peer() {
             match Mapping::lendable(bytes, sizes.huge_pages) {
                 Ok((mapping, file)) => {
-                    return Ok(Region::new(mapping, Some(file), registrar, Access::Lend)?);
+                    let region = Region::new(mapping, Some(file), registrar, Access::Lend)?;
+                    return Ok(region.for_peer(peer));
                 }
                 Err(error) => WARNED.call_once(|| {
                     crate::throttled!(
@@ -386,7 +435,7 @@ impl Arenas {
 
     /// Takes `bytes` of the budget. Removes idle arenas for it, but only if that frees enough.
     fn take_budget(&self, arenas: &mut Slab<Arc<Arena>>, bytes: usize) -> bool {
-        while !self.ledger.budgets.take(self.usage, bytes, self.budget) {
+        while !self.take_bytes(bytes) {
             if let Some(handle) = self.take_idle(|_| true) {
                 self.remove_dedicated(handle);
                 continue;
@@ -402,7 +451,7 @@ impl Arenas {
             let enough = in_use.saturating_add(bytes) <= self.budget;
             // Another thread may take a slot of an arena first: then the next one is tried.
             if !(enough && idle.into_iter().any(|key| self.remove_arena(arenas, key))) {
-                return self.ledger.budgets.take(self.usage, bytes, self.budget);
+                return self.take_bytes(bytes);
             }
         }
         true
@@ -432,7 +481,7 @@ impl Arenas {
         // All handles are here, so these are the last references: the arena is deregistered and
         // unmapped before the budget gets its bytes back.
         drop((mine, arenas.remove(key), arena));
-        self.ledger.budgets.release(self.usage, bytes);
+        self.release_bytes(bytes);
         self.must_notify.store(true, Relaxed);
         true
     }
@@ -509,11 +558,14 @@ impl Drop for Arenas {
             self.ledger.index.remove(arena.region.start());
             let bytes = arena.region.len();
             drop(arena);
-            self.ledger.budgets.release(self.usage, bytes);
+            self.release_bytes(bytes);
         }
         let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner);
         let handles = std::mem::take(&mut idle.arenas);
         handles.into_iter().for_each(|(handle, _)| self.remove_dedicated(handle));
         self.ledger.deregistered();
+        if let Some(peer) = &self.peer {
+            peer.common.memory_freed();
+        }
     }
 }

@@ -17,36 +17,38 @@ use crate::ledger::WaiterCount;
 pub(crate) type Served<T> = Result<T, PoolError>;
 
 #[derive(Debug)]
-struct Waiter<T> {
+struct Waiter<S, T> {
     id: u64,
+    /// Where its memory comes from.
+    source: S,
     len: usize,
     waker: Waker,
     served: Option<Served<T>>,
 }
 
 #[derive(Debug)]
-struct Queue<T> {
+struct Queue<S, T> {
     next_id: u64,
-    waiters: VecDeque<Waiter<T>>,
+    waiters: VecDeque<Waiter<S, T>>,
 }
 
 /// The queue, with a count of its waiters that is read without the lock.
 #[derive(Debug)]
-pub(crate) struct WaitQueue<T> {
+pub(crate) struct WaitQueue<S, T> {
     /// The number of waiters that have not been served.
     unserved: WaiterCount,
-    queue: Mutex<Queue<T>>,
+    queue: Mutex<Queue<S, T>>,
 }
 
-impl<T> Default for WaitQueue<T> {
+impl<S, T> Default for WaitQueue<S, T> {
     fn default() -> Self {
         let queue = Queue { next_id: 0, waiters: VecDeque::new() };
         WaitQueue { unserved: WaiterCount::default(), queue: Mutex::new(queue) }
     }
 }
 
-impl<T> WaitQueue<T> {
-    fn lock(&self) -> MutexGuard<'_, Queue<T>> {
+impl<S, T> WaitQueue<S, T> {
+    fn lock(&self) -> MutexGuard<'_, Queue<S, T>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,17 +64,17 @@ impl<T> WaitQueue<T> {
 
     /// Adds a waiter at the end and returns its id. Memory may have come free just before, so the
     /// caller must call [`serve`](Self::serve) once.
-    pub(crate) fn join(&self, len: usize, waker: Waker) -> u64 {
+    pub(crate) fn join(&self, source: S, len: usize, waker: Waker) -> u64 {
         let mut queue = self.lock();
         let id = queue.next_id;
         queue.next_id += 1;
-        queue.waiters.push_back(Waiter { id, len, waker, served: None });
+        queue.waiters.push_back(Waiter { id, source, len, waker, served: None });
         self.unserved.enter();
         id
     }
 
     /// Serves and wakes the waiters in their order, until `take` has no more memory.
-    pub(crate) fn serve(&self, take: impl Fn(usize) -> Served<T>) {
+    pub(crate) fn serve(&self, mut take: impl FnMut(&S, usize) -> Served<T>) {
         let mut wakes = Vec::new();
         {
             let mut queue = self.lock();
@@ -80,7 +82,7 @@ impl<T> WaitQueue<T> {
                 if waiter.served.is_some() {
                     continue;
                 }
-                match take(waiter.len) {
+                match take(&waiter.source, waiter.len) {
                     Err(PoolError::Exhausted { .. }) => break,
                     result => {
                         waiter.served = Some(result);

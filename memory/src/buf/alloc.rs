@@ -62,7 +62,7 @@ impl Future for Alloc {
             Err(PoolError::Exhausted { .. }) => {}
             result => return Poll::Ready(result),
         }
-        let id = waiters.join(this.len, cx.waker().clone());
+        let id = waiters.join(this.arenas.clone(), this.len, cx.waker().clone());
         this.id = Some(id);
         this.arenas.count_wait();
         // Memory may have come free before the waiter was in the queue.

@@ -245,14 +245,15 @@ pub struct PinnedBytes {
     lkey: u32,
     iova: u64,
     lend_key: Option<u32>,
+    for_peer: Option<u64>,
     /// Application memory stays registered as long as this.
     keep_alive: Option<KeepAlive>,
 }
 
 impl PinnedBytes {
     pub(crate) fn new(bytes: Bytes, found: Found) -> Self {
-        let Found { keys: Keys { lkey, iova, lend_key }, keep_alive } = found;
-        PinnedBytes { bytes, lkey, iova, lend_key, keep_alive }
+        let Found { keys: Keys { lkey, iova, lend_key, for_peer }, keep_alive } = found;
+        PinnedBytes { bytes, lkey, iova, lend_key, for_peer, keep_alive }
     }
 
     /// The local key of the memory.
@@ -295,7 +296,12 @@ impl PinnedBytes {
         // An empty slice may point anywhere; it is never read.
         let by = bytes.as_ptr().addr().wrapping_sub(self.bytes.as_ptr().addr()) as u64;
         let (iova, keep_alive) = (self.iova.wrapping_add(by), self.keep_alive.clone());
-        PinnedBytes { bytes, lkey: self.lkey, iova, lend_key: self.lend_key, keep_alive }
+        PinnedBytes { bytes, iova, keep_alive, ..*self }
+    }
+
+    /// Whether `peer` may be lent them, as far as their memory is for one peer.
+    pub(crate) fn may_be_lent_to(&self, peer: Option<u64>) -> bool {
+        self.for_peer.is_none() || self.for_peer == peer
     }
 
     /// Whether they lie in memory of the application, or of a peer.

@@ -17,6 +17,8 @@ pub(crate) struct Keys {
     pub(crate) iova: u64,
     /// The key by which peers can be lent it.
     pub(crate) lend_key: Option<u32>,
+    /// The only peer that can be lent it, if it is for one.
+    pub(crate) for_peer: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -46,7 +48,7 @@ impl Index {
     pub(crate) fn insert(&self, region: &Region) {
         let (start, end) = (region.start(), region.start() + region.len());
         let (lkey, iova, lend_key) = (region.lkey(), region.iova(), region.lend_key());
-        let keys = Keys { lkey, iova, lend_key };
+        let keys = Keys { lkey, iova, lend_key, for_peer: region.peer() };
         let entry = Entry { start, end, keys, application: None };
         let is_new = self.insert_entry(entry);
         debug_assert!(is_new, "mapped, and in the index already");

@@ -30,6 +30,8 @@ pub(crate) struct Region {
     mapping: Mapping,
     /// Peers may be lent it.
     lendable: bool,
+    /// The only peer that may be lent it, if it is for one.
+    for_peer: Option<u64>,
 }
 
 impl std::fmt::Debug for Region {
@@ -58,7 +60,17 @@ impl Region {
         let registration = unsafe {
             registrar.register(Memory { addr: mapping.ptr(), len: mapping.len(), access, file })
         }?;
-        Ok(Region { registration, mapping, lendable: access == Access::Lend })
+        Ok(Region { registration, mapping, lendable: access == Access::Lend, for_peer: None })
+    }
+
+    /// Keeps it from being lent to any peer but this one.
+    pub(crate) fn for_peer(mut self, peer: u64) -> Self {
+        self.for_peer = Some(peer);
+        self
+    }
+
+    pub(crate) fn peer(&self) -> Option<u64> {
+        self.for_peer
     }
 
     pub(crate) fn lkey(&self) -> u32 {

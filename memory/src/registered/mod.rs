@@ -82,6 +82,7 @@ impl PoolRegistration {
             lkey: registration.lkey(),
             iova: registration.iova(),
             lend_key: (access == Access::Lend).then(|| registration.rkey()),
+            for_peer: None,
         };
         let range = memory.clone();
         ledger.counters.registrations.fetch_add(1, Relaxed);

@@ -30,11 +30,10 @@ impl ShmAccess {
     }
 }
 
-/// To which processes of this host memory for sending is lent: they map all of it, read-only, and
-/// read messages where the sender has them.
+/// To which processes of this host memory for sending is lent: each maps what is for its
+/// connection, read-only, and reads messages where the sender has them.
 ///
-/// They see what the sender writes there at any time: every message to anybody, and what was in the
-/// buffers before.
+/// It sees what the sender writes to buffers of that connection at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Lending {

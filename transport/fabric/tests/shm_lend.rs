@@ -25,7 +25,7 @@ static KEEPING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 fn lending(lending: Lending) -> Side {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, lending));
     let config = PoolConfig::default().lendable(true);
-    let pool = Pool::new(config, fabric.registrar()).unwrap();
+    let pool = Pool::new(config, fabric.registrar()).unwrap().for_peer();
     Side { fabric, pool }
 }
 
@@ -178,7 +178,7 @@ async fn leases_outlive_the_connection() {
 async fn freed_arenas_are_taken_back() {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
     let config = PoolConfig::default().send(4 << 20).lendable(true);
-    let me = Side { pool: Pool::new(config, fabric.registrar()).unwrap(), fabric };
+    let me = Side { pool: Pool::new(config, fabric.registrar()).unwrap().for_peer(), fabric };
     let you = borrowing();
     let (mut s, mut c) = greeted_pair(&me, &you).await;
     // Dedicated arenas, of which the budget has room for one.

@@ -96,7 +96,7 @@ fn side() -> Side {
 fn lending_side() -> Side {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
     let config = PoolConfig::default().lendable(true);
-    Side { pool: Pool::new(config, fabric.registrar()).unwrap(), fabric }
+    Side { pool: Pool::new(config, fabric.registrar()).unwrap().for_peer(), fabric }
 }
 
 fn start(role: &str, addr: &str) -> Process {
@@ -424,7 +424,7 @@ async fn one_process_is_lent_to() {
     let named = Lending::OneProcess(HostProcess::by_pid(first.id()).unwrap());
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, named));
     let config = PoolConfig::default().lendable(true);
-    let me = Side { pool: Pool::new(config, fabric.registrar()).unwrap(), fabric };
+    let me = Side { pool: Pool::new(config, fabric.registrar()).unwrap().for_peer(), fabric };
     let (mut second, mut other) = with_process(&me, "connect").await;
     let pid = second.says("stands");
     let bytes = me.payload(LENT, 7);

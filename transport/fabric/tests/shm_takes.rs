@@ -25,7 +25,8 @@ const NAMED: Takes = Takes { lent: false, named: true };
 /// A side that lends to whoever takes it.
 fn lending() -> Side {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
-    let pool = Pool::new(PoolConfig::default().lendable(true), fabric.registrar()).unwrap();
+    let config = PoolConfig::default().lendable(true);
+    let pool = Pool::new(config, fabric.registrar()).unwrap().for_peer();
     Side { fabric, pool }
 }
 

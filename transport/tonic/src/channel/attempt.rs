@@ -152,6 +152,8 @@ impl Plan {
         let (fabric, pool) =
             self.context.toward(rail.path, addr, rail.source, device, limit).await?;
         pool.may_land().map_err(|error| from_error::pool(&error))?;
+        // What this server is lent is nobody else's.
+        let pool = pool.for_peer();
         let mut options = self.context.connection_config(&pool, fabric.grows());
         options.headers(self.max_header_size);
         options.dead_peer(self.dead_peer_timeout);

@@ -73,10 +73,11 @@ impl ContextBuilder {
     /// time; beyond that messages are copied as without lending, so a reader that keeps what it got
     /// holds up nobody.
     ///
-    /// **The processes map the pool's memory for sending, read-only.** They see every message that
-    /// is sent from it, to anybody, and what was in the buffers before. Use a context of its own
-    /// for a peer of another user, with [`Lending::OneProcess`], which names that process. And as over RDMA, this process
-    /// could change a message while it is read: a reader that does not trust it borrows nothing.
+    /// **Each process maps the memory for sending of its connection's pool, read-only**:
+    /// [`Channel::pool`](crate::Channel::pool) of a client, [`pool`](crate::pool()) of a server's
+    /// request. It sees what is written to buffers from there, and nothing else; a message in a
+    /// buffer of another connection is copied. For a peer of another user there is
+    /// [`Lending::OneProcess`], which names the process. And as over RDMA, this process could change a message while it is read: a reader that does not trust it borrows nothing.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;
         self

@@ -312,6 +312,8 @@ impl FastPath {
     ) {
         let ends = link.peer().clone();
         tracing::debug!(peer = %ends, "fast path open");
+        // What this client is lent is nobody else's.
+        let pool = pool.for_peer();
         extensions.insert(RdmaConnectInfo {
             path: Path::of(&ends),
             device: (Path::of(&ends) != Path::Shm).then(|| ends.device.as_str().into()),

@@ -1,0 +1,112 @@
+//! Arenas for one peer, which may be lent to it.
+//!
+//! A peer maps whole arenas. So what may be lent lies in arenas that only one handle of the pool
+//! allocates from, which is for that peer. All arenas share the budget:
+//!
+//! | memory is wanted for | it comes from |
+//! |---|---|
+//! | a peer | a free slot of its arenas; a new arena for it, while those for peers are at most three quarters of the budget; the arenas for nobody, of which nothing is lent |
+//! | nobody | a free slot of these arenas; a new one |
+//!
+//! A new arena takes the place of those without a slot in use, whoever they are for. A request that
+//! has to wait does so in the one queue of the arenas for nobody.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError, Weak};
+
+use super::{Arenas, CLASSES};
+use crate::region::page::HUGE_PAGE;
+
+/// Arenas that are for one peer, and may be lent to it.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) id: u64,
+    /// The pool's arenas that are for nobody, which have the waiters.
+    pub(super) common: Arc<Arenas>,
+}
+
+impl Arenas {
+    /// Arenas for a peer, within the same budget.
+    pub(crate) fn for_peer(self: &Arc<Self>) -> Arc<Self> {
+        let common = self.common().clone();
+        let id = common.next_peer.fetch_add(1, Relaxed);
+        let mut arenas = Arenas::new(self.usage, self.budget, self.ledger.clone());
+        arenas.peer = Some(Peer { id, common: common.clone() });
+        // There may be many peers: each begins with little.
+        let bytes = (self.budget / 64).clamp(CLASSES[2], HUGE_PAGE);
+        arenas.arena_bytes = bytes.min(common.arena_bytes);
+        let arenas = Arc::new(arenas);
+        let mut peers = common.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.retain(|peer| peer.strong_count() > 0);
+        peers.push(Arc::downgrade(&arenas));
+        arenas
+    }
+
+    /// The peer that these are for.
+    pub(crate) fn peer(&self) -> Option<u64> {
+        self.peer.as_ref().map(|peer| peer.id)
+    }
+
+    /// Those that are for nobody.
+    fn common<'a>(self: &'a Arc<Self>) -> &'a Arc<Self> {
+        self.peer.as_ref().map_or(self, |peer| &peer.common)
+    }
+
+    /// All of this budget but these.
+    pub(super) fn others(&self) -> Vec<Arc<Arenas>> {
+        let common = self.peer.as_ref().map(|peer| &peer.common);
+        let peers = &common.map_or(self, |common| common).peers;
+        let peers = peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let peers = peers.iter().filter_map(Weak::upgrade);
+        let peers: Vec<_> = peers.filter(|peer| peer.peer() != self.peer()).collect();
+        common.cloned().into_iter().chain(peers).collect()
+    }
+
+    /// Takes `bytes` of the budget, and removes idle arenas of others for it.
+    pub(super) fn take_budget_of_others(&self, bytes: usize, seen: &mut Vec<Arc<Arenas>>) -> bool {
+        let others = self.others();
+        seen.extend(others.iter().cloned());
+        others.iter().any(|other| {
+            std::iter::repeat_with(|| other.remove_idle()).take_while(|removed| *removed).any(
+                |_| {
+                    self.must_notify.store(true, Relaxed);
+                    self.take_bytes(bytes)
+                },
+            )
+        })
+    }
+
+    /// Removes one idle arena. False if there is none, or another thread is at it.
+    fn remove_idle(&self) -> bool {
+        let Ok(mut arenas) = self.arenas.try_lock() else { return false };
+        if let Some(handle) = self.take_idle(|_| true) {
+            self.remove_dedicated(handle);
+            return true;
+        }
+        let idle = arenas.iter().filter(|(_, arena)| arena.in_use.load(Relaxed) == 0);
+        let idle: Vec<usize> = idle.map(|(key, _)| key).collect();
+        idle.into_iter().any(|key| self.remove_arena(&mut arenas, key))
+    }
+
+    /// Takes `bytes` of the budget, if it has them.
+    pub(super) fn take_bytes(&self, bytes: usize) -> bool {
+        let Some(peer) = &self.peer else {
+            return self.ledger.budgets.take(self.usage, bytes, self.budget);
+        };
+        // A peer that keeps a slot of each arena leaves a quarter to others.
+        let for_peers = peer.common.for_peers.fetch_add(bytes, Relaxed).saturating_add(bytes);
+        let taken = for_peers <= self.budget / 4 * 3
+            && self.ledger.budgets.take(self.usage, bytes, self.budget);
+        if !taken {
+            peer.common.for_peers.fetch_sub(bytes, Relaxed);
+        }
+        taken
+    }
+
+    pub(super) fn release_bytes(&self, bytes: usize) {
+        if let Some(peer) = &self.peer {
+            peer.common.for_peers.fetch_sub(bytes, Relaxed);
+        }
+        self.ledger.budgets.release(self.usage, bytes);
+    }
+}
