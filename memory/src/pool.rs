@@ -163,8 +163,9 @@ impl Pool {
     }
 
     /// Returns the bytes with what a peer of this host needs to read them where they lie. `None` if
-    /// they do not lie in memory of this handle that [is for a peer](Self::for_peer), or in memory that was [registered for it](Self::register_lendable), or if peers have been lent
-    /// enough: see [`LendableBytes`].
+    /// they do not lie in memory of this handle that [is for a peer](Self::for_peer), or in memory
+    /// that was [registered for it](Self::register_lendable), or if peers have been lent enough:
+    /// see [`LendableBytes`].
     pub fn lend(&self, bytes: &Bytes) -> Option<LendableBytes> {
         LendableBytes::new(&self.0.ledger, self.0.send.peer(), self.resolve(bytes)?)
     }

@@ -77,7 +77,8 @@ impl ContextBuilder {
     /// [`Channel::pool`](crate::Channel::pool) of a client, [`pool`](crate::pool()) of a server's
     /// request. It sees what is written to buffers from there, and nothing else; a message in a
     /// buffer of another connection is copied. For a peer of another user there is
-    /// [`Lending::OneProcess`], which names the process. And as over RDMA, this process could change a message while it is read: a reader that does not trust it borrows nothing.
+    /// [`Lending::OneProcess`], which names the process. And as over RDMA, this process could
+    /// change a message while it is read: a reader that does not trust it borrows nothing.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;
         self

@@ -236,8 +236,8 @@ impl AsRef<[u8]> for Borrowed {
     fn as_ref(&self) -> &[u8] {
         let start = self.file.map.ptr();
         // SAFETY: the bytes lie in the mapping, which lives as long as this value. Its file keeps
-        // its size (R15), and its pages: `Map::read_only` finds them all when the seals that
-        // forbid to remove any are there. This process does not write there. The peer must not, until the
+        // its size (R15), and its pages: `Map::read_only` finds them all when the seals that forbid
+        // to remove any are there. This process does not write there. The peer must not, until the
         // lease is returned (R8). One that does can spoil only what it sent itself, and `Landed`
         // hides the bytes from all code that would rely on them; the application, which may see
         // them, is told so.

@@ -26,8 +26,8 @@ impl Permit {
         self.lending == Lending::SameUser
     }
 
-    /// Whether the peer of this socket may be lent memory from now on. `known`: the peer's process, if the handshake has
-    /// shown that it could read this one's memory anyway (`same_user`).
+    /// Whether the peer of this socket may be lent memory from now on. `known`: the peer's process,
+    /// if the handshake has shown that it could read this one's memory anyway (`same_user`).
     pub(crate) fn allows(&self, socket: &Socket, known: Option<HostProcess>) -> bool {
         match self.lending {
             Lending::Off => false,

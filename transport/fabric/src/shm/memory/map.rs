@@ -255,9 +255,9 @@ impl Map {
 
 impl Words for Map {
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is page aligned, `len` bytes long, and lives as long as self; its file
-        // keeps its size, whatever pages it has, and a page that is missing reads as zeros (R15);
-        // other processes may write to it at any time, which atomics allow.
+        // SAFETY: the mapping is page aligned, `len` bytes long, and lives as long as self; its
+        // file keeps its size, whatever pages it has, and a page that is missing reads as zeros
+        // (R15); other processes may write to it at any time, which atomics allow.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast::<AtomicU64>(), self.len / 8) }
     }
 }

@@ -33,9 +33,9 @@ impl AsyncEvents {
     }
 
     /// Takes all events, or as many as the turn of the task has operations for, and leaves the
-    /// waker (R20): a peer can cause some, as its first message on a queue pair does. `find` is asked for completion queues that have
-    /// failed, by address. What it gives goes to `failed`; it must not be dropped before, as
-    /// destroying the queue waits for the event.
+    /// waker (R20): a peer can cause some, as its first message on a queue pair does. `find` is
+    /// asked for completion queues that have failed, by address. What it gives goes to `failed`; it
+    /// must not be dropped before, as destroying the queue waits for the event.
     ///
     /// # Errors
     /// The device or the runtime fails.
