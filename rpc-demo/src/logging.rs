@@ -1,7 +1,5 @@
 //! The log, on stderr.
 
-use std::io::{self, IsTerminal};
-
 use tracing_subscriber::EnvFilter;
 
 use crate::failure::Failure;
@@ -27,7 +25,7 @@ pub(crate) fn start(verbose: u8) -> Result<(), Failure> {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Aside)
-        .with_ansi(io::stderr().is_terminal())
+        .with_ansi(crate::terminal::has_colors())
         .with_target(verbose > 0)
         .without_time()
         .try_init()

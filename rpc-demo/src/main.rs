@@ -14,7 +14,7 @@
 //! | [`costs`] | processor time, and bytes copied between files and memory |
 //! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, ranges of large files |
 //! | [`source`], [`sink`], [`tree`], [`listing`] | reading and writing files; local and remote trees |
-//! | [`progress`], [`summary`], [`entry`], [`output`], [`failure`], [`logging`], [`signals`] | output, errors, signals |
+//! | [`progress`], [`terminal`], [`summary`], [`entry`], [`output`], [`failure`], [`logging`], [`signals`] | output, errors, signals |
 
 mod attributes;
 mod bench;
@@ -49,6 +49,7 @@ mod source;
 mod stat;
 mod store;
 mod summary;
+mod terminal;
 mod transfer;
 mod tree;
 

@@ -10,11 +10,11 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use tonic::transport::Uri;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{
-    Channel, Context, Copied, Endpoint, FabricKind, Lending, Path, PathInfo, Pool, Server,
-    ServerStats, TransportStats,
+    Channel, Context, Copied, Endpoint, Lending, Path, PathInfo, Pool, Server, ServerStats,
+    TransportStats,
 };
 
-use crate::cli::{CHUNK, CHUNK_MIN, Path as Way, RANGE_CHUNK_ON_ONE_HOST};
+use crate::cli::{CHUNK, CHUNK_MIN, Path as Way, RANGE_CHUNK_ON_ONE_HOST, Require};
 use crate::disk::{self, ALIGN};
 use crate::failure::{Failure, causes};
 use crate::pb::object_store_client::ObjectStoreClient;
@@ -109,9 +109,11 @@ pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, 
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .fast_path_timeout(FAST_PATH_TIMEOUT)
         .context(context());
-    Ok(match way.require_rdma {
-        true => endpoint.require_rdma(true).fabrics([FabricKind::Verbs]),
-        false => endpoint,
+    let Require { require_rdma, require_fast_path } = way.require;
+    Ok(match (require_rdma, require_fast_path) {
+        (true, _) => endpoint.require_rdma(true),
+        (false, true) => endpoint.require_fast_path(true),
+        (false, false) => endpoint,
     })
 }
 
@@ -126,9 +128,16 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
             let why = causes(&error);
             return Err(match error {
                 tonic_rdma::Error::Transport(_) => no_server(endpoint.uri(), shown, why).await,
-                tonic_rdma::Error::RdmaRequired(_) => {
+                tonic_rdma::Error::RdmaRequired(_) if way.require.require_rdma => {
                     let cure = "or leave out --require-rdma to use shared memory or TCP";
                     Failure::new(format!("no RDMA to {shown}"), why, cure)
+                }
+                tonic_rdma::Error::RdmaRequired(_) => {
+                    let cure = match way.require.require_fast_path {
+                        true => "or leave out --require-fast-path to use TCP",
+                        false => "or change TONIC_RDMA",
+                    };
+                    Failure::new(format!("no fast path to {shown}"), why, cure)
                 }
                 _ => Failure::new(format!("cannot connect to {shown}"), why, ""),
             });

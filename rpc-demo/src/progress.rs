@@ -1,7 +1,7 @@
 //! Progress bars on a terminal: one for the whole command, and one for each large file in flight.
-//! Nothing is drawn if stderr is not a terminal.
+//! Nothing is drawn if stderr is not a terminal, or one that cannot move its cursor.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,10 +19,10 @@ const FILE: &str = "  {msg:26} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} 
 fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
     BARS.get_or_init(|| {
-        let terminal = io::stderr().is_terminal();
-        let target =
-            if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        MultiProgress::with_draw_target(target)
+        MultiProgress::with_draw_target(match crate::terminal::draws() {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        })
     })
 }
 

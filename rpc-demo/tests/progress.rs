@@ -88,6 +88,48 @@ fn left_on_screen(columns: u16, mut command: std::process::Command) -> Vec<Strin
     rows.filter(|row| !row.is_empty()).collect()
 }
 
+/// What `command` writes to a terminal with these variables, until it has ended.
+fn written(mut command: std::process::Command, variables: &[(&str, &str)]) -> String {
+    let (mut screen, theirs) = terminal(100);
+    let stdout = theirs.try_clone().unwrap();
+    command.env_remove("NO_COLOR").envs(variables.iter().copied());
+    let mut child = command.stdout(stdout).stderr(theirs).spawn().unwrap();
+    drop(command);
+    let (mut text, mut piece) = (Vec::new(), [0; 4096]);
+    while let Ok(length @ 1..) = screen.read(&mut piece) {
+        text.extend_from_slice(&piece[..length]);
+    }
+    child.wait().unwrap();
+    String::from_utf8(text).unwrap()
+}
+
+#[test]
+fn no_color_and_a_dumb_terminal_are_obeyed() {
+    let dir = scratch();
+    std::fs::create_dir_all(dir.path().join("root")).unwrap();
+    std::fs::write(dir.path().join("large"), content(9 << 20, 1)).unwrap();
+    let server = Server::start(&dir.path().join("root"));
+    let put = |variables: &[(&str, &str)]| {
+        let (file, path) = (dir.path().join("large"), "large".as_ref());
+        let command =
+            server.client_command(["-v".as_ref(), "put".as_ref(), file.as_os_str(), path]);
+        let text = written(command, variables);
+        says(&text, &["put ", "CRC32C ok", "INFO"]);
+        text
+    };
+    // Colours are SGR sequences, which end in `m`; bars move the cursor and clear lines.
+    let sequences = |text: &str, last: char| {
+        let of = |rest: &str| rest.chars().find(char::is_ascii_alphabetic) == Some(last);
+        text.split("\u{1b}[").skip(1).filter(|rest| of(rest)).count()
+    };
+    let plain = put(&[("TERM", "xterm")]);
+    assert!(sequences(&plain, 'm') > 0 && sequences(&plain, 'K') > 0, "{plain:?}");
+    let no_color = put(&[("TERM", "xterm"), ("NO_COLOR", "1")]);
+    assert_eq!(sequences(&no_color, 'm'), 0, "{no_color:?}");
+    let dumb = put(&[("TERM", "dumb")]);
+    assert!(!dumb.contains('\u{1b}'), "{dumb:?}");
+}
+
 /// The bars are removed at any width. Only the summary stays, which may be longer than a row.
 #[test]
 fn what_stays_on_the_screen_is_the_closing_line() {

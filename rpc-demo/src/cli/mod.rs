@@ -25,7 +25,8 @@ Try it:
   rpc-demo get backup/photos copy --resume       fetch it; after an interruption, only the missing parts
 
 Exit codes: 0 success, 1 failure, 2 wrong command line or environment variable; 'doctor' has its own.
-Environment: TONIC_RDMA=auto|off|require|shm|verbs and TONIC_RDMA_DEVICE=NAME choose the path, TONIC_RDMA_TOS=N its type of service, RUST_LOG the messages.")]
+Environment: TONIC_RDMA=auto|off|require|require-verbs|shm|verbs and TONIC_RDMA_DEVICE=NAME choose the path, \
+TONIC_RDMA_TOS=N its type of service, TONIC_RDMA_POOL=SIZE the size of pools, RUST_LOG the messages, NO_COLOR their look.")]
 pub(crate) struct Cli {
     /// The command to run.
     #[command(subcommand)]
@@ -107,13 +108,25 @@ const DEFAULT_SERVER: &str = "http://127.0.0.1:50051";
 /// The path to a server.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Path {
+    #[command(flatten)]
+    pub(crate) require: Require,
+
+    #[command(flatten)]
+    pub(crate) timeout: ConnectTimeout,
+}
+
+/// What to use instead of TCP, or fail.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub(crate) struct Require {
     /// Fail, and print the reason, if RDMA is not available. Shared memory does not count as RDMA.
     /// TONIC_RDMA takes precedence.
     #[arg(long)]
     pub(crate) require_rdma: bool,
 
-    #[command(flatten)]
-    pub(crate) timeout: ConnectTimeout,
+    /// Fail, and print the reason, if neither RDMA nor shared memory is available. TONIC_RDMA takes
+    /// precedence.
+    #[arg(long, conflicts_with = "require_rdma")]
+    pub(crate) require_fast_path: bool,
 }
 
 /// How long to wait for a server.
@@ -470,10 +483,8 @@ pub(crate) struct Demo {
     #[arg(long)]
     pub(crate) keep: bool,
 
-    /// Fail, and print the reason, if RDMA is not available. Shared memory does not count as RDMA.
-    /// TONIC_RDMA takes precedence.
-    #[arg(long)]
-    pub(crate) require_rdma: bool,
+    #[command(flatten)]
+    pub(crate) require: Require,
 
     /// Have both ends lend each other their memory over shared memory.
     #[arg(long, env = "RPC_DEMO_LEND", value_parser = clap::builder::FalseyValueParser::new())]

@@ -155,10 +155,10 @@ impl Processes {
             Way::Tcp => {
                 command.env("TONIC_RDMA", "off");
             }
-            Way::Best if args.require_rdma => {
-                command.arg("--require-rdma");
+            Way::Best => {
+                command.args(args.require.require_rdma.then_some("--require-rdma"));
+                command.args(args.require.require_fast_path.then_some("--require-fast-path"));
             }
-            Way::Best => {}
         }
         command.arg(from).arg(to).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
         let what = format!("the demo's {}", Shown(&verb.to_string_lossy()));

@@ -24,7 +24,7 @@ pub(crate) const ERROR: u8 = 2;
 pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
     let mut asked = diagnose();
     if let Some(server) = &args.peer {
-        let way = crate::cli::Path { require_rdma: false, timeout: args.timeout };
+        let way = crate::cli::Path { require: Default::default(), timeout: args.timeout };
         asked = asked.peer(net::endpoint(server, &way, "--peer")?);
     }
     let found = asked.await.map_err(|error| Failure::new("no diagnosis", causes(&error), ""))?;

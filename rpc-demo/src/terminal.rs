@@ -1,0 +1,52 @@
+//! What the terminal behind stderr can show, by the user's environment.
+//!
+//! | variable | effect |
+//! |---|---|
+//! | `NO_COLOR`, not empty | no colours (<https://no-color.org>) |
+//! | `TERM=dumb` | no colours, and no bars: such a terminal shows escape sequences as text |
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IsTerminal};
+
+/// Whether log lines have colours.
+pub(crate) fn has_colors() -> bool {
+    io::stderr().is_terminal() && colors(|name| std::env::var_os(name))
+}
+
+/// Whether bars can be drawn, which takes a cursor that moves.
+pub(crate) fn draws() -> bool {
+    io::stderr().is_terminal() && moves(|name| std::env::var_os(name))
+}
+
+fn colors(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    variable("NO_COLOR").is_none_or(|value| value.is_empty()) && moves(variable)
+}
+
+fn moves(variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    variable("TERM").as_deref() != Some(OsStr::new("dumb"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether there are colours, and bars, with these two variables.
+    fn shown(no_color: Option<&str>, term: Option<&str>) -> (bool, bool) {
+        let variable = |name: &str| match name {
+            "NO_COLOR" => no_color.map(OsString::from),
+            "TERM" => term.map(OsString::from),
+            other => panic!("unexpected variable {other}"),
+        };
+        (colors(variable), moves(variable))
+    }
+
+    #[test]
+    fn the_environment_decides() {
+        assert_eq!(shown(None, Some("xterm")), (true, true));
+        assert_eq!(shown(Some(""), Some("xterm")), (true, true));
+        assert_eq!(shown(Some("0"), Some("xterm")), (false, true));
+        assert_eq!(shown(Some("1"), None), (false, true));
+        assert_eq!(shown(None, Some("dumb")), (false, false));
+        assert_eq!(shown(None, None), (true, true));
+    }
+}
