@@ -141,10 +141,7 @@ pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let mut next = error.source();
     while let Some(cause) = next {
         let more = cause.to_string();
-        if text == "transport error"
-            || text == "RDMA is required and cannot be had"
-            || text == "bad environment"
-        {
+        if text == "transport error" {
             text = more;
         } else if !text.contains(&more) && cause.downcast_ref::<tonic::Status>().is_none() {
             text = format!("{text}: {more}");

@@ -10,7 +10,7 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use tonic::transport::Uri;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{
-    Channel, Context, Copied, Endpoint, Lending, Path, PathInfo, Pool, Server, ServerStats,
+    Cause, Channel, Context, Copied, Endpoint, Lending, Path, PathInfo, Pool, Server, ServerStats,
     TransportStats,
 };
 
@@ -126,13 +126,13 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
         Ok(channel) => channel,
         Err(error) => {
             let why = causes(&error);
-            return Err(match error {
-                tonic_rdma::Error::Transport(_) => no_server(endpoint.uri(), shown, why).await,
-                tonic_rdma::Error::RdmaRequired(_) if way.require.require_rdma => {
+            return Err(match Cause::of(&error) {
+                None => no_server(endpoint.uri(), shown, why).await,
+                Some(Cause::Required(_)) if way.require.require_rdma => {
                     let cure = "or leave out --require-rdma to use shared memory or TCP";
                     Failure::new(format!("no RDMA to {shown}"), why, cure)
                 }
-                tonic_rdma::Error::RdmaRequired(_) => {
+                Some(Cause::Required(_)) => {
                     let cure = match way.require.require_fast_path {
                         true => "or leave out --require-fast-path to use TCP",
                         false => "or change TONIC_RDMA",

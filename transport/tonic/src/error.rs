@@ -1,34 +1,22 @@
-//! The errors of connecting, serving and calling.
+//! The errors of connecting, serving and calling: tonic's own type, and the causes of ours in it.
 
 use crate::path::policy::EnvError;
-use crate::path::reason::Reason;
+use crate::path::reason::{Reason, ReasonCode};
+
+pub(crate) use tonic::transport::Error;
 
 /// Any error, as tower and hyper pass it on.
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error of an [`Endpoint`](crate::Endpoint), or of a [`Server`](crate::Server). The calls of a
-/// [`Channel`](crate::Channel) fail with tonic's.
+/// Why an [`Endpoint`](crate::Endpoint), a [`Server`](crate::Server) or a call failed, where tonic
+/// knows no such cause.
 ///
-/// [`tonic::Status::from_error`] finds the gRPC status in it as in tonic's own transport error:
-/// UNAVAILABLE for a connection that cannot be made, CANCELLED for an expired timeout, UNAVAILABLE
-/// with the [`Reason`] for a required fast path that is not available.
+/// It is one of the sources of a [`tonic_rdma::Error`](crate::Error), which is tonic's error, or of
+/// a [`tonic::Status`]: [`Cause::of`] finds it. [`tonic::Status::from_error`] finds the gRPC
+/// status: UNAVAILABLE for a bad environment and for a required fast path that is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
-    /// An error of the TCP side: building an endpoint, connecting, TLS, HTTP/2. The
-    /// [source](std::error::Error::source) tells whether the endpoint's configuration, the server
-    /// or the network is the cause.
-    #[error("transport error")]
-    Transport(#[source] tonic::transport::Error),
-    /// The caller gave [`user_agent`](crate::Endpoint::user_agent) an invalid header value.
-    #[error("the user agent that the caller has set is not a valid header value")]
-    InvalidUserAgent,
-    /// The caller gave [`landing_alignment`](crate::ContextBuilder::landing_alignment) a value that
-    /// is not a power of two, or above 4096.
-    #[error(
-        "landed payload cannot be aligned to {0} bytes, as the caller asks: it must be a power of two, 1 to 4096"
-    )]
-    InvalidAlignment(usize),
+pub enum Cause {
     /// The server's TCP address cannot be bound on this host: another process uses it, the host
     /// does not have it, or the process lacks the permission.
     #[error("this host cannot listen on {addr}")]
@@ -40,50 +28,84 @@ pub enum Error {
     },
     /// TLS was configured in a program that has no cryptography for it: its features choose none,
     /// and it has installed none.
-    #[error(
-        "TLS needs a provider of cryptography: enable the feature tls-ring or tls-aws-lc of tonic-rdma, or install one with rustls::crypto::CryptoProvider::install_default"
-    )]
+    #[error("TLS needs a provider of cryptography, and this program has none")]
     NoCryptography,
     /// An environment variable of this process has a bad value, which whoever starts the process
     /// has to correct. A call fails with UNAVAILABLE.
-    #[error("bad environment")]
-    Environment(#[source] EnvironmentError),
+    #[error(transparent)]
+    Environment(BadEnvironment),
     /// The fast path is required ([`require_fast_path`](crate::Endpoint::require_fast_path),
-    /// [`require_rdma`](crate::Endpoint::require_rdma), `TONIC_RDMA=require`) and not available. The [`Reason`] tells which side is the cause, and its [`cure`](Reason::cure)
-    /// what to do.
-    #[error("RDMA is required and cannot be had")]
-    RdmaRequired(#[source] RdmaRequired),
+    /// [`require_rdma`](crate::Endpoint::require_rdma), `TONIC_RDMA=require`) and not available.
+    /// The [`Reason`] tells which side is the cause.
+    #[error(transparent)]
+    Required(Required),
 }
 
-impl Error {
+impl Cause {
     pub(crate) fn required(reason: Reason) -> Self {
-        let status = tonic::Status::unavailable(format!("RDMA is required: {reason}"));
-        Self::RdmaRequired(RdmaRequired { reason, status })
+        let status = tonic::Status::unavailable(format!("a fast path is required: {reason}"));
+        Self::Required(Required { reason, status })
     }
 
-    pub(crate) fn bind(addr: std::net::SocketAddr) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| Self::Bind { addr, source }
+    pub(crate) fn bind(addr: std::net::SocketAddr) -> impl FnOnce(std::io::Error) -> Error {
+        move |source| Self::Bind { addr, source }.into()
     }
 
-    /// The error of a conversion of the user's, which may be one of this crate's already.
-    pub(crate) fn conversion(e: BoxError) -> Self {
-        match e.downcast::<Error>() {
-            Ok(e) => *e,
-            Err(e) => Self::Transport(of_call(e)),
+    /// The cause in `error` or in its sources. `None` if the error is tonic's alone.
+    ///
+    /// ```
+    /// # async fn run() {
+    /// use tonic_rdma::{Cause, Endpoint};
+    ///
+    /// let endpoint = Endpoint::from_static("http://10.0.0.1:50051").require_rdma(true);
+    /// if let Err(error) = endpoint.connect().await
+    ///     && let Some(cause) = Cause::of(&error)
+    /// {
+    ///     println!("{cause}: {}", cause.cure());
+    /// }
+    /// # }
+    /// ```
+    pub fn of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Self> {
+        let mut next = Some(error);
+        while let Some(error) = next {
+            if let Some(cause) = error.downcast_ref::<Self>() {
+                return Some(cause);
+            }
+            next = error.source();
+        }
+        None
+    }
+
+    /// The reason why the required fast path is not available, if that is the cause.
+    pub fn reason(&self) -> Option<&Reason> {
+        match self {
+            Self::Required(required) => Some(&required.reason),
+            _ => None,
         }
     }
 
-    /// The reason why RDMA is not available, if that is the cause.
-    ///
-    /// [`Reason::of`] finds it in the error of a call and in a [`tonic::Status`], too.
-    pub fn reason(&self) -> Option<&Reason> {
-        Reason::of(self)
+    /// What to do about the cause, in one sentence.
+    pub fn cure(&self) -> String {
+        match self {
+            Self::Bind { .. } => {
+                "give an address of this host and a port that no other process uses".to_owned()
+            }
+            Self::NoCryptography => {
+                "enable the feature tls-ring or tls-aws-lc of tonic-rdma, or install one \
+                 with rustls::crypto::CryptoProvider::install_default"
+                    .to_owned()
+            }
+            Self::Environment(bad) => {
+                format!("unset {}, or correct its value", bad.env.variable())
+            }
+            Self::Required(required) => required.reason.cure().to_owned(),
+        }
     }
 }
 
 impl Reason {
-    /// The reason in `error` or in what caused it: in an [`Error`], in the error of a call, in a
-    /// [`tonic::Status`]. `None` if a required fast path is not the cause.
+    /// The reason in `error` or in what caused it: in an [`Error`](crate::Error), in the error of a
+    /// call, in a [`tonic::Status`]. `None` if a required fast path is not the cause.
     ///
     /// ```
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -101,20 +123,12 @@ impl Reason {
     /// # }
     /// ```
     pub fn of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Self> {
-        let mut next = Some(error);
-        while let Some(error) = next {
-            if let Some(required) = error.downcast_ref::<RdmaRequired>() {
-                return Some(&required.reason);
-            }
-            next = error.source();
-        }
-        None
+        Cause::of(error)?.reason()
     }
 }
 
-/// The error of a call, in the type that tonic's channel has. A call over TCP has one of that type
-/// already.
-pub(crate) fn of_call(e: BoxError) -> tonic::transport::Error {
+/// Any error in the type that tonic's channel and server have. One of that type stays as it is.
+pub(crate) fn in_tonics_type(e: BoxError) -> Error {
     /// Turns into an endpoint by failing: tonic makes its error of any other in no other place.
     struct Failed(BoxError);
 
@@ -126,7 +140,7 @@ pub(crate) fn of_call(e: BoxError) -> tonic::transport::Error {
         }
     }
 
-    match e.downcast::<tonic::transport::Error>() {
+    match e.downcast::<Error>() {
         Ok(e) => *e,
         Err(e) => match tonic::transport::Endpoint::new(Failed(e)) {
             Err(e) => e,
@@ -135,47 +149,69 @@ pub(crate) fn of_call(e: BoxError) -> tonic::transport::Error {
     }
 }
 
-impl From<tonic::transport::Error> for Error {
-    fn from(e: tonic::transport::Error) -> Self {
-        Self::Transport(e)
+/// tonic's error of a user agent that is no header value.
+pub(crate) fn invalid_user_agent() -> Error {
+    match tonic::transport::Endpoint::from_static("http://[::]").user_agent("\n") {
+        Err(e) => e,
+        Ok(_) => unreachable!("no header value has a line feed"),
+    }
+}
+
+impl From<Cause> for Error {
+    fn from(cause: Cause) -> Self {
+        in_tonics_type(cause.into())
     }
 }
 
 impl From<EnvError> for Error {
     fn from(env: EnvError) -> Self {
         let status = tonic::Status::unavailable(env.to_string());
-        Self::Environment(EnvironmentError { env, status })
+        Cause::Environment(BadEnvironment { env, status }).into()
     }
 }
+
+impl From<InvalidAlignment> for Error {
+    fn from(error: InvalidAlignment) -> Self {
+        in_tonics_type(error.into())
+    }
+}
+
+/// The caller gave [`landing_alignment`](crate::ContextBuilder::landing_alignment) a value that is
+/// not a power of two, or above 4096.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "landed payload cannot be aligned to {0} bytes, as the caller asks: it must be a power of two, 1 to 4096"
+)]
+pub struct InvalidAlignment(pub(crate) usize);
 
 /// The general cure, unless the reason's detail contains a better one.
 fn cure(reason: &Reason) -> String {
     match reason.code() {
-        crate::path::reason::ReasonCode::Memlock => String::new(),
+        ReasonCode::Memlock => String::new(),
         code => format!("; {}", code.cure()),
     }
 }
 
-/// The cause in [`Error::RdmaRequired`]: the [`Reason`] and its cure.
+/// The cause in [`Cause::Required`]: the [`Reason`] and its cure.
 #[derive(Debug, thiserror::Error)]
-#[error("{reason}{cure}", cure = cure(.reason))]
-pub struct RdmaRequired {
+#[error("a fast path is required: {reason}{cure}", cure = cure(.reason))]
+pub struct Required {
     reason: Reason,
     // The source in which `Status::from_error` finds the status.
     #[source]
     status: tonic::Status,
 }
 
-/// The cause in [`Error::Environment`]: the environment variable that has to be corrected.
+/// The cause in [`Cause::Environment`]: the environment variable that has to be corrected.
 #[derive(Debug, thiserror::Error)]
-#[error("{env}")]
-pub struct EnvironmentError {
+#[error("bad environment: {env}")]
+pub struct BadEnvironment {
     env: EnvError,
     #[source]
     status: tonic::Status,
 }
 
-impl EnvironmentError {
+impl BadEnvironment {
     /// The variable, its value and the allowed values.
     pub fn env(&self) -> &EnvError {
         &self.env
@@ -189,39 +225,44 @@ mod tests {
     use tonic::{Code, Status};
 
     use super::*;
-    use crate::path::reason::ReasonCode;
+
+    fn required(reason: Reason) -> Error {
+        Cause::required(reason).into()
+    }
 
     #[test]
     fn statuses_are_found_as_in_tonics_own_error() {
-        let required = Error::required(Reason::new(ReasonCode::NoDevice, "none"));
-        assert_eq!(required.reason().map(Reason::code), Some(ReasonCode::NoDevice));
-        let status = Status::from_error(Box::new(required));
+        let error = required(Reason::new(ReasonCode::NoDevice, "none"));
+        assert_eq!(Reason::of(&error).map(Reason::code), Some(ReasonCode::NoDevice));
+        let status = Status::from_error(Box::new(error));
         assert_eq!(status.code(), Code::Unavailable);
         assert!(status.message().contains("no-device: none"));
 
-        let timeout = of_call(Box::new(tonic::TimeoutExpired(())));
+        let timeout = in_tonics_type(Box::new(tonic::TimeoutExpired(())));
         let status = Status::from_error(Box::new(timeout));
         assert_eq!(status.code(), Code::Cancelled);
         assert_eq!(status.message(), "Timeout expired");
 
-        let lost = of_call(Box::new(Status::unavailable("link lost")));
+        let lost = in_tonics_type(Box::new(Status::unavailable("link lost")));
         let status = Status::from_error(Box::new(lost));
         assert_eq!((status.code(), status.message()), (Code::Unavailable, "link lost"));
-        assert!(status.source().is_some_and(|source| source.is::<tonic::transport::Error>()));
+        assert!(status.source().is_some_and(|source| source.is::<Error>()));
     }
 
     #[test]
-    fn reasons_are_found_behind_tonics_types() {
-        let required = Error::required(Reason::new(ReasonCode::NoDevice, "none"));
-        let call = of_call(Box::new(required));
-        assert_eq!(Reason::of(&call).map(Reason::code), Some(ReasonCode::NoDevice));
+    fn causes_and_reasons_are_found_behind_tonics_types() {
+        let call = required(Reason::new(ReasonCode::NoDevice, "none"));
+        assert_eq!(call.to_string(), "transport error", "as tonic's");
         let status = Status::from_error(Box::new(call));
         assert_eq!(Reason::of(&status).map(Reason::code), Some(ReasonCode::NoDevice));
+        assert!(matches!(Cause::of(&status), Some(Cause::Required(_))));
         assert_eq!(Reason::of(&Status::unavailable("no-device: none")), None);
+        let tonics = tonic::transport::Endpoint::from_shared("http://[").unwrap_err();
+        assert!(Cause::of(&tonics).is_none());
     }
 
     #[test]
-    fn every_error_says_who_has_to_act() {
+    fn every_error_says_who_has_to_act_and_what_to_do() {
         let text = |error: &dyn std::error::Error| {
             let mut text = error.to_string();
             let mut source = error.source();
@@ -232,28 +273,29 @@ mod tests {
             }
             text
         };
-        let bad_uri = tonic::transport::Endpoint::from_shared("http://[").unwrap_err();
         let refused = std::io::Error::from(std::io::ErrorKind::AddrInUse);
         let lookup = |name: &str| (name == "TONIC_RDMA").then(|| "fast".into());
         let env = crate::path::policy::EnvSettings::from_lookup(lookup).unwrap_err();
-        let cases: [(Error, &[&str]); 6] = [
-            (Error::from(bad_uri), &["invalid URI"]),
-            (Error::InvalidUserAgent, &["the caller"]),
-            (Error::InvalidAlignment(3), &["the caller"]),
-            (Error::bind(([192, 0, 2, 1], 1).into())(refused), &["this host"]),
-            (Error::from(env), &["environment variable TONIC_RDMA"]),
+        let cases: [(Error, &str, &str); 4] = [
+            (Cause::bind(([192, 0, 2, 1], 1).into())(refused), "this host", "an address of this"),
+            (Cause::NoCryptography.into(), "this program", "enable the feature tls-ring"),
+            (Error::from(env), "environment variable TONIC_RDMA", "unset TONIC_RDMA"),
             (
-                Error::required(Reason::from_peer(ReasonCode::NoDevice, "none")),
-                &["peer: no-device"],
+                required(Reason::from_peer(ReasonCode::NoDevice, "none")),
+                "peer: no-device",
+                ReasonCode::NoDevice.cure(),
             ),
         ];
-        for (error, words) in cases {
-            let text = text(&error);
-            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        for (error, who, what) in cases {
+            let (text, cure) = (text(&error), Cause::of(&error).unwrap().cure());
+            assert!(text.contains(who) && cure.contains(what), "{text}; {cure}");
         }
+        let alignment = Error::from(InvalidAlignment(3));
+        assert!(text(&alignment).contains("the caller"), "{alignment:?}");
+        assert_eq!(invalid_user_agent().to_string(), "user agent is not a valid header value");
         for code in ReasonCode::ALL {
-            let local = text(&Error::required(Reason::new(code, "why")));
-            let peer = text(&Error::required(Reason::from_peer(code, "why")));
+            let local = text(&required(Reason::new(code, "why")));
+            let peer = text(&required(Reason::from_peer(code, "why")));
             assert!(peer.contains("peer: ") && !local.contains("peer: "), "{local}; {peer}");
             if code != ReasonCode::Memlock {
                 assert!(local.contains(code.cure()), "{local}");
@@ -263,10 +305,8 @@ mod tests {
 
     #[test]
     fn errors_are_not_wrapped_twice() {
-        let inner = Error::required(Reason::new(ReasonCode::Policy, ""));
-        assert!(matches!(Error::conversion(Box::new(inner)), Error::RdmaRequired(_)));
         let tonics = tonic::transport::Endpoint::from_shared("http://[").unwrap_err();
         let text = tonics.to_string();
-        assert_eq!(of_call(Box::new(tonics)).to_string(), text);
+        assert_eq!(in_tonics_type(Box::new(tonics)).to_string(), text);
     }
 }

@@ -144,7 +144,7 @@ pub use context::{Context, ContextBuilder, RegisterRegionError, Registered};
 #[doc(inline)]
 pub use diagnose::{Diagnosis, diagnose};
 pub use endpoint::Endpoint;
-pub use error::{EnvironmentError, Error, RdmaRequired};
+pub use error::{BadEnvironment, Cause, InvalidAlignment, Required};
 pub use land_in::allocators::LandRequest;
 pub use land_in::{FinishError, Finished, IntoLandIn, LandIn, Outcome, WhyCopied, WhyEmpty};
 pub use path::policy::{EnvError, FabricKind, Policy, UnknownPolicy, check_environment};
@@ -155,7 +155,7 @@ pub use server::{Router, Server};
 pub use telemetry::metrics;
 pub use telemetry::stats::{Copied, ServerStats, TransportStats};
 #[doc(no_inline)]
-pub use tonic::transport::{Body, Uri};
+pub use tonic::transport::{Body, Error, Uri};
 #[cfg(feature = "_tls-any")]
 #[doc(no_inline)]
 pub use tonic::transport::{

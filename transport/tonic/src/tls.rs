@@ -16,7 +16,7 @@ use crate::error::Error;
 /// Makes sure that tonic finds a provider for a client's configuration.
 ///
 /// # Errors
-/// [`Error::NoCryptography`].
+/// [`NoCryptography`](crate::Cause::NoCryptography).
 pub(crate) fn for_client() -> Result<(), Error> {
     #[cfg(not(any(feature = "tls-ring", feature = "tls-aws-lc")))]
     chosen_elsewhere(|| drop(tokio_rustls::rustls::ClientConfig::builder()))?;
@@ -26,7 +26,7 @@ pub(crate) fn for_client() -> Result<(), Error> {
 /// Makes sure that tonic finds a provider for a server's configuration.
 ///
 /// # Errors
-/// [`Error::NoCryptography`].
+/// [`NoCryptography`](crate::Cause::NoCryptography).
 pub(crate) fn for_server() -> Result<(), Error> {
     if CryptoProvider::get_default().is_some() {
         return Ok(());
@@ -47,7 +47,7 @@ fn chosen_elsewhere(make: impl FnOnce() + std::panic::UnwindSafe) -> Result<(), 
     if CryptoProvider::get_default().is_some() {
         return Ok(());
     }
-    std::panic::catch_unwind(make).map_err(|_| Error::NoCryptography)
+    std::panic::catch_unwind(make).map_err(|_| crate::Cause::NoCryptography.into())
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ use tower::Service;
 use crate::connection::Origin;
 pub use crate::endpoint::Endpoint;
 use crate::endpoint::FAST_PATH_TIMEOUT;
-use crate::error::{BoxError, Error, of_call};
+use crate::error::{BoxError, Cause, Error, in_tonics_type};
 use crate::executor::SharedExec;
 use crate::path::PathInfo;
 use crate::path::policy::{EnvError, EnvSettings, Policy};
@@ -228,7 +228,7 @@ impl Channel {
         // in time.
         let limit = one.shared.fast_path_timeout + Duration::from_secs(1);
         match one.shared.decided(limit).await {
-            Err(reason) if one.shared.required => Err(Error::required(reason)),
+            Err(reason) if one.shared.required => Err(Cause::required(reason).into()),
             _ => Ok(Self(Kind::One(one.seen_now()))),
         }
     }
@@ -431,8 +431,8 @@ impl Service<Request<Body>> for Channel {
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), tonic::transport::Error>> {
         match &mut self.0 {
-            Kind::One(one) => one.stack.poll_ready(cx).map_err(of_call),
-            Kind::Balanced(balanced) => balanced.poll_ready(cx).map_err(of_call),
+            Kind::One(one) => one.stack.poll_ready(cx).map_err(in_tonics_type),
+            Kind::Balanced(balanced) => balanced.poll_ready(cx).map_err(in_tonics_type),
         }
     }
 
@@ -467,8 +467,8 @@ impl Future for ResponseFuture {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().inner.project() {
-            InnerProj::One { inner } => inner.poll(cx).map_err(of_call),
-            InnerProj::Balanced { inner } => inner.poll(cx).map_err(of_call),
+            InnerProj::One { inner } => inner.poll(cx).map_err(in_tonics_type),
+            InnerProj::Balanced { inner } => inner.poll(cx).map_err(in_tonics_type),
         }
     }
 }

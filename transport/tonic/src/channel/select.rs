@@ -14,7 +14,7 @@ use crate::channel::fast::Fast;
 use crate::channel::rails::Rails;
 use crate::channel::shared::{Route, Shared};
 use crate::connection::{Call, CallError};
-use crate::error::{BoxError, Error};
+use crate::error::{BoxError, Cause, Error};
 use crate::land_in::Target;
 use crate::land_in::WhyCopied;
 use crate::path::Path;
@@ -98,7 +98,7 @@ impl Select {
                 Box::pin(async move {
                     match shared.usable().await {
                         Ok(fast) => over_fast(shared, rails, fast, req).await,
-                        Err(reason) => Err(Error::required(reason).into()),
+                        Err(reason) => Err(Cause::required(reason).into()),
                     }
                 })
             }
@@ -186,14 +186,14 @@ async fn elsewhere(
             return queued(shared.tcp.clone(), req).await;
         }
         if moves == MAX_MOVES {
-            return Err(Error::required(reason).into());
+            return Err(Cause::required(reason).into());
         }
         moves += 1;
         tracing::debug!(%reason, "a call moves to the next fast path before it was sent");
         let fast = match rail.map_or_else(|| shared.route(), Route::Fast) {
             Route::Fast(fast) => fast,
             // The manager knows by now that the path is closed.
-            Route::Tcp | Route::Wait => shared.usable().await.map_err(Error::required)?,
+            Route::Tcp | Route::Wait => shared.usable().await.map_err(Cause::required)?,
         };
         shared.counters.calls_moved.add(1);
         (req, reason) = match fast.client.call(req).await {

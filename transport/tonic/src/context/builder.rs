@@ -8,7 +8,7 @@ use tonic_rdma_fabric::{Lending, ShmAccess, Takes};
 use tonic_rdma_memory::PoolConfig;
 use tonic_rdma_proto::Config;
 
-use crate::error::Error;
+use crate::error::InvalidAlignment;
 
 /// Builds a [`Context`](super::Context).
 #[derive(Debug, Clone, Default)]
@@ -156,11 +156,11 @@ impl ContextBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidAlignment`]: `bytes` is not a power of two, or above 4096.
-    pub fn landing_alignment(mut self, bytes: usize) -> Result<Self, Error> {
-        let align = u16::try_from(bytes).map_err(|_| Error::InvalidAlignment(bytes))?;
+    /// `bytes` is not a power of two, or above 4096.
+    pub fn landing_alignment(mut self, bytes: usize) -> Result<Self, InvalidAlignment> {
+        let align = u16::try_from(bytes).map_err(|_| InvalidAlignment(bytes))?;
         let config = Config { align, ..Config::default() };
-        config.check().map_err(|_| Error::InvalidAlignment(bytes))?;
+        config.check().map_err(|_| InvalidAlignment(bytes))?;
         self.0.landing_alignment = Some(align);
         Ok(self)
     }

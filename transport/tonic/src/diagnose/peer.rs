@@ -75,10 +75,12 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
             measure::run(endpoint, tcp.channel, channel, origin, bare, &mut peer).await;
         }
         Err(error) => {
-            peer.reason = error.reason().cloned();
+            peer.reason = Reason::of(&error).cloned();
             match &peer.reason {
                 // The environment requires it.
-                Some(reason) => peer.path_detail = format!("none: RDMA is required ({reason})"),
+                Some(reason) => {
+                    peer.path_detail = format!("none: a fast path is required ({reason})")
+                }
                 None => peer.error = Some(deepest(&error)),
             }
             peer.not_measured = Some("there is no channel to measure".to_owned());

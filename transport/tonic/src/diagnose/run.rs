@@ -30,8 +30,8 @@ use crate::path::policy::EnvSettings;
 ///
 /// # Errors
 ///
-/// An environment variable has a bad value ([`Error::Environment`]). An unusable path is a result,
-/// not an error.
+/// An environment variable has a bad value ([`Cause::Environment`](crate::Cause::Environment)). An
+/// unusable path is a result, not an error.
 ///
 /// # Cancel safety
 ///

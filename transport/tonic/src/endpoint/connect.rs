@@ -22,9 +22,9 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// The TCP connection cannot be made ([`Error::Transport`]), an environment variable has a bad
-    /// value ([`Error::Environment`]), or RDMA is required and not available
-    /// ([`Error::RdmaRequired`]).
+    /// The TCP connection cannot be made, which is tonic's error alone, an environment variable has
+    /// a bad value ([`Cause::Environment`](crate::Cause::Environment)), or the fast path is
+    /// required and not available ([`Cause::Required`](crate::Cause::Required)).
     ///
     /// # Cancel safety
     ///

@@ -39,8 +39,8 @@ impl Endpoint {
     /// satisfies the requirement, and so does RDMA.
     ///
     /// [`connect`](Endpoint::connect) then waits for the fast path, and fails with
-    /// [`Error::RdmaRequired`](crate::Error::RdmaRequired) and the [`Reason`](crate::Reason) without
-    /// it. On a channel from [`connect_lazy`](Endpoint::connect_lazy) calls wait up to
+    /// [`Cause::Required`](crate::Cause::Required) and the [`Reason`](crate::Reason) without it. On
+    /// a channel from [`connect_lazy`](Endpoint::connect_lazy) calls wait up to
     /// [`fast_path_timeout`](Endpoint::fast_path_timeout) and then fail with UNAVAILABLE and the
     /// reason. The TCP connection is made in any case, because the Offer of the fast path needs it.
     pub fn require_fast_path(self, require: bool) -> Self {

@@ -20,7 +20,7 @@ use tonic::service::Interceptor;
 
 use crate::bootstrap::client::OfferHook;
 use crate::context::Context;
-use crate::error::Error;
+use crate::error::{Error, in_tonics_type, invalid_user_agent};
 use crate::executor::SharedExec;
 use crate::path::policy::{FabricKind, Policy};
 use crate::telemetry::stats::Counters;
@@ -93,7 +93,7 @@ impl Endpoint {
         D: TryInto<Self>,
         D::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let this: Self = dst.try_into().map_err(|e| Error::conversion(e.into()))?;
+        let this: Self = dst.try_into().map_err(|e| in_tonics_type(e.into()))?;
         // tonic's own `new` adds TLS with the enabled roots to an https address.
         Ok(Self { tcp: tonic::transport::Endpoint::new(this.tcp)?, ..this })
     }
@@ -122,7 +122,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Transport`]: the bytes are not a valid URI.
+    /// The bytes are not a valid URI.
     ///
     /// ```
     /// # use tonic_rdma::Endpoint;
@@ -139,7 +139,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidUserAgent`]: the value is not a valid header value.
+    /// The value is not a valid header value.
     ///
     /// ```
     /// # use tonic_rdma::Endpoint;
@@ -149,7 +149,7 @@ impl Endpoint {
     where
         T: TryInto<HeaderValue>,
     {
-        let value: HeaderValue = user_agent.try_into().map_err(|_| Error::InvalidUserAgent)?;
+        let value: HeaderValue = user_agent.try_into().map_err(|_| invalid_user_agent())?;
         self.tcp = self.tcp.user_agent(value.clone())?;
         self.shared.user_agent = Some(value);
         Ok(self)

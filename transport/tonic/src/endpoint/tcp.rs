@@ -140,8 +140,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Transport`]: the configuration is invalid, a certificate or key for example.
-    /// [`Error::NoCryptography`]: see there.
+    /// The configuration is invalid, a certificate or key for example; or
+    /// [`Cause::NoCryptography`](crate::Cause::NoCryptography).
     #[cfg(feature = "_tls-any")]
     pub fn tls_config(
         mut self,
@@ -158,8 +158,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Transport`]: the configuration is invalid, a certificate or key for example.
-    /// [`Error::NoCryptography`]: see there.
+    /// The configuration is invalid, a certificate or key for example; or
+    /// [`Cause::NoCryptography`](crate::Cause::NoCryptography).
     #[cfg(feature = "_tls-any")]
     pub fn tls_config_with_verifier(
         mut self,

@@ -189,8 +189,8 @@ impl<L> Server<L> {
     ///
     /// Clients beyond it stay on TCP with the reason
     /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection over a device
-    /// pins 8 KiB while it is at rest and up to 424 KiB more while it is busy; one over shared memory
-    /// pins nothing. If the [`Context`]'s pool allows
+    /// pins 8 KiB while it is at rest and up to 424 KiB more while it is busy; one over shared
+    /// memory pins nothing. If the [`Context`]'s pool allows
     /// fewer connections, the reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted). A
     /// connection takes up to three descriptors with its TCP connection, and RLIMIT_NOFILE is the
     /// number of descriptors that the process may have.

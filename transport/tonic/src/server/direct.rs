@@ -11,7 +11,7 @@ use tonic::body::Body;
 use tonic::transport::server::Connected;
 use tower::{Layer, Service};
 
-use crate::error::{BoxError, Error};
+use crate::error::{BoxError, Cause, Error};
 use crate::server::builder::Server;
 use crate::server::offer_route::OfferRoute;
 use crate::server::serve::{Never, serve};
@@ -50,7 +50,7 @@ impl<L> Server<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        let incoming = self.bind(addr).map_err(Error::bind(addr))?;
+        let incoming = self.bind(addr).map_err(Cause::bind(addr))?;
         let bound = incoming.local_addr().ok();
         serve(self, |offer| OfferRoute::new(svc, offer), incoming, bound, None::<Never>).await
     }
@@ -81,7 +81,7 @@ impl<L> Server<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        let incoming = self.bind(addr).map_err(Error::bind(addr))?;
+        let incoming = self.bind(addr).map_err(Cause::bind(addr))?;
         let bound = incoming.local_addr().ok();
         serve(self, |offer| OfferRoute::new(svc, offer), incoming, bound, Some(signal)).await
     }

@@ -17,7 +17,7 @@ use tower::layer::util::Identity;
 use tower::{Layer, Service};
 
 use crate::bootstrap::limited::LimitedOffers;
-use crate::error::{BoxError, Error};
+use crate::error::{BoxError, Cause, Error};
 use crate::server::builder::Server;
 use crate::server::serve::{Never, serve};
 
@@ -151,8 +151,9 @@ impl<L> Router<L> {
     ///
     /// # Errors
     ///
-    /// The address cannot be bound ([`Error::Bind`]), an environment variable has a bad value
-    /// ([`Error::Environment`]), or RDMA is required and not available ([`Error::RdmaRequired`]).
+    /// The address cannot be bound ([`Cause::Bind`]), an environment variable has a bad value
+    /// ([`Cause::Environment`]), or the fast path is required and not available
+    /// ([`Cause::Required`]).
     ///
     /// # Cancel safety
     ///
@@ -167,7 +168,7 @@ impl<L> Router<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        let incoming = self.server.bind(addr).map_err(Error::bind(addr))?;
+        let incoming = self.server.bind(addr).map_err(Cause::bind(addr))?;
         let bound = incoming.local_addr().ok();
         serve(self.server, with_offer(self.routes), incoming, bound, None::<Never>).await
     }
@@ -195,7 +196,7 @@ impl<L> Router<L> {
         ResBody: http_body::Body<Data = Bytes> + Send + 'static,
         ResBody::Error: Into<BoxError>,
     {
-        let incoming = self.server.bind(addr).map_err(Error::bind(addr))?;
+        let incoming = self.server.bind(addr).map_err(Cause::bind(addr))?;
         let bound = incoming.local_addr().ok();
         serve(self.server, with_offer(self.routes), incoming, bound, Some(signal)).await
     }
@@ -211,8 +212,8 @@ impl<L> Router<L> {
     ///
     /// # Errors
     ///
-    /// An environment variable has a bad value ([`Error::Environment`]), or RDMA is required and
-    /// not available ([`Error::RdmaRequired`]).
+    /// An environment variable has a bad value ([`Cause::Environment`]), or the fast path is
+    /// required and not available ([`Cause::Required`]).
     ///
     /// # Cancel safety
     ///

@@ -24,7 +24,7 @@ use crate::bootstrap::service::{OfferService, Offering};
 use crate::bootstrap::stock_calls::StockCalls;
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME, Tickets};
 use crate::codec::Methods;
-use crate::error::{BoxError, Error};
+use crate::error::{BoxError, Cause, Error};
 use crate::path::policy::{EnvSettings, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::server::builder::Server;
@@ -82,7 +82,7 @@ where
     if let Some(why) = off
         && policy.is_required()
     {
-        return Err(Error::required(Reason::new(ReasonCode::Policy, why)));
+        return Err(Cause::required(Reason::new(ReasonCode::Policy, why)).into());
     }
     let offering = watch::Sender::new(match off {
         Some(why) => Offering::Off(Reason::new(ReasonCode::Policy, why)),
@@ -189,7 +189,7 @@ impl Tasks {
             self.0.spawn(fast.clone().run(*path, bound, started, layered.clone()));
         }
         match failed {
-            Some(reason) if wanted => Err(Error::required(reason)),
+            Some(reason) if wanted => Err(Cause::required(reason).into()),
             _ => Ok(()),
         }
     }

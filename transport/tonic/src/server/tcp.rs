@@ -16,8 +16,8 @@ impl<L> Server<L> {
     ///
     /// # Errors
     ///
-    /// [`Error::Transport`]: the configuration is invalid, a certificate or key for example.
-    /// [`Error::NoCryptography`]: see there.
+    /// The configuration is invalid, a certificate or key for example; or
+    /// [`Cause::NoCryptography`](crate::Cause::NoCryptography).
     #[cfg(feature = "_tls-any")]
     pub fn tls_config(
         mut self,

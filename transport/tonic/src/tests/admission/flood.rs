@@ -81,7 +81,7 @@ async fn no_more_connections_than_the_limit() {
     Client::new(third.clone()).all_kinds().await;
     assert_eq!(third.stats().calls_fast, 0);
     let required = world.endpoint(&serving).require_rdma(true).connect().await.unwrap_err();
-    assert_eq!(required.reason().unwrap().code(), ReasonCode::LimitReached);
+    assert_eq!(crate::Reason::of(&required).unwrap().code(), ReasonCode::LimitReached);
     assert!(stats.get().connections_refused >= 2, "{:?}", stats.get());
     for channel in [&one, &two] {
         Client::new(channel.clone()).all_kinds().await;

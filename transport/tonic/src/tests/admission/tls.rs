@@ -175,7 +175,11 @@ async fn after_tls_calls_go_over_a_device_only_if_both_programs_say_so() {
         match endpoint.require_rdma(true).connect().await {
             Ok(_) => assert!(server && client),
             Err(error) => {
-                assert_eq!(error.reason().unwrap().code(), ReasonCode::NotEncrypted, "{error}")
+                assert_eq!(
+                    crate::Reason::of(&error).unwrap().code(),
+                    ReasonCode::NotEncrypted,
+                    "{error}"
+                )
             }
         }
     }
@@ -199,7 +203,7 @@ async fn a_server_that_requires_the_fast_path_does_not_start_on_tls_without_cons
         match served {
             Ok(()) => assert!(agreed),
             Err(error) => {
-                let code = error.reason().unwrap().code();
+                let code = crate::Reason::of(&error).unwrap().code();
                 assert_eq!((code, agreed), (ReasonCode::NotEncrypted, false), "{error}");
             }
         }

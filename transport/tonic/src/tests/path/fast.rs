@@ -112,7 +112,7 @@ async fn a_server_that_requires_rdma_starts_with_it_or_not_at_all() {
     world.server.remove();
     let serving = Serving::start(world.builder().policy(Policy::Require).add_service(Echo)).await;
     let error = serving.ended().await.unwrap_err();
-    assert_eq!(error.reason().unwrap().code(), ReasonCode::NoDevice);
+    assert_eq!(crate::Reason::of(&error).unwrap().code(), ReasonCode::NoDevice);
 }
 
 #[tokio::test]
