@@ -40,6 +40,8 @@
 //!
 //! Each module imports from those below it only.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod arena;
 mod buf;
 mod config;

@@ -20,6 +20,7 @@
 //! | `fuzz` | both directions without a connection |
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod body_encoder;
 mod deframer;

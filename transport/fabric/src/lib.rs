@@ -64,6 +64,8 @@
 //! memory, what a peer can make block is done by threads of their own (`shm::blocking`), which
 //! neither a runtime nor the process waits for.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod access;
 pub mod addr;
 #[cfg(feature = "measure")]

@@ -114,6 +114,7 @@
 //! | `test-util` | a simulated fabric (`sim`) and hooks for tests; not for release builds |
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bootstrap;
 mod boxed_body;
