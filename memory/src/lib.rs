@@ -49,6 +49,8 @@ mod copy;
 #[cfg(feature = "io-uring")]
 pub mod disk;
 mod error;
+#[cfg_attr(not(unix), path = "region/elsewhere/file.rs")]
+mod file;
 mod landing;
 mod ledger;
 mod lent;

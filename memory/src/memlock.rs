@@ -4,7 +4,10 @@
 //! (getrlimit(2)). Most distributions, containers and systemd set it to 8 MiB. CAP_IPC_LOCK lifts
 //! the limit, except on Soft-iWARP, which applies it to every process.
 
-use std::{fs, io};
+#[cfg_attr(not(target_os = "linux"), path = "memlock/elsewhere.rs")]
+mod rlimit;
+
+use std::io;
 
 /// Limits and use of pinned memory in this process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,11 +31,11 @@ impl Memlock {
     /// # Errors
     /// getrlimit(2) fails, or /proc/self/status cannot be read.
     pub fn read() -> io::Result<Self> {
-        let limit = getrlimit()?;
-        let status = fs::read_to_string("/proc/self/status")?;
+        let (soft, hard) = rlimit::get()?;
+        let status = rlimit::status()?;
         Ok(Memlock {
-            soft: finite(limit.rlim_cur),
-            hard: finite(limit.rlim_max),
+            soft,
+            hard,
             pinned: field(&status, "VmPin:").max(field(&status, "VmLck:")),
             cap_ipc_lock: has_ipc_lock(&status),
         })
@@ -43,15 +46,7 @@ impl Memlock {
     /// # Errors
     /// Those of [`Memlock::read`]. A limit that cannot be raised stays as it is; that is no error.
     pub fn raise() -> io::Result<Self> {
-        let mut limit = getrlimit()?;
-        if limit.rlim_cur != limit.rlim_max {
-            limit.rlim_cur = limit.rlim_max;
-            // SAFETY: limit is a valid rlimit; setrlimit reads it only.
-            if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } != 0 {
-                let error = io::Error::last_os_error();
-                tracing::debug!(%error, "RLIMIT_MEMLOCK stays at its soft limit");
-            }
-        }
+        rlimit::raise()?;
         Self::read()
     }
 
@@ -63,19 +58,6 @@ impl Memlock {
         }
         self.soft.map(|soft| soft.saturating_sub(self.pinned))
     }
-}
-
-fn getrlimit() -> io::Result<libc::rlimit> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: limit is a valid rlimit for getrlimit to fill.
-    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
-        0 => Ok(limit),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn finite(limit: libc::rlim_t) -> Option<u64> {
-    (limit != libc::RLIM_INFINITY).then_some(limit)
 }
 
 /// A field of /proc/self/status in bytes; 0 if it is missing.

@@ -1,6 +1,5 @@
 //! The pool.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -11,6 +10,7 @@ use crate::arena::Arenas;
 use crate::buf::{Alloc, PinnedBuf, PinnedBytes, try_alloc};
 use crate::config::{Pinning, PoolConfig, Sizes};
 use crate::error::{PoolError, RegionError, RegisterError};
+use crate::file::{AsFd, OwnedFd};
 use crate::landing::Landing;
 use crate::ledger::{Ledger, unpinning};
 use crate::lent::LendableBytes;

@@ -1,10 +1,10 @@
 //! The interface to devices: registering memory.
 
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::RegisterError;
+use crate::file::OwnedFd;
 
 /// What a device, and through it a peer, may do with registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

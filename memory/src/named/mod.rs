@@ -29,7 +29,6 @@ mod pinned;
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -38,6 +37,7 @@ use bytes::Bytes;
 
 pub use self::grant::{NamedGrant, NamedRegistration};
 use self::pinned::Pinned;
+use crate::file::OwnedFd;
 use crate::landing::Landed;
 use crate::region::landable::LandableBuf;
 

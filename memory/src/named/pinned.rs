@@ -1,11 +1,11 @@
 //! Memory of the application that peers can write to.
 
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::error::{RegionError, RegisterError};
+use crate::file::OwnedFd;
 use crate::ledger::Ledger;
 use crate::registered::{freeing, pin};
 use crate::registrar::{Access, Memory, Registration};

@@ -2,11 +2,11 @@
 
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::mapping::Mapping;
 use super::page::{HugePages, page};
+use crate::file::OwnedFd;
 
 /// A memory file, mapped, that peers of this host can map, too, to write to it: a buffer for
 /// [`NamedBuffer`](crate::NamedBuffer) that messages land in over shared memory without another

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,6 +9,7 @@ use bytes::Bytes;
 use super::mapping::Mapping;
 use super::memfd;
 use super::page::{HugePages, page};
+use crate::file::{AsFd, BorrowedFd, OwnedFd};
 
 /// A memory file, mapped, that holds nothing but what is in it: to fill, [`freeze`](Self::freeze),
 /// and [register](crate::Pool::register_lendable).

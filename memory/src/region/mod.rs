@@ -8,19 +8,25 @@
 //! | [`memfd`] | memory that can be shared with another process |
 //! | `landable` | memory of the application that peers of this host can write to |
 //! | `lendable` | memory of the application that peers of this host can be lent |
+//!
+//! Systems other than Linux have ordinary memory only, which no peer maps: the files of `elsewhere`
+//! take the place of those that they are named after.
 
 pub(crate) mod landable;
 pub(crate) mod lendable;
+#[cfg_attr(not(target_os = "linux"), path = "elsewhere/mapping.rs")]
 pub(crate) mod mapping;
+#[cfg_attr(not(target_os = "linux"), path = "elsewhere/memfd.rs")]
 pub mod memfd;
 pub(crate) mod page;
+#[cfg_attr(not(target_os = "linux"), path = "elsewhere/random_address.rs")]
 pub(crate) mod random_address;
 
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use self::mapping::Mapping;
 use crate::error::RegisterError;
+use crate::file::OwnedFd;
 use crate::registrar::{Access, Memory, Registrar, Registration};
 
 /// A mapping that is registered with a device. The order of the fields matters: it is deregistered

@@ -25,8 +25,18 @@ pub enum HugePages {
 pub(crate) fn page() -> usize {
     static PAGE: OnceLock<usize> = OnceLock::new();
     *PAGE.get_or_init(|| {
-        // SAFETY: sysconf takes no pointer.
-        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        usize::try_from(bytes).ok().filter(|b| b.is_power_of_two()).unwrap_or(0).max(MIN_PAGE)
+        usize::try_from(of_system()).ok().filter(|b| b.is_power_of_two()).unwrap_or(0).max(MIN_PAGE)
     })
+}
+
+#[cfg(unix)]
+fn of_system() -> libc::c_long {
+    // SAFETY: sysconf takes no pointer.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) }
+}
+
+/// The unit in which Windows gives out addresses.
+#[cfg(not(unix))]
+fn of_system() -> libc::c_long {
+    64 << 10
 }

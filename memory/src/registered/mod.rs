@@ -12,7 +12,6 @@ pub(crate) mod freeing;
 #[cfg(target_os = "linux")]
 pub mod mapped_file;
 
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -22,6 +21,7 @@ use std::{fmt, thread};
 use bytes::Bytes;
 
 use crate::error::{RegionError, RegisterError};
+use crate::file::OwnedFd;
 use crate::ledger::{KeepAlive, Keys, Ledger};
 use crate::region::page::page;
 use crate::registrar::{Access, Memory, Registration};

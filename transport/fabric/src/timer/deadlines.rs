@@ -167,7 +167,8 @@ impl Deadlines {
         // Zero would take the timer back.
         let wait = wait.max(Duration::from_nanos(1));
         let value = libc::timespec {
-            tv_sec: libc::time_t::try_from(wait.as_secs()).unwrap_or(libc::time_t::MAX),
+            // As long as any `time_t` can tell.
+            tv_sec: i32::try_from(wait.as_secs()).unwrap_or(i32::MAX).into(),
             tv_nsec: wait.subsec_nanos().into(),
         };
         let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -2,7 +2,7 @@
 //! may be zeros, and must not be announced to the peer.
 
 use bytes::Bytes;
-use tonic_rdma_fabric::{AnyLink, Link, LinkError, Verb};
+use tonic_rdma_fabric::{AnyLink, LinkError};
 
 /// Checks the source of a WRITE after it was read.
 ///
@@ -13,6 +13,7 @@ use tonic_rdma_fabric::{AnyLink, Link, LinkError, Verb};
 pub(super) fn check(src: &Bytes, link: &AnyLink) -> Result<(), LinkError> {
     #[cfg(target_os = "linux")]
     if tonic_rdma_memory::mapped_file::is_truncated(src) {
+        use tonic_rdma_fabric::{Link as _, Verb};
         return Err(LinkError::Device {
             verb: Verb::Write,
             source: std::sync::Arc::new(tonic_rdma_memory::mapped_file::truncated()),
