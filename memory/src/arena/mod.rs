@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crossbeam::queue::SegQueue;
+use crossbeam_queue::SegQueue;
 use slab::Slab;
 
 use self::peers::Peer;

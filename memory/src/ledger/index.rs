@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, PoisonError, Weak};
 
-use crossbeam::sync::ShardedLock;
+use crossbeam_utils::sync::ShardedLock;
 
 use crate::region::Region;
 
