@@ -48,7 +48,7 @@ impl Arenas {
     }
 
     /// Those that are for nobody.
-    fn common<'a>(self: &'a Arc<Self>) -> &'a Arc<Self> {
+    fn common(self: &Arc<Self>) -> &Arc<Self> {
         self.peer.as_ref().map_or(self, |peer| &peer.common)
     }
 

@@ -133,20 +133,6 @@ impl Ends {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    proptest! {
-        /// Whatever the memory holds, and whatever is written to it meanwhile, both ends stay
-        /// within the bounds or name a breach.
-        #[test]
-        fn arbitrary_memory_is_read_within_bounds(input in proptest::collection::vec(any::<u8>(), 0..400)) {
-            super::ring(&input);
-        }
-    }
-}
-
 /// Messages on the socket of a connection. The first byte of the input says what memory this end
 /// takes, and what its peer does; then come messages, each behind its length.
 ///
@@ -175,6 +161,20 @@ pub fn socket(data: &[u8]) {
         match taken.check(message.clone()) {
             Ok(passed) => assert!(is_taken && passed == message, "{message:?} passes"),
             Err(why) => assert!(!is_taken && why.contains("(a setting: "), "{message:?}: {why}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Whatever the memory holds, and whatever is written to it meanwhile, both ends stay
+        /// within the bounds or name a breach.
+        #[test]
+        fn arbitrary_memory_is_read_within_bounds(input in proptest::collection::vec(any::<u8>(), 0..400)) {
+            super::ring(&input);
         }
     }
 }

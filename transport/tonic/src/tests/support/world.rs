@@ -137,7 +137,7 @@ impl Drop for Serving {
 pub(crate) async fn stock() -> Serving {
     let router = tonic::transport::Server::builder().add_service(Echo);
     Serving::with(|incoming, signal| async move {
-        Ok(router.serve_with_incoming_shutdown::<_, _, _, _, Body>(incoming, signal).await?)
+        router.serve_with_incoming_shutdown::<_, _, _, _, Body>(incoming, signal).await
     })
     .await
 }
