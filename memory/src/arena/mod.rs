@@ -28,7 +28,6 @@ use std::time::{Duration, Instant};
 use crossbeam_queue::SegQueue;
 use slab::Slab;
 
-use self::peers::Peer;
 pub(crate) use self::wait_queue::WaitQueue;
 use crate::error::PoolError;
 use crate::ledger::Ledger;
@@ -69,6 +68,14 @@ struct Class {
     free: SegQueue<Handle>,
     slots: AtomicUsize,
     in_use: AtomicUsize,
+}
+
+/// Arenas that are for one peer, and may be lent to it.
+#[derive(Debug)]
+struct Peer {
+    id: u64,
+    /// The pool's arenas that are for nobody, which have the waiters.
+    common: Arc<Arenas>,
 }
 
 /// All arenas of one use.

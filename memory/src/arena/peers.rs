@@ -14,16 +14,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError, Weak};
 
-use super::{Arenas, CLASSES};
+use super::{Arenas, CLASSES, Peer};
 use crate::region::page::HUGE_PAGE;
-
-/// Arenas that are for one peer, and may be lent to it.
-#[derive(Debug)]
-pub(super) struct Peer {
-    pub(super) id: u64,
-    /// The pool's arenas that are for nobody, which have the waiters.
-    pub(super) common: Arc<Arenas>,
-}
 
 impl Arenas {
     /// Arenas for a peer, within the same budget.

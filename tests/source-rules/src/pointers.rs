@@ -221,16 +221,20 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// Whether a source of these modules has the word; a function or module, if it is lower-case.
+    /// Whether a source of these modules has the word; a function, module or public field, if it is
+    /// lower-case.
     fn declares(&self, places: &[String], word: &str) -> bool {
         let of_place = |path: &str, place: &String| {
             let rest = path.strip_prefix(place.as_str());
             rest.is_some_and(|rest| rest.starts_with('/') || rest == ".rs")
         };
         let declared = |text: &str| match is_module(word) {
-            true => ["fn ", "mod ", "macro_rules! "]
-                .iter()
-                .any(|kind| has_word(text, &format!("{kind}{word}"))),
+            true => {
+                ["fn ", "mod ", "macro_rules! "]
+                    .iter()
+                    .any(|kind| has_word(text, &format!("{kind}{word}")))
+                    || has_word(text, &format!("pub {word}:"))
+            }
             false => has_word(text, word),
         };
         self.sources

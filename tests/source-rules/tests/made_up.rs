@@ -406,7 +406,10 @@ fn wrong_pointers(text: &str) -> Vec<(usize, String)> {
             "memory/Cargo.toml",
             "[package]\nname = \"m\"\n[dependencies]\nother-one = \"1\"\n",
         ),
-        Source::new("memory/src/lib.rs", "mod arena; pub struct Pool; pub fn make() {}"),
+        Source::new(
+            "memory/src/lib.rs",
+            "mod arena; pub struct Pool { pub len: usize } pub fn make() {}",
+        ),
         Source::new(
             "memory/src/arena/mod.rs",
             "mod piece; struct Arena; impl Arena { fn cut() {} }",
@@ -423,7 +426,7 @@ fn wrong_pointers(text: &str) -> Vec<(usize, String)> {
 fn documents_that_point_at_nothing_are_found() {
     let sound = "[b](b.md#on-this-and-that), [t](./b.md#twice-1), [root](../Makefile) and [i](image.png),\n\
                  [far](https://example.com/b.md#none), `memory/src/arena/`, `arena/piece.rs`, `piece.rs`,\n\
-                 `memory::arena::piece`, `arena::Arena::cut`, `memory::make`, `other_one::Thing`,\n\
+                 `memory::arena::piece`, `arena::Arena::cut`, `memory::make`, `memory::len`, `other_one::Thing`,\n\
                  `std::io::Error`, `make test all`, `make test X=1`, `/proc/self`, `a/b`, `tests/NAME.rs`\n\
                  \n```sh\nmake test\n[x](none.md)\n```\n\n[ref]: b.md\n";
     assert_eq!(wrong_pointers(sound), []);

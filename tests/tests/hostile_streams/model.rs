@@ -28,8 +28,8 @@ const EACH_STREAM: usize = 128 << 10;
 const EACH_LENT: usize = 1536;
 /// Bytes around what is lent, at most.
 const AROUND: usize = 900;
-/// Bytes of a piece that counts in the window of its stream, at most: what is allowed is little more
-/// than what is sent, so that what is not charged shows.
+/// Bytes of a piece that counts in the window of its stream, at most: what is allowed is little
+/// more than what is sent, so that what is not charged shows.
 const SHORT: usize = 2000;
 /// Bytes of the memory that the peer lends parts of.
 const LENDABLE: usize = 4096;
@@ -279,8 +279,8 @@ impl Model {
         self.send(&[Frame::Done { stream, end: false, id, len: len as u32, begin: 0 }]).await
     }
 
-    /// No more than the streams allow now is on the heap and in landing memory. There was never more
-    /// on the heap than all streams that there were allow.
+    /// No more than the streams allow now is on the heap and in landing memory. There was never
+    /// more on the heap than all streams that there were allow.
     async fn check(&mut self, seed: u64) {
         self.peer.sync().await.unwrap();
         let allowed = self.streams.values().map(Unread::allows).sum::<usize>() + SLACK;

@@ -6,7 +6,7 @@ use tonic_rdma_proto::{Connection, StreamId};
 
 use crate::connection::receive::landing_wait::LandingWait;
 use crate::connection::receive::reclaim::ReclaimDelay;
-use crate::connection::receive::relieve::Relief;
+use crate::connection::receive::relief::Relief;
 use crate::connection::receive::stall::{Grace, Stall};
 
 /// Memory that the peer may write to.

@@ -1,44 +1,15 @@
 //! Acts on the delays of landing memory: messages land in parts, or what nobody reads is copied.
 
-use std::collections::VecDeque;
-
 use tonic_rdma_fabric::turn::{self, COPY_UNIT};
 use tonic_rdma_proto::StreamId;
 
+use crate::connection::receive::relief::Relief;
 use crate::connection::receive::stall::Reading;
 use crate::connection::state::ConnectionState;
 
 /// The operations of a round of the driver after which it copies nothing more of what is unread:
 /// the rest is copied in later turns (R20).
 pub(super) const MAX_WORK: usize = 32;
-
-/// The copies that the driver makes of what nobody reads.
-#[derive(Debug, Default)]
-pub(in crate::connection) struct Relief {
-    /// The streams whose payload is copied, in their order.
-    streams: VecDeque<StreamId>,
-    /// The number of bytes after which no other stream is copied.
-    want: usize,
-    copied: usize,
-    /// A stream has waited for a period: with the last copy, that is over.
-    ends_stall: bool,
-}
-
-impl Relief {
-    /// Whether the driver has to run again soon.
-    #[inline]
-    pub(in crate::connection) fn is_running(&self) -> bool {
-        !self.streams.is_empty()
-    }
-
-    /// What has landed for a lagging stream is to be copied, whatever else is.
-    pub(super) fn add(&mut self, id: StreamId) {
-        self.want = usize::MAX;
-        if self.streams.back() != Some(&id) {
-            self.streams.push_back(id);
-        }
-    }
-}
 
 impl ConnectionState {
     /// The connection's timer has expired. Has the driver run again if that concerns landing
