@@ -17,7 +17,7 @@ fn allow_descriptors(count: u64) {
 #[test]
 fn memory_that_cannot_be_lent_is_memory_all_the_same() {
     let config = PoolConfig::default().lendable(true);
-    let pool = Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap();
+    let pool = Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap().for_peer();
     allow_descriptors(3);
     let mut buf = pool.try_alloc(100_000).unwrap();
     buf.resize_zeroed(100_000);
