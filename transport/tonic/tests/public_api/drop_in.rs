@@ -1,5 +1,7 @@
 //! A program in which some of `tonic::transport::` were replaced by `tonic_rdma::`: it compiles,
-//! whichever of both names it uses in whichever place. Nothing here is called.
+//! whichever of both names it uses in whichever place.
+
+#![allow(dead_code, reason = "it has to compile, and nobody calls it")]
 
 use tonic::body::Body;
 use tonic_rdma_example_services::Hello;
@@ -20,7 +22,6 @@ macro_rules! same {
             $(concat!(stringify!($first) $(, "::", stringify!($next))*)),*
         ];
 
-        #[expect(dead_code, reason = "it has to compile")]
         fn types_are_the_same() {
             $(
                 let _: fn(tonic::transport::$first $(::$next)* $(<$argument>)?)
@@ -36,7 +37,6 @@ same! {
     server::TlsConnectInfo<Info>, server::UdsConnectInfo,
 }
 
-#[expect(dead_code, reason = "it has to compile")]
 fn traits_are_the_same() {
     fn ours<B: tonic_rdma::Body, C: tonic_rdma::server::Connected>() {}
     fn theirs<B: tonic::transport::Body, C: tonic::transport::server::Connected>() {
@@ -46,7 +46,6 @@ fn traits_are_the_same() {
 }
 
 /// An error of the program's, made of tonic's.
-#[expect(dead_code, reason = "it has to compile")]
 enum Failed {
     Transport(tonic::transport::Error),
     Status(tonic::Status),
@@ -64,7 +63,6 @@ impl From<tonic::Status> for Failed {
     }
 }
 
-#[expect(dead_code, reason = "it has to compile")]
 mod return_types {
     use super::*;
 
@@ -99,7 +97,6 @@ mod return_types {
     }
 }
 
-#[expect(dead_code, reason = "it has to compile")]
 mod bounds_and_arguments {
     use super::*;
 
