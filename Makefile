@@ -12,7 +12,7 @@ MINUTES ?= 60
     checks quick test-source test-native test-interop test-patched test-upstream test-sim test-seeds \
     test-conformance test-ecosystem test-costs test-large test-rdma test-rdma-core test-rdma-qemu \
     bench-check soak sanitize kernel fmt fmt-check clippy docs features bindings rust-version \
-    targets dependencies package semver clean packages
+    minimal-versions targets dependencies package semver clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -62,7 +62,7 @@ STARTED := $(or $(STARTED),$(shell date +%s))
 # What a change is first held to, and all else.
 TESTS := test-source test-native test-sim test-conformance
 MORE_TESTS := test-ecosystem test-interop test-patched test-seeds test-costs test-rdma test-rdma-core bench-check
-CHECKS := fmt-check clippy features docs bindings rust-version targets dependencies package semver
+CHECKS := fmt-check clippy features docs bindings rust-version minimal-versions targets dependencies package semver
 steps = @for step in $(1); do \
 	    scripts/timed $$step $(MAKE) --no-print-directory $$step STARTED=$(STARTED) || exit; \
 	done
@@ -186,6 +186,9 @@ bindings: ## compare the bindings of rdma-core with its headers and libraries
 
 rust-version: packages ## compile the library with the lowest Rust that Cargo.toml declares
 	scripts/check-rust-version
+
+minimal-versions: packages ## compile the library with the lowest versions that its manifests allow
+	scripts/check-minimal-versions
 
 targets: packages ## compile the library for macOS, Windows, Linux on arm64 and Linux with musl
 	scripts/check-targets
