@@ -1,5 +1,6 @@
 //! Bytes that a peer of this host reads where they lie.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -54,7 +55,11 @@ impl Drop for Counted {
 
 impl LendableBytes {
     /// `peer`: for whom the memory of the handle is that is asked.
-    pub(crate) fn new(ledger: &Arc<Ledger>, peer: Option<u64>, bytes: PinnedBytes) -> Option<Self> {
+    pub(crate) fn new(
+        ledger: &Arc<Ledger>,
+        peer: Option<NonZeroU32>,
+        bytes: PinnedBytes,
+    ) -> Option<Self> {
         if !bytes.may_be_lent_to(peer) {
             return None;
         }

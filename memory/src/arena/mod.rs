@@ -19,9 +19,10 @@
 mod peers;
 mod wait_queue;
 
+use std::num::NonZeroU32;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -73,7 +74,7 @@ struct Class {
 /// Arenas that are for one peer, and may be lent to it.
 #[derive(Debug)]
 struct Peer {
-    id: u64,
+    id: NonZeroU32,
     /// The pool's arenas that are for nobody, which have the waiters.
     common: Arc<Arenas>,
 }
@@ -97,7 +98,7 @@ pub(crate) struct Arenas {
     waiters: WaitQueue<Arc<Arenas>, SlotRef>,
     /// The arenas for peers, if these are not.
     peers: Mutex<Vec<Weak<Arenas>>>,
-    next_peer: AtomicU64,
+    next_peer: AtomicU32,
     /// Bytes of the arenas for peers.
     for_peers: AtomicUsize,
     /// The peer that these are for, if any.
@@ -156,7 +157,7 @@ impl Arenas {
             must_notify: AtomicBool::new(false),
             waiters: WaitQueue::default(),
             peers: Mutex::default(),
-            next_peer: AtomicU64::new(0),
+            next_peer: AtomicU32::new(1),
             for_peers: AtomicUsize::new(0),
             peer: None,
             ledger,

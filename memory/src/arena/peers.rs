@@ -11,6 +11,7 @@
 //! A new arena takes the place of those without a slot in use, whoever they are for. A request that
 //! has to wait does so in the one queue of the arenas for nobody.
 
+use std::num::NonZeroU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -21,7 +22,9 @@ impl Arenas {
     /// Arenas for a peer, within the same budget.
     pub(crate) fn for_peer(self: &Arc<Self>) -> Arc<Self> {
         let common = self.common().clone();
-        let id = common.next_peer.fetch_add(1, Relaxed);
+        let next = || NonZeroU32::new(common.next_peer.fetch_add(1, Relaxed));
+        // Numbers come again after 2^32 connections.
+        let id = next().or_else(next).unwrap_or(NonZeroU32::MIN);
         let mut arenas = Arenas::new(self.usage, self.budget, self.ledger.clone());
         arenas.peer = Some(Peer { id, common: common.clone() });
         // There may be many peers: each begins with little.
@@ -35,7 +38,7 @@ impl Arenas {
     }
 
     /// The peer that these are for.
-    pub(crate) fn peer(&self) -> Option<u64> {
+    pub(crate) fn peer(&self) -> Option<NonZeroU32> {
         self.peer.as_ref().map(|peer| peer.id)
     }
 

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
+use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
 
 use bytes::buf::UninitSlice;
@@ -245,7 +246,7 @@ pub struct PinnedBytes {
     lkey: u32,
     iova: u64,
     lend_key: Option<u32>,
-    for_peer: Option<u64>,
+    for_peer: Option<NonZeroU32>,
     /// Application memory stays registered as long as this.
     keep_alive: Option<KeepAlive>,
 }
@@ -300,7 +301,7 @@ impl PinnedBytes {
     }
 
     /// Whether `peer` may be lent them, as far as their memory is for one peer.
-    pub(crate) fn may_be_lent_to(&self, peer: Option<u64>) -> bool {
+    pub(crate) fn may_be_lent_to(&self, peer: Option<NonZeroU32>) -> bool {
         self.for_peer.is_none() || self.for_peer == peer
     }
 

@@ -1,6 +1,7 @@
 //! Finds the registered region that an address range lies in.
 
 use std::any::Any;
+use std::num::NonZeroU32;
 use std::sync::{Arc, PoisonError, Weak};
 
 use crossbeam_utils::sync::ShardedLock;
@@ -18,7 +19,7 @@ pub(crate) struct Keys {
     /// The key by which peers can be lent it.
     pub(crate) lend_key: Option<u32>,
     /// The only peer that can be lent it, if it is for one.
-    pub(crate) for_peer: Option<u64>,
+    pub(crate) for_peer: Option<NonZeroU32>,
 }
 
 #[derive(Debug)]

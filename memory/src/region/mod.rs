@@ -22,6 +22,7 @@ pub(crate) mod page;
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/random_address.rs")]
 pub(crate) mod random_address;
 
+use std::num::NonZeroU32;
 use std::ptr::NonNull;
 
 use self::mapping::Mapping;
@@ -37,7 +38,7 @@ pub(crate) struct Region {
     /// Peers may be lent it.
     lendable: bool,
     /// The only peer that may be lent it, if it is for one.
-    for_peer: Option<u64>,
+    for_peer: Option<NonZeroU32>,
 }
 
 impl std::fmt::Debug for Region {
@@ -70,12 +71,12 @@ impl Region {
     }
 
     /// Keeps it from being lent to any peer but this one.
-    pub(crate) fn for_peer(mut self, peer: u64) -> Self {
+    pub(crate) fn for_peer(mut self, peer: NonZeroU32) -> Self {
         self.for_peer = Some(peer);
         self
     }
 
-    pub(crate) fn peer(&self) -> Option<u64> {
+    pub(crate) fn peer(&self) -> Option<NonZeroU32> {
         self.for_peer
     }
 
