@@ -173,6 +173,7 @@ impl Arenas {
     }
 
     /// Serves the waiters in their order while there is memory.
+    #[cold]
     pub(crate) fn serve(&self) {
         let mut seen = Vec::new();
         self.waiters().serve(|arenas, len| arenas.take_seeing(len, &mut seen));
@@ -212,11 +213,15 @@ impl Arenas {
 
     /// Takes a slot of at least `len` bytes, or makes an arena for it if the budget allows.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<SlotRef, PoolError> {
-        self.take_seeing(len, &mut Vec::new())
+        match self.classes.iter().position(|c| c.slot >= len).and_then(|class| self.pop(class)) {
+            Some(slot) => Ok(slot),
+            None => self.take_seeing(len, &mut Vec::new()),
+        }
     }
 
     /// As [`take`](Self::take). `seen` gets the arenas that were looked at: these may be the last
     /// references, and are to be dropped when the caller holds no lock.
+    #[cold]
     fn take_seeing(
         self: &Arc<Self>,
         len: usize,
