@@ -1,4 +1,5 @@
-//! What the terminal behind stderr can show, by the user's environment.
+//! Whether the terminal behind stderr shows colours and lines that change, by the user's
+//! environment.
 //!
 //! | variable | effect |
 //! |---|---|

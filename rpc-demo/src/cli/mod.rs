@@ -115,7 +115,7 @@ pub(crate) struct Path {
     pub(crate) timeout: ConnectTimeout,
 }
 
-/// What to use instead of TCP, or fail.
+/// The path that a command fails without.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct Require {
     /// Fail, and print the reason, if RDMA is not available. Shared memory does not count as RDMA.

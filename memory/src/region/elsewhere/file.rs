@@ -34,7 +34,7 @@ impl BorrowedFd<'_> {
     }
 }
 
-/// What has a file.
+/// An owner of a file.
 pub(crate) trait AsFd {
     /// Lends the file.
     fn as_fd(&self) -> BorrowedFd<'_>;
