@@ -21,6 +21,7 @@ mod fast_path;
 mod http;
 mod limits;
 mod messages;
+mod random;
 mod runner;
 mod termination;
 

@@ -11,7 +11,7 @@ use tonic_rdma_tests::fabric::Fabric;
 use tonic_rdma_tests::harness::TestEnv;
 
 use crate::case::Case;
-use crate::{calls, fast_path, http, limits, messages, termination};
+use crate::{calls, fast_path, http, limits, messages, random, termination};
 
 /// A case counts as hung after this many seconds, unless `TONIC_RDMA_TEST_HANG` sets another limit.
 /// Cases take milliseconds to a few seconds; the limit leaves room for the guest and for a busy
@@ -63,6 +63,7 @@ fn all_cases() -> Vec<Case> {
         ("land_in", messages::land_in::CASES),
         ("mixed_load", messages::mixed_load::CASES),
         ("metadata", http::metadata::CASES),
+        ("random", random::CASES),
         ("raw", http::raw::CASES),
         ("shutdown", termination::shutdown::CASES),
         ("sizes", messages::sizes::CASES),
