@@ -13,6 +13,7 @@ static READ: AtomicU64 = AtomicU64::new(0);
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 static DIRECT_READ: AtomicU64 = AtomicU64::new(0);
 static DIRECT_WRITTEN: AtomicU64 = AtomicU64::new(0);
+static SETTLED: AtomicU64 = AtomicU64::new(0);
 
 /// Counts `bytes` copied from a file, a pipe or a terminal into memory.
 pub(crate) fn read(bytes: usize) {
@@ -34,6 +35,11 @@ pub(crate) fn direct_written(bytes: u64) {
     DIRECT_WRITTEN.fetch_add(bytes, Ordering::Relaxed);
 }
 
+/// Counts `bytes` copied from where they were received, so that their sender cannot change them.
+pub(crate) fn settled(bytes: usize) {
+    SETTLED.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
 /// Totals since the process started. The difference of two values is the cost in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Costs {
@@ -49,6 +55,9 @@ pub(crate) struct Costs {
     /// Bytes that disks took from memory, without a copy by a processor.
     #[serde(default)]
     pub(crate) direct_written_bytes: u64,
+    /// Bytes copied from where they were received, before they were checked.
+    #[serde(default)]
+    pub(crate) settled_bytes: u64,
 }
 
 impl Costs {
@@ -61,6 +70,7 @@ impl Costs {
             file_written_bytes: WRITTEN.load(Ordering::Relaxed),
             direct_read_bytes: DIRECT_READ.load(Ordering::Relaxed),
             direct_written_bytes: DIRECT_WRITTEN.load(Ordering::Relaxed),
+            settled_bytes: SETTLED.load(Ordering::Relaxed),
         }
     }
 }
@@ -77,6 +87,7 @@ impl Sub for Costs {
             direct_written_bytes: self
                 .direct_written_bytes
                 .saturating_sub(before.direct_written_bytes),
+            settled_bytes: self.settled_bytes.saturating_sub(before.settled_bytes),
         }
     }
 }
@@ -92,10 +103,12 @@ mod tests {
         written(20);
         direct_read(30);
         direct_written(40);
+        settled(50);
         let spent = Costs::now() - before;
         // Other tests of this process are counted, too.
         assert!(spent.file_read_bytes >= 10 && spent.file_written_bytes >= 20);
         assert!(spent.direct_read_bytes >= 30 && spent.direct_written_bytes >= 40);
+        assert!(spent.settled_bytes >= 50);
         assert!(spent.cpu_seconds >= 0.0);
         assert_eq!(before - before, Costs::default());
     }

@@ -19,6 +19,7 @@ use crate::disk::{self, ALIGN};
 use crate::failure::{Failure, causes};
 use crate::pb::object_store_client::ObjectStoreClient;
 use crate::pb::object_store_server::{ObjectStore, ObjectStoreServer};
+use crate::sink::Body;
 
 /// HTTP/2 windows in bytes, for TCP: the default of 64 KiB stalls a bulk stream on every round
 /// trip.
@@ -64,10 +65,23 @@ impl Connection {
         self.chunk(asked.or(Some(default)))
     }
 
+    /// Whether the server may change the bytes of a response that comes by the path of now.
+    pub(crate) fn body(&self) -> Body {
+        body(self.0.channel.path().path)
+    }
+
     /// A stub of the store.
     pub(crate) fn store(&self) -> ObjectStoreClient<Channel> {
         self.0.store.clone()
     }
+}
+
+/// Whether a peer may change the bytes of a body that came by this path. Over TCP they lie in
+/// private memory. With `--lend` a process of this host is trusted to leave them as they are: it
+/// runs as this user, or as root, and may write to the files as well.
+pub(crate) fn body(path: Path) -> Body {
+    let is_trusted = path == Path::Shm && disk::lends();
+    if path.is_fast() && !is_trusted { Body::MayChange } else { Body::Settled }
 }
 
 /// Checks the environment variables that select the path, before any other work.

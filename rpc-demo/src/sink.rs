@@ -8,14 +8,14 @@ use std::ops::Deref;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::costs;
 use crate::digest::Digest;
-use crate::disk::{self, Access, Direct, MIN_LEN};
+use crate::disk::{self, ALIGN, Access, Direct, MIN_LEN};
 use crate::source::BLOCK;
 
 /// Chunks queued for the disk, in addition to the one being written.
@@ -47,9 +47,18 @@ impl Written {
             disk::too_short();
             return None;
         }
-        let open = || Direct::open(&self.file, Access::Write);
-        let direct = self.direct.get_or_init(open).as_ref()?;
+        let direct = self.open_direct()?;
         Some((direct, direct.writable(offset, chunk))).filter(|(_, len)| *len > 0)
+    }
+
+    /// Whether a chunk of this length may be written past the page cache.
+    fn takes_direct(&self, len: usize) -> bool {
+        len as u64 >= MIN_LEN && self.open_direct().is_some()
+    }
+
+    fn open_direct(&self) -> Option<&Direct> {
+        let open = || Direct::open(&self.file, Access::Write);
+        self.direct.get_or_init(open).as_ref()
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
@@ -194,6 +203,59 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
     Ok(())
 }
 
+/// Whether the sender of a body can still change its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Body {
+    /// It can: they are copied before they are checked, and the copy is written.
+    MayChange,
+    /// It cannot, or is trusted not to: they are checked and written where they lie.
+    Settled,
+}
+
+impl Body {
+    /// The bytes, or a copy if their sender can still change them.
+    pub(crate) fn settle(self, bytes: Bytes) -> Bytes {
+        match self {
+            Body::MayChange => Private::default().copy(&bytes),
+            Body::Settled => bytes,
+        }
+    }
+}
+
+/// Memory for copies of received bytes, which is reused.
+#[derive(Debug, Default)]
+struct Private(BytesMut);
+
+impl Private {
+    /// A copy that begins at a multiple of [`ALIGN`], for a write past the page cache.
+    fn copy(&mut self, bytes: &[u8]) -> Bytes {
+        costs::settled(bytes.len());
+        let pad = |buf: &BytesMut| buf.as_ptr().align_offset(ALIGN as usize);
+        let mut buf = std::mem::take(&mut self.0);
+        buf.clear();
+        if buf.capacity() < pad(&buf).saturating_add(bytes.len()) {
+            buf = BytesMut::with_capacity(bytes.len() + ALIGN as usize);
+        }
+        let pad = pad(&buf);
+        buf.resize(pad, 0);
+        buf.extend_from_slice(bytes);
+        buf.freeze().split_off(pad)
+    }
+
+    /// Takes the memory of a copy back.
+    fn reclaim(&mut self, copy: Bytes) {
+        self.0 = copy.try_into_mut().unwrap_or_default();
+    }
+
+    /// A copy that lasts until the next one.
+    fn block(&mut self, bytes: &[u8]) -> &[u8] {
+        costs::settled(bytes.len());
+        self.0.clear();
+        self.0.extend_from_slice(bytes);
+        &self.0
+    }
+}
+
 /// A write failed; [`Writer::finish`] returns the error.
 #[derive(Debug)]
 pub(crate) struct Stopped;
@@ -206,12 +268,18 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Starts the thread. Needs a tokio runtime.
-    pub(crate) fn start(mut room: impl Room) -> Writer {
+    pub(crate) fn start(mut room: impl Room, body: Body) -> Writer {
         let (chunks, mut queue) = mpsc::channel::<Bytes>(WRITE_BEHIND);
         let thread = tokio::task::spawn_blocking(move || {
-            let mut digest = Digest::default();
+            let (mut digest, mut private) = (Digest::default(), Private::default());
             let file = room.file().clone();
-            while let Some(chunk) = queue.blocking_recv() {
+            while let Some(mut chunk) = queue.blocking_recv() {
+                let may_change = body == Body::MayChange;
+                // The disk reads the whole chunk later; the page cache copies block by block.
+                let whole = may_change && file.takes_direct(chunk.len());
+                if whole {
+                    chunk = private.copy(&chunk);
+                }
                 let at = room.begin() + digest.size;
                 match file.direct(at, &chunk) {
                     Some((direct, len)) => {
@@ -232,10 +300,15 @@ impl Writer {
                         // checksum.
                         for block in chunk.chunks(BLOCK) {
                             let (from, at) = (digest.size, room.begin() + digest.size);
+                            let copies = may_change && !whole;
+                            let block = if copies { private.block(block) } else { block };
                             digest.add(block);
                             room.admit(from, block.len(), &mut || write_at(&file, block, at))?;
                         }
                     }
+                }
+                if whole {
+                    private.reclaim(chunk);
                 }
             }
             Ok(digest)
@@ -271,7 +344,8 @@ mod tests {
     }
 
     async fn written(pending: &Pending, offset: u64, chunks: &[&'static [u8]]) -> Digest {
-        let mut writer = Writer::start(Part { file: pending.file().clone(), offset });
+        let part = Part { file: pending.file().clone(), offset };
+        let mut writer = Writer::start(part, Body::Settled);
         for chunk in chunks {
             writer.push(Bytes::from_static(chunk)).await.unwrap();
         }
@@ -315,7 +389,8 @@ mod tests {
         let (temp, dir) = dir();
         let mut pending = Pending::create(dir.clone(), "t".into(), true).unwrap();
         let content: Vec<u8> = (0..3 * BLOCK as u32 + 5).map(|n| (n >> 3) as u8).collect();
-        let mut writer = Writer::start(Part { file: pending.file().clone(), offset: 7 });
+        let part = Part { file: pending.file().clone(), offset: 7 };
+        let mut writer = Writer::start(part, Body::Settled);
         for chunk in
             [&content[..2 * BLOCK], &content[2 * BLOCK..2 * BLOCK + 1], &content[2 * BLOCK + 1..]]
         {
@@ -324,6 +399,47 @@ mod tests {
         assert_eq!(writer.finish().await.unwrap(), Digest::of(&content));
         pending.keep();
         assert!(std::fs::read(temp.path().join("t")).unwrap()[7..] == content);
+    }
+
+    /// What can still change is copied, once, before it is checked: in the page cache and past it.
+    #[tokio::test]
+    async fn what_may_change_is_copied_before_it_is_checked() {
+        let (temp, dir) = dir();
+        let content: Vec<u8> = (0..3 * BLOCK as u32 + 5).map(|n| (n >> 3) as u8).collect();
+        let chunk = Bytes::from(content.clone());
+        for (body, copies) in [(Body::MayChange, true), (Body::Settled, false)] {
+            let own = body.settle(chunk.clone());
+            assert_eq!((own == chunk, own.as_ptr() != chunk.as_ptr()), (true, copies));
+            for offset in [0, 7] {
+                let mut pending = Pending::create(dir.clone(), "t".into(), true).unwrap();
+                let part = Part { file: pending.file().clone(), offset };
+                let before = costs::Costs::now().settled_bytes;
+                let mut writer = Writer::start(part, body);
+                writer.push(chunk.clone()).await.unwrap();
+                writer.push(chunk.clone()).await.unwrap();
+                assert_eq!(writer.finish().await.unwrap(), Digest::of(&content.repeat(2)));
+                let copied = costs::Costs::now().settled_bytes - before;
+                // Other tests copy at the same time.
+                assert!(!copies || copied >= 2 * chunk.len() as u64, "{copied}");
+                let file = std::fs::read(temp.path().join("t")).unwrap();
+                assert!(file[offset as usize..] == content.repeat(2));
+                pending.discard();
+            }
+        }
+    }
+
+    #[test]
+    fn copies_begin_at_pages_and_use_their_memory_again() {
+        let mut private = Private::default();
+        let mut places = std::collections::HashSet::new();
+        for len in [300_000, 5, 299_999, 300_000] {
+            let copy = private.copy(&vec![7; len]);
+            assert!(copy.len() == len && copy.iter().all(|byte| *byte == 7));
+            assert!(copy.as_ptr().addr().is_multiple_of(ALIGN as usize));
+            places.insert(copy.as_ptr());
+            private.reclaim(copy);
+        }
+        assert_eq!(places.len(), 1);
     }
 
     #[tokio::test]

@@ -102,34 +102,38 @@ fn large_files_go_past_the_page_cache() {
     assert!(number(&get["costs"], "direct_written_bytes") > most, "{get}");
 }
 
-/// Once tonic has been shown the lengths, nothing is copied between disk and network, at either
-/// end; and what the server is lent it writes from where the client has read it.
+/// Once tonic has been shown the lengths, no processor copies between disk and disk what is lent.
+/// What a device has written is copied once, before it is checked.
 #[test]
-fn no_processor_copies_between_disk_and_disk() {
-    let [lent, written] = put_counted([true, true]);
+fn no_processor_copies_what_is_lent() {
+    let [lent, written, settled] = put_counted([true, true]);
     if is_over_device() {
         assert_eq!((lent, written >= LEN as u64), (0, true), "{written} bytes by RDMA WRITE");
+        assert_eq!(settled, LEN as u64);
     } else {
         assert!(lent >= LEN as u64 && written == 0, "{lent} bytes lent, {written} written");
+        assert_eq!(settled, 0);
     }
 }
 
-/// Where an end does not lend and borrow, the WRITE is the one way, and to shared memory the one
-/// copy.
+/// Where an end does not lend and borrow, the WRITE is the one way. The server copies what it
+/// checks, unless it trusts its clients, as one with `--lend` does on its own host.
 #[test]
 fn unless_both_ends_lend_all_is_written() {
     for lends in [[false, false], [true, false], [false, true]] {
-        let [lent, written] = put_counted(lends);
+        let [lent, written, settled] = put_counted(lends);
         assert_eq!((lent, written >= LEN as u64), (0, true), "{lends:?}: {written} written");
+        let is_trusting = lends[1] && !is_over_device();
+        assert_eq!(settled, if is_trusting { 0 } else { LEN as u64 }, "{lends:?}");
     }
 }
 
 const LEN: usize = 64 << 20;
 
-/// Puts a file of [`LEN`] bytes, and checks that no end has copied it. `lends`: whether the client
-/// has `--lend`, and the server. Returns the bytes that the server was lent, and those that were
-/// written to shared memory.
-fn put_counted(lends: [bool; 2]) -> [u64; 2] {
+/// Puts a file of [`LEN`] bytes, and checks that the transport has copied it at neither end.
+/// `lends`: whether the client has `--lend`, and the server. Returns the bytes that the server was
+/// lent, those that were written to its landing memory, and those that it copied to check them.
+fn put_counted(lends: [bool; 2]) -> [u64; 3] {
     let dir = on_disk();
     if !has_direct(dir.path()) {
         panic!("{} has no O_DIRECT", dir.path().display());
@@ -158,7 +162,8 @@ fn put_counted(lends: [bool; 2]) -> [u64; 2] {
     let copied = by("copied_bytes");
     assert!(copied < LEN as u64 / 1000, "{copied} of {LEN} bytes copied by the server");
     assert_eq!(number(&client["route"]["copied"], "staging"), 0, "{client}");
-    ["lent_bytes", "write_bytes"].map(|field| number(&client["route"], field))
+    let [lent, written] = ["lent_bytes", "write_bytes"].map(|way| number(&client["route"], way));
+    [lent, written, by("settled_bytes")]
 }
 
 /// What goes through the page cache because messages are short is told as well.

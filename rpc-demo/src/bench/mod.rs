@@ -218,9 +218,7 @@ impl Set {
         let what = format!("cannot read '{name}'");
         let chunk_size = u32::try_from(self.chunk).unwrap_or_default();
         let request = GetRequest { name: name.as_str().to_owned(), chunk_size, range: None };
-        let answer = self.connection.store().get(request).await;
-        let stream = answer.map_err(|status| Failure::status(&what, &status))?.into_inner();
-        let (_, mut pieces) = Pieces::object(stream, what.clone()).await?;
+        let (_, mut pieces) = Pieces::get(&self.connection, request, what.clone()).await?;
         let mut arrived = Digest::default();
         loop {
             let Piece { data, end } = pieces.next().await?;

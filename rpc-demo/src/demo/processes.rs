@@ -262,7 +262,8 @@ impl Said {
     fn done(self, before: &Spent, after: &Spent) -> Done {
         let Said { bytes, seconds, costs, route } = self;
         let server = after.costs - before.costs;
-        let files = [costs, server].map(|of| of.file_read_bytes + of.file_written_bytes);
+        let files =
+            [costs, server].map(|of| of.file_read_bytes + of.file_written_bytes + of.settled_bytes);
         let transport = route.copied_bytes + after.copied_bytes.saturating_sub(before.copied_bytes);
         Done {
             run: Run {

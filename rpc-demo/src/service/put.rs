@@ -12,7 +12,7 @@ use crate::digest::Digest;
 use crate::names::{Name, Shown};
 use crate::pb::put_request::Head;
 use crate::pb::{ObjectHead, PutRequest, RangeHead};
-use crate::sink::{Part, Room, Writer, write_at};
+use crate::sink::{Body, Part, Room, Writer, write_at};
 
 impl Service {
     /// Receives the stream of one put, and returns the digest of what was stored.
@@ -25,7 +25,8 @@ impl Service {
         let PutRequest { head: Some(head), data, digest } = first else {
             return Err(Status::invalid_argument("a put begins with its head"));
         };
-        let begun = Begun { data, digest: digest.map(Digest::from), stream };
+        let (digest, body) = (digest.map(Digest::from), crate::net::body(path));
+        let begun = Begun { data, digest, body, stream };
         match head {
             Head::Object(head) => {
                 let name = super::parse(&head.name)?;
@@ -66,7 +67,8 @@ impl Service {
         let private = attributes.mode.is_some();
         if let Some(promised) = begun.digest {
             // The content is complete: one disk operation suffices.
-            let Begun { data, .. } = begun.ends(name).await?;
+            let Begun { data, body, .. } = begun.ends(name).await?;
+            let data = body.settle(data);
             let arrived = Digest::of(&data);
             announced(name, size, arrived.size)?;
             if arrived != promised {
@@ -127,6 +129,7 @@ fn store_error(name: &Name, error: io::Error) -> crate::store::StoreError {
 struct Begun {
     data: Bytes,
     digest: Option<Digest>,
+    body: Body,
     stream: Streaming<PutRequest>,
 }
 
@@ -148,7 +151,7 @@ impl Begun {
         room: impl Room,
         size: Option<u64>,
     ) -> Result<(Digest, Digest), Status> {
-        let mut writer = Writer::start(room);
+        let mut writer = Writer::start(room, self.body);
         let taken = self.take(name, &mut writer, size).await;
         let written = writer.finish().await;
         let Some(promised) = taken? else {

@@ -152,9 +152,7 @@ impl Origin {
         };
         let chunk_size = u32::try_from(chunk).unwrap_or_default();
         let request = GetRequest { name: name.as_str().to_owned(), chunk_size, range };
-        let answer = connection.store().get(request).await;
-        let stream = answer.map_err(|status| Failure::status(what.clone(), &status))?.into_inner();
-        Pieces::object(stream, what).await
+        Pieces::get(connection, request, what).await
     }
 
     /// Opens a file whose ranges are to be read; `None` for an object.

@@ -8,7 +8,9 @@ use tonic::Streaming;
 
 use crate::digest::Digest;
 use crate::failure::Failure;
-use crate::pb::{GetHeader, GetResponse};
+use crate::net::Connection;
+use crate::pb::{GetHeader, GetRequest, GetResponse};
+use crate::sink::Body;
 use crate::source::Piece;
 
 /// A content in flight.
@@ -49,6 +51,7 @@ pub(super) struct Reading {
 struct Fetching {
     what: String,
     stream: Streaming<GetResponse>,
+    body: Body,
     /// Data of the last message.
     data: Bytes,
     digest: Option<Digest>,
@@ -69,19 +72,32 @@ impl Pieces {
         Pieces { from: From::File(reading), seen: 0 }
     }
 
-    /// The response to a get: its header, and the content.
-    pub(crate) async fn object(
-        mut stream: Streaming<GetResponse>,
+    /// Asks for an object. Returns the header of the response, and the content.
+    pub(crate) async fn get(
+        connection: &Connection,
+        request: GetRequest,
         what: String,
     ) -> Result<(GetHeader, Pieces), Failure> {
         let status = |status| Failure::status(what.clone(), &status);
+        let before = connection.body();
+        let mut stream = connection.store().get(request).await.map_err(status)?.into_inner();
         let first = stream.message().await.map_err(status)?.unwrap_or_default();
         let GetResponse { header: Some(header), data, digest } = first else {
             return Err(breach(what, "its answer does not begin with a header"));
         };
         let digest = digest.map(Digest::from);
-        let fetching = Fetching { what, stream, data, digest };
+        // The channel may have left the path of this call since, and then tells of another one.
+        let body = if before == Body::MayChange { before } else { connection.body() };
+        let fetching = Fetching { what, stream, body, data, digest };
         Ok((header, Pieces { from: From::Object(Box::new(fetching)), seen: 0 }))
+    }
+
+    /// Whether the sender of the pieces can still change them.
+    pub(crate) fn body(&self) -> Body {
+        match &self.from {
+            From::Object(fetching) => fetching.body,
+            From::Memory(..) | From::Pattern { .. } | From::File(_) => Body::Settled,
+        }
     }
 
     /// The next piece. After the last one it must not be called again.

@@ -94,6 +94,7 @@ pub(super) async fn receive(
     let private = attributes.mode.is_some();
     if let Piece { data, end: Some(promised) } = first {
         // The content is complete: one disk operation suffices.
+        let data = pieces.body().settle(data);
         let arrived = Digest::of(&data);
         checked(what, arrived, promised, size)?;
         bar.add(data.len());
@@ -126,7 +127,7 @@ pub(super) async fn write(
     bar: &Bar,
 ) -> Result<(Digest, Digest), Failure> {
     let failed = |error: std::io::Error| place.cannot_write(&error);
-    let mut writer = Writer::start(room);
+    let mut writer = Writer::start(room, pieces.body());
     let mut piece = first;
     loop {
         let length = piece.data.len();
