@@ -150,8 +150,9 @@ impl Contexts {
                 return Some(Self { server: both.clone(), client: both, few: build_few() });
             }
             Fabric::ShmTwo => {
-                // Both ends lend and borrow, and map each other's buffers.
-                let lending = || Context::builder().lending(Lending::SameUser).borrowing(true);
+                // Both ends lend, lend on and borrow, and map each other's buffers.
+                let lending = Lending::SameUserOnward;
+                let lending = || Context::builder().lending(lending).borrowing(true);
                 let context = || lending().map_peer_buffers(true).build();
                 return Some(Self { server: context(), client: context(), few: build_few() });
             }

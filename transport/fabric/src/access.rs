@@ -44,6 +44,11 @@ pub enum Lending {
     /// them (pidfd_open(2)). They could read its memory in other ways (ptrace(2)), unless the
     /// system forbids that. Others of this user, as in another container of a pod, get copies.
     SameUser,
+    /// Like [`SameUser`](Self::SameUser), and lets a message be lent on, once: a proxy that has
+    /// this as well passes on what it was lent without a copy. Both the sender and the proxy have
+    /// to say so, as the last reader maps whole files: **it sees everything that the sender lends
+    /// to the proxy**, whether the proxy sends it on or not.
+    SameUserOnward,
     /// To this process, of whatever user. All others get copies, also when it has ended. For memory
     /// that holds nothing but what is meant for that process. Needs Linux 6.5 for a process of
     /// another user.

@@ -208,7 +208,7 @@ async fn freed_arenas_are_taken_back() {
 #[tokio::test]
 async fn what_was_lent_is_lent_on_once() {
     let _turn = KEEPING.lock().await;
-    let [owner, between, reader] = [(); 3].map(|()| lending(Lending::SameUser));
+    let [owner, between, reader] = [(); 3].map(|()| lending(Lending::SameUserOnward));
     let (mut s, mut c) = greeted_pair(&owner, &between).await;
     let (mut t, mut d) = greeted_pair(&between, &reader).await;
     let bytes = owner.payload(100_000, 3);
@@ -237,7 +237,7 @@ async fn what_was_lent_is_lent_on_once() {
 #[tokio::test]
 async fn what_is_lent_on_returns_where_it_came_from() {
     let _turn = KEEPING.lock().await;
-    let [owner, between, reader] = [(); 3].map(|()| lending(Lending::SameUser));
+    let [owner, between, reader] = [(); 3].map(|()| lending(Lending::SameUserOnward));
     let (mut s1, mut c1) = greeted_pair(&owner, &between).await;
     let (mut s2, mut c2) = greeted_pair(&owner, &between).await;
     let (mut t, mut d) = greeted_pair(&between, &reader).await;
@@ -267,20 +267,26 @@ async fn what_is_lent_on_returns_where_it_came_from() {
     tokio::time::timeout(TIMEOUT, back).await.expect("what was lent never comes back");
 }
 
-/// Only where both the owner and the process between lend to all processes of the user.
+/// The attack: a process of the same user asks a proxy for something, and is lent files in which
+/// all lies that others have sent to the proxy. It is lent nothing of the owner's, unless both the
+/// owner and the process between asked for that.
 #[tokio::test]
-async fn what_is_for_one_process_is_not_lent_on() {
+async fn what_is_lent_is_not_lent_on_unless_both_ask_for_it() {
     for (owner, between) in [
-        (this_process(), Lending::SameUser),
-        (Lending::SameUser, this_process()),
-        (Lending::SameUser, Lending::Off),
+        (Lending::SameUser, Lending::SameUser),
+        (Lending::SameUser, Lending::SameUserOnward),
+        (Lending::SameUserOnward, Lending::SameUser),
+        (this_process(), Lending::SameUserOnward),
+        (Lending::SameUserOnward, this_process()),
+        (Lending::SameUserOnward, Lending::Off),
     ] {
+        let how = (owner, between);
         let (owner, between) = (lending(owner), lending(between));
         let (mut s, mut c) = greeted_pair(&owner, &between).await;
         let bytes = owner.payload(50_000, 3);
         let lent = lend_to(&owner, &mut s, &mut c, &bytes).await;
         let received = c.link.borrow(lent, 50_000).unwrap();
-        assert!(between.pool.lend(&received).is_none());
+        assert!(between.pool.lend(&received).is_none(), "{how:?}");
     }
 }
 
@@ -289,7 +295,7 @@ async fn what_is_for_one_process_is_not_lent_on() {
 async fn descriptors_kept_for_peers_are_limited() {
     let _turn = KEEPING.lock().await;
     const NAME: &str = "kept-for-a-stranger";
-    let you = lending(Lending::SameUser);
+    let you = lending(Lending::SameUserOnward);
     let (stranger, mut end) = entered(&you).await;
     let (first, owner) = (pipe(), pipe());
     let owner_is = rustix::fs::fstat(&owner).unwrap().st_ino;

@@ -92,9 +92,9 @@ fn side() -> Side {
     Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::Off)))
 }
 
-/// A side that lends what it sends.
+/// A side that lends what it sends, and lets it be lent on.
 fn lending_side() -> Side {
-    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
+    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUserOnward));
     let config = PoolConfig::default().lendable(true);
     Side { pool: Pool::new(config, fabric.registrar()).unwrap().for_peer(), fabric }
 }

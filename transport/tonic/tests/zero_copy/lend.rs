@@ -209,11 +209,10 @@ async fn every_kind_of_call_is_lent() {
     }
 }
 
-/// A proxy that lends sends on where it lies what it was lent: the service behind it reads the
-/// client's buffer.
-#[tokio::test]
-async fn a_proxy_lends_on() {
-    let [proxy, client] = [(); 2].map(|()| Some(context(Lending::SameUser)));
+/// A client, a proxy whose server forwards what it gets, and the service behind that. The client
+/// lends to the proxy; `onward` is what the programs of client and proxy say about lending.
+async fn proxied(onward: [Lending; 2]) -> [World; 2] {
+    let [client, proxy] = onward.map(|lending| Some(context(lending)));
     let behind = World::between(
         Fabric::Shm,
         [Some(context(Lending::Off)), proxy.clone()],
@@ -223,15 +222,25 @@ async fn a_proxy_lends_on() {
     let forward = Some(behind.client(Which::Ours));
     let blobs = Blobs { forward, ..blobs(Which::Ours) };
     let front = World::between(Fabric::Shm, [proxy, client], blobs).await;
+    [front, behind]
+}
+
+/// What a world's client has sent: lent, and by WRITE.
+fn sent(world: &World) -> (u64, u64) {
+    let stats = world.channel.stats();
+    (stats.bytes_sent_lent, stats.bytes_sent_write)
+}
+
+/// A proxy that lends on sends from where it lies what it was lent: the service behind it reads the
+/// client's buffer.
+#[tokio::test]
+async fn a_proxy_lends_on_if_both_programs_ask_for_it() {
+    let [front, behind] = proxied([Lending::SameUserOnward; 2]).await;
     let data = pooled(&front.channel, MIB, 3).await;
     let mut client = front.client(Which::Ours);
     let mut forwarded = async || {
         let reply = client.unary("/test.Blobs/Forward", Blob::of(data.clone())).await.unwrap();
         assert!(reply.data == data);
-    };
-    let sent = |world: &World| {
-        let stats = world.channel.stats();
-        (stats.bytes_sent_lent, stats.bytes_sent_write)
     };
     let calls = async {
         while sent(&front).0 == 0 || sent(&behind).0 == 0 {
@@ -251,6 +260,34 @@ async fn a_proxy_lends_on() {
     all_back(&front.channel).await;
     let stats = behind.channel.pool().stats();
     assert_eq!((stats.lent, stats.lent_application, stats.application), (0, 0, 0));
+}
+
+/// The attack: a client sends a secret to a proxy, and something else that the proxy forwards. Were
+/// this lent on, the service behind would map the file in which the secret lies as well.
+#[tokio::test]
+async fn a_reader_behind_a_proxy_sees_only_what_is_sent_to_it() {
+    const LEN: usize = 64 << 10;
+    for onward in [
+        [Lending::SameUser; 2],
+        [Lending::SameUser, Lending::SameUserOnward],
+        [Lending::SameUserOnward, Lending::SameUser],
+    ] {
+        let [front, behind] = proxied(onward).await;
+        let mut client = front.client(Which::Ours);
+        let public = pooled(&front.channel, LEN, 3).await;
+        learnt(&front, &mut client, &public).await;
+        let mut secret = front.channel.pool().alloc(LEN).await.unwrap();
+        secret.put_slice(&b"for the proxy's eyes".repeat(LEN / 20));
+        client.unary("/test.Blobs/Keep", Blob::of(secret.freeze())).await.unwrap();
+        for _ in 0..10 {
+            let public = Blob::of(public.clone());
+            let reply = client.unary("/test.Blobs/Forward", public).await.unwrap();
+            assert!(reply.data.len() == LEN);
+        }
+        let (lent, written) = sent(&behind);
+        assert!(lent == 0 && written >= 10 * LEN as u64, "{onward:?}: {lent} {written}");
+        assert!(sent(&front).0 >= 11 * LEN as u64, "the client lends: {onward:?}");
+    }
 }
 
 /// A reader that keeps messages makes its peer copy the next ones, and neither is held up.

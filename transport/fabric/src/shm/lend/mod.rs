@@ -16,9 +16,11 @@
 //! a share, however long slices of it are kept. The `keeper` holds what is lent until the kernel
 //! tells that the pipe has no writing end: the last slice was dropped, or the process has ended.
 //!
-//! What was lent may be lent on, once, to processes that `same_user` finds, where both the owner
-//! and the process between them lend to such. The process between keeps the file, registered with
-//! its pool as what it is, memory of a peer, and passes with it the pipe of the owner:
+//! What was lent may be lent on, once, to processes that `same_user` finds, where the programs of
+//! both the owner and the process between them asked for that (`Lending::SameUserOnward`): the last
+//! reader maps whole files, and so sees all that the owner lends to the process between. That
+//! process keeps the file, registered with its pool as what it is, memory of a peer, and passes
+//! with it the pipe of the owner:
 //!
 //! | ends first | who keeps the memory |
 //! |---|---|

@@ -20,10 +20,9 @@ impl Permit {
         self.lending == Lending::Off
     }
 
-    /// Whether memory may be lent on to others of this user, by those that it is lent to, and by
-    /// this process that of others.
+    /// Whether peers may lend on what this process lends them, and this process what they lend it.
     pub(crate) fn lends_on(&self) -> bool {
-        self.lending == Lending::SameUser
+        self.lending == Lending::SameUserOnward
     }
 
     /// Whether the peer of this socket may be lent memory from now on. `known`: the peer's process,
@@ -31,7 +30,7 @@ impl Permit {
     pub(crate) fn allows(&self, socket: &Socket, known: Option<HostProcess>) -> bool {
         match self.lending {
             Lending::Off => false,
-            Lending::SameUser => known.is_some_and(still_lives),
+            Lending::SameUser | Lending::SameUserOnward => known.is_some_and(still_lives),
             Lending::OneProcess(named) => {
                 let known = || known.filter(|known| still_lives(*known));
                 process(socket).or_else(known) == Some(named)
