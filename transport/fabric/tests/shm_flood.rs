@@ -1,19 +1,25 @@
-//! A peer that has this process map files for nothing waits, and is told so by nothing else.
+//! Peers and strangers that give, or connect, more than they may: each waits, or is refused, alone.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 
-use std::os::fd::AsFd;
+use std::future::poll_fn;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use common::stranger::{
-    DECLINED, NAME, SLOT_SIZE, SLOTS, Stranger, TAKEN, TAKES_ALL, arrival, chunk, hello_taking,
-    sealed, whole,
+    DECLINED, NAME, SLOT_SIZE, SLOTS, Stranger, TAKEN, TAKES_ALL, arrival, chunk, file_called,
+    fill_pages, hello_taking, lend, sealed, whole,
 };
 use common::*;
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use tonic_rdma_fabric::shm::ShmDevice;
-use tonic_rdma_fabric::{AnyLink, Fabric, Lending, LinkConfig, ShmAccess, Takes};
+use tonic_rdma_fabric::{
+    AnyLink, Fabric, Lending, LinkConfig, LinkError, Listener, ShmAccess, Takes,
+};
 
 fn name(key: u32, len: u64) -> Vec<u8> {
     let mut message = chunk(key, 0, len);
@@ -21,21 +27,32 @@ fn name(key: u32, len: u64) -> Vec<u8> {
     message
 }
 
-/// The attack: a file that is long and cannot be used, and another. The process that gives them has
-/// a debt after the first, so this end looks at the second later, though it is in order.
-#[tokio::test]
-async fn files_of_a_peer_that_owes_too_much_wait() {
-    const LONG: u64 = 48 << 30;
-    let side = Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::Off)));
+fn side() -> Side {
+    Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::Off)))
+}
+
+fn stranger_at(listener: &Listener) -> Stranger {
+    Stranger::connect(listener.local_addr().shm().unwrap().name())
+}
+
+/// A stranger, and the end of a connection that it has entered, which takes all kinds of memory.
+async fn entered(side: &Side) -> (Arc<Stranger>, End) {
     let mut listener = side.listen();
-    let stranger = Arc::new(Stranger::connect(listener.local_addr().shm().unwrap().name()));
+    let stranger = Arc::new(stranger_at(&listener));
     stranger.send(&hello_taking(SLOTS, SLOT_SIZE, TAKES_ALL), &[]);
     let incoming = arrival(&mut listener).await;
     let config = LinkConfig { takes: Takes::ALL, ..config() };
     let entering = stranger.enters(stranger.own());
     let (link, _ring) = tokio::join!(incoming.accept(&config, &side.pool, b"", TIMEOUT), entering);
-    let mut end = End::new(link.unwrap());
+    (stranger, End::new(link.unwrap()))
+}
 
+/// The attack: a file that is long and cannot be used, and another. The process that gives them has
+/// a debt after the first, so this end looks at the second later, though it is in order.
+#[tokio::test]
+async fn files_of_a_peer_that_owes_too_much_wait() {
+    const LONG: u64 = 48 << 30;
+    let (stranger, mut end) = entered(&side()).await;
     for (key, len, file) in [(1, LONG, sealed(LONG)), (2, 4096, whole(4096))] {
         stranger.send(&name(key, len), &[file.as_fd()]);
     }
@@ -51,4 +68,117 @@ async fn files_of_a_peer_that_owes_too_much_wait() {
     assert_eq!(kinds, [DECLINED, TAKEN]);
     let AnyLink::Shm(link) = &end.link else { panic!("{:?}", end.link) };
     assert_eq!(link.stats().deferred_files, 1);
+}
+
+/// A file that may be lent.
+fn lendable(name: &str) -> OwnedFd {
+    let file = file_called(name, 4096, SealFlags::empty());
+    fill_pages(&file, 4096);
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+    fcntl_add_seals(&file, seals).unwrap();
+    file
+}
+
+fn pipe() -> OwnedFd {
+    std::io::pipe().unwrap().1.into()
+}
+
+/// The attack: file after file is lent, and none taken back.
+#[tokio::test]
+async fn no_more_files_than_a_peer_may_lend() {
+    const MAX_FILES: u32 = 512;
+    let (stranger, mut end) = entered(&side()).await;
+    let lends = tokio::task::spawn_blocking(move || {
+        for key in 0..10_000 {
+            let (file, pipe) = (lendable("lent"), pipe());
+            let fds = [file.as_fd(), pipe.as_fd()];
+            stranger.send(&lend(key, 0, 4096), if key == 0 { &fds } else { &fds[..1] });
+            match stranger.receive() {
+                Some((answer, _)) => assert_eq!(answer[0], TAKEN, "file {key}"),
+                None => return key,
+            }
+        }
+        panic!("there is no limit");
+    });
+    let error = end.death().await;
+    assert!(matches!(error, LinkError::Breach { .. }), "{error}");
+    let why = "more memory than a peer may lend: 513 files";
+    assert!(error.to_string().contains(why), "{error}");
+    drop(end);
+    assert_eq!(lends.await.unwrap(), MAX_FILES);
+}
+
+/// A peer that lends file after file has this process keep some descriptors for it, not all it has.
+#[tokio::test]
+async fn descriptors_kept_for_peers_are_limited() {
+    const NAME: &str = "kept-for-a-stranger";
+    let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUserOnward));
+    let (stranger, mut end) = entered(&Side::new(fabric)).await;
+    let (first, owner) = (pipe(), pipe());
+    let owner_is = rustix::fs::fstat(&owner).unwrap().st_ino;
+    // What may be lent on says 1, and what was says 2.
+    let offers = |key: u32, lend_on: u8, pipes: &[&OwnedFd]| {
+        let (mut message, file) = (lend(key, 0, 4096), lendable(NAME));
+        *message.last_mut().unwrap() = lend_on;
+        let fds: Vec<_> =
+            [&file].into_iter().chain(pipes.iter().copied()).map(AsFd::as_fd).collect();
+        stranger.send(&message, &fds);
+    };
+    for key in 0..500 {
+        match key {
+            0 => offers(key, 1, &[&first]),
+            1..250 => offers(key, 1, &[]),
+            _ => offers(key, 2, &[&owner]),
+        }
+        // It is answered: taken, or declined.
+        let this = stranger.clone();
+        let answer = tokio::task::spawn_blocking(move || this.receive().unwrap().0[0]);
+        let answer = tokio::select! {
+            answer = answer => answer.unwrap(),
+            ended = end.poll() => panic!("{ended:?}"),
+        };
+        // What cannot be lent on is taken all the same.
+        let kept = key.min(250) + key.saturating_sub(249);
+        assert_eq!(answer == TAKEN, key < 250 || kept <= 256, "{key}");
+    }
+    let pipe = format!("pipe:[{owner_is}]");
+    let kept = || {
+        let names = std::fs::read_dir("/proc/self/fd").unwrap();
+        let names = names.filter_map(|file| file.ok()?.path().read_link().ok());
+        let ours = |name: &std::path::PathBuf| {
+            let name = name.to_string_lossy();
+            name.contains(NAME) || name == pipe
+        };
+        names.filter(ours).count()
+    };
+    // One is this test's own. A thread closes those that were declined.
+    let closed = async {
+        while kept() != 256 + 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let closed = tokio::time::timeout(TIMEOUT, closed).await;
+    assert!(closed.is_ok(), "{} descriptors", kept());
+}
+
+/// The attack: strangers that connect and say nothing. As many as may be pending keep the next one
+/// in the kernel, and it is let in when one of them goes.
+#[tokio::test]
+async fn strangers_that_say_nothing_are_few_at_a_time() {
+    const MAX_PENDING: usize = 64;
+    let side = side();
+    let mut listener = side.listen();
+    let mut silent: Vec<_> = (0..MAX_PENDING).map(|_| stranger_at(&listener)).collect();
+    let next = stranger_at(&listener);
+    next.greet();
+    let mut accepted = pin!(listener.accept());
+    // Many more turns than it takes to accept all who are there.
+    for turn in 0..2000 {
+        let waits = poll_fn(|cx| Poll::Ready(accepted.as_mut().poll(cx).is_pending())).await;
+        assert!(waits, "accepted at turn {turn}");
+        tokio::task::yield_now().await;
+    }
+    silent.pop();
+    let incoming = tokio::time::timeout(TIMEOUT, accepted).await;
+    drop(incoming.expect("the next one waits for ever").unwrap());
 }

@@ -10,16 +10,13 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use common::stranger::{
-    DECLINED, LEND, Stranger, TAKEN, arrival, file, file_called, fill_pages, lend, sealed, with_key,
+    DECLINED, LEND, Stranger, TAKEN, arrival, file, fill_pages, lend, sealed, with_key,
 };
 use common::*;
-use rustix::fs::SealFlags;
+use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use tonic_rdma_fabric::shm::ShmDevice;
 use tonic_rdma_fabric::{Fabric, HostProcess, Lending, Lent, Link, LinkError, ShmAccess};
 use tonic_rdma_memory::{Pool, PoolConfig};
-
-/// Held by tests in which descriptors are kept for peers, of which the process has only so many.
-static KEEPING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A side whose pool may be lent.
 fn lending(lending: Lending) -> Side {
@@ -207,7 +204,6 @@ async fn freed_arenas_are_taken_back() {
 /// Who is lent it does not lend it on again.
 #[tokio::test]
 async fn what_was_lent_is_lent_on_once() {
-    let _turn = KEEPING.lock().await;
     let [owner, between, reader] = [(); 3].map(|()| lending(Lending::SameUserOnward));
     let (mut s, mut c) = greeted_pair(&owner, &between).await;
     let (mut t, mut d) = greeted_pair(&between, &reader).await;
@@ -236,7 +232,6 @@ async fn what_was_lent_is_lent_on_once() {
 /// only that keeps it where the process between ends.
 #[tokio::test]
 async fn what_is_lent_on_returns_where_it_came_from() {
-    let _turn = KEEPING.lock().await;
     let [owner, between, reader] = [(); 3].map(|()| lending(Lending::SameUserOnward));
     let (mut s1, mut c1) = greeted_pair(&owner, &between).await;
     let (mut s2, mut c2) = greeted_pair(&owner, &between).await;
@@ -290,59 +285,6 @@ async fn what_is_lent_is_not_lent_on_unless_both_ask_for_it() {
     }
 }
 
-/// A peer that lends file after file has this process keep some descriptors for it, not all it has.
-#[tokio::test]
-async fn descriptors_kept_for_peers_are_limited() {
-    let _turn = KEEPING.lock().await;
-    const NAME: &str = "kept-for-a-stranger";
-    let you = lending(Lending::SameUserOnward);
-    let (stranger, mut end) = entered(&you).await;
-    let (first, owner) = (pipe(), pipe());
-    let owner_is = rustix::fs::fstat(&owner).unwrap().st_ino;
-    let offers = |key: u32, lend_on: u8, pipes: &[&OwnedFd]| {
-        let (message, file) = (lend_saying(key, lend_on), allocated_as(NAME, 4096, LENDABLE));
-        let fds: Vec<_> =
-            [&file].into_iter().chain(pipes.iter().copied()).map(AsFd::as_fd).collect();
-        stranger.send(&message, &fds);
-    };
-    for key in 0..500 {
-        match key {
-            0 => offers(key, 1, &[&first]),
-            // What may be lent on, and what was.
-            1..250 => offers(key, 1, &[]),
-            _ => offers(key, 2, &[&owner]),
-        }
-        // It is answered: taken, or declined.
-        let this = stranger.clone();
-        let answer = tokio::task::spawn_blocking(move || this.receive().unwrap().0[0]);
-        let answer = tokio::select! {
-            answer = answer => answer.unwrap(),
-            ended = end.poll() => panic!("{ended:?}"),
-        };
-        // What cannot be lent on is taken all the same.
-        let kept = key.min(250) + key.saturating_sub(249);
-        assert_eq!(answer == TAKEN, key < 250 || kept <= 256, "{key}");
-    }
-    let pipe = format!("pipe:[{owner_is}]");
-    let kept = || {
-        let names = std::fs::read_dir("/proc/self/fd").unwrap();
-        let names = names.filter_map(|file| file.ok()?.path().read_link().ok());
-        let ours = |name: &std::path::PathBuf| {
-            let name = name.to_string_lossy();
-            name.contains(NAME) || name == pipe
-        };
-        names.filter(ours).count()
-    };
-    // One is this test's own. A thread closes those that were declined.
-    let closed = async {
-        while kept() != 256 + 1 {
-            tokio::task::yield_now().await;
-        }
-    };
-    let closed = tokio::time::timeout(TIMEOUT, closed).await;
-    assert!(closed.is_ok(), "{} descriptors", kept());
-}
-
 #[tokio::test]
 async fn leases_that_lie_are_breaches() {
     let (me, you) = (lending(Lending::SameUser), borrowing());
@@ -368,7 +310,19 @@ const LENDABLE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealF
 
 /// A file with all of its pages.
 fn allocated(len: u64, seals: SealFlags) -> OwnedFd {
-    allocated_as("test", len, seals)
+    let made = file(len, SealFlags::empty());
+    fill_pages(&made, len);
+    rustix::fs::fcntl_add_seals(&made, seals).unwrap();
+    made
+}
+
+/// A file of huge pages, which may be gone for good when the peer gives them back.
+fn of_huge_pages() -> OwnedFd {
+    let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let made = memfd_create("huge", flags).expect("a kernel with huge pages (CONFIG_HUGETLBFS)");
+    rustix::fs::ftruncate(&made, 2 << 20).unwrap();
+    rustix::fs::fcntl_add_seals(&made, LENDABLE).unwrap();
+    made
 }
 
 /// A file whose pages lie behind its end.
@@ -377,13 +331,6 @@ fn behind_its_end() -> OwnedFd {
     let keep = rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&made, keep, 4096, 4096).unwrap();
     rustix::fs::fcntl_add_seals(&made, LENDABLE).unwrap();
-    made
-}
-
-fn allocated_as(name: &str, len: u64, seals: SealFlags) -> OwnedFd {
-    let made = file_called(name, len, SealFlags::empty());
-    fill_pages(&made, len);
-    rustix::fs::fcntl_add_seals(&made, seals).unwrap();
     made
 }
 
@@ -459,6 +406,10 @@ async fn memory_that_cannot_be_lent_ends_the_connection() {
         (first(file(4096, LENDABLE)), "a file of 4096 bytes with a hole at 0"),
         (first(behind_its_end()), "a file of 4096 bytes with a hole at 0"),
         (first(pipe()), "not a file that can be sealed"),
+        (
+            vec![(lend(1, 0, 2 << 20), vec![of_huge_pages(), pipe()])],
+            "not a file of ordinary pages",
+        ),
         (vec![(lend_saying(1, 2), vec![whole()])], "neither a file nor a file and a pipe"),
         (vec![(lend_saying(1, 2), vec![whole(), pipe(), whole()])], "neither a file nor a file"),
         (vec![(lend_saying(1, 2), vec![whole(), pipe()])], "a pipe comes with the first"),
