@@ -20,6 +20,18 @@ use crate::bootstrap::{Grant, OfferRequest, TcpAddress};
 /// # Panics
 /// The server does not answer, or does not grant.
 pub async fn request_grant(server: SocketAddr, fabric: &str) -> Grant {
+    request(server, fabric, false).await
+}
+
+/// Requests a grant whose ticket is for a connection that measures.
+///
+/// # Panics
+/// The server does not answer, or does not grant.
+pub async fn request_measuring_grant(server: SocketAddr, fabric: &str) -> Grant {
+    request(server, fabric, true).await
+}
+
+async fn request(server: SocketAddr, fabric: &str, bare: bool) -> Grant {
     let tcp = TcpStream::connect(server).await.unwrap();
     let own = tcp.local_addr().unwrap();
     // The server grants a ticket only to a client that states its own end of this connection.
@@ -35,7 +47,7 @@ pub async fn request_grant(server: SocketAddr, fabric: &str) -> Grant {
         version_max: VERSION_MAX.into(),
         fabrics: vec![fabric.into()],
         client: Some(own),
-        bare: false,
+        bare,
     };
     let response = client.offer(request).await.unwrap().into_inner();
     let Some(Outcome::Grant(grant)) = response.outcome else { panic!("{response:?}") };

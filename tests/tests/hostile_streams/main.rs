@@ -6,6 +6,7 @@
 
 mod model;
 mod peer;
+mod victim;
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
@@ -47,7 +48,14 @@ const WARM_UP: usize = 100 * 4000;
 
 fn main() -> ExitCode {
     if let Some(role) = role() {
-        runtime(CodecKind::ZeroCopy).block_on(serve(role[1].parse().unwrap(), &role[2..]));
+        let at = || role[1].parse().unwrap();
+        runtime(CodecKind::ZeroCopy).block_on(async {
+            match role[0].as_str() {
+                "victim" => victim::call(at()).await,
+                "beside" => victim::run_beside(at(), &role[2]).await,
+                _ => serve(role[1].parse().unwrap(), &role[2..]).await,
+            }
+        });
         return ExitCode::SUCCESS;
     }
     let mut arguments = Arguments::from_args();
@@ -98,6 +106,8 @@ fn main() -> ExitCode {
         leases_that_nobody_gave_end_the_connection,
     ));
     trials.push(trial("rapid_resets_end_the_connection".into(), rapid_resets_end_the_connection));
+    let figures = trial("victim".into(), victim::print_figures);
+    trials.push(figures.with_ignored_flag(true));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -169,6 +179,7 @@ async fn serve(max_streams: u32, settings: &[String]) {
         .fabrics([FabricKind::Shm])
         .context(context.clone())
         .copy_on_delivery(is_set("copying"))
+        .measuring(is_set("measuring"))
         .max_concurrent_streams(max_streams);
     tokio::spawn(server.add_service(silent).serve_with_incoming(TcpIncoming::from(listener)));
     println!("{at}");

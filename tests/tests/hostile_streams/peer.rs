@@ -61,7 +61,8 @@ impl Peer {
         Peer::connect_as(server, Lending::SameUser).await
     }
 
-    async fn connect_as(server: SocketAddr, lending: Lending) -> Self {
+    /// As [`connect`](Self::connect), and lends where it may.
+    pub(crate) async fn connect_as(server: SocketAddr, lending: Lending) -> Self {
         let fabric = Fabric::shm(ShmAccess::SameUser, lending).unwrap();
         let config = PoolConfig::default().total(16 << 20).lendable(lending != Lending::Off);
         let pool = Pool::new(config, fabric.registrar()).unwrap().for_peer();
