@@ -142,6 +142,23 @@ fn rows_of_adopting_have_their_tests() {
     }
 }
 
+/// Each attack that SECURITY.md names is played by the tests of its row.
+#[test]
+fn attacks_of_security_md_have_their_tests() {
+    let root = files::root();
+    let text = std::fs::read_to_string(root.join("SECURITY.md")).unwrap();
+    let (_, section) = text.split_once("## Attacks that are tests").unwrap();
+    let section = section.split_once("\n## ").unwrap().0;
+    let rows: Vec<_> = section.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() >= 15, "{} rows", rows.len());
+    for row in rows {
+        let last = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        for link in last.split(", ") {
+            assert!(links_a_test(link, &root), "no such test: {link}");
+        }
+    }
+}
+
 /// R19: each resource that a peer can make this process spend has a row in SECURITY.md, with a
 /// limit that is the code's, and a test.
 #[test]
