@@ -14,6 +14,10 @@ use crate::connection::state::{ConnectionState, Life};
 use crate::path::peer_text::{PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
 
+/// Events of the protocol that cost a turn as much as a message does: a peer can put hundreds of
+/// frames into one.
+const EVENTS_UNIT: usize = 16;
+
 /// Lines about peers that break the protocol: a peer that reconnects must not fill the disk.
 static BREACHES: LogThrottle = LogThrottle::new();
 /// Lines about peers that close a connection with an error.
@@ -92,7 +96,9 @@ impl ConnectionState {
 
     /// Hands the protocol's events to their streams.
     pub(in crate::connection) fn dispatch(&mut self) {
+        let mut events = 0;
         while let Some(event) = self.conn.poll_event() {
+            events += 1;
             match event {
                 Event::Opened { stream, block, end } => {
                     // Inserted at once: pieces of the body may follow in the same message.
@@ -178,6 +184,7 @@ impl ConnectionState {
                 }
             }
         }
+        self.work += events / EVENTS_UNIT;
     }
 
     /// Changes a stream's state and wakes both of its sides.

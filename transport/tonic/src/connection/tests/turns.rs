@@ -2,9 +2,13 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::atomic::AtomicU64;
 
+use bytes::BytesMut;
 use tonic_rdma_fabric::AnyLink;
-use tonic_rdma_fabric::sim::{InstantLink, InstantPeer};
+use tonic_rdma_fabric::sim::{InstantCounts, InstantLink, InstantPeer};
+use tonic_rdma_proto::frame::{Composer, Frame};
+use tonic_rdma_proto::headers;
 
 use super::*;
 
@@ -40,19 +44,66 @@ impl InstantPeer for Pinging {
     }
 }
 
-#[tokio::test]
-async fn a_driver_leaves_messages_that_never_end() {
+/// A peer that sends a body that nobody reads, a byte in each frame, as many frames as a short
+/// message holds.
+struct Dripping {
+    credits: u16,
+    owed: u16,
+    /// Whether the stream has been opened.
+    opened: bool,
+    pieces: Arc<AtomicU64>,
+}
+
+/// Frames of one byte in a message.
+const PIECES: u64 = 60;
+
+impl InstantPeer for Dripping {
+    fn receive(&mut self, message: &[u8]) {
+        self.credits += u16::from_le_bytes([message[0], message[1]]);
+        self.owed += 1;
+    }
+
+    fn next_message(&mut self) -> Option<Vec<u8>> {
+        self.credits = self.credits.checked_sub(1)?;
+        let mut message = vec![0; 1024];
+        let mut composer = Composer::new(&mut message);
+        if std::mem::replace(&mut self.opened, true) {
+            for _ in 0..PIECES {
+                let data = Bytes::from_static(b"x");
+                assert!(composer.add(&Frame::Data { stream: 1, end: false, data }));
+            }
+            self.pieces.fetch_add(PIECES, Relaxed);
+        } else {
+            let mut block = BytesMut::new();
+            for (name, value) in [(":method", "POST"), (":scheme", "http"), (":path", "/hang")] {
+                headers::encode(&mut block, name, value.as_bytes()).unwrap();
+            }
+            let (end, more, indexed, lands) = (false, false, false, false);
+            let block = block.freeze();
+            assert!(composer.add(&Frame::Headers { stream: 1, end, more, indexed, lands, block }));
+        }
+        let len = composer.finish(std::mem::take(&mut self.owed));
+        message.truncate(len);
+        Some(message)
+    }
+}
+
+/// Runs the driver of a connection with a peer on an instant link, which `peer` makes of its
+/// credits, for [`TURNS`] turns. Returns how much `count` has grown in each.
+async fn turns_with<P: InstantPeer>(
+    peer: impl FnOnce(u16) -> P,
+    count: impl Fn(&InstantCounts) -> u64,
+) -> Vec<u64> {
     let device = SimNet::new(SimConfig::default()).device("sim0", "10.0.0.1".parse().unwrap());
     let pool = Pool::new(PoolConfig::default(), Fabric::Sim(device).registrar()).unwrap();
     let options = ConnectionConfig::for_pool(&pool, false, None);
-    let peer = options.proto.settings();
-    let link =
-        InstantLink::new(&options.link, Pinging { credits: peer.recv_slots, owed: 0, token: 0 });
+    let settings = options.proto.settings();
+    let link = InstantLink::new(&options.link, peer(settings.recv_slots));
     let counts = link.counts();
     let accepted = Accepted {
         link: AnyLink::Instant(link),
         pool,
-        peer,
+        peer: settings,
         options,
         counters: Arc::default(),
         methods: Arc::default(),
@@ -66,13 +117,33 @@ async fn a_driver_leaves_messages_that_never_end() {
         if let Poll::Ready(reason) = driver.as_mut().poll(cx) {
             panic!("{reason} after {turns:?}");
         }
-        let now = counts.operations();
+        let now = count(&counts);
         turns.push(now - before);
         before = now;
         if turns.len() < TURNS { Poll::Pending } else { Poll::Ready(()) }
     })
     .await;
+    turns
+}
+
+#[tokio::test]
+async fn a_driver_leaves_messages_that_never_end() {
+    let peer = |credits| Pinging { credits, owed: 0, token: 0 };
+    let turns = turns_with(peer, InstantCounts::operations).await;
     assert!(turns.iter().all(|turn| (1..=MAX_TURN).contains(turn)), "{turns:?}");
+}
+
+/// The attack: messages full of frames, each of which costs the driver more than a byte costs the
+/// peer. Frames are charged as messages are.
+#[tokio::test]
+async fn a_driver_leaves_messages_that_are_full_of_frames() {
+    // Sixteen frames are an operation; and one round, with a message in each RECV.
+    const MOST: u64 = 128 * 16 + 32 * PIECES;
+    let pieces = Arc::new(AtomicU64::new(0));
+    let sent = pieces.clone();
+    let peer = |credits| Dripping { credits, owed: 0, opened: false, pieces };
+    let turns = turns_with(peer, |_| sent.load(Relaxed)).await;
+    assert!(turns.iter().skip(1).all(|turn| (1..=MOST).contains(turn)), "{turns:?}");
 }
 
 /// The driver, which holds the connection's lock, copies nothing for a reader that does not come.
