@@ -1,5 +1,7 @@
 //! Users, as this process sees them.
 
+use std::fs::read_to_string;
+
 /// The user that this process runs as.
 pub(super) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
@@ -8,10 +10,39 @@ pub(super) fn own_user() -> u32 {
 /// Whether a number may stand for any user: in a user namespace, all users from outside of it show
 /// as one, by default 65534.
 pub(super) fn is_overflow_user(uid: u32) -> bool {
-    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
-    if uid != overflow.trim().parse().unwrap_or(65534) {
+    let read = |path| read_to_string(path).unwrap_or_default();
+    stands_for_any(uid, &read("/proc/sys/kernel/overflowuid"), || read("/proc/self/uid_map"))
+}
+
+/// Like [`is_overflow_user`], by what the kernel says. What cannot be read is empty.
+fn stands_for_any(uid: u32, overflow_uid: &str, uid_map: impl FnOnce() -> String) -> bool {
+    if uid != overflow_uid.trim().parse().unwrap_or(65534) {
         return false;
     }
-    let whole = |map: String| map.split_whitespace().eq(["0", "0", "4294967295"]);
-    !std::fs::read_to_string("/proc/self/uid_map").is_ok_and(whole)
+    // All users have numbers of their own only where the namespace has all of them.
+    !uid_map().split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_from_outside_of_a_namespace_look_alike() {
+        let all = || "         0          0 4294967295\n".to_owned();
+        let container = || "         0       1000          1\n".to_owned();
+        for (uid, overflow_uid, uid_map, any) in [
+            (65534, "65534\n", &container as &dyn Fn() -> String, true),
+            (65534, "65534\n", &all, false),
+            (1000, "65534\n", &container, false),
+            (7, "7\n", &container, true),
+            (65534, "7\n", &container, false),
+            // Where the kernel does not say, it is taken for a namespace.
+            (65534, "", &String::new, true),
+            (0, "", &String::new, false),
+        ] {
+            let is = stands_for_any(uid, overflow_uid, uid_map);
+            assert_eq!(is, any, "{uid} where {overflow_uid:?} stands for others");
+        }
+    }
 }
