@@ -395,7 +395,7 @@ impl Deframer {
 
     /// Ends a placeholder, padded with `fill` bytes, and stores its message for the decoder.
     pub(super) fn keep(&mut self, message: Message, fill: usize) -> Bytes {
-        let key = Key::random();
+        let key = Key::fresh();
         while self.keys.front_mut().is_some_and(|key| !pending_messages::holds(*key)) {
             self.keys.pop_front();
         }

@@ -305,7 +305,7 @@ impl Sink {
                 "Cannot return body with more than 4GB of data but got {len} bytes"
             )));
         };
-        let key = Key::random();
+        let key = Key::fresh();
         let bare = placeholder::LEN + HEADER + small.len();
         // A segment is longer than the bytes that replace it, so this does not exceed the message.
         debug_assert!(bare <= len);

@@ -97,7 +97,7 @@
 //! |---|---|
 //! | [`server`], [`channel`] | what tonic has in its modules of these names |
 //! | [`codec`] | a codec for protobuf that does not copy `bytes` fields |
-//! | [`metrics`] | counters, gauges and histograms for a recorder, and tracing spans |
+//! | `metrics` (feature `metrics`) | counters, gauges and histograms for a recorder, and tracing spans |
 //! | [`mod@diagnose`] | what keeps calls from RDMA, and how to fix it |
 //!
 //! # Features
@@ -108,6 +108,7 @@
 //! | `shm` (default) | shared memory between processes of one host |
 //! | `io-uring` | `disk`: files to and from pool memory through io_uring (Linux) |
 //! | `measure` | SENDs and WRITEs without calls in a [diagnosis](diagnose()) of a peer, and their server |
+//! | `metrics` | `metrics`: counters, gauges and histograms for a recorder of the metrics crate |
 //! | `serde` | the result of [`diagnose()`] can be serialized |
 //! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, as tonic's features of these names |
 //! | `tls-native-roots`, `tls-webpki-roots` | root certificates, as tonic's features |
@@ -153,6 +154,7 @@ pub use path::reason::{Reason, ReasonCode, Side};
 pub use path::{Path, PathInfo};
 #[doc(inline)]
 pub use server::{Router, Server};
+#[cfg(feature = "metrics")]
 pub use telemetry::metrics;
 pub use telemetry::stats::{Copied, ServerStats, TransportStats};
 #[doc(no_inline)]

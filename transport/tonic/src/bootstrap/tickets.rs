@@ -19,8 +19,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::Extensions;
-use rand::TryRngCore;
-use rand::rngs::OsRng;
 use tokio::time::Instant;
 
 use crate::bootstrap::network::Network;
@@ -120,7 +118,7 @@ impl Tickets {
         now: Instant,
     ) -> Result<Ticket, NoRandomness> {
         let mut bytes = [0; TICKET_LEN];
-        OsRng.try_fill_bytes(&mut bytes).map_err(|_| NoRandomness)?;
+        getrandom::fill(&mut bytes).map_err(|_| NoRandomness)?;
         let ticket = Ticket(bytes);
         let mut table = self.lock();
         if table.live.len() >= self.capacity {

@@ -13,8 +13,6 @@
 
 use std::time::Duration;
 
-use rand::Rng;
-
 use crate::path::reason::ReasonCode;
 
 const FAILED: (Duration, Duration) = (FIRST, Duration::from_secs(30));
@@ -27,6 +25,27 @@ const QUICK: u32 = 7;
 
 /// A fast path that held for this long resets the pauses.
 const STABLE: Duration = Duration::from_secs(10);
+
+/// Random numbers for pauses (SplitMix64). They are no secret.
+#[derive(Debug)]
+pub(crate) struct Jitter(u64);
+
+impl Jitter {
+    pub(crate) fn new(seed: u64) -> Self {
+        Jitter(seed)
+    }
+
+    /// A number of at least `low` and less than one.
+    fn from(&mut self, low: f64) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        // The upper 53 bits are a fraction that f64 holds exactly.
+        low + (1.0 - low) * ((mixed >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+}
 
 /// Doubling pauses. Each pause, the first included, is drawn at random from all but the first fifth
 /// of its length, so that the clients of a server do not all retry at the same moment after a
@@ -48,89 +67,86 @@ impl Backoff {
     }
 
     /// The pause after a fast path that was up for the time `held`.
-    pub(crate) fn lost(&mut self, held: Duration, rng: &mut impl Rng) -> Duration {
+    pub(crate) fn lost(&mut self, held: Duration, jitter: &mut Jitter) -> Duration {
         if held >= STABLE {
             self.lost = 0;
         }
         self.quick = QUICK;
-        pause(LOST, &mut self.lost, rng)
+        pause(LOST, &mut self.lost, jitter)
     }
 
     /// The pause after an attempt that ended with `code`.
-    pub(crate) fn failed(&mut self, code: ReasonCode, rng: &mut impl Rng) -> Duration {
+    pub(crate) fn failed(&mut self, code: ReasonCode, jitter: &mut Jitter) -> Duration {
         let soon = code.is_transient() || self.quick > 0;
         self.quick = self.quick.saturating_sub(1);
-        pause(if soon { FAILED } else { BROKEN }, &mut self.failed, rng)
+        pause(if soon { FAILED } else { BROKEN }, &mut self.failed, jitter)
     }
 }
 
-fn pause((first, longest): (Duration, Duration), times: &mut u32, rng: &mut impl Rng) -> Duration {
+fn pause((first, longest): (Duration, Duration), times: &mut u32, jitter: &mut Jitter) -> Duration {
     let pause = first.saturating_mul(1 << (*times).min(16)).min(longest);
     *times = times.saturating_add(1);
-    pause.mul_f64(rng.random_range(0.2..=1.0))
+    pause.mul_f64(jitter.from(0.2))
 }
 
 /// A random pause for channels that learn at the same moment that their server is back, so that
 /// they do not all ask it for the fast path at once.
-pub(crate) fn spread(rng: &mut impl Rng) -> Duration {
-    Duration::from_secs(1).mul_f64(rng.random_range(0.0..=1.0))
+pub(crate) fn spread(jitter: &mut Jitter) -> Duration {
+    Duration::from_secs(1).mul_f64(jitter.from(0.0))
 }
 
 #[cfg(test)]
 mod tests {
-    use rand::SeedableRng;
-    use rand::rngs::StdRng;
-
     use super::*;
 
     #[test]
     fn what_was_there_is_tried_for_quickly() {
-        let (mut rng, mut backoff) = (StdRng::seed_from_u64(1), Backoff::default());
-        backoff.lost(Duration::ZERO, &mut rng);
+        let (mut jitter, mut backoff) = (Jitter::new(1), Backoff::default());
+        backoff.lost(Duration::ZERO, &mut jitter);
         let pauses: Vec<_> =
-            (0..=QUICK).map(|_| backoff.failed(ReasonCode::NoActivePort, &mut rng)).collect();
+            (0..=QUICK).map(|_| backoff.failed(ReasonCode::NoActivePort, &mut jitter)).collect();
         let (last, quick) = pauses.split_last().unwrap();
         assert!(quick.iter().all(|pause| *pause <= FAILED.1) && *last > FAILED.1, "{pauses:?}");
     }
 
     #[test]
     fn pauses_double_up_to_a_limit_with_jitter() {
-        let mut rng = StdRng::seed_from_u64(1);
+        let mut jitter = Jitter::new(1);
         for (code, (first, longest)) in
             [(ReasonCode::LinkLost, FAILED), (ReasonCode::NoDevice, BROKEN)]
         {
             let mut backoff = Backoff::default();
             for n in 0..100_u32 {
                 let full = first.saturating_mul(1 << n.min(20)).min(longest);
-                let pause = backoff.failed(code, &mut rng);
+                let pause = backoff.failed(code, &mut jitter);
                 assert!(pause >= full / 5 && pause <= full, "{n}: {pause:?} of {full:?}");
             }
             backoff.up();
-            assert!(backoff.failed(code, &mut rng) <= first);
+            assert!(backoff.failed(code, &mut jitter) <= first);
         }
     }
 
     #[test]
     fn a_server_that_dies_often_is_not_waited_for_long() {
-        let mut rng = StdRng::seed_from_u64(2);
+        let mut jitter = Jitter::new(2);
         let mut backoff = Backoff::default();
         for _ in 0..100 {
             // The server was away twice, for a moment each time.
             for _ in 0..3 {
-                assert!(backoff.failed(ReasonCode::PeerUnreachable, &mut rng) <= FIRST * 4);
+                assert!(backoff.failed(ReasonCode::PeerUnreachable, &mut jitter) <= FIRST * 4);
             }
             backoff.up();
-            assert!(backoff.lost(Duration::from_secs(1), &mut rng) <= LOST.1);
+            assert!(backoff.lost(Duration::from_secs(1), &mut jitter) <= LOST.1);
         }
-        assert!(backoff.lost(STABLE, &mut rng) <= FIRST);
+        assert!(backoff.lost(STABLE, &mut jitter) <= FIRST);
     }
 
     #[test]
     fn the_first_pauses_of_many_are_spread() {
-        let mut rng = StdRng::seed_from_u64(3);
+        let mut jitter = Jitter::new(3);
         let mut in_tenths = [0; 10];
         for _ in 0..1000 {
-            let pause = Backoff::default().lost(Duration::ZERO, &mut rng);
+            let pause = Backoff::default().lost(Duration::ZERO, &mut jitter);
             in_tenths[(pause.as_micros() * 10 / FIRST.as_micros()).min(9) as usize] += 1;
         }
         assert_eq!(in_tenths[..2], [0, 0]);

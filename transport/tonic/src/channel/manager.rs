@@ -93,7 +93,7 @@ async fn maintain(
     let mut backoff = Backoff::default();
     let verbs = plan.context.paths(&plan.fabrics).contains(&Path::Verbs);
     let mut changes = plan.context.changes(if verbs { Path::Verbs } else { Path::Tcp });
-    let mut rng = plan.context.rng();
+    let mut jitter = plan.context.jitter();
     let mut since = Reason::new(ReasonCode::Pending, "the fast path is being set up");
     loop {
         shared.state.send_replace(State::Trying { since: since.clone() });
@@ -133,10 +133,10 @@ async fn maintain(
                     }
                     log.continued(&reason);
                 };
-                (reason, backoff.lost(up.elapsed(), &mut rng))
+                (reason, backoff.lost(up.elapsed(), &mut jitter))
             }
             Err(reason) => {
-                let pause = backoff.failed(reason.code(), &mut rng);
+                let pause = backoff.failed(reason.code(), &mut jitter);
                 (reason, pause)
             }
         };
@@ -150,7 +150,7 @@ async fn maintain(
             () = changes.next() => {}
             // An answered call proves that the server is reachable again.
             () = shared.tcp.answered(), if unreachable => {
-                tokio::time::sleep(backoff::spread(&mut rng).min(pause)).await;
+                tokio::time::sleep(backoff::spread(&mut jitter).min(pause)).await;
             }
         }
         // Nobody waits for a further connection, and the server is not asked for one in vain.

@@ -16,7 +16,7 @@
 // | `into_tonic` | a channel of tonic's type that calls through ours |
 
 mod attempt;
-mod backoff;
+pub(crate) mod backoff;
 mod balance;
 mod balanced;
 mod fast;

@@ -11,6 +11,7 @@ mod sources;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -20,8 +21,6 @@ use builder::Settings;
 pub(crate) use device_monitor::Changes;
 use device_monitor::DeviceMonitor;
 pub(crate) use rail_health::{RailHealth, RailKey};
-use rand::SeedableRng;
-use rand::rngs::StdRng;
 use registered::Regions;
 pub use registered::{RegisterRegionError, Registered};
 pub(crate) use sources::Sources;
@@ -31,6 +30,7 @@ use tonic_rdma_fabric::sim::SimDevice;
 use tonic_rdma_fabric::{Addr, Fabric, FabricError, Lending, LocalAddress};
 use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats, throttled};
 
+use crate::channel::backoff::Jitter;
 use crate::connection::ConnectionConfig;
 use crate::diagnose::PoolSizeBy;
 use crate::path::policy::FabricKind;
@@ -307,17 +307,17 @@ impl Context {
     pub(crate) fn turn(&self) -> usize {
         self.0.rails.turn(|| match self.simulated() {
             Some(_) => 0,
-            None => rand::random::<u32>() as usize,
+            None => random() as usize,
         })
     }
 
-    /// A random generator, seeded by the operating system or by a simulated network.
-    pub(crate) fn rng(&self) -> StdRng {
+    /// Random numbers for pauses, seeded by the standard library or by a simulated network.
+    pub(crate) fn jitter(&self) -> Jitter {
         #[cfg(feature = "test-util")]
         if let Some(device) = self.0.settings.sim.first() {
-            return StdRng::seed_from_u64(device.draw());
+            return Jitter::new(device.draw());
         }
-        StdRng::from_rng(&mut rand::rng())
+        Jitter::new(random())
     }
 
     /// Statistics of the pools created so far, with the names of their devices.
@@ -430,6 +430,11 @@ async fn blocking<T: Send + 'static>(
     f: impl FnOnce() -> Result<T, FabricError> + Send + 'static,
 ) -> Result<T, Reason> {
     tokio::task::spawn_blocking(f).await.map_err(|_| stopping())?.map_err(from_error::fabric)
+}
+
+/// A number that differs between processes and calls. It is no secret.
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
 }
 
 fn stopping() -> Reason {

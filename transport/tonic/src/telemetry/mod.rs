@@ -1,5 +1,16 @@
 //! What the transport reports: counters, metrics, spans.
 
+#[cfg_attr(not(feature = "metrics"), path = "unrecorded.rs")]
 pub mod metrics;
 pub(crate) mod spans;
 pub(crate) mod stats;
+
+use tonic_rdma_proto::Side;
+
+/// The value of the label `role`, of metrics and of spans.
+pub(crate) fn role(side: Side) -> &'static str {
+    match side {
+        Side::Client => "client",
+        Side::Server => "server",
+    }
+}

@@ -19,7 +19,7 @@ use tracing::{Level, Span, debug_span, span_enabled};
 use crate::connect_info::RdmaConnectInfo;
 use crate::error::BoxError;
 use crate::path::Path;
-use crate::telemetry::metrics::role;
+use crate::telemetry::role;
 
 const GRPC_STATUS: &str = "grpc-status";
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tonic_rdma_proto::Side;
 
 use crate::path::Path;
-use crate::telemetry::metrics::record;
+use crate::telemetry::metrics::{self, RecorderCounter};
+use crate::telemetry::role;
 
 /// Counters of a channel since it was created, over all its clones and reconnects; or of a server,
 /// over all its connections ([`ServerStats`]).
@@ -156,11 +157,11 @@ macro_rules! counters {
             /// Counters of a channel or a server, which report TCP to the metrics recorder as well.
             /// The connections report the fast path.
             pub(crate) fn of(side: Side) -> Self {
-                let (role, path) = (record::role(side), Path::Tcp.as_str());
+                let (role, path) = (role(side), Path::Tcp.as_str());
                 Counters {
-                    calls_tcp: Counter::told(record::calls(role, path)),
-                    bytes_sent_tcp: Counter::told(record::payload(role, path, "sent", "http2")),
-                    bytes_received_tcp: Counter::told(record::payload(role, path, "received", "http2")),
+                    calls_tcp: Counter::told(metrics::calls(role, path)),
+                    bytes_sent_tcp: Counter::told(metrics::payload(role, path, "sent", "http2")),
+                    bytes_received_tcp: Counter::told(metrics::payload(role, path, "received", "http2")),
                     tcp: CopyCounters::told(role, path),
                     ..Counters::default()
                 }
@@ -191,7 +192,7 @@ macro_rules! counters {
             /// Counters that also report to the metrics recorder.
             pub(crate) fn told(role: &'static str, path: &'static str) -> Self {
                 CopyCounters {
-                    $($reason: Counter::told(record::copied(role, path, stringify!($reason))),)*
+                    $($reason: Counter::told(metrics::copied(role, path, stringify!($reason))),)*
                 }
             }
 
@@ -209,7 +210,7 @@ macro_rules! counters {
 
         impl Copied {
             /// Each reason and its bytes. The name is that of the field here, and of the label in
-            /// the [metrics](crate::telemetry::metrics).
+            /// the metrics.
             pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($reason), self.$reason),)*].into_iter()
             }
@@ -333,18 +334,18 @@ impl Drop for ConnectionCounters {
 pub(crate) struct Counter {
     count: AtomicU64,
     /// The metrics recorder's counter, if this one reports to it.
-    told: ::metrics::Counter,
+    told: RecorderCounter,
 }
 
 impl Default for Counter {
     fn default() -> Self {
-        Counter::told(::metrics::Counter::noop())
+        Counter::told(RecorderCounter::noop())
     }
 }
 
 impl Counter {
     /// A counter that reports to the metrics recorder.
-    fn told(told: ::metrics::Counter) -> Self {
+    fn told(told: RecorderCounter) -> Self {
         Counter { count: AtomicU64::new(0), told }
     }
 

@@ -5,7 +5,6 @@ use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use rand::Rng;
 use tonic_rdma_fabric::{
     Addr, AnyLink, Completion, Fabric, Link, LinkConfig, LinkError, Work, WriteSource,
 };
@@ -76,7 +75,7 @@ async fn connect(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Result<(AnyLink, A
     let config = config();
     // The port is open to all, so a connect request without this secret is refused.
     let mut word = [0; 16];
-    rand::rng().fill(&mut word);
+    getrandom::fill(&mut word).map_err(no_randomness)?;
     let mut listener =
         fabric.listen(&Addr::Ip(SocketAddr::new(ip, 0))).map_err(from_error::fabric)?;
     let addr = listener.local_addr();
@@ -102,7 +101,7 @@ async fn connect(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Result<(AnyLink, A
 }
 
 async fn send(client: &mut AnyLink, server: &mut AnyLink) -> Result<(), Reason> {
-    let message = fill(client, 0, SMALL);
+    let message = fill(client, 0, SMALL)?;
     client.queue(1, Work::Send { offset: 0, len: SMALL }, true).map(drop).map_err(lost)?;
     client.ring_doorbell().map_err(lost)?;
     match receive(client, server).await? == message {
@@ -120,7 +119,7 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
     server.share(landing.rkey()).map_err(lost)?;
     // Behind the SEND slots.
     let offset = (config().send_slots * config().slot_size) as usize;
-    let payload = fill(client, offset, BULK);
+    let payload = fill(client, offset, BULK)?;
     let src = WriteSource::Staged { offset, len: BULK };
     let write = Work::Write { src, remote_addr: landing.addr(), rkey: landing.rkey() };
     client.queue(2, write, false).map(drop).map_err(lost)?;
@@ -135,13 +134,18 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
 }
 
 /// Fills a part of the block with random bytes, and returns them.
-fn fill(link: &mut AnyLink, offset: usize, len: usize) -> Vec<u8> {
+fn fill(link: &mut AnyLink, offset: usize, len: usize) -> Result<Vec<u8>, Reason> {
     let mut bytes = vec![0; len];
-    rand::rng().fill(&mut bytes[..]);
+    getrandom::fill(&mut bytes).map_err(no_randomness)?;
     if let Some(place) = link.block_mut().get_mut(offset..offset + len) {
         place.copy_from_slice(&bytes);
     }
-    bytes
+    Ok(bytes)
+}
+
+fn no_randomness(error: getrandom::Error) -> Reason {
+    let detail = format!("the operating system gives no random bytes: {error}");
+    Reason::new(ReasonCode::HandshakeRejected, detail)
 }
 
 /// Returns the server's next message. Polls both ends, because either may notice that the link is

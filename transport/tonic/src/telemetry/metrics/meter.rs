@@ -8,7 +8,8 @@ use crate::path::Path;
 use crate::telemetry::metrics::names::{
     COMPLETIONS, CONNECTIONS, CONNECTIONS_MADE, CREDIT_WAITS, GRANTS, MESSAGES, WRITES,
 };
-use crate::telemetry::metrics::record::{calls, payload, role};
+use crate::telemetry::metrics::record::{calls, payload};
+use crate::telemetry::role;
 use crate::telemetry::stats::{Copied, CopyCounters};
 
 /// The metrics of one connection on a fast path.

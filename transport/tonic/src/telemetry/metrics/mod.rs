@@ -8,11 +8,13 @@
 mod meter;
 mod names;
 mod pool;
-pub(in crate::telemetry) mod record;
+mod record;
 
+pub(in crate::telemetry) use ::metrics::Counter as RecorderCounter;
 pub(crate) use meter::ConnectionMeter;
 pub use names::{ALL, Kind, Metric};
-pub(crate) use record::{fallback, handshake, reconnect, refused, role};
+pub(in crate::telemetry) use record::{calls, copied, payload};
+pub(crate) use record::{fallback, handshake, reconnect, refused};
 
 /// Registers the description and the unit of every metric with the installed recorder.
 pub fn describe() {

@@ -10,14 +10,7 @@ use crate::path::reason::{self, Reason};
 use crate::telemetry::metrics::names::{
     CALLS, COPIED, FALLBACKS, HANDSHAKE, PAYLOAD, RECONNECTS, REFUSED,
 };
-
-/// The value of the label `role`.
-pub(crate) fn role(side: Side) -> &'static str {
-    match side {
-        Side::Client => "client",
-        Side::Server => "server",
-    }
-}
+use crate::telemetry::role;
 
 /// Records a decision for TCP.
 pub(crate) fn fallback(side: Side, reason: &Reason) {

@@ -1,0 +1,69 @@
+//! Without the feature `metrics`, in place of the module of that name: nothing is recorded, and
+//! [`TransportStats`](crate::TransportStats) counts as before.
+
+use std::time::Duration;
+
+use tonic_rdma_proto::{Reject, Side, Stats};
+
+use crate::path::Path;
+use crate::path::reason::Reason;
+use crate::telemetry::stats::Copied;
+
+pub(crate) fn fallback(_: Side, _: &Reason) {}
+
+pub(crate) fn refused(_: Reject) {}
+
+pub(crate) fn reconnect(_: Path) {}
+
+pub(crate) fn handshake(_: Path, _: Duration) {}
+
+/// A recorder's counter.
+#[derive(Debug)]
+pub(in crate::telemetry) struct RecorderCounter;
+
+impl RecorderCounter {
+    pub(in crate::telemetry) fn noop() -> Self {
+        RecorderCounter
+    }
+
+    pub(in crate::telemetry) fn increment(&self, _: u64) {}
+}
+
+pub(in crate::telemetry) fn calls(_: &'static str, _: &'static str) -> RecorderCounter {
+    RecorderCounter
+}
+
+pub(in crate::telemetry) fn copied(
+    _: &'static str,
+    _: &'static str,
+    _: &'static str,
+) -> RecorderCounter {
+    RecorderCounter
+}
+
+pub(in crate::telemetry) fn payload(
+    _: &'static str,
+    _: &'static str,
+    _: &'static str,
+    _: &'static str,
+) -> RecorderCounter {
+    RecorderCounter
+}
+
+/// The metrics of one connection.
+#[derive(Debug)]
+pub(crate) struct ConnectionMeter;
+
+impl ConnectionMeter {
+    pub(crate) fn open(_: Side, _: Path) -> Self {
+        ConnectionMeter
+    }
+
+    #[inline]
+    pub(crate) fn polled(&self, _: usize) {}
+
+    #[inline]
+    pub(crate) fn tell(&mut self, _: Stats, _: Copied) {}
+
+    pub(crate) fn close(&mut self) {}
+}
