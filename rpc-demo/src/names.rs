@@ -6,6 +6,9 @@
 
 use std::fmt;
 
+/// The whole text, for listings, which must not cut names.
+pub(crate) use tonic_rdma_doctor::Escaped;
+
 /// Maximum length of a component in bytes: NAME_MAX of common file systems.
 const MAX_COMPONENT: usize = 255;
 /// Maximum length of a name in bytes: below PATH_MAX, which includes the final NUL.
@@ -121,37 +124,13 @@ const SHOWN_CHARS: usize = 240;
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = |n: usize| self.0.char_indices().nth(n).map_or(self.0.len(), |(at, _)| at);
         let count = self.0.chars().count();
-        let cut = count > SHOWN_CHARS;
-        for (at, c) in self.0.chars().enumerate() {
-            if cut && at == SHOWN_CHARS / 2 {
-                f.write_str("...")?;
-            }
-            if !cut || at < SHOWN_CHARS / 2 || at >= count - SHOWN_CHARS / 2 {
-                escaped(c, f)?;
-            }
+        if count <= SHOWN_CHARS {
+            return Escaped(self.0).fmt(f);
         }
-        Ok(())
-    }
-}
-
-/// The whole text with control characters escaped, for listings, which must not cut names.
-pub(crate) struct Escaped<'a>(pub(crate) &'a str);
-
-impl fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|c| escaped(c, f))
-    }
-}
-
-fn escaped(c: char, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    // Bidirectional overrides can make one name look like another.
-    let turns =
-        matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    if c.is_control() || turns {
-        write!(f, "{}", c.escape_default())
-    } else {
-        fmt::Write::write_char(f, c)
+        let (begin, end) = (at(SHOWN_CHARS / 2), at(count - SHOWN_CHARS / 2));
+        write!(f, "{}...{}", Escaped(&self.0[..begin]), Escaped(&self.0[end..]))
     }
 }
 

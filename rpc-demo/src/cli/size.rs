@@ -64,11 +64,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
 
 /// Formats bytes in the units that the command line accepts.
 pub(crate) fn shown(bytes: u64) -> String {
-    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    match units.iter().find(|(_, shift)| bytes >> shift > 0 && bytes.trailing_zeros() >= *shift) {
-        Some((unit, shift)) => format!("{} {unit}", bytes >> shift),
-        None => format!("{bytes} B"),
-    }
+    tonic_rdma_doctor::ByteSize(bytes).to_string()
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ const CRATES: &[(&str, &str)] = &[
     ("fabric", "transport/fabric/src"),
     ("tonic_rdma_fabric", "transport/fabric/src"),
     ("rdma_sys", "transport/rdma-sys/src"),
+    ("tonic_rdma_doctor", "transport/doctor/src"),
     ("tonic_rdma_build", "transport/build/src"),
     ("tonic_rdma", "transport/tonic/src"),
 ];

@@ -1,50 +1,49 @@
 //! Human-readable form of a diagnosis.
 
+use std::fmt;
+
 use tonic_rdma::Diagnosis;
 use tonic_rdma::diagnose::{
     Cure, DescriptorsReport, Device, Finding, Hint, MemlockReport, ModuleState, PoolSizeBy, RunsIn,
 };
 
-use super::layout::{list, or_dash, section, shown, steps};
-use super::{layout, peer};
-use crate::cli::size_shown;
-use crate::failure::Failure;
-use crate::output;
+use crate::page::{Page, list, or_dash, shown, size};
+use crate::{page, peer};
 
 /// Maximum number of GIDs shown per port. Adapters have long tables, whose later entries resemble
 /// the first ones.
 const GIDS: usize = 16;
 
 /// Prints what was examined, what prevents RDMA, and the verdict.
-pub(super) fn print(found: &Diagnosis) -> Result<(), Failure> {
-    system(found)?;
-    kernel(found)?;
+pub(crate) fn print(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
+    system(page, found)?;
+    kernel(page, found)?;
     for device in &found.devices {
-        self::device(device)?;
+        self::device(page, device)?;
     }
     if let Some(memlock) = &found.memlock {
-        pinned(memlock)?;
+        pinned(page, memlock)?;
     }
-    huge_pages(found)?;
+    huge_pages(page, found)?;
     if let Some(found) = &found.descriptors {
-        descriptors(found)?;
+        descriptors(page, found)?;
     }
     if let Some(peer) = &found.peer {
-        peer::print(peer)?;
+        peer::print(page, peer)?;
     }
     for (title, blocks) in [("In the way", true), ("Could be better", false)] {
-        findings(title, found.findings.iter().filter(|finding| finding.blocks == blocks))?;
+        findings(page, title, found.findings.iter().filter(|finding| finding.blocks == blocks))?;
     }
-    hints(&found.hints)?;
+    hints(page, &found.hints)?;
     if found.rdma {
-        own_code()?;
+        own_code(page)?;
     }
-    verdict(found)
+    verdict(page, found)
 }
 
 /// What no examination of a host finds.
-fn own_code() -> Result<(), Failure> {
-    output::line(format_args!(
+fn own_code(page: &mut Page<'_>) -> fmt::Result {
+    page.line(format_args!(
         "\nA program that stays on TCP all the same makes tonic's own channel. Look in its code for\n  \
          - `connect` of stubs that tonic-prost-build has generated: generate them with tonic-rdma-build, or\n    \
            give `new` a channel of tonic_rdma::Endpoint\n  \
@@ -52,9 +51,9 @@ fn own_code() -> Result<(), Failure> {
     ))
 }
 
-fn system(found: &Diagnosis) -> Result<(), Failure> {
+fn system(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     let (host, library, settings) = (&found.host, &found.library, &found.settings);
-    let mut table = layout::table(["System", ""]);
+    let mut table = page.table(["System", ""]);
     table.add_row([
         "kernel",
         &format!("{} {} {}", host.os, or_dash(host.kernel.as_ref()), host.arch),
@@ -83,11 +82,11 @@ fn system(found: &Diagnosis) -> Result<(), Failure> {
     table.add_row(["libraries", &list(&library.paths)]);
     table.add_row(["policy", &format!("{}, fabrics {}", settings.policy, list(&settings.fabrics))]);
     table.add_row(["only device", &or_dash(settings.device.as_ref())]);
-    section("System", &table)
+    page.section("System", &table)
 }
 
-fn kernel(found: &Diagnosis) -> Result<(), Failure> {
-    let mut table = layout::table(["Module", "State", "For"]);
+fn kernel(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
+    let mut table = page.table(["Module", "State", "For"]);
     for module in &found.modules {
         let state = match module.state {
             ModuleState::Loaded => "loaded",
@@ -96,8 +95,8 @@ fn kernel(found: &Diagnosis) -> Result<(), Failure> {
         };
         table.add_row([module.name.as_str(), state, module.purpose]);
     }
-    section("Kernel", &table)?;
-    let mut table = layout::table(["File", "Device", "Access"]);
+    page.section("Kernel", &table)?;
+    let mut table = page.table(["File", "Device", "Access"]);
     for file in &found.files {
         let access = match (file.usable, &file.error) {
             (true, _) => "yes".to_owned(),
@@ -105,12 +104,12 @@ fn kernel(found: &Diagnosis) -> Result<(), Failure> {
         };
         table.add_row([shown(&file.path), or_dash(file.device.as_ref()), access]);
     }
-    section("Device files", &table)
+    page.section("Device files", &table)
 }
 
-fn device(device: &Device) -> Result<(), Failure> {
+fn device(page: &mut Page<'_>, device: &Device) -> fmt::Result {
     let name = shown(&device.name);
-    let mut table = layout::table(["Device", &name]);
+    let mut table = page.table(["Device", &name]);
     table.add_row(["transport", &shown(&device.transport)]);
     table.add_row([
         "driver, firmware",
@@ -130,12 +129,12 @@ fn device(device: &Device) -> Result<(), Failure> {
     let usable = device
         .reason
         .as_ref()
-        .map_or("yes".to_owned(), |reason| format!("no: {}", layout::reason(reason)));
+        .map_or("yes".to_owned(), |reason| format!("no: {}", page::reason(reason)));
     table.add_row(["usable", &usable]);
-    section("Device", &table)?;
+    page.section("Device", &table)?;
 
-    let mut ports = layout::table(["Port", "State", "Link layer", "MTU", "Rate", "LID"]);
-    let mut gids = layout::table(["Port", "GID", "", "Kind", "Interface"]);
+    let mut ports = page.table(["Port", "State", "Link layer", "MTU", "Rate", "LID"]);
+    let mut gids = page.table(["Port", "GID", "", "Kind", "Interface"]);
     let mut more = 0;
     for port in &device.ports {
         let state = match &port.physical_state {
@@ -162,19 +161,19 @@ fn device(device: &Device) -> Result<(), Failure> {
         }
         more += port.gids.len().saturating_sub(GIDS);
     }
-    output::line(format_args!("{ports}"))?;
+    page.line(format_args!("{ports}"))?;
     if gids.row_count() > 0 {
-        output::line(format_args!("{gids}"))?;
+        page.line(format_args!("{gids}"))?;
     }
     if more > 0 {
-        output::line(format_args!("({more} more GIDs: see --json)"))?;
+        page.line(format_args!("({more} more GIDs: see --json)"))?;
     }
-    steps(&device.steps)
+    page.steps(&device.steps)
 }
 
-fn pinned(memlock: &MemlockReport) -> Result<(), Failure> {
-    let limit = |limit: Option<u64>| limit.map_or("no limit".to_owned(), size_shown);
-    let mut table = layout::table(["Pinned memory", ""]);
+fn pinned(page: &mut Page<'_>, memlock: &MemlockReport) -> fmt::Result {
+    let limit = |limit: Option<u64>| limit.map_or("no limit".to_owned(), size);
+    let mut table = page.table(["Pinned memory", ""]);
     table.add_row([
         "limit, soft and hard",
         &format!("{}, {}", limit(memlock.soft), limit(memlock.hard)),
@@ -182,13 +181,13 @@ fn pinned(memlock: &MemlockReport) -> Result<(), Failure> {
     let ignored =
         if memlock.cap_ipc_lock { "yes: the limit counts on Soft-iWARP only" } else { "no" };
     table.add_row(["CAP_IPC_LOCK", ignored]);
-    table.add_row(["pinned already", &size_shown(memlock.pinned)]);
-    table.add_row(["limit that RDMA needs", &size_shown(memlock.needed)]);
-    table.add_row(["limit for the whole pool", &size_shown(memlock.wanted)]);
-    let gets = memlock.pool_gets.map_or("nothing".to_owned(), size_shown);
+    table.add_row(["pinned already", &size(memlock.pinned)]);
+    table.add_row(["limit that RDMA needs", &size(memlock.needed)]);
+    table.add_row(["limit for the whole pool", &size(memlock.wanted)]);
+    let gets = memlock.pool_gets.map_or("nothing".to_owned(), size);
     table.add_row([
         "pool configured, and got",
-        &format!("{}, {gets}", size_shown(memlock.pool_configured)),
+        &format!("{}, {gets}", size(memlock.pool_configured)),
     ]);
     let by = match memlock.pool_size_by {
         PoolSizeBy::Program => "the program",
@@ -198,88 +197,90 @@ fn pinned(memlock: &MemlockReport) -> Result<(), Failure> {
         _ => "-",
     };
     table.add_row(["size chosen by", by]);
-    section("Memory", &table)
+    page.section("Memory", &table)
 }
 
-fn huge_pages(found: &Diagnosis) -> Result<(), Failure> {
+fn huge_pages(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     let huge = &found.huge_pages;
-    let mut table = layout::table(["Huge pages", ""]);
+    let mut table = page.table(["Huge pages", ""]);
     table.add_row(["transparent", &or_dash(huge.transparent.as_ref())]);
     table.add_row([
         "reserved",
         &format!(
             "{} of {}, {} free",
             huge.reserved,
-            huge.size.map_or("-".to_owned(), size_shown),
+            huge.size.map_or("-".to_owned(), size),
             huge.free
         ),
     ]);
-    output::line(format_args!("{table}"))
+    page.line(format_args!("{table}"))
 }
 
-fn descriptors(found: &DescriptorsReport) -> Result<(), Failure> {
+fn descriptors(page: &mut Page<'_>, found: &DescriptorsReport) -> fmt::Result {
     let limit = |limit: Option<u64>| limit.map_or("no limit".to_owned(), |n| n.to_string());
-    let mut table = layout::table(["Descriptors", ""]);
+    let mut table = page.table(["Descriptors", ""]);
     table.add_row([
         "limit, soft and hard",
         &format!("{}, {}", limit(found.soft), limit(found.hard)),
     ]);
     table.add_row(["in use", &found.in_use.to_string()]);
     table.add_row(["limit for a server's connections", &found.wanted.to_string()]);
-    output::line(format_args!("{table}"))
+    page.line(format_args!("{table}"))
 }
 
-fn findings<'a>(title: &str, found: impl Iterator<Item = &'a Finding>) -> Result<(), Failure> {
+fn findings<'a>(
+    page: &mut Page<'_>,
+    title: &str,
+    found: impl Iterator<Item = &'a Finding>,
+) -> fmt::Result {
     for (index, finding) in found.enumerate() {
         if index == 0 {
-            output::line(format_args!("\n{title}"))?;
+            page.line(format_args!("\n{title}"))?;
         }
-        output::line(format_args!("  {}: {}", finding.code, shown(&finding.what)))?;
+        page.line(format_args!("  {}: {}", finding.code, shown(&finding.what)))?;
         for cure in &finding.cures {
-            self::cure(cure)?;
+            self::cure(page, cure)?;
         }
     }
     Ok(())
 }
 
-fn hints(hints: &[Hint]) -> Result<(), Failure> {
+fn hints(page: &mut Page<'_>, hints: &[Hint]) -> fmt::Result {
     for (index, hint) in hints.iter().enumerate() {
         if index == 0 {
-            output::line(format_args!("\nCould be faster"))?;
+            page.line(format_args!("\nCould be faster"))?;
         }
         let of = hint.device.as_ref().map_or(String::new(), |name| format!("{}: ", shown(name)));
-        output::line(format_args!("  {}: {of}{}", hint.name, shown(&hint.what)))?;
+        page.line(format_args!("  {}: {of}{}", hint.name, shown(&hint.what)))?;
         for cure in &hint.cures {
-            self::cure(cure)?;
+            self::cure(page, cure)?;
         }
     }
     Ok(())
 }
 
-fn cure(cure: &Cure) -> Result<(), Failure> {
+fn cure(page: &mut Page<'_>, cure: &Cure) -> fmt::Result {
     let who = if cure.root { " (as root)" } else { "" };
     match &cure.command {
         // Unmodified, because the user copies it.
-        Some(command) => output::line(format_args!(
-            "    - {}{who}:\n        {}",
-            shown(&cure.what),
-            shown(command)
-        )),
-        None => output::line(format_args!("    - {}", shown(&cure.what))),
+        Some(command) => {
+            page.line(format_args!("    - {}{who}:\n        {}", shown(&cure.what), shown(command)))
+        }
+        None => page.line(format_args!("    - {}", shown(&cure.what))),
     }
 }
 
-fn verdict(found: &Diagnosis) -> Result<(), Failure> {
+fn verdict(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     match (&found.peer, &found.reason) {
-        (Some(peer), _) if found.rdma => output::line(format_args!(
-            "\nCalls to {} go by {}.",
+        (Some(peer), _) if found.rdma => page.end(format_args!(
+            "Calls to {} go by {}.",
             shown(&peer.uri),
             shown(&peer.path_detail)
         )),
-        (_, None) if found.rdma => output::line(format_args!("\nRDMA would be used.")),
+        (_, None) if found.rdma => page.end(format_args!("RDMA would be used.")),
         (_, Some(reason)) => {
-            output::line(format_args!("\nRDMA would not be used: {}", layout::reason(reason)))
+            page.end(format_args!("RDMA would not be used: {}", page::reason(reason)))
         }
-        (_, None) => output::line(format_args!("\nRDMA would not be used.")),
+        (_, None) => page.end(format_args!("RDMA would not be used.")),
     }
 }

@@ -1,15 +1,14 @@
 //! Human-readable form of what was found about a server.
 
+use std::fmt;
+
 use tonic_rdma::diagnose::{Bare, Direction, Measured, Peer, Rates};
 
-use super::layout::{align, reason, section, shown, steps, table};
-use crate::cli::size_shown;
-use crate::failure::Failure;
-use crate::output;
+use crate::page::{Page, align, reason, shown, size};
 
 /// Prints the steps to it, and what was measured.
-pub(super) fn print(peer: &Peer) -> Result<(), Failure> {
-    let mut table = table(["Peer", &shown(&peer.uri)]);
+pub(crate) fn print(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
+    let mut table = page.table(["Peer", &shown(&peer.uri)]);
     for offered in &peer.offered {
         table.add_row([format!("offers {}", offered.path), shown(&offered.place)]);
     }
@@ -17,24 +16,24 @@ pub(super) fn print(peer: &Peer) -> Result<(), Failure> {
         table.add_row([format!("no {}", refused.path), reason(&refused.reason)]);
     }
     table.add_row(["chosen", &shown(&peer.path_detail)]);
-    section("Peer", &table)?;
-    steps(&peer.steps)?;
+    page.section("Peer", &table)?;
+    page.steps(&peer.steps)?;
     match &peer.not_measured {
-        Some(why) => output::line(format_args!("not measured: {}", shown(why)))?,
+        Some(why) => page.line(format_args!("not measured: {}", shown(why)))?,
         None if peer.tcp.is_none() => {}
-        None => measured(peer)?,
+        None => measured(page, peer)?,
     }
     if !peer.rates.is_empty() {
-        side_by_side(peer)?;
+        side_by_side(page, peer)?;
     }
     if let Some(why) = &peer.not_bare {
-        output::line(format_args!("no SENDs and WRITEs without calls: {}", shown(why)))?;
+        page.line(format_args!("no SENDs and WRITEs without calls: {}", shown(why)))?;
     }
-    layers(peer)
+    layers(page, peer)
 }
 
-fn measured(peer: &Peer) -> Result<(), Failure> {
-    let mut table = table(["Path", "Calls", "64 bytes: median", "99 %", "1 MiB: up", "down"]);
+fn measured(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
+    let mut table = page.table(["Path", "Calls", "64 bytes: median", "99 %", "1 MiB: up", "down"]);
     let mut row = |name: &str, m: &Measured| {
         table.add_row([
             name.to_owned(),
@@ -52,7 +51,7 @@ fn measured(peer: &Peer) -> Result<(), Failure> {
         row(fast(peer), measured);
     }
     align(&mut table, 1..6);
-    output::line(format_args!("{table}"))
+    page.line(format_args!("{table}"))
 }
 
 /// The name of the path.
@@ -60,8 +59,8 @@ fn fast(peer: &Peer) -> &'static str {
     peer.path.map_or("fast", |path| path.as_str())
 }
 
-fn side_by_side(peer: &Peer) -> Result<(), Failure> {
-    let mut table = table(["Payload", "In flight", "bare", fast(peer), "tcp"]);
+fn side_by_side(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
+    let mut table = page.table(["Payload", "In flight", "bare", fast(peer), "tcp"]);
     for rates in &peer.rates {
         let shown = |per_s: Option<f64>| per_s.map_or("-".to_owned(), |per_s| rate(rates, per_s));
         table.add_row([
@@ -73,7 +72,7 @@ fn side_by_side(peer: &Peer) -> Result<(), Failure> {
         ]);
     }
     align(&mut table, 1..5);
-    output::line(format_args!(
+    page.line(format_args!(
         "Calls by each path; bare: a SEND each way, or a WRITE, without calls\n{table}"
     ))
 }
@@ -84,7 +83,7 @@ fn payload(rates: &Rates) -> String {
         Direction::Up => "to the server",
         _ => "from the server",
     };
-    format!("{} {way}", size_shown(rates.bytes.into()))
+    format!("{} {way}", size(rates.bytes.into()))
 }
 
 fn rate(rates: &Rates, per_s: f64) -> String {
@@ -100,7 +99,7 @@ fn mib_s(rates: &Rates, per_s: f64) -> f64 {
 }
 
 /// Which layer costs how much, and how much of the link is used.
-fn layers(peer: &Peer) -> Result<(), Failure> {
+fn layers(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
     let bulk = |rates: &&Rates| rates.direction != Direction::Both;
     let longest = peer.rates.iter().filter(bulk).map(|rates| rates.bytes).max();
     let told =
@@ -112,7 +111,7 @@ fn layers(peer: &Peer) -> Result<(), Failure> {
             Direction::Both => "two SENDs, and waking both ends",
             _ => "the WRITE",
         };
-        output::line(format_args!(
+        page.line(format_args!(
             "{}: a call takes {all:.1} us. {below:.1} of them take {what}, {:.1} the transport, tonic and copies.",
             payload(rates),
             (all - below).max(0.0)
@@ -123,7 +122,7 @@ fn layers(peer: &Peer) -> Result<(), Failure> {
     if let (Some(Bare { device, claimed_mib_s: Some(claimed), .. }), Some(best)) =
         (&peer.bare, best)
     {
-        output::line(format_args!(
+        page.line(format_args!(
             "{}: the link claims {claimed:.0} MiB/s, bare WRITEs reach {best:.0}: {:.0} %.",
             shown(device),
             best / claimed * 100.0

@@ -1,24 +1,17 @@
 //! `rpc-demo doctor`.
 
-mod layout;
-mod peer;
-mod tables;
-
 use std::process::ExitCode;
 
 use tonic_rdma::{Diagnosis, diagnose};
+use tonic_rdma_doctor::Report;
 
 use crate::cli::Doctor;
 use crate::failure::{Failure, causes};
 use crate::names::Shown;
 use crate::{net, output};
 
-/// Exit code: RDMA would be used.
-const RDMA: u8 = 0;
-/// Exit code: TCP would be used.
-const TCP: u8 = 1;
 /// Exit code: the diagnosis failed.
-pub(crate) const ERROR: u8 = 2;
+pub(crate) const ERROR: u8 = Report::UNKNOWN;
 
 /// Reports whether RDMA would be used, and if not, why and what to do.
 pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
@@ -28,12 +21,13 @@ pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
         asked = asked.peer(net::endpoint(server, &way, "--peer")?);
     }
     let found = asked.await.map_err(|error| Failure::new("no diagnosis", causes(&error), ""))?;
+    let report = Report::new(&found);
     match args.json {
         true => output::json(&found)?,
-        false => tables::print(&found)?,
+        false => output::line(format_args!("{report}"))?,
     }
     unreachable_peer(&found)?;
-    Ok(ExitCode::from(if found.rdma { RDMA } else { TCP }))
+    Ok(ExitCode::from(report.exit_code()))
 }
 
 /// A peer that is not reachable over TCP gives no information about RDMA.

@@ -1,0 +1,82 @@
+//! What keeps gRPC calls from RDMA, and how to fix it: the result of
+//! [`diagnose`](tonic_rdma::diagnose()) as text for people, and as JSON for scripts.
+//!
+//! [`Report`] is a diagnosis that can be printed. The program `tonic-rdma-doctor` of this package
+//! makes the diagnosis of a host and of the path to a server. A server or client that runs prints
+//! its own:
+//!
+//! ```no_run
+//! # async fn run() -> Result<(), tonic_rdma::Error> {
+//! use tonic_rdma::{Endpoint, diagnose};
+//! use tonic_rdma_doctor::Report;
+//!
+//! let endpoint = Endpoint::from_static("http://10.0.0.1:50051");
+//! let found = diagnose().peer(endpoint).await?;
+//! let report = Report::new(&found);
+//! println!("{report}");
+//! std::process::exit(report.exit_code().into());
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod page;
+mod peer;
+mod tables;
+mod text;
+
+use std::fmt;
+
+pub use text::{ByteSize, Escaped};
+use tonic_rdma::Diagnosis;
+
+/// A diagnosis that can be printed. [`Display`](fmt::Display) is the text for people: tables of
+/// what was examined, what is in the way with the commands that fix it, and the verdict in the last
+/// line. Text from files and peers is [`Escaped`].
+#[derive(Debug, Clone, Copy)]
+pub struct Report<'a> {
+    found: &'a Diagnosis,
+    width: u16,
+}
+
+impl<'a> Report<'a> {
+    /// [`exit_code`](Report::exit_code) of a diagnosis that could not be made or written.
+    pub const UNKNOWN: u8 = 2;
+
+    /// A report whose tables are as wide as the terminal behind stdout, or 120 columns without one.
+    pub fn new(found: &'a Diagnosis) -> Self {
+        Report { found, width: page::fitting(page::terminal_width()) }
+    }
+
+    /// Set the width of tables in columns, 60 to 120; other values are clamped. The default is that
+    /// of the terminal.
+    pub fn width(self, columns: u16) -> Self {
+        Report { width: page::fitting(Some(columns)), ..self }
+    }
+
+    /// The diagnosis as one line of JSON. Fields have the names of [`Diagnosis`]; later versions
+    /// may add fields.
+    ///
+    /// # Errors
+    ///
+    /// None is known: all fields of a diagnosis have a form in JSON.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self.found)
+    }
+
+    /// The exit code of a program whose result is this diagnosis: 0 if RDMA would be used, or with
+    /// a peer shared memory; 1 if not; [`UNKNOWN`](Report::UNKNOWN) if the peer did not answer.
+    pub fn exit_code(&self) -> u8 {
+        match (&self.found.peer, self.found.rdma) {
+            (Some(peer), _) if peer.error.is_some() => Self::UNKNOWN,
+            (_, true) => 0,
+            (_, false) => 1,
+        }
+    }
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        tables::print(&mut page::Page { out: f, width: self.width }, self.found)
+    }
+}

@@ -1,0 +1,106 @@
+//! `tonic-rdma-doctor`: whether calls of this host would use RDMA, and if not, why.
+
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, ValueHint, value_parser};
+use tonic_rdma::{Endpoint, diagnose};
+use tonic_rdma_doctor::{Escaped, Report};
+
+/// Show whether gRPC calls of this host would use RDMA, and if not, why, and how to fix it.
+#[derive(Parser, Debug)]
+#[command(
+    version,
+    after_help = "\
+Exit codes: 0 RDMA would be used, or with --peer shared memory; 1 it would not; 2 unknown: a wrong flag or variable, no \
+server at --peer, or an answer that could not be written. docs/troubleshooting.md of tonic-rdma explains the reason codes."
+)]
+struct Args {
+    /// A server to connect to: shows what it offers, which path is chosen and how long each step
+    /// takes, and measures both paths for some seconds.
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
+    peer: Option<String>,
+
+    /// Seconds to wait for a TCP connection.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=3600))]
+    connect_timeout: u64,
+
+    /// Print the result as one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    // An interrupted diagnosis has not said no.
+    let done = tokio::select! {
+        done = run(Args::parse()) => done,
+        _ = tokio::signal::ctrl_c() => Err("interrupted".to_owned()),
+    };
+    ExitCode::from(done.unwrap_or_else(|why| {
+        // If stderr is closed, the exit code is all that remains.
+        let _ = writeln!(io::stderr(), "tonic-rdma-doctor: {why}");
+        Report::UNKNOWN
+    }))
+}
+
+async fn run(args: Args) -> Result<u8, String> {
+    let mut asked = diagnose();
+    if let Some(server) = &args.peer {
+        let endpoint = endpoint(server)?;
+        asked = asked.peer(endpoint.connect_timeout(Duration::from_secs(args.connect_timeout)));
+    }
+    let found = asked.await.map_err(|error| format!("no diagnosis: {}", causes(&error)))?;
+    let report = Report::new(&found);
+    let text = match args.json {
+        true => report.to_json().map_err(|error| format!("no JSON: {error}"))?,
+        false => report.to_string(),
+    };
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        // A closed pipe (`tonic-rdma-doctor | head`) is not an error; a full disk is.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            return Err(format!("cannot write to stdout: {error}"));
+        }
+        _ => {}
+    }
+    if let Some((peer, error)) = found.peer.as_ref().and_then(|p| Some((p, p.error.as_ref()?))) {
+        return Err(format!(
+            "no server answers at {}: {}; name a server that runs with --peer",
+            Escaped(&peer.uri),
+            Escaped(error)
+        ));
+    }
+    Ok(report.exit_code())
+}
+
+/// The endpoint of a server's address, with or without `http://`.
+fn endpoint(server: &str) -> Result<Endpoint, String> {
+    let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
+    let wrong = |why: &str| {
+        format!("{} is no server address: {why}; try --peer http://10.0.0.1:50051", Escaped(&url))
+    };
+    let endpoint = Endpoint::from_shared(url.clone()).map_err(|error| wrong(&causes(&error)))?;
+    match (endpoint.uri().scheme_str(), endpoint.uri().host()) {
+        (Some("http"), Some(_)) => Ok(endpoint),
+        (Some("https"), _) => {
+            Err(wrong("this program has no TLS (a program that has it calls tonic_rdma::diagnose)"))
+        }
+        _ => Err(wrong("it does not begin with http://")),
+    }
+}
+
+/// An error and its causes on one line.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        next = cause.source();
+    }
+    Escaped(&text).to_string()
+}
