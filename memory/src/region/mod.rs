@@ -16,6 +16,11 @@ pub(crate) mod landable;
 pub(crate) mod lendable;
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/mapping.rs")]
 pub(crate) mod mapping;
+/// The mapping of other systems, for its tests.
+#[cfg(all(test, target_os = "linux"))]
+#[allow(dead_code)]
+#[path = "elsewhere/mapping.rs"]
+mod mapping_elsewhere;
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/memfd.rs")]
 pub mod memfd;
 pub(crate) mod page;

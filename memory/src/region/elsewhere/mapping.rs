@@ -88,3 +88,39 @@ pub(super) fn unsupported() -> io::Error {
     let what = "memory is shared between processes on Linux only";
     io::Error::new(io::ErrorKind::Unsupported, what)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_and_page_aligned() {
+        let len = 3 * page();
+        let mapping = Mapping::new(len, HugePages::Off, Place::Random).unwrap();
+        assert_eq!((mapping.len(), mapping.ptr().addr().get() % page()), (len, 0));
+        // SAFETY: `len` bytes that this test alone uses, until the mapping is dropped (R8).
+        let bytes = unsafe { std::slice::from_raw_parts_mut(mapping.ptr().as_ptr(), len) };
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        bytes.fill(1);
+    }
+
+    #[test]
+    fn a_size_that_no_memory_has_is_an_error() {
+        for len in [0, isize::MAX as usize] {
+            let error = Mapping::new(len, HugePages::Off, Place::Any).unwrap_err();
+            assert!(matches!(error, PoolError::Map { len: told, .. } if told == len), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn sharing_is_refused_and_names_the_system_that_has_it() {
+        let shared = Mapping::shared(page(), HugePages::Off).map(drop);
+        let lendable = Mapping::lendable(page(), HugePages::Off).map(drop);
+        for refused in [shared, lendable] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+            assert!(error.to_string().contains("Linux"), "{error}");
+        }
+    }
+}
