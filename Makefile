@@ -11,11 +11,11 @@ MINUTES ?= 60
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-all test-more \
     checks quick test-source test-native test-interop test-patched test-upstream test-sim test-seeds \
     test-conformance test-ecosystem test-costs test-large test-rdma test-rdma-core test-rdma-qemu \
-    bench-check soak sanitize kernel fmt fmt-check clippy docs features bindings rust-version \
+    test-aarch64 bench-check soak sanitize kernel fmt fmt-check clippy docs features bindings rust-version \
     minimal-versions targets dependencies package semver clean packages
 
 help: ## list these targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
 packages:
 	@scripts/install-packages workspace
@@ -159,6 +159,9 @@ test-large: packages ## move 10,000 small files and two of 4 GiB over each path 
 
 test-rdma-qemu: ## run a part of test-rdma on Debian's own kernel under QEMU, with two CPUs (slow)
 	TONIC_RDMA_TEST_QEMU=1 tests/guest/suite '^qemu'
+
+test-aarch64: ## run the tests of protocol and bindings for AArch64, under qemu-user
+	tests/aarch64
 
 soak: ## load and random faults for MINUTES on every fabric, real and simulated
 	tests/soak $(MINUTES)
