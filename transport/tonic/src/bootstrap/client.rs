@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
-use http::Uri;
 use http::uri::PathAndQuery;
+use http::{HeaderValue, Uri};
 use tonic::client::Grpc;
 use tonic::metadata::MetadataMap;
 use tonic::service::Interceptor;
@@ -20,7 +20,7 @@ use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
 use crate::bootstrap::OFFER_PATH;
 use crate::bootstrap::pb::{self, OfferRequest, OfferResponse, fabric_offer, offer_response};
-use crate::bootstrap::service::MAX_ANSWER;
+use crate::bootstrap::service::{MAX_ANSWER, MAX_USER_AGENT};
 use crate::bootstrap::tickets::{TICKET_LEN, Ticket};
 use crate::path::peer_text::{DETAIL, PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
@@ -95,6 +95,8 @@ pub(crate) struct Offered {
     pub(crate) places: Vec<Place>,
     /// Requested fabrics that are not available.
     pub(crate) refusals: Vec<(Path, Reason)>,
+    /// What tonic adds to the user agent of a call over TCP, if the server has told it.
+    pub(crate) user_agent: Option<HeaderValue>,
     /// The ticket is for a bare connection.
     #[cfg(feature = "measure")]
     pub(crate) bare: bool,
@@ -299,6 +301,7 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
         ticket: Ticket(ticket),
         places: Vec::new(),
         refusals: Vec::new(),
+        user_agent: tonics_user_agent(&grant.user_agent),
         #[cfg(feature = "measure")]
         bare: grant.bare,
     };
@@ -327,6 +330,13 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
         return Err(malformed("it offers no address"));
     }
     Ok(offered)
+}
+
+/// The user agent of tonic that a server has seen in the Offer.
+fn tonics_user_agent(seen: &str) -> Option<HeaderValue> {
+    let is_tonics = seen.starts_with("tonic/") && seen.len() <= MAX_USER_AGENT;
+    let is_word = seen.bytes().all(|byte| byte.is_ascii_graphic());
+    (is_tonics && is_word).then(|| HeaderValue::from_str(seen).ok()).flatten()
 }
 
 impl Offered {
@@ -420,6 +430,20 @@ mod tests {
             }],
             refusals: vec![],
             bare: false,
+            user_agent: "tonic/0.14.9".into(),
+        }
+    }
+
+    #[test]
+    fn only_what_tonic_says_of_itself_is_taken_as_user_agent() {
+        let read = |user_agent: &str| {
+            let grant = pb::Grant { user_agent: user_agent.into(), ..grant() };
+            read(response(grant), &[Path::Verbs]).unwrap().user_agent
+        };
+        assert_eq!(read("tonic/0.14.9").unwrap(), "tonic/0.14.9");
+        let long = format!("tonic/{}", "9".repeat(100));
+        for other in ["", "curl/8", "tonic/1 x", "tonic/1\r\nx: y", "tonic/\u{e9}", &long] {
+            assert_eq!(read(other), None, "{other:?}");
         }
     }
 

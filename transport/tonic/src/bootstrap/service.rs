@@ -9,6 +9,7 @@ use prost::Message;
 use smallvec::SmallVec;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 use tonic_rdma_memory::{LogThrottle, throttled};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
@@ -33,6 +34,8 @@ use crate::path::reason::{Reason, ReasonCode};
 pub(crate) const MAX_FABRICS: usize = 8;
 /// Most bytes of an answer to an Offer.
 pub(crate) const MAX_ANSWER: usize = 8192;
+/// Most bytes of a user agent's last word in an answer.
+pub(crate) const MAX_USER_AGENT: usize = 64;
 /// Most bytes of a reason's details in an answer.
 const MAX_DETAIL: usize = 512;
 /// Maximum size of an answer to a Probe, in bytes.
@@ -225,6 +228,7 @@ impl OfferService {
                 .map(|(path, reason)| refusal(&reason, path.as_str()))
                 .collect(),
             bare,
+            user_agent: String::new(),
         })
     }
 }
@@ -269,6 +273,14 @@ fn fit(response: &mut OfferResponse) {
         let Some(address) = longest.and_then(Vec::pop) else { return };
         tracing::debug!(?address, "the answer to an Offer has no room for an address");
     }
+}
+
+/// The last word of the user agent, which the client cannot know: tonic adds it to a request, and
+/// shows it to nobody.
+fn last_word_of_user_agent(metadata: &MetadataMap) -> String {
+    let agent = metadata.get("user-agent").and_then(|agent| agent.to_str().ok());
+    let word = agent.and_then(|agent| agent.split(' ').next_back());
+    word.filter(|word| word.len() <= MAX_USER_AGENT).unwrap_or_default().to_owned()
 }
 
 /// The beginning of `text`, at most `most` bytes of it.
@@ -346,7 +358,8 @@ impl Bootstrap for OfferService {
         let outcome = match self.outcome(request.get_ref(), &wanted, connection, local).await {
             Ok(grant) => {
                 tracing::debug!(peer = ?peer, "fast path offered");
-                Outcome::Grant(grant)
+                let user_agent = last_word_of_user_agent(request.metadata());
+                Outcome::Grant(pb::Grant { user_agent, ..grant })
             }
             Err(reason) => {
                 tracing::debug!(peer = ?peer, %reason, "fast path not offered");

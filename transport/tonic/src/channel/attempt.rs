@@ -84,6 +84,7 @@ impl Plan {
             let hook = self.hook.as_ref();
             let offered = offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?;
             reasons.extend(offered.refusals);
+            let origin = self.origin.ending_with(offered.user_agent.as_ref());
             let device = self.env_device.as_deref();
             let rails = rails::find(&self.context, device, &offered.places, self.rails.turn).await;
             let rails = self.rails.order(self.connection, rails, self.context.rails());
@@ -101,7 +102,7 @@ impl Plan {
                 if !self.rails.tries(self.connection, &rail) {
                     continue;
                 }
-                match self.connect(&rail, offered.ticket.0, share).await {
+                match self.connect(&rail, offered.ticket.0, &origin, share).await {
                     Ok(fast) => {
                         self.context.rails().works(&rail.key());
                         failed.into_iter().for_each(|rail| self.context.rails().has_failed(rail));
@@ -145,6 +146,7 @@ impl Plan {
         &self,
         rail: &Rail,
         ticket: [u8; 16],
+        origin: &Arc<Origin>,
         limit: Duration,
     ) -> Result<Fast, Reason> {
         let started = Instant::now();
@@ -182,7 +184,7 @@ impl Plan {
             &options,
             self.counters.clone(),
             self.methods.clone(),
-            self.origin.clone(),
+            origin.clone(),
         );
         Ok(Fast { client, pool })
     }

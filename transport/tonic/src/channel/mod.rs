@@ -69,7 +69,8 @@ use crate::tcp::connector::{RecordLocalAddr, TcpChannel};
 use crate::telemetry::metrics;
 use crate::telemetry::stats::{Counters, TransportStats};
 
-/// The user agent that is appended to the endpoint's own on the fast path.
+/// The user agent that is appended to the endpoint's own on the fast path of a server that does not
+/// tell tonic's.
 const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 
 /// A connection to a server, over the fast path if it is up and over TCP otherwise.

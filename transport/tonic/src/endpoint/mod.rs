@@ -134,8 +134,9 @@ impl Endpoint {
 
     /// Set a custom user-agent header (both paths).
     ///
-    /// On TCP tonic appends its own, `tonic/x.y.z`; on the fast path `tonic-rdma/x.y.z` is
-    /// appended.
+    /// tonic's own, `tonic/x.y.z`, is appended on either path. On the fast path of a server of
+    /// another version, which does not tell the client what tonic appends, it is
+    /// `tonic-rdma/x.y.z`.
     ///
     /// # Errors
     ///

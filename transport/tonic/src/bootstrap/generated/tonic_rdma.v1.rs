@@ -83,6 +83,9 @@ pub struct Grant {
     /// The ticket is for a bare connection, and for nothing else.
     #[prost(bool, tag = "5")]
     pub bare: bool,
+    /// The last word of the Offer's user-agent, which the client's TCP stack has added.
+    #[prost(string, tag = "6")]
+    pub user_agent: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FabricOffer {

@@ -1,7 +1,7 @@
 //! http heads to and from header blocks.
 
 use std::cell::Cell;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -17,6 +17,17 @@ pub(crate) struct Origin {
     pub(crate) uri: Uri,
     /// Appended to a user agent that the request has already, as tonic does.
     pub(crate) user_agent: Option<HeaderValue>,
+}
+
+impl Origin {
+    /// The origin of calls whose user agent ends with this word in place of the last one.
+    pub(crate) fn ending_with(self: &Arc<Self>, word: Option<&HeaderValue>) -> Arc<Self> {
+        let Some(word) = word else { return self.clone() };
+        let agent = self.user_agent.as_ref().map_or(&[][..], HeaderValue::as_bytes);
+        let kept = agent.iter().rposition(|byte| *byte == b' ').map_or(0, |space| space + 1);
+        let agent = HeaderValue::from_bytes(&[&agent[..kept], word.as_bytes()].concat());
+        Arc::new(Origin { uri: self.uri.clone(), user_agent: agent.ok() })
+    }
 }
 
 /// Blocks share allocations of this many bytes.

@@ -29,13 +29,14 @@ async fn the_handler_knows_path_addresses_and_user_agent() {
     let serving = world.serve().await;
     let channel = world.endpoint(&serving).user_agent("mine").unwrap().connect().await.unwrap();
     let who = Client::new(channel).who().await.unwrap();
-    let version = env!("CARGO_PKG_VERSION");
-    assert_eq!(
-        who,
-        format!(
-            "path=sim device=sim-server remote=true local=true agent=mine tonic-rdma/{version} certs=0"
-        )
-    );
+    let stock = crate::tests::support::world::stock().await;
+    let endpoint = world.endpoint(&stock).user_agent("mine").unwrap();
+    let by_tcp = Client::new(endpoint.connect().await.unwrap()).who().await.unwrap();
+    let agent = |who: &str| who.split(" agent=").nth(1).unwrap().to_owned();
+    assert_eq!(agent(&who), agent(&by_tcp), "a server cannot tell the path by the user agent");
+    let agent = agent(&who);
+    assert!(agent.starts_with("mine tonic/0."), "{agent}");
+    assert_eq!(who, format!("path=sim device=sim-server remote=true local=true agent={agent}"));
 }
 
 #[tokio::test]
