@@ -61,7 +61,7 @@ impl RegisterError {
 ///
 /// | variant | cause |
 /// |---|---|
-/// | `Memlock`, `Map`, `Register` | the environment: a process limit, the kernel or the device |
+/// | `Memlock`, `File`, `Map`, `Register` | the environment: a process limit, the kernel or the device |
 /// | `TooSmall`, `Parts` | the configuration of the pool |
 /// | `TooLarge` | the caller, or a pool that is configured too small for it |
 /// | `Exhausted` | temporary: all memory is in use, and waiting helps |
@@ -130,6 +130,16 @@ pub enum PoolError {
         budget: usize,
         /// The use that the memory was requested for.
         usage: Use,
+    },
+    /// The environment: this process may not make the memory files that landing memory for peers of
+    /// this host lies in. RLIMIT_FSIZE is too low, or a filter of system calls forbids
+    /// memfd_create(2).
+    #[error("a memory file of {len} bytes cannot be made: {source}")]
+    File {
+        /// Bytes of the file.
+        len: usize,
+        /// Why.
+        source: io::Error,
     },
     /// The environment: the kernel did not map memory.
     #[error("mapping {len} bytes failed: {source}")]

@@ -180,6 +180,20 @@ pub enum FabricError {
         /// Why.
         source: Arc<io::Error>,
     },
+    /// RDMA belongs to a parent of this process, which has used it before it forked: the
+    /// connection manager knows one process for each device.
+    #[error(
+        "RDMA belongs to the parent of this process, which has used it before fork(2): fork first, or execute a program"
+    )]
+    Forked,
+    /// This process may not make a memory file, which shared memory lies in.
+    #[error("a memory file of {len} bytes for shared memory cannot be made: {source}")]
+    MemoryFile {
+        /// Bytes of the file.
+        len: usize,
+        /// Why: `FileTooLarge` names RLIMIT_FSIZE.
+        source: Arc<io::Error>,
+    },
     /// The device was removed from this host.
     #[error("RDMA device {device} was removed")]
     DeviceRemoved {

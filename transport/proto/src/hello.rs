@@ -129,6 +129,11 @@ pub enum Reject {
     /// The server serves one bare connection at a time.
     #[error("another diagnosis measures bare connections to the server")]
     Bare,
+    /// The server may not make memory files.
+    #[error(
+        "the server may not make the memory files that shared memory needs (RLIMIT_FSIZE, or memfd_create(2) forbidden)"
+    )]
+    MemoryFiles,
     /// The hello is invalid.
     #[error("the server did not understand the hello")]
     Malformed,
@@ -326,6 +331,7 @@ impl Reject {
             Reject::Connections => 6,
             Reject::Handshakes => 7,
             Reject::Bare => 8,
+            Reject::MemoryFiles => 9,
             Reject::Other(code) => code,
         };
         let mut out = [0; REJECT_LEN];
@@ -353,6 +359,7 @@ impl Reject {
             6 => Reject::Connections,
             7 => Reject::Handshakes,
             8 => Reject::Bare,
+            9 => Reject::MemoryFiles,
             code => Reject::Other(code),
         })
     }
@@ -385,6 +392,7 @@ mod tests {
             Reject::Connections,
             Reject::Handshakes,
             Reject::Bare,
+            Reject::MemoryFiles,
             Reject::Other(99),
         ] {
             assert_eq!(Reject::decode(&reject.encode()).unwrap(), reject);

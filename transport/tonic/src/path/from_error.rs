@@ -1,5 +1,7 @@
 //! Conversion of fabric, memory and handshake errors to [`Reason`]s.
 
+use std::io::ErrorKind;
+
 use tonic_rdma_fabric::{Addr, ConnectError, FabricError};
 use tonic_rdma_memory::{Memlock, PoolError};
 use tonic_rdma_proto::Reject;
@@ -22,10 +24,12 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         | FabricError::Moved { .. } => ReasonCode::NotOnRdmaDevice,
         // Drivers of adapters pin the memory of queues.
         FabricError::QueuePairRefused { source, .. }
-            if source.kind() == std::io::ErrorKind::OutOfMemory && is_limited() =>
+            if source.kind() == ErrorKind::OutOfMemory && is_limited() =>
         {
             return Reason::new(ReasonCode::Memlock, format!("{error}; {}", pinned()));
         }
+        FabricError::Forked => ReasonCode::Forked,
+        FabricError::MemoryFile { source, .. } => memory_file(source),
         // If a device refuses any other call, it is as unusable as one without queue pairs.
         _ => ReasonCode::QueuePairRefused,
     };
@@ -59,6 +63,16 @@ fn is_limited() -> bool {
     Memlock::read().is_ok_and(|memlock| memlock.available(false).is_some())
 }
 
+/// Whether a memory file is forbidden, or only cannot be had for now.
+fn memory_file(error: &std::io::Error) -> ReasonCode {
+    match error.kind() {
+        ErrorKind::FileTooLarge | ErrorKind::PermissionDenied | ErrorKind::Unsupported => {
+            ReasonCode::MemoryFiles
+        }
+        _ => ReasonCode::PoolExhausted,
+    }
+}
+
 /// What the process has pinned, of what it may.
 fn pinned() -> String {
     Memlock::read().map_or_else(
@@ -77,6 +91,7 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
                 Reject::Version { .. } => ReasonCode::VersionMismatch,
                 Reject::Resources => ReasonCode::PoolExhausted,
                 Reject::Connections | Reject::Handshakes | Reject::Bare => ReasonCode::LimitReached,
+                Reject::MemoryFiles => ReasonCode::MemoryFiles,
                 Reject::ShuttingDown => ReasonCode::GoAway,
                 _ => ReasonCode::HandshakeRejected,
             };
@@ -107,8 +122,12 @@ pub(crate) fn pool(error: &PoolError) -> Reason {
     let code = match error {
         PoolError::Memlock { .. } => ReasonCode::Memlock,
         // The kernel's error if the limit is reached in spite of the check.
-        PoolError::Register(error) if error.io().kind() == std::io::ErrorKind::OutOfMemory => {
+        PoolError::Register(error) if error.io().kind() == ErrorKind::OutOfMemory => {
             ReasonCode::Memlock
+        }
+        PoolError::File { source, .. } => memory_file(source),
+        PoolError::Register(error) if error.io().kind() == ErrorKind::FileTooLarge => {
+            ReasonCode::MemoryFiles
         }
         PoolError::Register(_) => ReasonCode::QueuePairRefused,
         _ => ReasonCode::PoolExhausted,

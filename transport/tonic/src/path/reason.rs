@@ -54,6 +54,11 @@ pub enum ReasonCode {
     NotEncrypted,
     /// No pinned memory is left for another connection.
     PoolExhausted,
+    /// One end may not make the memory files that shared memory lies in: RLIMIT_FSIZE is too low, or
+    /// a filter of system calls forbids memfd_create(2).
+    MemoryFiles,
+    /// RDMA belongs to the parent of this process, which used it before it forked.
+    Forked,
     /// RDMA is not available on this operating system.
     Platform,
     /// The fast path is being set up; calls go over TCP meanwhile.
@@ -68,7 +73,7 @@ pub enum ReasonCode {
 
 impl ReasonCode {
     /// Every code.
-    pub const ALL: [ReasonCode; 24] = [
+    pub const ALL: [ReasonCode; 26] = [
         Self::Policy,
         Self::PeerNotCapable,
         Self::OfferIntercepted,
@@ -88,6 +93,8 @@ impl ReasonCode {
         Self::OtherUser,
         Self::NotEncrypted,
         Self::PoolExhausted,
+        Self::MemoryFiles,
+        Self::Forked,
         Self::Platform,
         Self::Pending,
         Self::GoAway,
@@ -117,6 +124,8 @@ impl ReasonCode {
             Self::OtherUser => "other-user",
             Self::NotEncrypted => "not-encrypted",
             Self::PoolExhausted => "pool-exhausted",
+            Self::MemoryFiles => "memory-files",
+            Self::Forked => "forked",
             Self::Platform => "platform",
             Self::Pending => "pending",
             Self::GoAway => "go-away",
@@ -156,6 +165,8 @@ impl ReasonCode {
             | Self::OtherHost
             | Self::OtherUser
             | Self::NotEncrypted
+            | Self::MemoryFiles
+            | Self::Forked
             | Self::Platform => false,
         }
     }
@@ -213,6 +224,13 @@ impl ReasonCode {
             }
             Self::PoolExhausted => {
                 "give the pool more memory (PoolConfig, TONIC_RDMA_POOL), or close connections"
+            }
+            Self::MemoryFiles => {
+                "raise the limit (`ulimit -f unlimited`, LimitFSIZE=infinity in the systemd unit, `docker run --ulimit \
+                 fsize=-1`), and let the filter of system calls (seccomp) allow memfd_create"
+            }
+            Self::Forked => {
+                "fork before the first channel or server uses RDMA, or let the child execute a program"
             }
             Self::Platform => "run on Linux",
             Self::Pending => "nothing: wait for Channel::path_changed",

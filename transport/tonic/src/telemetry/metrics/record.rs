@@ -32,6 +32,7 @@ pub(crate) fn refused(reject: Reject) {
         Reject::Connections => "connections",
         Reject::Handshakes => "handshakes",
         Reject::Bare => "bare",
+        Reject::MemoryFiles => "memory-files",
         Reject::Malformed => "malformed",
         Reject::Other(_) => "other",
     };
