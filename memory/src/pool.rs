@@ -16,6 +16,7 @@ use crate::ledger::{Ledger, unpinning};
 use crate::lent::LendableBytes;
 use crate::memlock::Memlock;
 use crate::region::lendable::LendableMemory;
+use crate::region::memfd;
 use crate::registered::{Owner, PoolRegistration, freeing};
 use crate::registrar::Registrar;
 use crate::stats::{PoolStats, Use};
@@ -228,13 +229,24 @@ impl Pool {
         Landing::new(self.0.ledger.clone(), limit)
     }
 
-    /// Checks that the pool has landing memory, or that the process may pin a chunk. The limit may
-    /// have been lowered since the pool was made, and other pools may have used it up.
+    /// Checks that the pool has landing memory, or that the process may make and pin a chunk. The
+    /// limits may have been lowered since the pool was made, and other pools may have used them up.
     ///
     /// # Errors
-    /// [`PoolError::Memlock`] if a peer's WRITEs would find no landing memory.
+    /// [`PoolError::Memlock`] or [`PoolError::File`] if a peer's WRITEs would find no landing
+    /// memory.
     pub fn may_land(&self) -> Result<(), PoolError> {
-        let Ledger { sizes, budgets, .. } = &*self.0.ledger;
+        let Ledger { sizes, budgets, registrar, .. } = &*self.0.ledger;
+        if registrar.wants_file() {
+            let len = sizes.chunk;
+            match memfd::may_make(len) {
+                // The attempt itself tells a shortage, which may be over by then.
+                Err(source) if !is_shortage(&source) => {
+                    return Err(PoolError::File { len, source });
+                }
+                _ => {}
+            }
+        }
         // Leased chunks do not help: the next connection has to register its own.
         let over = |memlock: &Memlock| memlock.soft.is_some_and(|limit| limit < memlock.pinned);
         match self.0.ledger.landing_left() {
@@ -275,4 +287,9 @@ impl Pool {
             ..counters.snapshot()
         }
     }
+}
+
+/// Whether descriptors or memory are short for now.
+fn is_shortage(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }

@@ -1,6 +1,9 @@
 //! Memory that changes under its reader, for tests and fuzz targets. Available with the feature
 //! `test-util` only; not part of the stable interface.
 
+#[cfg(all(target_os = "linux", not(miri)))]
+pub mod process;
+
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};

@@ -397,6 +397,11 @@ impl Landing {
         let piece = piece.unwrap_or(usize::MAX);
         let (leased, cap) = (self.leased(), self.lease_cap());
         let room = cap.saturating_sub(leased + self.freeing()).min(left);
+        // A limit below what is needed is told by the attempt to make the chunk.
+        let room = match self.ledger.longest_chunk() {
+            Some(longest) if longest >= needed => room.min(longest),
+            _ => room,
+        };
         // Readers that hold a piece of a chunk keep all of it from other connections.
         let longest = MAX_CHUNK.min(self.ledger.sizes.landing / 8);
         let usual = self.ledger.sizes.chunk.max(leased.min(longest));

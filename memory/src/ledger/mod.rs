@@ -43,6 +43,7 @@ use crate::error::RegisterError;
 use crate::memlock::Memlock;
 use crate::region::Region;
 use crate::registrar::Registrar;
+use crate::region::file_limit::longest_file;
 use crate::stats::Use;
 
 /// The accounting of one pool.
@@ -168,6 +169,11 @@ impl Ledger {
             pinning_pools::returned();
         }
     }
+    /// The bytes that the longest chunk may have where chunks are files and RLIMIT_FSIZE applies.
+    pub(crate) fn longest_chunk(&self) -> Option<usize> {
+        if self.registrar.wants_file() { longest_file() } else { None }
+    }
+
 
     /// As [`deregistered`](Self::deregistered), for a registration that has failed: part of the
     /// memory may have been pinned for a moment, but nothing has been returned.

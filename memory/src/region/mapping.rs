@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Once;
 
 use super::memfd;
+use super::file_limit::retry;
 use super::page::{HUGE_PAGE, HugePages};
 use super::random_address::map_at_random;
 use crate::error::PoolError;
@@ -194,8 +195,10 @@ impl Mapping {
     fn advise(&self, advice: libc::c_int) {
         // SAFETY: the range is this mapping. No advice used here changes its contents, except
         // MADV_REMOVE in `drop`.
-        if unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, advice) } != 0 {
-            tracing::debug!(error = %io::Error::last_os_error(), advice, "madvise was not taken");
+        let advised =
+            retry(|| unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, advice) });
+        if let Err(error) = advised {
+            tracing::debug!(%error, advice, "madvise was not taken");
         }
     }
 

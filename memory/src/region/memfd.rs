@@ -5,34 +5,77 @@
 //! truncated. So a process may map a file of a peer only if the file cannot be truncated, which its
 //! seals guarantee (fcntl(2), F_ADD_SEALS). Such a file does not appear in /dev/shm, and ceases to
 //! exist with its last descriptor and mapping.
+//!
+//! Pages are allocated in pieces. On kernels that end fallocate(2) for any signal it returns what
+//! it has allocated, so a call for everything would never end under a profiler's signals: a piece
+//! that a signal has ended is halved, down to a page, which is allocated at once.
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use super::file_limit::{self, retry};
+use super::page::{HUGE_PAGE, page};
 
 /// Creates a file of `len` zero bytes that can neither shrink nor grow, nor be sealed further.
 /// `name` appears in /proc/PID/maps only.
 ///
 /// # Errors
-/// Those of memfd_create(2), ftruncate(2) and fcntl(2).
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow it; those of memfd_create(2), ftruncate(2) and
+/// fcntl(2).
 pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
+    file_limit::check(len)?;
     let file = create(name)?;
+    let (fd, size) = (file.as_raw_fd(), size(len)?);
     // SAFETY: the descriptor is open.
-    check(unsafe { libc::ftruncate(file.as_raw_fd(), size(len)?) })?;
+    file_limit::grow(len, || unsafe { libc::ftruncate(fd, size) })?;
     seal(&file, 0)?;
     Ok(file)
+}
+
+/// Checks that this process may make a memory file of `len` bytes now.
+///
+/// # Errors
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow it; those of memfd_create(2), such as EPERM where
+/// a filter of system calls forbids it.
+pub fn may_make(len: usize) -> io::Result<()> {
+    file_limit::check(len)?;
+    create(c"tonic-rdma-probe").map(drop)
 }
 
 /// Creates a file of `len` zero bytes that has all of its pages, to be mapped by its maker and then
 /// sealed with [`seal_for_readers`].
 ///
 /// # Errors
-/// Those of memfd_create(2) and fallocate(2).
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow it; those of memfd_create(2) and fallocate(2).
 pub(crate) fn allocated(name: &CStr, len: usize) -> io::Result<OwnedFd> {
+    file_limit::check(len)?;
     let file = create(name)?;
-    // SAFETY: the descriptor is open; the arguments are numbers.
-    check(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, size(len)?) })?;
+    file_limit::grow(len, || allocate(file.as_raw_fd(), len))?;
     Ok(file)
+}
+
+/// Gives a file all pages of its first `len` bytes, piece by piece. Returns -1 and sets errno as
+/// fallocate(2) does.
+fn allocate(fd: RawFd, len: usize) -> libc::c_int {
+    let (mut at, mut step) = (0, HUGE_PAGE);
+    while at < len {
+        let piece = step.min(len - at);
+        let (Ok(offset), Ok(size)) = (size(at), size(piece)) else {
+            // SAFETY: sets the errno of this thread (R17).
+            unsafe { *libc::__errno_location() = libc::EFBIG };
+            return -1;
+        };
+        // SAFETY: the descriptor is open; the arguments are numbers.
+        match unsafe { libc::fallocate(fd, 0, offset, size) } {
+            0 => at += piece,
+            _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {
+                step = (step / 2).max(page());
+            }
+            failed => return failed,
+        }
+    }
+    0
 }
 
 /// Seals a file so that it keeps its size and its pages, and that nobody can write to it but
@@ -58,26 +101,43 @@ pub(crate) fn len_of_ordinary_pages(file: &OwnedFd) -> io::Result<u64> {
     if seals < 0 {
         return wrong("no memory file (memfd_create(2)): it cannot be sealed");
     }
-    // SAFETY: all zeros are a valid statfs, and the call writes to it only.
-    let kind = unsafe {
-        let mut stat: libc::statfs = std::mem::zeroed();
-        check(libc::fstatfs(fd, &raw mut stat))?;
-        stat.f_type
-    };
-    if kind as u64 != TMPFS {
+    if !has_ordinary_pages(file.as_fd())? {
         return wrong("a memory file of huge pages, which readers do not map");
     }
     // A file that is made without MFD_ALLOW_SEALING has this one.
     if seals & libc::F_SEAL_SEAL != 0 && seals & CONTENTS != CONTENTS {
         return wrong("a memory file that can be changed and not be sealed (MFD_ALLOW_SEALING)");
     }
-    // SAFETY: all zeros are a valid stat, and the call writes to it only.
-    let size = unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        check(libc::fstat(fd, &raw mut stat))?;
-        stat.st_size
+    Ok(u64::try_from(stat(fd)?.st_size).unwrap_or(0))
+}
+
+/// Whether a file that can be sealed has ordinary pages. Memory files of huge pages lie in a file
+/// system of their own.
+///
+/// # Errors
+/// Those of fstat(2) and memfd_create(2), where a filter of system calls forbids fstatfs(2).
+pub fn has_ordinary_pages(file: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: all zeros are a valid statfs, and the call writes to it only.
+    let kind = unsafe {
+        let mut stat: libc::statfs = std::mem::zeroed();
+        retry(|| libc::fstatfs(file.as_raw_fd(), &raw mut stat)).map(|()| stat.f_type)
     };
-    Ok(u64::try_from(size).unwrap_or(0))
+    match kind {
+        Ok(kind) => Ok(kind as u64 == TMPFS),
+        // All memory files of ordinary pages lie in one file system.
+        Err(_) => {
+            let ordinary = create(c"tonic-rdma-probe")?;
+            Ok(stat(file.as_raw_fd())?.st_dev == stat(ordinary.as_raw_fd())?.st_dev)
+        }
+    }
+}
+
+fn stat(fd: RawFd) -> io::Result<libc::stat> {
+    // SAFETY: all zeros are a valid stat, and the call writes to it only.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    retry(|| unsafe { libc::fstat(fd, &raw mut stat) })?;
+    Ok(stat)
 }
 
 /// Gives a file of `len` bytes all of its pages, and seals it so that it keeps its size, its pages
@@ -89,8 +149,7 @@ pub(crate) fn len_of_ordinary_pages(file: &OwnedFd) -> io::Result<u64> {
 pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
     let fd = file.as_raw_fd();
     // A file that was sealed before may lack pages, too.
-    // SAFETY: the descriptor is open; the arguments are numbers.
-    check(unsafe { libc::fallocate(fd, 0, 0, size(len)?) })?;
+    file_limit::grow(len, || allocate(fd, len))?;
     // SAFETY: the descriptor is open; the argument is a number.
     if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } & CONTENTS != CONTENTS {
         add_contents(fd)?;
@@ -107,7 +166,7 @@ pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
 
 fn add_contents(fd: RawFd) -> io::Result<()> {
     // SAFETY: the descriptor is open; the argument is a number.
-    match check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, CONTENTS) }) {
+    match retry(|| unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, CONTENTS) }) {
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "a memory file that is mapped for writing (EBUSY): unmap it first",
@@ -132,16 +191,20 @@ fn size(len: usize) -> io::Result<libc::off_t> {
 fn seal(file: &OwnedFd, more: libc::c_int) -> io::Result<()> {
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL | more;
     // SAFETY: the descriptor is open; the argument is a number.
-    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
+    retry(|| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
 }
 
 fn create(name: &CStr) -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // Some hosts allow only non-executable files; kernels before 6.3 do not know that flag.
     for flags in [flags | libc::MFD_NOEXEC_SEAL, flags] {
-        // SAFETY: the name ends with a zero byte.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-        match check(fd) {
+        let mut fd = -1;
+        let created = retry(|| {
+            // SAFETY: the name ends with a zero byte.
+            fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+            fd
+        });
+        match created {
             // SAFETY: the descriptor has just been created, and nothing else owns it.
             Ok(()) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
@@ -151,16 +214,12 @@ fn create(name: &CStr) -> io::Result<OwnedFd> {
     Err(io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn errno(result: libc::c_int) -> Option<i32> {
-        check(result).err().and_then(|e| e.raw_os_error())
+        if result < 0 { std::io::Error::last_os_error().raw_os_error() } else { None }
     }
 
     #[test]

@@ -6,12 +6,15 @@
 //! | `mapping` | mapped memory |
 //! | `random_address` | addresses of landing memory that peers cannot guess |
 //! | [`memfd`] | memory that can be shared with another process |
+//! | `file_limit` | RLIMIT_FSIZE, and signals that end system calls |
 //! | `landable` | memory of the application that peers of this host can write to |
 //! | `lendable` | memory of the application that peers of this host can be lent |
 //!
 //! Systems other than Linux have ordinary memory only, which no peer maps: the files of `elsewhere`
 //! take the place of those that they are named after.
 
+#[cfg_attr(not(target_os = "linux"), path = "elsewhere/file_limit.rs")]
+pub(crate) mod file_limit;
 pub(crate) mod landable;
 pub(crate) mod lendable;
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/mapping.rs")]

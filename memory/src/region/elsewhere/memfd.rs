@@ -15,6 +15,14 @@ pub fn sealed(_name: &CStr, _len: usize) -> io::Result<OwnedFd> {
 }
 
 /// Fails: there are no memory files.
+///
+/// # Errors
+/// `Unsupported`.
+pub fn may_make(_len: usize) -> io::Result<()> {
+    Err(unsupported())
+}
+
+/// Fails: there are no memory files.
 pub(crate) fn len_of_ordinary_pages(_file: &OwnedFd) -> io::Result<u64> {
     Err(unsupported())
 }

@@ -58,7 +58,7 @@ async fn attempt(
         source: Arc::new(source),
     };
     let block = ControlBlock::without_recvs(pool, config)?;
-    let own_end = OwnEnd::new(config).map_err(failed)?;
+    let own_end = OwnEnd::new(config)?;
     let mut socket = loop {
         match Socket::connect(addr) {
             Ok(socket) => break socket,

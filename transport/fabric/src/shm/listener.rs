@@ -249,7 +249,10 @@ impl ShmIncoming {
             },
         };
         let block = ControlBlock::without_recvs(pool, config)?;
-        let own_end = OwnEnd::new(config).map_err(failed)?;
+        let own_end = OwnEnd::new(config).inspect_err(|error| {
+            // A peer that does not read its socket is not told.
+            let _ = socket.send(&Message::Refused { text: error.to_string() }.encode(), &[]);
+        })?;
         // Before the peer's ring, which may have to show who sends it.
         let candidate = Candidate::of(&mut socket);
         let takes_channel = candidate.is_some() && event_fd::is_supported();

@@ -17,6 +17,7 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::access::{HostProcess, start_of};
@@ -126,7 +127,9 @@ fn lives(process: &OwnedFd) -> bool {
 
 /// Also where that cannot be told.
 fn is_readable(fd: &OwnedFd) -> bool {
-    !poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default())).is_ok_and(|n| n == 0)
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    // A signal ends even a wait that takes no time.
+    !retry_on_intr(|| poll(&mut fds, Some(&Timespec::default()))).is_ok_and(|n| n == 0)
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
+use crate::error::FabricError;
 use crate::link_config::LinkConfig;
 use crate::shm::memory::map::Map;
 use crate::shm::memory::peer_map::{PeerMap, Usage};
@@ -21,10 +23,13 @@ pub(super) struct OwnEnd {
 }
 
 impl OwnEnd {
-    pub(super) fn new(config: &LinkConfig) -> io::Result<OwnEnd> {
+    pub(super) fn new(config: &LinkConfig) -> Result<OwnEnd, FabricError> {
         let shape = Shape { slots: config.recv_slots, slot_size: config.slot_size };
-        let (map, file) = Map::create(shape.bytes())?;
-        let reader = Reader::new(map, shape).ok_or(io::ErrorKind::InvalidInput)?;
+        let len = shape.bytes();
+        let failed = |source| FabricError::MemoryFile { len, source: Arc::new(source) };
+        let (map, file) = Map::create(len).map_err(failed)?;
+        let reader = Reader::new(map, shape);
+        let reader = reader.ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
         Ok(OwnEnd { reader, shape, file })
     }
 }

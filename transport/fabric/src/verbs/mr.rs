@@ -123,17 +123,22 @@ unsafe impl Registrar for VerbsRegistrar {
         let (pd, at) = (self.0.pd(), addr.as_ptr().cast());
         let register = |optional: u32| {
             let (rights, all) = (flags.0 as i32, flags.0 | optional);
-            // SAFETY: the domain is alive; the caller promises that the range stays mapped until
-            // the region is dropped.
-            let mr = unsafe {
-                match (optional, hidden) {
-                    (0, true) => rdma_sys::ibv_reg_mr_iova(pd, at, len, iova, rights),
-                    (0, false) => rdma_sys::ibv_reg_mr(pd, at, len, rights),
-                    // The only call that knows optional rights.
-                    _ => rdma_sys::ibv_reg_mr_iova2(pd, at, len, iova, all),
+            loop {
+                // SAFETY: the domain is alive; the caller promises that the range stays mapped
+                // until the region is dropped.
+                let mr = unsafe {
+                    match (optional, hidden) {
+                        (0, true) => rdma_sys::ibv_reg_mr_iova(pd, at, len, iova, rights),
+                        (0, false) => rdma_sys::ibv_reg_mr(pd, at, len, rights),
+                        // The only call that knows optional rights.
+                        _ => rdma_sys::ibv_reg_mr_iova2(pd, at, len, iova, all),
+                    }
+                };
+                match NonNull::new(mr).ok_or_else(io::Error::last_os_error) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    registered => return registered,
                 }
-            };
-            NonNull::new(mr).ok_or_else(io::Error::last_os_error)
+            }
         };
         let mr = match access {
             Access::RemoteWrite => relaxed_if_taken(&self.0.relaxed_ordering, register),

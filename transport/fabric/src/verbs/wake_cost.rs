@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::thread::CpuSet;
 
 /// The cost before it has been measured, and the minimum: an interrupt, a completion channel and
@@ -77,12 +77,11 @@ impl Sleeper {
 
     fn sleep(&self) -> rustix::io::Result<()> {
         let mut events = Vec::with_capacity(1);
-        if epoll::wait(
-            &self.epoll,
-            rustix::buffer::spare_capacity(&mut events),
-            Some(&ROUND_TIMEOUT),
-        )? == 0
-        {
+        let woken = retry_on_intr(|| {
+            let events = rustix::buffer::spare_capacity(&mut events);
+            epoll::wait(&self.epoll, events, Some(&ROUND_TIMEOUT))
+        })?;
+        if woken == 0 {
             return Err(Errno::TIMEDOUT);
         }
         rustix::io::read(&self.event, &mut [0; 8]).map(drop)

@@ -463,6 +463,13 @@ impl World {
         World::between(fabric, fabric.hosts(pool), blobs).await
     }
 
+    /// Two ends in one process that share memory if they may, and use TCP otherwise.
+    pub async fn optional(codec: Which) -> World {
+        let blobs = Blobs { codec, seen: Arc::default(), limit: LIMIT, forward: None };
+        let set = (|s: Server| s.policy(Policy::Auto), |e: Endpoint| e.policy(Policy::Auto));
+        World::set(Fabric::Shm, Fabric::Shm.hosts(32 << 20), blobs, set.0, set.1).await
+    }
+
     /// A server and a client on two hosts.
     pub async fn between(fabric: Fabric, contexts: [Option<Context>; 2], blobs: Blobs) -> World {
         World::set(fabric, contexts, blobs, |server| server, |endpoint| endpoint).await
@@ -479,7 +486,7 @@ impl World {
         let policy = if fabric == Fabric::Tcp { Policy::Off } else { Policy::Require };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let mut builder = serve(Server::builder()).policy(policy).fabrics([FabricKind::Shm]);
+        let mut builder = serve(Server::builder().policy(policy)).fabrics([FabricKind::Shm]);
         if let Some(context) = server {
             builder = builder.context(context);
         }

@@ -17,14 +17,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-use rustix::fs::{SealFlags, SeekFrom, Stat, fcntl_get_seals, fstat, fstatfs, seek};
+use rustix::fs::{SealFlags, SeekFrom, Stat, fcntl_get_seals, fstat, seek};
+use rustix::io::retry_on_intr;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::shm::ring::Words;
 use crate::turn::COPY_UNIT;
-
-/// The file system of memfds, as linux/magic.h has it. Huge pages have one of their own.
-const TMPFS: u64 = 0x0102_1994;
 
 /// Bytes around a fault that the kernel maps if they are there (fault_around_bytes, 64 KiB unless
 /// set otherwise).
@@ -56,7 +54,7 @@ fn check(file: impl AsFd, len: usize, any_of: &[SealFlags]) -> io::Result<Stat> 
         .map_err(|e| invalid(format!("not a file that can be sealed ({e})")))?;
     // A huge page that the peer gives back may not be there again when it is touched, which kills
     // this process.
-    if fstatfs(&file)?.f_type as u64 != TMPFS {
+    if !tonic_rdma_memory::memfd::has_ordinary_pages(file.as_fd())? {
         return Err(invalid("not a file of ordinary pages".to_owned()));
     }
     if !any_of.iter().any(|wanted| seals.contains(*wanted)) {
@@ -158,10 +156,10 @@ impl Map {
     fn populate(&self) {
         for at in (0..self.len).step_by(COPY_UNIT) {
             let len = COPY_UNIT.min(self.len - at);
-            // SAFETY: the range lies in this mapping, and its contents stay as they are (R15).
-            let populated = unsafe {
-                madvise(self.ptr.as_ptr().add(at).cast(), len, Advice::LinuxPopulateRead)
-            };
+            let populated = retry_on_intr(|| {
+                // SAFETY: the range lies in this mapping, and its contents stay as they are (R15).
+                unsafe { madvise(self.ptr.as_ptr().add(at).cast(), len, Advice::LinuxPopulateRead) }
+            });
             if let Err(error) = populated {
                 // Unknown to kernels before 5.14, which map pages when they are first read.
                 return tracing::debug!(%error, "MADV_POPULATE_READ");
@@ -208,10 +206,11 @@ impl Map {
         let Ok(page @ 1..) = usize::try_from(page) else { return };
         let keep = keep.next_multiple_of(page);
         let Some(len) = self.len.checked_sub(keep).filter(|len| *len > 0) else { return };
-        // SAFETY: the range lies in this mapping and begins at a page; nobody has a reference to
-        // plain bytes of it, and whoever reads the atomics meets zeros (R15).
-        let released =
-            unsafe { madvise(self.ptr.as_ptr().add(keep).cast(), len, Advice::LinuxRemove) };
+        let released = retry_on_intr(|| {
+            // SAFETY: the range lies in this mapping and begins at a page; nobody has a reference
+            // to plain bytes of it, and whoever reads the atomics meets zeros (R15).
+            unsafe { madvise(self.ptr.as_ptr().add(keep).cast(), len, Advice::LinuxRemove) }
+        });
         if let Err(error) = released {
             tracing::debug!(%error, "MADV_REMOVE");
         }

@@ -7,7 +7,8 @@ use tonic_rdma_proto::{CloseCode, GrantMemory, LandingWant, ResetCode, StreamId,
 
 use crate::connection::receive::landing::Granted;
 use crate::connection::state::{ConnectionState, Life};
-use crate::path::reason::{Reason, ReasonCode};
+use crate::path::from_error;
+use crate::path::reason::Reason;
 
 /// Streams whose shorter wants are granted while the first waits for landing memory.
 const MAX_BEHIND: usize = 8;
@@ -157,7 +158,8 @@ impl ConnectionState {
             // Nor is there memory for any other message: calls go on over TCP.
             let text = format!("no landing memory: {limit}");
             self.conn.close(CloseCode::Resources, &text);
-            return self.end(Life::Closing(Reason::new(ReasonCode::Memlock, text)));
+            let code = from_error::pool(&limit).code();
+            return self.end(Life::Closing(Reason::new(code, text)));
         }
         throttled!(in UNREGISTERED, warn, %error, stream = %id, "landing memory cannot be registered; the call fails");
         let status =

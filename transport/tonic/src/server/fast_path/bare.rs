@@ -9,7 +9,7 @@ use tonic_rdma_fabric::{Incoming, LinkError};
 use tonic_rdma_memory::{Pool, throttled};
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
-use super::{ACCEPT_LIMIT, FastPath, draining};
+use super::{ACCEPT_LIMIT, FastPath, draining, reject_for};
 use crate::bootstrap::bare::LIMIT;
 use crate::path::from_error;
 
@@ -28,7 +28,7 @@ impl FastPath {
         let link = bare::config();
         let room = pool.may_land().and_then(|()| pool.control(link.control_bytes()).map(drop));
         if let Err(error) = room {
-            return self.refuse(incoming, Reject::Resources, &error.to_string());
+            return self.refuse(incoming, reject_for(&error), &error.to_string());
         }
         let options = self.context.connection_config(&pool, incoming.grows());
         let accept =

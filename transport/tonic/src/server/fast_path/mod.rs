@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tonic_rdma_fabric::{
     Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, ShmAddr, Transport,
 };
-use tonic_rdma_memory::{LogThrottle, Pool, throttled};
+use tonic_rdma_memory::{LogThrottle, Pool, PoolError, throttled};
 use tonic_rdma_proto::hello::HelloError;
 use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side};
 
@@ -250,7 +250,7 @@ impl FastPath {
             let room =
                 pool.may_land().and_then(|()| pool.control(options.link.control_bytes()).map(drop));
             if let Err(error) = room {
-                return this.refuse(incoming, Reject::Resources, &error.to_string());
+                return this.refuse(incoming, reject_for(&error), &error.to_string());
             }
             let accept =
                 Accept { version: hello.version(), settings: options.proto.settings() }.encode();
@@ -354,6 +354,14 @@ impl FastPath {
 }
 
 /// Uses a ticket up for a connection over `path`. The error says why it is not good for that.
+/// What a client is told that this process has no room for.
+fn reject_for(error: &PoolError) -> Reject {
+    match error {
+        PoolError::File { .. } => Reject::MemoryFiles,
+        _ => Reject::Resources,
+    }
+}
+
 fn redeem(tickets: &Tickets, ticket: Ticket, path: Path) -> Result<Extensions, String> {
     let mut connection =
         tickets.redeem(&ticket, Instant::now()).map_err(|refused| refused.to_string())?;

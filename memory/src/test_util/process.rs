@@ -1,0 +1,150 @@
+//! Children by fork(2), and threads that are signalled all the time.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+use std::{fs, io, thread};
+
+/// Set in the environment of a test program: each of its threads gets SIGPROF each millisecond,
+/// from the start.
+pub const SIGNALS: &str = "TONIC_RDMA_TEST_SIGNALS";
+/// The period of the signals.
+const PERIOD: Duration = Duration::from_millis(1);
+
+/// A child of this process.
+#[derive(Debug)]
+pub struct Child(libc::pid_t);
+
+/// Forks. The child calls `run`, and ends without destructors. Only the thread that forks is there.
+///
+/// # Errors
+/// Those of fork(2).
+pub fn fork(run: impl FnOnce()) -> io::Result<Child> {
+    // SAFETY: the child runs a test, which is there to show that what it calls takes no lock that
+    // another thread of the parent holds, and ends without destructors (R23).
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let failed = catch_unwind(AssertUnwindSafe(run)).is_err();
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(failed)) };
+    }
+    if child < 0 { Err(io::Error::last_os_error()) } else { Ok(Child(child)) }
+}
+
+impl Child {
+    /// The number of the process.
+    pub fn id(&self) -> u32 {
+        self.0.unsigned_abs()
+    }
+
+    /// Waits for its end. Whether `run` returned, as opposed to a panic or a signal.
+    ///
+    /// # Errors
+    /// Those of waitpid(2).
+    pub fn wait(self) -> io::Result<bool> {
+        let mut status = 0;
+        loop {
+            // SAFETY: the child is this value's, and the call writes to `status` only.
+            if unsafe { libc::waitpid(self.0, &raw mut status, 0) } == self.0 {
+                return Ok(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// Sets the soft RLIMIT_FSIZE of this process, in bytes.
+///
+/// # Errors
+/// Those of setrlimit(2).
+pub fn limit_file_size(bytes: u64) -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid rlimit, which the first call fills and the second reads.
+    let set = unsafe {
+        libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit);
+        limit.rlim_cur = bytes;
+        libc::setrlimit(libc::RLIMIT_FSIZE, &limit)
+    };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The numbers of system calls that tests forbid.
+pub const FSTATFS: libc::c_long = libc::SYS_fstatfs;
+/// As [`FSTATFS`].
+pub const MEMFD_CREATE: libc::c_long = libc::SYS_memfd_create;
+
+/// Has a system call fail with EPERM in this thread and in those that it starts, by a filter of
+/// seccomp(2), as sandboxes install them.
+///
+/// # Errors
+/// Those of prctl(2).
+pub fn forbid(call: libc::c_long) -> io::Result<()> {
+    let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let number = u32::try_from(call).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let mut steps = [
+        // The number is the first field of seccomp_data.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, number),
+        step(libc::BPF_RET | libc::BPF_K, 0, refused),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    let filter = libc::SECCOMP_MODE_FILTER as libc::c_ulong;
+    // SAFETY: the program is valid and the kernel copies it; the other arguments are numbers.
+    let set = unsafe {
+        match libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1_u64, 0_u64, 0_u64, 0_u64) {
+            0 => libc::prctl(libc::PR_SET_SECCOMP, filter, &raw const program),
+            failed => failed,
+        }
+    };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sends SIGPROF to each thread of this process each millisecond, as a profiler does, until the
+/// process ends. System calls that it ends are not restarted by the kernel.
+///
+/// # Errors
+/// The handler cannot be installed, or the thread not be started.
+pub fn signal_all_threads() -> io::Result<()> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: all fields of a sigaction may be zero: no flags, and no signals that are blocked.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(libc::c_int) = nothing;
+    action.sa_sigaction = handler as usize;
+    // SAFETY: the handler does nothing, and has the signature of one without SA_SIGINFO.
+    if unsafe { libc::sigaction(libc::SIGPROF, &action, std::ptr::null_mut()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    thread::Builder::new().name("signals".to_owned()).spawn(|| {
+        let own = fs::read_link("/proc/thread-self").unwrap_or_default();
+        loop {
+            thread::sleep(PERIOD);
+            let Ok(threads) = fs::read_dir("/proc/self/task") else { continue };
+            for thread in threads.flatten().map(|entry| entry.file_name()) {
+                let number = thread.to_str().and_then(|number| number.parse::<i32>().ok());
+                let Some(number) = number.filter(|_| !own.ends_with(&thread)) else { continue };
+                // SAFETY: takes numbers. A thread that has ended gets nothing.
+                unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), number, libc::SIGPROF) };
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Runs before `main`.
+extern "C" fn begin() {
+    if std::env::var_os(SIGNALS).is_some()
+        && let Err(error) = signal_all_threads()
+    {
+        eprintln!("{SIGNALS}: {error}");
+        std::process::exit(2);
+    }
+}
+
+// SAFETY: a function without arguments that needs nothing that `main` prepares.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
