@@ -33,6 +33,7 @@
 //! | `registrar` | the interface to devices |
 //! | [`memlock`] | how much the process may pin |
 //! | `error`, `stats` | the errors and figures of a pool |
+//! | `process` | what belongs to this process, and not to its parent or its children |
 //! | `log_throttle` | limits the log lines that a peer can cause, in all crates |
 //! | `copy` | copying payload at the speed of memory |
 //! | `disk` | files to and from pool memory through io_uring (feature `io-uring`, Linux) |
@@ -58,6 +59,7 @@ mod log_throttle;
 pub mod memlock;
 mod named;
 mod pool;
+mod process;
 mod region;
 mod registered;
 mod registrar;
@@ -80,6 +82,7 @@ pub use log_throttle::LogThrottle;
 pub use memlock::Memlock;
 pub use named::{InUse, NamedBuffer, NamedGrant, NamedLease, NamedRegistration};
 pub use pool::Pool;
+pub use process::{Forked, Owned, PerProcess, Process};
 pub use region::landable::LandableBuf;
 pub use region::lendable::{LendableBuf, LendableMemory};
 pub use region::memfd;

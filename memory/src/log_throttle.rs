@@ -6,6 +6,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::process::PerProcess;
+
 /// Logs a line through a [`LogThrottle`](crate::LogThrottle), with the number of lines suppressed
 /// since the last one as the field `suppressed`.
 ///
@@ -34,8 +36,8 @@ macro_rules! throttled {
 }
 
 /// Limits lines of one kind: 20 at once, then one a second. Suppressed lines are counted.
-#[derive(Debug, Default)]
-pub struct LogThrottle(Mutex<State>);
+#[derive(Debug)]
+pub struct LogThrottle(PerProcess<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -54,7 +56,7 @@ impl LogThrottle {
 
     /// A throttle that has let nothing pass so far.
     pub const fn new() -> LogThrottle {
-        LogThrottle(Mutex::new(State { used: 0, since: None, suppressed: 0 }))
+        LogThrottle(PerProcess::new(Mutex::default))
     }
 
     /// `Some` if a line may be logged now, with the number of lines suppressed since the last one.
@@ -80,6 +82,12 @@ impl LogThrottle {
         }
         state.used += 1;
         Some(std::mem::take(&mut state.suppressed))
+    }
+}
+
+impl Default for LogThrottle {
+    fn default() -> Self {
+        LogThrottle::new()
     }
 }
 

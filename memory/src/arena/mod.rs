@@ -23,7 +23,7 @@ use std::num::NonZeroU32;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
-use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::SegQueue;
@@ -137,6 +137,12 @@ unsafe impl Send for SlotRef {}
 unsafe impl Sync for SlotRef {}
 
 impl Arenas {
+    /// See [`Ledger::is_inherited`].
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.ledger.is_inherited()
+    }
+
     pub(crate) fn new(usage: Use, budget: usize, ledger: Arc<Ledger>) -> Self {
         // The classes of send memory are those that fit its budget at least twice. The control
         // block of a connection always gets a dedicated arena.
@@ -424,7 +430,7 @@ impl Arenas {
     }
 
     fn map_region(&self, bytes: usize) -> Result<Region, PoolError> {
-        static WARNED: Once = Once::new();
+        static WARNED: AtomicBool = AtomicBool::new(false);
         let (sizes, registrar) = (&self.ledger.sizes, &*self.ledger.registrar);
         if let Some(peer) = self.peer() {
             match Mapping::lendable(bytes, sizes.huge_pages) {
@@ -432,14 +438,15 @@ impl Arenas {
                     let region = Region::new(mapping, Some(file), registrar, Access::Lend)?;
                     return Ok(region.for_peer(peer));
                 }
-                Err(error) => WARNED.call_once(|| {
+                Err(error) if !WARNED.swap(true, Relaxed) => {
                     crate::throttled!(
                         warn,
                         %error, bytes,
                         "no memory that can be lent (it needs Linux 5.1 and a descriptor for each \
                          file of 2 MiB); messages are copied"
                     );
-                }),
+                }
+                Err(_) => {}
             }
         }
         let mapping = Mapping::new(bytes, sizes.huge_pages, Place::Any)?;
@@ -540,6 +547,9 @@ impl Drop for SlotRef {
             return;
         };
         let arenas = &self.arenas;
+        if arenas.ledger.is_inherited() {
+            return std::mem::forget(handle);
+        }
         arenas.ledger.counters.of(arenas.usage).fetch_sub(self.len, Relaxed);
         match self.class.and_then(|class| arenas.classes.get(class)) {
             Some(class) => {
@@ -563,6 +573,9 @@ impl Drop for SlotRef {
 /// All slots are free by now, since each holds a reference to the arenas.
 impl Drop for Arenas {
     fn drop(&mut self) {
+        if self.ledger.is_inherited() {
+            return;
+        }
         for class in &self.classes {
             while class.free.pop().is_some() {}
         }

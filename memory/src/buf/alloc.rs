@@ -8,12 +8,17 @@ use std::task::{Context, Poll};
 use super::pinned::PinnedBuf;
 use crate::arena::Arenas;
 use crate::error::PoolError;
+use crate::process::Forked;
 
 /// Allocates `len` bytes, if there is memory now and no request waits.
 pub(crate) fn try_alloc(arenas: &Arc<Arenas>, len: usize) -> Result<PinnedBuf, PoolError> {
     let (budget, usage) = (arenas.budget(), arenas.usage());
     if len > budget {
         return Err(PoolError::TooLarge { len, budget, usage });
+    }
+    if arenas.is_inherited() {
+        let source = std::io::Error::other(Forked("the pool"));
+        return Err(PoolError::Map { len, source });
     }
     if arenas.waiters().any() {
         return Err(PoolError::Exhausted { len, budget, usage });
@@ -73,7 +78,9 @@ impl Future for Alloc {
 
 impl Drop for Alloc {
     fn drop(&mut self) {
-        if let Some(id) = self.id.take() {
+        if let Some(id) = self.id.take()
+            && !self.arenas.is_inherited()
+        {
             // A slot held for it is dropped outside the lock, which serves the next waiter. If none
             // was held, it may have blocked a later waiter that needs less.
             drop(self.arenas.waiters().leave(id));

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use io_uring::IoUring;
 
 use crate::memlock::Memlock;
+use crate::process::Process;
 
 /// Buffers that a ring can have registered at a time.
 const MAX_FIXED: u32 = 256;
@@ -26,6 +27,7 @@ pub(crate) struct FixedBuffers {
 pub(crate) struct Fixed {
     buffers: Arc<FixedBuffers>,
     number: u16,
+    process: Process,
 }
 
 impl FixedBuffers {
@@ -71,7 +73,8 @@ impl FixedBuffers {
         match registered {
             Ok(()) => {
                 free.pop();
-                Some(Fixed { buffers: self.clone(), number })
+                let process = Process::current();
+                Some(Fixed { buffers: self.clone(), number, process })
             }
             Err(error) => {
                 tracing::debug!(len, %error, "io_uring does not register a buffer");
@@ -90,6 +93,10 @@ impl Fixed {
 
 impl Drop for Fixed {
     fn drop(&mut self) {
+        // The ring of an inherited one is the parent's.
+        if !self.process.is_current() {
+            return;
+        }
         let none = libc::iovec { iov_base: null_mut(), iov_len: 0 };
         let submitter = self.buffers.ring.submitter();
         // SAFETY: an empty buffer takes the place of this one; the kernel reads no memory of it.

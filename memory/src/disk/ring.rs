@@ -15,6 +15,7 @@ use slab::Slab;
 use super::fixed::FixedBuffers;
 use super::transfer::{Completer, Transfer, transfer};
 use crate::buf::PinnedBuf;
+use crate::process::Process;
 
 /// The most that a single piece of work transfers, in bytes: the kernel's limit, in whole pages.
 const MAX_LEN: usize = 1 << 30;
@@ -45,7 +46,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub struct Ring(Arc<Handle>);
 
 /// Ends the thread when it is dropped.
-struct Handle(Arc<Shared>);
+struct Handle(Arc<Shared>, Process);
 
 struct Shared {
     ring: Arc<IoUring>,
@@ -96,7 +97,7 @@ impl Ring {
         let shared = Arc::new(Shared { ring, queue: Mutex::default(), fixed, entries });
         let takes = shared.clone();
         thread::Builder::new().name("tonic-rdma-disk".into()).spawn(move || takes.run())?;
-        Ok(Ring(Arc::new(Handle(shared))))
+        Ok(Ring(Arc::new(Handle(shared, Process::current()))))
     }
 
     /// Reads from `offset` of a file into the unfilled part of `buf`, and counts what was read as
@@ -271,6 +272,10 @@ fn is_to_repeat(result: i32) -> bool {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        // The thread of an inherited ring is the parent's.
+        if !self.1.is_current() {
+            return;
+        }
         let mut queue = self.0.queue();
         queue.stopped = true;
         // Wakes the thread. The completion queue is twice as long as the submission queue, so this

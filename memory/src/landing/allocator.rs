@@ -491,6 +491,8 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.ledger.landing_waiters().remove(&self.waiter);
+        if !self.ledger.is_inherited() {
+            self.ledger.landing_waiters().remove(&self.waiter);
+        }
     }
 }

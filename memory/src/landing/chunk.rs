@@ -59,6 +59,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        if self.ledger.is_inherited() {
+            return;
+        }
         self.ledger.budgets.release(Use::Landing, self.len);
         self.ledger.landing_waiters().budget_freed();
         match self.is_registered {
@@ -171,6 +174,9 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
+        if self.ledger().is_inherited() {
+            return;
+        }
         self.ledger().index.remove(self.region().start());
         // SAFETY: this is the only place that takes it, and the chunk is not used afterwards (R8).
         unsafe { ManuallyDrop::take(&mut self.memory) }.free();

@@ -65,6 +65,9 @@ impl Piece {
 impl Drop for Piece {
     fn drop(&mut self) {
         let (ledger, waiter) = (self.chunk.ledger(), self.chunk.waiter());
+        if ledger.is_inherited() {
+            return;
+        }
         if self.filled {
             self.chunk.let_go(self.start, self.granules);
         }

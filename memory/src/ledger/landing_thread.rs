@@ -15,8 +15,10 @@
 //! job may drop the ledger on the thread itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 /// What the thread does, once.
@@ -53,15 +55,15 @@ impl LandingThread {
 }
 
 fn start() -> Option<Sender<Job>> {
-    static WARNED: Once = Once::new();
+    static WARNED: AtomicBool = AtomicBool::new(false);
     let (sender, jobs) = mpsc::channel();
     let thread = thread::Builder::new().name("tonic-rdma-land".to_owned());
     match thread.spawn(|| work(jobs)) {
         Ok(_) => Some(sender),
         Err(error) => {
-            WARNED.call_once(|| {
+            if !WARNED.swap(true, Relaxed) {
                 crate::throttled!(warn, %error, "no thread to register landing memory: calls wait for it");
-            });
+            }
             None
         }
     }

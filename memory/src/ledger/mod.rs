@@ -41,9 +41,10 @@ pub(crate) use self::waiter_count::WaiterCount;
 use crate::config::Sizes;
 use crate::error::RegisterError;
 use crate::memlock::Memlock;
+use crate::process::Process;
 use crate::region::Region;
-use crate::registrar::Registrar;
 use crate::region::file_limit::longest_file;
+use crate::registrar::Registrar;
 use crate::stats::Use;
 
 /// The accounting of one pool.
@@ -55,6 +56,8 @@ pub(crate) struct Ledger {
     landing: Arc<LandingBudget>,
     pub(crate) registrar: Arc<dyn Registrar>,
     pub(crate) landing_thread: LandingThread,
+    /// The process that has made the pool.
+    process: Process,
     /// The last field, so that it is dropped after the registrar.
     _notify: NotifyOnDrop,
 }
@@ -92,8 +95,16 @@ impl Ledger {
             sizes,
             registrar,
             landing_thread: LandingThread::default(),
+            process: Process::current(),
             _notify: NotifyOnDrop(pins),
         }
+    }
+
+    /// Whether a parent of this process has made the pool: it is left alone then, with everything of
+    /// it, and its memory is not mapped here (R23).
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        !self.process.is_current()
     }
 
     /// The waiters of all connections that have landing memory or want some.
@@ -158,6 +169,11 @@ impl Ledger {
         Some((usize::try_from(available).unwrap_or(usize::MAX).saturating_sub(control), memlock))
     }
 
+    /// The bytes that the longest chunk may have where chunks are files and RLIMIT_FSIZE applies.
+    pub(crate) fn longest_chunk(&self) -> Option<usize> {
+        if self.registrar.wants_file() { longest_file() } else { None }
+    }
+
     /// Whether a registration failed because the process may not pin more.
     pub(crate) fn exceeded_memlock(&self, error: &RegisterError) -> bool {
         error.is_limit() && self.landing_left().is_some()
@@ -169,11 +185,6 @@ impl Ledger {
             pinning_pools::returned();
         }
     }
-    /// The bytes that the longest chunk may have where chunks are files and RLIMIT_FSIZE applies.
-    pub(crate) fn longest_chunk(&self) -> Option<usize> {
-        if self.registrar.wants_file() { longest_file() } else { None }
-    }
-
 
     /// As [`deregistered`](Self::deregistered), for a registration that has failed: part of the
     /// memory may have been pinned for a moment, but nothing has been returned.

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicUsize, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::landing_budget::{ANY_LOWERED, LandingBudget};
+use crate::process::PerProcess;
 
-static POOLS: Mutex<Vec<Weak<LandingBudget>>> = Mutex::new(Vec::new());
+static POOLS: PerProcess<Mutex<Vec<Weak<LandingBudget>>>> = PerProcess::new(Mutex::default);
 /// How often any of them has returned memory.
 static RETURNS: AtomicUsize = AtomicUsize::new(0);
 

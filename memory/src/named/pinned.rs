@@ -61,6 +61,9 @@ impl Pinned {
 
     /// Ends it, and then drops `behind`: by a thread of its own if that takes time.
     pub(super) fn end_before(self: Arc<Self>, behind: impl Send + 'static) {
+        if self.ledger.is_inherited() {
+            return std::mem::forget((self, behind));
+        }
         let registrar = &self.ledger.registrar;
         let (is_slow, pinned) = (registrar.is_slow(), if registrar.pins() { self.len } else { 0 });
         // A tuple is dropped from its first field on.

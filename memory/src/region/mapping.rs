@@ -3,13 +3,15 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Once;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
-use super::memfd;
 use super::file_limit::retry;
+use super::memfd;
 use super::page::{HUGE_PAGE, HugePages};
 use super::random_address::map_at_random;
 use crate::error::PoolError;
+use crate::process::Process;
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// Flags for memory of this process only.
@@ -40,6 +42,8 @@ pub(crate) struct Mapping {
     len: usize,
     /// Peers may have mapped it, too, and write to it.
     shared: bool,
+    /// The process that has mapped it: a child does not have it (MADV_DONTFORK).
+    process: Process,
 }
 
 // SAFETY: a mapping is plain memory, owned by this value. Slots and pieces determine who may access
@@ -52,7 +56,7 @@ impl Mapping {
     /// Maps `len` bytes, a multiple of the page size.
     pub(crate) fn new(len: usize, huge: HugePages, place: Place) -> Result<Self, PoolError> {
         if huge == HugePages::Explicit && len.is_multiple_of(HUGE_PAGE) {
-            static WARNED: Once = Once::new();
+            static WARNED: AtomicBool = AtomicBool::new(false);
             // An explicit page size: the default may differ, and only whole pages can be unmapped.
             match Self::map(
                 len,
@@ -62,14 +66,15 @@ impl Mapping {
                 place,
             ) {
                 Ok(mapping) => return Ok(mapping),
-                Err(error) => WARNED.call_once(|| {
+                Err(error) if !WARNED.swap(true, Relaxed) => {
                     crate::throttled!(
                         warn,
                         %error, len,
                         "no explicit huge pages (reserve some in /proc/sys/vm/nr_hugepages); \
                          using ordinary ones"
                     );
-                }),
+                }
+                Err(_) => {}
             }
         }
         let huge = huge != HugePages::Off && len >= HUGE_PAGE;
@@ -160,7 +165,7 @@ impl Mapping {
                 ptr
             }
         };
-        let mapping = Mapping { ptr, len, shared: file.is_some() };
+        let mapping = Mapping { ptr, len, shared: file.is_some(), process: Process::current() };
         // A child of fork() must not share pages that the device writes to: after copy-on-write the
         // parent could be left with pages that the device does not know.
         mapping.advise(libc::MADV_DONTFORK);
@@ -176,12 +181,10 @@ impl Mapping {
             // (R8).
             let piece = unsafe { self.ptr.add(at) };
             // SAFETY: as above.
-            if unsafe { libc::madvise(piece.as_ptr().cast(), len, advice) } == 0 {
-                continue;
-            }
-            let error = io::Error::last_os_error();
-            if error.raw_os_error() != Some(libc::EINVAL) {
-                return Err(error);
+            match retry(|| unsafe { libc::madvise(piece.as_ptr().cast(), len, advice) }) {
+                Ok(()) => continue,
+                Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
+                Err(_) => {}
             }
             for page in (0..len).step_by(MIN_PAGE) {
                 // SAFETY: within the mapping, which can be read. What is read is not used, and is
@@ -239,6 +242,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            return;
+        }
         if self.shared {
             // A peer that keeps its mapping must not keep the memory, so the pages are returned to
             // the system now.

@@ -36,12 +36,13 @@ use std::ptr::NonNull;
 use self::mapping::Mapping;
 use crate::error::RegisterError;
 use crate::file::OwnedFd;
+use crate::process::Owned;
 use crate::registrar::{Access, Memory, Registrar, Registration};
 
 /// A mapping that is registered with a device. The order of the fields matters: it is deregistered
 /// first and unmapped second.
 pub(crate) struct Region {
-    registration: Box<dyn Registration>,
+    registration: Owned<Box<dyn Registration>>,
     mapping: Mapping,
     /// Peers may be lent it.
     lendable: bool,
@@ -75,6 +76,7 @@ impl Region {
         let registration = unsafe {
             registrar.register(Memory { addr: mapping.ptr(), len: mapping.len(), access, file })
         }?;
+        let registration = Owned::new(registration);
         Ok(Region { registration, mapping, lendable: access == Access::Lend, for_peer: None })
     }
 

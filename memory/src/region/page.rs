@@ -1,6 +1,7 @@
 //! Page sizes.
 
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Bytes of a huge page on x86-64, and on arm64 by default.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
@@ -23,10 +24,16 @@ pub enum HugePages {
 /// Bytes of a page: 4 KiB, or 64 KiB on some arm64 and ppc64 kernels. Mappings, and therefore
 /// budgets, are whole pages.
 pub(crate) fn page() -> usize {
-    static PAGE: OnceLock<usize> = OnceLock::new();
-    *PAGE.get_or_init(|| {
-        usize::try_from(of_system()).ok().filter(|b| b.is_power_of_two()).unwrap_or(0).max(MIN_PAGE)
-    })
+    static PAGE: AtomicUsize = AtomicUsize::new(0);
+    match PAGE.load(Relaxed) {
+        0 => {
+            let page = usize::try_from(of_system()).ok().filter(|b| b.is_power_of_two());
+            let page = page.unwrap_or(0).max(MIN_PAGE);
+            PAGE.store(page, Relaxed);
+            page
+        }
+        page => page,
+    }
 }
 
 #[cfg(unix)]

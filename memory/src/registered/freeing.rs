@@ -7,17 +7,20 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use crate::process::PerProcess;
+
 /// What is to be dropped, and the number of its bytes that are pinned.
 type Job = (usize, Box<dyn Any + Send>);
 
+#[derive(Default)]
 struct Queue {
     jobs: Vec<Job>,
     /// There is a thread that takes them.
     runs: bool,
 }
 
-static QUEUE: Mutex<Queue> = Mutex::new(Queue { jobs: Vec::new(), runs: false });
-static BYTES: AtomicUsize = AtomicUsize::new(0);
+static QUEUE: PerProcess<Mutex<Queue>> = PerProcess::new(Mutex::default);
+static BYTES: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
 
 fn queue() -> MutexGuard<'static, Queue> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)

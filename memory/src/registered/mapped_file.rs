@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use crate::process::PerProcess;
 use crate::region::page::page;
 
 /// A range in the table. It is never freed, as a handler may be reading it, but used again.
@@ -32,7 +33,7 @@ struct Entry {
 /// The newest entry.
 static TABLE: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
 /// Taken to change the table.
-static CHANGES: Mutex<()> = Mutex::new(());
+static CHANGES: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 /// Guarded ranges that have been found to be truncated, and are still there.
 static TRUNCATED: AtomicUsize = AtomicUsize::new(0);
 /// What was installed before.

@@ -23,6 +23,7 @@ use bytes::Bytes;
 use crate::error::{RegionError, RegisterError};
 use crate::file::OwnedFd;
 use crate::ledger::{KeepAlive, Keys, Ledger};
+use crate::process::PerProcess;
 use crate::region::page::page;
 use crate::registrar::{Access, Memory, Registration};
 
@@ -118,7 +119,7 @@ impl PoolRegistration {
 
 /// Held from the check of the limit to the end of the registration, so that no two regions take the
 /// same rest.
-static PINNING: Mutex<()> = Mutex::new(());
+static PINNING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
 /// Registers memory of the application, if the pool can still use all of its own then.
 pub(crate) fn pin(
@@ -158,6 +159,9 @@ fn check_limit(ledger: &Ledger, memory: NonNull<[u8]>) -> Result<(), RegionError
 impl Drop for Registered {
     fn drop(&mut self) {
         let Some(held) = self.0.take() else { return };
+        if held.ledger.is_inherited() {
+            return std::mem::forget(held);
+        }
         let len = held.memory.len();
         held.ledger.index.remove(held.memory.as_ptr().addr());
         held.ledger.counters.application.fetch_sub(held.counted, Relaxed);

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tonic_rdma_memory::Landed;
+use tonic_rdma_memory::{Landed, PerProcess};
 
 use crate::lent_piece::LentPiece;
 use crate::methods::Method;
@@ -70,7 +70,7 @@ impl Hasher for AsItIs {
 
 type Shard = Mutex<HashMap<u128, Kept, BuildHasherDefault<AsItIs>>>;
 
-static TABLE: LazyLock<[Shard; SHARDS]> = LazyLock::new(Default::default);
+static TABLE: PerProcess<[Shard; SHARDS]> = PerProcess::new(Default::default);
 
 fn shard(key: Key) -> (MutexGuard<'static, HashMap<u128, Kept, BuildHasherDefault<AsItIs>>>, u128) {
     let key = u128::from_le_bytes(key.0);

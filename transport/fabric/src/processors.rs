@@ -1,19 +1,21 @@
 //! How many processors there are to run on.
 
-use std::sync::OnceLock;
+use tonic_rdma_memory::PerProcess;
 
 /// Whether this host has a single processor. Determined once.
 pub(crate) fn host_has_one() -> bool {
-    static ONE: OnceLock<bool> = OnceLock::new();
-    // SAFETY: sysconf takes no pointer; this rests on no rule.
-    *ONE.get_or_init(|| unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) } == 1)
+    static ONE: PerProcess<bool> = PerProcess::new(|| {
+        // SAFETY: sysconf takes no pointer; this rests on no rule.
+        unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) == 1 }
+    });
+    *ONE
 }
 
 /// Whether this process may use a single processor only, by its affinity or its control group.
 /// Determined once.
 pub(crate) fn process_has_one() -> bool {
-    static ONE: OnceLock<bool> = OnceLock::new();
-    *ONE.get_or_init(|| {
+    static ONE: PerProcess<bool> = PerProcess::new(|| {
         std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1)
-    })
+    });
+    *ONE
 }

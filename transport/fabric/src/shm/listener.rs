@@ -13,12 +13,12 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tonic_rdma_memory::{LogThrottle, Pool, throttled};
+use tonic_rdma_memory::{LogThrottle, PerProcess, Pool, throttled};
 
 use crate::addr::{Addr, ShmAddr};
 use crate::control_block::ControlBlock;
@@ -127,9 +127,10 @@ impl ShmListener {
 
 /// A number that a peer knows when it has read it.
 fn nonce() -> u64 {
-    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    KEYS.hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
+    // A child of fork(2) may have the keys that its parent makes next.
+    KEYS.hash_one((std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// Logs a refusal. Throttled, as every process that reaches the socket can cause it.

@@ -24,14 +24,14 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
-use tonic_rdma_memory::throttled;
+use tonic_rdma_memory::{PerProcess, throttled};
 
 use crate::timer::coarse_clock::CoarseClock;
 use crate::timer::time::{self, MAX_AGE, now};
 use crate::wake_gate::WakeGate;
 
 /// The runtimes with timers. They are few: a list is enough.
-static RUNTIMES: Mutex<Vec<(Id, Weak<Deadlines>)>> = Mutex::new(Vec::new());
+static RUNTIMES: PerProcess<Mutex<Vec<(Id, Weak<Deadlines>)>>> = PerProcess::new(Mutex::default);
 
 /// A wait that is longer is as good as one for ever.
 const MAX_WAIT: Duration = Duration::from_secs(1 << 31);

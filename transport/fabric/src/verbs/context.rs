@@ -20,6 +20,7 @@ use crate::device::{PortState, Transport};
 use crate::error::{FabricError, Verb};
 use crate::verbs::cm::id::CmId;
 use crate::verbs::discovery::attributes::{context_name, ports};
+use crate::verbs::discovery::lib_probe::is_inherited;
 use crate::verbs::siw::Cover;
 
 /// The vendor id that the siw driver reports ("bmt").
@@ -94,6 +95,9 @@ unsafe impl Sync for DeviceContext {}
 
 impl Drop for DeviceContext {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         // SAFETY: everything made on the domain holds an Arc of this, so nothing is left on it.
         match unsafe { rdma_sys::ibv_dealloc_pd(self.pd.as_ptr()) } {
             0 => {}

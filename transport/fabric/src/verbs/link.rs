@@ -23,6 +23,7 @@ use crate::turn;
 use crate::verbs::cm::id::{CmId, name};
 use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, RECV, Sleep};
 use crate::verbs::context::DeviceContext;
+use crate::verbs::discovery::lib_probe::is_inherited;
 use crate::verbs::queue_pair::post::{Batch, Request};
 use crate::verbs::queue_pair::qp::{Qp, QpCapacity};
 use crate::verbs::wake_cost;
@@ -660,6 +661,9 @@ impl Link for VerbsLink {
 
 impl Drop for VerbsLink {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         if self.qp.destroy() {
             // SAFETY: dropped once, here; nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.memory) };

@@ -30,6 +30,7 @@ use rdma_sys::ibv_access_flags;
 use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration, random_iova};
 
 use crate::verbs::context::DeviceContext;
+use crate::verbs::discovery::lib_probe::is_inherited;
 use crate::verbs::queue_pair::qp::queue_bytes;
 
 /// Registers memory in a device's protection domain.
@@ -64,6 +65,9 @@ impl Registration for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         // SAFETY: registered once, deregistered once; its protection domain is alive.
         match unsafe { rdma_sys::ibv_dereg_mr(self.mr.as_ptr()) } {
             0 => {}

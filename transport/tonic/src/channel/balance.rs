@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use futures_core::Stream;
 use hyper::rt::Executor;
 use tokio::sync::mpsc;
+use tonic_rdma_memory::Owned;
 use tonic_rdma_proto::Side;
 use tower::balance::p2c::Balance;
 use tower::buffer::Buffer;
@@ -83,7 +84,7 @@ impl Channel {
         });
         let (queue, worker) = Buffer::pair(BoxService::new(balance), BUFFER_SIZE);
         executor.execute(Box::pin(worker));
-        (Channel(Kind::Balanced(Balanced::new(queue, counters, members))), tx)
+        (Channel(Owned::new(Kind::Balanced(Balanced::new(queue, counters, members)))), tx)
     }
 }
 
@@ -97,7 +98,7 @@ struct Endpoints<K> {
 
 impl<K> Endpoints<K> {
     fn member(&self, channel: &Channel) -> Option<Membership> {
-        match &channel.0 {
+        match &*channel.0 {
             Kind::One(one) => Some(self.members.join(one.state.clone(), one.context.clone())),
             Kind::Balanced(_) => None,
         }

@@ -69,7 +69,7 @@ impl Channel {
     ///
     /// Outside a tokio runtime, unless an [`executor`](crate::Endpoint::executor) was set.
     pub fn into_tonic(self) -> tonic::transport::Channel {
-        let (origin, executor) = match &self.0 {
+        let (origin, executor) = match &*self.0 {
             Kind::One(one) if one.is_plain => return one.shared.tcp.channel.clone(),
             Kind::One(one) => (one.shared.origin.uri.clone(), one.executor.clone()),
             Kind::Balanced(_) => {

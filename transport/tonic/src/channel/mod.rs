@@ -52,7 +52,7 @@ use tonic::body::Body;
 #[cfg(feature = "_tls-any")]
 #[doc(no_inline)]
 pub use tonic::transport::channel::ClientTlsConfig;
-use tonic_rdma_memory::{Pool, throttled};
+use tonic_rdma_memory::{Forked, Owned, Pool, throttled};
 use tonic_rdma_proto::Side;
 use tower::Service;
 
@@ -72,6 +72,9 @@ use crate::telemetry::stats::{Counters, TransportStats};
 /// The user agent that is appended to the endpoint's own on the fast path of a server that does not
 /// tell tonic's.
 const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
+
+/// Why a channel that was made before fork(2) makes no calls in the child.
+const INHERITED: Forked = Forked("the channel");
 
 /// A connection to a server, over the fast path if it is up and over TCP otherwise.
 ///
@@ -125,10 +128,13 @@ const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 /// `status.source()` downcasts to it. [`Reason::of`] finds the reason of a required fast path that
 /// is not available.
 ///
+/// In a child of fork(2) each call of a channel that was made before the fork fails with
+/// UNAVAILABLE, and the text says so; a channel that the child makes works.
+///
 /// A retry layer sees calls that failed with UNAVAILABLE because the fast path was lost during the
 /// call. It does not see calls of which nothing was transmitted: the channel sends these over TCP.
 #[derive(Clone)]
-pub struct Channel(Kind);
+pub struct Channel(Owned<Kind>);
 
 #[derive(Clone)]
 enum Kind {
@@ -230,7 +236,7 @@ impl Channel {
         let limit = one.shared.fast_path_timeout + Duration::from_secs(1);
         match one.shared.decided(limit).await {
             Err(reason) if one.shared.required => Err(Cause::required(reason).into()),
-            _ => Ok(Self(Kind::One(one.seen_now()))),
+            _ => Ok(Self(Owned::new(Kind::One(one.seen_now())))),
         }
     }
 
@@ -240,7 +246,7 @@ impl Channel {
         endpoint: &Endpoint,
         env: Result<EnvSettings, EnvError>,
     ) -> Self {
-        Self(Kind::One(One::new(tcp, endpoint, env)))
+        Self(Owned::new(Kind::One(One::new(tcp, endpoint, env))))
     }
 
     /// The path that a call started now would take, and the reason.
@@ -248,7 +254,10 @@ impl Channel {
     /// That of a [balanced](Channel::balance_list) channel is TCP, with the reason, as long as a
     /// call to one of its endpoints would take it, and otherwise that of its first endpoint.
     pub fn path(&self) -> PathInfo {
-        match &self.0 {
+        if !self.0.is_own() {
+            return PathInfo::tcp(Reason::new(ReasonCode::Forked, INHERITED.to_string()));
+        }
+        match &*self.0 {
             Kind::One(one) => one.info(),
             Kind::Balanced(balanced) => balanced.info(),
         }
@@ -261,7 +270,7 @@ impl Channel {
     ///
     /// Cancel safe: a change is not lost when the future is dropped.
     pub async fn path_changed(&mut self) -> PathInfo {
-        match &mut self.0 {
+        match &mut *self.0 {
             Kind::One(one) => one.changed().await,
             Kind::Balanced(balanced) => balanced.changed().await,
         }
@@ -274,7 +283,7 @@ impl Channel {
     ///
     /// Call it for each buffer, since the path may change; the call is cheap.
     pub fn pool(&self) -> Pool {
-        match &self.0 {
+        match &*self.0 {
             Kind::One(one) => match &*one.state.borrow() {
                 State::Up(fast) => fast.pool.clone(),
                 _ => one.context.ordinary_pool(),
@@ -287,7 +296,7 @@ impl Channel {
     /// [register](crate::Context::register) memory with them. For a
     /// [balanced](Channel::balance_list) channel that of its first endpoint.
     pub fn context(&self) -> crate::Context {
-        match &self.0 {
+        match &*self.0 {
             Kind::One(one) => one.context.clone(),
             Kind::Balanced(balanced) => balanced.context(),
         }
@@ -296,7 +305,7 @@ impl Channel {
     /// The counters of all clones of this channel. For a balanced channel they cover all its
     /// endpoints, including removed ones.
     pub fn stats(&self) -> TransportStats {
-        match &self.0 {
+        match &*self.0 {
             Kind::One(one) => one.shared.counters.snapshot(),
             Kind::Balanced(balanced) => balanced.counters().snapshot(),
         }
@@ -431,14 +440,21 @@ impl Service<Request<Body>> for Channel {
     type Future = ResponseFuture;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), tonic::transport::Error>> {
-        match &mut self.0 {
+        if !self.0.is_own() {
+            // The call says it, with a status.
+            return Poll::Ready(Ok(()));
+        }
+        match &mut *self.0 {
             Kind::One(one) => one.stack.poll_ready(cx).map_err(in_tonics_type),
             Kind::Balanced(balanced) => balanced.poll_ready(cx).map_err(in_tonics_type),
         }
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let inner = match &mut self.0 {
+        if !self.0.is_own() {
+            return ResponseFuture { inner: Inner::Inherited };
+        }
+        let inner = match &mut *self.0 {
             Kind::One(one) => Inner::One { inner: one.stack.call(request) },
             Kind::Balanced(balanced) => Inner::Balanced { inner: balanced.call(request) },
         };
@@ -460,6 +476,8 @@ pin_project! {
     enum Inner {
         One { #[pin] inner: <Stack as Service<Request<Body>>>::Future },
         Balanced { #[pin] inner: <Balanced as Service<Request<Body>>>::Future },
+        // The channel is that of a parent of this process.
+        Inherited,
     }
 }
 
@@ -470,6 +488,10 @@ impl Future for ResponseFuture {
         match self.project().inner.project() {
             InnerProj::One { inner } => inner.poll(cx).map_err(in_tonics_type),
             InnerProj::Balanced { inner } => inner.poll(cx).map_err(in_tonics_type),
+            InnerProj::Inherited => {
+                let status = tonic::Status::unavailable(INHERITED.to_string());
+                Poll::Ready(Err(in_tonics_type(status.into())))
+            }
         }
     }
 }

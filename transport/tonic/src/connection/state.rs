@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use tokio::sync::{Notify, watch};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Clock, Link, LinkError, PeerInfo};
-use tonic_rdma_memory::Pool;
+use tonic_rdma_memory::{Forked, Owned, Pool};
 use tonic_rdma_proto::{Connection, Settings, Side, StreamId};
 
 use crate::codec::Methods;
@@ -25,7 +25,7 @@ use crate::telemetry::stats::Counters;
 
 /// One connection, shared by its driver and its calls.
 pub(in crate::connection) struct Shared {
-    state: Mutex<ConnectionState>,
+    state: Owned<Mutex<ConnectionState>>,
     /// Notified when a stream has ended: there may be room for another.
     pub(in crate::connection) stream_room: Arc<Notify>,
     pub(in crate::connection) closed: watch::Sender<Option<Reason>>,
@@ -115,7 +115,7 @@ impl Shared {
             eager_limit: conn.eager_limit(),
             methods,
             calls: counters.clone(),
-            state: Mutex::new(ConnectionState {
+            state: Owned::new(Mutex::new(ConnectionState {
                 peer: link.peer().clone(),
                 conn,
                 life: Life::Open,
@@ -140,8 +140,15 @@ impl Shared {
                 became_quiet: false,
                 wakes: SmallVec::new(),
                 link: Some(link),
-            }),
+            })),
         })
+    }
+
+    /// Whether this process has made the connection. If not, its parent has: a child of fork(2)
+    /// takes no lock of it, and drops nothing of it (R23).
+    #[inline]
+    pub(in crate::connection) fn is_own(&self) -> bool {
+        self.state.is_own()
     }
 
     /// The state. Tasks that were made ready are woken when the guard is dropped, after the lock.
@@ -183,6 +190,12 @@ pub(in crate::connection) fn ended(reason: &Reason) -> Status {
         _ => "lost",
     };
     Status::unavailable(format!("connection {how}: {reason}"))
+}
+
+/// The status of a call whose connection belongs to a parent of this process.
+#[cold]
+pub(in crate::connection) fn inherited() -> Status {
+    Status::unavailable(Forked("the connection").to_string())
 }
 
 #[cold]

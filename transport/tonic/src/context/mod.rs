@@ -28,7 +28,9 @@ use tokio::sync::Mutex;
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
 use tonic_rdma_fabric::{Addr, Fabric, FabricError, Lending, LocalAddress};
-use tonic_rdma_memory::{HeapRegistrar, Pool, PoolConfig, PoolStats, throttled};
+use tonic_rdma_memory::{
+    HeapRegistrar, PerProcess, Pool, PoolConfig, PoolError, PoolStats, throttled,
+};
 
 use crate::channel::backoff::Jitter;
 use crate::connection::ConnectionConfig;
@@ -42,7 +44,8 @@ use crate::path::{Path, from_error};
 ///
 /// [`Context::global`] serves the whole process; endpoints and servers use it by default. Nothing
 /// is opened or pinned before the first connection needs it, so a process that stays on TCP pins
-/// nothing.
+/// nothing. A child of fork(2) has the settings of a context, and opens devices and makes pools of
+/// its own.
 ///
 /// ```
 /// use tonic_rdma::{Context, Endpoint, PoolConfig};
@@ -55,6 +58,13 @@ pub struct Context(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
+    /// A child of fork(2) begins with a state of its own.
+    state: PerProcess<ContextState>,
+}
+
+/// The devices and pools of a context.
+#[derive(Default)]
+struct ContextState {
     shm: OnceLock<Fabric>,
     /// Keyed by device name. Locked while a pool is created, so that it is created once, and while
     /// memory of the application is registered with all of them.
@@ -83,8 +93,8 @@ pub(crate) struct ListenTarget {
 impl Context {
     /// The context of the process: all devices, with a pool of the default size for each.
     pub fn global() -> Self {
-        static GLOBAL: OnceLock<Context> = OnceLock::new();
-        GLOBAL.get_or_init(|| Self::builder().build()).clone()
+        static GLOBAL: PerProcess<Context> = PerProcess::new(|| Context::builder().build());
+        GLOBAL.clone()
     }
 
     /// Create a builder for a separate context.
@@ -111,11 +121,11 @@ impl Context {
     }
 
     fn shm(&self) -> Result<Fabric, FabricError> {
-        if let Some(fabric) = self.0.shm.get() {
+        if let Some(fabric) = self.0.state.shm.get() {
             return Ok(fabric.clone());
         }
         let fabric = Fabric::shm(self.0.settings.shm_access.clone(), self.0.settings.lending)?;
-        Ok(self.0.shm.get_or_init(|| fabric).clone())
+        Ok(self.0.state.shm.get_or_init(|| fabric).clone())
     }
 
     /// The configuration of a connection over this fabric.
@@ -265,10 +275,15 @@ impl Context {
         };
         let (mut found, mut failed) = (Vec::new(), None);
         for (fabric, addr) in places {
-            match self.pool(&fabric).await {
+            let pool = self.pool(&fabric).await.and_then(|pool| match pool.may_land() {
+                // Clients learn it from the Offer. Other limits may leave more in a moment.
+                Err(error @ PoolError::File { .. }) => Err(from_error::pool(&error)),
+                _ => Ok(pool),
+            });
+            match pool {
                 Ok(pool) => {
                     if let Some(addr) = addr {
-                        self.0.device_monitor.listens(addr);
+                        self.0.state.device_monitor.listens(addr);
                     }
                     found.push(ListenTarget { fabric, addr, pool });
                 }
@@ -287,7 +302,7 @@ impl Context {
     /// A pool of ordinary memory with this context's sizes, used where there is no device.
     pub(crate) fn ordinary_pool(&self) -> Pool {
         let make = |config: PoolConfig| Pool::new(config, Arc::new(HeapRegistrar::default()));
-        let pool = self.0.ordinary.get_or_init(|| {
+        let pool = self.0.state.ordinary.get_or_init(|| {
             let own = make(self.0.settings.pool.clone());
             match own.or_else(|_| make(PoolConfig::default())) {
                 Ok(pool) => pool,
@@ -299,13 +314,13 @@ impl Context {
 
     /// What is known of the rails of this host's devices.
     pub(crate) fn rails(&self) -> &RailHealth {
-        &self.0.rails
+        &self.0.state.rails
     }
 
     /// A number that is one more for each channel, so that they begin at different rails; random
     /// at first, as other processes of the host have the same rails.
     pub(crate) fn turn(&self) -> usize {
-        self.0.rails.turn(|| match self.simulated() {
+        self.0.state.rails.turn(|| match self.simulated() {
             Some(_) => 0,
             None => random() as usize,
         })
@@ -326,7 +341,7 @@ impl Context {
     ///
     /// Cancel safe: it changes nothing.
     pub async fn pool_stats(&self) -> Vec<(String, PoolStats)> {
-        let pools = self.0.pools.lock().await;
+        let pools = self.0.state.pools.lock().await;
         let mut stats: Vec<_> =
             pools.iter().map(|(name, held)| (name.clone(), held.pool.stats())).collect();
         stats.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -335,12 +350,12 @@ impl Context {
 
     /// The pool of a device, created at its first use.
     pub(crate) async fn pool(&self, fabric: &Fabric) -> Result<Pool, Reason> {
-        let mut pools = self.0.pools.lock().await;
+        let mut pools = self.0.state.pools.lock().await;
         if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
             return Ok(held.pool.clone());
         }
         // The device was removed, and has come back.
-        self.0.regions.forget(fabric.name());
+        self.0.state.regions.forget(fabric.name());
         let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {
             // Pinning a few megabytes takes milliseconds.
@@ -352,15 +367,18 @@ impl Context {
         };
         let pool = made.map_err(|e| from_error::pool(&e))?;
         pools.insert(fabric.name().to_owned(), Held { fabric: fabric.clone(), pool: pool.clone() });
-        let registering =
-            registered::register_all(self.0.regions.all(), fabric.name().to_owned(), pool.clone());
+        let registering = registered::register_all(
+            self.0.state.regions.all(),
+            fabric.name().to_owned(),
+            pool.clone(),
+        );
         match pool.pins() {
             // The connection does not wait for it, nor ends it when it is given up.
             true => drop(tokio::spawn(registering)),
             false => registering.await,
         }
         if fabric.provider() == "verbs" {
-            self.0.device_monitor.watch_removal(fabric);
+            self.0.state.device_monitor.watch_removal(fabric);
             self.watch_devices();
         }
         Ok(pool)
@@ -372,12 +390,12 @@ impl Context {
             return Changes::default();
         }
         self.watch_devices();
-        self.0.device_monitor.subscribe()
+        self.0.state.device_monitor.subscribe()
     }
 
     fn watch_devices(&self) {
         let inner = Arc::downgrade(&self.0);
-        self.0.device_monitor.start(move || {
+        self.0.state.device_monitor.start(move || {
             let inner = inner.clone();
             async move { Some(Context(inner.upgrade()?).forget_removed().await) }
         });
@@ -386,12 +404,12 @@ impl Context {
     /// Releases devices that were removed, because the kernel waits for that. Returns whether there
     /// were any.
     async fn forget_removed(&self) -> bool {
-        let mut pools = self.0.pools.lock().await;
+        let mut pools = self.0.state.pools.lock().await;
         let before = pools.len();
         pools.retain(|name, held| {
             let stays = !held.fabric.is_removed();
             if !stays {
-                self.0.regions.forget(name);
+                self.0.state.regions.forget(name);
             }
             stays
         });
@@ -460,14 +478,6 @@ impl Default for Context {
 impl ContextBuilder {
     /// Build the context. It opens nothing yet.
     pub fn build(self) -> Context {
-        Context(Arc::new(Inner {
-            settings: self.0,
-            shm: OnceLock::new(),
-            pools: Mutex::default(),
-            regions: Regions::default(),
-            device_monitor: DeviceMonitor::default(),
-            rails: RailHealth::default(),
-            ordinary: OnceLock::new(),
-        }))
+        Context(Arc::new(Inner { settings: self.0, state: PerProcess::new(ContextState::default) }))
     }
 }

@@ -107,10 +107,10 @@ impl Context {
             // Connections do not wait while pages are pinned. A pool that is made meanwhile is
             // found in the next round.
             let (device, held) = {
-                let pools = self.0.pools.lock().await;
+                let pools = self.0.state.pools.lock().await;
                 let mut pools = pools.iter().filter(|(_, held)| !held.fabric.is_removed());
                 let Some((device, held)) = pools.find(|(device, _)| !region.is_with(device)) else {
-                    self.0.regions.add(&region);
+                    self.0.state.regions.add(&region);
                     break Ok(Registered::of(region));
                 };
                 (device.clone(), Held { fabric: held.fabric.clone(), pool: held.pool.clone() })

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use rustix::fs::{FileType, fstat};
-use tonic_rdma_memory::{Pool, PoolRegistration};
+use tonic_rdma_memory::{PerProcess, Pool, PoolRegistration};
 
 use super::MAX_KEPT;
 use crate::link::Lent;
@@ -104,7 +104,7 @@ impl AsRef<[u8]> for Whole {
 #[derive(Debug)]
 struct KeptDescriptor;
 
-static KEPT: AtomicUsize = AtomicUsize::new(0);
+static KEPT: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
 
 impl KeptDescriptor {
     /// Counts one more. `None` if there are as many as may be.

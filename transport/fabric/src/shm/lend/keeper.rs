@@ -13,7 +13,7 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use slab::Slab;
-use tonic_rdma_memory::{LendableBytes, throttled};
+use tonic_rdma_memory::{LendableBytes, PerProcess, throttled};
 
 /// Bytes of the thread's stack.
 const STACK_SIZE: usize = 128 << 10;
@@ -21,7 +21,7 @@ const STACK_SIZE: usize = 128 << 10;
 /// The leases of one link, and the pipe that tells of its reader.
 type Kept = (PipeReader, Slab<LendableBytes>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Keeper {
     /// Not yet with the thread.
     added: Vec<Kept>,
@@ -29,7 +29,7 @@ struct Keeper {
     thread: Option<PipeWriter>,
 }
 
-static KEEPER: Mutex<Keeper> = Mutex::new(Keeper { added: Vec::new(), thread: None });
+static KEEPER: PerProcess<Mutex<Keeper>> = PerProcess::new(Mutex::default);
 
 fn keeper() -> MutexGuard<'static, Keeper> {
     KEEPER.lock().unwrap_or_else(PoisonError::into_inner)

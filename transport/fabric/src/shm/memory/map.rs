@@ -20,6 +20,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{SealFlags, SeekFrom, Stat, fcntl_get_seals, fstat, seek};
 use rustix::io::retry_on_intr;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use tonic_rdma_memory::Process;
 
 use crate::shm::ring::Words;
 use crate::turn::COPY_UNIT;
@@ -91,6 +92,8 @@ pub(crate) struct Map {
     len: usize,
     /// Offset behind the last byte that was written.
     touched: usize,
+    /// The process that has mapped it: a child does not have it (MADV_DONTFORK).
+    process: Process,
 }
 
 // SAFETY: the mapping is owned by this value; it is reached through atomics and raw copies only.
@@ -182,7 +185,7 @@ impl Map {
         // size.
         let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, 0) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let map = Map { ptr, len, touched: 0 };
+        let map = Map { ptr, len, touched: 0, process: Process::current() };
         // A child of fork() has no use for it, and would keep the peer's memory.
         // SAFETY: the range is this mapping, and its contents stay as they are.
         if let Err(error) = unsafe { madvise(map.ptr.as_ptr().cast(), len, Advice::LinuxDontFork) }
@@ -263,6 +266,9 @@ impl Words for Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            return;
+        }
         for at in (0..self.len).step_by(UNMAP_STEP) {
             let len = UNMAP_STEP.min(self.len - at);
             // SAFETY: mapped in `of`, each part unmapped once, and no borrow outlives self.

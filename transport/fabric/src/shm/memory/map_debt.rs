@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tonic_rdma_memory::PerProcess;
+
 /// Bytes of debt that are paid off in a second, for all processes together. Populating and
 /// unmapping as much takes about a tenth of a processor.
 pub(crate) const PAID_PER_SECOND: u64 = 1 << 30;
@@ -41,7 +43,7 @@ struct Debts {
     paid: Option<Instant>,
 }
 
-static DEBTS: Mutex<Debts> = Mutex::new(Debts::new());
+static DEBTS: PerProcess<Mutex<Debts>> = PerProcess::new(|| Mutex::new(Debts::new()));
 
 fn debts() -> MutexGuard<'static, Debts> {
     DEBTS.lock().unwrap_or_else(PoisonError::into_inner)

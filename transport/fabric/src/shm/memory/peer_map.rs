@@ -5,10 +5,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::fstat;
 use rustix::process::{Resource, getrlimit};
+use tonic_rdma_memory::PerProcess;
 
 use crate::shm::memory::map::{FileId, Map};
 use crate::shm::memory::map_debt::MapCost;
@@ -94,13 +95,13 @@ struct Limits {
 
 impl Limits {
     fn get() -> Limits {
-        static LIMITS: OnceLock<Limits> = OnceLock::new();
-        *LIMITS.get_or_init(|| {
+        static LIMITS: PerProcess<Limits> = PerProcess::new(|| {
             let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
             let mappings = limit.trim().parse().unwrap_or(MAX_MAPPINGS) / MAPPINGS_DIVISOR;
             let address_space = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
             Limits { mappings, bytes: MAX_MAPPED.min(address_space / ADDRESS_SPACE_DIVISOR) }
-        })
+        });
+        *LIMITS
     }
 }
 
@@ -116,7 +117,7 @@ struct Mapped {
     bytes: u64,
 }
 
-static MAPPED: Mutex<Mapped> = Mutex::new(Mapped::new());
+static MAPPED: PerProcess<Mutex<Mapped>> = PerProcess::new(|| Mutex::new(Mapped::new()));
 
 impl Mapped {
     const fn new() -> Mapped {
@@ -207,7 +208,8 @@ struct Lent {
     full: usize,
 }
 
-static LENT: Mutex<Lent> = Mutex::new(Lent { turns: BTreeMap::new(), full: MIN_TURNS });
+static LENT: PerProcess<Mutex<Lent>> =
+    PerProcess::new(|| Mutex::new(Lent { turns: BTreeMap::new(), full: MIN_TURNS }));
 
 /// Least number of turns at which some are dropped.
 const MIN_TURNS: usize = 64;

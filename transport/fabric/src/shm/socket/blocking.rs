@@ -24,7 +24,7 @@
 //! | waits | a job is queued | works |
 //! | waits | [`IDLE_TIMEOUT`] has passed | ends |
 
-use tonic_rdma_memory::throttled;
+use tonic_rdma_memory::{PerProcess, throttled};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,9 +42,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 const STACK_SIZE: usize = 128 << 10;
 
 /// For clients that have not shown a ticket.
-pub(crate) static STRANGERS: ThreadPool = ThreadPool::new();
+pub(crate) static STRANGERS: PerProcess<ThreadPool> = PerProcess::new(ThreadPool::new);
 /// For all other connections.
-pub(crate) static PEERS: ThreadPool = ThreadPool::new();
+pub(crate) static PEERS: PerProcess<ThreadPool> = PerProcess::new(ThreadPool::new);
 
 type Job = Box<dyn FnOnce() + Send>;
 

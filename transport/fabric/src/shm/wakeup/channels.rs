@@ -25,9 +25,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::runtime::{Handle, Id};
+use tonic_rdma_memory::PerProcess;
 
 use crate::access::HostProcess;
 use crate::shm::memory::map::{FileId, Map};
@@ -38,15 +39,14 @@ use crate::shm::wakeup::event_fd::End;
 use crate::shm::wakeup::member::Member;
 
 /// They are few: a list is enough.
-static CHANNELS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+static CHANNELS: PerProcess<Mutex<Vec<Entry>>> = PerProcess::new(Mutex::default);
 /// Random, and another after exec(2).
-static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-static NUMBERS: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(KEYS.hash_one("numbers")));
+static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
+static NUMBERS: PerProcess<AtomicU64> =
+    PerProcess::new(|| AtomicU64::new(KEYS.hash_one(("numbers", std::process::id()))));
 
 #[derive(Debug)]
 struct Entry {
-    /// This process: a child of fork(2) has the list, too.
-    process: u32,
     runtime: Id,
     peer: HostProcess,
     peer_runtime: u64,
@@ -67,16 +67,14 @@ impl Entry {
         page: Option<FileId>,
         channel: &Arc<WakeChannel>,
     ) -> Entry {
-        let (process, runtime) = (std::process::id(), Handle::current().id());
+        let runtime = Handle::current().id();
         let channel = Arc::downgrade(channel);
-        Entry { process, runtime, peer, peer_runtime, number, end, page, channel }
+        Entry { runtime, peer, peer_runtime, number, end, page, channel }
     }
 
     /// Whether it is one of the current runtime with this peer.
     fn is_with(&self, peer: HostProcess) -> bool {
-        self.process == std::process::id()
-            && self.runtime == Handle::current().id()
-            && self.peer == peer
+        self.runtime == Handle::current().id() && self.peer == peer
     }
 }
 

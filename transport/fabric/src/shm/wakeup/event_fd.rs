@@ -27,7 +27,6 @@ use std::future::Future;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
-use std::sync::OnceLock;
 use std::task::{Context, Poll};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -35,6 +34,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use tokio::io::Interest;
 use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::task::unconstrained;
+use tonic_rdma_memory::PerProcess;
 
 /// Wake-ups of one end: with one in each nanosecond it takes them a century.
 const START: u64 = 1 << 62;
@@ -166,9 +166,9 @@ fn take_one(fd: &OwnedFd) -> Result<(), Errno> {
 /// Whether this kernel reads an eventfd without ever blocking. Where it cannot be tried, for want
 /// of descriptors, it is taken not to, and tried again the next time.
 pub(crate) fn is_supported() -> bool {
-    static SUPPORTED: OnceLock<bool> = OnceLock::new();
+    static SUPPORTED: PerProcess<bool> = PerProcess::new(|| false);
     let tried = || filled().ok().map(|fd| take_one(&fd).is_ok());
-    SUPPORTED.get().copied().or_else(tried).is_some_and(|is| *SUPPORTED.get_or_init(|| is))
+    SUPPORTED.get().copied().or_else(tried).is_some_and(|is| *SUPPORTED.get_or_insert(is))
 }
 
 /// Checks an eventfd that the peer sent. May block: the descriptor can be of any file. Returns

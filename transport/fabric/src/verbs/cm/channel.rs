@@ -1,5 +1,6 @@
 //! Event channels of rdma_cm, and what the library owns for each id.
 
+use crate::verbs::discovery::lib_probe::is_inherited;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -123,6 +124,9 @@ impl AsRawFd for Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         // SAFETY: every id on the channel holds an Arc of it, so none is left.
         unsafe { rdma_sys::rdma_destroy_event_channel(self.0.as_ptr()) };
     }
@@ -181,6 +185,9 @@ impl RawId {
 
 impl Drop for RawId {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         // SAFETY: the id is alive, its queue pair is destroyed, and whoever has read an event of it
         // acknowledges it without waiting for this; not used afterwards.
         if let Err(error) = check(unsafe { rdma_sys::rdma_destroy_id(self.as_ptr()) }) {

@@ -13,6 +13,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 
 use crate::verbs::cm::channel::{Channel, RawEvent, RawId};
+use crate::verbs::discovery::lib_probe::is_inherited;
 
 /// Connect requests that wait to be accepted; more are rejected.
 pub(in crate::verbs) const BACKLOG: usize = 128;
@@ -160,6 +161,9 @@ impl Hub {
 
 impl Drop for Hub {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         if let Some(reactor) = self.reactor.get() {
             reactor.abort();
         }
@@ -204,6 +208,9 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         lock(&self.hub.queues).remove(&self.id);
         // Requests that nobody has taken are destroyed here, and with them their subscriptions.
         let events = std::mem::take(&mut lock(&self.queue).events);
@@ -242,6 +249,9 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         let Some(hub) = self.0.upgrade() else { return };
         // Before the queues are told, so that who waits later sees it.
         hub.orphaned.store(true, Ordering::SeqCst);

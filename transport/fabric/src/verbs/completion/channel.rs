@@ -6,6 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use crate::verbs::context::DeviceContext;
+use crate::verbs::discovery::lib_probe::is_inherited;
 
 /// A completion channel. Its descriptor does not block.
 pub(super) struct CompChannel {
@@ -88,6 +89,9 @@ impl AsRawFd for CompChannel {
 
 impl Drop for CompChannel {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         // SAFETY: its queues are destroyed: each keeps the channel until then.
         match unsafe { rdma_sys::ibv_destroy_comp_channel(self.channel.as_ptr()) } {
             0 => {}

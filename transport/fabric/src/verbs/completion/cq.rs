@@ -9,6 +9,7 @@ use rdma_sys::ibv_wc_status;
 use crate::verbs::completion::channel::CompChannel;
 use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, Queue, RECV};
 use crate::verbs::context::DeviceContext;
+use crate::verbs::discovery::lib_probe::is_inherited;
 
 /// Events acknowledged at once: acknowledging takes a lock in libibverbs.
 const ACK_BATCH: u32 = 64;
@@ -120,6 +121,9 @@ impl Queue for Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         if self.unacked > 0 {
             self.ack();
         }

@@ -7,6 +7,7 @@ use std::task::{Context, Waker};
 use crate::verbs::completion::dispatch::{Armed, Completed, MemberId, Polled, Sleep};
 use crate::verbs::completion::shard::{SharedCq, wake_all};
 use crate::verbs::context::DeviceContext;
+use crate::verbs::discovery::lib_probe::is_inherited;
 
 /// Entries of a queue that are reserved for a queue pair that is not made yet.
 #[derive(Debug)]
@@ -52,6 +53,9 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         self.cq.release(self.entries);
     }
 }

@@ -20,6 +20,7 @@ use crate::verbs::completion::channel::CompChannel;
 use crate::verbs::completion::cq::Cq;
 use crate::verbs::completion::dispatch::{Dispatch, Failure, Next};
 use crate::verbs::context::DeviceContext;
+use crate::verbs::discovery::lib_probe::is_inherited;
 
 /// A queue is made for so many queue pairs of the size of its first one, unless there are larger
 /// ones.
@@ -266,6 +267,9 @@ impl Shard {
 
 impl Drop for Shard {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         if let Some(reactor) = self.reactor.get() {
             reactor.abort();
         }
@@ -330,6 +334,9 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         let Some(shard) = self.shard.upgrade() else { return };
         // Before the queues that are there are told, so that later ones see it.
         shard.orphaned.store(true, Ordering::SeqCst);

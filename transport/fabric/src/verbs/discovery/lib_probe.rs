@@ -5,13 +5,30 @@
 use std::sync::OnceLock;
 
 use rdma_sys::LoadError;
+use tonic_rdma_memory::PerProcess;
 
 use crate::error::FabricError;
 
+/// What came of loading the libraries.
+static ANSWER: PerProcess<OnceLock<Result<(), FabricError>>> = PerProcess::new(OnceLock::new);
+
+/// Whether a parent of this process has loaded the libraries: their objects, and those of this
+/// provider, are the parent's, and a child destroys none (R23).
+pub(crate) fn is_inherited() -> bool {
+    ANSWER.inherited().is_some()
+}
+
 /// Succeeds when both libraries are loaded. The answer is kept: what is installed later needs a new
 /// process.
+///
+/// # Errors
+/// What is missing; [`FabricError::Forked`] in a child of a process that has loaded them.
 pub(crate) fn probe() -> Result<(), FabricError> {
-    static ANSWER: OnceLock<Result<(), FabricError>> = OnceLock::new();
+    match ANSWER.inherited().map(OnceLock::get) {
+        Some(Some(Err(error))) => return Err(error.clone()),
+        Some(_) => return Err(FabricError::Forked),
+        None => {}
+    }
     ANSWER
         .get_or_init(|| {
             rdma_sys::load().map_err(reason)?;

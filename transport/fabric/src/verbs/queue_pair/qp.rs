@@ -14,6 +14,7 @@ use crate::link_config::LinkConfig;
 use crate::verbs::cm::id::CmId;
 use crate::verbs::completion::member::{CqMember, Reservation};
 use crate::verbs::context::DeviceContext;
+use crate::verbs::discovery::lib_probe::is_inherited;
 
 /// 0.96 ms in the table of RNR timer codes; 12 is 0.64 ms, 14 is 1.28 ms, and 0 is 655 ms.
 const RNR_TIMER_1_MS: u8 = 13;
@@ -355,6 +356,9 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         if self.destroy() {
             // SAFETY: dropped once, here, and not used again. The queue goes after its queue pair
             // (R9).

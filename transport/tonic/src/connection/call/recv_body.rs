@@ -17,6 +17,7 @@ use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 use crate::connection::copy_scheduler::ReadPace;
 use crate::connection::receive::stall::Reading;
+use crate::connection::state::inherited;
 use crate::telemetry::stats::Copied;
 
 /// A part that is being copied to the heap, in pieces that are charged to the reader's turns (R20).
@@ -169,6 +170,10 @@ impl Body for RecvBody {
             return Poll::Ready(None);
         }
         let this = &mut *self;
+        if !this.stream.shared.is_own() {
+            this.finished = true;
+            return Poll::Ready(Some(Err(inherited())));
+        }
         ready!(this.pace.charge(cx));
         if this.pace.is_check_due() {
             this.check_pending();
@@ -251,6 +256,9 @@ fn add(copied: &mut Copied, delivered: Delivered) {
 
 impl Drop for RecvBody {
     fn drop(&mut self) {
+        if !self.stream.shared.is_own() {
+            return;
+        }
         let id = self.stream.id;
         let shared = self.stream.shared.clone();
         let mut state = shared.lock();

@@ -83,7 +83,7 @@ impl Clone for StreamRef {
 
 impl Drop for StreamRef {
     fn drop(&mut self) {
-        if self.released {
+        if self.released || !self.shared.is_own() {
             return;
         }
         let shared = self.shared.clone();

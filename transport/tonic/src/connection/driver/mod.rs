@@ -31,7 +31,7 @@ use crate::connection::call::stream::Opened;
 use crate::connection::copy_scheduler::Next;
 use crate::connection::driver::timers::Timers;
 use crate::connection::driver::yield_policy::YieldPolicy;
-use crate::connection::state::{ConnectionState, Life, Shared};
+use crate::connection::state::{ConnectionState, Life, Shared, inherited};
 use crate::path::reason::{Reason, ReasonCode};
 
 /// Rounds of one turn before other tasks run.
@@ -100,6 +100,9 @@ struct Teardown(Arc<Shared>);
 
 impl Drop for Teardown {
     fn drop(&mut self) {
+        if !self.0.is_own() {
+            return;
+        }
         let mut state = self.0.lock();
         state.say_goodbye();
         let lost = || Reason::new(ReasonCode::LinkLost, "the connection's driver was dropped");
@@ -116,6 +119,9 @@ impl Drop for Teardown {
 impl Driver {
     fn poll(&mut self, cx: &mut Context<'_>, serve: &mut impl FnMut(Turn)) -> Poll<Reason> {
         let shared = self.shared.clone();
+        if !shared.is_own() {
+            return Poll::Ready(Reason::new(ReasonCode::Forked, inherited().message()));
+        }
         self.yields.runs();
         for round in 1..=MAX_ROUNDS {
             let mut state = shared.lock();

@@ -1,0 +1,372 @@
+//! A child of fork(2) that does not execute a program: what it makes works, what it inherited says
+//! that it belongs to the parent, and the parent notices nothing. Calls of the parent's other
+//! threads are in flight at each fork, so that any lock may be held.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{Blob, Client, Fabric, LIMIT, Which, World, pattern, pooled};
+use tokio::runtime::Runtime;
+use tonic::Code;
+use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Side};
+use tonic_rdma_memory::test_util::process::{
+    Child, FSTATFS, MEMFD_CREATE, forbid, fork, limit_file_size,
+};
+
+const MIB: usize = 1 << 20;
+/// Time limit of what a child does.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Runs a future in a runtime of its own, on a thread of its own: this one may belong to a runtime.
+fn run<T: Send>(future: impl Future<Output = T> + Send) -> T {
+    std::thread::scope(|scope| {
+        let run = || {
+            let runtime = Runtime::new().unwrap();
+            let done = runtime.block_on(async { tokio::time::timeout(TIMEOUT, future).await });
+            runtime.shutdown_background();
+            done.unwrap()
+        };
+        scope.spawn(run).join().unwrap()
+    })
+}
+
+fn child(run: impl FnOnce()) -> Child {
+    fork(run).unwrap()
+}
+
+/// Small and bulk calls each way.
+async fn calls(channel: Channel) {
+    let mut client = Client::new(channel, Which::Ours, LIMIT);
+    for len in [10, 100 << 10, 3 * MIB, 16] {
+        let data = Bytes::from(pattern(len, 3));
+        let answer = client.echo(Blob::of(data.clone())).await.unwrap();
+        assert!(answer.data == data, "{len} bytes");
+    }
+}
+
+fn endpoint(world: &World) -> Endpoint {
+    Endpoint::from_shared(format!("http://{}", world.addr)).unwrap().fabrics([FabricKind::Shm])
+}
+
+/// A parent with a server, a channel, and calls that go on.
+struct Parent {
+    runtime: Runtime,
+    world: Arc<World>,
+    stop: Arc<AtomicBool>,
+    tasks: Vec<tokio::task::JoinHandle<u64>>,
+}
+
+impl Parent {
+    fn new() -> Parent {
+        let runtime = Runtime::new().unwrap();
+        let world = Arc::new(runtime.block_on(World::new(Fabric::Shm, Which::Ours)));
+        let stop = Arc::new(AtomicBool::new(false));
+        let tasks = (0..2).map(|_| {
+            let (world, stop) = (world.clone(), stop.clone());
+            runtime.spawn(async move {
+                let mut n = 0;
+                while !stop.load(Relaxed) {
+                    calls(world.channel.clone()).await;
+                    n += 1;
+                }
+                n
+            })
+        });
+        let tasks = tasks.collect();
+        Parent { runtime, world, stop, tasks }
+    }
+
+    /// All calls of the parent have succeeded, on the connection that was there from the start.
+    fn ends_well(self) {
+        let Parent { runtime, world, stop, tasks } = self;
+        runtime.block_on(async {
+            calls(world.channel.clone()).await;
+            stop.store(true, Relaxed);
+            for task in tasks {
+                assert!(task.await.unwrap() > 0);
+            }
+        });
+        let stats = world.channel.stats();
+        assert_eq!((stats.connections, stats.calls_tcp), (1, 0), "the parent has lost its path");
+        runtime.shutdown_background();
+    }
+}
+
+#[test]
+fn channels_and_servers_of_a_child_work_over_shared_memory() {
+    let parent = Parent::new();
+    // Many, so that a lock that is held at the fork is met.
+    for _ in 0..5 {
+        let addr = parent.world.addr;
+        let child = child(|| {
+            run(async {
+                let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
+                let endpoint = endpoint.fabrics([FabricKind::Shm]).policy(Policy::Require);
+                let channel = endpoint.connect().await.unwrap();
+                assert_eq!(channel.path().path, Path::Shm);
+                calls(channel).await;
+                // A server, and a channel to it.
+                let world = World::new(Fabric::Shm, Which::Ours).await;
+                calls(world.channel.clone()).await;
+            });
+        });
+        assert!(child.wait().unwrap());
+    }
+    parent.ends_well();
+}
+
+#[test]
+fn what_a_child_inherited_fails_by_name_and_is_left_alone() {
+    let parent = Parent::new();
+    let world = &parent.world;
+    let channel = runtime_of(&parent, world.connect());
+    let mut client = Client::new(channel.clone(), Which::Ours, LIMIT);
+    let data = Blob::of(Bytes::from(pattern(MIB, 1)));
+    let (received, stream, pooled) = runtime_of(&parent, async {
+        let received = client.echo(data.clone()).await.unwrap();
+        let stream = client.down(Blob { number: 64, ..data.clone() }).await.unwrap();
+        (received, stream, pooled(&channel, MIB, 5).await)
+    });
+    let mut inherited = Some((channel.clone(), received.clone(), stream, pooled.clone()));
+    for _ in 0..5 {
+        let child = child(|| {
+            let (channel, received, mut stream, pooled) = inherited.take().unwrap();
+            run(async {
+                let path = channel.path();
+                assert_eq!(
+                    (path.path, path.reason.unwrap().code()),
+                    (Path::Tcp, ReasonCode::Forked)
+                );
+                let mut client = Client::new(channel.clone(), Which::Ours, LIMIT);
+                for len in [10, MIB] {
+                    let blob = Blob::of(Bytes::from(pattern(len, 1)));
+                    let status = client.echo(blob).await.unwrap_err();
+                    assert_eq!(status.code(), Code::Unavailable);
+                    assert!(status.message().contains("fork"), "{status}");
+                }
+                let status = stream.message().await.unwrap_err();
+                assert!(status.message().contains("fork"), "{status}");
+                let error = channel.pool().alloc(100).await.unwrap_err();
+                assert!(error.to_string().contains("fork"), "{error}");
+                // All of it goes, and so do the clones that the parent keeps.
+                drop((client, channel, received, stream, pooled));
+            });
+        });
+        assert!(child.wait().unwrap());
+    }
+    // The parent's own are whole.
+    assert!(received.data == data.data && pooled == pattern(MIB, 5));
+    runtime_of(&parent, calls(channel.clone()));
+    let (_, _, mut stream, _) = inherited.unwrap();
+    runtime_of(&parent, async {
+        for _ in 0..64 {
+            assert!(stream.message().await.unwrap().unwrap().data == data.data);
+        }
+        assert!(stream.message().await.unwrap().is_none());
+    });
+    assert_eq!((channel.stats().connections, channel.stats().calls_tcp), (1, 0));
+    parent.ends_well();
+}
+
+fn runtime_of<T>(parent: &Parent, future: impl Future<Output = T>) -> T {
+    parent.runtime.block_on(future)
+}
+
+/// A context has settings and a state. A child has the settings, and endpoints that name it work.
+#[test]
+fn a_context_and_an_endpoint_of_the_parent_serve_a_child() {
+    let parent = Parent::new();
+    let context =
+        Context::builder().pool(tonic_rdma::PoolConfig::default().total(16 * MIB)).build();
+    let endpoint = endpoint(&parent.world).context(context.clone()).policy(Policy::Require);
+    runtime_of(&parent, async { calls(endpoint.connect().await.unwrap()).await });
+    let child = child(|| {
+        run(async {
+            assert!(context.pool_stats().await.is_empty(), "the parent's pools");
+            calls(endpoint.connect().await.unwrap()).await;
+            assert_eq!(context.pool_stats().await.len(), 1);
+        });
+    });
+    assert!(child.wait().unwrap());
+    assert_eq!(runtime_of(&parent, context.pool_stats()).len(), 1);
+    parent.ends_well();
+}
+
+/// As a handler does that forks: the thread belongs to the parent's runtime.
+#[test]
+fn a_task_may_fork() {
+    let parent = Parent::new();
+    let addr = parent.world.addr;
+    let forked = parent.runtime.spawn(async move {
+        let child = child(|| {
+            run(async {
+                let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
+                let endpoint = endpoint.fabrics([FabricKind::Shm]).policy(Policy::Require);
+                calls(endpoint.connect().await.unwrap()).await;
+            });
+        });
+        tokio::task::spawn_blocking(|| child.wait().unwrap()).await.unwrap()
+    });
+    assert!(runtime_of(&parent, forked).unwrap());
+    parent.ends_well();
+}
+
+/// The child serves on when its parent has gone.
+#[test]
+fn a_child_that_outlives_its_parent_works() {
+    let server = Parent::new();
+    let addr = server.world.addr;
+    let (mut read, write) = std::io::pipe().unwrap();
+    let middle = child(|| {
+        run(async {
+            let world = World::new(Fabric::Shm, Which::Ours).await;
+            calls(world.channel.clone()).await;
+            let (inherited, middle) = (world.channel.clone(), std::process::id());
+            let orphan = child(|| {
+                drop(inherited);
+                // Until the parent has gone.
+                while std::os::unix::process::parent_id() == middle {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                run(async {
+                    let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
+                    let endpoint = endpoint.fabrics([FabricKind::Shm]).policy(Policy::Require);
+                    calls(endpoint.connect().await.unwrap()).await;
+                });
+                std::io::Write::write_all(&mut &write, b"well").unwrap();
+            });
+            assert!(orphan.id() > 0);
+        });
+    });
+    assert!(middle.wait().unwrap());
+    drop(write);
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut read, &mut said).unwrap();
+    assert_eq!(said, "well");
+    server.ends_well();
+}
+
+/// RLIMIT_FSIZE at either end: calls go over TCP with the reason, and nothing dies.
+#[test]
+fn a_limit_on_files_is_a_reason_for_tcp_at_either_end() {
+    let parent = Parent::new();
+    let addr = parent.world.addr;
+    for limit in [MIB as u64, 4096, 0] {
+        let client = child(|| {
+            limit_file_size(limit).unwrap();
+            run(async {
+                let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
+                let channel = endpoint.fabrics([FabricKind::Shm]).connect().await.unwrap();
+                let reason = channel.path().reason.unwrap();
+                assert_eq!(reason.code(), ReasonCode::MemoryFiles, "{reason}");
+                assert!(reason.to_string().contains("RLIMIT_FSIZE"), "{reason}");
+                calls(channel).await;
+            });
+        });
+        assert!(client.wait().unwrap(), "client with {limit} bytes");
+        let both = child(|| {
+            limit_file_size(limit).unwrap();
+            run(async {
+                let world = World::optional(Which::Ours).await;
+                let path = world.channel.path();
+                match path.reason {
+                    // Chunks of this pool are not longer, and larger messages land in parts.
+                    None => assert_eq!((path.path, limit), (Path::Shm, MIB as u64)),
+                    Some(reason) => assert_eq!(reason.code(), ReasonCode::MemoryFiles, "{reason}"),
+                }
+                calls(world.channel.clone()).await;
+                assert!(limit < MIB as u64 || world.channel.stats().calls_tcp == 0);
+            });
+        });
+        assert!(both.wait().unwrap(), "both ends with {limit} bytes");
+    }
+    parent.ends_well();
+}
+
+/// The server's limit is lowered while a connection stands: its next chunk cannot be made, and the
+/// channel goes to TCP with the reason. Raised again, shared memory is back.
+#[test]
+fn a_limit_that_is_lowered_while_a_connection_stands() {
+    let served = child(|| {
+        run(async {
+            let world = World::optional(Which::Ours).await;
+            assert_eq!(world.channel.path().path, Path::Shm);
+            let mut client = world.client(Which::Ours);
+            client.echo(Blob::of(Bytes::from_static(b"small"))).await.unwrap();
+            limit_file_size(4096).unwrap();
+            // The call during which it is noticed may fail; what follows it does not.
+            let _ = client.echo(Blob::of(Bytes::from(pattern(3 * MIB, 1)))).await;
+            calls(world.channel.clone()).await;
+            let fresh = world.connect().await;
+            let reason = fresh.path().reason.unwrap();
+            assert_eq!(reason.code(), ReasonCode::MemoryFiles, "{reason}");
+            calls(fresh).await;
+            limit_file_size(1 << 40).unwrap();
+            let again = world.connect().await;
+            assert_eq!(again.path().path, Path::Shm);
+            calls(again).await;
+        });
+    });
+    assert!(served.wait().unwrap());
+}
+
+/// A sandbox that forbids memfd_create, at the server: its clients are told so.
+#[test]
+fn a_server_that_may_not_make_memory_files_says_so() {
+    let child = child(|| {
+        forbid(MEMFD_CREATE).unwrap();
+        run(async {
+            let world = World::optional(Which::Ours).await;
+            let reason = world.channel.path().reason.unwrap();
+            assert_eq!(reason.code(), ReasonCode::MemoryFiles, "{reason}");
+            calls(world.channel.clone()).await;
+        });
+    });
+    assert!(child.wait().unwrap());
+    // The server alone, with a client that may.
+    let (mut read, write) = std::io::pipe().unwrap();
+    let (mut stop, stopped) = std::io::pipe().unwrap();
+    let server = fork(|| {
+        forbid(MEMFD_CREATE).unwrap();
+        run(async {
+            let world = World::optional(Which::Ours).await;
+            std::io::Write::write_all(&mut &write, &world.addr.port().to_be_bytes()).unwrap();
+            let end = move || std::io::Read::read(&mut stop, &mut [0]).unwrap();
+            tokio::task::spawn_blocking(end).await.unwrap();
+        });
+    });
+    let mut port = [0; 2];
+    std::io::Read::read_exact(&mut read, &mut port).unwrap();
+    run(async {
+        let url = format!("http://127.0.0.1:{}", u16::from_be_bytes(port));
+        let endpoint = Endpoint::from_shared(url).unwrap().fabrics([FabricKind::Shm]);
+        let channel = endpoint.connect().await.unwrap();
+        let reason = channel.path().reason.unwrap();
+        assert_eq!((reason.code(), reason.side()), (ReasonCode::MemoryFiles, Side::Peer));
+        calls(channel).await;
+    });
+    std::io::Write::write_all(&mut &stopped, &[0]).unwrap();
+    assert!(server.unwrap().wait().unwrap());
+}
+
+/// A sandbox that forbids fstatfs: no call is lost, and the path is shared memory.
+#[test]
+fn without_fstatfs_memory_is_shared() {
+    let child = child(|| {
+        forbid(FSTATFS).unwrap();
+        run(async {
+            let world = World::new(Fabric::Shm, Which::Ours).await;
+            calls(world.channel.clone()).await;
+            assert_eq!(world.channel.stats().calls_tcp, 0);
+        });
+    });
+    assert!(child.wait().unwrap());
+}
