@@ -64,7 +64,8 @@ mod x86 {
         __cpuid_count, __m256i, _mm256_loadu_si256, _mm256_storeu_si256, CpuidResult,
     };
     use std::ops::RangeInclusive;
-    use std::sync::LazyLock;
+
+    use crate::process::PerProcess;
 
     /// The shortest copy that the loop can make, in bytes.
     pub(super) const MIN_LEN: usize = 64;
@@ -75,7 +76,7 @@ mod x86 {
 
     /// The lengths at which memcpy would use a slow `rep movsb`.
     pub(super) fn lengths() -> &'static RangeInclusive<usize> {
-        static LENGTHS: LazyLock<RangeInclusive<usize>> = LazyLock::new(|| {
+        static LENGTHS: PerProcess<RangeInclusive<usize>> = PerProcess::new(|| {
             let avx = std::arch::is_x86_feature_detected!("avx");
             let end = if avx { end(vendor(), has_erms()) } else { 0 };
             let tunables = std::env::var("GLIBC_TUNABLES").unwrap_or_default();

@@ -13,10 +13,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{Blob, Client, Fabric, LIMIT, Which, World, pattern, pooled};
+use common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
 use tokio::runtime::Runtime;
 use tonic::Code;
-use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Side};
+use tonic::transport::server::TcpIncoming;
+use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server, Side};
 use tonic_rdma_memory::test_util::process::{
     Child, FSTATFS, MEMFD_CREATE, forbid, fork, limit_file_size,
 };
@@ -252,6 +253,47 @@ fn a_child_that_outlives_its_parent_works() {
     std::io::Read::read_to_string(&mut read, &mut said).unwrap();
     assert_eq!(said, "well");
     server.ends_well();
+}
+
+/// RDMA belongs to the parent that has used it. Needs a device: tests/guest/suite '^fork'.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_child_uses_tcp_in_place_of_its_parents_devices() {
+    let ip: std::net::IpAddr = std::env::var("GUEST_ADDR").unwrap().parse().unwrap();
+    let runtime = Runtime::new().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind((ip, 0))).unwrap();
+    let addr = listener.local_addr().unwrap();
+    let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
+    let router = Server::builder().fabrics([FabricKind::Verbs]).add_service(blobs);
+    runtime.spawn(router.serve_with_incoming(TcpIncoming::from(listener)));
+    let url = format!("http://{addr}");
+    let endpoint = Endpoint::from_shared(url).unwrap().fabrics([FabricKind::Verbs]);
+    let channel = runtime.block_on(endpoint.clone().policy(Policy::Require).connect()).unwrap();
+    assert_eq!(channel.path().path, Path::Verbs);
+    let data = Blob::of(Bytes::from(pattern(MIB, 1)));
+    let mut client = Client::new(channel.clone(), Which::Ours, LIMIT);
+    let received = runtime.block_on(client.echo(data.clone())).unwrap();
+    for _ in 0..3 {
+        let (inherited, received) = (channel.clone(), received.clone());
+        let child = child(|| {
+            run(async {
+                let mut client = Client::new(inherited.clone(), Which::Ours, LIMIT);
+                let status = client.echo(Blob::default()).await.unwrap_err();
+                assert!(status.message().contains("fork"), "{status}");
+                drop((client, inherited, received));
+                let channel = endpoint.connect().await.unwrap();
+                let reason = channel.path().reason.unwrap();
+                assert_eq!(reason.code(), ReasonCode::Forked, "{reason}");
+                calls(channel).await;
+            });
+        });
+        assert!(child.wait().unwrap());
+        // WRITEs into memory that the child would have deregistered.
+        runtime.block_on(calls(channel.clone()));
+    }
+    assert!(received.data == data.data);
+    assert_eq!((channel.stats().connections, channel.stats().calls_tcp), (1, 0));
+    runtime.shutdown_background();
 }
 
 /// RLIMIT_FSIZE at either end: calls go over TCP with the reason, and nothing dies.

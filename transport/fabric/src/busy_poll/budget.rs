@@ -1,16 +1,17 @@
 //! The processor time that unsuccessful polls of all links of a process may take.
 
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use tonic_rdma_memory::PerProcess;
 
 /// Unsuccessful polls may take this fraction, `1 / DIVISOR`, of the time of one processor.
 pub(super) const DIVISOR: u32 = 8;
 /// Unsuccessful polls that are free at first, and after a pause.
 pub(super) const BURST: Duration = Duration::from_millis(2);
 
-static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-static SPENT: Budget = Budget(AtomicU64::new(0));
+static START: PerProcess<Instant> = PerProcess::new(Instant::now);
+static SPENT: PerProcess<Budget> = PerProcess::new(|| Budget(AtomicU64::new(0)));
 
 /// Whether there is budget left.
 pub(super) fn may_poll(now: Instant) -> bool {

@@ -8,6 +8,8 @@
 
 use std::ptr::{self, NonNull};
 
+use crate::verbs::discovery::lib_probe::is_inherited;
+
 /// The offset that libsiw takes for an error, in bytes.
 const INVALID_OFFSET: usize = 0x9_0000;
 /// Bytes of one completion. A queue has a few more of its own.
@@ -57,6 +59,9 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
+        if is_inherited() {
+            return;
+        }
         // SAFETY: made in `new`, destroyed once; nothing was made on it.
         match unsafe { rdma_sys::ibv_destroy_cq(self.0.as_ptr()) } {
             0 => {}

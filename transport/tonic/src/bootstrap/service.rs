@@ -1,7 +1,7 @@
 //! The server's side of the Offer.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::Extensions;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
-use tonic_rdma_memory::{LogThrottle, throttled};
+use tonic_rdma_memory::{LogThrottle, PerProcess, throttled};
 use tonic_rdma_proto::hello::{VERSION_MAX, VERSION_MIN};
 
 #[cfg(feature = "measure")]
@@ -393,9 +393,8 @@ impl Bootstrap for OfferService {
             )));
         }
         // Shared by all answers.
-        static ZEROS: OnceLock<Bytes> = OnceLock::new();
-        let zeros = ZEROS.get_or_init(|| vec![0; MAX_PROBE].into());
-        Ok(Response::new(ProbeResponse { payload: zeros.slice(..wanted) }))
+        static ZEROS: PerProcess<Bytes> = PerProcess::new(|| vec![0; MAX_PROBE].into());
+        Ok(Response::new(ProbeResponse { payload: ZEROS.slice(..wanted) }))
     }
 }
 

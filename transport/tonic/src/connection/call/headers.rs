@@ -1,12 +1,13 @@
 //! http heads to and from header blocks.
 
 use std::cell::Cell;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header};
 use tonic::Status;
+use tonic_rdma_memory::PerProcess;
 use tonic_rdma_proto::Breach;
 use tonic_rdma_proto::headers::{Decoder, Field, NAMES, PAIRS, encode, pair};
 
@@ -159,7 +160,7 @@ struct Known {
     pairs: Vec<Option<(HeaderName, HeaderValue)>>,
 }
 
-static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+static KNOWN: PerProcess<Known> = PerProcess::new(|| {
     let name = |name: &'static str| (!name.starts_with(':')).then(|| HeaderName::from_static(name));
     Known {
         names: NAMES.into_iter().map(name).collect(),
@@ -272,7 +273,7 @@ pub(in crate::connection) fn decode_response(
 
 /// Reads trailers.
 pub(in crate::connection) fn decode_trailers(block: Bytes) -> Result<HeaderMap, Breach> {
-    static ALL_WELL: LazyLock<HeaderMap> = LazyLock::new(|| {
+    static ALL_WELL: PerProcess<HeaderMap> = PerProcess::new(|| {
         HeaderMap::from_iter([(
             HeaderName::from_static("grpc-status"),
             HeaderValue::from_static("0"),
