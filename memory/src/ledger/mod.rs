@@ -100,8 +100,8 @@ impl Ledger {
         }
     }
 
-    /// Whether a parent of this process has made the pool: it is left alone then, with everything of
-    /// it, and its memory is not mapped here (R23).
+    /// Whether a parent of this process has made the pool: it is left alone then, with everything
+    /// of it, and its memory is not mapped here (R23).
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
         !self.process.is_current()

@@ -45,7 +45,8 @@ fn too_long(len: usize, limit: usize) -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, TooLong { len, limit: limit as u64 })
 }
 
-/// Runs a call that makes a file up to `len` bytes long. It returns -1 and sets errno when it fails.
+/// Runs a call that makes a file up to `len` bytes long. It returns -1 and sets errno when it
+/// fails.
 ///
 /// # Errors
 /// `FileTooLarge`, with the limit and its cure; those of the call otherwise.

@@ -31,7 +31,9 @@ use crate::timer::time::{self, MAX_AGE, now};
 use crate::wake_gate::WakeGate;
 
 /// The runtimes with timers. They are few: a list is enough.
-static RUNTIMES: PerProcess<Mutex<Vec<(Id, Weak<Deadlines>)>>> = PerProcess::new(Mutex::default);
+type Runtimes = Vec<(Id, Weak<Deadlines>)>;
+
+static RUNTIMES: PerProcess<Mutex<Runtimes>> = PerProcess::new(Mutex::default);
 
 /// A wait that is longer is as good as one for ever.
 const MAX_WAIT: Duration = Duration::from_secs(1 << 31);

@@ -40,7 +40,7 @@ use balanced::Balanced;
 pub use balanced::Change;
 use bytes::Bytes;
 use http::uri::InvalidUri;
-use http::{HeaderValue, Request, Response, Uri};
+use http::{Request, Response, Uri};
 use manager::{Handle, Manager};
 use pin_project_lite::pin_project;
 use rails::Rails;
@@ -68,10 +68,6 @@ use crate::tcp::client::TcpClient;
 use crate::tcp::connector::{RecordLocalAddr, TcpChannel};
 use crate::telemetry::metrics;
 use crate::telemetry::stats::{Counters, TransportStats};
-
-/// The user agent that is appended to the endpoint's own on the fast path of a server that does not
-/// tell tonic's.
-const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 
 /// Why a channel that was made before fork(2) makes no calls in the child.
 const INHERITED: Forked = Forked("the channel");
@@ -323,10 +319,8 @@ impl One {
         let fast_path_timeout = settings.fast_path_timeout.unwrap_or(FAST_PATH_TIMEOUT);
         let counters =
             settings.counters.clone().unwrap_or_else(|| Arc::new(Counters::of(Side::Client)));
-        let origin = Arc::new(Origin {
-            uri: settings.origin.clone().unwrap_or_else(|| endpoint.uri().clone()),
-            user_agent: Some(user_agent(settings.user_agent.as_ref())),
-        });
+        let uri = settings.origin.clone().unwrap_or_else(|| endpoint.uri().clone());
+        let origin = Arc::new(Origin::new(uri, settings.user_agent.as_ref()));
         let context = settings.context.clone().unwrap_or_default();
         let fabrics = env.fabrics(settings.fabrics.as_deref(), policy);
         let off = match (&bad_env, policy) {
@@ -422,15 +416,6 @@ impl One {
                 return std::future::pending().await;
             }
         }
-    }
-}
-
-fn user_agent(own: Option<&HeaderValue>) -> HeaderValue {
-    let ours = HeaderValue::from_static(USER_AGENT);
-    match own {
-        Some(own) => HeaderValue::from_bytes(&[own.as_bytes(), b" ", ours.as_bytes()].concat())
-            .unwrap_or(ours),
-        None => ours,
     }
 }
 

@@ -54,8 +54,8 @@ pub enum ReasonCode {
     NotEncrypted,
     /// No pinned memory is left for another connection.
     PoolExhausted,
-    /// One end may not make the memory files that shared memory lies in: RLIMIT_FSIZE is too low, or
-    /// a filter of system calls forbids memfd_create(2).
+    /// One end may not make the memory files that shared memory lies in: RLIMIT_FSIZE is too low,
+    /// or a filter of system calls forbids memfd_create(2).
     MemoryFiles,
     /// RDMA belongs to the parent of this process, which used it before it forked.
     Forked,

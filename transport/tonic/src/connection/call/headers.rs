@@ -21,6 +21,19 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
+    /// The user agent that is appended to the endpoint's `own`, unless the server tells tonic's.
+    const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
+
+    pub(crate) fn new(uri: Uri, own: Option<&HeaderValue>) -> Self {
+        let ours = HeaderValue::from_static(Self::USER_AGENT);
+        let user_agent = match own {
+            Some(own) => HeaderValue::from_bytes(&[own.as_bytes(), b" ", ours.as_bytes()].concat())
+                .unwrap_or(ours),
+            None => ours,
+        };
+        Origin { uri, user_agent: Some(user_agent) }
+    }
+
     /// The origin of calls whose user agent ends with this word in place of the last one.
     pub(crate) fn ending_with(self: &Arc<Self>, word: Option<&HeaderValue>) -> Arc<Self> {
         let Some(word) = word else { return self.clone() };
