@@ -23,7 +23,15 @@ pub fn fork(run: impl FnOnce()) -> io::Result<Child> {
     // another thread of the parent holds, and ends without destructors (R23).
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let failed = catch_unwind(AssertUnwindSafe(run)).is_err();
+        let failed = catch_unwind(AssertUnwindSafe(run)).inspect_err(|panic| {
+            // What the harness has captured of the child goes with it.
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("?");
+            let line = format!("the child panicked: {text}\n");
+            // SAFETY: the line is as long as that.
+            unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+        });
+        let failed = failed.is_err();
         // SAFETY: ends the process.
         unsafe { libc::_exit(i32::from(failed)) };
     }
