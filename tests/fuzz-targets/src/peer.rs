@@ -126,7 +126,6 @@ impl Side {
             stream_window: if first & 8 == 0 { 4096 } else { 100_000 },
             bulk_window: 65_536,
             whole: 100_000,
-            max_message: 1 << 20,
             takes_lent: second & 1 == 0,
             standing_grants: (first >> 4) & 3,
             align: if first & 64 == 0 { 64 } else { 4096 },

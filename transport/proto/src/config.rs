@@ -30,8 +30,8 @@ pub struct Config {
     /// length lands in one piece if memory allows. At least 64 KiB; default 8 MiB.
     pub bulk_window: u32,
     /// Maximum length of a message that lands in one piece although it exceeds `bulk_window`,
-    /// provided that its stream has nothing else granted or unread. No effect below `bulk_window`;
-    /// default 0.
+    /// provided that its stream has nothing else granted or unread. A longer message lands in
+    /// parts, however long it is. No effect below `bulk_window`; default 0.
     pub whole: u32,
     /// Maximum bytes of all streams together that are granted on request or unread. At least
     /// `bulk_window` and `whole`; default 1 GiB.
@@ -39,9 +39,6 @@ pub struct Config {
     /// Maximum length of a received header block in bytes: request headers, response headers, or
     /// trailers. 4 KiB to 1 MiB; default 64 KiB.
     pub max_headers: u32,
-    /// Maximum length of a piece of a body, and so of a message, in bytes. 1 to 2^40; default 256
-    /// MiB.
-    pub max_message: u64,
     /// Alignment of landed payload in bytes: the longest [aligned
     /// segment](crate::Payload::push_aligned) of a message lands at a multiple of this. With 1,
     /// source and destination are equal modulo 64 instead. A power of two, 1 to 4,096; default 64.
@@ -84,7 +81,6 @@ impl Default for Config {
             whole: 0,
             bulk_total: 1 << 30,
             max_headers: MAX_HEADER_BLOCK as u32,
-            max_message: 256 << 20,
             align: 64,
             standing_grants: 4,
             standing_max: (1 << 20) + (64 << 10),
@@ -166,12 +162,6 @@ impl Config {
             self.max_headers.into(),
             "4096 to 1048576",
         )?;
-        rule(
-            (1..=1 << 40).contains(&self.max_message),
-            "max_message",
-            self.max_message,
-            "1 to 2^40",
-        )?;
         rule(is_alignment(self.align), "align", self.align.into(), "a power of two, 1 to 4096")?;
         rule(
             self.standing_grants <= 64,
@@ -216,7 +206,6 @@ impl Config {
             max_streams: self.max_streams,
             stream_window: self.stream_window,
             max_headers: self.max_headers,
-            max_message: self.max_message,
             align: self.align,
         }
     }

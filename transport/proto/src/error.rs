@@ -133,16 +133,9 @@ pub enum Breach {
     /// A window grew beyond 2^31 - 1 bytes, or by nothing.
     #[error("window of {0} grew by {1} bytes")]
     WindowUpdate(StreamId, u32),
-    /// A transfer exceeds the maximum message length.
-    #[error("request for {len} bytes on {stream}, the limit is {limit}")]
-    RequestLength {
-        /// The stream.
-        stream: StreamId,
-        /// Bytes requested.
-        len: u64,
-        /// The limit.
-        limit: u64,
-    },
+    /// A REQUEST asks for memory for nothing.
+    #[error("request for no bytes on {0}")]
+    EmptyRequest(StreamId),
     /// The peer has more requests open on a stream than allowed.
     #[error("more than {1} requests open on {0}")]
     TooManyRequests(StreamId, usize),

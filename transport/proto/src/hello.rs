@@ -18,7 +18,7 @@
 //! | 28 | 4 | bytes of a full RECV slot, as those beyond the ones at the start have |
 //! | 32 | 4 | streams that the peer may have open |
 //! | 36 | 4 | stream window in bytes |
-//! | 40 | 8 | longest message in bytes |
+//! | 40 | 8 | reserved, 0; not read |
 //! | 48 | 4 | longest header block in bytes |
 //! | 52 | 2 | alignment of landed payload in bytes: a power of two, 1 to 4096 |
 //! | 54 | 2 | bytes of a RECV slot at the start: 512 to those of a full one |
@@ -35,9 +35,9 @@
 //! properly.
 
 /// The lowest protocol version that this crate speaks.
-pub const VERSION_MIN: u8 = 3;
+pub const VERSION_MIN: u8 = 4;
 /// The highest protocol version that this crate speaks.
-pub const VERSION_MAX: u8 = 3;
+pub const VERSION_MAX: u8 = 4;
 /// Bytes of a hello and of an accept.
 pub const HELLO_LEN: usize = 56;
 /// Bytes of a reject.
@@ -70,8 +70,6 @@ pub struct Settings {
     pub stream_window: u32,
     /// Maximum length of a header block in bytes.
     pub max_headers: u32,
-    /// Maximum length of a message in bytes.
-    pub max_message: u64,
     /// Alignment of a message's aligned segment in landing memory, in bytes.
     pub align: u16,
 }
@@ -226,7 +224,6 @@ fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELL
     out[28..32].copy_from_slice(&s.slot_size.to_le_bytes());
     out[32..36].copy_from_slice(&s.max_streams.to_le_bytes());
     out[36..40].copy_from_slice(&s.stream_window.to_le_bytes());
-    out[40..48].copy_from_slice(&s.max_message.to_le_bytes());
     out[48..52].copy_from_slice(&s.max_headers.to_le_bytes());
     out[52..54].copy_from_slice(&s.align.to_le_bytes());
     out[54..56].copy_from_slice(&(s.rest_slot_size as u16).to_le_bytes());
@@ -242,7 +239,6 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
         max_streams: u32::from_le_bytes(le(data, 32)),
         stream_window: u32::from_le_bytes(le(data, 36)),
         max_headers: u32::from_le_bytes(le(data, 48)),
-        max_message: u64::from_le_bytes(le(data, 40)),
         align: u16::from_le_bytes(le(data, 52)),
     };
     let rule = |ok: bool, name, value: u64| {
@@ -263,7 +259,6 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
         "stream_window",
         s.stream_window.into(),
     )?;
-    rule(s.max_message > 0, "max_message", s.max_message)?;
     rule(HEADERS.contains(&s.max_headers), "max_headers", s.max_headers.into())?;
     rule(is_alignment(s.align), "align", s.align.into())?;
     Ok(s)
@@ -416,7 +411,7 @@ mod tests {
         (data[6], data[7]) = (9, 12);
         assert_eq!(
             Hello::decode(&data).unwrap_err().to_string(),
-            "peer speaks protocol versions 9 to 12, this side 3 to 3"
+            "peer speaks protocol versions 9 to 12, this side 4 to 4"
         );
         let mut data = hello().encode();
         data[28..32].copy_from_slice(&u32::MAX.to_le_bytes());

@@ -39,8 +39,8 @@
 //! ([`Copied::learning`](crate::Copied::learning)). If several stubs of one method share a channel,
 //! the highest of their limits applies once a message has made use of it, because tonic does not
 //! tell a codec which stub it serves. A stub that must keep a lower limit needs its own channel.
-//! Apart from these limits, a connection carries messages of up to 256 MiB, and gRPC of less than 4
-//! GiB.
+//! Apart from these limits, a connection carries whatever gRPC can state in its header: messages of
+//! up to 4 GiB - 1. A message that is too long for one piece of landing memory lands in parts.
 //!
 //! # Layers
 //!

@@ -183,11 +183,6 @@ impl Connection {
         self.side
     }
 
-    /// The longest piece of a body, in bytes, that both sides allow.
-    pub fn max_message(&self) -> u64 {
-        self.config.max_message.min(self.peer.max_message)
-    }
-
     /// Maximum time that the peer may be silent.
     pub fn dead_peer(&self) -> Duration {
         self.config.dead_peer

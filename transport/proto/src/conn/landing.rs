@@ -271,11 +271,11 @@ impl Connection {
         field: Option<Field>,
         now: Instant,
     ) -> Result<(), Breach> {
-        let (limit, modulus) = (self.config.max_message, self.modulus());
+        let modulus = self.modulus();
         let stream = &mut self.streams[key];
         let id = StreamId(stream.id);
-        if len == 0 || len > limit {
-            return Err(Breach::RequestLength { stream: id, len, limit });
+        if len == 0 {
+            return Err(Breach::EmptyRequest(id));
         }
         if begin >= modulus.get() {
             return Err(Breach::RequestBegin { stream: id, begin, modulus: modulus.get() });
@@ -290,7 +290,8 @@ impl Connection {
             return Err(Breach::TooManyRequests(id, MAX_REQUESTS));
         }
         self.grants.requests += 1;
-        let end = modulus.rest(u64::from(begin) + len);
+        // Any length is good: what is granted at a time has a limit. The end counts modulo 2^64.
+        let end = modulus.rest(u64::from(begin).wrapping_add(len));
         let lands_apart = field.is_some() && (stream.names || stream.undecided);
         let request = RequestKey { number: self.grants.requests, end, len, field };
         stream.peer_requests.push_back(PeerRequest { request, rest: len });

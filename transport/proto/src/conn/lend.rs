@@ -154,9 +154,6 @@ impl Connection {
         if len == 0 {
             return bad("no bytes");
         }
-        if total > self.config.max_message {
-            return bad("longer than any message");
-        }
         // These bytes are held until they are read, and count in no window.
         let around = lent.head.len() + lent.tail.len();
         if around + LENT_MESSAGE > self.config.rest_slot_size() as usize {

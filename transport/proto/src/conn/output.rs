@@ -72,7 +72,7 @@ impl Connection {
     /// that it lies in memory that the device can read.
     ///
     /// # Errors
-    /// [`SendError::Closed`], [`SendError::TooLong`].
+    /// [`SendError::Closed`].
     pub fn send_data(
         &mut self,
         id: StreamId,
@@ -89,7 +89,7 @@ impl Connection {
     /// [`Event::Writable`] first, but the piece is accepted in any case.
     ///
     /// # Errors
-    /// [`SendError::Closed`], [`SendError::TooLong`].
+    /// [`SendError::Closed`].
     pub fn send_payload(
         &mut self,
         id: StreamId,
@@ -97,10 +97,6 @@ impl Connection {
         end: bool,
     ) -> Result<(), SendError> {
         let key = self.open_for_sending(id)?;
-        let (len, limit) = (payload.len() as u64, self.max_message());
-        if len > limit {
-            return Err(SendError::TooLong { len, limit });
-        }
         let stream = &mut self.streams[key];
         if end {
             stream.send = SendHalf::Ending;

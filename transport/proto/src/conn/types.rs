@@ -235,8 +235,8 @@ pub enum Transmit {
     Write(Write),
 }
 
-/// Why output was not accepted. `TooLong` and `HeadersTooLong` are errors of the caller; the others
-/// are ordinary states of the stream or the connection.
+/// Why output was not accepted. `HeadersTooLong` is an error of the caller; the others are ordinary
+/// states of the stream or the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// The stream is closed for sending: reset, ended, or unknown.
@@ -248,14 +248,6 @@ pub enum SendError {
     /// The peer's limit of streams is reached. The end of a stream makes room.
     #[error("the peer's limit of {0} streams is reached")]
     TooManyStreams(u32),
-    /// A piece exceeds the maximum message length of either side.
-    #[error("message of {len} bytes, the limit is {limit}")]
-    TooLong {
-        /// Bytes.
-        len: u64,
-        /// The lower of both sides' limits.
-        limit: u64,
-    },
     /// A header block exceeds the limit.
     #[error("header block of {len} bytes, the limit is {limit}")]
     HeadersTooLong {

@@ -13,10 +13,10 @@ use crate::land_in::allocators::Allocators;
 const STAGING_BLOCK: usize = 64 * 1024;
 
 /// Bytes that a stream may have unread, up to half of the landing memory. One message may be
-/// longer: a quarter of that memory, up to [`MAX_MESSAGE`].
+/// longer: a quarter of that memory, up to [`MAX_WHOLE`]. Beyond that it lands in parts.
 const BULK_WINDOW: usize = 32 << 20;
-/// Bytes.
-const MAX_MESSAGE: usize = 256 << 20;
+/// Bytes of a message that lands in one piece.
+const MAX_WHOLE: usize = 256 << 20;
 /// Bytes. Landing memory is granted in multiples of them.
 const GRANULE: u32 = 4096;
 /// Standing grants of a connection, at most: the number of messages of their length in flight
@@ -173,7 +173,7 @@ impl ConnectionConfig {
                 stream_window: capped(default.stream_window as usize, 4),
                 // With room for the header of a message that fills it.
                 bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
-                whole: capped(MAX_MESSAGE, 4) + GRANULE,
+                whole: capped(MAX_WHOLE, 4) + GRANULE,
                 standing_max,
                 // Together at most a quarter of the landing memory.
                 standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, MAX_STANDING)

@@ -216,19 +216,6 @@ fn bodies_around_the_eager_limit() {
 }
 
 #[test]
-fn oversized_bodies_are_refused() {
-    let mut p = Pair::new(small(), Config { max_message: 100_000, ..small() }, 1 << 20);
-    let id = p.open("head", false);
-    let refused = SendError::TooLong { len: 100_001, limit: 100_000 };
-    assert_eq!(p.client().send_data(id, pattern(1, 100_001), true, true), Err(refused));
-    p.send(CLIENT, id, pattern(1, 100_000));
-    p.settle();
-    assert_eq!(p.ends[SERVER].app(id).body.len(), 100_000);
-    p.answer(id, pattern(1, 0));
-    p.assert_clean();
-}
-
-#[test]
 fn the_stream_limit_of_the_peer_is_enforced() {
     let mut p = Pair::new(small(), Config { max_streams: 3, ..small() }, 1 << 20);
     let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", true)).collect();

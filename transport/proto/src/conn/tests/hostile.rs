@@ -134,14 +134,8 @@ fn check_end(p: &mut Pair, end: usize) {
 }
 
 fn attacked(end: usize) -> Pair {
-    let config = Config {
-        slot_size: 4096,
-        max_streams: 4,
-        recv_slots: 64,
-        max_recvs: 64,
-        max_message: 1 << 20,
-        ..small()
-    };
+    let config =
+        Config { slot_size: 4096, max_streams: 4, recv_slots: 64, max_recvs: 64, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
     // Streams 1 to 4 are the targets.
     for _ in 0..4 {

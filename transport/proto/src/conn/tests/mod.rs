@@ -18,6 +18,7 @@
 //! | `lend` | bytes that are lent, with `loans` |
 //! | `resets` | streams that are opened and reset |
 //! | `hostile` | random bytes and altered messages |
+//! | `long_messages` | messages as long as gRPC can state, without their bytes |
 
 mod answer_timeout;
 mod breach;
@@ -27,6 +28,7 @@ mod cancel;
 mod hostile;
 mod lend;
 mod loans;
+mod long_messages;
 mod model;
 mod named;
 mod pair;

@@ -2,7 +2,6 @@
 
 use proptest::prelude::*;
 
-use super::super::*;
 use super::pair::*;
 use crate::config::Config;
 use crate::payload::Payload;
@@ -61,15 +60,6 @@ fn small_segments_are_gathered_into_one_data_frame() {
     p.settle();
     assert_eq!(p.count(CLIENT, "DATA"), 1);
     assert_eq!(p.ends[SERVER].app(id).body, bytes);
-}
-
-#[test]
-fn the_message_limit_applies_to_all_segments_together() {
-    let mut p = Pair::new(Config { max_message: 100_000, ..small() }, small(), 1 << 20);
-    let id = p.open("call", false);
-    let payload = cut(&pattern(1, 100_001), &[(50_000, true)]);
-    let refused = SendError::TooLong { len: 100_001, limit: 100_000 };
-    assert_eq!(p.client().send_payload(id, payload, true), Err(refused));
 }
 
 proptest! {

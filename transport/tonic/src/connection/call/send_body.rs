@@ -169,7 +169,7 @@ impl SendBody {
                 && matches!(self.state, State::Ended);
             self.encoder.has_sent(chunk.len);
             let payload = state.payload(chunk);
-            state.conn.send_payload(id, payload, end).map_err(too_long)?;
+            state.conn.send_payload(id, payload, end).map_err(not_queued)?;
             if end {
                 self.state = State::Queued;
             }
@@ -188,7 +188,7 @@ impl SendBody {
                     Some(block) => state.conn.send_headers(id, block, true),
                     None => state.conn.finish(id),
                 };
-                sent.map_err(too_long)?;
+                sent.map_err(not_queued)?;
             }
         }
         Ok(())
@@ -319,11 +319,9 @@ fn body_failed(status: &Status) -> Status {
     failed
 }
 
-fn too_long(error: SendError) -> Status {
+fn not_queued(error: SendError) -> Status {
     match error {
-        SendError::TooLong { .. } | SendError::HeadersTooLong { .. } => {
-            Status::resource_exhausted(error.to_string())
-        }
+        SendError::HeadersTooLong { .. } => Status::resource_exhausted(error.to_string()),
         other => Status::unavailable(other.to_string()),
     }
 }
