@@ -39,6 +39,7 @@
 //! | 12 | CLOSE | 0 | close code (4), text (0 to 240) | |
 //! | 13 | LENT | yes | lease (4), key (4), length (4), bytes of the head (2), reserved (2), address (8), head, tail | END 1 |
 //! | 14 | RETURN | 0 | lease (4) | |
+//! | 15 | DECLINE | yes | | OWN 1: the sender declines what its own REQUESTs brought |
 //!
 //! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 12,288
 //! bytes, unless it ends with the request, or where the field of the request begins or ends.
@@ -59,6 +60,12 @@
 //! receiver has mapped under that key, then its tail. What is lent stays as it is until the
 //! receiver returns the lease, which it may do long after the stream has ended. The piece counts in
 //! no window, so the frame fits a message of the receiver's connection at rest.
+//!
+//! DECLINE tells that one direction of a stream does without landing memory: no REQUEST and no GRANT
+//! follows there, what was requested and not granted comes by DATA, and so does the rest of the
+//! body. The receiver of the body sends it when it has no memory to grant; its sender, with OWN,
+//! when it cannot write to what was granted. REQUESTs and GRANTs that cross it are void, and a GRANT
+//! is answered by ABORT all the same.
 //!
 //! Frame types, flags and reserved values that are not in these tables are breaches.
 
@@ -87,6 +94,8 @@ pub const INDEXED: u8 = 4;
 pub const LANDS: u8 = 8;
 /// Answers a PING or a GOAWAY.
 pub const ACK: u8 = 1;
+/// The sender declines memory that was granted to it.
+pub const OWN: u8 = 1;
 /// Maximum length of the text of a GOAWAY or CLOSE, in bytes.
 pub const MAX_TEXT: usize = 240;
 /// Maximum length of a header block in bytes, unless
@@ -134,6 +143,8 @@ pub enum Frame {
     Lent { stream: u32, end: bool, lent: Box<LentBody> },
     /// The receiver of LENT reads the memory no longer.
     Return { lease: u32 },
+    /// The rest of a body comes by DATA. With `own`: that which the sender of the frame sends.
+    Decline { stream: u32, own: bool },
 }
 
 impl Frame {
@@ -158,6 +169,7 @@ impl Frame {
             Frame::Close { .. } => 12,
             Frame::Lent { .. } => 13,
             Frame::Return { .. } => 14,
+            Frame::Decline { .. } => 15,
         }
     }
 
@@ -172,6 +184,7 @@ impl Frame {
                 | Frame::Abort { .. }
                 | Frame::Recall { .. }
                 | Frame::Return { .. } => 4,
+                Frame::Decline { .. } => 0,
                 Frame::Ping { .. } => 8,
                 Frame::Request { .. } => 20,
                 Frame::Done { .. } => 12,
@@ -183,9 +196,9 @@ impl Frame {
 }
 
 fn kind_name(kind: u8) -> &'static str {
-    const NAMES: [&str; 15] = [
+    const NAMES: [&str; 16] = [
         "?", "HEADERS", "DATA", "WINDOW", "RESET", "REQUEST", "GRANT", "DONE", "ABORT", "RECALL",
-        "PING", "GOAWAY", "CLOSE", "LENT", "RETURN",
+        "PING", "GOAWAY", "CLOSE", "LENT", "RETURN", "DECLINE",
     ];
     NAMES.get(usize::from(kind)).copied().unwrap_or("unknown")
 }
@@ -293,6 +306,7 @@ impl<'a> Composer<'a> {
                 self.header(kind, 0, len, 0);
                 self.put(&id.to_le_bytes());
             }
+            Frame::Decline { stream, own } => self.header(kind, u8::from(*own) * OWN, len, *stream),
             Frame::Ping { ack, token } => {
                 self.header(kind, u8::from(*ack) * ACK, len, 0);
                 self.put(&token.to_le_bytes());
@@ -437,7 +451,7 @@ impl Reader {
         };
         let len = usize::from(u16::from_le_bytes([l0, l1]));
         let stream = u32::from_le_bytes([s0, s1, s2, s3]);
-        if kind == 0 || kind > 14 {
+        if kind == 0 || kind > 15 {
             return Err(Breach::UnknownFrame(kind));
         }
         let Some(mut p) = rest.get(..len) else {
@@ -451,13 +465,14 @@ impl Reader {
             1 => END | MORE | INDEXED | LANDS,
             2 | 7 | 13 => END,
             10 | 11 => ACK,
+            15 => OWN,
             _ => 0,
         };
         let excluded = kind == 1 && flags & MORE != 0 && flags & (END | INDEXED) != 0;
         if flags & !allowed != 0 || excluded {
             return Err(Breach::UnknownFlags { frame: kind_name(kind), flags });
         }
-        let on_stream = matches!(kind, 1..=5 | 7 | 13);
+        let on_stream = matches!(kind, 1..=5 | 7 | 13 | 15);
         if kind != 6 && on_stream != (stream != 0) {
             return Err(Breach::StreamField { frame: kind_name(kind), id: stream });
         }
@@ -466,6 +481,7 @@ impl Reader {
             5 => Some(20),
             7 => Some(12),
             10 => Some(8),
+            15 => Some(0),
             6 => Some(24),
             13 if len < LENT => Some(LENT),
             11 | 12 if !(4..=4 + MAX_TEXT).contains(&len) => Some(4),
@@ -532,7 +548,8 @@ impl Reader {
                 let lent = LentBody { head: tail.split_to(head), place, len: lent, tail };
                 Frame::Lent { stream, end, lent: Box::new(lent) }
             }
-            _ => Frame::Return { lease: p.get_u32_le() },
+            14 => Frame::Return { lease: p.get_u32_le() },
+            _ => Frame::Decline { stream, own: flags & OWN != 0 },
         }))
     }
 }
@@ -555,6 +572,8 @@ mod tests {
             Frame::Data { stream: 1, end: true, data: text.clone() },
             Frame::Window { stream: 1, increment: 9 },
             Frame::Reset { stream: 1, code: 8 },
+            Frame::Decline { stream: 1, own: true },
+            Frame::Decline { stream: 1, own: false },
             Frame::Request { stream: 1, len: 1 << 40, begin: 42, field: None },
             Frame::Request {
                 stream: 1,
@@ -632,8 +651,8 @@ mod tests {
     #[test]
     fn breaches_are_named() {
         let mut m = compose(&[Frame::Abort { id: 1 }]);
-        m[8] = 15;
-        assert_eq!(read(m).unwrap_err(), Breach::UnknownFrame(15));
+        m[8] = 16;
+        assert_eq!(read(m).unwrap_err(), Breach::UnknownFrame(16));
         let mut m = compose(&[Frame::Abort { id: 1 }]);
         m[9] = 1;
         assert_eq!(read(m).unwrap_err(), Breach::UnknownFlags { frame: "ABORT", flags: 1 });

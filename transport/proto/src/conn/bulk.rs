@@ -24,6 +24,9 @@ impl Connection {
     /// would hold memory that the one in front may be waiting for.
     pub(super) fn prepare_bulk(&mut self, key: usize) {
         let stream = &mut self.streams[key];
+        if stream.sends_data {
+            return;
+        }
         let requests_all = stream.peer_names;
         let stops = |out: &Out| {
             matches!(out, Out::Lend(_)) || (matches!(out, Out::Eager { .. }) && !requests_all)
@@ -76,6 +79,11 @@ impl Connection {
             return bad("its id is in use");
         }
         if stream == 0 {
+            if self.unwritable.contains(&grant.rkey) {
+                self.n_answers += 1;
+                self.abort_grant(id);
+                return Ok(());
+            }
             if self.standing.len() >= MAX_STANDING {
                 return bad("too many standing grants");
             }
@@ -89,7 +97,16 @@ impl Connection {
             self.abort_grant(id);
             return Ok(());
         };
+        if !self.unwritable.is_empty() && self.unwritable.contains(&grant.rkey) {
+            self.decline_grants(key);
+        }
         let entry = &mut self.streams[key];
+        if entry.sends_data {
+            // The grant crossed a DECLINE, or this side cannot write to it.
+            self.n_answers += 1;
+            self.abort_grant(id);
+            return Ok(());
+        }
         let waiting = entry.out.iter_mut().find_map(|out| match out {
             Out::Bulk(bulk) if bulk.prepared && bulk.granted < bulk.len => Some(bulk),
             _ => None,

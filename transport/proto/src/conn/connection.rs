@@ -1,6 +1,6 @@
 //! The state of a connection, and the methods that concern it as a whole.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -91,6 +91,8 @@ pub struct Connection {
     /// Streams that want memory which this side names.
     pub(super) named_queue: VecDeque<usize>,
     pub(super) leases: Leases,
+    /// Keys of the peer's memory that this side cannot write to.
+    pub(super) unwritable: BTreeSet<u32>,
     /// The peer's standing grants that are not bound to a transfer.
     pub(super) standing: Vec<PeerGrant>,
     /// The peer's grants that this side has not ended, with their streams; 0 for standing grants,
@@ -152,6 +154,7 @@ impl Connection {
             landing_queue: VecDeque::new(),
             named_queue: VecDeque::new(),
             leases: Leases::default(),
+            unwritable: BTreeSet::new(),
             standing: Vec::new(),
             peer_grants: BTreeMap::new(),
             greeting_done: false,

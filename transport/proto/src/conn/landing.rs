@@ -289,6 +289,10 @@ impl Connection {
         if stream.peer_requests.len() >= MAX_REQUESTS {
             return Err(Breach::TooManyRequests(id, MAX_REQUESTS));
         }
+        if stream.declined {
+            // It crossed the DECLINE.
+            return Ok(());
+        }
         self.grants.requests += 1;
         // Any length is good: what is granted at a time has a limit. The end counts modulo 2^64.
         let end = modulus.rest(u64::from(begin).wrapping_add(len));

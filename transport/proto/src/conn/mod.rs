@@ -56,6 +56,7 @@ mod answer_timeout;
 mod bulk;
 mod connection;
 mod credits;
+mod decline;
 mod grants;
 mod heartbeat;
 mod id_map;

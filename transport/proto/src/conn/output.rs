@@ -127,9 +127,9 @@ impl Connection {
         mut payload: Payload,
         end: bool,
     ) -> bool {
-        let is_bulk = payload.len() > self.eager_limit();
+        let eager_limit = self.eager_limit();
         let stream = &mut self.streams[key];
-        if !is_bulk {
+        if stream.sends_data || payload.len() <= eager_limit {
             stream.out.insert(at, Out::Eager { payload, end, around: false });
             return false;
         }

@@ -80,7 +80,8 @@ impl Connection {
     /// grant.
     pub(super) fn restore_request(&mut self, key: usize, request: RequestKey, len: u32) {
         let stream = &mut self.streams[key];
-        if !matches!(stream.recv, RecvHalf::Headers | RecvHalf::Body) || len == 0 {
+        let is_read = matches!(stream.recv, RecvHalf::Headers | RecvHalf::Body);
+        if !is_read || stream.declined || len == 0 {
             return;
         }
         let peer_requests = &mut stream.peer_requests;
@@ -138,6 +139,9 @@ impl Connection {
         } else {
             self.n_answers += 1;
             self.abort_grant(GrantId(id));
+            if self.streams[key].sends_data {
+                self.mark_send(key);
+            }
         }
     }
 

@@ -120,6 +120,17 @@ impl Connection {
                 self.on_end(key, end)
             }
             Frame::Return { lease } => self.on_return(lease),
+            Frame::Decline { stream, own: true } => {
+                let key = self.sending_peer_stream(name, stream)?;
+                self.on_own_decline(key);
+                Ok(())
+            }
+            Frame::Decline { stream, own: false } => {
+                if let Some(key) = self.known(name, stream)? {
+                    self.send_data_from_now_on(key);
+                }
+                Ok(())
+            }
             Frame::Abort { id } => self.on_abort(id),
             Frame::Recall { id } => {
                 self.on_recall(id);

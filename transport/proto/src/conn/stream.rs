@@ -261,6 +261,10 @@ pub(super) struct Stream {
     pub(super) held: u64,
     /// The application will not read the stream any longer.
     pub(super) released: bool,
+    /// This side grants no memory for what it receives: the rest comes by DATA.
+    pub(super) declined: bool,
+    /// The peer grants none, or none that this side can write to: the rest goes by DATA.
+    pub(super) sends_data: bool,
     /// The number of grants on request that the peer has not ended.
     pub(super) open_grants: u32,
     /// The number of these that have been recalled.
@@ -309,6 +313,8 @@ impl Stream {
             peer_requests: VecDeque::new(),
             held: 0,
             released: false,
+            declined: false,
+            sends_data: false,
             open_grants: 0,
             recalled: 0,
             names: false,

@@ -197,6 +197,12 @@ impl Connection {
                 return Composed::Full;
             };
             let ended = match stream.out.front_mut() {
+                Some(Out::Bulk(bulk)) if stream.sends_data && bulk.grants.is_empty() => {
+                    let payload = std::mem::take(&mut bulk.payload);
+                    let eager = Out::Eager { payload, end: bulk.end, around: false };
+                    stream.out[0] = eager;
+                    continue;
+                }
                 None | Some(Out::Bulk(_)) => return Composed::Idle,
                 Some(Out::Lend(lend)) => {
                     // It goes once the driver has decided.

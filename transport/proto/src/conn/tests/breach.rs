@@ -123,7 +123,7 @@ fn malformed() -> Vec<Case> {
             raw(p, CLIENT, 12, 0, 0, 3, &[0; 3])
         }),
         case(CLIENT, Breach::UnknownFrame(0), |p| raw(p, CLIENT, 0, 0, 0, 0, &[])),
-        case(SERVER, Breach::UnknownFrame(15), |p| raw(p, SERVER, 15, 0, 0, 0, &[])),
+        case(SERVER, Breach::UnknownFrame(16), |p| raw(p, SERVER, 16, 0, 0, 0, &[])),
         case(CLIENT, Breach::UnknownFlags { frame: "DATA", flags: 2 }, |p| {
             raw(p, CLIENT, 2, 2, 1, 0, &[])
         }),

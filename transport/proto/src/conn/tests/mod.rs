@@ -19,12 +19,14 @@
 //! | `resets` | streams that are opened and reset |
 //! | `hostile` | random bytes and altered messages |
 //! | `long_messages` | messages as long as gRPC can state, without their bytes |
+//! | `decline` | streams whose messages come by DATA, as their receiver has no landing memory |
 
 mod answer_timeout;
 mod breach;
 mod bulk;
 mod calls;
 mod cancel;
+mod decline;
 mod hostile;
 mod lend;
 mod loans;
