@@ -142,6 +142,8 @@ impl GreedyPeer {
                     self.link.repost(slot)?;
                     self.conn.receive(std::time::Instant::now(), message).unwrap();
                 }
+                Completion::NotMapped { rkey } => self.conn.cannot_write(rkey),
+                Completion::Forgotten { rkey } => self.conn.forget_unwritable(rkey),
             }
         }
         result.map(|()| done)

@@ -144,6 +144,17 @@ pub enum Completion {
         /// Bytes; at most those of the slot.
         len: u32,
     },
+    /// The peer has given landing memory that this end cannot map, as it is out of descriptors for
+    /// instance: it cannot be written to. Comes before the message that first names the key.
+    NotMapped {
+        /// The peer's key.
+        rkey: u32,
+    },
+    /// The peer has taken back memory that was [not mapped](Completion::NotMapped).
+    Forgotten {
+        /// The peer's key.
+        rkey: u32,
+    },
 }
 
 /// A connected, reliable queue pair.
@@ -200,12 +211,13 @@ pub trait Link: Send + 'static {
     /// Gives the peer of this link, and nobody else, access to the landing memory behind a remote
     /// key (R12). Called before the SEND that first tells the peer the key: the peer can WRITE
     /// there when it has received that. Costs next to nothing when it has access already; does
-    /// nothing where the device checks keys itself.
+    /// nothing where the device checks keys itself. [`Shared::No`]: the peer has told that it
+    /// cannot map that memory.
     ///
     /// # Errors
     /// [`LinkError::Misuse`] for a key that this device does not have. Any other error: the link is
     /// dead.
-    fn share(&mut self, rkey: u32) -> Result<(), LinkError>;
+    fn share(&mut self, rkey: u32) -> Result<Shared, LinkError>;
 
     /// Gives the peer of this link access to the buffer of the application behind a remote key.
     /// Called before the SEND that first tells the peer the key, and again after polls while it has

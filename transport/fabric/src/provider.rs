@@ -552,7 +552,7 @@ impl Link for AnyLink {
     fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError> {
         dispatch!(AnyLink[Instant], self, l => l.queue(id, work, signal))
     }
-    fn share(&mut self, rkey: u32) -> Result<(), LinkError> {
+    fn share(&mut self, rkey: u32) -> Result<Shared, LinkError> {
         dispatch!(AnyLink[Instant], self, l => l.share(rkey))
     }
     fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {

@@ -47,8 +47,64 @@ async fn a_listener_of_another_version_is_named_as_such() {
     });
     let addr: ShmAddr = name.parse().unwrap();
     let error = side().connect(&addr.into()).await.unwrap_err();
-    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 10, .. }), "{error}");
+    assert!(matches!(error, ConnectError::OtherVersion { version: 3, own: 11, .. }), "{error}");
     drop(server.join().unwrap());
+}
+
+/// A server that cannot take what RING brings says so, or ends: then nobody has a connection. With
+/// OPEN there is one.
+#[tokio::test]
+async fn a_connection_counts_when_the_server_has_taken_it() {
+    let refused = [head(REFUSED), b"Too many open files (os error 24)".to_vec()].concat();
+    let cases = [
+        (Some(refused), "Too many open files"),
+        (None, "it ended before it let this end in"),
+        (Some(with_key(FORGET, 1)), "makes no sense"),
+        (Some(vec![OPEN]), ""),
+    ];
+    for (at, (answer, why)) in cases.into_iter().enumerate() {
+        let name = format!("tonic-rdma-test-open-{}-{at}", std::process::id());
+        let listener = stranger_listener(&name);
+        let server = std::thread::spawn(move || {
+            let stranger = Stranger::accept(&listener);
+            assert_eq!(stranger.receive().unwrap().0[0], HELLO);
+            let mut accept = hello_taking(SLOTS, SLOT_SIZE, 0);
+            accept[0] = ACCEPT;
+            accept.extend([0; 8]);
+            accept.extend(7_u64.to_le_bytes());
+            stranger.send(&accept, &[sealed(RING_BYTES).as_fd()]);
+            assert_eq!(stranger.receive().unwrap().0[0], RING);
+            if let Some(answer) = answer {
+                stranger.send(&answer, &[]);
+            }
+            stranger
+        });
+        let addr: ShmAddr = name.parse().unwrap();
+        let (connecting, addr) = (side(), addr.into());
+        let connected = connecting.connect(&addr);
+        // A server that ends does it once the client waits.
+        let connected = tokio::time::timeout(TIMEOUT, async {
+            let mut connected = std::pin::pin!(connected);
+            tokio::select! {
+                connected = &mut connected => return connected,
+                () = async { while !server.is_finished() { tokio::task::yield_now().await } } => {}
+            }
+            let stranger = server.join().unwrap();
+            if at == 1 {
+                drop(stranger);
+                return connected.await;
+            }
+            let connected = connected.await;
+            drop(stranger);
+            connected
+        });
+        match connected.await.expect("connect hangs") {
+            Ok(_) => assert!(why.is_empty(), "connected, where the server says: {why}"),
+            Err(error) => {
+                assert!(!why.is_empty() && error.to_string().contains(why), "{error}, not: {why}");
+            }
+        }
+    }
 }
 
 /// A link to a stranger after the handshake, the stranger, and the ring that it sends through.
@@ -104,7 +160,7 @@ async fn greetings_that_are_wrong_are_refused_by_name_and_hurt_nobody() {
     let absurd = absurd.map(|(slots, slot_size)| hello(slots, slot_size));
     let mut cases: Vec<(&[u8], &[BorrowedFd<'_>], &str)> = vec![
         (b"GET / HTTP/1.1", &[], "makes no sense"),
-        (&other_version, &[], "a greeting of version 1, this end has 10"),
+        (&other_version, &[], "a greeting of version 1, this end has 11"),
         (&good[..12], &[], "makes no sense"),
         (&[0; 300], &[], "longer"),
     ];

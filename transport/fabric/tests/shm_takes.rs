@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use common::stranger::{
-    DECLINED, NAME, SLOT_SIZE, SLOTS, Stranger, TAKEN, TAKES_ALL, UNLEND, UNNAME, arrival, chunk,
+    NAME, SLOT_SIZE, SLOTS, Stranger, TAKEN, TAKES_ALL, UNLEND, UNNAME, arrival, chunk,
     file_called, hello_taking, lend, sealed, with_key,
 };
 use common::*;
@@ -79,7 +79,6 @@ async fn a_peer_that_gives_what_is_not_taken_commits_a_breach() {
         (LENT, TAKES_ALL, name(1), vec![sealed(4096)], names),
         (LENT, TAKES_ALL, with_key(UNNAME, 1), vec![], names),
         (Takes::ALL, 0, with_key(TAKEN, 1), vec![], answers),
-        (Takes::ALL, 0, with_key(DECLINED, 1), vec![], answers),
     ];
     for (own, its, message, files, why) in cases {
         let (stranger, mut end) = entered(&side, own, its).await;

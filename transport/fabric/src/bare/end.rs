@@ -14,7 +14,7 @@ use super::config::{Limits, SLOT, SLOTS};
 use super::error::BareError;
 use super::message::{self, MAX_PLACES, Message, Place, Writes};
 
-use crate::link::{Completion, Link, Posted, Work, WriteSource};
+use crate::link::{Completion, Link, Posted, Shared, Work, WriteSource};
 use crate::provider::AnyLink;
 use crate::turn;
 
@@ -91,6 +91,8 @@ impl End {
             match completion {
                 Completion::Sent { id } => self.done = self.done.max(id),
                 Completion::Received { slot, len } => self.received.push_back((slot, len)),
+                // A WRITE there fails the link.
+                Completion::NotMapped { .. } | Completion::Forgotten { .. } => {}
             }
         }
     }
@@ -181,7 +183,9 @@ impl End {
         let mut landing = self.pool.landing_up_to(places * len);
         while self.landing.len() < places {
             let Some(place) = landing.alloc_spare(len)? else { break };
-            self.link.share(place.rkey())?;
+            if self.link.share(place.rkey())? != Shared::Yes {
+                break;
+            }
             self.landing.push(place);
         }
         self.granted = if self.landing.is_empty() { 0 } else { len };

@@ -126,10 +126,11 @@ async fn attempt(
                 }
             };
             match sent {
-                // The link says so, after what the peer sent before.
+                // What the peer has said before comes next.
                 Err(error) if is_end(&error) => {}
                 sent => sent.map_err(failed)?,
             }
+            opened(&socket).await.map_err(failed)?;
             // From here on it does not matter who of the peer's sends.
             let _ = socket.tell_senders(false);
             let ends = (own_end.reader, writer, wakeup);
@@ -154,5 +155,26 @@ async fn attempt(
                 failed(io::Error::new(io::ErrorKind::InvalidData, "an answer that makes no sense"))
             }
         }),
+    }
+}
+
+/// Waits until the server has taken what RING brought: before, it may not be able to, and no call
+/// can be made.
+async fn opened(socket: &Socket) -> io::Result<()> {
+    let message = match socket.next().await {
+        Err(error) if is_end(&error) => socket.receive().unwrap_or(None),
+        message => message?,
+    };
+    let gone =
+        || io::Error::new(io::ErrorKind::ConnectionReset, "it ended before it let this end in");
+    let SocketMessage { bytes, has_fds } = message.ok_or_else(gone)?;
+    match (Message::decode(&bytes), has_fds) {
+        (Some(Message::Open), false) => Ok(()),
+        (Some(Message::Refused { text }), false) => {
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("the peer says: {text:?}")))
+        }
+        _ => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to RING that makes no sense"))
+        }
     }
 }

@@ -13,11 +13,12 @@
 //! | waiting | the peer has paid enough of it | as listening |
 //! | listening | CHUNK, LEND, NAME: it is checked, and a thread maps the file | taking |
 //! | listening | LEND or NAME that this end does not take | dead |
-//! | taking | the file is mapped; or it is no chunk, and cannot be: DECLINED | listening |
+//! | taking | the file is mapped; or it cannot be: DECLINED | listening |
 //! | taking | the file is none of those that can be used | dead |
 //!
 //! While a file waits, or is being taken, nothing is read from the socket. No message of the ring
-//! that was published behind a chunk is given before it is mapped; the rest goes on.
+//! that was published behind a chunk is given before it is mapped or declined; the rest goes on. A
+//! chunk is declined for a shortage of this end: of descriptors, mappings or memory.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -49,7 +50,7 @@ use crate::shm::named::Named;
 use crate::shm::offers::Taken;
 use crate::shm::recv_slots::RecvSlots;
 use crate::shm::ring::{Put, Reader, RingBreach, Writer, processor};
-use crate::shm::socket::seqpacket::{Credentials, Socket, SocketMessage, is_end};
+use crate::shm::socket::seqpacket::{Credentials, Socket, SocketMessage, is_end, is_shortage};
 use crate::shm::socket::wire::Message;
 use crate::shm::stats::ShmStats;
 use crate::shm::taking::{Deferred, Pending, take_file};
@@ -90,6 +91,8 @@ pub struct ShmLink {
     table: Arc<Table>,
     /// Keys of this end's chunks that the peer knows.
     shared: HashSet<u32>,
+    /// Those of them that the peer has declined.
+    declined: HashSet<u32>,
     revoked: Arc<RevokedKeys>,
     busy_poll: Box<BusyPoll>,
     wake_cost: WakeCost,
@@ -143,6 +146,7 @@ impl ShmLink {
             lends_on: context.permit.lends_on().then(|| pool.clone()),
             table: context.table.clone(),
             shared: HashSet::new(),
+            declined: HashSet::new(),
             revoked: Arc::default(),
             busy_poll: Box::new(BusyPoll::new(config.busy_poll_limit, UNKNOWN)),
             wake_cost: WakeCost::default(),
@@ -294,7 +298,11 @@ impl ShmLink {
 
     /// Handles the next message on the socket, or completes the one whose descriptor is being
     /// taken.
-    fn poll_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
+    fn poll_socket(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+    ) -> Poll<Result<(), LinkError>> {
         while self.pending.is_none() {
             if let Some(deferred) = &mut self.deferred {
                 ready!(deferred.poll(cx));
@@ -307,7 +315,7 @@ impl ShmLink {
                     Err(error) => return Poll::Ready(Err(self.socket_error(error))),
                 },
             };
-            self.handle(message)?;
+            self.handle(message, out)?;
             if self.deferred.is_none() {
                 break;
             }
@@ -317,11 +325,23 @@ impl ShmLink {
             Some(Pending::Chunk(offered, take_fds)) => {
                 let (offered, map) = (*offered, ready!(Pin::new(take_fds).poll(cx)));
                 // A peer that ends takes its pages back.
-                let ended = map.is_err() && self.socket.has_ended(cx);
-                map.map(|map| self.chunks.insert(offered, map)).map_err(|e| match ended {
-                    true => self.disconnected(),
-                    false => self.breach(format!("landing memory that cannot be used: {e}")),
-                })
+                match map {
+                    Ok(map) => {
+                        self.chunks.insert(offered, Some(map));
+                        Ok(())
+                    }
+                    Err(error)
+                        if is_shortage(&error) || error.kind() == io::ErrorKind::QuotaExceeded =>
+                    {
+                        self.chunks.insert(offered, None);
+                        out.push(Completion::NotMapped { rkey: offered.key });
+                        self.answer(offered.key, Err(error))
+                    }
+                    Err(_) if self.socket.has_ended(cx) => Err(self.disconnected()),
+                    Err(error) => {
+                        Err(self.breach(format!("landing memory that cannot be used: {error}")))
+                    }
+                }
             }
             Some(Pending::Lent(offered, take_fds)) => {
                 let (offered, taken) = (*offered, ready!(Pin::new(take_fds).poll(cx)));
@@ -339,6 +359,10 @@ impl ShmLink {
 
     /// The peer has mapped what it was offered, or cannot.
     fn answered(&mut self, key: u32, taken: bool) {
+        if !taken && self.shared.contains(&key) {
+            throttled!(warn, peer = %self.peer, "the peer cannot map landing memory of this end");
+            self.declined.insert(key);
+        }
         self.named.answered(key, taken);
         if let Some(lender) = &mut self.lender {
             lender.answered(key, taken);
@@ -381,7 +405,11 @@ impl ShmLink {
         }
     }
 
-    fn handle(&mut self, message: SocketMessage) -> Result<(), LinkError> {
+    fn handle(
+        &mut self,
+        message: SocketMessage,
+        out: &mut Vec<Completion>,
+    ) -> Result<(), LinkError> {
         let Credentials { uid, pid } = self.socket.peer();
         let wait = if message.has_fds { map_debt::wait((uid, pid)) } else { None };
         if let Some(time) = wait {
@@ -436,6 +464,9 @@ impl ShmLink {
                 Ok(())
             }
             (Some(Message::Forget { rkey }), false) => {
+                if !self.chunks.is_mapped(rkey) {
+                    out.push(Completion::Forgotten { rkey });
+                }
                 self.chunks.forget(rkey).map_err(|what| self.breach(what))
             }
             // That it has arrived is all there is to it.
@@ -476,6 +507,7 @@ impl ShmLink {
                 Ok(()) => {}
             }
             self.shared.remove(&rkey);
+            self.declined.remove(&rkey);
             self.named.take_back(rkey);
             if let Some(lender) = &mut self.lender {
                 lender.take_back(rkey);
@@ -530,15 +562,15 @@ impl ShmLink {
         self.wakeup.wake_others();
         self.record_wake_up();
         self.tell_revoked()?;
+        let before = out.len();
         for _ in 0..MAX_ROUNDS {
-            let before = out.len();
             self.receive(out)?;
             if out.len() > before {
                 self.stats.polled += u64::from(self.busy_poll.received());
                 self.busy_polls += 1;
                 if self.busy_polls >= MAX_BUSY_POLLS && self.ending.is_none() {
                     self.busy_polls = 0;
-                    if let Poll::Ready(Err(error)) = self.poll_socket(cx) {
+                    if let Poll::Ready(Err(error)) = self.poll_socket(cx, out) {
                         self.ending = Some(Box::new(error));
                     }
                 }
@@ -549,7 +581,7 @@ impl ShmLink {
             }
             if self.awaits_chunk() {
                 // The messages in the ring come after the chunk, so only the socket is polled.
-                match self.poll_socket(cx) {
+                match self.poll_socket(cx, out) {
                     Poll::Ready(result) => result?,
                     Poll::Pending => return Poll::Pending,
                 }
@@ -572,7 +604,7 @@ impl ShmLink {
             }
             // The task is registered for socket and wake-ups before the flag is set, and the ring
             // is checked after: nothing is missed in between.
-            match self.poll_socket(cx) {
+            match self.poll_socket(cx, out) {
                 Poll::Ready(Ok(())) => continue,
                 // What was sent before the end counts.
                 Poll::Ready(Err(error)) => {
@@ -632,10 +664,11 @@ impl Link for ShmLink {
         Ok(Posted::Done)
     }
 
-    fn share(&mut self, rkey: u32) -> Result<(), LinkError> {
+    fn share(&mut self, rkey: u32) -> Result<Shared, LinkError> {
         self.check_alive()?;
         if self.shared.contains(&rkey) {
-            return Ok(());
+            let is_declined = !self.declined.is_empty() && self.declined.contains(&rkey);
+            return Ok(if is_declined { Shared::No } else { Shared::Yes });
         }
         // The peer counts chunks until it is told that they were revoked.
         self.tell_revoked().map_err(|error| self.fail(error))?;
@@ -665,7 +698,7 @@ impl Link for ShmLink {
             Ok(()) => self.writer.chunk_sent(),
         }
         self.shared.insert(rkey);
-        Ok(())
+        Ok(Shared::Yes)
     }
 
     fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {

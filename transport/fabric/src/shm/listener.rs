@@ -5,6 +5,7 @@
 //! | before its ticket is checked | HELLO: private data with a ticket, and the shape of its ring | no: refused |
 //! | admitted | ACCEPT: ring of this end, and whether it takes a wake-up channel | yes |
 //! | | RING: the nonce of ACCEPT, ring of the client, and maybe eventfds and page of a channel, taken by a thread that may block | yes |
+//! | let in | OPEN: this end has taken all of that; or REFUSED, with the cause, and the client takes another path | no |
 //!
 //! So no file of a client is opened here before its ticket is checked. Descriptors that it sends
 //! all the same are closed with its socket, on other threads than those of admitted clients. While
@@ -32,7 +33,9 @@ use crate::shm::ring::Shape;
 use crate::shm::same_user::Candidate;
 use crate::shm::setup::{OwnEnd, PeerEnd};
 use crate::shm::socket::blocking::{PEERS, STRANGERS};
-use crate::shm::socket::seqpacket::{Credentials, ListenSocket, Socket, SocketMessage, is_end};
+use crate::shm::socket::seqpacket::{
+    Credentials, ListenSocket, Socket, SocketMessage, is_end, is_shortage,
+};
 use crate::shm::socket::wire::{Message, VERSION, other_version};
 use crate::shm::wakeup::channels;
 use crate::shm::wakeup::event_fd;
@@ -136,11 +139,6 @@ fn nonce() -> u64 {
 /// Logs a refusal. Throttled, as every process that reaches the socket can cause it.
 fn log_refusal(log: &LogThrottle, peer: Credentials, why: &str) {
     throttled!(in log, warn, pid = peer.pid, uid = peer.uid, why, "shared memory refused");
-}
-
-fn is_shortage(error: &io::Error) -> bool {
-    // EMFILE, ENFILE, ENOBUFS, ENOMEM.
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 async fn hello(
@@ -249,11 +247,16 @@ impl ShmIncoming {
                 source: Arc::new(source),
             },
         };
-        let block = ControlBlock::without_recvs(pool, config)?;
-        let own_end = OwnEnd::new(config).inspect_err(|error| {
+        let refuse = |socket: &Socket, error: &dyn fmt::Display| {
             // A peer that does not read its socket is not told.
             let _ = socket.send(&Message::Refused { text: error.to_string() }.encode(), &[]);
-        })?;
+        };
+        let tell = |socket: &Socket, error: io::Error| {
+            refuse(socket, &error);
+            failed(error)
+        };
+        let block = ControlBlock::without_recvs(pool, config)?;
+        let own_end = OwnEnd::new(config).inspect_err(|error| refuse(&socket, error))?;
         // Before the peer's ring, which may have to show who sends it.
         let candidate = Candidate::of(&mut socket);
         let takes_channel = candidate.is_some() && event_fd::is_supported();
@@ -270,11 +273,7 @@ impl ShmIncoming {
         socket.send(&accept.encode(), &[own_end.file.as_fd()]).map_err(failed)?;
         let SocketMessage { bytes, has_fds } =
             socket.next().await.map_err(failed)?.ok_or_else(gone)?;
-        let refuse = |error: io::Error| {
-            // A peer that does not read its socket is not told.
-            let _ = socket.send(&Message::Refused { text: error.to_string() }.encode(), &[]);
-            failed(error)
-        };
+        let refuse = |error: io::Error| tell(&socket, error);
         let breach = |what| refuse(io::Error::new(io::ErrorKind::InvalidData, what));
         let channel = match (Message::decode(&bytes), has_fds) {
             (Some(Message::Ring { nonce: answered, channel }), true) if answered == nonce => {
@@ -301,6 +300,7 @@ impl ShmIncoming {
         let wakeup = member.map_or(Wakeup::Message, Wakeup::Channel);
         // From here on it does not matter who of the peer's sends.
         let _ = socket.tell_senders(false);
+        socket.send(&Message::Open.encode(), &[]).map_err(failed)?;
         let ends = (own_end.reader, writer, wakeup);
         let taken = Taken { own: config.takes, peer: takes };
         Ok(ShmLink::new(&context, (socket, process, taken), ends, (pool, block), config))

@@ -87,7 +87,8 @@ impl Taken {
                 "it offers a buffer to write to, which this end does not map",
                 "ContextBuilder::map_peer_buffers",
             ),
-            Message::Taken { .. } | Message::Declined { .. } if self.peer == Takes::default() => {
+            // A chunk of landing memory may be declined whatever its end takes.
+            Message::Taken { .. } if self.peer == Takes::default() => {
                 ("it answers an offer, and takes none", "ContextBuilder::borrowing at its end")
             }
             message => return Ok(message),

@@ -9,7 +9,7 @@ use tonic_rdma_memory::Pool;
 
 use crate::addr::Addr;
 use crate::error::LinkError;
-use crate::link::{Caps, Completion, Link, PeerInfo, Posted, Work};
+use crate::link::{Caps, Completion, Link, PeerInfo, Posted, Shared, Work};
 use crate::link_config::LinkConfig;
 
 /// Counts the operations of an [`InstantLink`].
@@ -113,8 +113,8 @@ impl Link for InstantLink {
         Ok(Posted::Done)
     }
 
-    fn share(&mut self, _: u32) -> Result<(), LinkError> {
-        Ok(())
+    fn share(&mut self, _: u32) -> Result<Shared, LinkError> {
+        Ok(Shared::Yes)
     }
 
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {

@@ -15,7 +15,7 @@ use tonic_rdma_memory::Pool;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, LinkError, Verb};
-use crate::link::{Caps, Completion, Link, PeerInfo, Posted, Work, WriteSource};
+use crate::link::{Caps, Completion, Link, PeerInfo, Posted, Shared, Work, WriteSource};
 use crate::link_config::LinkConfig;
 use crate::processors;
 use crate::queue::{Held, SendQueue};
@@ -539,8 +539,8 @@ impl Link for VerbsLink {
         Ok(Posted::InFlight)
     }
 
-    fn share(&mut self, _: u32) -> Result<(), LinkError> {
-        Ok(())
+    fn share(&mut self, _: u32) -> Result<Shared, LinkError> {
+        Ok(Shared::Yes)
     }
 
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {

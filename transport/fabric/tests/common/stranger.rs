@@ -36,6 +36,7 @@ pub const DECLINED: u8 = 12;
 pub const UNLEND: u8 = 13;
 pub const NAME: u8 = 14;
 pub const UNNAME: u8 = 15;
+pub const OPEN: u8 = 16;
 /// LEND and NAME.
 pub const TAKES_ALL: u8 = 3;
 /// Offsets in a ring of at least 8 slots.
@@ -61,7 +62,7 @@ pub const SUMMARY: u64 = 64;
 pub const BITS: u64 = 128;
 
 pub fn head(kind: u8) -> Vec<u8> {
-    [&[kind], b"trdshm\x0a".as_slice()].concat()
+    [&[kind], b"trdshm\x0b".as_slice()].concat()
 }
 
 pub fn hello(slots: u32, slot_size: u32) -> Vec<u8> {
@@ -224,6 +225,15 @@ impl Stranger {
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();
         connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        Self::with(socket)
+    }
+
+    /// A server's end: the next connection of this listener.
+    pub fn accept(listener: &OwnedFd) -> Stranger {
+        Self::with(rustix::net::accept(listener).unwrap())
+    }
+
+    fn with(socket: OwnedFd) -> Stranger {
         // Makes a test fail that would otherwise hang.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT)).unwrap();
@@ -247,8 +257,17 @@ impl Stranger {
         self.try_send(bytes, fds).unwrap();
     }
 
-    /// The next message, or `None` if the connection has been closed.
+    /// The next message but OPEN, or `None` if the connection has been closed.
     pub fn receive(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+        loop {
+            match self.receive_any() {
+                Some((bytes, _)) if bytes == [OPEN] => {}
+                received => return received,
+            }
+        }
+    }
+
+    fn receive_any(&self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         let mut bytes = [0; 512];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -2,8 +2,8 @@
 //!
 //! | message | before its descriptor is taken | then |
 //! |---|---|---|
-//! | CHUNK | its key is new, and the limits hold | the file is mapped (`peer_map`), and WRITEs find it |
-//! | FORGET | its key is known | it is unmapped |
+//! | CHUNK | its key is new, and the limits hold | the file is mapped (`peer_map`), and WRITEs find it; or DECLINED |
+//! | FORGET | its key is known | it is unmapped, if it was mapped |
 //! | NAME | its key is new, and the limits of offers hold | as CHUNK; or DECLINED |
 //! | UNNAME | | it is unmapped, if it was mapped |
 //!
@@ -29,7 +29,8 @@ const UNUSED_PERIOD: Duration = Duration::from_secs(10);
 struct PeerChunk {
     addr: u64,
     len: u64,
-    map: PeerMap,
+    /// None: this end could not map it.
+    map: Option<PeerMap>,
     /// A buffer of the application's.
     named: bool,
 }
@@ -75,8 +76,8 @@ impl PeerChunks {
         }
     }
 
-    /// Adds a chunk that was checked, and is mapped now.
-    pub(crate) fn insert(&mut self, offered: Offered, map: PeerMap) {
+    /// Adds a chunk that was checked, and is mapped now, or cannot be.
+    pub(crate) fn insert(&mut self, offered: Offered, map: Option<PeerMap>) {
         let Offered { key: rkey, addr, len } = offered;
         self.chunks.insert(rkey, PeerChunk { addr, len, map, named: false });
         self.bytes += len;
@@ -106,7 +107,7 @@ impl PeerChunks {
     /// Adds a buffer that was checked, and is mapped now.
     pub(crate) fn insert_named(&mut self, offered: Offered, map: PeerMap) {
         let Offered { key, addr, len } = offered;
-        self.chunks.insert(key, PeerChunk { addr, len, map, named: true });
+        self.chunks.insert(key, PeerChunk { addr, len, map: Some(map), named: true });
         self.named += 1;
         self.named_bytes += len;
     }
@@ -123,6 +124,11 @@ impl PeerChunks {
         }
     }
 
+    /// Whether a chunk with this key was given, and is mapped.
+    pub(crate) fn is_mapped(&self, rkey: u32) -> bool {
+        self.chunks.get(&rkey).is_some_and(|chunk| chunk.map.is_some())
+    }
+
     /// The peer takes a chunk back.
     ///
     /// # Errors
@@ -135,7 +141,8 @@ impl PeerChunks {
             true => (self.named, self.named_bytes) = (self.named - 1, self.named_bytes - chunk.len),
             false => self.bytes -= chunk.len,
         }
-        match chunk.map.is_unused() && self.is_flood(Instant::now()) {
+        let is_unused = chunk.map.as_ref().is_none_or(PeerMap::is_unused);
+        match is_unused && self.is_flood(Instant::now()) {
             true => Err(format!(
                 "a flood of chunks: {MAX_UNUSED} within {UNUSED_PERIOD:?} that nothing was sent to"
             )),
@@ -159,7 +166,7 @@ impl PeerChunks {
             let offset = remote_addr.checked_sub(chunk.addr);
             offset.is_some_and(|offset| {
                 offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= chunk.len)
-                    && chunk.map.write(offset, bytes)
+                    && chunk.map.as_mut().is_some_and(|map| map.write(offset, bytes))
             })
         })
     }

@@ -115,9 +115,13 @@ fn receive_fds(socket: &OwnedFd, Taken { fds, sender }: &mut Taken) -> io::Resul
         }
     }
     let (_, truncated) = received?;
-    if truncated || fds.len() > MAX_FDS {
-        let what = "a message that brings more descriptors than any of the protocol, or than can be opened";
+    if fds.len() > MAX_FDS {
+        let what = "a message that brings more descriptors than any of the protocol";
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
+    if truncated {
+        // There was room for them, so the kernel could not open one.
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     Ok(())
 }
@@ -406,6 +410,11 @@ impl Drop for ListenSocket {
 /// Whether an error of a socket says that the peer is gone.
 pub(crate) fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+/// Whether an error says that this process, or the host, is short of descriptors or memory.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 #[cfg(test)]

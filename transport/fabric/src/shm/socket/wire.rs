@@ -12,7 +12,8 @@
 //! | FORGET | kind, rkey u32 | |
 //! | WAKE | kind | |
 //! | LEND | kind, key u32, address u64, length u64, lend_on u8 | file; with the first also the writing end of a pipe; with what is lent on also that of its owner |
-//! | TAKEN, DECLINED | kind, key u32: the answers to LEND and NAME | |
+//! | OPEN | kind: the server has taken RING, and the connection is open | |
+//! | TAKEN, DECLINED | kind, key u32: the answers to LEND and NAME; DECLINED also to CHUNK | |
 //! | UNLEND | kind, key u32 | |
 //! | NAME | kind, key u32, address u64, length u64 | file |
 //! | UNNAME | kind, key u32 | |
@@ -33,7 +34,7 @@ use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 
 /// Of the protocol.
-pub(crate) const VERSION: u8 = 10;
+pub(crate) const VERSION: u8 = 11;
 const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Protocol and version.
 const MAGIC: [u8; 7] = {
@@ -56,6 +57,7 @@ const DECLINED: u8 = 12;
 const UNLEND: u8 = 13;
 const NAME: u8 = 14;
 const UNNAME: u8 = 15;
+const OPEN: u8 = 16;
 
 /// Whether the peer may lend on what is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +82,7 @@ pub(crate) enum Message {
     Forget { rkey: u32 },
     Wake,
     Ring { nonce: u64, channel: Option<ChannelName> },
+    Open,
     Lend { key: u32, addr: u64, len: u64, lend_on: LendOn },
     Taken { key: u32 },
     Declined { key: u32 },
@@ -152,6 +155,7 @@ impl Message {
                 out.extend(key.to_le_bytes());
             }
             Message::Wake => out.push(WAKE),
+            Message::Open => out.push(OPEN),
             Message::Ring { nonce, channel } => {
                 out.push(RING);
                 out.extend(nonce.to_le_bytes());
@@ -230,6 +234,7 @@ impl Message {
                 rest.is_empty().then_some(message)
             }
             WAKE => rest.is_empty().then_some(Message::Wake),
+            OPEN => rest.is_empty().then_some(Message::Open),
             RING => {
                 let (nonce, rest) = u64_of(rest)?;
                 if rest.is_empty() {
@@ -302,6 +307,7 @@ mod tests {
             Message::Lend { key: 1, addr: 2, len: 3, lend_on: LendOn::Done },
             Message::Forget { rkey: 9 },
             Message::Wake,
+            Message::Open,
             Message::Ring { nonce: 1, channel: None },
             Message::Ring {
                 nonce: 0,

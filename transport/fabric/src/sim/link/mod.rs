@@ -17,7 +17,7 @@ use tonic_rdma_memory::{LendableBytes, Pool};
 
 use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
-use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Work};
+use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Shared, Work};
 use crate::link_config::LinkConfig;
 use crate::queue::{Held, SendQueue};
 use crate::returns::Returns;
@@ -472,8 +472,8 @@ impl Link for SimLink {
         Ok(Posted::InFlight)
     }
 
-    fn share(&mut self, _: u32) -> Result<(), LinkError> {
-        Ok(())
+    fn share(&mut self, _: u32) -> Result<Shared, LinkError> {
+        Ok(Shared::Yes)
     }
 
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {

@@ -35,6 +35,8 @@ impl ConnectionState {
                     result = self.receive(slot, len);
                 }
                 Completion::Received { .. } => {}
+                Completion::NotMapped { rkey } => self.conn.cannot_write(rkey),
+                Completion::Forgotten { rkey } => self.conn.forget_unwritable(rkey),
             }
         }
         self.return_sends();

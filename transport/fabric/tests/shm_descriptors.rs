@@ -1,0 +1,91 @@
+//! A process that is out of descriptors. In a binary of its own, because the limit is the
+//! process's.
+#![cfg(all(target_os = "linux", feature = "shm"))]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use common::*;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tonic_rdma_fabric::shm::ShmDevice;
+use tonic_rdma_fabric::{Completion, Fabric, Lending, Link, Shared, ShmAccess, Work, WriteSource};
+
+/// Sets the soft limit on descriptors.
+fn limit(current: Option<u64>) {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+}
+
+/// The lowest number that no descriptor has: with it as the limit, none can be opened.
+fn lowest_free() -> u64 {
+    let file = std::fs::File::open("/dev/null").unwrap();
+    file.as_raw_fd() as u64
+}
+
+fn side() -> Side {
+    Side::new(Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::Off)))
+}
+
+/// The next report of a link that is no message.
+async fn report(end: &mut End) -> Completion {
+    loop {
+        if let Some(at) = end.got.iter().position(|got| !matches!(got, Completion::Received { .. }))
+        {
+            return end.got.remove(at).unwrap();
+        }
+        tokio::time::timeout(TIMEOUT, end.poll()).await.expect("nothing is reported").unwrap();
+    }
+}
+
+/// Landing memory that an end cannot map is declined. The connection lives, the giver is told, and
+/// what it gives later is mapped.
+#[tokio::test]
+async fn a_chunk_that_cannot_be_received_is_declined() {
+    let (server, client) = (side(), side());
+    let (mut s, mut c) = greeted_pair(&server, &client).await;
+    let mut account = server.pool.landing();
+    let landing = account.alloc(4096, 4096).unwrap().unwrap();
+    let rkey = landing.rkey();
+    let before = getrlimit(Resource::Nofile).current;
+    limit(Some(lowest_free()));
+    assert_eq!(s.link.share(rkey).unwrap(), Shared::Yes, "it may be");
+    s.send(31, b"granted").await;
+    assert_eq!(report(&mut c).await, Completion::NotMapped { rkey });
+    assert_eq!(c.receive().await.unwrap(), b"granted", "small messages go on");
+    limit(before);
+    c.send(1, b"there").await;
+    assert_eq!(s.receive().await.unwrap(), b"there");
+    // The answer came before the message, and is read when the link looks at its socket.
+    for round in 0.. {
+        if s.link.share(rkey).unwrap() == Shared::No {
+            break;
+        }
+        assert!(round < 10_000, "the giver is not told");
+        assert!(s.is_quiet().await);
+        tokio::task::yield_now().await;
+    }
+    // What it gives from now on is mapped.
+    drop(landing);
+    assert!(account.trim() > 0);
+    let landing = account.alloc(4096, 4096).unwrap().unwrap();
+    let (remote_addr, next) = (landing.addr(), landing.rkey());
+    // A thread frees the memory, and the giver's next poll tells the peer.
+    let told = async {
+        loop {
+            assert!(s.is_quiet().await);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        forgotten = report(&mut c) => assert_eq!(forgotten, Completion::Forgotten { rkey }),
+        () = told => unreachable!(),
+    }
+    grant(&mut s, &mut c, next).await;
+    let src = WriteSource::Any(vec![7; 100].into());
+    c.queue(Work::Write { src, remote_addr, rkey: next }, false).unwrap();
+    c.send(2, b"written").await;
+    assert_eq!(s.receive().await.unwrap(), b"written");
+}
