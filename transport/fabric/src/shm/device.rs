@@ -1,6 +1,6 @@
 //! A device: this process as an end of shared-memory connections.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tonic_rdma_memory::{Pool, Registrar};
@@ -21,12 +21,17 @@ use crate::shm::memory::table::ShmRegistrar;
 /// # Errors
 /// /proc is not mounted.
 pub(crate) fn boot_id() -> Result<String, FabricError> {
+    // Read once: a process that is out of descriptors later still knows its host.
+    static ID: OnceLock<String> = OnceLock::new();
+    if let Some(id) = ID.get() {
+        return Ok(id.clone());
+    }
     let path = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(path).map_err(|source| FabricError::Shm {
         what: "the boot id cannot be read",
         source: Arc::new(source),
     })?;
-    Ok(text.trim().to_owned())
+    Ok(ID.get_or_init(|| text.trim().to_owned()).clone())
 }
 
 /// This process as an end of shared-memory connections. Cheap to clone.
