@@ -110,6 +110,11 @@ pub enum Reject {
     /// The ticket is unknown, used or expired.
     #[error("the ticket was not accepted (wrong, used or expired)")]
     Ticket,
+    /// The ticket was withdrawn, because more were outstanding than the server allows.
+    #[error(
+        "the ticket was withdrawn: more were outstanding than the server allows (Server::tickets)"
+    )]
+    TicketWithdrawn,
     /// The server has no memory or slots left for the connection.
     #[error("the server has no resources for another connection")]
     Resources,
@@ -121,7 +126,8 @@ pub enum Reject {
     Connections,
     /// The server has reached its limit of connections being set up.
     #[error(
-        "the server has as many connections in the making as it allows (Server::max_handshakes)"
+        "the server has as many connections in the making, and waiting for that, as it allows \
+         (Server::max_handshakes)"
     )]
     Handshakes,
     /// The server serves one bare connection at a time.
@@ -327,6 +333,7 @@ impl Reject {
             Reject::Handshakes => 7,
             Reject::Bare => 8,
             Reject::MemoryFiles => 9,
+            Reject::TicketWithdrawn => 10,
             Reject::Other(code) => code,
         };
         let mut out = [0; REJECT_LEN];
@@ -355,6 +362,7 @@ impl Reject {
             7 => Reject::Handshakes,
             8 => Reject::Bare,
             9 => Reject::MemoryFiles,
+            10 => Reject::TicketWithdrawn,
             code => Reject::Other(code),
         })
     }
@@ -388,6 +396,7 @@ mod tests {
             Reject::Handshakes,
             Reject::Bare,
             Reject::MemoryFiles,
+            Reject::TicketWithdrawn,
             Reject::Other(99),
         ] {
             assert_eq!(Reject::decode(&reject.encode()).unwrap(), reject);

@@ -14,6 +14,9 @@ use tonic::transport::server::UdsConnectInfo;
 /// Offers of one TCP connection that are answered at a time.
 pub(crate) const OFFERS_AT_ONCE: usize = 16;
 
+/// Connections of one client, as its TCP connection tells, that are in the making or wait for that.
+pub(crate) const HANDSHAKES_AT_ONCE: usize = 8;
+
 /// Headers that gateways add to requests.
 const FORWARDING: [&str; 13] = [
     "cdn-loop",
@@ -49,11 +52,22 @@ pub(crate) struct Asker {
     /// Distinguishes it from all other connections of the server.
     pub(crate) number: u64,
     places: Arc<Semaphore>,
+    handshakes: Handshakes,
 }
+
+/// Counts the connections of one client that are in the making: an extension of its tickets.
+#[derive(Debug, Clone)]
+pub(crate) struct Handshakes(pub(crate) Arc<Semaphore>);
 
 impl Asker {
     pub(crate) fn new(number: u64) -> Self {
-        Self { number, places: Arc::new(Semaphore::new(OFFERS_AT_ONCE)) }
+        let handshakes = Handshakes(Arc::new(Semaphore::new(HANDSHAKES_AT_ONCE)));
+        Self { number, places: Arc::new(Semaphore::new(OFFERS_AT_ONCE)), handshakes }
+    }
+
+    /// Its count of connections in the making.
+    pub(crate) fn handshakes(&self) -> Handshakes {
+        self.handshakes.clone()
     }
 
     /// Counts an Offer until the permit is dropped. Returns `None` if there are [`OFFERS_AT_ONCE`]

@@ -211,8 +211,12 @@ impl OfferService {
         if self.plaintext.denies(Path::Verbs, by_tls) {
             identity.insert(StaysOnHost);
         }
+        let asker = connection.and_then(|c| c.asker.as_ref());
+        if let Some(asker) = asker {
+            identity.insert(asker.handshakes());
+        }
         let holder = Holder {
-            connection: connection.and_then(|c| c.asker.as_ref()).map(|asker| asker.number),
+            connection: asker.map(|asker| asker.number),
             network: connection.and_then(Connection::peer).map(|peer| peer.ip().into()),
         };
         let ticket = self

@@ -8,6 +8,7 @@ use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Accept, Hello};
 
 use crate::bootstrap::client::{OfferHook, offer};
+use crate::channel::backoff;
 use crate::channel::fast::Fast;
 use crate::channel::rails::{self, Rail, Rails};
 use crate::codec::Methods;
@@ -44,13 +45,32 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Makes one attempt, which takes at most `limit`.
+    /// Makes one attempt, which takes at most `limit`. One that meets a limit of the moment is made
+    /// again, until `patience` has passed: `connect` waits for that long in any case.
     ///
     /// Cancel safe: an attempt that fails or is dropped undoes what it has begun.
-    pub(crate) async fn attempt(&self, limit: Duration) -> Result<Fast, Reason> {
+    pub(crate) async fn attempt(
+        &self,
+        limit: Duration,
+        patience: Duration,
+    ) -> Result<Fast, Reason> {
         let began = Instant::now();
         let deadline = began + limit;
-        let attempted = tokio::time::timeout_at(deadline, self.run(deadline)).await;
+        let mut rng = self.context.rng();
+        let attempted = loop {
+            let tried = Instant::now();
+            let attempted = tokio::time::timeout_at(deadline, self.run(deadline)).await;
+            let pause = backoff::again(&mut rng);
+            // The next try is over before the caller's time is, who is then told this reason.
+            let then = began.elapsed() + pause + 2 * tried.elapsed();
+            match &attempted {
+                Ok(Err(reason)) if reason.passes() && then < patience => {
+                    tracing::debug!(%reason, "the fast path is tried again at once");
+                    tokio::time::sleep(pause).await;
+                }
+                _ => break attempted,
+            }
+        };
         if !matches!(attempted, Ok(Ok(_))) {
             self.rails.left(self.connection, false);
         }

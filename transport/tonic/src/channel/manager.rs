@@ -195,7 +195,8 @@ async fn attempt(
     fast_path_timeout: Duration,
     log: &mut Log,
 ) -> Result<Fast, Reason> {
-    let mut attempt = std::pin::pin!(plan.attempt(ATTEMPT_LIMIT.max(fast_path_timeout)));
+    let mut attempt =
+        std::pin::pin!(plan.attempt(ATTEMPT_LIMIT.max(fast_path_timeout), fast_path_timeout));
     match tokio::time::timeout(fast_path_timeout, &mut attempt).await {
         Ok(result) => result,
         Err(_) => {

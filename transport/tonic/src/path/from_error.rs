@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use tonic_rdma_fabric::{Addr, ConnectError, FabricError};
-use tonic_rdma_memory::{Memlock, PoolError};
+use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
 use tonic_rdma_proto::Reject;
 
 use crate::path::Path;
@@ -48,6 +48,9 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
             return Reason::from_peer(ReasonCode::VersionMismatch, error.to_string());
         }
         ConnectError::NotAllowed { .. } => ReasonCode::OtherUser,
+        ConnectError::Failed { ref source, .. } if is_process_limit(source) => {
+            ReasonCode::ProcessLimit
+        }
         ConnectError::Timeout { .. } => ReasonCode::HandshakeTimeout,
         ConnectError::NoRoute { .. } => ReasonCode::NoRoute,
         ConnectError::NotOnRdma { .. } | ConnectError::OtherDevice { .. } => {
@@ -56,6 +59,12 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         _ => ReasonCode::HandshakeRejected,
     };
     Reason::new(code, error.to_string())
+}
+
+/// Whether the process, or the host, has no more of something.
+fn is_process_limit(error: &std::io::Error) -> bool {
+    // EMFILE, ENFILE, EFBIG, ENOMEM.
+    matches!(error.raw_os_error(), Some(24 | 23 | 27 | 12))
 }
 
 /// Whether RLIMIT_MEMLOCK applies to the process.
@@ -90,12 +99,19 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
             let code = match reject {
                 Reject::Version { .. } => ReasonCode::VersionMismatch,
                 Reject::Resources => ReasonCode::PoolExhausted,
-                Reject::Connections | Reject::Handshakes | Reject::Bare => ReasonCode::LimitReached,
+                Reject::Connections
+                | Reject::Handshakes
+                | Reject::TicketWithdrawn
+                | Reject::Bare => ReasonCode::LimitReached,
                 Reject::MemoryFiles => ReasonCode::MemoryFiles,
                 Reject::ShuttingDown => ReasonCode::GoAway,
                 _ => ReasonCode::HandshakeRejected,
             };
-            Reason::from_peer(code, format!("{reject} ({addr})"))
+            let reason = Reason::from_peer(code, format!("{reject} ({addr})"));
+            match reject {
+                Reject::Handshakes | Reject::TicketWithdrawn => reason.passing(),
+                _ => reason,
+            }
         }
         Err(_) => Reason::from_peer(
             ReasonCode::HandshakeRejected,
@@ -121,16 +137,21 @@ pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option
 pub(crate) fn pool(error: &PoolError) -> Reason {
     let code = match error {
         PoolError::Memlock { .. } => ReasonCode::Memlock,
-        // The kernel's error if the limit is reached in spite of the check.
-        PoolError::Register(error) if error.io().kind() == ErrorKind::OutOfMemory => {
-            ReasonCode::Memlock
-        }
         PoolError::File { source, .. } => memory_file(source),
-        PoolError::Register(error) if error.io().kind() == ErrorKind::FileTooLarge => {
-            ReasonCode::MemoryFiles
-        }
-        PoolError::Register(_) => ReasonCode::QueuePairRefused,
+        PoolError::Register(error) => return landing(error, ReasonCode::QueuePairRefused),
         _ => ReasonCode::PoolExhausted,
+    };
+    Reason::new(code, error.to_string())
+}
+
+/// The reason of memory that cannot be had. `refused`: what it is if a device refuses.
+pub(crate) fn landing(error: &RegisterError, refused: ReasonCode) -> Reason {
+    let code = match error.io().kind() {
+        ErrorKind::FileTooLarge => ReasonCode::MemoryFiles,
+        _ if error.is_unmapped() => ReasonCode::ProcessLimit,
+        // The kernel's error if the limit is reached in spite of the check.
+        ErrorKind::OutOfMemory => ReasonCode::Memlock,
+        _ => refused,
     };
     Reason::new(code, error.to_string())
 }

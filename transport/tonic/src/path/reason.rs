@@ -69,11 +69,15 @@ pub enum ReasonCode {
     PeerUnreachable,
     /// One end has reached its limit of connections, handshakes or Offers at a time.
     LimitReached,
+    /// A limit of one end's process or host keeps it from making a connection, or memory for long
+    /// messages to land in: descriptors, address space, length of files. The text names the call and
+    /// the error.
+    ProcessLimit,
 }
 
 impl ReasonCode {
     /// Every code.
-    pub const ALL: [ReasonCode; 26] = [
+    pub const ALL: [ReasonCode; 27] = [
         Self::Policy,
         Self::PeerNotCapable,
         Self::OfferIntercepted,
@@ -100,6 +104,7 @@ impl ReasonCode {
         Self::GoAway,
         Self::PeerUnreachable,
         Self::LimitReached,
+        Self::ProcessLimit,
     ];
 
     /// Returns the code as it is logged and sent, for example `no-device`.
@@ -131,6 +136,7 @@ impl ReasonCode {
             Self::GoAway => "go-away",
             Self::PeerUnreachable => "peer-unreachable",
             Self::LimitReached => "limit-reached",
+            Self::ProcessLimit => "process-limit",
         }
     }
 
@@ -150,6 +156,7 @@ impl ReasonCode {
             | Self::PoolExhausted
             | Self::PeerUnreachable
             | Self::LimitReached
+            | Self::ProcessLimit
             | Self::Pending => true,
             Self::Policy
             | Self::PeerNotCapable
@@ -242,6 +249,10 @@ impl ReasonCode {
                 "nothing, if it passes: the channel tries again; else raise the server's limit (max_connections, \
                  max_handshakes), or open fewer channels"
             }
+            Self::ProcessLimit => {
+                "raise the limit that the error stands for: EMFILE `ulimit -n`, ENOMEM `ulimit -v`, EFBIG `ulimit -f` \
+                 (LimitNOFILE=, LimitAS=, LimitFSIZE= in the systemd unit); the channel tries again by itself"
+            }
         }
     }
 }
@@ -272,17 +283,30 @@ pub struct Reason {
     code: ReasonCode,
     side: Side,
     detail: String,
+    /// It is a limit of the moment: another attempt may succeed at once.
+    passes: bool,
 }
 
 impl Reason {
     /// A reason of this end.
     pub fn new(code: ReasonCode, detail: impl Into<String>) -> Self {
-        Self { code, side: Side::Local, detail: detail.into() }
+        Self { code, side: Side::Local, detail: detail.into(), passes: false }
     }
 
     /// A reason that the peer gave.
     pub fn from_peer(code: ReasonCode, detail: impl Into<String>) -> Self {
-        Self { code, side: Side::Peer, detail: detail.into() }
+        Self { code, side: Side::Peer, detail: detail.into(), passes: false }
+    }
+
+    /// The reason, as one that passes by itself within moments.
+    pub(crate) fn passing(mut self) -> Self {
+        self.passes = true;
+        self
+    }
+
+    /// Whether it is a limit of the moment, which is waited for.
+    pub(crate) fn passes(&self) -> bool {
+        self.passes
     }
 
     /// Appends `more` to the details.

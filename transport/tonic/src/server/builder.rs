@@ -177,8 +177,8 @@ impl<L> Server<L> {
     ///
     /// A ticket is outstanding from the Offer until the client's connection uses it, usually a few
     /// milliseconds. With as many as the limit, each further one withdraws the oldest ticket of the
-    /// TCP connection that holds the most. A client whose ticket was withdrawn stays on TCP and
-    /// tries again.
+    /// TCP connection that holds the most. A client whose ticket was withdrawn asks
+    /// for another as long as its `connect` waits, then stays on TCP and tries again.
     #[must_use]
     pub fn tickets(mut self, outstanding: usize, lifetime: Duration) -> Self {
         self.shared.tickets = Some((outstanding, lifetime));
@@ -203,9 +203,12 @@ impl<L> Server<L> {
     /// Limit the number of fast-path handshakes in progress, from the connect request until the
     /// connection is established. Default is 64.
     ///
-    /// Further requests are refused before they cause any look-up or allocation, with the reason
-    /// [`LimitReached`](crate::ReasonCode::LimitReached). A handshake takes a few milliseconds, and
-    /// at most 5 s.
+    /// Further requests wait for their turn, up to 10 s: 16 for each handshake that may be in
+    /// progress, and 8 of one client, as its TCP connection tells, those in progress included. What
+    /// exceeds that is refused with the reason
+    /// [`LimitReached`](crate::ReasonCode::LimitReached), and clients try again as long as their
+    /// `connect` waits. A handshake takes a few milliseconds, and at most 5 s. With 0 every request
+    /// is refused.
     #[must_use]
     pub fn max_handshakes(mut self, most: usize) -> Self {
         self.shared.max_handshakes = Some(most);

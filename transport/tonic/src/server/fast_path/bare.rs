@@ -3,13 +3,12 @@
 //! One at a time, for [`LIMIT`] at most, with the landing memory of eight messages. It needs a
 //! ticket, as any connection does, and counts as one.
 
-use tokio::sync::OwnedSemaphorePermit;
 use tonic_rdma_fabric::bare::{self, BareError, Limits};
 use tonic_rdma_fabric::{Incoming, LinkError};
 use tonic_rdma_memory::{Pool, throttled};
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
-use super::{ACCEPT_LIMIT, FastPath, draining, reject_for};
+use super::{ACCEPT_LIMIT, FastPath, Turn, draining, reject_for};
 use crate::bootstrap::bare::LIMIT;
 use crate::path::from_error;
 
@@ -20,7 +19,7 @@ impl FastPath {
         mut incoming: Incoming,
         pool: Pool,
         hello: &Hello,
-        handshake: OwnedSemaphorePermit,
+        handshake: Turn,
     ) {
         let Ok(_turn) = self.limits.bare.clone().try_acquire_owned() else {
             return self.refuse(incoming, Reject::Bare, &Reject::Bare.to_string());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Extensions;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::Instant;
 use tonic_rdma_fabric::{
     Addr, AnyLink, Fabric, FabricError, Incoming, Link, Listener, ShmAddr, Transport,
@@ -23,8 +23,9 @@ use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side};
 use self::listeners::{ListenerKey, Listeners};
 #[cfg(feature = "measure")]
 use crate::bootstrap::bare::BareTicket;
+use crate::bootstrap::connection::Handshakes;
 use crate::bootstrap::service::{Listening, Offer, Offering, StaysOnHost};
-use crate::bootstrap::tickets::{Ticket, Tickets};
+use crate::bootstrap::tickets::{Refused, Ticket, Tickets};
 use crate::codec::Methods;
 use crate::connect_info::{ConnectionPool, RdmaConnectInfo};
 use crate::connection::{Accepted, ConnectionConfig};
@@ -41,6 +42,10 @@ use crate::telemetry::metrics;
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
 /// Default maximum number of handshakes in progress.
 const MAX_HANDSHAKES: usize = 64;
+/// Handshakes that may wait for their turn, for each that may be in progress.
+const WAITING_FOR_EACH: usize = 16;
+/// Time limit of that wait. Clients give up before, unless they were told otherwise.
+const TURN_LIMIT: Duration = Duration::from_secs(10);
 /// Pause before the server tries to listen again while nothing changes on this host: an operator
 /// has to fix something first.
 const RETRY: Duration = Duration::from_secs(60);
@@ -216,14 +221,19 @@ impl FastPath {
     /// Checks a connect request, and serves the connection in a task of its own.
     fn take(self: &Arc<Self>, path: Path, mut incoming: Incoming, pool: Pool, layered: Layered) {
         let this = self.clone();
-        let Ok(handshake) = self.limits.handshakes.clone().try_acquire_owned() else {
+        let Ok(place) = self.limits.waiting.clone().try_acquire_owned() else {
             return self.refuse(incoming, Reject::Handshakes, &Reject::Handshakes.to_string());
         };
         tokio::spawn(async move {
             let peer = incoming.peer_addr();
-            let (hello, extensions) = match this.admit(path, &incoming) {
+            let (hello, mut extensions) = match this.admit(path, &incoming) {
                 Ok(admitted) => admitted,
                 Err((reject, why)) => return this.refuse(incoming, reject, &why),
+            };
+            let own = extensions.remove::<Handshakes>();
+            let Some(handshake) = this.limits.turn(place, own).await else {
+                let why = Reject::Handshakes.to_string();
+                return this.refuse(incoming, Reject::Handshakes, &why);
             };
             let Ok(_place) = this.limits.connections.clone().try_acquire_owned() else {
                 return this.refuse(
@@ -296,8 +306,7 @@ impl FastPath {
         if *self.drain.borrow() {
             return Err((Reject::ShuttingDown, "shutting down".into()));
         }
-        let connection = redeem(&self.tickets, Ticket(hello.ticket), path)
-            .map_err(|why| (Reject::Ticket, why))?;
+        let connection = redeem(&self.tickets, Ticket(hello.ticket), path)?;
         Ok((hello, connection))
     }
 
@@ -353,7 +362,6 @@ impl FastPath {
     }
 }
 
-/// Uses a ticket up for a connection over `path`. The error says why it is not good for that.
 /// What a client is told that this process has no room for.
 fn reject_for(error: &PoolError) -> Reject {
     match error {
@@ -362,19 +370,37 @@ fn reject_for(error: &PoolError) -> Reject {
     }
 }
 
-fn redeem(tickets: &Tickets, ticket: Ticket, path: Path) -> Result<Extensions, String> {
-    let mut connection =
-        tickets.redeem(&ticket, Instant::now()).map_err(|refused| refused.to_string())?;
+/// Uses a ticket up for a connection over `path`. The error is the rejection, and why the ticket is
+/// not good for that.
+fn redeem(tickets: &Tickets, ticket: Ticket, path: Path) -> Result<Extensions, (Reject, String)> {
+    let mut connection = tickets.redeem(&ticket, Instant::now()).map_err(|refused| {
+        let reject = match refused {
+            Refused::Withdrawn => Reject::TicketWithdrawn,
+            Refused::Unknown | Refused::Used | Refused::Expired => Reject::Ticket,
+        };
+        (reject, refused.to_string())
+    })?;
     match connection.remove::<StaysOnHost>() {
-        Some(StaysOnHost) if path.leaves_host() => Err(plaintext::denied_by_server().to_string()),
+        Some(StaysOnHost) if path.leaves_host() => {
+            Err((Reject::Ticket, plaintext::denied_by_server().to_string()))
+        }
         _ => Ok(connection),
     }
 }
 
-/// Limits on connections and handshakes, which apply before a client is identified.
+/// Limits on connections and handshakes.
+///
+/// | a connect request | until | beyond the limit |
+/// |---|---|---|
+/// | has a place | its handshake is over | refused, before anything is looked up |
+/// | of a client with a ticket | its handshake is over | refused: a client has few at a time |
+/// | in turn | its handshake is over | waits, at most [`TURN_LIMIT`] |
+/// | is a connection | it ends | refused |
 pub(super) struct Limits {
     connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
+    /// Handshakes in progress, and requests that wait for their turn.
+    waiting: Arc<Semaphore>,
     /// Bare connections.
     #[cfg(feature = "measure")]
     bare: Arc<Semaphore>,
@@ -385,13 +411,32 @@ impl Limits {
         let permits = |set: Option<usize>, default| {
             Arc::new(Semaphore::new(set.unwrap_or(default).min(Semaphore::MAX_PERMITS)))
         };
+        let most = settings.max_handshakes.unwrap_or(MAX_HANDSHAKES);
         Self {
             connections: permits(settings.max_connections, MAX_CONNECTIONS),
             handshakes: permits(settings.max_handshakes, MAX_HANDSHAKES),
+            waiting: permits(Some(most.saturating_mul(1 + WAITING_FOR_EACH)), 0),
             #[cfg(feature = "measure")]
             bare: Arc::new(Semaphore::new(1)),
         }
     }
+
+    /// Waits for the turn of a request that has this place, of a client with this count of its own.
+    /// `None`: the client has too many, or its turn does not come.
+    async fn turn(&self, place: OwnedSemaphorePermit, own: Option<Handshakes>) -> Option<Turn> {
+        let own = match own {
+            Some(Handshakes(own)) => Some(own.try_acquire_owned().ok()?),
+            None => None,
+        };
+        let turn = self.handshakes.clone().acquire_owned();
+        let turn = tokio::time::timeout(TURN_LIMIT, turn).await.ok()?.ok()?;
+        Some(Turn { _permits: (turn, place, own) })
+    }
+}
+
+/// A handshake in progress, until this is dropped.
+struct Turn {
+    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }
 
 /// Listens on `addr`, or on a free port if that one is taken or is shared with TCP (iWARP).
@@ -472,9 +517,10 @@ mod tests {
             tickets.issue(identity, Holder::default(), Instant::now()).unwrap()
         };
         let ticket = issue(true);
-        let why = redeem(&tickets, ticket, Path::Verbs).unwrap_err();
+        let (_, why) = redeem(&tickets, ticket, Path::Verbs).unwrap_err();
         assert!(why.starts_with("not-encrypted: "), "{why}");
-        assert_eq!(redeem(&tickets, ticket, Path::Shm).unwrap_err(), "ticket already used");
+        let (reject, why) = redeem(&tickets, ticket, Path::Shm).unwrap_err();
+        assert_eq!((reject, &why[..]), (Reject::Ticket, "ticket already used"));
         for (marked, path) in [(true, Path::Shm), (false, Path::Shm), (false, Path::Verbs)] {
             let identity = redeem(&tickets, issue(marked), path).unwrap();
             assert_eq!((identity.get(), identity.len()), (Some(&7_u32), 1));

@@ -26,7 +26,7 @@ pub(crate) fn fallback(side: Side, reason: &Reason) {
 pub(crate) fn refused(reject: Reject) {
     let reason = match reject {
         Reject::Version { .. } => "version",
-        Reject::Ticket => "ticket",
+        Reject::Ticket | Reject::TicketWithdrawn => "ticket",
         Reject::Resources => "resources",
         Reject::ShuttingDown => "shutting-down",
         Reject::Connections => "connections",

@@ -10,6 +10,7 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Request};
 use tonic_rdma_proto::Reject;
 
+use crate::bootstrap::connection::HANDSHAKES_AT_ONCE;
 use crate::bootstrap::pb::offer_response::Outcome;
 use crate::tests::admission::tickets::Hand;
 use crate::tests::support::echo::{Client, Echo};
@@ -91,10 +92,13 @@ async fn no_more_connections_than_the_limit() {
     moves_to_the_fast_path(third).await;
 }
 
+/// Beyond the limit, connections in the making wait for their turn, and nobody is refused.
 #[tokio::test]
 async fn no_more_handshakes_than_the_limit() {
     let world = World::new();
-    let serving = limited(&world, |server| server.max_handshakes(1)).await;
+    let builder = world.builder().max_handshakes(1);
+    let stats = builder.stats();
+    let serving = limited(&world, |_| builder).await;
     let served = Served::start(&world.connect(&serving).await);
     let mut hand = Hand::new(&world, &serving).await;
     let (ticket, addr) = hand.ticket().await;
@@ -102,13 +106,62 @@ async fn no_more_handshakes_than_the_limit() {
         // One client sends a connect request and then stalls: the server waits for it.
         let mut half = std::pin::pin!(hand.enter(addr, ticket));
         assert!(futures_util::poll!(half.as_mut()).is_pending());
-        let channel = world.endpoint(&serving).connect().await.unwrap();
-        check_refused(&channel, "connections in the making");
+        let endpoint = world.endpoint(&serving).require_rdma(true).fast_path_timeout(LONG);
+        let waiting: Vec<_> = (0..8)
+            .map(|_| endpoint.clone())
+            .map(|e| tokio::spawn(async move { e.connect().await }))
+            .collect();
         served.end().await;
+        assert!(waiting.iter().all(|connecting| !connecting.is_finished()), "they wait");
         // It processes the server's answer and continues.
         half.await.unwrap();
-        moves_to_the_fast_path(channel).await;
+        for connecting in waiting {
+            let channel = connecting.await.unwrap().unwrap();
+            Client::new(channel.clone()).all_kinds().await;
+            assert_eq!(channel.stats().calls_tcp, 0);
+        }
+        assert_eq!(stats.get().connections_refused, 0, "{:?}", stats.get());
     }
+}
+
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_secs(60);
+
+/// One client has no more than a few connections in the making: others have their turn.
+#[tokio::test]
+async fn one_client_does_not_take_all_turns() {
+    let world = World::new();
+    let serving = limited(&world, |server| server.max_handshakes(16)).await;
+    let mut hand = Hand::new(&world, &serving).await;
+    let mut tickets = Vec::new();
+    for _ in 0..30 {
+        tickets.push(hand.ticket().await);
+    }
+    let mut stalled: Vec<_> =
+        tickets.iter().map(|(ticket, addr)| Box::pin(hand.enter(*addr, *ticket))).collect();
+    for entering in &mut stalled {
+        assert!(futures_util::poll!(entering.as_mut()).is_pending());
+    }
+    let channel = world.endpoint(&serving).require_rdma(true).connect().await.unwrap();
+    Client::new(channel).all_kinds().await;
+    let entered = futures_util::future::join_all(stalled).await;
+    let refused = entered.iter().filter(|entered| matches!(entered, Err(Reject::Handshakes)));
+    assert_eq!(refused.count(), 30 - HANDSHAKES_AT_ONCE);
+}
+
+/// Who is refused for the moment tries again as long as `connect` waits. With a limit of 0 nobody
+/// gets in, and the error says why.
+#[tokio::test]
+async fn a_limit_of_the_moment_is_tried_again_and_one_of_none_is_told() {
+    let world = World::new();
+    let serving = limited(&world, |server| server.max_handshakes(0)).await;
+    let timeout = Duration::from_secs(1);
+    let endpoint = world.endpoint(&serving).fast_path_timeout(timeout);
+    let channel = endpoint.clone().connect().await.unwrap();
+    check_refused(&channel, "connections in the making");
+    Client::new(channel).all_kinds().await;
+    let required = endpoint.require_rdma(true).connect().await.unwrap_err();
+    assert_eq!(crate::Reason::of(&required).unwrap().code(), ReasonCode::LimitReached);
 }
 
 #[tokio::test]

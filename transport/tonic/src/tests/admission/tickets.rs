@@ -165,7 +165,7 @@ async fn no_more_tickets_than_the_limit() {
     let (first, addr) = hand.ticket().await;
     let (second, _) = hand.ticket().await;
     let (third, _) = hand.ticket().await;
-    assert_eq!(hand.enter(addr, first).await.unwrap_err(), Reject::Ticket);
+    assert_eq!(hand.enter(addr, first).await.unwrap_err(), Reject::TicketWithdrawn);
     assert_eq!(logs.lines_with("ticket withdrawn: its TCP connection held the most").len(), 1);
     for ticket in [second, third] {
         hand.enter(addr, ticket).await.unwrap();
@@ -192,7 +192,7 @@ async fn all_tickets_in_one_hand_keep_nobody_else_out() {
     slow.enter(addr, ticket).await.unwrap();
     world.connect(&serving).await;
     let (addr, oldest) = first.unwrap();
-    assert_eq!(hoarder.enter(addr, oldest).await.unwrap_err(), Reject::Ticket);
+    assert_eq!(hoarder.enter(addr, oldest).await.unwrap_err(), Reject::TicketWithdrawn);
 }
 
 #[tokio::test]
