@@ -4,19 +4,52 @@ use std::io;
 
 use crate::stats::Use;
 
-/// A device refused to register memory.
+/// A device refused to register memory, or the kernel to map it.
 ///
-/// The cause is in the environment. With ENOMEM the process may not pin that much (RLIMIT_MEMLOCK),
-/// and the text names the remedy; other errors are those of the device or its driver.
+/// The cause is in the environment. The text names the call, the error and, for limits of the
+/// process, the remedy: RLIMIT_MEMLOCK with ENOMEM from a device, RLIMIT_AS with ENOMEM from
+/// mmap(2), RLIMIT_NOFILE with EMFILE, RLIMIT_FSIZE with EFBIG. Other errors are those of the device
+/// or its driver.
 #[derive(Debug, thiserror::Error)]
-#[error("registering {len} bytes failed: {source}{hint}", hint = hint(.source))]
+#[error(
+    "{what} {len} bytes failed: {source}{hint}",
+    what = what(.source, *.unmapped),
+    hint = hint(.source, *.unmapped)
+)]
 pub struct RegisterError {
     len: usize,
     source: io::Error,
+    /// The memory could not even be mapped.
+    unmapped: bool,
 }
 
-fn hint(error: &io::Error) -> &'static str {
+/// The call that has failed. Memory is mapped in three steps, each with errors of its own.
+fn what(error: &io::Error, unmapped: bool) -> &'static str {
     match error.raw_os_error() {
+        _ if !unmapped => "registering",
+        Some(libc::EMFILE | libc::ENFILE) => "memfd_create(2) for landing memory of",
+        Some(libc::EFBIG | libc::ENOSPC) => "ftruncate(2) of landing memory of",
+        _ => "mmap(2) of landing memory of",
+    }
+}
+
+fn hint(error: &io::Error, unmapped: bool) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) if unmapped => {
+            " (the process may have no more address space, or the host has no memory: raise RLIMIT_AS with `ulimit \
+             -v`, or LimitAS= in the systemd unit)"
+        }
+        Some(libc::EMFILE) => {
+            " (the process has as many descriptors as RLIMIT_NOFILE allows: raise it with `ulimit -n`, or LimitNOFILE= \
+             in the systemd unit)"
+        }
+        Some(libc::ENFILE) => {
+            " (the host has as many open files as it allows: raise /proc/sys/fs/file-max)"
+        }
+        Some(libc::EFBIG) => {
+            " (files of the process may not be that long: raise RLIMIT_FSIZE with `ulimit -f`, or LimitFSIZE= in the \
+             systemd unit)"
+        }
         Some(libc::ENOMEM) => {
             " (more would be pinned than RLIMIT_MEMLOCK allows: raise it with `ulimit -l`, LimitMEMLOCK= or \
              `docker run --ulimit memlock=-1`)"
@@ -33,7 +66,17 @@ fn hint(error: &io::Error) -> &'static str {
 impl RegisterError {
     /// For an attempt to register `len` bytes that failed with `source`.
     pub fn new(len: usize, source: io::Error) -> Self {
-        RegisterError { len, source }
+        RegisterError { len, source, unmapped: false }
+    }
+
+    /// For an attempt to map `len` bytes that failed with `source`.
+    pub fn unmapped(len: usize, source: io::Error) -> Self {
+        RegisterError { len, source, unmapped: true }
+    }
+
+    /// Whether the memory could not be mapped, so that no device was asked.
+    pub fn is_unmapped(&self) -> bool {
+        self.unmapped
     }
 
     /// The number of bytes that were to be registered.
@@ -48,7 +91,7 @@ impl RegisterError {
 
     /// Whether the registration would have exceeded the limit on pinned memory (ENOMEM).
     pub(crate) fn is_limit(&self) -> bool {
-        self.source.raw_os_error() == Some(libc::ENOMEM)
+        !self.unmapped && self.source.raw_os_error() == Some(libc::ENOMEM)
     }
 
     /// The error of the system call.

@@ -229,13 +229,28 @@ impl Pool {
         Landing::new(self.0.ledger.clone(), limit)
     }
 
+    /// Records that landing memory could not be had, so that [`may_land`](Self::may_land) tries to
+    /// have some.
+    pub fn cannot_land(&self) {
+        self.0.ledger.cannot_land.store(true, Relaxed);
+    }
+
     /// Checks that the pool has landing memory, or that the process may make and pin a chunk. The
-    /// limits may have been lowered since the pool was made, and other pools may have used them up.
+    /// limits may have been lowered since the pool was made, and other pools may have used them up. After
+    /// [`cannot_land`](Self::cannot_land) a chunk is made and dropped, until that succeeds: it may
+    /// take a few milliseconds.
     ///
     /// # Errors
-    /// [`PoolError::Memlock`] or [`PoolError::File`] if a peer's WRITEs would find no landing
-    /// memory.
+    /// [`PoolError::Memlock`] or [`PoolError::File`] if a peer's WRITEs would find no landing memory;
+    /// [`PoolError::Register`] if they found none before, and a chunk still cannot be made.
     pub fn may_land(&self) -> Result<(), PoolError> {
+        if self.0.ledger.cannot_land.load(Relaxed) {
+            let chunk = self.config().chunk;
+            let mut probe = self.landing();
+            let made = probe.alloc_spare(chunk)?;
+            drop((made, probe));
+            self.0.ledger.cannot_land.store(false, Relaxed);
+        }
         let Ledger { sizes, budgets, registrar, .. } = &*self.0.ledger;
         if registrar.wants_file() {
             let len = sizes.chunk;

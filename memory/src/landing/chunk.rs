@@ -115,14 +115,14 @@ impl Chunk {
         let Lease { len, ledger, is_registered, .. } = &mut lease;
         let (mapping, file) = if ledger.registrar.wants_file() {
             let mapped = Mapping::shared(*len, ledger.sizes.huge_pages);
-            let (mapping, file) = mapped.map_err(|source| RegisterError::new(*len, source))?;
+            let (mapping, file) = mapped.map_err(|source| RegisterError::unmapped(*len, source))?;
             (mapping, Some(file))
         } else {
             let place = if ledger.registrar.ignores_iova() { Place::Random } else { Place::Any };
             let mapping = Mapping::new(*len, ledger.sizes.huge_pages, place);
             let mapping = mapping.map_err(|error| match error {
-                PoolError::Map { len, source } => RegisterError::new(len, source),
-                other => RegisterError::new(*len, std::io::Error::other(other)),
+                PoolError::Map { len, source } => RegisterError::unmapped(len, source),
+                other => RegisterError::unmapped(*len, std::io::Error::other(other)),
             })?;
             (mapping, None)
         };

@@ -26,6 +26,7 @@ mod pinning_pools;
 mod waiter_count;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
 
@@ -58,6 +59,8 @@ pub(crate) struct Ledger {
     pub(crate) landing_thread: LandingThread,
     /// The process that has made the pool.
     process: Process,
+    /// Landing memory could not be had, and has not been since.
+    pub(crate) cannot_land: AtomicBool,
     /// The last field, so that it is dropped after the registrar.
     _notify: NotifyOnDrop,
 }
@@ -96,6 +99,7 @@ impl Ledger {
             registrar,
             landing_thread: LandingThread::default(),
             process: Process::current(),
+            cannot_land: AtomicBool::new(false),
             _notify: NotifyOnDrop(pins),
         }
     }

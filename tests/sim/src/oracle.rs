@@ -226,9 +226,8 @@ fn allows(
             unavailable && concerns(host) && all >= MAX_HARMLESS_SILENCE && within(DETECTION_LIMIT)
         }
         Fault::LoseConnects(_) | Fault::LoseDisconnects(_) | Fault::Drop(_) => false,
-        Fault::FailRegistrations(host, ..) => {
-            status.code() == Code::ResourceExhausted && concerns(host) && ended >= at
-        }
+        // What cannot land comes by control messages.
+        Fault::FailRegistrations(..) => false,
         Fault::Remove(host) => unavailable && concerns(host) && within(DETECTION_LIMIT),
         Fault::TcpReset | Fault::TcpRefuse | Fault::TcpStall => broken && within(ms(200)),
         Fault::Stop(host) => unsent && *host == channel.server && ended >= at,

@@ -24,14 +24,11 @@ impl Connection {
     /// would hold memory that the one in front may be waiting for.
     pub(super) fn prepare_bulk(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        if stream.sends_data {
-            return;
-        }
         let requests_all = stream.peer_names;
         let stops = |out: &Out| {
             matches!(out, Out::Lend(_)) || (matches!(out, Out::Eager { .. }) && !requests_all)
         };
-        if stream.out.front().is_none_or(stops) {
+        if stream.out.front().is_none_or(stops) || stream.sends_data {
             return;
         }
         let (mut asked, mut waiting) = (false, false);

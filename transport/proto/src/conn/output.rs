@@ -129,7 +129,7 @@ impl Connection {
     ) -> bool {
         let eager_limit = self.eager_limit();
         let stream = &mut self.streams[key];
-        if stream.sends_data || payload.len() <= eager_limit {
+        if payload.len() <= eager_limit || stream.sends_data {
             stream.out.insert(at, Out::Eager { payload, end, around: false });
             return false;
         }

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Clock, Link, LinkError, PeerInfo};
 use tonic_rdma_memory::{Forked, Owned, Pool};
-use tonic_rdma_proto::{Connection, Settings, Side, StreamId};
+use tonic_rdma_proto::{CloseCode, Connection, Settings, Side, StreamId};
 
 use crate::codec::Methods;
 use crate::connection::call::stream_io::Streams;
@@ -51,6 +51,10 @@ pub(in crate::connection) enum Life {
 pub(in crate::connection) struct ConnectionState {
     pub(in crate::connection) peer: PeerInfo,
     pub(in crate::connection) life: Life,
+    /// Why calls that follow take another path, while those in flight go on here.
+    pub(in crate::connection) leaving: Option<Reason>,
+    /// Tells the channel of the end, and of `leaving`.
+    pub(in crate::connection) closed: watch::Sender<Option<Reason>>,
     /// The protocol.
     pub(in crate::connection) conn: Connection,
     /// None when the queue pair has been destroyed.
@@ -108,9 +112,10 @@ impl Shared {
             Side::Client => Connection::client(config, peer, now),
             Side::Server => Connection::server(config, peer, now),
         };
+        let closed = watch::Sender::new(None);
         Arc::new(Shared {
             stream_room: Arc::default(),
-            closed: watch::Sender::new(None),
+            closed: closed.clone(),
             peer: link.peer().clone(),
             eager_limit: conn.eager_limit(),
             methods,
@@ -119,6 +124,8 @@ impl Shared {
                 peer: link.peer().clone(),
                 conn,
                 life: Life::Open,
+                leaving: None,
+                closed,
                 send: SendQueue {
                     in_flight: InFlight::new(&options.link, options.staging.0, options.staging.1),
                     window: WriteWindow::default(),
@@ -247,6 +254,25 @@ impl ConnectionState {
         self.end_reason().map(ended)
     }
 
+    /// Has calls that follow take another path for this reason, at either end. Those in flight go
+    /// on here. The first reason stays.
+    pub(in crate::connection) fn leave(&mut self, reason: Reason) {
+        if self.leaving.is_some() || self.life != Life::Open {
+            return;
+        }
+        self.conn.go_away(CloseCode::Resources, &reason.to_string());
+        self.closed.send_replace(Some(reason.clone()));
+        self.leaving = Some(reason);
+        self.wake_driver();
+    }
+
+    /// Why no new calls are taken.
+    pub(in crate::connection) fn why_no_calls(&self) -> Reason {
+        let going = "the server takes no new calls on this connection";
+        let leaving = self.leaving.clone();
+        leaving.unwrap_or_else(|| Reason::from_peer(ReasonCode::GoAway, going))
+    }
+
     /// Begins the end of the connection: every stream fails, once, and the driver tears it down.
     pub(in crate::connection) fn end(&mut self, life: Life) {
         if matches!(self.life, Life::Dead(_))
@@ -254,7 +280,16 @@ impl ConnectionState {
         {
             return;
         }
-        self.life = life;
+        // The end in good order that follows is not what the channel is to be told.
+        self.life = match (life, &self.leaving) {
+            (Life::Closing(reason), Some(why)) if reason.code() == ReasonCode::GoAway => {
+                Life::Closing(why.clone())
+            }
+            (Life::Dead(reason), Some(why)) if reason.code() == ReasonCode::GoAway => {
+                Life::Dead(why.clone())
+            }
+            (life, _) => life,
+        };
         let mut wakes = std::mem::take(&mut self.wakes);
         // In the order of their ids, so that a simulated run can be repeated.
         let mut streams: Vec<_> = self.streams.io.iter_mut().collect();

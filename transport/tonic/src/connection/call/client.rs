@@ -118,16 +118,11 @@ impl FastClient {
     /// Why it takes no new calls; `None` while it does.
     pub(crate) fn ending(&self) -> Option<Reason> {
         let state = self.shared.lock();
-        let going = || {
-            Reason::from_peer(
-                ReasonCode::GoAway,
-                "the server takes no new calls on this connection",
-            )
-        };
-        state.end_reason().cloned().or_else(|| (!state.conn.takes_streams()).then(going))
+        let going = || (!state.conn.takes_streams()).then(|| state.why_no_calls());
+        state.end_reason().cloned().or_else(going)
     }
 
-    /// Resolves when the connection is gone, with the reason.
+    /// Resolves when the connection is gone, or is left to the calls in flight, with the reason.
     pub(crate) fn closed(&self) -> impl Future<Output = Reason> + Send + 'static {
         let mut closed = self.shared.closed.subscribe();
         async move {
@@ -289,10 +284,7 @@ fn open(
             let text = format!("request headers of {len} bytes, the limit is {limit}");
             Err(Unanswered::Failed(Status::resource_exhausted(text)))
         }
-        Err(other) => {
-            let reason = Reason::from_peer(ReasonCode::GoAway, other.to_string());
-            Err(Unanswered::NotSent(reason, Vec::new()))
-        }
+        Err(_) => Err(Unanswered::NotSent(state.why_no_calls(), Vec::new())),
     }
 }
 
@@ -315,8 +307,8 @@ fn wait(
     let transmitted = state.conn.is_transmitted(id);
     let unanswered = match (&mut io.fault, &state.life) {
         (Some(Fault::Refused(unsent)), _) => {
-            let reason = Reason::from_peer(ReasonCode::GoAway, "the peer takes no new calls");
-            Unanswered::NotSent(reason, std::mem::take(unsent))
+            let unsent = std::mem::take(unsent);
+            Unanswered::NotSent(state.why_no_calls(), unsent)
         }
         (Some(fault), _) => Unanswered::Failed(fault.status()),
         (None, Life::Open) => {

@@ -11,7 +11,7 @@ use crate::connection::driver::scratch;
 use crate::connection::receive::landing::Granted;
 use crate::connection::receive::unread::Place;
 use crate::connection::state::{ConnectionState, Life};
-use crate::path::peer_text::{PeerText, SHORT};
+use crate::path::peer_text::{DETAIL, PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
 
 /// Events of the protocol that cost a turn as much as a message does: a peer can put hundreds of
@@ -146,8 +146,12 @@ impl ConnectionState {
                     io.fault.get_or_insert(Fault::Refused(unsent));
                 }),
                 Event::GoAway { code, text } => {
-                    let text = PeerText(&text, SHORT);
-                    tracing::debug!(peer = %self.peer, %code, %text, "the peer goes away");
+                    let short = PeerText(&text, SHORT);
+                    tracing::debug!(peer = %self.peer, %code, text = %short, "the peer goes away");
+                    if code == CloseCode::Resources {
+                        let text = PeerText(&text, DETAIL).to_string();
+                        self.leave(Reason::from_peer(ReasonCode::ProcessLimit, text));
+                    }
                     self.wake_driver();
                 }
                 Event::Closed { code: CloseCode::Ok, text } => {

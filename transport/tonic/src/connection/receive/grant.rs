@@ -1,19 +1,30 @@
 //! Grants: landing memory for what the peer wants to write.
 
-use tonic::Status;
-use tonic_rdma_fabric::Link;
+use tonic_rdma_fabric::{Link, Shared};
 use tonic_rdma_memory::{LandingBuf, LogThrottle, RegisterError, throttled};
-use tonic_rdma_proto::{CloseCode, GrantMemory, LandingWant, ResetCode, StreamId, WantKey};
+use tonic_rdma_proto::{GrantMemory, LandingWant, StreamId, WantKey};
 
 use crate::connection::receive::landing::Granted;
 use crate::connection::state::{ConnectionState, Life};
 use crate::path::from_error;
-use crate::path::reason::Reason;
+use crate::path::reason::ReasonCode;
 
 /// Streams whose shorter wants are granted while the first waits for landing memory.
 const MAX_BEHIND: usize = 8;
+/// Bytes of the longest chunk that has room for several pieces.
+const LONGEST_CHUNK: usize = 4 << 20;
 /// Lines about memory that cannot be registered: a peer decides how often some is wanted.
 static UNREGISTERED: LogThrottle = LogThrottle::new();
+
+/// Why there is no landing memory, and waiting brings none.
+#[derive(Debug, thiserror::Error)]
+enum NoLanding {
+    #[error(transparent)]
+    Unregistered(#[from] RegisterError),
+    /// The peer cannot write to the memory that it was given.
+    #[error("the peer cannot map landing memory of this end: it may be out of descriptors")]
+    NotTaken,
+}
 
 impl ConnectionState {
     /// Grants the landing memory that the protocol wants, from this connection's account.
@@ -92,7 +103,7 @@ impl ConnectionState {
     /// made for it, the driver is woken and grants again.
     fn grant_standing(&mut self, want: LandingWant) {
         let found = self.landing.account.alloc_spare(want.want as usize);
-        match found.map(|buf| buf.map(|buf| self.provide(want, buf))) {
+        match self.provide_found(want, found) {
             Ok(Some(_)) => {}
             Ok(None) => self.conn.pause_standing(),
             Err(error) => self.cannot_land(want.key, &error),
@@ -106,7 +117,7 @@ impl ConnectionState {
             let Some(want) = self.conn.landing_behind(place) else { break };
             let Some(want) = want else { continue };
             let found = self.landing.account.alloc_meanwhile(want.want as usize);
-            match found.map(|buf| buf.and_then(|buf| self.provide(want, buf))) {
+            match self.provide_found(want, found) {
                 Ok(len) => {
                     granted |= len.is_some();
                     if len.is_some() {
@@ -121,28 +132,50 @@ impl ConnectionState {
 
     /// Grants a want, or at least `min` bytes of it, and returns the length. None: there is no
     /// memory.
-    fn land(&mut self, want: LandingWant, min: u32) -> Result<Option<u32>, RegisterError> {
-        let buf = self.landing.account.alloc(want.want as usize, min as usize)?;
-        Ok(buf.and_then(|buf| self.provide(want, buf)))
+    fn land(&mut self, want: LandingWant, min: u32) -> Result<Option<u32>, NoLanding> {
+        let (most, min) = (want.want as usize, min as usize);
+        let mut found = self.landing.account.alloc(most, min);
+        let chunk = self.pool.config().chunk;
+        if let Err(error) = &found
+            && error.len() > chunk.max(LONGEST_CHUNK)
+            && min < most
+        {
+            // There may be address space for a chunk of the usual length.
+            found = self.landing.account.alloc(chunk.max(min), min);
+        }
+        self.provide_found(want, found)
+    }
+
+    fn provide_found(
+        &mut self,
+        want: LandingWant,
+        found: Result<Option<LandingBuf>, RegisterError>,
+    ) -> Result<Option<u32>, NoLanding> {
+        match found? {
+            Some(buf) => self.provide(want, buf),
+            None => Ok(None),
+        }
     }
 
     /// Grants this memory for a want, and returns the length. None: the link has failed.
-    fn provide(&mut self, want: LandingWant, buf: LandingBuf) -> Option<u32> {
-        if let Some(link) = &mut self.link
-            && let Err(error) = link.share(buf.rkey())
-        {
-            self.driver.fail(error);
-            self.wake_driver();
-            return None;
+    fn provide(&mut self, want: LandingWant, buf: LandingBuf) -> Result<Option<u32>, NoLanding> {
+        match self.link.as_mut().map(|link| link.share(buf.rkey())) {
+            None | Some(Ok(Shared::Yes)) => {}
+            Some(Ok(Shared::Asked | Shared::No)) => return Err(NoLanding::NotTaken),
+            Some(Err(error)) => {
+                self.driver.fail(error);
+                self.wake_driver();
+                return Ok(None);
+            }
         }
         let len = want.want.min(u32::try_from(buf.capacity()).unwrap_or(u32::MAX));
         let (addr, rkey) = (buf.addr(), buf.rkey());
         let key = self.landing.granted.insert(Granted::Pool(buf));
         self.conn.provide_landing(want.key, GrantMemory { key, addr, rkey, len });
-        Some(len)
+        Ok(Some(len))
     }
 
-    fn cannot_land(&mut self, key: WantKey, error: &RegisterError) {
+    fn cannot_land(&mut self, key: WantKey, error: &NoLanding) {
         match key {
             WantKey::Stream(id) => self.refuse_bulk(id, error),
             WantKey::Standing => {
@@ -152,19 +185,22 @@ impl ConnectionState {
         }
     }
 
-    /// Refuses the message of a stream: there is no memory for it, and waiting would bring none.
-    fn refuse_bulk(&mut self, id: StreamId, error: &RegisterError) {
-        if let Err(limit) = self.pool.may_land() {
-            // Nor is there memory for any other message: calls go on over TCP.
-            let text = format!("no landing memory: {limit}");
-            self.conn.close(CloseCode::Resources, &text);
-            let code = from_error::pool(&limit).code();
-            return self.end(Life::Closing(Reason::new(code, text)));
+    /// There is no memory for the messages of a stream, and waiting would bring none: they come by
+    /// control messages, which need none. If this end is the cause, calls that follow take another
+    /// path until it has memory again (R21).
+    fn refuse_bulk(&mut self, id: StreamId, error: &NoLanding) {
+        throttled!(in UNREGISTERED, warn, %error, stream = %id, "no landing memory; messages come by control messages");
+        self.conn.decline_landing(id);
+        let NoLanding::Unregistered(error) = error else { return };
+        if self.leaving.is_some() {
+            return;
         }
-        throttled!(in UNREGISTERED, warn, %error, stream = %id, "landing memory cannot be registered; the call fails");
-        let status =
-            Status::resource_exhausted(format!("no memory to receive the message: {error}"));
-        self.conn.reset(id, ResetCode::ENHANCE_YOUR_CALM);
-        self.fail_stream(id, status);
+        let reason = match self.pool.may_land() {
+            // Nor is there memory for any other message.
+            Err(limit) => from_error::pool(&limit),
+            Ok(()) => from_error::landing(error, ReasonCode::ProcessLimit),
+        };
+        self.pool.cannot_land();
+        self.leave(reason);
     }
 }

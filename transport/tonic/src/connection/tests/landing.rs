@@ -1,6 +1,7 @@
 //! Landing memory that is short, or being registered.
 
 use super::*;
+use crate::path::reason::Side;
 
 /// The first stream in line finds no memory, and what is granted behind it leaves the connection
 /// too little of what its streams may have together.
@@ -66,26 +67,64 @@ async fn a_stream_of_large_frames_never_waits_for_a_timer() {
     }
 }
 
-/// A device that registers nothing any more costs the call that needs memory, and no other.
-#[tokio::test]
-async fn a_device_that_registers_no_more_costs_the_call_that_needs_it() {
-    let s = setup(SimConfig::default(), 64 << 20).await;
-    s.server_device.fail_registrations(0, u64::MAX);
-    for _ in 0..2 {
-        let failed = s.client.call(request("/collect", full(pattern(3 << 20)))).await;
-        let status = match failed.map(Response::into_body) {
-            Ok(body) => body.collect().await.map(|_| ()).unwrap_err(),
-            Err(CallError::Status(status)) => status,
-            Err(other) => panic!("{other:?}"),
-        };
-        assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{status}");
-        let response = s.client.call(request("/collect", full(pattern(100)))).await.unwrap();
-        assert_eq!(collect(response).await.0, pattern(100));
+/// The reason of a connection that takes no more calls.
+async fn leaves(client: &FastClient) -> Reason {
+    until("it takes no more calls", || client.ending().is_some()).await;
+    let reason = client.closed().await;
+    assert_eq!(client.ending(), Some(reason.clone()), "the channel is told at once");
+    match client.call(request("/collect", full(&b"hello"[..]))).await {
+        Err(CallError::NotSent(_, again)) => assert_eq!(again, reason),
+        other => panic!("{other:?}"),
     }
-    s.server_device.fail_registrations(0, 0);
-    let response = s.client.call(request("/collect", full(pattern(3 << 20)))).await.unwrap();
-    assert_eq!(collect(response).await.0, pattern(3 << 20));
-    s.finish().await;
+    reason
+}
+
+/// Where one end can register no memory any more, the call ends as it would over TCP, and so does
+/// one that has begun: messages come by control messages. Calls that follow take another path, with
+/// a reason that names the cause, until there is memory again.
+#[tokio::test]
+async fn a_device_that_registers_no_more_costs_no_call() {
+    for (server_fails, slow) in [(true, false), (true, true), (false, false), (false, true)] {
+        let s = setup(SimConfig::default(), 64 << 20).await;
+        let failing = if server_fails { &s.server_device } else { &s.client_device };
+        if slow {
+            // On the pool's thread, which tells later.
+            failing.hold_registrations(false);
+        }
+        failing.fail_registrations(0, u64::MAX);
+        let body = pattern(3 << 20);
+        // They begin together. One that is not transmitted yet moves, and none fails.
+        let calls = (0..3).map(|_| s.client.call(request("/collect", full(body.clone()))));
+        for (n, answer) in futures_util::future::join_all(calls).await.into_iter().enumerate() {
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(CallError::NotSent(..)) if n > 0 => continue,
+                Err(other) => panic!("{n}: {other:?}"),
+            };
+            let (got, trailers) = collect(answer).await;
+            assert!(got == body, "{server_fails} {slow}");
+            assert_eq!(trailers.unwrap()["grpc-status"], "0");
+        }
+        let reason = leaves(&s.client).await;
+        let (side, code) = match server_fails {
+            true => (Side::Peer, ReasonCode::ProcessLimit),
+            // A device that refuses with ENOMEM.
+            false => (Side::Local, ReasonCode::Memlock),
+        };
+        assert_eq!((reason.side(), reason.code()), (side, code), "{reason}");
+        assert!(reason.detail().contains("registering") && reason.detail().contains("os error 12"));
+        // Who asks for a connection now is told the same, until memory can be had.
+        let pool = &s.pools[usize::from(!server_fails)];
+        assert!(pool.may_land().unwrap_err().to_string().contains("registering"));
+        failing.fail_registrations(0, 0);
+        pool.may_land().unwrap();
+        let Setup { client, server, pools, .. } = s;
+        drop(client);
+        let ended = server.await.unwrap();
+        let code = if server_fails { ReasonCode::Memlock } else { ReasonCode::GoAway };
+        assert_eq!(ended.code(), code, "{ended}");
+        until("all is returned", || pools.iter().all(|pool| pool.stats().leased == 0)).await;
+    }
 }
 
 pub(super) async fn until(what: &str, holds: impl Fn() -> bool) {
@@ -211,26 +250,4 @@ async fn a_connection_may_end_during_a_registration() {
     assert!(pool.stats().leased > 0, "it cannot be interrupted");
     device.hold_registrations(false);
     until("it is returned", || pool.stats().leased == 0).await;
-}
-
-/// Where a registration on the pool's thread fails, the call fails, and the next one succeeds.
-#[tokio::test]
-async fn a_registration_that_fails_later_fails_its_call() {
-    let s = setup(SimConfig::default(), 64 << 20).await;
-    s.server_device.hold_registrations(false);
-    s.server_device.fail_registrations(0, u64::MAX);
-    let body = pattern(5_000_000);
-    for n in 0..3 {
-        let call = s.client.call(request("/collect", full(body.clone())));
-        match tokio::time::timeout(Duration::from_secs(20), call).await.unwrap() {
-            Err(CallError::Status(status)) => {
-                assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{n}: {status}");
-            }
-            other => panic!("{n}: {other:?}"),
-        }
-    }
-    s.server_device.fail_registrations(0, 0);
-    let response = s.client.call(request("/collect", full(body.clone()))).await.unwrap();
-    assert!(collect(response).await.0 == body);
-    s.finish().await;
 }
