@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use tonic_rdma::{Channel, Endpoint, Path, ReasonCode};
+use tonic_rdma::{Channel, Path, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
 use tonic_rdma_tests::harness::client_of;
 use tonic_rdma_tests::load::{poll_until, wait_for_path, with_timeout};
@@ -18,11 +18,9 @@ use crate::veth::{clear_netem, netem};
 /// the default's wait, whatever the clock of the guest says.
 pub async fn a_hole_is_survived(log: Log) {
     let mut test = FaultTest::new(Topology::veth(), log).await;
-    // Only the device finds out.
-    let silent = |endpoint: Endpoint| endpoint.dead_peer_timeout(Duration::from_secs(600));
-    let hasty = silent(test.endpoint(test.at)).connect().await.unwrap();
-    let hastier = silent(test.endpoint(test.at)).ack_retries(1).connect().await.unwrap();
-    let patient = silent(test.endpoint(test.at)).ack_timeout(Duration::from_secs(1));
+    let hasty = test.endpoint(test.at).connect().await.unwrap();
+    let hastier = test.endpoint(test.at).ack_retries(1).connect().await.unwrap();
+    let patient = test.endpoint(test.at).ack_timeout(Duration::from_secs(1));
     let patient = patient.connect().await.unwrap();
     let call = async |channel: &Channel| {
         client_of(AnyChannel::Rdma(channel.clone())).unary(payload(1, 10)).await

@@ -21,9 +21,9 @@ use tonic_rdma_tests::server_process::{self, fabric_of, fixed_port, wait_for_idl
 
 use crate::log::Log;
 
-/// The default dead-peer timeout. A loss should be detected within it; a test waits four times as
-/// long, because the machine may be busy, and prints the time.
-const DEAD_PEER: Duration = Duration::from_secs(5);
+/// A loss should be detected within this time; a test waits four times as long, because the machine
+/// may be busy, and prints the time.
+const DETECTION_LIMIT: Duration = Duration::from_secs(5);
 
 /// The maximum number of channels that a test has open, including those from before a fault.
 const CHANNELS: usize = 4;
@@ -376,7 +376,7 @@ impl UnderLoad<'_> {
             }
             self.load.check();
             assert!(
-                begin.elapsed() < DEAD_PEER * 4,
+                begin.elapsed() < DETECTION_LIMIT * 4,
                 "the fault goes unnoticed: {}",
                 self.channel.path()
             );

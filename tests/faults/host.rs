@@ -76,12 +76,13 @@ pub async fn server_stopped(log: Log) {
 }
 
 pub async fn stop_server(test: &mut FaultTest) {
-    let mut load = test.under_load().await;
-    load.begin_fault();
-    stop_for_a_while(load.test.server()).await;
-    // It was stopped for about the dead-peer timeout: the connection may survive or not.
-    load.wait_for_recovery().await;
-    load.end().await;
+    let (channel, path) = (test.connect().await, test.fast_path());
+    wait_for_path(&channel, path).await;
+    // Its calls are those that the fault must not affect.
+    let bystander = Bystander::of(channel);
+    test.count_fault();
+    stop_for_a_while(test.server()).await;
+    bystander.assert_unaffected().await;
 }
 
 pub async fn client_stopped(log: Log) {
@@ -270,11 +271,11 @@ async fn client(test: &mut FaultTest) -> Process {
     client
 }
 
-/// Stops a process for the dead-peer timeout.
+/// Stops a process for longer than any silence of a device is taken for life.
 async fn stop_for_a_while(process: &Process) {
     signal(process, "STOP");
     // The duration of the fault.
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
     signal(process, "CONT");
 }
 
@@ -307,9 +308,10 @@ impl Bystander {
         let before = self.tally.of("OK");
         poll_until("no calls of the bystander", read, |now| *now > before + 10).await;
         self.load.stop().await;
+        let stats = self.channel.stats();
         assert_eq!(
-            (self.tally.failed(), self.channel.stats().calls_tcp),
-            (0, 0),
+            (self.tally.failed(), stats.calls_tcp, stats.connections_lost),
+            (0, 0, 0),
             "{:?}",
             self.tally
         );

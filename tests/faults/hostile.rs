@@ -201,8 +201,6 @@ enum Breach {
     PastItsCredits,
     /// A message that is longer than the RECV of a connection at rest that it takes.
     LongerThanItsRecv,
-    /// Nothing, after it has opened a stream and been granted memory.
-    Silence,
     /// A WRITE with a key that the peer was not given.
     UnknownKey,
     /// A WRITE to an address far from its grant, with the grant's key.
@@ -212,12 +210,11 @@ enum Breach {
 }
 
 impl Breach {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 7] = [
         Self::Words,
         Self::Flood,
         Self::PastItsCredits,
         Self::LongerThanItsRecv,
-        Self::Silence,
         Self::UnknownKey,
         Self::FarFromItsGrant,
         Self::BehindItsGrant,
@@ -236,7 +233,7 @@ impl Breach {
             }
             Self::PastItsCredits => {
                 // The device does not report the end to the other side: a stream is open, so that
-                // the silence is noticed.
+                // this side asks.
                 peer.grant().await;
                 for slot in 0..config().send_slots as usize {
                     let len = peer.compose(slot, &ping);
@@ -250,9 +247,6 @@ impl Breach {
                 let mut message = vec![0; len.into()];
                 message[4..6].copy_from_slice(&len.to_le_bytes());
                 peer.post(&message);
-            }
-            Self::Silence => {
-                peer.grant().await;
             }
             Self::UnknownKey => peer.write_at(|grant| (grant.addr, grant.rkey ^ 0x00ff_ff00)).await,
             Self::FarFromItsGrant => {

@@ -118,7 +118,7 @@ impl Peer {
                     self.link.repost(slot)?;
                     self.credits += 1;
                 }
-                Completion::NotMapped { .. } | Completion::Forgotten { .. } => {}
+                Completion::NotMapped { .. } | Completion::Forgotten { .. } | Completion::Answered => {}
             }
         }
         result

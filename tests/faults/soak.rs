@@ -44,7 +44,6 @@ const DEVICES: &[Fault] = faults! {
 const NETWORK: &[Fault] = faults! {
     "packets lost, late, double or wrong" veth::impair_packets_at_random;
     "black hole" veth::black_hole;
-    "SIGSTOP of the server" host::stop_server;
     "kill -9 of the server" host::kill_server;
 };
 

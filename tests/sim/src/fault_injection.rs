@@ -62,6 +62,7 @@ fn apply(world: &Arc<World>, hosts: &Hosts, servers: &mut Servers, fault: &Fault
             hosts.devices[host].kill_links_after(begins.then_some(work))
         }
         Fault::Freeze(host) => hosts.devices[host].freeze(begins),
+        Fault::Pause(host) => hosts.devices[host].pause(begins),
         Fault::LoseConnects(host) => hosts.devices[host].lose_connects(begins),
         Fault::LoseDisconnects(host) => hosts.devices[host].lose_disconnects(begins),
         Fault::FailRegistrations(host, after, count) => {

@@ -225,9 +225,12 @@ fn allows(
                 .sum();
             unavailable && concerns(host) && all >= MAX_HARMLESS_SILENCE && within(DETECTION_LIMIT)
         }
-        Fault::LoseConnects(_) | Fault::LoseDisconnects(_) | Fault::Drop(_) => false,
         // What cannot land comes by control messages.
-        Fault::FailRegistrations(..) => false,
+        Fault::FailRegistrations(..)
+        | Fault::Pause(_)
+        | Fault::LoseConnects(_)
+        | Fault::LoseDisconnects(_)
+        | Fault::Drop(_) => false,
         Fault::Remove(host) => unavailable && concerns(host) && within(DETECTION_LIMIT),
         Fault::TcpReset | Fault::TcpRefuse | Fault::TcpStall => broken && within(ms(200)),
         Fault::Stop(host) => unsent && *host == channel.server && ended >= at,

@@ -26,8 +26,10 @@ pub enum Theme {
     Queues,
     /// Links fail: at once, or after some work requests.
     Kill,
-    /// A device makes no progress for a while, or for so long that the peer counts as dead.
+    /// A device makes no progress for a while, or for so long that the path counts as gone.
     Freeze,
+    /// A process pauses, for longer than any silence counts, while its device goes on.
+    Pause,
     /// Registrations of memory fail.
     Registrations,
     /// TCP breaks, stalls or is refused.
@@ -42,7 +44,7 @@ pub enum Theme {
     Mixed,
 }
 
-pub(crate) const THEMES: [Theme; 13] = [
+pub(crate) const THEMES: [Theme; 14] = [
     Theme::Calm,
     Theme::Pressure,
     Theme::Latency,
@@ -50,6 +52,7 @@ pub(crate) const THEMES: [Theme; 13] = [
     Theme::Queues,
     Theme::Kill,
     Theme::Freeze,
+    Theme::Pause,
     Theme::Registrations,
     Theme::TcpNet,
     Theme::Remove,
@@ -74,6 +77,7 @@ pub(crate) enum Fault {
     /// Links made while it lasts fail after this many work requests.
     KillAfter(Host, u64),
     Freeze(Host),
+    Pause(Host),
     LoseConnects(Host),
     LoseDisconnects(Host),
     FailRegistrations(Host, u64, u64),
@@ -96,6 +100,7 @@ impl Fault {
             Fault::Cut(_) => "links cut",
             Fault::KillAfter(..) => "links killed after some work",
             Fault::Freeze(_) => "devices frozen",
+            Fault::Pause(_) => "processes paused",
             Fault::LoseConnects(_) => "connects lost",
             Fault::LoseDisconnects(_) => "disconnects lost",
             Fault::FailRegistrations(..) => "registrations failing",
@@ -139,8 +144,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<FaultPlan>,
 }
 
-/// The total silence that never makes a peer count as dead: the answer to a PING may take half of
-/// 5 seconds.
+/// The total silence of a device that never makes a path count as gone: it is asked for the first
+/// time after 1.25 of 5 seconds.
 pub(crate) const MAX_HARMLESS_SILENCE: Duration = Duration::from_millis(3_600);
 
 impl Plan {
@@ -218,13 +223,16 @@ impl Plan {
             .filter(|f| matches!(f.fault, Fault::Freeze(_)))
             .map(|f| f.lasts)
             .sum();
-        // A wake-up that is never delivered looks like a dead peer.
+        // A wake-up that is never delivered looks like a path that is gone.
         frozen > MAX_HARMLESS_SILENCE
             || self.net.lost_wakeups > 0
             || self.faults.iter().any(|f| match f.fault {
                 Fault::Cut(_) | Fault::KillAfter(..) | Fault::Remove(_) => true,
                 Fault::Stop(_) | Fault::Replace(_) | Fault::Drop(_) => true,
-                Fault::Freeze(_) | Fault::LoseConnects(_) | Fault::LoseDisconnects(_) => false,
+                Fault::Pause(_)
+                | Fault::Freeze(_)
+                | Fault::LoseConnects(_)
+                | Fault::LoseDisconnects(_) => false,
                 Fault::FailRegistrations(..) => false,
                 Fault::TcpReset | Fault::TcpStall | Fault::TcpRefuse => false,
             })
@@ -288,6 +296,16 @@ impl Plan {
                         let lasts = short(rng);
                         push(rng, lasts, Fault::LoseConnects(host));
                     }
+                }
+            }
+            Theme::Pause => {
+                // Another connection that cannot land otherwise ends that of a process which pauses
+                // with its memory: alone it may pause for as long as it likes.
+                let most = if self.channels.len() == 1 { 60_000 } else { 3_000 };
+                for _ in 0..times {
+                    let host = rng.random_range(0..hosts);
+                    let lasts = rng.random_range(1..=most);
+                    push(rng, lasts, Fault::Pause(host));
                 }
             }
             Theme::Registrations => {

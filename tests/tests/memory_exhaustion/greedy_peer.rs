@@ -144,6 +144,7 @@ impl GreedyPeer {
                 }
                 Completion::NotMapped { rkey } => self.conn.cannot_write(rkey),
                 Completion::Forgotten { rkey } => self.conn.forget_unwritable(rkey),
+                Completion::Answered => {}
             }
         }
         result.map(|()| done)

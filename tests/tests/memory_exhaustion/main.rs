@@ -1,5 +1,5 @@
-//! Landing memory that a peer does not return: the server recovers it when the call is over, or
-//! when other clients need their share. Over shared memory.
+//! Landing memory that a peer does not return: it stays charged to that peer, and the server
+//! recovers it when other clients need their share. Over shared memory.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -7,7 +7,6 @@
 mod greedy_peer;
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use greedy_peer::GreedyPeer;
 use tokio::task::{JoinHandle, JoinSet};
@@ -40,14 +39,12 @@ impl Drop for TestServer {
 }
 
 impl TestServer {
-    async fn new(dead_peer: Duration) -> Self {
+    async fn new() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let context = Context::builder().pool(PoolConfig::default().total(64 << 20)).build();
-        let mut server = tonic_rdma::Server::builder()
-            .fabrics([FabricKind::Shm])
-            .context(context.clone())
-            .dead_peer_timeout(dead_peer);
+        let mut server =
+            tonic_rdma::Server::builder().fabrics([FabricKind::Shm]).context(context.clone());
         let router = server.add_service(Scripted::server(&Probe::default()));
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let task = tokio::spawn(async move { router.serve_with_incoming(incoming).await.unwrap() });
@@ -93,7 +90,7 @@ async fn put(client: &mut Client, seed: u64) {
 
 /// 64 calls that have ended, while the peer keeps their memory.
 async fn calls_that_are_over(path: &str, deadline: Option<&str>) {
-    let server = TestServer::new(Duration::from_secs(1)).await;
+    let server = TestServer::new().await;
     let (channel, mut victim) = server.client().await;
     let mut greedy_peer = server.greedy_peer(path, deadline).await;
     // Calls that are over before their memory is registered get none: then another peer tries.
@@ -105,13 +102,20 @@ async fn calls_that_are_over(path: &str, deadline: Option<&str>) {
         server.assert_pool_returned().await;
         greedy_peer = server.greedy_peer(path, deadline).await;
     }
-    let reason = with_timeout("the end of the hoarder", greedy_peer.run_until_closed()).await;
-    assert!(reason.contains("RESET of stream") && reason.contains("not answered"), "{reason}");
-    server.assert_pool_returned().await;
+    // It ignores RESET, as a process that pauses does: others take their share, and the connection
+    // ends if it has to give up some of that.
+    let hoarder = tokio::spawn(greedy_peer.run_until_closed());
     for seed in 0..4 {
         put(&mut victim, seed).await;
     }
     assert_eq!((channel.stats().calls_fast, channel.stats().calls_tcp), (4, 0));
+    match hoarder.is_finished() {
+        true => {
+            let reason = hoarder.await.unwrap();
+            assert!(reason.contains("asked back") && reason.contains("kept"), "{reason}");
+        }
+        false => hoarder.abort(),
+    }
     drop((channel, victim));
     server.assert_pool_returned().await;
 }
@@ -129,7 +133,7 @@ async fn calls_to_unknown_methods_hold_no_memory() {
 /// Calls that never end: only another client's demand makes the server recall their memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_client_gets_its_share() {
-    let server = TestServer::new(Duration::from_secs(1)).await;
+    let server = TestServer::new().await;
     let (channel, mut victim) = server.client().await;
     let mut greedy_peers = JoinSet::new();
     let mut first = server.greedy_peer(UPLOAD, None).await;
@@ -158,7 +162,7 @@ async fn another_client_gets_its_share() {
 async fn honest_peers_share() {
     const WORKERS: u64 = 8;
     const PUTS: u64 = 6;
-    let server = TestServer::new(Duration::from_secs(5)).await;
+    let server = TestServer::new().await;
     let mut peers = JoinSet::new();
     let mut channels = Vec::new();
     for _ in 0..2 {

@@ -28,6 +28,8 @@ pub enum Verb {
     Send,
     /// RDMA WRITE.
     Write,
+    /// RDMA READ: a [probe](crate::Link::probe) over iWARP.
+    Read,
     /// RECV.
     Recv,
     /// A SEND or a WRITE: the device does not say which.
@@ -41,6 +43,7 @@ impl fmt::Display for Verb {
         f.write_str(match self {
             Verb::Send => "SEND",
             Verb::Write => "RDMA WRITE",
+            Verb::Read => "RDMA READ",
             Verb::Recv => "RECV",
             Verb::SendOrWrite => "SEND or RDMA WRITE",
             Verb::Call(name) => name,

@@ -34,8 +34,11 @@ pub struct Caps {
     /// staged, because the link copies while the work is queued.
     pub any_memory: bool,
     /// [`Link::poll`] reports the end of the peer's process, however it ends, though nothing is
-    /// sent: nobody need ask whether it still lives.
+    /// sent: nobody need [probe](Link::probe) it.
     pub tells_end: bool,
+    /// The device ends the link when the peer's does not acknowledge a [probe](Link::probe), or
+    /// other work. Otherwise the caller judges by the time for which nothing was answered.
+    pub judges_probes: bool,
 }
 
 /// Where the bytes of a WRITE come from. The link keeps the source alive until the work is done or
@@ -155,6 +158,8 @@ pub enum Completion {
         /// The peer's key.
         rkey: u32,
     },
+    /// The peer's device has answered a [probe](Link::probe).
+    Answered,
 }
 
 /// A connected, reliable queue pair.
@@ -281,6 +286,18 @@ pub trait Link: Send + 'static {
     /// # Errors
     /// The device refused work; the link is dead.
     fn ring_doorbell(&mut self) -> Result<(), LinkError>;
+
+    /// Asks the peer's device, and not its process, whether it still has its end of the link, which
+    /// [`Completion::Answered`] tells (R24). Work of length zero that needs no memory and no credit:
+    /// a WRITE, whose completion means that it was acknowledged, or over iWARP, where a WRITE
+    /// completes without that, a READ. Does nothing while an earlier probe is in flight, the send
+    /// queue is full, or [`Caps::tells_end`].
+    ///
+    /// # Errors
+    /// The device refused work; the link is dead.
+    fn probe(&mut self) -> Result<(), LinkError> {
+        Ok(())
+    }
 
     /// True when the answer to what was just sent may come so soon that polling for it beats
     /// waiting to be woken: then [`poll`](Link::poll) the link now, whether or not its waker fired.

@@ -579,6 +579,9 @@ impl Link for AnyLink {
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {
         dispatch!(AnyLink[Instant], self, l => l.ring_doorbell())
     }
+    fn probe(&mut self) -> Result<(), LinkError> {
+        dispatch!(AnyLink[Instant], self, l => l.probe())
+    }
     fn is_eager(&self) -> bool {
         dispatch!(AnyLink[Instant], self, l => l.is_eager())
     }

@@ -50,6 +50,9 @@ pub(crate) struct SendQueue {
     send_slots: usize,
     /// Entries in flight that hold more than a SEND slot, or whose completion was asked for.
     urgent: usize,
+    /// A probe is in flight, as this kind of work. It completes apart from the entries: over iWARP
+    /// it is a READ, which later SENDs may overtake.
+    probe: Option<Verb>,
 }
 
 impl SendQueue {
@@ -68,6 +71,7 @@ impl SendQueue {
             entries: VecDeque::with_capacity(depth),
             send_slots: send_slots as usize,
             urgent: 0,
+            probe: None,
         }
     }
 
@@ -77,12 +81,15 @@ impl SendQueue {
     #[inline]
     pub(crate) fn is_waited_for(&self) -> bool {
         let used = self.entries.len();
-        self.urgent > 0 || used * 2 > self.send_slots || used * 2 > self.depth
+        self.urgent > 0
+            || self.probe.is_some()
+            || used * 2 > self.send_slots
+            || used * 2 > self.depth
     }
 
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.depth - self.entries.len()
+        self.depth - self.entries.len() - usize::from(self.probe.is_some())
     }
 
     #[inline]
@@ -106,6 +113,20 @@ impl SendQueue {
         self.urgent += usize::from(urgent);
         self.entries.push_back(Entry { id, verb, signalled, urgent, _held: held });
         seq
+    }
+
+    /// Takes a place for a probe. False: one is in flight, or there is no room.
+    pub(crate) fn begin_probe(&mut self, verb: Verb) -> bool {
+        let begins = self.probe.is_none() && self.room() > 0;
+        if begins {
+            self.probe = Some(verb);
+        }
+        begins
+    }
+
+    /// The probe is done: frees its place, and says what kind of work it was.
+    pub(crate) fn end_probe(&mut self) -> Option<Verb> {
+        self.probe.take()
     }
 
     /// Ends a batch: when unsignalled work holds more than SEND slots, its last request becomes a
@@ -251,6 +272,22 @@ mod tests {
         assert!(q.is_waited_for());
         q.complete(6);
         assert!(!q.is_waited_for());
+    }
+
+    #[test]
+    fn a_probe_takes_a_place_and_is_waited_for() {
+        let mut q = SendQueue::new(4, 64);
+        assert!(q.begin_probe(Verb::Read) && !q.begin_probe(Verb::Read), "one at a time");
+        assert!(q.is_waited_for());
+        let last = (0..3).map(|id| push(&mut q, id, Held::Slot)).last().unwrap();
+        assert_eq!(q.room(), 0);
+        // A SEND that overtakes it says nothing of it.
+        assert_eq!(q.complete(last), Some(2));
+        assert!(q.is_waited_for());
+        assert_eq!((q.end_probe(), q.end_probe()), (Some(Verb::Read), None));
+        assert!(!q.is_waited_for());
+        (0..4).for_each(|id| drop(push(&mut q, id, Held::Slot)));
+        assert!(!q.begin_probe(Verb::Write), "the queue is full");
     }
 
     #[test]

@@ -5,6 +5,38 @@ use std::time::Duration;
 use crate::frame::MAX_HEADER_BLOCK;
 use crate::hello::{HEADERS, Settings, is_alignment};
 
+/// How the end of the peer becomes known (R24). None of these takes the peer's process, which may
+/// pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// The link reports it by itself, however it ends: nothing is asked.
+    Told,
+    /// The link reports it when a [probe](crate::Event::Probe), or other work, is not acknowledged.
+    Judged,
+    /// A probe stays unanswered for 3.75 s.
+    Timed,
+}
+
+/// A keep-alive with the meaning of HTTP/2's: the peer's process has to answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// The time without a message after which a PING is sent. At most a day.
+    pub interval: Duration,
+    /// The time for an answer, or any other message, after which the peer is dead. At most a day.
+    pub timeout: Duration,
+    /// PINGs are also sent while no stream is open.
+    pub while_idle: bool,
+}
+
+impl KeepAlive {
+    /// The same, with both times within what a timer can wait.
+    pub(crate) fn within_a_day(self) -> Self {
+        let day = Duration::from_millis(DAY_MS);
+        let (interval, timeout) = (self.interval.min(day), self.timeout.min(day));
+        KeepAlive { interval, timeout, ..self }
+    }
+}
+
 /// Limits and sizes of one side of a connection. The hello carries those that the peer needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -52,12 +84,10 @@ pub struct Config {
     /// Maximum length of a WRITE in bytes. Longer transfers are split, so that streams take turns.
     /// At least 4 KiB; default 256 KiB.
     pub write_chunk: u32,
-    /// A peer that sends nothing for this long while anything is open, not even a PING reply, is
-    /// dead. 10 ms to a day; default 5 s.
-    pub dead_peer: Duration,
-    /// The link reports the end of the peer by itself, so that no PING is sent while nothing is
-    /// open. Without that, one is sent every 24 times `dead_peer` then. Default false.
-    pub link_tells_end: bool,
+    /// How the end of the peer becomes known. Default: [`Liveness::Timed`].
+    pub liveness: Liveness,
+    /// The program's own keep-alive; `None`, the default, never ends a connection.
+    pub keep_alive: Option<KeepAlive>,
     /// For servers: whether the application decides at the begin of each stream whether it
     /// [names memory](crate::Connection::decide_naming) for the request. Until then nothing is
     /// granted to the stream, and there are no standing grants. Default: it does not.
@@ -85,18 +115,14 @@ impl Default for Config {
             standing_grants: 4,
             standing_max: (1 << 20) + (64 << 10),
             write_chunk: 256 << 10,
-            dead_peer: Duration::from_secs(5),
-            link_tells_end: false,
+            liveness: Liveness::Timed,
+            keep_alive: None,
             names_requests: false,
             takes_lent: false,
             idle_recall: Duration::from_secs(10),
         }
     }
 }
-
-/// The allowed range of [`Config::dead_peer`].
-pub const DEAD_PEER: std::ops::RangeInclusive<Duration> =
-    Duration::from_millis(10)..=Duration::from_millis(DAY_MS);
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
@@ -177,12 +203,6 @@ impl Config {
         )?;
         rule(self.write_chunk >= 4096, "write_chunk", self.write_chunk.into(), "at least 4096")?;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        rule(
-            DEAD_PEER.contains(&self.dead_peer),
-            "dead_peer (ms)",
-            millis(self.dead_peer),
-            "10 to 86400000",
-        )?;
         rule(
             millis(self.idle_recall) <= DAY_MS,
             "idle_recall (ms)",

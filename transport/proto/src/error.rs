@@ -242,12 +242,11 @@ pub enum Breach {
         /// Number of resets restored per second.
         per_second: u64,
     },
-    /// The peer has not ended its half of a reset stream in time.
-    #[error("RESET of {0} was not answered in time")]
-    ResetUnanswered(StreamId),
     /// The peer has neither written nor returned in time a grant that was recalled, or whose stream
-    /// has ended.
-    #[error("{0} was asked back and kept, with neither DONE nor ABORT in time")]
+    /// has ended, while others waited for memory.
+    #[error(
+        "{0} was asked back for others that wait, and kept, with neither DONE nor ABORT in time"
+    )]
     GrantKept(GrantId),
     /// A second GOAWAY, or an acknowledgement without a GOAWAY.
     #[error("GOAWAY frame that is a repetition or acknowledges none")]

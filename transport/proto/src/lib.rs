@@ -15,7 +15,7 @@
 //! | [`error`] | breaches of the protocol |
 //! | [`Config`] | limits and sizes |
 //! | [`Payload`] | a piece of a body, in segments |
-//! | [`Connection`] | credits, streams, windows, bulk transfers, drain, heartbeat |
+//! | [`Connection`] | credits, streams, windows, bulk transfers, drain, rest, keep-alive |
 //!
 //! # How a driver uses it
 //!
@@ -71,7 +71,7 @@ pub mod hello;
 mod ids;
 mod payload;
 
-pub use config::{Config, ConfigError, DEAD_PEER};
+pub use config::{Config, ConfigError, KeepAlive, Liveness};
 pub use conn::{
     Connection, Event, Flow, GrantMemory, IdHasher, LandingWant, NamedWant, Pending, Room,
     SendError, Side, Stats, StreamMap, Transmit, Unsent, WantKey, Write,

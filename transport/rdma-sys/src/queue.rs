@@ -17,6 +17,7 @@ enums! {
     /// The kind of an asynchronous event.
     ibv_event_type: std::ffi::c_uint {
         IBV_EVENT_CQ_ERR = 0,
+        IBV_EVENT_DEVICE_FATAL = 8,
     }
 }
 

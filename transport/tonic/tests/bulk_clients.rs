@@ -20,8 +20,6 @@ use tonic_rdma::{Context, Copied, PoolConfig, PoolStats};
 const MIB: usize = 1 << 20;
 /// Puts of a client in flight.
 const IN_FLIGHT: usize = 8;
-/// How long a peer may be silent.
-const DEAD_PEER: Duration = Duration::from_secs(60);
 const PUT: &str = "/test.Blobs/Put";
 
 /// A server with a pool, and clients with connections of their own.
@@ -44,15 +42,8 @@ impl Bulk {
         let (server, client) = (context(), Context::builder().build());
         let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
         let contexts = [Some(server.clone()), Some(client)];
-        // On a busy machine a round of all clients takes longer than the default.
-        let world = World::set(
-            Fabric::Shm,
-            contexts,
-            blobs,
-            |server| server.dead_peer_timeout(DEAD_PEER),
-            |endpoint| endpoint.dead_peer_timeout(DEAD_PEER),
-        )
-        .await;
+        let world =
+            World::set(Fabric::Shm, contexts, blobs, |server| server, |endpoint| endpoint).await;
         let data = pooled(&world.channel, MIB, 1).await;
         let mut clients = Vec::new();
         for _ in 0..n {

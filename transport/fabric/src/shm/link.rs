@@ -125,6 +125,7 @@ impl ShmLink {
                 max_landing: MAX_CHUNK_BYTES as usize,
                 any_memory: true,
                 tells_end: true,
+                judges_probes: true,
             },
             peer: Box::new(PeerInfo {
                 provider: NAME,

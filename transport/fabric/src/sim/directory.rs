@@ -107,6 +107,12 @@ impl Directory {
         }
     }
 
+    /// Stops or restarts what the process of a device does with its links.
+    pub(super) fn pause(&self, device: &Arc<DeviceState>, on: bool) {
+        device.faults.set_paused(on);
+        self.each_end(device, End::wake);
+    }
+
     /// Ends all links of a device, with retries exceeded.
     pub(super) fn cut(&self, device: &Arc<DeviceState>) {
         self.each_end(device, |end| {

@@ -66,6 +66,7 @@ impl InstantLink {
                 max_landing: 64 << 20,
                 any_memory: true,
                 tells_end: true,
+                judges_probes: true,
             },
             peer: PeerInfo {
                 provider: "instant",

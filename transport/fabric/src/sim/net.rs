@@ -176,10 +176,15 @@ impl SimDevice {
         self.state.faults.set_kill_after(work);
     }
 
-    /// Fault: nothing leaves or arrives, and nobody is told, as with a stopped peer or a network
-    /// that drops everything. `false` lets it go on.
+    /// Fault: nothing leaves or arrives, and nobody is told, as with a network that drops everything. `false` lets it go on.
     pub fn freeze(&self, on: bool) {
         self.directory.freeze(&self.state, on);
+    }
+
+    /// Fault: the process of this device pauses. It sees nothing of what arrives and sends nothing,
+    /// while its device receives, and answers probes. `false` lets it go on.
+    pub fn pause(&self, on: bool) {
+        self.directory.pause(&self.state, on);
     }
 
     /// Fault: connect requests to this device get no answer.

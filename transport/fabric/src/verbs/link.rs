@@ -21,10 +21,10 @@ use crate::processors;
 use crate::queue::{Held, SendQueue};
 use crate::turn;
 use crate::verbs::cm::id::{CmId, name};
-use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, RECV, Sleep};
+use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, PROBE, RECV, Sleep};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::lib_probe::is_inherited;
-use crate::verbs::queue_pair::post::{Batch, Request};
+use crate::verbs::queue_pair::post::{Batch, Operation, Request};
 use crate::verbs::queue_pair::qp::{Qp, QpCapacity};
 use crate::verbs::wake_cost;
 use crate::wake_gate::WakeGate;
@@ -121,6 +121,8 @@ impl VerbsLink {
             max_landing: usize::MAX,
             any_memory: false,
             tells_end: false,
+            // A WRITE over iWARP completes when TCP has it, and TCP tries for a quarter of an hour.
+            judges_probes: !device.is_iwarp(),
         };
         let local = qp.id.local().unwrap_or(remote);
         let peer = PeerInfo {
@@ -350,6 +352,21 @@ impl VerbsLink {
         }
     }
 
+    /// Posts the batch, which is not empty.
+    fn post_batch(&mut self) -> Result<(), LinkError> {
+        self.memory.sq.end_batch();
+        if self.memory.sq.is_waited_for()
+            && let Err(source) = self.qp.cq.announce_all()
+        {
+            return Err(self.device_error("ibv_req_notify_cq", source));
+        }
+        let sq = &mut self.memory.sq;
+        // SAFETY: the payload lies in the block or is held by the send queue, and both are freed
+        // after the queue pair (R9, R10).
+        unsafe { self.batch.post(&mut self.qp, |seq| sq.is_signalled(seq)) }
+            .map_err(|source| self.device_error("ibv_post_send", source))
+    }
+
     fn try_poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -436,7 +453,11 @@ fn complete(
             Some(known) => known.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR && !flushed,
         };
         if better {
-            let verb = if slot.is_some() { Verb::Recv } else { memory.sq.verb(wc.wr_id) };
+            let verb = match slot {
+                Some(_) => Verb::Recv,
+                None if wc.wr_id == PROBE => memory.sq.end_probe().unwrap_or(Verb::SendOrWrite),
+                None => memory.sq.verb(wc.wr_id),
+            };
             *failure = Some(Failure { verb, status: wc.status, vendor_err: wc.vendor_err });
         }
         return;
@@ -453,6 +474,9 @@ fn complete(
                     "the device completed a RECV that was not posted"
                 );
             }
+        }
+        None if wc.wr_id == PROBE => {
+            out.extend(memory.sq.end_probe().map(|_| Completion::Answered));
         }
         None => out.extend(memory.sq.complete(wc.wr_id).map(|id| Completion::Sent { id })),
     }
@@ -498,13 +522,15 @@ impl Link for VerbsLink {
             let at = memory.block.range(offset, len)?.as_ptr().expose_provenance() as u64;
             Some((at, len, memory.block.lkey()))
         };
-        let (verb, held, place, remote) = match work {
-            Work::Send { offset, len } => (Verb::Send, Held::Slot, block(offset, len), None),
+        let (verb, held, place, operation) = match work {
+            Work::Send { offset, len } => {
+                (Verb::Send, Held::Slot, block(offset, len), Operation::Send)
+            }
             Work::Write { src, remote_addr, rkey } => {
-                let remote = Some((remote_addr, rkey));
+                let write = Operation::Write { remote_addr, rkey };
                 match src {
                     WriteSource::Staged { offset, len } => {
-                        (Verb::Write, Held::Staging, block(offset, len), remote)
+                        (Verb::Write, Held::Staging, block(offset, len), write)
                     }
                     WriteSource::Bytes(b) => {
                         // What goes inline is copied by the processor, anything else is read by the
@@ -512,13 +538,13 @@ impl Link for VerbsLink {
                         let inline = b.len() <= self.qp.max_inline as usize;
                         let place =
                             Some((if inline { b.addr() } else { b.iova() }, b.len(), b.lkey()));
-                        (Verb::Write, Held::Bytes(b), place, remote)
+                        (Verb::Write, Held::Bytes(b), place, write)
                     }
                     WriteSource::Buf(b) => {
                         let place = Some((b.addr(), b.len(), b.lkey()));
-                        (Verb::Write, Held::Buf(b), place, remote)
+                        (Verb::Write, Held::Buf(b), place, write)
                     }
-                    WriteSource::Any(_) => (Verb::Write, Held::Slot, None, remote),
+                    WriteSource::Any(_) => (Verb::Write, Held::Slot, None, write),
                 }
             }
         };
@@ -534,7 +560,7 @@ impl Link for VerbsLink {
             );
         }
         let seq = memory.sq.push(id, verb, held, signal);
-        let request = Request { wr_id: seq, addr, len: len as u32, lkey, remote };
+        let request = Request { wr_id: seq, addr, len: len as u32, lkey, operation };
         self.batch.push(request, self.qp.max_inline);
         Ok(Posted::InFlight)
     }
@@ -550,24 +576,29 @@ impl Link for VerbsLink {
         if self.batch.is_empty() {
             return Ok(());
         }
-        self.memory.sq.end_batch();
-        if self.memory.sq.is_waited_for()
-            && let Err(source) = self.qp.cq.announce_all()
-        {
-            return Err(self.device_error("ibv_req_notify_cq", source));
+        self.post_batch()?;
+        if let Some(busy_poll) = &mut self.busy_poll {
+            busy_poll.sent(None);
         }
-        let sq = &mut self.memory.sq;
-        // SAFETY: the payload lies in the block or is held by the send queue, and both are freed
-        // after the queue pair (R9, R10).
-        match unsafe { self.batch.post(&mut self.qp, |seq| sq.is_signalled(seq)) } {
-            Ok(()) => {
-                if let Some(busy_poll) = &mut self.busy_poll {
-                    busy_poll.sent(None);
-                }
-                Ok(())
-            }
-            Err(source) => Err(self.device_error("ibv_post_send", source)),
+        Ok(())
+    }
+
+    fn probe(&mut self) -> Result<(), LinkError> {
+        self.ring_doorbell()?;
+        let (verb, operation) = match self.is_iwarp() {
+            true => (Verb::Read, Operation::ProbeByRead),
+            false => (Verb::Write, Operation::ProbeByWrite),
+        };
+        let block = &self.memory.block;
+        let Some(addr) = block.range(0, 0).map(|at| at.as_ptr().expose_provenance() as u64) else {
+            return Ok(());
+        };
+        let lkey = block.lkey();
+        if !self.memory.sq.begin_probe(verb) {
+            return Ok(());
         }
+        self.batch.push(Request { wr_id: PROBE, addr, len: 0, lkey, operation }, 0);
+        self.post_batch()
     }
 
     /// An answer is worth polling for.

@@ -8,8 +8,9 @@ use slab::Slab;
 use super::answer_clock::AnswerClock;
 use super::credits::Credits;
 use super::grants::Grants;
-use super::heartbeat::{Beat, Heartbeat};
+use super::heartbeat::{Beat, Heartbeat, QUIET};
 use super::id_map::Ids;
+use super::keep_alive::{Check, KeepAliveTimer};
 use super::leases::Leases;
 use super::reset_limit::ResetLimit;
 use super::stream::{Out, PeerGrant, RecvHalf, SendHalf, Stream};
@@ -24,9 +25,8 @@ use crate::ids::StreamId;
 
 /// Maximum number of empty queues that are kept for later streams, and maximum capacity of each.
 const MAX_FREE_QUEUES: usize = 16;
-/// Maximum number of PINGs that a quiet connection with extra RECVs sends per `dead_peer`. Each of
-/// them retires one RECV.
-const RETIRE_PINGS: u32 = 32;
+/// Time between the PINGs of a quiet connection with extra RECVs. Each of them retires one RECV.
+pub(super) const RETIRE_INTERVAL: Duration = Duration::from_micros(156_250);
 
 /// Life of a connection.
 ///
@@ -57,6 +57,7 @@ pub struct Connection {
     pub(super) phase: Phase,
     pub(super) credits: Credits,
     pub(super) heartbeat: Heartbeat,
+    pub(super) keep_alive: Option<KeepAliveTimer>,
     pub(super) ids: Ids<usize>,
     pub(super) streams: Slab<Stream>,
     /// Empty queues of streams that have ended, to be reused.
@@ -132,7 +133,8 @@ impl Connection {
             side,
             phase: Phase::Open,
             credits: Credits::new(&config, &peer),
-            heartbeat: Heartbeat::new(config.dead_peer, config.link_tells_end, now),
+            heartbeat: Heartbeat::new(config.liveness, now),
+            keep_alive: config.keep_alive.map(|keep| KeepAliveTimer::new(keep.within_a_day(), now)),
             ids: Ids::default(),
             streams: Slab::new(),
             free_queues: Vec::new(),
@@ -184,11 +186,6 @@ impl Connection {
     /// Which side this is.
     pub fn side(&self) -> Side {
         self.side
-    }
-
-    /// Maximum time that the peer may be silent.
-    pub fn dead_peer(&self) -> Duration {
-        self.config.dead_peer
     }
 
     /// Maximum length in bytes of a piece that is sent eagerly. Longer pieces are sent by WRITE. A
@@ -271,10 +268,24 @@ impl Connection {
         self.events.pop_front()
     }
 
-    /// Whether a PING of the dead-peer timer is unanswered, so that [`Connection::next_timeout`]
+    /// Whether a proof, or an answer to a PING, is awaited, so that [`Connection::next_timeout`]
     /// may be the end of the peer's time to answer. It changes as soon as anything is received.
     pub fn is_asking(&self) -> bool {
-        self.heartbeat.is_asking()
+        self.heartbeat.is_asking() || self.keep_alive.as_ref().is_some_and(|k| k.is_asking())
+    }
+
+    /// Tells the connection that the peer's end of the link exists: the answer to
+    /// [`Event::Probe`], or any other proof.
+    pub fn peer_exists(&mut self, now: Instant) {
+        self.heartbeat.received(now);
+    }
+
+    /// A message has been received.
+    pub(super) fn heard(&mut self, now: Instant) {
+        self.heartbeat.received(now);
+        if let Some(keep_alive) = &mut self.keep_alive {
+            keep_alive.received();
+        }
     }
 
     /// Whether nothing is open and nothing has been received for a while but PINGs, so that
@@ -296,14 +307,17 @@ impl Connection {
             return None;
         }
         let heartbeat = self.heartbeat.deadline();
+        let keep_alive = self.keep_alive.as_ref().and_then(|keep_alive| {
+            keep_alive.deadline(self.heartbeat.last_received(), self.heartbeat.is_resting())
+        });
         let others = [self.grants.recall_deadline(), self.retire_recv_at, self.answers_due()];
-        others.into_iter().chain([heartbeat]).flatten().min()
+        others.into_iter().chain([heartbeat, keep_alive]).flatten().min()
     }
 
     /// Handles the timers. Received messages must be passed to [`receive`](Self::receive) first.
     ///
     /// # Errors
-    /// The peer has not answered in time, which is its fault. The connection is closing, as after a
+    /// The peer has kept memory that others wait for, which is its fault. The connection is closing, as after a
     /// breach in [`receive`](Self::receive).
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Breach> {
         if !self.is_live() {
@@ -314,10 +328,20 @@ impl Connection {
         }
         match self.heartbeat.timeout(now, self.is_idle()) {
             Beat::Nothing | Beat::Rest => {}
-            Beat::Ping => self.ping(),
+            Beat::Probe => self.events.push_back(Event::Probe),
             Beat::Dead => {
                 self.phase = Phase::Closed;
                 self.events.push_back(Event::Dead);
+                return Ok(());
+            }
+        }
+        let (last, streams) = (self.heartbeat.last_received(), !self.streams.is_empty());
+        match self.keep_alive.as_mut().map(|keep_alive| keep_alive.timeout(now, last, streams)) {
+            None | Some(Check::Nothing) => {}
+            Some(Check::Ping) => self.send_ping(),
+            Some(Check::Dead) => {
+                self.phase = Phase::Closed;
+                self.events.push_back(Event::KeepAliveTimedOut);
                 return Ok(());
             }
         }
@@ -326,24 +350,19 @@ impl Connection {
         }
         if self.retire_recv_at.is_some_and(|at| now >= at) {
             self.send_ping();
-            self.retire_recv_at =
-                self.has_extra_recvs().then(|| now + self.config.dead_peer / RETIRE_PINGS);
+            self.retire_recv_at = self.has_extra_recvs().then(|| now + RETIRE_INTERVAL);
         }
         self.tick_answers(now)
     }
 
     /// Sends a PING, unless the answer to one is outstanding: for a caller that needs a message to
-    /// be sent. The dead-peer time counts from the last received message, as without it.
+    /// be sent.
     pub fn send_ping(&mut self) {
         if self.is_live() && !self.heartbeat.awaits_pong() {
             self.heartbeat.count_ping();
-            self.ping();
+            let token = self.stats.messages_received;
+            self.control.push_back(Frame::Ping { ack: false, token });
         }
-    }
-
-    fn ping(&mut self) {
-        let token = self.stats.messages_received;
-        self.control.push_back(Frame::Ping { ack: false, token });
     }
 
     /// Whether neither side waits for the other, or keeps anything of the other's. A client that
@@ -363,8 +382,7 @@ impl Connection {
     /// Checks whether the connection has become quiet. Called when the timer finds nothing received
     /// for a while, and when the peer has sent a PING.
     pub(super) fn check_quiet(&mut self, now: Instant) {
-        let quarter = self.config.dead_peer / 4;
-        if self.last_activity.is_some_and(|at| now.saturating_duration_since(at) >= quarter) {
+        if self.last_activity.is_some_and(|at| now.saturating_duration_since(at) >= QUIET) {
             self.last_activity = None;
             self.free_queues = Vec::new();
             self.credits.clear_short();

@@ -1,27 +1,27 @@
-//! PING and the dead-peer timer.
+//! Rest, and proof that the peer's end of the link still exists (R24).
 //!
-//! Any message proves that the peer is alive. While something is open (a stream, a grant, an
-//! answer), this side sends a PING after a quarter of `dead_peer` without a message, and after
-//! another three quarters without a message the peer is dead. So a peer that is gone is detected
-//! within `dead_peer`, and one that pauses for less than three quarters of it survives.
+//! A peer that is silent is not dead: its process may be stopped, or busy. So silence alone ends
+//! nothing. Any message proves that the peer is there. While something is open (a stream, a grant,
+//! an answer) and there was no message for [`QUIET`], this side asks for a proof that does not take
+//! the peer's process ([`Event::Probe`](super::Event::Probe)): the device of its host answers.
+//! [`Liveness`] says whether the link needs that, and whether it judges by itself. Where it does
+//! not, the path counts as gone when three more of these times have passed.
 //!
-//! A connection with nothing open rests. Where the link tells of the peer's end by itself
-//! ([`Config::link_tells_end`](crate::Config::link_tells_end)), a connection at rest sends no PING
-//! and sets no timer. Elsewhere the peer is asked once in [`REST`] times `dead_peer`; so one that
-//! disappears meanwhile is detected within [`REST`] + 1 times `dead_peer`, or, by a call, within
-//! `dead_peer` of the call's begin.
+//! A connection with nothing open rests. Where the link tells of the peer's end by itself, a
+//! connection at rest sets no timer. Elsewhere it asks for a proof every [`REST`].
 //!
 //! | from | event | to |
 //! |---|---|---|
-//! | Alert | a message | Alert, from now on |
-//! | Alert | a quarter without a message, something is open | Asking; PING |
-//! | Alert | a quarter without a message, nothing is open | Resting |
-//! | Asking | a message | Alert |
-//! | Asking | three quarters without a message | dead |
-//! | Resting | a message of PINGs alone | Resting, from now on |
+//! | Alert | a message, a proof | Alert, from now on |
+//! | Alert | [`QUIET`] has passed, something is open | Asking; a probe. Alert, where the link tells |
+//! | Alert | [`QUIET`] has passed, nothing is open | Resting |
+//! | Asking | a message, a proof | Alert |
+//! | Asking | [`QUIET`] has passed, less than three times or the link judges | Asking; a probe |
+//! | Asking | [`QUIET`] has passed for the third time, and the link does not judge | dead |
+//! | Resting | a message of PINGs alone, a proof | Resting, from now on |
 //! | Resting | any other message | Alert |
 //! | Resting | this side opens something | Roused |
-//! | Resting | [`REST`] times `dead_peer` without a message | Asking; PING |
+//! | Resting | [`REST`] without a message or a proof | Asking; a probe |
 //! | Roused | a message | Alert |
 //! | Roused | the timer, which is due at once | Alert |
 //!
@@ -29,30 +29,34 @@
 //! the timer that follows.
 //!
 //! The driver's timer may be late by a 32nd of its wait, and so is what follows from it. If it is
-//! late by a quarter of `dead_peer`, this side was stopped or short of processor time. It then
-//! sends another PING before it declares the peer dead.
+//! late by [`QUIET`], this side was stopped or short of processor time. It then asks once more
+//! before it declares the path gone.
 
 use std::time::{Duration, Instant};
 
+use crate::config::Liveness;
 use crate::error::Breach;
 
-/// A peer of a connection at rest is asked once in this many times `dead_peer`, unless the link
-/// tells of its end: every two minutes by default. An answer wakes both ends.
-pub(super) const REST: u32 = 24;
+/// Without a message for this long, a connection with nothing open comes to rest, and one with
+/// something open asks for a proof of the peer's end.
+pub(super) const QUIET: Duration = Duration::from_millis(1250);
+/// How often a connection at rest asks for a proof.
+pub(super) const REST: Duration = Duration::from_secs(120);
+/// The number of [`QUIET`] after which an unanswered probe counts as the end of the path.
+const UNANSWERED: u32 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Alert { since: Instant },
-    Asking { since: Instant },
+    Asking { since: Instant, times: u32 },
     Resting,
     Roused,
 }
 
 #[derive(Debug)]
 pub(super) struct Heartbeat {
-    quarter: Duration,
-    /// How long a connection at rest waits before it asks; `None`: for ever.
-    rest: Option<Duration>,
+    liveness: Liveness,
+    /// When the last message, or proof, was received.
     last_received: Instant,
     state: State,
     /// PINGs that have not been answered.
@@ -64,22 +68,21 @@ pub(super) enum Beat {
     Nothing,
     /// The connection rests from now on.
     Rest,
-    Ping,
+    Probe,
     Dead,
 }
 
 impl Heartbeat {
-    /// `link_tells_end`: the peer of a connection at rest is not asked.
-    pub(super) fn new(dead_peer: Duration, link_tells_end: bool, now: Instant) -> Self {
+    pub(super) fn new(liveness: Liveness, now: Instant) -> Self {
         Heartbeat {
-            quarter: dead_peer / 4,
-            rest: (!link_tells_end).then_some(dead_peer * REST),
+            liveness,
             last_received: now,
             state: State::Alert { since: now },
             outstanding: 0,
         }
     }
 
+    /// A message or a proof was received.
     pub(super) fn received(&mut self, now: Instant) {
         self.last_received = now;
         if self.state != State::Resting {
@@ -99,7 +102,7 @@ impl Heartbeat {
         }
     }
 
-    /// When the last message was received.
+    /// When the last message, or proof, was received.
     pub(super) fn last_received(&self) -> Instant {
         self.last_received
     }
@@ -109,7 +112,7 @@ impl Heartbeat {
         self.outstanding > 0
     }
 
-    /// Whether the timer has sent a PING and nothing has been received since.
+    /// Whether a proof was asked for and nothing has been received since.
     pub(super) fn is_asking(&self) -> bool {
         matches!(self.state, State::Asking { .. })
     }
@@ -123,7 +126,7 @@ impl Heartbeat {
         self.state == State::Roused
     }
 
-    /// Counts a PING that is sent for another reason.
+    /// Counts a PING that is sent.
     pub(super) fn count_ping(&mut self) {
         self.outstanding += 1;
     }
@@ -133,12 +136,11 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// `None`: the peer of a connection at rest is not asked.
+    /// `None`: a connection at rest asks for nothing.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.state {
-            State::Alert { since } => Some(since + self.quarter),
-            State::Asking { since } => Some(since + self.quarter * 3),
-            State::Resting => self.rest.map(|rest| self.last_received + rest),
+            State::Alert { since } | State::Asking { since, .. } => Some(since + QUIET),
+            State::Resting => (self.liveness != Liveness::Told).then(|| self.last_received + REST),
             State::Roused => Some(self.last_received),
         }
     }
@@ -148,21 +150,23 @@ impl Heartbeat {
         let Some(deadline) = self.deadline().filter(|deadline| now >= *deadline) else {
             return Beat::Nothing;
         };
-        match self.state {
-            State::Roused => {
-                self.state = State::Alert { since: now };
-                return Beat::Nothing;
-            }
+        let times = match self.state {
             State::Alert { .. } if is_idle => {
                 self.state = State::Resting;
                 return Beat::Rest;
             }
-            State::Asking { .. } if now < deadline + self.quarter => return Beat::Dead,
-            State::Alert { .. } | State::Asking { .. } | State::Resting => {}
-        }
-        self.state = State::Asking { since: now };
-        self.outstanding += 1;
-        Beat::Ping
+            State::Alert { .. } | State::Resting if self.liveness != Liveness::Told => 1,
+            State::Alert { .. } | State::Resting | State::Roused => {
+                self.state = State::Alert { since: now };
+                return Beat::Nothing;
+            }
+            State::Asking { times, .. } if times < UNANSWERED => times + 1,
+            State::Asking { times, .. } if self.liveness == Liveness::Judged => times,
+            State::Asking { .. } if now < deadline + QUIET => return Beat::Dead,
+            State::Asking { times, .. } => times,
+        };
+        self.state = State::Asking { since: now, times };
+        Beat::Probe
     }
 }
 
@@ -170,91 +174,105 @@ impl Heartbeat {
 mod tests {
     use super::*;
 
-    const DEAD_PEER: Duration = Duration::from_secs(4);
-
-    fn beat() -> (Heartbeat, impl Fn(u64) -> Instant) {
-        beat_over(false)
-    }
-
-    fn beat_over(link_tells_end: bool) -> (Heartbeat, impl Fn(u64) -> Instant) {
+    fn beat(liveness: Liveness) -> (Heartbeat, impl Fn(u64) -> Instant) {
         let start = Instant::now();
         let at = move |ms: u64| start + Duration::from_millis(ms);
-        (Heartbeat::new(DEAD_PEER, link_tells_end, start), at)
+        (Heartbeat::new(liveness, start), at)
     }
 
     #[test]
-    fn pings_then_declares_dead() {
-        let (mut h, at) = beat();
-        assert_eq!(h.timeout(at(999), false), Beat::Nothing);
-        assert_eq!(h.timeout(at(1_000), false), Beat::Ping);
-        assert_eq!(h.timeout(at(3_999), false), Beat::Nothing);
-        assert_eq!(h.timeout(at(4_000), false), Beat::Dead);
+    fn it_asks_then_declares_dead() {
+        let (mut h, at) = beat(Liveness::Timed);
+        assert_eq!(h.timeout(at(1_249), false), Beat::Nothing);
+        for asked in [1_250, 2_500, 3_750] {
+            assert_eq!(h.timeout(at(asked), false), Beat::Probe);
+            assert_eq!(h.timeout(at(asked + 1_249), false), Beat::Nothing);
+        }
+        assert_eq!(h.timeout(at(5_000), false), Beat::Dead);
     }
 
     #[test]
-    fn a_busy_connection_survives_a_pause_of_its_peer() {
-        let (mut h, at) = beat();
-        assert_eq!(h.timeout(at(1_000), false), Beat::Ping);
-        // The peer stopped just before, and went on after nearly three seconds.
-        assert_eq!(h.timeout(at(3_900), false), Beat::Nothing);
-        h.received(at(3_900));
-        h.pong().unwrap();
-        assert_eq!(h.timeout(at(4_000), false), Beat::Nothing);
-        assert_eq!(h.deadline(), Some(at(4_900)));
+    fn a_proof_is_as_good_as_a_message() {
+        let (mut h, at) = beat(Liveness::Timed);
+        for round in 0..100 {
+            let start = round * 6_000;
+            assert_eq!(h.timeout(at(start + 1_250), false), Beat::Probe);
+            assert!(h.is_asking());
+            h.received(at(start + 4_900));
+            assert!(!h.is_asking());
+            assert_eq!(h.timeout(at(start + 5_000), false), Beat::Nothing);
+            h.received(at(start + 6_000));
+        }
     }
 
     #[test]
-    fn a_late_timer_pings_again_first() {
-        let (mut h, at) = beat();
-        assert_eq!(h.timeout(at(100_000), false), Beat::Ping);
-        assert_eq!(h.timeout(at(101_000), false), Beat::Nothing);
-        // Stopped again, with the question open.
-        assert_eq!(h.timeout(at(200_000), false), Beat::Ping);
-        assert_eq!(h.timeout(at(203_000), false), Beat::Dead);
+    fn a_link_that_judges_is_asked_for_ever() {
+        let (mut h, at) = beat(Liveness::Judged);
+        for round in 1..1_000 {
+            assert_eq!(h.timeout(at(round * 1_250), false), Beat::Probe);
+        }
+    }
+
+    #[test]
+    fn a_late_timer_asks_again_first() {
+        let (mut h, at) = beat(Liveness::Timed);
+        for late in [100_000, 200_000, 300_000, 400_000, 500_000] {
+            assert_eq!(h.timeout(at(late), false), Beat::Probe);
+        }
+        assert_eq!(h.timeout(at(501_250), false), Beat::Dead);
+    }
+
+    #[test]
+    fn pongs_are_counted() {
+        let (mut h, _) = beat(Liveness::Timed);
+        h.count_ping();
+        assert!(h.awaits_pong());
         h.pong().unwrap();
-        h.pong().unwrap();
+        assert!(!h.awaits_pong());
         assert_eq!(h.pong(), Err(Breach::UnexpectedPong));
     }
 
     #[test]
     fn at_rest_the_peer_is_asked_rarely_and_judged_as_soon() {
-        let (mut h, at) = beat();
-        assert_eq!(h.timeout(at(1_000), true), Beat::Rest);
-        let ask = u64::from(REST) * 4_000;
-        assert_eq!(h.deadline(), Some(at(ask)));
-        assert_eq!(h.timeout(at(ask - 1), true), Beat::Nothing);
-        // The peer asks: this side need not.
+        let (mut h, at) = beat(Liveness::Timed);
+        assert_eq!(h.timeout(at(1_250), true), Beat::Rest);
+        assert_eq!(h.deadline(), Some(at(120_000)));
+        assert_eq!(h.timeout(at(119_999), true), Beat::Nothing);
+        // The peer sends a PING: this side need not ask.
         h.received(at(5_000));
-        assert_eq!(h.deadline(), Some(at(5_000 + ask)));
-        assert_eq!(h.timeout(at(5_000 + ask), true), Beat::Ping);
-        assert!(h.is_asking());
-        assert_eq!(h.timeout(at(5_000 + ask + 2_999), true), Beat::Nothing);
-        assert_eq!(h.timeout(at(5_000 + ask + 3_000), true), Beat::Dead);
+        assert_eq!(h.deadline(), Some(at(125_000)));
+        for asked in [125_000, 126_250, 127_500] {
+            assert_eq!(h.timeout(at(asked), true), Beat::Probe);
+        }
+        assert_eq!(h.timeout(at(128_750), true), Beat::Dead);
     }
 
     #[test]
     fn a_link_that_tells_of_the_end_is_not_asked() {
-        let (mut h, at) = beat_over(true);
-        assert_eq!(h.timeout(at(1_000), true), Beat::Rest);
+        let (mut h, at) = beat(Liveness::Told);
+        for round in 1..100 {
+            assert_eq!(h.timeout(at(round * 1_250), false), Beat::Nothing);
+            assert!(!h.is_asking());
+        }
+        assert_eq!(h.timeout(at(125_000), true), Beat::Rest);
         assert_eq!((h.deadline(), h.timeout(at(1 << 40), true)), (None, Beat::Nothing));
-        h.received(at(5_000));
+        h.received(at(130_000));
         assert!(h.is_resting() && h.deadline().is_none(), "a PING of the peer's");
-        h.active(at(6_000));
-        assert_eq!(h.deadline(), Some(at(7_000)));
-        assert_eq!(h.timeout(at(7_000), false), Beat::Ping, "as long as something is open");
+        h.active(at(131_000));
+        assert_eq!(h.deadline(), Some(at(132_250)));
     }
 
     #[test]
     fn what_begins_at_rest_has_its_time_from_then_on() {
-        for link_tells_end in [true, false] {
-            let (mut h, at) = beat_over(link_tells_end);
-            assert_eq!(h.timeout(at(1_000), true), Beat::Rest);
+        for liveness in [Liveness::Told, Liveness::Judged, Liveness::Timed] {
+            let (mut h, at) = beat(liveness);
+            assert_eq!(h.timeout(at(1_250), true), Beat::Rest);
             h.rouse();
             assert!(h.is_roused() && h.deadline().unwrap() <= at(50_000), "due at once");
             assert_eq!(h.timeout(at(50_000), false), Beat::Nothing);
-            assert_eq!(h.deadline(), Some(at(51_000)));
-            assert_eq!(h.timeout(at(51_000), false), Beat::Ping);
-            assert_eq!(h.timeout(at(54_000), false), Beat::Dead);
+            assert_eq!(h.deadline(), Some(at(51_250)));
+            let asks = liveness != Liveness::Told;
+            assert_eq!(h.timeout(at(51_250), false) == Beat::Probe, asks);
         }
     }
 }

@@ -18,13 +18,14 @@
 //! | `phase` | the address in landing memory at which a message begins |
 //! | `recall` | recalling grants before they are used |
 //! | `answer_clock` | the clock of answers that the peer owes |
-//! | `answer_timeout` | the time that the peer has to answer RESET and RECALL |
+//! | `answer_timeout` | the time that the peer has to return grants which others want |
 //! | `receive` | receiving messages |
 //! | `reset_limit` | limits streams that a client resets before they are answered |
 //! | `transmit` | composing messages and WRITEs |
 //! | `write_order` | the order in which streams write |
 //! | `shutdown` | GOAWAY, drain, CLOSE |
-//! | `heartbeat` | PING, dead peer |
+//! | `heartbeat` | rest, and proof that the peer's end of the link exists |
+//! | `keep_alive` | the program's own keep-alive |
 //!
 //! # Bulk transfers
 //!
@@ -48,8 +49,8 @@
 //! Grants answer the requests of a stream in order, and a standing grant is bound to a transfer
 //! only when all earlier transfers have their memory. So a transfer that holds a grant never waits
 //! for another grant. It waits for credits and for room in the send queue, and both always come
-//! back. A grant that the peer keeps nevertheless is recalled (`recall`), and the peer must answer
-//! in time (`answer_timeout`).
+//! back. A grant that the peer keeps nevertheless is recalled when others want its memory (`recall`),
+//! and the peer must answer in time (`answer_timeout`).
 
 mod answer_clock;
 mod answer_timeout;
@@ -60,6 +61,7 @@ mod decline;
 mod grants;
 mod heartbeat;
 mod id_map;
+mod keep_alive;
 mod landing;
 mod leases;
 mod lend;

@@ -2,7 +2,6 @@
 
 use bytes::Bytes;
 
-use super::answer_clock::PendingAnswer;
 use super::connection::Connection;
 use super::stream::{Bulk, DroppedOutput, Out, RecvHalf, SendHalf};
 use super::types::{Event, Flow, SendError, Side, Unsent};
@@ -197,8 +196,7 @@ impl Connection {
             return;
         }
         self.push_control(Frame::Reset { stream: id.0, code: code.0 });
-        self.streams[key].reset = PendingAnswer::by(self.last_frame());
-        self.start_answer_clock();
+        self.streams[key].reset_frame = self.last_frame();
         self.remove_if_done(key);
     }
 

@@ -28,8 +28,9 @@ use crate::ids::GrantId;
 impl Connection {
     /// Recalls the grants whose memory is wanted elsewhere, and all other grants of their streams.
     /// A stream continues when there is memory for it again. Each grant comes back as
-    /// [`Event::Landed`](super::Event::Landed) or [`Event::Returned`](super::Event::Returned)
-    /// within [`dead_peer`](crate::Config::dead_peer), or the connection ends.
+    /// [`Event::Landed`](super::Event::Landed) or [`Event::Returned`](super::Event::Returned). A
+    /// peer that keeps one for about four seconds ends the connection, unless
+    /// [`memory_is_unwanted`](Self::memory_is_unwanted) before.
     ///
     /// `wanted` tells whether the memory with a key ([`GrantMemory::key`](super::GrantMemory::key))
     /// is wanted elsewhere.
@@ -59,6 +60,7 @@ impl Connection {
             }
         }
         recalled.into_iter().for_each(|id| self.recall(id));
+        self.start_answer_clock();
     }
 
     pub(super) fn recall(&mut self, id: u32) {
@@ -73,7 +75,6 @@ impl Connection {
             self.streams[key].recalled += 1;
         }
         self.push_control(Frame::Recall { id });
-        self.start_answer_clock();
     }
 
     /// Restores `len` bytes to a request: the peer has returned them, unwritten, from a recalled

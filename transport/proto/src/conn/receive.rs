@@ -21,9 +21,8 @@ impl Connection {
     /// unless [`recv_gone`](Self::recv_gone) follows; so `message` is a copy, or memory that is not
     /// posted.
     ///
-    /// `now` may be the time of an earlier message of this connection, up to a quarter of
-    /// [`Config::dead_peer`](crate::Config::dead_peer) ago. The next PING is then due that much
-    /// earlier, and idle periods seem that much longer. A PING reply needs a fresh timestamp.
+    /// `now` may be the time of an earlier message of this connection, up to a second ago. The next
+    /// probe or PING is then due that much earlier, and idle periods seem that much longer.
     ///
     /// # Errors
     /// The peer broke the protocol. The connection is closing: a CLOSE frame that names the breach
@@ -48,7 +47,7 @@ impl Connection {
     }
 
     fn receive_frames(&mut self, now: Instant, message: Bytes) -> Result<(), Breach> {
-        self.heartbeat.received(now);
+        self.heard(now);
         self.stats.messages_received += 1;
         if self.side == Side::Server {
             self.greeting_done = true;
@@ -299,7 +298,6 @@ impl Connection {
             stream.recv = RecvHalf::Reset;
         }
         stream.peer_requests.clear();
-        let owes = stream.open_grants > 0;
         stream.block = BytesMut::new();
         let dropped = stream.drop_output();
         let answer = !stream.send.is_done();
@@ -315,9 +313,6 @@ impl Connection {
             self.events.push_back(Event::Reset { stream: StreamId(id), code });
         }
         self.remove_if_done(key);
-        if owes {
-            self.start_answer_clock();
-        }
         match (self.side, answer) {
             (Side::Server, true) => self.resets.charge(now),
             _ => Ok(()),

@@ -31,7 +31,6 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-use super::answer_clock::PendingAnswer;
 use super::phase::{self, Modulus};
 use crate::ids::GrantId;
 use crate::payload::{Field, LentPlace, Payload};
@@ -237,8 +236,8 @@ pub(super) struct Stream {
     pub(super) id: u32,
     pub(super) send: SendHalf,
     pub(super) recv: RecvHalf,
-    /// The expected answer to this side's RESET, in [`RecvHalf::Discarding`].
-    pub(super) reset: PendingAnswer,
+    /// The number of this side's RESET among all control frames, in [`RecvHalf::Discarding`].
+    pub(super) reset_frame: u64,
 
     pub(super) out: VecDeque<Out>,
     pub(super) dones: VecDeque<PendingDone>,
@@ -299,7 +298,7 @@ impl Stream {
             id,
             send: SendHalf::Open,
             recv,
-            reset: PendingAnswer::default(),
+            reset_frame: 0,
             out,
             dones: VecDeque::new(),
             requests: VecDeque::new(),

@@ -1,6 +1,5 @@
 //! Sending: composes messages and hands out WRITEs.
 
-use super::answer_clock::PendingAnswer;
 use super::connection::{Connection, Phase};
 use super::credits::Returned;
 use super::phase::LINE;
@@ -296,8 +295,7 @@ impl Connection {
             let code = ResetCode::NO_ERROR.0;
             let id = stream.id;
             self.push_control(Frame::Reset { stream: id, code });
-            self.streams[key].reset = PendingAnswer::by(self.last_frame());
-            self.start_answer_clock();
+            self.streams[key].reset_frame = self.last_frame();
         }
         self.remove_if_done(key);
     }

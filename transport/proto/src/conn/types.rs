@@ -133,16 +133,22 @@ pub enum Event {
         /// Its text.
         text: String,
     },
-    /// The connection has become quiet: only PINGs were received for a quarter of
-    /// [`dead_peer`](crate::Config::dead_peer). Resources that only a busy connection needs may be
-    /// released. RECVs of the start that were left out are posted again
+    /// The connection has become quiet: only PINGs were received for 1.25 s. Resources that only a
+    /// busy connection needs may be released. RECVs of the start that were left out are posted again
     /// ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)), and an extra one
     /// is released once its next message, now a PING, has been received
     /// ([`Connection::recv_gone`](super::Connection::recv_gone)).
     Quiet,
-    /// The peer has sent nothing for [`dead_peer`](crate::Config::dead_peer), not even a PING
-    /// reply.
+    /// A proof is wanted that the peer's end of the link exists, which does not take the peer's
+    /// process. It is told by [`Connection::peer_exists`](super::Connection::peer_exists). Nothing
+    /// needs to be done while an earlier one is on its way.
+    Probe,
+    /// No proof came in time ([`Liveness::Timed`](crate::Liveness::Timed)): the path, or the peer's
+    /// host, is gone.
     Dead,
+    /// The peer's process has not answered the PING of the program's [keep
+    /// alive](crate::Config::keep_alive) in time.
+    KeepAliveTimedOut,
 }
 
 /// Output queued on a stream that the peer does not know, to be sent on another connection.

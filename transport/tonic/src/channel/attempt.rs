@@ -12,7 +12,7 @@ use crate::channel::backoff;
 use crate::channel::fast::Fast;
 use crate::channel::rails::{self, Rail, Rails};
 use crate::codec::Methods;
-use crate::connection::{FastClient, Origin};
+use crate::connection::{FastClient, KeepAliveSettings, Origin};
 use crate::context::Context;
 use crate::path::policy::FabricKind;
 use crate::path::reason::{Reason, ReasonCode, Side};
@@ -34,7 +34,7 @@ pub(crate) struct Plan {
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,
     pub(crate) max_header_size: Option<u32>,
-    pub(crate) dead_peer_timeout: Option<Duration>,
+    pub(crate) keep_alive: KeepAliveSettings,
     pub(crate) ack_timeout: Option<Duration>,
     pub(crate) ack_retries: Option<u8>,
     pub(crate) type_of_service: Option<u8>,
@@ -178,7 +178,7 @@ impl Plan {
         let pool = pool.for_peer();
         let mut options = self.context.connection_config(&pool, fabric.grows());
         options.headers(self.max_header_size);
-        options.dead_peer(self.dead_peer_timeout);
+        options.keep_alive(self.keep_alive);
         options.ack(self.ack_timeout, self.ack_retries);
         options.type_of_service(self.type_of_service);
         options.link.source = rail.source;

@@ -360,7 +360,7 @@ impl One {
             counters,
             methods,
             max_header_size: settings.max_header_size,
-            dead_peer_timeout: settings.dead_peer_timeout,
+            keep_alive: settings.keep_alive,
             ack_timeout: settings.ack_timeout,
             ack_retries: settings.ack_retries,
             type_of_service: env.type_of_service.or(settings.type_of_service),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tonic_rdma_fabric::{LinkConfig, Takes};
 use tonic_rdma_memory::Pool;
-use tonic_rdma_proto::{Config, DEAD_PEER, HEADERS};
+use tonic_rdma_proto::{Config, HEADERS, KeepAlive};
 
 use crate::land_in::allocators::Allocators;
 
@@ -48,6 +48,20 @@ const REST_RECVS: u32 = 6;
 const REST_RECV_SIZE: u32 = 1024;
 /// Bytes of the SEND slot of a connection at rest.
 const REST_SEND_SIZE: u32 = 2048;
+
+/// The least of an interval, and of a time-out, of a keep-alive.
+const MIN_KEEP_ALIVE: Duration = Duration::from_millis(10);
+/// tonic's default time-out for the answer.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// tonic's settings of the keep-alive of an endpoint, or of a server, for the fast path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KeepAliveSettings {
+    /// `None`: no keep-alive.
+    pub(crate) interval: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) while_idle: bool,
+}
 
 /// Control memory that a busy connection adds to that of one at rest, as far as the pool can spare
 /// it.
@@ -109,11 +123,13 @@ impl ConnectionConfig {
         }
     }
 
-    /// Sets how long a peer may be silent, clamped to what the protocol allows.
-    pub(crate) fn dead_peer(&mut self, time: Option<Duration>) {
-        if let Some(time) = time {
-            self.proto.dead_peer = time.clamp(*DEAD_PEER.start(), *DEAD_PEER.end());
-        }
+    /// Sets the keep-alive that the program has asked for, if it has.
+    pub(crate) fn keep_alive(&mut self, settings: KeepAliveSettings) {
+        self.proto.keep_alive = settings.interval.map(|interval| KeepAlive {
+            interval: interval.max(MIN_KEEP_ALIVE),
+            timeout: settings.timeout.unwrap_or(KEEP_ALIVE_TIMEOUT).max(MIN_KEEP_ALIVE),
+            while_idle: settings.while_idle,
+        });
     }
 
     /// Sets the memory that this side takes from its peer over shared memory.
@@ -230,6 +246,22 @@ mod tests {
                 assert_eq!(u32::from(proto.max_recvs), link.max_recvs());
             }
         }
+    }
+
+    #[test]
+    fn a_keep_alive_is_tonics() {
+        let pool = Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default())).unwrap();
+        let mut options = ConnectionConfig::for_pool(&pool, true, None);
+        let second = Duration::from_secs(1);
+        let settings = KeepAliveSettings { timeout: Some(second), ..Default::default() };
+        options.keep_alive(settings);
+        assert_eq!(options.proto.keep_alive, None, "without an interval there is none");
+        let timeout = Duration::from_secs(20);
+        options.keep_alive(KeepAliveSettings { interval: Some(second), ..Default::default() });
+        let keep_alive = KeepAlive { interval: second, timeout, while_idle: false };
+        assert_eq!(options.proto.keep_alive, Some(keep_alive));
+        options.keep_alive(KeepAliveSettings { interval: Some(Duration::ZERO), ..settings });
+        assert_eq!(options.proto.keep_alive.unwrap().interval, MIN_KEEP_ALIVE);
     }
 
     #[test]

@@ -30,4 +30,4 @@ mod usage;
 pub(crate) use call::client::{Call, CallError, FastClient, Piped};
 pub(crate) use call::headers::Origin;
 pub(crate) use call::server::{Accepted, serve_connection};
-pub(crate) use config::ConnectionConfig;
+pub(crate) use config::{ConnectionConfig, KeepAliveSettings};

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Clock, Link, LinkError, PeerInfo};
 use tonic_rdma_memory::{Forked, Owned, Pool};
-use tonic_rdma_proto::{CloseCode, Connection, Settings, Side, StreamId};
+use tonic_rdma_proto::{CloseCode, Config, Connection, Liveness, Settings, Side, StreamId};
 
 use crate::codec::Methods;
 use crate::connection::call::stream_io::Streams;
@@ -61,8 +61,7 @@ pub(in crate::connection) struct ConnectionState {
     pub(in crate::connection) link: Option<AnyLink>,
     pub(in crate::connection) pool: Pool,
     pub(in crate::connection) driver: DriverHandle,
-    /// The time of messages: that of the runtime's connections, unless a dead peer is to be told in
-    /// hardly more time than it may be off.
+    /// The time of messages: that of the runtime's connections.
     pub(in crate::connection) clock: Clock,
     /// Leases of the peer of which nothing is read any longer.
     pub(in crate::connection) returned: Vec<u32>,
@@ -106,8 +105,12 @@ impl Shared {
     ) -> Arc<Self> {
         // tokio's clock, which tests can stop.
         let now = tokio::time::Instant::now().into_std();
-        let link_tells_end = link.caps().tells_end;
-        let config = tonic_rdma_proto::Config { link_tells_end, ..options.proto.clone() };
+        let liveness = match (link.caps().tells_end, link.caps().judges_probes) {
+            (true, _) => Liveness::Told,
+            (false, true) => Liveness::Judged,
+            (false, false) => Liveness::Timed,
+        };
+        let config = Config { liveness, ..options.proto.clone() };
         let conn = match side {
             Side::Client => Connection::client(config, peer, now),
             Side::Server => Connection::server(config, peer, now),

@@ -19,6 +19,7 @@ use tonic::metadata::MetadataMap;
 use tonic::service::Interceptor;
 
 use crate::bootstrap::client::OfferHook;
+use crate::connection::KeepAliveSettings;
 use crate::context::Context;
 use crate::error::{Error, in_tonics_type, invalid_user_agent};
 use crate::executor::SharedExec;
@@ -64,7 +65,7 @@ pub(crate) struct Settings {
     pub(crate) hook: Option<OfferHook>,
     pub(crate) context: Option<Context>,
     pub(crate) max_header_size: Option<u32>,
-    pub(crate) dead_peer_timeout: Option<Duration>,
+    pub(crate) keep_alive: KeepAliveSettings,
     pub(crate) ack_timeout: Option<Duration>,
     pub(crate) ack_retries: Option<u8>,
     pub(crate) type_of_service: Option<u8>,
@@ -299,24 +300,6 @@ impl Endpoint {
         self
     }
 
-    /// How long the server may be silent on the fast path before it counts as dead and calls go
-    /// over TCP. Default is 5 s; the value is clamped to 10 ms to one day. Timers may be late by a
-    /// 32nd of their wait, so that those of many connections expire together.
-    ///
-    /// Any message proves that the server lives. After a quarter of this time without a message,
-    /// the client sends a ping, so a server that answers does not count as dead unless it pauses
-    /// for longer than three quarters of the time. Most failures are noticed at once, because the
-    /// device or the kernel reports the loss of the connection. TCP has its own keep-alive
-    /// ([`http2_keep_alive_interval`](Self::http2_keep_alive_interval)).
-    ///
-    /// While there is no call, the server is asked once in 24 times this time, and over shared
-    /// memory, where the kernel tells of its end, never. The first call then finds out within this
-    /// time.
-    pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
-        self.shared.dead_peer_timeout = Some(time);
-        self
-    }
-
     /// How long this side's device waits for an acknowledgement before it sends a packet again.
     /// Default is 268 ms; the value is rounded up to 4.096 us times a power of two, and clamped to
     /// 1 ms to 17 s.
@@ -325,8 +308,7 @@ impl Endpoint {
     /// the connection is: this time once more than there are retries, which is 1.9 s by default.
     /// Where a path is given another way in place of a broken one (a bond, a switch that is
     /// restarted, a subnet manager that computes routes), and that takes longer, set it to survive
-    /// that, and [`dead_peer_timeout`](Self::dead_peer_timeout) of both ends to more than the
-    /// whole. Each side has its own setting ([`Server::ack_timeout`](crate::Server::ack_timeout)).
+    /// that. Each side has its own setting ([`Server::ack_timeout`](crate::Server::ack_timeout)).
     ///
     /// InfiniBand and RoCE only: on iWARP TCP decides, and shared memory loses nothing.
     pub fn ack_timeout(mut self, time: Duration) -> Self {

@@ -56,18 +56,29 @@ impl Endpoint {
         self.with_tcp(|e| e.initial_connection_window_size(sz))
     }
 
-    /// Interval of HTTP/2 keep-alive pings (TCP side).
-    pub fn http2_keep_alive_interval(self, interval: Duration) -> Self {
+    /// Interval of keep-alive pings (both paths). By default none are sent, and a server that is
+    /// silent, because its process is stopped or busy, is waited for.
+    ///
+    /// On the fast path, as over HTTP/2, a ping is sent when nothing was received for this long. Any
+    /// message counts as the answer. A server that does not answer in
+    /// [`keep_alive_timeout`](Self::keep_alive_timeout) loses the connection, and its calls end
+    /// with UNAVAILABLE. A process, host or path that is gone is noticed without this. The value is
+    /// clamped there to 10 ms to one day. Timers may be late by a 32nd of their wait, so that those
+    /// of many connections expire together.
+    pub fn http2_keep_alive_interval(mut self, interval: Duration) -> Self {
+        self.shared.keep_alive.interval = Some(interval);
         self.with_tcp(|e| e.http2_keep_alive_interval(interval))
     }
 
-    /// Time to wait for the acknowledgement of an HTTP/2 keep-alive ping (TCP side).
-    pub fn keep_alive_timeout(self, duration: Duration) -> Self {
+    /// Time to wait for the answer to a keep-alive ping (both paths). Default is 20 seconds.
+    pub fn keep_alive_timeout(mut self, duration: Duration) -> Self {
+        self.shared.keep_alive.timeout = Some(duration);
         self.with_tcp(|e| e.keep_alive_timeout(duration))
     }
 
-    /// Whether HTTP/2 keep-alive pings are sent while no call is in flight (TCP side).
-    pub fn keep_alive_while_idle(self, enabled: bool) -> Self {
+    /// Whether keep-alive pings are sent while no call is in flight (both paths). Default is no.
+    pub fn keep_alive_while_idle(mut self, enabled: bool) -> Self {
+        self.shared.keep_alive.while_idle = enabled;
         self.with_tcp(|e| e.keep_alive_while_idle(enabled))
     }
 

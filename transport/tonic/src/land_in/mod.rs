@@ -187,9 +187,9 @@ impl<T: AsMut<[u8]> + Send + 'static> LandIn<T> {
     }
 
     /// Waits until no call has the buffer any longer, and returns it. A call that has not begun yet
-    /// does not get it. The wait ends with the transfer, or, for a peer that keeps silent, with its
-    /// connection, after [`Endpoint::dead_peer_timeout`](crate::Endpoint::dead_peer_timeout) at the
-    /// latest.
+    /// does not get it. The wait ends with the transfer, or with the connection of the peer. One
+    /// that pauses is waited for, unless
+    /// [`Endpoint::http2_keep_alive_interval`](crate::Endpoint::http2_keep_alive_interval) is set.
     ///
     /// # Cancel safety
     /// Cancel safe: the buffer stays where it is, and this can be called again.

@@ -226,19 +226,6 @@ impl<L> Server<L> {
         self.http2_max_header_list_size(bytes)
     }
 
-    /// How long a client may be silent on the fast path before it counts as dead and its calls are
-    /// dropped. Default is 5 s; the value is clamped to 10 ms to one day. See
-    /// [`Endpoint::dead_peer_timeout`](crate::Endpoint::dead_peer_timeout); each side has its own
-    /// setting.
-    ///
-    /// The same time limits the delivery of a closing connection's last messages: a server that
-    /// shuts down waits this long for a client that accepts none.
-    #[must_use]
-    pub fn dead_peer_timeout(mut self, time: Duration) -> Self {
-        self.shared.dead_peer_timeout = Some(time);
-        self
-    }
-
     /// How long this side's device waits for an acknowledgement before it sends a packet again. See
     /// [`Endpoint::ack_timeout`](crate::Endpoint::ack_timeout); each side has its own setting, and
     /// the client's [`ack_retries`](crate::Endpoint::ack_retries) is that of both.

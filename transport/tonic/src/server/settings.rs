@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::Request;
 
+use crate::connection::KeepAliveSettings;
 use crate::context::Context;
 use crate::land_in::allocators::Allocators;
 use crate::path::plaintext::Plaintext;
@@ -37,7 +38,7 @@ pub(super) struct Settings {
     pub(super) max_handshakes: Option<usize>,
     pub(super) max_tcp_connections: Option<usize>,
     pub(super) max_header_size: Option<u32>,
-    pub(super) dead_peer_timeout: Option<Duration>,
+    pub(super) keep_alive: KeepAliveSettings,
     pub(super) ack_timeout: Option<Duration>,
     pub(super) type_of_service: Option<u8>,
     pub(super) copy_on_delivery: bool,

@@ -1,5 +1,5 @@
 //! Builder methods of the TCP side, forwarded to tonic's server. They do not affect the fast path,
-//! which has its own flow control, keep-alive and limits.
+//! which has its own flow control and limits. The settings of the keep-alive hold for both.
 
 use std::time::Duration;
 
@@ -67,16 +67,20 @@ impl<L> Server<L> {
         self.with_tcp(|s| s.initial_connection_window_size(sz))
     }
 
-    /// Interval of HTTP/2 keep-alive pings; `None`, the default, sends none (TCP side).
+    /// Interval of keep-alive pings; `None`, the default, sends none (both paths). See
+    /// [`Endpoint::http2_keep_alive_interval`](crate::Endpoint::http2_keep_alive_interval). A
+    /// server also sends them while there is no call, as tonic's does.
     #[must_use]
-    pub fn http2_keepalive_interval(self, interval: Option<Duration>) -> Self {
+    pub fn http2_keepalive_interval(mut self, interval: Option<Duration>) -> Self {
+        let settings = &mut self.shared.keep_alive;
+        (settings.interval, settings.while_idle) = (interval, true);
         self.with_tcp(|s| s.http2_keepalive_interval(interval))
     }
 
-    /// Time to wait for the acknowledgement of an HTTP/2 keep-alive ping. Default is 20 seconds
-    /// (TCP side).
+    /// Time to wait for the answer to a keep-alive ping. Default is 20 seconds (both paths).
     #[must_use]
-    pub fn http2_keepalive_timeout(self, timeout: Option<Duration>) -> Self {
+    pub fn http2_keepalive_timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.shared.keep_alive.timeout = timeout;
         self.with_tcp(|s| s.http2_keepalive_timeout(timeout))
     }
 

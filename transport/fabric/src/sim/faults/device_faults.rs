@@ -19,6 +19,8 @@ pub(crate) struct Faults {
     kill_after: AtomicU64,
     /// No traffic arrives or leaves.
     frozen: AtomicBool,
+    /// The process pauses, and its device goes on.
+    paused: AtomicBool,
     /// Connect requests get no answer.
     lose_connects: AtomicBool,
     /// Peers are not told that a link has ended.
@@ -86,6 +88,14 @@ impl Faults {
 
     pub(crate) fn frozen(&self) -> bool {
         self.frozen.load(SeqCst)
+    }
+
+    pub(crate) fn set_paused(&self, on: bool) {
+        self.paused.store(on, SeqCst);
+    }
+
+    pub(crate) fn paused(&self) -> bool {
+        self.paused.load(SeqCst)
     }
 
     pub(crate) fn set_lose_connects(&self, on: bool) {

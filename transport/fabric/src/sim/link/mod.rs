@@ -74,6 +74,8 @@ pub struct SimLink {
     loses_completions: bool,
     dead: Option<LinkError>,
     rng: Rng,
+    /// A probe that was not answered, and how long the answer takes.
+    probe: Option<Delay>,
     /// Work requests that the link still carries, by a fault.
     remaining_work: Option<u64>,
     waker: Option<Waker>,
@@ -105,6 +107,7 @@ impl SimLink {
             max_landing: usize::MAX,
             any_memory: false,
             tells_end: false,
+            judges_probes: false,
         };
         let id = EndId(net.counters.links.fetch_add(1, Relaxed));
         let mut link = SimLink {
@@ -123,6 +126,7 @@ impl SimLink {
             loses_completions: false,
             dead: None,
             rng: Rng::new(net.config.seed, id.0),
+            probe: None,
             remaining_work: device.faults.kill_after(),
             waker: None,
             returns: None,
@@ -190,6 +194,7 @@ impl SimLink {
         let Some((side, other)) = self.peer_end.clone() else { return };
         while self.in_flight.front().is_some_and(|request| request.delay.is_over())
             && !self.frozen()
+            && !self.end.device.faults.paused()
         {
             if self.end.end_reason().is_some() {
                 return;
@@ -355,13 +360,17 @@ impl SimLink {
         if let Some((_, delay)) = self.done.front_mut() {
             delay.tick();
         }
+        if let Some(delay) = &mut self.probe {
+            delay.tick();
+        }
     }
 
     /// Wakes the task when the next delivery or completion is due.
     fn schedule_poll(&mut self, cx: &mut Context<'_>, report: bool) {
         let done =
             self.done.front().map(|(_, delay)| delay).filter(|_| report && !self.loses_completions);
-        let delays = [self.in_flight.front().map(|request| &request.delay), done];
+        let delays =
+            [self.in_flight.front().map(|request| &request.delay), done, self.probe.as_ref()];
         let mut next = None;
         for delay in delays.into_iter().flatten() {
             match delay.waits_until() {
@@ -377,6 +386,19 @@ impl SimLink {
         }
         if timer.as_mut().poll(cx).is_ready() {
             cx.waker().wake_by_ref();
+        }
+    }
+
+    /// The peer's device answers a probe, whatever its process does, as long as it has its end.
+    fn answer_probe(&mut self, out: &mut Vec<Completion>) {
+        let Some((_, other)) = self.peer_end.clone() else { return };
+        if self.probe.is_none_or(|delay| !delay.is_over()) || self.end.end_reason().is_some() {
+            return;
+        }
+        self.probe = None;
+        match other.end_reason() {
+            None => out.push(Completion::Answered),
+            Some(_) => self.fail(Verb::Write, Status::RetryExceeded, &other),
         }
     }
 
@@ -494,6 +516,17 @@ impl Link for SimLink {
         Ok(())
     }
 
+    fn probe(&mut self) -> Result<(), LinkError> {
+        self.ring_doorbell()?;
+        if self.probe.is_none() {
+            self.probe = Some(Delay::draw(&mut self.rng, &self.end.device.net.config));
+            if let Some(waker) = self.waker.take() {
+                waker.wake();
+            }
+        }
+        Ok(())
+    }
+
     /// Tests stop tokio's clock.
     fn timer(&self) -> Timer {
         Timer::with_tokio_clock()
@@ -509,6 +542,17 @@ impl Link for SimLink {
         if !self.frozen() {
             self.tick();
             self.deliver_due();
+            self.answer_probe(out);
+        }
+        if self.end.device.faults.paused() {
+            // Its clock goes on, unlike that of a process which is stopped: so it may probe.
+            if out.len() > before {
+                return Poll::Ready(Ok(()));
+            }
+            if self.probe.is_some() && !self.frozen() {
+                self.schedule_poll(cx, false);
+            }
+            return Poll::Pending;
         }
         let (arrivals, end_reason) = self.end.arrivals(cx.waker(), MAX_COMPLETIONS);
         // As with a device: completions of bare SENDs that nobody waits for wake nobody, and come

@@ -237,7 +237,7 @@ fn conn_param(private_data: &[u8], retries: u8) -> rdma_sys::rdma_conn_param {
     rdma_sys::rdma_conn_param {
         private_data: private_data.as_ptr().cast(),
         private_data_len: private_data.len().min(MAX_PRIVATE_DATA) as u8,
-        // No READs and no atomics are used; some devices refuse 0.
+        // One READ at a time, as a probe over iWARP, and no atomics. Some devices refuse 0.
         responder_resources: 1,
         initiator_depth: 1,
         flow_control: 1,

@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use rdma_sys::ibv_event_type::IBV_EVENT_CQ_ERR;
+use rdma_sys::ibv_event_type::{IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -35,7 +35,8 @@ impl AsyncEvents {
     /// Takes all events, or as many as the turn of the task has operations for, and leaves the
     /// waker (R20): a peer can cause some, as its first message on a queue pair does. `find` is
     /// asked for completion queues that have failed, by address. What it gives goes to `failed`; it
-    /// must not be dropped before, as destroying the queue waits for the event.
+    /// must not be dropped before, as destroying the queue waits for the event. True: the device
+    /// has failed as a whole.
     ///
     /// # Errors
     /// The device or the runtime fails.
@@ -44,15 +45,16 @@ impl AsyncEvents {
         cx: &mut Context<'_>,
         mut find: impl FnMut(usize) -> Option<T>,
         failed: &mut Vec<T>,
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
+        let mut is_fatal = false;
         loop {
-            let Poll::Ready(ready) = self.fd.poll_read_ready(cx) else { return Ok(()) };
+            let Poll::Ready(ready) = self.fd.poll_read_ready(cx) else { return Ok(is_fatal) };
             let mut guard = ready?;
             loop {
                 if turn::charge(cx, &mut 1).is_pending() {
-                    return Ok(());
+                    return Ok(is_fatal);
                 }
-                if !self.next(&mut find, failed)? {
+                if !self.next(&mut find, failed, &mut is_fatal)? {
                     break;
                 }
             }
@@ -65,6 +67,7 @@ impl AsyncEvents {
         &self,
         find: &mut impl FnMut(usize) -> Option<T>,
         failed: &mut Vec<T>,
+        is_fatal: &mut bool,
     ) -> io::Result<bool> {
         let mut event = MaybeUninit::<rdma_sys::ibv_async_event>::uninit();
         let context = self.device.context().as_ptr();
@@ -85,6 +88,7 @@ impl AsyncEvents {
             // the event is acknowledged.
             failed.extend(find(unsafe { (&raw const (*at).element.cq).read() }.addr()));
         } else {
+            *is_fatal |= kind == IBV_EVENT_DEVICE_FATAL;
             tracing::debug!(device = self.device.name, kind, "asynchronous event");
         }
         // SAFETY: taken above, acknowledged once, and at once: destroying what it names waits.

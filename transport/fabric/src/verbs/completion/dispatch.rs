@@ -12,6 +12,8 @@ pub(crate) const BATCH: usize = 32;
 
 /// Marks the work-request id of a RECV.
 pub(crate) const RECV: u64 = 1 << 63;
+/// The work-request id of a probe, whose completion is always reported.
+pub(crate) const PROBE: u64 = 1 << 62;
 
 /// Completions that one poll takes for others, at most, before it lets go of the lock.
 const MAX_OTHERS: usize = 1024;
@@ -26,7 +28,7 @@ pub(crate) enum Armed {
     Not,
     /// Those of received messages, and errors (IBV_SEND_SOLICITED, ibv_req_notify_cq(3)). Soft-RoCE
     /// makes no event for an error then (`rxe_cq_post` in Linux goes by the packet's bit alone):
-    /// the peer's silence tells.
+    /// the probe of a silent peer tells.
     Solicited,
     /// All.
     All,
@@ -135,6 +137,8 @@ pub(crate) enum Failure {
     Call(i32),
     /// The device had no place for a completion, or cannot use the queue any more.
     Overrun,
+    /// The device has told that it is of no use any more.
+    DeviceFatal,
 }
 
 impl From<io::Error> for Failure {
@@ -149,6 +153,9 @@ impl From<Failure> for io::Error {
             Failure::Call(errno) => io::Error::from_raw_os_error(errno),
             Failure::Overrun => {
                 io::Error::other("the completion queue has overrun (IBV_EVENT_CQ_ERR)")
+            }
+            Failure::DeviceFatal => {
+                io::Error::other("the device has failed (IBV_EVENT_DEVICE_FATAL)")
             }
         }
     }

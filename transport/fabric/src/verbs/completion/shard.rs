@@ -245,14 +245,27 @@ impl Shard {
     fn poll_async_events(&self, cx: &mut Context<'_>, wake: &mut Vec<Waker>) {
         let Some(events) = &self.events else { return };
         // It may be a queue of another runtime.
-        let find = |cq| {
+        let of_device = || {
             let shards: Vec<_> = lock(&SHARDS).iter().filter_map(Weak::upgrade).collect();
-            let of_device = shards.iter().filter(|shard| Arc::ptr_eq(&shard.device, &self.device));
-            of_device.flat_map(|shard| shard.all()).find(|queue| queue.cq == cq)
+            shards.into_iter().filter(|shard| Arc::ptr_eq(&shard.device, &self.device))
         };
+        let find = |cq| of_device().flat_map(|shard| shard.all()).find(|queue| queue.cq == cq);
         let mut failed = Vec::new();
-        if let Err(error) = events.poll(cx, find, &mut failed) {
-            tracing::debug!(device = self.device.name, %error, "no asynchronous events any more");
+        match events.poll(cx, find, &mut failed) {
+            Ok(false) => {}
+            Ok(true) => {
+                tonic_rdma_memory::throttled!(
+                    error,
+                    device = self.device.name,
+                    "the device has failed; its connections end"
+                );
+                for queue in of_device().flat_map(|shard| shard.all()) {
+                    queue.dispatch().fail(Failure::DeviceFatal, wake);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(device = self.device.name, %error, "no asynchronous events any more");
+            }
         }
         for queue in failed {
             tonic_rdma_memory::throttled!(

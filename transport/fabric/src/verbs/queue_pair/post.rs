@@ -4,7 +4,22 @@ use std::{fmt, io, ptr};
 
 use rdma_sys::{ibv_send_flags, ibv_wr_opcode};
 
+use crate::verbs::completion::dispatch::PROBE;
 use crate::verbs::queue_pair::qp::Qp;
+
+/// What a work request does.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Operation {
+    Send,
+    Write {
+        remote_addr: u64,
+        rkey: u32,
+    },
+    /// A WRITE of no bytes: no key is looked at, and it completes when it was acknowledged.
+    ProbeByWrite,
+    /// A READ of no bytes (R24, the exception to R3).
+    ProbeByRead,
+}
 
 /// One work request, its payload named by address.
 #[derive(Debug, Clone, Copy)]
@@ -13,8 +28,7 @@ pub(crate) struct Request {
     pub(crate) addr: u64,
     pub(crate) len: u32,
     pub(crate) lkey: u32,
-    /// Address and key of a WRITE; without it, a SEND.
-    pub(crate) remote: Option<(u64, u32)>,
+    pub(crate) operation: Operation,
 }
 
 /// Queued work. The arrays are reused, so that a batch costs no allocation.
@@ -41,23 +55,32 @@ impl Batch {
     }
 
     pub(crate) fn push(&mut self, request: Request, max_inline: u32) {
-        let Request { wr_id, addr, len, lkey, remote } = request;
+        let Request { wr_id, addr, len, lkey, operation } = request;
         // SAFETY: all zeros is valid for a request: null pointers, numbers, and unions of both.
         let mut wr: rdma_sys::ibv_send_wr = unsafe { std::mem::zeroed() };
         wr.wr_id = wr_id;
         wr.num_sge = i32::from(len > 0);
-        wr.opcode = match remote {
-            None => {
+        wr.opcode = match operation {
+            Operation::Send => {
                 // Wakes a peer that waits for messages only.
                 wr.send_flags |= ibv_send_flags::IBV_SEND_SOLICITED.0;
                 ibv_wr_opcode::IBV_WR_SEND
             }
-            Some((remote_addr, rkey)) => {
+            Operation::Write { remote_addr, rkey } => {
                 wr.wr.rdma = rdma_sys::ibv_send_wr_rdma { remote_addr, rkey };
                 ibv_wr_opcode::IBV_WR_RDMA_WRITE
             }
+            Operation::ProbeByWrite => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
+            Operation::ProbeByRead => {
+                // iWARP wants one place for what is read.
+                wr.num_sge = 1;
+                ibv_wr_opcode::IBV_WR_RDMA_READ
+            }
         };
-        if len <= max_inline {
+        let is_probe = wr_id == PROBE;
+        if is_probe {
+            wr.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        } else if len <= max_inline {
             wr.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
         }
         self.wrs.push(wr);

@@ -1,8 +1,7 @@
-//! A live peer that does not answer RESET or RECALL.
-
-use std::time::Duration;
+//! A live peer that keeps grants which others want.
 
 use super::super::answer_clock::{AnswerClock, MAX_TICKS};
+use super::super::answer_timeout::TICK;
 use super::super::*;
 use super::pair::*;
 use crate::config::Config;
@@ -20,10 +19,6 @@ fn pair() -> Pair {
     p
 }
 
-fn eighth() -> Duration {
-    config().dead_peer / 8
-}
-
 /// Transmits the victim's output, which the peer ignores except for answering with a PING.
 fn ignored(p: &mut Pair, victim: usize) {
     p.ends[victim].slots = 64;
@@ -34,15 +29,15 @@ fn ignored(p: &mut Pair, victim: usize) {
     }
 }
 
-/// Runs until the victim closes the connection, for at most 20 eighths of the dead-peer time.
-/// Returns the number of eighths and the breach.
+/// Runs until the victim closes the connection, for at most 20 ticks. Returns the number of ticks
+/// and the breach.
 fn judged(p: &mut Pair, victim: usize) -> (u32, Option<Breach>) {
-    for eighths in 0..20 {
+    for ticks in 0..20 {
         ignored(p, victim);
         if let Some(breach) = p.ends[victim].error.clone() {
-            return (eighths, Some(breach));
+            return (ticks, Some(breach));
         }
-        p.advance(eighth());
+        p.advance(TICK);
     }
     (20, None)
 }
@@ -61,45 +56,49 @@ fn hoards(p: &mut Pair, streams: u32) {
 }
 
 fn assert_judged(p: &mut Pair, victim: usize, expected: &Breach) {
-    let (eighths, breach) = judged(p, victim);
+    let (ticks, breach) = judged(p, victim);
     assert_eq!(breach.as_ref(), Some(expected));
-    assert!(
-        (6..=8).contains(&eighths),
-        "{expected}: after {eighths} eighths of the dead-peer time"
-    );
+    assert!((6..=8).contains(&ticks), "{expected}: after {ticks} ticks");
     assert_eq!(p.ends[victim].conn.next_timeout(), None);
     assert!(p.ends[victim].conn.poll_landing().is_none(), "it is over");
 }
 
-#[test]
-fn an_unanswered_reset_closes_the_connection() {
-    let mut p = pair();
-    hoards(&mut p, 4);
-    // The deadlines of all calls have passed.
-    for id in (1..=4).map(StreamId) {
-        p.server().reset(id, ResetCode::CANCEL);
-    }
-    assert_judged(&mut p, SERVER, &Breach::ResetUnanswered(StreamId(1)));
+/// Others want memory, of whatever streams this connection has.
+fn wanted(p: &mut Pair) {
+    p.server().recall_grants(|_| true);
 }
 
+/// The deadlines of all calls have passed, or they were answered, and the client says nothing of
+/// it. As long as nobody wants the memory, it may; then it has its time.
 #[test]
-fn an_unanswered_reset_after_a_response_closes_the_connection() {
-    let mut p = pair();
-    hoards(&mut p, 4);
-    for id in (1..=4).map(StreamId) {
-        p.server().send_headers(id, block("unimplemented"), true).unwrap();
+fn grants_of_reset_streams_that_others_want_close_the_connection() {
+    for answered in [false, true] {
+        let mut p = pair();
+        hoards(&mut p, 4);
+        for id in (1..=4).map(StreamId) {
+            match answered {
+                false => p.server().reset(id, ResetCode::CANCEL),
+                true => p.server().send_headers(id, block("unimplemented"), true).unwrap(),
+            }
+        }
+        assert_eq!(judged(&mut p, SERVER), (20, None), "nobody wants it");
+        wanted(&mut p);
+        assert_judged(&mut p, SERVER, &Breach::GrantKept(GrantId(0)));
     }
-    assert_judged(&mut p, SERVER, &Breach::ResetUnanswered(StreamId(1)));
 }
 
-/// The rule also protects a client: a server that ignores RESET would keep the cancelled stream.
+/// A RESET that is not answered keeps a place among the streams of the peer, and no connection ends
+/// for it: the peer may pause.
 #[test]
-fn an_unanswered_reset_by_a_client_closes_the_connection() {
+fn an_unanswered_reset_ends_nothing() {
     let mut p = pair();
     let id = p.open("head", false);
     p.settle();
     p.client().reset(id, ResetCode::CANCEL);
-    assert_judged(&mut p, CLIENT, &Breach::ResetUnanswered(id));
+    assert_eq!(judged(&mut p, CLIENT), (20, None));
+    assert_eq!(p.client().pending().streams, 1);
+    p.client().recall_grants(|_| true);
+    assert_eq!(judged(&mut p, CLIENT), (20, None), "it has no memory");
 }
 
 /// The streams end properly, but their grants are not returned.
@@ -121,6 +120,8 @@ fn grants_kept_after_their_stream_close_the_connection() {
             p.drive_unchecked(SERVER);
         }
         assert_eq!(p.server().pending(), Pending { streams: 0, grants: 4, peer_grants: 0 });
+        assert_eq!(judged(&mut p, SERVER), (20, None), "nobody wants them");
+        wanted(&mut p);
         assert_judged(&mut p, SERVER, &Breach::GrantKept(GrantId(0)));
     }
 }
@@ -136,8 +137,9 @@ fn an_unanswered_recall_closes_the_connection() {
     assert_judged(&mut p, SERVER, &Breach::GrantKept(GrantId(2)));
 }
 
+/// Standing grants that were idle are recalled, and the peer pauses: nobody else needs them.
 #[test]
-fn an_unanswered_recall_of_standing_grants_closes_the_connection() {
+fn an_unanswered_recall_of_idle_grants_ends_nothing() {
     let config = Config { standing_grants: 4, ..config() };
     let mut p = Pair::new(config.clone(), config, 16 << 20);
     let id = p.open("head", false);
@@ -145,8 +147,26 @@ fn an_unanswered_recall_of_standing_grants_closes_the_connection() {
     p.settle();
     assert_eq!(p.server().pending().grants, 4);
     p.server().recall_standing();
+    assert_eq!(judged(&mut p, SERVER), (20, None));
+    wanted(&mut p);
     let (_, breach) = judged(&mut p, SERVER);
     assert!(matches!(breach, Some(Breach::GrantKept(_))), "{breach:?}");
+}
+
+/// The others were served elsewhere in the end: the peer may keep what it has.
+#[test]
+fn memory_that_is_not_wanted_any_more_may_be_kept() {
+    let mut p = pair();
+    hoards(&mut p, 4);
+    wanted(&mut p);
+    for _ in 0..4 {
+        ignored(&mut p, SERVER);
+        p.advance(TICK);
+    }
+    p.server().memory_is_unwanted();
+    assert_eq!(judged(&mut p, SERVER), (20, None));
+    wanted(&mut p);
+    assert!(judged(&mut p, SERVER).1.is_some());
 }
 
 /// A grant that is not recalled may be kept: the call has no deadline, and nobody else needs the
@@ -165,16 +185,17 @@ fn the_timeout_starts_when_the_frame_is_transmitted() {
     let mut p = pair();
     hoards(&mut p, 4);
     p.server().reset(StreamId(1), ResetCode::CANCEL);
+    wanted(&mut p);
     for _ in 0..40 {
         // No SEND slot is free. The peer is alive.
         p.ends[SERVER].slots = 0;
         p.drive_unchecked(SERVER);
         p.inject(CLIENT, &[Frame::Ping { ack: false, token: 0 }]);
-        p.advance(eighth());
+        p.advance(TICK);
         assert_eq!(p.ends[SERVER].error, None);
     }
     assert_eq!(p.count(SERVER, "RESET"), 0);
-    assert_judged(&mut p, SERVER, &Breach::ResetUnanswered(StreamId(1)));
+    assert_judged(&mut p, SERVER, &Breach::GrantKept(GrantId(0)));
     assert_eq!(p.count(SERVER, "RESET"), 1);
 }
 
@@ -184,17 +205,19 @@ fn time_while_this_process_was_stopped_does_not_count() {
     let mut p = pair();
     hoards(&mut p, 4);
     p.server().reset(StreamId(1), ResetCode::CANCEL);
+    let memory: Vec<usize> = p.server().grants.iter().map(|(_, grant)| grant.memory).collect();
+    p.server().recall_grants(|key| key == memory[0]);
     for _ in 1..MAX_TICKS {
         ignored(&mut p, SERVER);
-        p.advance(config().dead_peer * 10);
+        p.advance(TICK * 80);
         assert_eq!(p.ends[SERVER].error, None);
     }
     p.inject(CLIENT, &[Frame::Abort { id: 0 }, Frame::Reset { stream: 1, code: 8 }]);
     assert_eq!(judged(&mut p, SERVER), (20, None), "it was answered");
 }
 
-/// 64 streams with bulk in both directions are reset over a link whose round trip takes three
-/// quarters of the dead-peer time. The peer answers all RESETs at once, behind the data already in
+/// 64 streams with bulk in both directions are reset over a link whose round trip takes six ticks,
+/// and others want the memory. The peer answers all RESETs at once, behind the data already in
 /// flight.
 #[test]
 fn an_honest_peer_on_a_slow_link_keeps_its_connection() {
@@ -216,12 +239,12 @@ fn an_honest_peer_on_a_slow_link_keeps_its_connection() {
         for &id in &ids {
             p.ends[side].conn.reset(id, ResetCode::CANCEL);
         }
-        // Posted work arrives three eighths of the dead-peer time later.
+        // Posted work arrives three ticks later.
         while p.ends.iter().any(|end| end.conn.pending() != Pending::default()) {
             p.drive(CLIENT);
             p.drive(SERVER);
             let waiting = [p.to[CLIENT].len(), p.to[SERVER].len()];
-            p.advance(eighth() * 3);
+            p.advance(TICK * 3);
             for end in [CLIENT, SERVER] {
                 for _ in 0..waiting[end] {
                     p.deliver(end);
@@ -238,41 +261,42 @@ fn an_honest_peer_on_a_slow_link_keeps_its_connection() {
 
 /// The transition table of the module.
 #[test]
-fn the_answer_clock_runs_while_an_answer_is_pending() {
+fn the_answer_clock_runs_while_memory_is_wanted_and_owed() {
     let mut p = pair();
-    let (first, second) = (p.open("head", false), p.open("head", false));
-    p.settle();
-    let clock = |p: &Pair| p.ends[CLIENT].conn.answer_clock;
+    hoards(&mut p, 4);
+    let clock = |p: &Pair| p.ends[SERVER].conn.answer_clock;
     let handled = |p: &mut Pair| {
         let now = p.now;
-        p.client().handle_timeout(now).unwrap();
-        now + eighth()
+        p.server().handle_timeout(now).unwrap();
+        now + TICK
     };
     handled(&mut p);
     assert_eq!(clock(&p), AnswerClock::Idle);
-    p.client().reset(first, ResetCode::CANCEL);
+    // Nothing of the memory is recalled that others want.
+    p.server().recall_grants(|_| false);
     assert_eq!(clock(&p), AnswerClock::Pending);
-    assert!(p.client().next_timeout().unwrap() <= p.ends[CLIENT].conn.answers_due().unwrap());
+    handled(&mut p);
+    assert_eq!(clock(&p), AnswerClock::Idle, "no grant is owed");
+    wanted(&mut p);
+    assert_eq!(clock(&p), AnswerClock::Pending);
+    p.server().memory_is_unwanted();
+    assert_eq!(clock(&p), AnswerClock::Idle);
+    wanted(&mut p);
+    assert!(p.server().next_timeout().unwrap() <= p.ends[SERVER].conn.answers_due().unwrap());
     let next = handled(&mut p);
     assert_eq!(clock(&p), AnswerClock::Ticking { next });
-    p.client().reset(second, ResetCode::CANCEL);
+    wanted(&mut p);
     handled(&mut p);
     assert_eq!(clock(&p), AnswerClock::Ticking { next }, "a tick that is not due");
-    p.advance(eighth());
-    let next = p.now + eighth();
+    ignored(&mut p, SERVER);
+    p.advance(TICK);
+    let next = p.now + TICK;
     assert_eq!(clock(&p), AnswerClock::Ticking { next });
-    p.settle();
+    let aborts: Vec<Frame> = (0..4).map(|id| Frame::Abort { id }).collect();
+    p.inject(CLIENT, &aborts);
     assert_eq!(clock(&p), AnswerClock::Ticking { next }, "an answer is seen by the next tick");
-    p.advance(eighth());
+    p.advance(TICK);
     assert_eq!(clock(&p), AnswerClock::Idle);
-    // Also from Pending, if the answer arrives before the first tick.
-    let third = p.open("head", false);
-    p.settle();
-    p.client().reset(third, ResetCode::CANCEL);
-    p.settle();
-    handled(&mut p);
-    assert_eq!(clock(&p), AnswerClock::Idle);
-    p.assert_clean();
 }
 
 /// The server has ended its response and would discard the request, so it grants no memory for it.

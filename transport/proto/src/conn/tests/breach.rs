@@ -508,8 +508,8 @@ fn name(breach: &Breach) -> &'static str {
         Breach::BadGrant { .. } => "BadGrant",
         Breach::UnexpectedGoAway => "UnexpectedGoAway",
         Breach::Flood(_) => "Flood",
-        // These need no input: see `answer_timeout`.
-        Breach::ResetUnanswered(_) | Breach::GrantKept(_) => "",
+        // It needs no input: see `answer_timeout`.
+        Breach::GrantKept(_) => "",
         Breach::RequestBegin { .. } => "RequestBegin",
         Breach::RequestField { .. } => "RequestField",
         Breach::DoneBegin { .. } => "DoneBegin",

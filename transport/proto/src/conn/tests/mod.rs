@@ -40,4 +40,5 @@ mod recvs;
 mod resets;
 mod segments;
 mod shutdown;
+mod silence;
 mod tables;

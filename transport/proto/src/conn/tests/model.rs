@@ -178,7 +178,6 @@ fn configs() -> impl Strategy<Value = Config> {
                 standing_grants,
                 align,
                 write_chunk,
-                dead_peer: Duration::from_secs(1000),
                 idle_recall: Duration::from_millis(500),
                 takes_lent: true,
                 ..Config::default()

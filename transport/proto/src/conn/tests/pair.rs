@@ -165,6 +165,8 @@ pub(super) struct End {
     pub(super) names: fn(StreamId) -> Option<Naming>,
     /// Wants of named memory that are answered the next time.
     late: Vec<NamedWant>,
+    /// A proof is wanted that the peer's end exists.
+    probes: bool,
     pub(super) loans: Loans,
     pub(super) error: Option<crate::Breach>,
 }
@@ -178,6 +180,8 @@ pub(super) struct Pair {
     pub(super) to: [VecDeque<Wire>; 2],
     /// Directions in which nothing is delivered.
     pub(super) hold: [bool; 2],
+    /// The path, or the other host, is gone: probes are not answered.
+    pub(super) gone: bool,
     /// A digest of everything transmitted.
     pub(super) digest: u64,
     /// Aligned segments that were sent, and the number of their bytes that WRITEs have carried.
@@ -186,6 +190,8 @@ pub(super) struct Pair {
     /// The number of frames that each end has transmitted, by name.
     pub(super) sent: [BTreeMap<&'static str, usize>; 2],
     pub(super) steps: usize,
+    /// The number of probes that were answered.
+    pub(super) probed: usize,
 }
 
 /// A configuration with small slots and few credits.
@@ -265,6 +271,7 @@ impl End {
             naming: BTreeMap::new(),
             names: |_| Some(Naming::Whole),
             late: Vec::new(),
+            probes: false,
             loans,
             error: None,
         }
@@ -392,7 +399,11 @@ impl End {
             Event::Writable { stream } => self.app_mut(stream).writable += 1,
             Event::Refused { stream, .. } => self.refused.push(stream),
             Event::Quiet => self.shrink(),
-            Event::GoAway { .. } | Event::Closed { .. } | Event::Dead => self.events.push(event),
+            Event::Probe => self.probes = true,
+            Event::GoAway { .. }
+            | Event::Closed { .. }
+            | Event::Dead
+            | Event::KeepAliveTimedOut => self.events.push(event),
         }
     }
 
@@ -475,11 +486,13 @@ impl Pair {
             ],
             to: [VecDeque::new(), VecDeque::new()],
             hold: [false; 2],
+            gone: false,
             digest: 0xcbf2_9ce4_8422_2325,
             aligned: Vec::new(),
             aligned_written: 0,
             sent: [BTreeMap::new(), BTreeMap::new()],
             steps: 0,
+            probed: 0,
         }
     }
 
@@ -507,6 +520,11 @@ impl Pair {
     pub(super) fn drive_unchecked(&mut self, end: usize) -> bool {
         let mut posted = false;
         self.ends[end].take_events();
+        if std::mem::take(&mut self.ends[end].probes) && !self.gone {
+            self.probed += 1;
+            let now = self.now;
+            self.ends[end].conn.peer_exists(now);
+        }
         self.ends[end].grant();
         self.ends[end].lend();
         while let Some(wire) = self.transmit(end) {

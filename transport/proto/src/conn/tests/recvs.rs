@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use super::super::connection::RETIRE_INTERVAL;
+use super::super::heartbeat::QUIET;
 use super::pair::*;
 use crate::config::Config;
 
-/// A burst adds credits. An idle connection removes the extra RECVs within its dead-peer time by
-/// PINGs, and sends nothing else.
+/// A burst adds credits. An idle connection removes the extra RECVs within five seconds by PINGs,
+/// and sends nothing else.
 #[test]
 fn an_idle_connection_returns_to_its_initial_recvs() {
     let config = Config { recv_slots: 4, max_recvs: 24, ..small() };
@@ -25,19 +27,18 @@ fn an_idle_connection_returns_to_its_initial_recvs() {
         p.settle();
         assert!(p.ends.iter().all(|end| !end.leaving));
 
-        let quarter = config.dead_peer / 4;
-        p.advance(quarter);
+        p.advance(QUIET);
         p.settle();
-        p.advance(quarter);
+        p.advance(QUIET);
         p.settle();
         assert!(p.ends.iter().all(|end| end.leaving || !end.conn.has_extra_recvs()), "at rest");
         for _ in 0..32 {
-            p.advance(config.dead_peer / 32 + Duration::from_millis(1));
+            p.advance(RETIRE_INTERVAL + Duration::from_millis(1));
             p.settle();
         }
         assert_eq!(posted(&p), [4, 4]);
         let pings = p.count(CLIENT, "PING") + p.count(SERVER, "PING");
-        p.advance(config.dead_peer / 16);
+        p.advance(RETIRE_INTERVAL * 2);
         p.settle();
         assert_eq!(
             p.count(CLIENT, "PING") + p.count(SERVER, "PING"),
@@ -64,7 +65,7 @@ fn a_silent_peer_is_not_flooded_with_pings() {
     p.hold = [true, true];
     let before = p.count(SERVER, "PING");
     for _ in 0..20 {
-        p.advance(config.dead_peer / 32);
+        p.advance(RETIRE_INTERVAL);
         p.settle();
     }
     assert_eq!(p.count(SERVER, "PING") - before, 1);
@@ -89,7 +90,7 @@ fn recvs_refused_under_load_are_not_posted_when_idle() {
     assert!(p.client().stats().credit_waits > 0);
     p.ends[SERVER].refuses = false;
     for _ in 0..200 {
-        p.advance(config.dead_peer / 4);
+        p.advance(QUIET);
         p.settle();
     }
     assert_eq!(p.server().credits.posted(), 4);
@@ -160,7 +161,7 @@ fn short_recvs_make_way_for_long_ones_under_load_and_come_back_at_rest() {
         p.answer(id, pattern(round, 10));
         p.settle();
         for _ in 0..80 {
-            p.advance(config.dead_peer / 32 + Duration::from_millis(1));
+            p.advance(RETIRE_INTERVAL + Duration::from_millis(1));
             p.settle();
         }
         for end in &p.ends {

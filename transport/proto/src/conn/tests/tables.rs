@@ -4,11 +4,12 @@
 //! up in a real connection, which must make the same transitions.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 
 use super::super::connection::Phase;
+use super::super::heartbeat::QUIET;
 use super::super::stream::{Out, RecvHalf, SendHalf};
 use super::super::*;
 use super::pair::{block, head, small};
@@ -388,11 +389,10 @@ fn every_phase_of_a_connection_with_every_event() {
                     }
                     Turn::Closed => conn.receive(now, message(&Frame::Close { code: 0, text }, 0)),
                     Turn::Dead => {
-                        let dead = small().dead_peer;
-                        // Sends a PING, or rests and sends it later, then declares the peer dead.
-                        conn.handle_timeout(now + dead).unwrap();
-                        conn.handle_timeout(now + 30 * dead).unwrap();
-                        conn.handle_timeout(now + 31 * dead - Duration::from_millis(1)).unwrap();
+                        // Probes, or rests and probes later, then declares the peer dead.
+                        for quiet in [1, 97, 98, 99, 100] {
+                            conn.handle_timeout(now + QUIET * quiet).unwrap();
+                        }
                         Ok(())
                     }
                 };

@@ -37,6 +37,7 @@ impl ConnectionState {
                 Completion::Received { .. } => {}
                 Completion::NotMapped { rkey } => self.conn.cannot_write(rkey),
                 Completion::Forgotten { rkey } => self.conn.forget_unwritable(rkey),
+                Completion::Answered => self.conn.peer_exists(self.clock.now()),
             }
         }
         self.return_sends();
@@ -181,9 +182,22 @@ impl ConnectionState {
                     }
                     self.became_quiet = true;
                 }
+                Event::Probe => {
+                    if let Some(Err(error)) = self.link.as_mut().map(Link::probe) {
+                        self.driver.fail(error);
+                        self.wake_driver();
+                    }
+                }
                 Event::Dead => {
                     let detail = format!(
-                        "nothing heard from the peer, and no answer to a ping ({})",
+                        "the peer's device does not answer: its host or the path is gone ({})",
+                        self.peer
+                    );
+                    self.end(Life::Dead(Reason::new(ReasonCode::LinkLost, detail)));
+                }
+                Event::KeepAliveTimedOut => {
+                    let detail = format!(
+                        "keep-alive timed out: the peer's process has not answered a ping ({})",
                         self.peer
                     );
                     self.end(Life::Dead(Reason::new(ReasonCode::LinkLost, detail)));

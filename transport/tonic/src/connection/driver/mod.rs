@@ -24,7 +24,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use tonic_rdma_fabric::{Clock, Link, WakeGate, turn};
+use tonic_rdma_fabric::{Link, WakeGate, turn};
 use tonic_rdma_proto::CloseCode;
 
 use crate::connection::call::stream::Opened;
@@ -57,12 +57,7 @@ pub(in crate::connection) async fn drive(
 ) -> Reason {
     let (mut drain, mut asked) = (pin!(drain), WakeGate::new());
     let timer = shared.lock().link.as_ref().map(Link::timer).unwrap_or_default();
-    {
-        let mut state = shared.lock();
-        if state.conn.dead_peer() >= Clock::MAX_AGE * 8 {
-            state.clock = timer.clock();
-        }
-    }
+    shared.lock().clock = timer.clock();
     let mut driver = Driver {
         timers: Timers::new(timer),
         draining: false,

@@ -9,10 +9,11 @@
 //! |---|---|---|
 //! | Open | the timer expires | Open: the protocol handles its time-outs |
 //! | Closing | the last message is out | Dead: the link is disconnected |
-//! | Closing | the dead-peer time has passed | Dead |
+//! | Closing | [`LAST_MESSAGE`] has passed | Dead |
 //! | Dead | | the queue pair is destroyed, and the driver ends |
 
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tonic_rdma_fabric::{Link, Timer};
@@ -21,11 +22,14 @@ use crate::connection::driver::tidy::Tidy;
 use crate::connection::state::{ConnectionState, Life};
 use crate::path::reason::Reason;
 
+/// How long the last message of a connection may take, when no call is left in it.
+const LAST_MESSAGE: Duration = Duration::from_secs(5);
+
 /// The timer, and what it is set for.
 pub(super) struct Timers {
     timer: Timer,
     armed: bool,
-    /// What the heartbeat does when the timer was set.
+    /// What the protocol waited for when the timer was set.
     heartbeat: Heartbeat,
     tidy: Tidy,
 }
@@ -34,7 +38,7 @@ pub(super) struct Timers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Heartbeat {
     Waits,
-    /// The deadline is a ping time-out.
+    /// The deadline may be that of an answer.
     Asks,
     Rests,
 }
@@ -90,8 +94,7 @@ impl Timers {
                     continue;
                 }
                 Life::Closing(_) if !self.armed => {
-                    // The last messages may take as long as any: a peer that pauses gets them.
-                    self.timer.set(Instant::now().into_std() + state.conn.dead_peer());
+                    self.timer.set(Instant::now().into_std() + LAST_MESSAGE);
                     self.armed = true;
                 }
                 Life::Open if !self.armed => self.arm(state),

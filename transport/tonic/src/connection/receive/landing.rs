@@ -124,7 +124,10 @@ impl LandingMemory {
             conn.recall_excess_standing();
             self.account.return_reclaimed();
         }
-        self.reclaim_delay.chosen(reclaim, conn.dead_peer());
+        self.reclaim_delay.chosen(reclaim);
+        if reclaim == Reclaim::None {
+            conn.memory_is_unwanted();
+        }
         if self.reclaim_delay.0.is_over() {
             // What nobody reads is in the way.
             self.stall.begin();

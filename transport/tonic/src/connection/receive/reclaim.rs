@@ -2,7 +2,7 @@
 //!
 //! Chunks that are to go back are not granted any more. With a fast peer, data in flight lands
 //! within [`DRAIN`], and the readers free it. Grants that are left then are recalled, and the
-//! protocol ends the connection of a peer that does not answer
+//! protocol ends the connection of a peer that keeps them while others wait
 //! ([`Connection::recall_grants`](tonic_rdma_proto::Connection::recall_grants)).
 //!
 //! | the delay | on | next |
@@ -11,8 +11,6 @@
 //! | Running | [`DRAIN`] has passed | Over: their grants are recalled |
 //! | Over | more chunks are chosen | Running |
 //! | any | none is chosen | Idle |
-//!
-//! [`DRAIN`] and the protocol's time-out for the answer together are at most the dead-peer time.
 
 use std::time::Duration;
 
@@ -30,12 +28,12 @@ pub(in crate::connection) struct ReclaimDelay(pub(in crate::connection) Delay);
 impl ReclaimDelay {
     /// Chunks were chosen to go back, or none.
     #[inline]
-    pub(in crate::connection) fn chosen(&mut self, reclaim: Reclaim, dead_peer: Duration) {
+    pub(in crate::connection) fn chosen(&mut self, reclaim: Reclaim) {
         match reclaim {
             Reclaim::None => self.0.reset(),
             Reclaim::Pending if self.0.is_over() => {}
             Reclaim::Pending | Reclaim::New if self.0.deadline().is_some() => {}
-            Reclaim::Pending | Reclaim::New => self.0.begin(DRAIN.min(dead_peer / 8)),
+            Reclaim::Pending | Reclaim::New => self.0.begin(DRAIN),
         }
     }
 }
@@ -46,36 +44,31 @@ mod tests {
 
     use super::*;
 
-    const DEAD: Duration = Duration::from_secs(5);
-
     /// The table.
     #[tokio::test(start_paused = true)]
     async fn it_drains_then_asks() {
         let mut state = ReclaimDelay::default();
-        state.chosen(Reclaim::None, DEAD);
+        state.chosen(Reclaim::None);
         assert!(state.0.is_idle() && state.0.deadline().is_none() && !state.0.has_new_deadline());
         for reclaim in [Reclaim::New, Reclaim::Pending] {
-            state.chosen(reclaim, DEAD);
+            state.chosen(reclaim);
             let until = state.0.deadline().unwrap();
             assert_eq!(until, Instant::now() + DRAIN);
             assert!(state.0.has_new_deadline() && !state.0.has_new_deadline());
             tokio::time::advance(DRAIN / 2).await;
             for reclaim in [Reclaim::New, Reclaim::Pending] {
-                state.chosen(reclaim, DEAD);
+                state.chosen(reclaim);
                 assert_eq!(state.0.deadline(), Some(until), "it is not put off");
             }
             assert!(!state.0.expire(Instant::now()));
             tokio::time::advance(DRAIN / 2).await;
             assert!(state.0.expire(Instant::now()) && !state.0.expire(Instant::now()), "once");
-            state.chosen(Reclaim::Pending, DEAD);
+            state.chosen(Reclaim::Pending);
             assert!(!state.0.is_idle() && state.0.deadline().is_none());
-            state.chosen(Reclaim::New, DEAD);
+            state.chosen(Reclaim::New);
             assert!(state.0.deadline().is_some());
-            state.chosen(Reclaim::None, DEAD);
+            state.chosen(Reclaim::None);
             assert!(state.0.is_idle());
         }
-        // No more than an eighth of what the peer has in all.
-        state.chosen(Reclaim::New, DRAIN);
-        assert_eq!(state.0.deadline(), Some(Instant::now() + DRAIN / 8));
     }
 }

@@ -251,7 +251,7 @@ impl FastPath {
                 options.proto.max_streams = max.max(1);
             }
             options.headers(this.settings.max_header_size);
-            options.dead_peer(this.settings.dead_peer_timeout);
+            options.keep_alive(this.settings.keep_alive);
             options.ack(this.settings.ack_timeout, None);
             options.type_of_service(this.settings.type_of_service);
             options.copy_on_delivery(this.settings.copy_on_delivery);
