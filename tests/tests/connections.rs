@@ -375,7 +375,7 @@ async fn at_rest(connections: usize, seed: u64) {
         channels.extend(target.connect_small().await);
     }
     let made = channels.len();
-    // A quarter of the dead-peer time after its last message a connection rests.
+    // 1.25 s after its last message a connection rests.
     tokio::time::sleep(REST).await;
     let woken_before = of_all(&wake_ups);
     tokio::time::sleep(REST).await;

@@ -39,8 +39,10 @@ use tower::Service;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Bytes by which an unread window of 2 MiB may increase the server's memory.
+/// Bytes by which an unread window, or [`UNREAD`] in landing memory, may increase the server's memory.
 const MAX_GROWTH: usize = 4 << 20;
+/// Bytes that are landed on the unread stream, at most.
+const UNREAD: usize = 2 << 20;
 /// A stream whose body the server discards.
 const DISCARDED: u32 = 3;
 /// Bytes sent on it before the first measurement.
@@ -217,7 +219,8 @@ impl Fixture {
         peer.send(&[head(1, "Hold"), head(DISCARDED, "Discard")]).await.unwrap();
         peer.sync().await.unwrap();
         // Send enough that the server allocates what every connection needs: buffers and the ring.
-        for _ in 0..WARM_UP / 4000 {
+        for n in 1..=WARM_UP / 4000 {
+            peer.wait_for_window(n * 4000).await;
             peer.send(&[data(DISCARDED, 4000)]).await.unwrap();
         }
         peer.sync().await.unwrap();
@@ -293,7 +296,7 @@ async fn data_frames_between_landed_pieces() {
     fixture.check(sent).await;
 }
 
-/// Lands up to `pieces` pieces, as far as the window permits, each followed by the frame that
+/// Lands up to `pieces` pieces, [`UNREAD`] at most, each followed by the frame that
 /// `between` returns. Returns the bytes sent on stream 1.
 async fn land(
     fixture: &mut Fixture,
@@ -307,8 +310,7 @@ async fn land(
     peer.send(&[Frame::Request { stream: DISCARDED, len: 64 << 10, begin: 0, field: None }])
         .await
         .unwrap();
-    let window = peer.window as usize;
-    let (mut sent, mut discarded, mut landed) = (0, WARM_UP, 0);
+    let (mut sent, mut landed) = (0, 0);
     let mut sizes = sizes.iter().copied().cycle();
     while landed < pieces {
         let grant = peer.next_standing_grant().await;
@@ -318,10 +320,7 @@ async fn land(
             _ => (1, sizes.next().unwrap().min(grant.len as usize)),
         };
         landed += 1;
-        if stream == DISCARDED {
-            discarded += len;
-            peer.wait_for_window(discarded).await;
-        } else if sent + len + 3 > window {
+        if stream == 1 && sent + len + 3 > UNREAD {
             break;
         }
         // Touch every byte of the grant.

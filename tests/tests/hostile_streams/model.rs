@@ -94,7 +94,8 @@ pub(crate) async fn heap_is_within_the_windows(settings: &str, lends: bool, seed
     let mut peer = Peer::connect_lending(at).await;
     let lends = if lends { Some(peer.lendable(LENDABLE).await) } else { None };
     peer.send(&[head(DISCARDED, "Discard")]).await.unwrap();
-    for _ in 0..WARM_UP / 4000 {
+    for n in 1..=WARM_UP / 4000 {
+        peer.wait_for_window(n * 4000).await;
         peer.send(&[data(DISCARDED, 4000)]).await.unwrap();
     }
     peer.sync().await.unwrap();
@@ -262,7 +263,9 @@ impl Model {
         let used = match stream {
             0 => self.pick().map(|stream| {
                 let len = 1 + self.random.below(SHORT.min(grant.len as usize));
-                (stream, self.window(stream, len))
+                self.streams.get_mut(&stream).unwrap().bulk += len;
+                self.ever += len * 3 / 2;
+                (stream, len)
             }),
             _ => self.streams.get_mut(&stream).map(|unread| {
                 let len = (grant.len as usize).min(unread.requested);

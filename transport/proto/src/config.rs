@@ -55,19 +55,24 @@ pub struct Config {
     pub max_recvs: u16,
     /// Maximum number of streams that the peer may have open. At least 1; default 1,024.
     pub max_streams: u32,
-    /// Maximum bytes of a stream that are unread without having been requested (eager data and
-    /// standing grants). 4 KiB to 2 GiB - 1; default 2 MiB.
+    /// Bytes of small messages that a stream may have unread from its begin on, which the hello
+    /// states: its floor. 4 KiB to 2 GiB - 1; default 32 KiB.
     pub stream_window: u32,
-    /// Maximum bytes of a stream that are granted on request or unread. A message of up to this
-    /// length lands in one piece if memory allows. At least 64 KiB; default 8 MiB.
+    /// Maximum bytes of small messages that a stream may have unread, once it is read. What exceeds
+    /// `stream_window` counts towards `unread_total`. `stream_window` to 2 GiB - 1; default 2 MiB.
+    pub max_stream_window: u32,
+    /// Maximum bytes of a stream that are granted or unread, small messages left out. A message of up
+    /// to this length lands in one piece if memory allows. At least 64 KiB; default 8 MiB.
     pub bulk_window: u32,
     /// Maximum length of a message that lands in one piece although it exceeds `bulk_window`,
     /// provided that its stream has nothing else granted or unread. A longer message lands in
     /// parts, however long it is. No effect below `bulk_window`; default 0.
     pub whole: u32,
-    /// Maximum bytes of all streams together that are granted on request or unread. At least
-    /// `bulk_window` and `whole`; default 1 GiB.
-    pub bulk_total: u64,
+    /// Maximum bytes of all streams together that no reader waits for: granted, or unread. Beyond it
+    /// a stream gets memory for the one message that its reader waits for, or, if it has nothing
+    /// else, for one of up to `stream_window`. Small messages count as far as their windows exceed
+    /// `stream_window`. At least 64 KiB; default 64 MiB.
+    pub unread_total: u64,
     /// Maximum length of a received header block in bytes: request headers, response headers, or
     /// trailers. 4 KiB to 1 MiB; default 64 KiB.
     pub max_headers: u32,
@@ -106,10 +111,11 @@ impl Default for Config {
             recv_slots: 32,
             max_recvs: 32,
             max_streams: 1024,
-            stream_window: 2 << 20,
+            stream_window: 32 << 10,
+            max_stream_window: 2 << 20,
             bulk_window: 8 << 20,
             whole: 0,
-            bulk_total: 1 << 30,
+            unread_total: 64 << 20,
             max_headers: MAX_HEADER_BLOCK as u32,
             align: 64,
             standing_grants: 4,
@@ -177,11 +183,12 @@ impl Config {
         )?;
         rule(self.bulk_window >= 65_536, "bulk_window", self.bulk_window.into(), "at least 65536")?;
         rule(
-            self.bulk_total >= self.bulk_window.max(self.whole).into(),
-            "bulk_total",
-            self.bulk_total,
-            "at least bulk_window and whole",
+            (self.stream_window..=i32::MAX as u32).contains(&self.max_stream_window),
+            "max_stream_window",
+            self.max_stream_window.into(),
+            "stream_window to 2147483647",
         )?;
+        rule(self.unread_total >= 65_536, "unread_total", self.unread_total, "at least 65536")?;
         rule(
             HEADERS.contains(&self.max_headers),
             "max_headers",

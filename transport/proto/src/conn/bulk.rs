@@ -18,8 +18,8 @@ const MAX_PREPARED: usize = 4;
 const _: () = assert!(MAX_PREPARED <= MAX_REQUESTS);
 
 impl Connection {
-    /// Binds memory to the transfers at the head of the queue, or requests it. Stops at eager data:
-    /// a standing grant uses bytes of the window, to which the data in front has a prior claim.
+    /// Binds memory to the transfers at the head of the queue, or requests it. Stops at eager data,
+    /// which may wait for the window while others can use the memory.
     /// While a transfer waits for memory, those behind it get no standing grants, because they
     /// would hold memory that the one in front may be waiting for.
     pub(super) fn prepare_bulk(&mut self, key: usize) {
@@ -41,10 +41,12 @@ impl Connection {
         for bulk in bulks.take(MAX_PREPARED) {
             if !bulk.prepared {
                 bulk.prepared = true;
-                let window = if waiting || requests_all { 0 } else { stream.send_window };
-                match take_standing(&mut self.standing, bulk, window, modulus) {
+                let standing = match waiting || requests_all {
+                    true => None,
+                    false => take_standing(&mut self.standing, bulk, modulus),
+                };
+                match standing {
                     Some(grant) => {
-                        stream.send_window -= bulk.len as u32;
                         bulk.granted = bulk.len;
                         bulk.grants.push_back(grant);
                     }
@@ -148,16 +150,12 @@ impl Connection {
 }
 
 /// Takes the shortest standing grant that holds the whole transfer from the address on at which it
-/// has to begin, if the window allows the transfer. Returns the part from that address on.
+/// has to begin. Returns the part from that address on.
 fn take_standing(
     standing: &mut Vec<PeerGrant>,
     bulk: &Bulk,
-    window: u32,
     modulus: Modulus,
 ) -> Option<PeerGrant> {
-    if bulk.len > u64::from(window) {
-        return None;
-    }
     let offset = |grant: &PeerGrant| phase::offset(modulus, grant.addr, bulk.begin);
     let holds = |grant: &PeerGrant| bulk.len + u64::from(offset(grant)) <= u64::from(grant.len);
     let (at, _) = standing

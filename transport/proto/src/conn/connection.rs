@@ -89,6 +89,9 @@ pub struct Connection {
     pub(super) events: VecDeque<Event>,
     pub(super) grants: Grants,
     pub(super) landing_queue: VecDeque<usize>,
+    /// Streams that want landing memory beyond what may be unread: until a reader waits for them, or
+    /// others have been read.
+    pub(super) parked: VecDeque<usize>,
     /// Streams that want memory which this side names.
     pub(super) named_queue: VecDeque<usize>,
     pub(super) leases: Leases,
@@ -154,6 +157,7 @@ impl Connection {
             events: VecDeque::new(),
             grants: Grants::new(&config, now),
             landing_queue: VecDeque::new(),
+            parked: VecDeque::new(),
             named_queue: VecDeque::new(),
             leases: Leases::default(),
             unwritable: BTreeSet::new(),
@@ -458,6 +462,9 @@ impl Connection {
         }
         if stream.in_landing_queue {
             self.landing_queue.retain(|k| *k != key);
+        }
+        if stream.in_parked {
+            self.parked.retain(|k| *k != key);
         }
         if stream.in_named_queue {
             self.named_queue.retain(|k| *k != key);

@@ -45,6 +45,9 @@ pub(super) struct Grants {
     pub(super) last_bulk: Instant,
     /// Bytes granted or unread of all streams, including those in `ended`.
     pub(super) held: u64,
+    /// Bytes by which the windows of all streams exceed those at the begin of a stream.
+    pub(super) windows: u64,
+    pub(super) unread_total: u64,
     /// Streams that have ended, with their bytes that have not been read.
     pub(super) ended: Ids<u64>,
     /// The number of requests so far.
@@ -66,6 +69,8 @@ impl Grants {
             next_recent: 0,
             last_bulk: now,
             held: 0,
+            windows: 0,
+            unread_total: config.unread_total,
             ended: Ids::default(),
             requests: 0,
             max_standing: if config.names_requests { 0 } else { config.standing_grants.into() },
@@ -121,10 +126,17 @@ impl Grants {
     }
 
     pub(super) fn wants_standing(&self) -> bool {
-        self.active
-            && self.standing.len() < self.max_standing
-            && (self.standing.len() as u64 + 1) * u64::from(self.standing_len())
-                <= self.standing_bytes
+        if !self.active || self.standing.len() >= self.max_standing {
+            return false;
+        }
+        let bytes = (self.standing.len() as u64 + 1) * u64::from(self.standing_len());
+        // Whoever has been given them may use them for what nobody reads.
+        bytes <= self.standing_bytes.min(self.unread_room())
+    }
+
+    /// What the unread bytes of all streams leave of their common limit.
+    pub(super) fn unread_room(&self) -> u64 {
+        self.unread_total.saturating_sub(self.held + self.windows)
     }
 
     /// A standing grant to recall, because all of them together are longer than they may be.

@@ -12,9 +12,6 @@ use crate::error::Breach;
 use crate::frame::{Field, Frame, MIN_GRANT};
 use crate::ids::{GrantId, StreamId};
 
-/// Maximum number of further streams to try while the first one needs more than `bulk_total`
-/// leaves.
-const MAX_STREAMS_TRIED: usize = 8;
 /// A grant to be made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewGrant {
@@ -29,26 +26,33 @@ impl Connection {
     /// Returns the landing memory that is wanted now. The driver answers with
     /// [`Connection::provide_landing`]; if it has no memory, it calls this again when some comes
     /// free. The same want is returned until it is answered.
-    pub fn poll_landing(&mut self) -> Option<LandingWant> {
+    ///
+    /// `awaited` tells whether a reader waits for the stream. A stream is left out until one does
+    /// ([`reader_waits`](Self::reader_waits)), or others have been read, if what it wants exceeds
+    /// what all streams leave of [`unread_total`](crate::Config::unread_total).
+    pub fn poll_landing(&mut self, awaited: impl Fn(StreamId) -> bool) -> Option<LandingWant> {
         if !self.is_live() {
             return None;
         }
+        while self.unparks()
+            && let Some(key) = self.parked.pop_front()
+        {
+            self.streams[key].in_parked = false;
+            self.queue_for_landing(key);
+        }
         while let Some(&key) = self.landing_queue.front() {
-            let Some(want) = self.stream_want(key) else {
-                self.landing_queue.pop_front();
-                self.streams[key].in_landing_queue = false;
-                continue;
-            };
-            let shorter =
-                || (1..=MAX_STREAMS_TRIED).find_map(|place| self.landing_behind(place)?);
-            match self
-                .within_connection(want)
-                .map(|want| self.with_begin(key, want))
-                .or_else(shorter)
-            {
-                Some(want) => return Some(want),
-                // Standing grants do not count towards the limits of a stream.
-                None => break,
+            let want = self.stream_want(key);
+            match want {
+                Some(want) if self.may_land(key, want, &awaited) => {
+                    return Some(self.with_begin(key, want));
+                }
+                _ => {
+                    self.landing_queue.pop_front();
+                    self.streams[key].in_landing_queue = false;
+                }
+            }
+            if want.is_some() && !std::mem::replace(&mut self.streams[key].in_parked, true) {
+                self.parked.push_back(key);
             }
         }
         if !self.grants.wants_standing() {
@@ -64,10 +68,32 @@ impl Connection {
     /// longer wants memory.
     pub fn landing_behind(&self, place: usize) -> Option<Option<LandingWant>> {
         let within = |key: &usize| {
-            let want = self.stream_want(*key).and_then(|want| self.within_connection(want))?;
-            Some(self.with_begin(*key, want))
+            let want = self.stream_want(*key)?;
+            self.is_within_total(*key, want).then(|| self.with_begin(*key, want))
         };
         self.landing_queue.get(place).map(within)
+    }
+
+    /// Whether streams want memory that nobody reads, and get none: then
+    /// [`reader_waits`](Self::reader_waits) is to be called when a reader begins to wait.
+    #[inline]
+    pub fn waits_for_readers(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    /// Whether the first of the streams that were left out may have memory by now.
+    pub(super) fn unparks(&self) -> bool {
+        self.parked.front().is_some_and(|&key| {
+            self.stream_want(key).is_none_or(|want| self.is_within_total(key, want))
+        })
+    }
+
+    /// A reader begins to wait for the stream.
+    pub fn reader_waits(&mut self, id: StreamId) {
+        let Some(&key) = self.ids.get(&id.0) else { return };
+        if self.streams[key].in_parked {
+            self.queue_for_landing(key);
+        }
     }
 
     fn modulus(&self) -> Modulus {
@@ -86,15 +112,19 @@ impl Connection {
         LandingWant { want: most.saturating_add(begin), min: min.saturating_add(begin), ..want }
     }
 
-    /// Limits a want to what all streams together leave of `bulk_total`. `None` if that is too
-    /// little for now: it changes when a reader consumes bytes or a stream ends.
-    fn within_connection(&self, want: LandingWant) -> Option<LandingWant> {
-        let free = self.config.bulk_total.saturating_sub(self.grants.held);
-        // As with a stream's window, large pieces are worth waiting for.
-        let least = want.want.min(self.config.bulk_window / 2);
-        let want =
-            LandingWant { want: want.want.min(u32::try_from(free).unwrap_or(u32::MAX)), ..want };
-        (want.want >= least).then_some(LandingWant { min: want.min.min(want.want), ..want })
+    /// Whether all streams together leave so much of what may be unread. A message is not cut for
+    /// it: one may exceed it if nothing else is unread, and a short one if its stream has nothing
+    /// else.
+    fn is_within_total(&self, key: usize, want: LandingWant) -> bool {
+        let floor = self.streams[key].held == 0 && want.want <= self.config.stream_window;
+        floor || self.grants.held == 0 || u64::from(want.want) <= self.grants.unread_room()
+    }
+
+    /// Whether memory is granted to the stream now: within the total, or for the one message that
+    /// its reader waits for.
+    fn may_land(&self, key: usize, want: LandingWant, awaited: &impl Fn(StreamId) -> bool) -> bool {
+        let stream = &self.streams[key];
+        self.is_within_total(key, want) || (stream.held == 0 && awaited(StreamId(stream.id)))
     }
 
     /// Adds bytes to those of the stream that are granted or unread.
@@ -123,6 +153,7 @@ impl Connection {
         };
         let unread = if stream.released { 0 } else { stream.held.saturating_sub(granted) };
         self.grants.held -= stream.held - unread;
+        self.grants.windows -= u64::from(stream.window - self.config.stream_window);
         if unread > 0 {
             self.grants.ended.insert(stream.id, unread);
         }
@@ -155,7 +186,8 @@ impl Connection {
         let streams: u64 = self.streams.iter().map(|(_, stream)| stream.held).sum();
         let ended: u64 = self.grants.ended.values().sum();
         assert_eq!(self.grants.held, streams + ended);
-        assert!(self.grants.held <= self.config.bulk_total);
+        let grown = |stream: &Stream| u64::from(stream.window - self.config.stream_window);
+        assert_eq!(self.grants.windows, self.streams.iter().map(|(_, s)| grown(s)).sum::<u64>());
         self.grants.held
     }
 
@@ -234,7 +266,7 @@ impl Connection {
     /// answers.
     fn grant_part(&mut self, id: StreamId, len: u32) -> Option<NewGrant> {
         let &key = self.ids.get(&id.0)?;
-        let want = self.stream_want(key).and_then(|want| self.within_connection(want))?;
+        let want = self.stream_want(key)?;
         let begin = self.begin_of(key);
         let len = len.checked_sub(begin).filter(|len| *len >= want.min)?.min(want.want);
         let stream = &mut self.streams[key];
@@ -256,6 +288,9 @@ impl Connection {
 
     pub(super) fn queue_for_landing(&mut self, key: usize) {
         let stream = &mut self.streams[key];
+        if std::mem::take(&mut stream.in_parked) {
+            self.parked.retain(|parked| *parked != key);
+        }
         if !stream.in_landing_queue && !stream.peer_requests.is_empty() {
             stream.in_landing_queue = true;
             self.landing_queue.push_back(key);
@@ -410,15 +445,12 @@ impl Connection {
         if grant.stream != 0 && grant.stream != stream.id {
             return Err(Breach::DoneStream { grant: GrantId(id), stream: stream_id });
         }
-        if grant.stream == 0 && len > stream.recv_window {
-            return Err(Breach::Window { stream: stream_id, len, window: stream.recv_window });
-        }
         self.take_grant(id);
         self.stats.write_received += u64::from(len);
         let flow = if grant.stream == 0 {
-            self.streams[key].recv_window -= len;
+            self.add_held(key, len);
             self.grants.record_transfer(begin, len.into(), now);
-            Flow::Window
+            Flow::Bulk
         } else {
             // The rest of the grant is free again.
             if !grant.named {

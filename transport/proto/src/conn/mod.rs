@@ -38,11 +38,12 @@
 //!
 //! # Flow control
 //!
-//! Eager data and standing grants are bounded by the stream's window, which grows again as the
-//! application reads. Requested grants are bounded by the receiver: at most `bulk_window` per
-//! stream, or one message of up to `whole` bytes. So a stream that is not read blocks only itself
-//! (R13), until the unread bytes of all streams reach `bulk_total`. Then bulk waits for a reader,
-//! and small messages do not. Without this limit a peer could exhaust the heap.
+//! Eager data is bounded by the stream's window, which begins small and grows as the application
+//! reads. Grants are bounded by the receiver: at most `bulk_window` per stream, or one message of up
+//! to `whole` bytes. So a stream that is not read blocks only itself (R13), until the unread bytes of
+//! all streams reach `unread_total`. Then no standing grants are given, and a stream gets memory for
+//! the one message that its reader waits for; small messages still have the windows that their
+//! streams began with. Without this limit a peer could exhaust the heap.
 //!
 //! # Why granted memory always comes back
 //!

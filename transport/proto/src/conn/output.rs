@@ -257,24 +257,36 @@ impl Connection {
             }
             return;
         };
-        let full = self.config.stream_window;
-        let stream = &mut self.streams[key];
         match flow {
             Flow::Bulk => {
                 self.release_held(key, len);
                 self.queue_for_landing(key);
             }
-            Flow::Window if stream.recv == RecvHalf::Body => {
-                stream.unreported =
-                    stream.unreported.saturating_add(len).min(full - stream.recv_window);
-                if stream.unreported >= full / 2 {
-                    let increment = std::mem::take(&mut stream.unreported);
-                    stream.recv_window += increment;
-                    self.push_control(Frame::Window { stream: id.0, increment });
-                }
-            }
-            Flow::Window | Flow::Named | Flow::Lent => {}
+            Flow::Window => self.read_small(key, len),
+            Flow::Named | Flow::Lent => {}
         }
+    }
+
+    /// Bytes of small messages have been read: they return to the peer, and the window of a stream
+    /// that is read grows, as far as all streams together leave room.
+    fn read_small(&mut self, key: usize, len: u32) {
+        let stream = &mut self.streams[key];
+        if stream.recv != RecvHalf::Body {
+            return;
+        }
+        stream.unreported =
+            stream.unreported.saturating_add(len).min(stream.window - stream.recv_window);
+        if stream.unreported < stream.window / 2 {
+            return;
+        }
+        let room = u32::try_from(self.grants.unread_room()).unwrap_or(u32::MAX);
+        let growth = (self.config.max_stream_window - stream.window).min(stream.window).min(room);
+        let increment = std::mem::take(&mut stream.unreported) + growth;
+        stream.window += growth;
+        stream.recv_window += increment;
+        self.grants.windows += u64::from(growth);
+        let id = stream.id;
+        self.push_control(Frame::Window { stream: id, increment });
     }
 
     /// Queues a frame that does not belong to a stream's queue.

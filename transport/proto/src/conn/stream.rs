@@ -251,6 +251,8 @@ pub(super) struct Stream {
     pub(super) urgent_grants: u32,
 
     pub(super) recv_window: u32,
+    /// Bytes of small messages that may be unread, of which `recv_window` is what is left.
+    pub(super) window: u32,
     /// Bytes that the application has read and that no WINDOW frame has returned yet.
     pub(super) unreported: u32,
     pub(super) block: BytesMut,
@@ -282,6 +284,7 @@ pub(super) struct Stream {
     pub(super) in_send_ready: bool,
     pub(super) in_write_ready: bool,
     pub(super) in_landing_queue: bool,
+    pub(super) in_parked: bool,
     pub(super) in_named_queue: bool,
 }
 
@@ -307,6 +310,7 @@ impl Stream {
             send_window,
             urgent_grants: 0,
             recv_window,
+            window: recv_window,
             unreported: 0,
             block: BytesMut::new(),
             peer_requests: VecDeque::new(),
@@ -323,6 +327,7 @@ impl Stream {
             in_send_ready: false,
             in_write_ready: false,
             in_landing_queue: false,
+            in_parked: false,
             in_named_queue: false,
         }
     }

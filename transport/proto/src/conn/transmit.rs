@@ -51,6 +51,7 @@ impl Connection {
         self.has_output()
             || !self.events.is_empty()
             || !self.landing_queue.is_empty()
+            || self.unparks()
             || !self.named_queue.is_empty()
             || !self.leases.queue.is_empty()
             || self.close_frame.is_some()

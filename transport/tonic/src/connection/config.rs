@@ -186,7 +186,7 @@ impl ConnectionConfig {
                 rest_slot_size: rest_recv_size,
                 recv_slots: recv_slots as u16,
                 max_recvs: (recv_slots + recv_extra) as u16,
-                stream_window: capped(default.stream_window as usize, 4),
+                max_stream_window: capped(default.max_stream_window as usize, 4),
                 // With room for the header of a message that fills it.
                 bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
                 whole: capped(MAX_WHOLE, 4) + GRANULE,

@@ -34,7 +34,7 @@ fn only_the_first_transfer_requests_a_grant() {
     assert_eq!(p.ends[SERVER].app(first).landed, [(100_000, Flow::Bulk)]);
     for len in [100_000, 50_000, 99_999, 2000, 100_000] {
         let id = upload(&mut p, len);
-        assert_eq!(p.ends[SERVER].app(id).landed, [(len as u32, Flow::Window)]);
+        assert_eq!(p.ends[SERVER].app(id).landed, [(len as u32, Flow::Bulk)]);
     }
     assert_eq!(p.count(CLIENT, "REQUEST"), 1);
     // Four standing grants exist, and each one that is used is replaced.
@@ -77,7 +77,7 @@ fn short_standing_grants_are_replaced() {
 
 #[test]
 fn long_transfers_use_no_standing_grants() {
-    let config = Config { stream_window: 100_000, standing_max: 150_000, ..small() };
+    let config = Config { standing_max: 150_000, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
     // Longer than the maximum of standing grants.
     for n in 1..=3 {
@@ -85,13 +85,11 @@ fn long_transfers_use_no_standing_grants() {
         assert_eq!(p.count(CLIENT, "REQUEST"), n);
         assert_eq!(p.server().pending().grants, 0);
     }
-    // Longer than the stream's window.
-    for n in 4..=6 {
-        upload(&mut p, 120_000);
-        assert_eq!(p.count(CLIENT, "REQUEST"), n);
+    // Also longer than the window of a new stream.
+    for _ in 0..3 {
+        upload(&mut p, 150_000);
+        assert_eq!(p.count(CLIENT, "REQUEST"), 4);
     }
-    upload(&mut p, 100_000);
-    assert_eq!(p.count(CLIENT, "REQUEST"), 6);
     p.assert_clean();
 }
 
@@ -149,7 +147,7 @@ fn recall_crosses_done() {
     let other = p.open("other", false);
     p.send(CLIENT, other, pattern(4, 300_000));
     p.settle();
-    assert_eq!(p.ends[SERVER].app(id).landed, [(100_000, Flow::Window)]);
+    assert_eq!(p.ends[SERVER].app(id).landed, [(100_000, Flow::Bulk)]);
     p.hold[CLIENT] = false;
     p.settle();
     assert_eq!(p.ends[SERVER].app(other).body, pattern(4, 300_000));
@@ -238,9 +236,10 @@ fn transfers_wait_for_memory_that_readers_hold() {
     p.assert_clean();
 }
 
-/// A pair whose streams have a common limit of `bulk_total` unread bytes, and 64 KiB each.
-fn with_total(bulk_total: u64) -> Pair {
-    let config = Config { bulk_window: 65_536, bulk_total, ..with_standing(0) };
+/// A pair whose streams have a common limit of `unread_total` unread bytes, and 64 KiB each.
+fn with_total(unread_total: u64) -> Pair {
+    let config =
+        Config { bulk_window: 65_536, unread_total, stream_window: 4096, ..with_standing(0) };
     Pair::new(config.clone(), config, 64 << 20)
 }
 
@@ -276,6 +275,89 @@ fn unread_data_of_all_streams_is_bounded() {
         assert_eq!(p.ends[SERVER].app(*id).body, pattern(id.get(), 60_000));
         p.answer(*id, Bytes::new());
     }
+    p.assert_clean();
+}
+
+/// A message that a reader waits for lands, however much of the others is unread.
+#[test]
+fn what_a_reader_waits_for_lands_beyond_the_total() {
+    let mut p = with_total(150_000);
+    let stalled: Vec<StreamId> = (0..4).map(|_| p.open("head", false)).collect();
+    for id in &stalled {
+        p.ends[SERVER].stalled.insert(id.get());
+        p.send(CLIENT, *id, pattern(id.get(), 60_000));
+    }
+    p.settle();
+    assert!(p.server().waits_for_readers());
+    for _ in 0..3 {
+        let id = upload(&mut p, 140_000);
+        assert_eq!(p.ends[SERVER].app(id).body.len(), 140_000);
+    }
+    // The last one is read before the third, which still waits for its turn or its reader.
+    p.ends[SERVER].unstall(stalled[3]);
+    p.settle();
+    let lens = |p: &Pair| stalled.iter().map(|id| p.ends[SERVER].app(*id).body.len()).collect();
+    let came: Vec<usize> = lens(&p);
+    assert_eq!(came, [60_000, 60_000, 0, 60_000]);
+    p.ends[SERVER].unstall(stalled[2]);
+    p.settle();
+    assert!(!p.server().waits_for_readers());
+    for id in &stalled {
+        p.ends[SERVER].unstall(*id);
+        p.answer(*id, Bytes::new());
+    }
+    p.assert_clean();
+}
+
+/// Streams begin with a small window. That of a stream that is read grows at the cost of all.
+#[test]
+fn the_window_of_a_stream_that_is_read_grows_within_the_total() {
+    const FLOOR: u32 = 4096;
+    let total = 65_536;
+    let config = Config {
+        stream_window: FLOOR,
+        max_stream_window: 50_000,
+        unread_total: total,
+        ..with_standing(0)
+    };
+    let mut p = Pair::new(config.clone(), config, 1 << 20);
+    let ids: Vec<StreamId> = (0..4).map(|_| p.open("head", false)).collect();
+    p.settle();
+    for round in 0..200 {
+        for id in &ids {
+            p.client().send_data(*id, pattern(round, 900), false, false).unwrap();
+        }
+        p.settle();
+    }
+    assert_eq!(p.server().grants.windows, total, "the first streams had most of it");
+    p.server().held();
+    // They are read no more: what each may have unread is its window.
+    for id in &ids {
+        p.ends[SERVER].stalled.insert(id.get());
+        let before = p.ends[SERVER].app(*id).body.len();
+        for round in 0..100 {
+            p.client().send_data(*id, pattern(round, 900), false, false).unwrap();
+        }
+        p.settle();
+        let unread = p.ends[SERVER].app(*id).body.len() - before;
+        assert!(unread >= FLOOR as usize / 2 && unread <= 50_000, "{unread}");
+    }
+    let stalled = p.open("head", false);
+    p.ends[SERVER].stalled.insert(stalled.get());
+    for round in 0..100 {
+        p.client().send_data(stalled, pattern(round, 900), false, false).unwrap();
+    }
+    p.settle();
+    assert_eq!(p.ends[SERVER].app(stalled).body.len(), FLOOR as usize);
+    for id in ids.iter().chain([&stalled]) {
+        p.ends[SERVER].unstall(*id);
+        p.settle();
+        p.client().send_data(*id, Bytes::new(), true, false).unwrap();
+        p.settle();
+        p.answer(*id, Bytes::new());
+    }
+    p.settle();
+    assert_eq!(p.server().grants.windows, 0);
     p.assert_clean();
 }
 
@@ -562,7 +644,7 @@ fn provided_memory_is_checked() {
     let id = p.open("head", false);
     p.send(CLIENT, id, pattern(1, 50_000));
     p.settle();
-    let want = p.server().poll_landing().unwrap();
+    let want = p.server().poll_landing(|_| true).unwrap();
     assert_eq!(want, LandingWant { key: WantKey::Stream(id), want: 50_000, min: 12_288 });
     let memory = |key, len| GrantMemory { key, addr: 0x1000, rkey: 1, len };
     p.server().provide_landing(want.key, memory(7, 12_287));
@@ -570,7 +652,7 @@ fn provided_memory_is_checked() {
     p.server().provide_landing(WantKey::Standing, memory(8, 50_000));
     assert_eq!(p.server().poll_event(), Some(Event::Returned { memory: 8 }));
     p.server().provide_landing(want.key, memory(9, 65_536));
-    assert_eq!((p.server().poll_event(), p.server().poll_landing()), (None, None));
+    assert_eq!((p.server().poll_event(), p.server().poll_landing(|_| true)), (None, None));
     p.server().provide_landing(want.key, memory(10, 65_536));
     assert_eq!(p.server().poll_event(), Some(Event::Returned { memory: 10 }));
     p.client().reset(id, ResetCode::CANCEL);

@@ -162,7 +162,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 max_streams,
                 stream_window,
                 bulk_window,
-                (whole, bulk_total),
+                (whole, unread_total),
                 (standing_grants, align),
                 write_chunk,
             )| Config {
@@ -174,7 +174,8 @@ fn configs() -> impl Strategy<Value = Config> {
                 stream_window,
                 bulk_window,
                 whole,
-                bulk_total: bulk_total.max(bulk_window.max(whole).into()),
+                unread_total: u64::from(unread_total.max(65_536_u32)),
+                max_stream_window: stream_window.max(100_000),
                 standing_grants,
                 align,
                 write_chunk,

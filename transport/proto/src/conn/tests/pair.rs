@@ -425,6 +425,7 @@ impl End {
     pub(super) fn unstall(&mut self, id: StreamId) {
         self.stalled.remove(&id.get());
         self.read(id);
+        self.conn.reader_waits(id);
     }
 
     /// Decides about what may be lent, and returns what was.
@@ -456,7 +457,8 @@ impl End {
     }
 
     fn grant_landing(&mut self) {
-        while let Some(want) = self.conn.poll_landing() {
+        let stalled = &self.stalled;
+        while let Some(want) = self.conn.poll_landing(|id| !stalled.contains(&id.get())) {
             assert!(want.min <= want.want && want.min > 0);
             match self.memory.alloc(want.want, want.min) {
                 Some(memory) => self.conn.provide_landing(want.key, memory),

@@ -90,7 +90,7 @@ fn all_grants_of_a_stream_are_recalled_together() {
     p.server().recall_grants(|memory| memory == first);
     p.settle();
     assert_eq!(p.count(SERVER, "RECALL"), 3);
-    assert_eq!(p.server().poll_landing(), None);
+    assert_eq!(p.server().poll_landing(|_| true), None);
     p.hold[CLIENT] = false;
     p.ends[CLIENT].limit(16, 4, 64 << 10, 1 << 20);
     p.settle();
@@ -129,6 +129,6 @@ fn a_bound_standing_grant_is_written_first() {
     p.hold[SERVER] = false;
     while p.deliver(SERVER) {}
     p.ends[SERVER].take_events();
-    assert_eq!(p.ends[SERVER].app(ids[1]).landed, [(200_000, Flow::Window)]);
+    assert_eq!(p.ends[SERVER].app(ids[1]).landed, [(200_000, Flow::Bulk)]);
     finish(p, &ids);
 }

@@ -103,7 +103,7 @@ fn nothing_is_sent_after_close() {
         conn.handle_timeout(p.now + Duration::from_secs(1000)).unwrap();
         assert_eq!(conn.send_data(id, pattern(2, 10), false, true), Err(SendError::Closed));
         assert_eq!(conn.open(block("late"), true), Err(SendError::GoingAway));
-        assert_eq!((conn.poll_landing(), conn.next_timeout()), (None, None));
+        assert_eq!((conn.poll_landing(|_| true), conn.next_timeout()), (None, None));
         assert!(!conn.has_room(id) && !conn.is_open_for_sending(id) && !conn.takes_streams());
         p.settle();
         let after = p.ends[side].conn.stats();

@@ -14,7 +14,7 @@ use tokio::sync::futures::OwnedNotified;
 use tonic::Status;
 use tonic::body::Body;
 use tonic_rdma_fabric::{AnyLink, Link, PeerInfo};
-use tonic_rdma_memory::Pool;
+use tonic_rdma_memory::{Pool, throttled};
 use tonic_rdma_proto::{SendError, Settings, Side, Unsent};
 use tracing::Instrument;
 
@@ -275,8 +275,16 @@ fn open(
             out.resume_panic();
             queued.map(|()| Stage::Open(stream)).map_err(Unanswered::Failed)
         }
-        Err(SendError::TooManyStreams(_)) => {
+        Err(SendError::TooManyStreams(limit)) => {
             state.streams.room_wanted = true;
+            if !std::mem::replace(&mut state.streams.limit_told, true) {
+                throttled!(
+                    warn,
+                    peer = %state.peer,
+                    limit,
+                    "as many calls are in flight on the connection as the server takes; more wait until one ends: end those that nobody reads, or raise Server::max_concurrent_streams"
+                );
+            }
             // Created under the lock: it is notified of every stream that ends from now on.
             Ok(Stage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
         }
@@ -313,6 +321,7 @@ fn wait(
         (Some(fault), _) => Unanswered::Failed(fault.status()),
         (None, Life::Open) => {
             wait_for(&mut io.recv_waker, cx);
+            guard.reader_waits(id);
             drop(guard);
             // The body is read on only once the peer may know of the call: until then the call
             // can take another path.

@@ -229,6 +229,7 @@ impl Body for RecvBody {
         } else {
             wait_for(&mut io.recv_waker, cx);
             this.pace.waits();
+            state.reader_waits(id);
             return Poll::Pending;
         };
         this.finished = true;
@@ -270,6 +271,7 @@ impl Drop for RecvBody {
         let rest = std::mem::take(&mut io.unread);
         let (ended, alone) = (io.ended, io.refs == 1);
         state.consume(id, rest.flows());
+        state.reader_waits(id);
         if !rest.is_empty() || delivered != Delivered::default() {
             state.count();
         }

@@ -21,6 +21,8 @@ pub(in crate::connection) struct Streams {
     pub(in crate::connection) opened: VecDeque<(StreamId, Bytes)>,
     /// A call waits for a free stream.
     pub(in crate::connection) room_wanted: bool,
+    /// The log says that calls wait for one.
+    pub(in crate::connection) limit_told: bool,
 }
 
 /// The application's side of one stream, behind the connection's lock.
@@ -45,6 +47,13 @@ pub(in crate::connection) struct StreamIo {
     pub(in crate::connection) send_waker: Option<Waker>,
     /// Live [`StreamRef`](super::stream::StreamRef)s.
     pub(in crate::connection) refs: u8,
+}
+
+impl StreamIo {
+    /// Whether a reader waits for what the peer sends next, or nobody reads and it is dropped.
+    pub(in crate::connection) fn is_awaited(&self) -> bool {
+        self.discard || (self.recv_waker.is_some() && self.unread.is_empty())
+    }
 }
 
 /// Stores the task's waker, if it is not stored already.

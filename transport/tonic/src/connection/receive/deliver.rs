@@ -56,6 +56,16 @@ impl ConnectionState {
         }
     }
 
+    /// A reader begins to wait for a stream, whose message may have been left where it is, as others
+    /// read too little.
+    #[inline]
+    pub(in crate::connection) fn reader_waits(&mut self, id: StreamId) {
+        if self.conn.waits_for_readers() {
+            self.conn.reader_waits(id);
+            self.flush_soon();
+        }
+    }
+
     /// Bytes have been read, or will not be.
     #[inline]
     pub(in crate::connection) fn consume(&mut self, id: StreamId, flows: [(u32, Flow); 2]) {

@@ -4,6 +4,7 @@ use tonic_rdma_fabric::{Link, Shared};
 use tonic_rdma_memory::{LandingBuf, LogThrottle, RegisterError, throttled};
 use tonic_rdma_proto::{GrantMemory, LandingWant, StreamId, WantKey};
 
+use crate::connection::call::stream_io::StreamIo;
 use crate::connection::receive::landing::Granted;
 use crate::connection::state::{ConnectionState, Life};
 use crate::path::from_error;
@@ -53,7 +54,7 @@ impl ConnectionState {
 
     /// False when there is no memory for a stream that wants some.
     fn grant_wanted(&mut self) -> bool {
-        while let Some(want) = self.conn.poll_landing() {
+        while let Some(want) = self.next_want() {
             if want.key == WantKey::Standing {
                 self.grant_standing(want);
                 continue;
@@ -87,6 +88,14 @@ impl ConnectionState {
             }
         }
         true
+    }
+
+    /// The landing memory that the protocol wants next. Whether a reader waits for a stream counts
+    /// where all streams together have much that nobody reads.
+    pub(in crate::connection) fn next_want(&mut self) -> Option<LandingWant> {
+        let streams = &self.streams.io;
+        let awaited = |id| streams.get(&id).is_some_and(StreamIo::is_awaited);
+        self.conn.poll_landing(awaited)
     }
 
     /// There is no memory for a stream, which wants a whole piece or not.

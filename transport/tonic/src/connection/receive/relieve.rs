@@ -44,7 +44,7 @@ impl ConnectionState {
         if self.landing.is_short {
             self.landing.account.waited(now.into_std());
         }
-        let want = self.conn.poll_landing().map_or(0, |want| want.want as usize);
+        let want = self.next_want().map_or(0, |want| want.want as usize);
         let streams = self.suspect_readers().into();
         self.landing.relief = Relief { streams, want, copied: 0, ends_stall: true };
         self.relieve();

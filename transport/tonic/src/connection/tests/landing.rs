@@ -14,7 +14,7 @@ async fn a_stream_that_may_have_no_memory_claims_none() {
     let pair = connect_to(&fabrics, &s.pools, |options| {
         options.proto.standing_grants = 0;
         (options.proto.bulk_window, options.proto.whole) = (1 << 20, 0);
-        options.proto.bulk_total = 1 << 20;
+        options.proto.unread_total = 1 << 20;
     });
     let Pair { client, server, .. } = pair.await;
     // There is a chunk for the short one, and others have the rest.
