@@ -1,7 +1,7 @@
 //! Processes that pause, over shared memory: a handler that blocks its worker, a client that blocks
 //! while it reads, a process that is stopped. Silence is not death (R24): no call is lost, unless
-//! the program has set a keep-alive, which then ends it as over tonic's own channel. The server that
-//! is stopped is this program again.
+//! the program has set a keep-alive, which then ends it as over tonic's own channel. The server
+//! that is stopped is this program again.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]

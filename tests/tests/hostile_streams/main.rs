@@ -39,7 +39,8 @@ use tower::Service;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Bytes by which an unread window, or [`UNREAD`] in landing memory, may increase the server's memory.
+/// Bytes by which an unread window, or [`UNREAD`] in landing memory, may increase the server's
+/// memory.
 const MAX_GROWTH: usize = 4 << 20;
 /// Bytes that are landed on the unread stream, at most.
 const UNREAD: usize = 2 << 20;

@@ -288,10 +288,10 @@ pub trait Link: Send + 'static {
     fn ring_doorbell(&mut self) -> Result<(), LinkError>;
 
     /// Asks the peer's device, and not its process, whether it still has its end of the link, which
-    /// [`Completion::Answered`] tells (R24). Work of length zero that needs no memory and no credit:
-    /// a WRITE, whose completion means that it was acknowledged, or over iWARP, where a WRITE
-    /// completes without that, a READ. Does nothing while an earlier probe is in flight, the send
-    /// queue is full, or [`Caps::tells_end`].
+    /// [`Completion::Answered`] tells (R24). Work of length zero that needs no memory and no
+    /// credit: a WRITE, whose completion means that it was acknowledged, or over iWARP, where a
+    /// WRITE completes without that, a READ. Does nothing while an earlier probe is in flight, the
+    /// send queue is full, or [`Caps::tells_end`].
     ///
     /// # Errors
     /// The device refused work; the link is dead.

@@ -61,15 +61,15 @@ pub struct Config {
     /// Maximum bytes of small messages that a stream may have unread, once it is read. What exceeds
     /// `stream_window` counts towards `unread_total`. `stream_window` to 2 GiB - 1; default 2 MiB.
     pub max_stream_window: u32,
-    /// Maximum bytes of a stream that are granted or unread, small messages left out. A message of up
-    /// to this length lands in one piece if memory allows. At least 64 KiB; default 8 MiB.
+    /// Maximum bytes of a stream that are granted or unread, small messages left out. A message of
+    /// up to this length lands in one piece if memory allows. At least 64 KiB; default 8 MiB.
     pub bulk_window: u32,
     /// Maximum length of a message that lands in one piece although it exceeds `bulk_window`,
     /// provided that its stream has nothing else granted or unread. A longer message lands in
     /// parts, however long it is. No effect below `bulk_window`; default 0.
     pub whole: u32,
-    /// Maximum bytes of all streams together that no reader waits for: granted, or unread. Beyond it
-    /// a stream gets memory for the one message that its reader waits for, or, if it has nothing
+    /// Maximum bytes of all streams together that no reader waits for: granted, or unread. Beyond
+    /// it a stream gets memory for the one message that its reader waits for, or, if it has nothing
     /// else, for one of up to `stream_window`. Small messages count as far as their windows exceed
     /// `stream_window`. At least 64 KiB; default 64 MiB.
     pub unread_total: u64,

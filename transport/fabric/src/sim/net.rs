@@ -51,7 +51,8 @@ impl SimNet {
     /// | R2 | a SEND finds a RECV posted, long enough |
     /// | R3 | the accepting side does not send first |
     /// | R5 | nothing is queued without room |
-    /// | R9 | a WRITE finds its memory registered for it; a source is registered while work reads it |
+    /// | R9 | a WRITE finds its memory registered for it; a source is registered while work reads
+    /// it |
     /// | R10 | what work reads does not change before it is reported as done |
     pub fn breaches(&self) -> Vec<String> {
         self.state.breaches()
@@ -176,7 +177,8 @@ impl SimDevice {
         self.state.faults.set_kill_after(work);
     }
 
-    /// Fault: nothing leaves or arrives, and nobody is told, as with a network that drops everything. `false` lets it go on.
+    /// Fault: nothing leaves or arrives, and nobody is told, as with a network that drops
+    /// everything. `false` lets it go on.
     pub fn freeze(&self, on: bool) {
         self.directory.freeze(&self.state, on);
     }

@@ -89,8 +89,8 @@ pub struct Connection {
     pub(super) events: VecDeque<Event>,
     pub(super) grants: Grants,
     pub(super) landing_queue: VecDeque<usize>,
-    /// Streams that want landing memory beyond what may be unread: until a reader waits for them, or
-    /// others have been read.
+    /// Streams that want landing memory beyond what may be unread: until a reader waits for them,
+    /// or others have been read.
     pub(super) parked: VecDeque<usize>,
     /// Streams that want memory which this side names.
     pub(super) named_queue: VecDeque<usize>,
@@ -321,8 +321,8 @@ impl Connection {
     /// Handles the timers. Received messages must be passed to [`receive`](Self::receive) first.
     ///
     /// # Errors
-    /// The peer has kept memory that others wait for, which is its fault. The connection is closing, as after a
-    /// breach in [`receive`](Self::receive).
+    /// The peer has kept memory that others wait for, which is its fault. The connection is
+    /// closing, as after a breach in [`receive`](Self::receive).
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Breach> {
         if !self.is_live() {
             return Ok(());

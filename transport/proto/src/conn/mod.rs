@@ -39,19 +39,19 @@
 //! # Flow control
 //!
 //! Eager data is bounded by the stream's window, which begins small and grows as the application
-//! reads. Grants are bounded by the receiver: at most `bulk_window` per stream, or one message of up
-//! to `whole` bytes. So a stream that is not read blocks only itself (R13), until the unread bytes of
-//! all streams reach `unread_total`. Then no standing grants are given, and a stream gets memory for
-//! the one message that its reader waits for; small messages still have the windows that their
-//! streams began with. Without this limit a peer could exhaust the heap.
+//! reads. Grants are bounded by the receiver: at most `bulk_window` per stream, or one message of
+//! up to `whole` bytes. So a stream that is not read blocks only itself (R13), until the unread
+//! bytes of all streams reach `unread_total`. Then no standing grants are given, and a stream gets
+//! memory for the one message that its reader waits for; small messages still have the windows that
+//! their streams began with. Without this limit a peer could exhaust the heap.
 //!
 //! # Why granted memory always comes back
 //!
 //! Grants answer the requests of a stream in order, and a standing grant is bound to a transfer
 //! only when all earlier transfers have their memory. So a transfer that holds a grant never waits
 //! for another grant. It waits for credits and for room in the send queue, and both always come
-//! back. A grant that the peer keeps nevertheless is recalled when others want its memory (`recall`),
-//! and the peer must answer in time (`answer_timeout`).
+//! back. A grant that the peer keeps nevertheless is recalled when others want its memory
+//! (`recall`), and the peer must answer in time (`answer_timeout`).
 
 mod answer_clock;
 mod answer_timeout;

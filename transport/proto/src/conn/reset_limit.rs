@@ -22,8 +22,8 @@
 //! | hedges each call, with up to five attempts (the maximum in gRPC) | 4 per answer | the answer restores them |
 //! | drops futures | any share, if one in five calls is answered | the answer restores them |
 //!
-//! The burst also covers the allowed age of a message's time (`Connection::receive`): in an eighth
-//! of the dead-peer time, 0.6 s by default, well-behaved clients use less than half of it.
+//! The burst also covers the allowed age of a message's time (`Connection::receive`): in 0.6 s
+//! well-behaved clients use less than half of it.
 
 use std::time::Instant;
 

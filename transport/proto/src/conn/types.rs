@@ -134,9 +134,9 @@ pub enum Event {
         text: String,
     },
     /// The connection has become quiet: only PINGs were received for 1.25 s. Resources that only a
-    /// busy connection needs may be released. RECVs of the start that were left out are posted again
-    /// ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)), and an extra one
-    /// is released once its next message, now a PING, has been received
+    /// busy connection needs may be released. RECVs of the start that were left out are posted
+    /// again ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)), and an
+    /// extra one is released once its next message, now a PING, has been received
     /// ([`Connection::recv_gone`](super::Connection::recv_gone)).
     Quiet,
     /// A proof is wanted that the peer's end of the link exists, which does not take the peer's

@@ -59,8 +59,8 @@ impl Endpoint {
     /// Interval of keep-alive pings (both paths). By default none are sent, and a server that is
     /// silent, because its process is stopped or busy, is waited for.
     ///
-    /// On the fast path, as over HTTP/2, a ping is sent when nothing was received for this long. Any
-    /// message counts as the answer. A server that does not answer in
+    /// On the fast path, as over HTTP/2, a ping is sent when nothing was received for this long.
+    /// Any message counts as the answer. A server that does not answer in
     /// [`keep_alive_timeout`](Self::keep_alive_timeout) loses the connection, and its calls end
     /// with UNAVAILABLE. A process, host or path that is gone is noticed without this. The value is
     /// clamped there to 10 ms to one day. Timers may be late by a 32nd of their wait, so that those

@@ -56,8 +56,8 @@ impl ConnectionState {
         }
     }
 
-    /// A reader begins to wait for a stream, whose message may have been left where it is, as others
-    /// read too little.
+    /// A reader begins to wait for a stream, whose message may have been left where it is, as
+    /// others read too little.
     #[inline]
     pub(in crate::connection) fn reader_waits(&mut self, id: StreamId) {
         if self.conn.waits_for_readers() {
