@@ -286,7 +286,9 @@ mod tests {
         assert!(q.is_waited_for());
         assert_eq!((q.end_probe(), q.end_probe()), (Some(Verb::Read), None));
         assert!(!q.is_waited_for());
-        (0..4).for_each(|id| drop(push(&mut q, id, Held::Slot)));
+        for id in 0..4 {
+            push(&mut q, id, Held::Slot);
+        }
         assert!(!q.begin_probe(Verb::Write), "the queue is full");
     }
 
