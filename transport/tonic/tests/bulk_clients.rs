@@ -10,7 +10,6 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use bytes::Bytes;
 use common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pooled};
