@@ -11,6 +11,7 @@
 //! all the same are closed with its socket, on other threads than those of admitted clients. While
 //! [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is accepted.
 
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::AsFd;

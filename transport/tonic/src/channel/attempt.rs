@@ -56,11 +56,11 @@ impl Plan {
     ) -> Result<Fast, Reason> {
         let began = Instant::now();
         let deadline = began + limit;
-        let mut rng = self.context.rng();
+        let mut jitter = self.context.jitter();
         let attempted = loop {
             let tried = Instant::now();
             let attempted = tokio::time::timeout_at(deadline, self.run(deadline)).await;
-            let pause = backoff::again(&mut rng);
+            let pause = backoff::again(&mut jitter);
             // The next try is over before the caller's time is, who is then told this reason.
             let then = began.elapsed() + pause + 2 * tried.elapsed();
             match &attempted {

@@ -91,8 +91,8 @@ fn pause((first, longest): (Duration, Duration), times: &mut u32, jitter: &mut J
 
 /// A random pause before another attempt where the server had too much to do just now: 10 to 50 ms,
 /// so that those it has turned away do not come back at once.
-pub(crate) fn again(rng: &mut impl Rng) -> Duration {
-    Duration::from_millis(50).mul_f64(rng.random_range(0.2..=1.0))
+pub(crate) fn again(jitter: &mut Jitter) -> Duration {
+    Duration::from_millis(50).mul_f64(jitter.from(0.2))
 }
 
 /// A random pause for channels that learn at the same moment that their server is back, so that

@@ -51,7 +51,7 @@ impl Numbers {
                 _ => {}
             }
         }
-        while let Some(want) = conn.poll_landing() {
+        while let Some(want) = conn.poll_landing(|_| true) {
             let len = want.want.min(self.most);
             assert!(len >= want.min);
             (self.next, _) = (self.next + 1, self.granted.insert(self.next, len));
