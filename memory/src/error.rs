@@ -8,8 +8,8 @@ use crate::stats::Use;
 ///
 /// The cause is in the environment. The text names the call, the error and, for limits of the
 /// process, the remedy: RLIMIT_MEMLOCK with ENOMEM from a device, RLIMIT_AS with ENOMEM from
-/// mmap(2), RLIMIT_NOFILE with EMFILE, RLIMIT_FSIZE with EFBIG. Other errors are those of the device
-/// or its driver.
+/// mmap(2), RLIMIT_NOFILE with EMFILE, RLIMIT_FSIZE with EFBIG. Other errors are those of the
+/// device or its driver.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{what} {len} bytes failed: {source}{hint}",

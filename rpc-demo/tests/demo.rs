@@ -57,16 +57,17 @@ fn it_compares_tcp_the_best_path_and_a_copy() {
     let [tcp, shm] = ["tcp", "shm"].map(|name| row(said, name));
     assert_eq!((tcp.len(), shm.len()), (6, 6), "{said}");
     assert!(tcp.iter().chain(&shm).all(|figure| *figure > 0.0), "{said}");
-    // Reading a file, transferring it and writing it are one copy each, plus the lengths that tonic
-    // is shown. TCP copies into one socket, out of the other, and to assemble messages.
+    // Reading a file, transferring it, keeping its sender from it and writing it are one copy each,
+    // plus the lengths that tonic is shown. TCP copies into one socket, out of the other, and to
+    // assemble messages.
     for copied in &shm[4..] {
-        assert!((3.0..=3.3).contains(copied), "{said}");
+        assert!((4.0..=4.3).contains(copied), "{said}");
     }
     for copied in &tcp[4..] {
         assert!((4.9..=5.5).contains(copied), "{said}");
     }
     let [factor, beside_cp] = ["shm : tcp", "shm : cp -r"].map(|name| row(said, name));
-    assert!(factor.len() == 6 && factor[4..].iter().all(|factor| *factor < 0.7), "{said}");
+    assert!(factor.len() == 6 && factor[4..].iter().all(|factor| *factor < 0.9), "{said}");
     assert_eq!(beside_cp.len(), 6);
     // The kernel makes plain copies between the files.
     assert!(said.lines().any(|line| line.contains("│ cp -r ") && line.contains("1.00")), "{said}");

@@ -61,11 +61,11 @@
 //! receiver returns the lease, which it may do long after the stream has ended. The piece counts in
 //! no window, so the frame fits a message of the receiver's connection at rest.
 //!
-//! DECLINE tells that one direction of a stream does without landing memory: no REQUEST and no GRANT
-//! follows there, what was requested and not granted comes by DATA, and so does the rest of the
-//! body. The receiver of the body sends it when it has no memory to grant; its sender, with OWN,
-//! when it cannot write to what was granted. REQUESTs and GRANTs that cross it are void, and a GRANT
-//! is answered by ABORT all the same.
+//! DECLINE tells that one direction of a stream does without landing memory: no REQUEST and no
+//! GRANT follows there, what was requested and not granted comes by DATA, and so does the rest of
+//! the body. The receiver of the body sends it when it has no memory to grant; its sender, with
+//! OWN, when it cannot write to what was granted. REQUESTs and GRANTs that cross it are void, and a
+//! GRANT is answered by ABORT all the same.
 //!
 //! Frame types, flags and reserved values that are not in these tables are breaches.
 

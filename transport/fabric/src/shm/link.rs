@@ -20,7 +20,9 @@
 //! that was published behind a chunk is given before it is mapped or declined; the rest goes on. A
 //! chunk is declined for a shortage of this end: of descriptors, mappings or memory.
 
-use std::collections::HashSet;
+mod answers;
+
+use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
@@ -89,10 +91,8 @@ pub struct ShmLink {
     /// Of this link, if it may lend on what peers have lent.
     lends_on: Option<Pool>,
     table: Arc<Table>,
-    /// Keys of this end's chunks that the peer knows.
-    shared: HashSet<u32>,
-    /// Those of them that the peer has declined.
-    declined: HashSet<u32>,
+    /// Keys of this end's chunks that the peer knows, and whether it can write to them.
+    shared: HashMap<u32, Shared>,
     revoked: Arc<RevokedKeys>,
     busy_poll: Box<BusyPoll>,
     wake_cost: WakeCost,
@@ -146,8 +146,7 @@ impl ShmLink {
             borrower: None,
             lends_on: context.permit.lends_on().then(|| pool.clone()),
             table: context.table.clone(),
-            shared: HashSet::new(),
-            declined: HashSet::new(),
+            shared: HashMap::new(),
             revoked: Arc::default(),
             busy_poll: Box::new(BusyPoll::new(config.busy_poll_limit, UNKNOWN)),
             wake_cost: WakeCost::default(),
@@ -358,54 +357,6 @@ impl ShmLink {
         Poll::Ready(result)
     }
 
-    /// The peer has mapped what it was offered, or cannot.
-    fn answered(&mut self, key: u32, taken: bool) {
-        if !taken && self.shared.contains(&key) {
-            throttled!(warn, peer = %self.peer, "the peer cannot map landing memory of this end");
-            self.declined.insert(key);
-        }
-        self.named.answered(key, taken);
-        if let Some(lender) = &mut self.lender {
-            lender.answered(key, taken);
-        }
-    }
-
-    /// Memory that the peer lends is mapped, or cannot be.
-    fn answer_lent(
-        &mut self,
-        offered: Offered,
-        taken: io::Result<TakenFile>,
-    ) -> Result<(), LinkError> {
-        let taken = match taken {
-            Ok(taken) => {
-                let borrower = self.borrower.get_or_insert_default();
-                borrower.insert(offered, taken, &self.table).map_err(|what| self.breach(what))?;
-                Ok(())
-            }
-            Err(error) => Err(error),
-        };
-        self.answer(offered.key, taken)
-    }
-
-    /// Tells the peer whether what it has offered is mapped.
-    fn answer(&mut self, key: u32, taken: io::Result<()>) -> Result<(), LinkError> {
-        let answer = match taken {
-            Ok(()) => Message::Taken { key },
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Err(self.breach(format!("memory that cannot be used: {error}")));
-            }
-            Err(error) => {
-                tracing::debug!(%error, peer = %self.peer, "memory that a peer offers is not mapped");
-                Message::Declined { key }
-            }
-        };
-        match self.socket.send(&answer.encode(), &[]) {
-            // Without an answer the peer goes on copying; its end is told by a later poll.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_end(&error) => Ok(()),
-            sent => sent.map_err(|error| self.device_error("sendmsg", error)),
-        }
-    }
-
     fn handle(
         &mut self,
         message: SocketMessage,
@@ -487,7 +438,7 @@ impl ShmLink {
     fn tell_revoked(&mut self) -> Result<(), LinkError> {
         let mut keys = self.revoked.take().into_iter();
         while let Some(rkey) = keys.next() {
-            let message = if self.shared.contains(&rkey) {
+            let message = if self.shared.contains_key(&rkey) {
                 Message::Forget { rkey }
             } else if self.named.has_offered(rkey) {
                 Message::Unname { key: rkey }
@@ -508,7 +459,6 @@ impl ShmLink {
                 Ok(()) => {}
             }
             self.shared.remove(&rkey);
-            self.declined.remove(&rkey);
             self.named.take_back(rkey);
             if let Some(lender) = &mut self.lender {
                 lender.take_back(rkey);
@@ -667,9 +617,8 @@ impl Link for ShmLink {
 
     fn share(&mut self, rkey: u32) -> Result<Shared, LinkError> {
         self.check_alive()?;
-        if self.shared.contains(&rkey) {
-            let is_declined = !self.declined.is_empty() && self.declined.contains(&rkey);
-            return Ok(if is_declined { Shared::No } else { Shared::Yes });
+        if let Some(shared) = self.shared.get(&rkey) {
+            return Ok(*shared);
         }
         // The peer counts chunks until it is told that they were revoked.
         self.tell_revoked().map_err(|error| self.fail(error))?;
@@ -698,7 +647,7 @@ impl Link for ShmLink {
             }
             Ok(()) => self.writer.chunk_sent(),
         }
-        self.shared.insert(rkey);
+        self.shared.insert(rkey, Shared::Yes);
         Ok(Shared::Yes)
     }
 

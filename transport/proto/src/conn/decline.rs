@@ -13,8 +13,8 @@
 //! | by WRITE and DATA | a GRANT of memory that this side cannot write to ([`Connection::cannot_write`]): ABORT, and DECLINE with OWN | by DATA |
 //!
 //! What was granted before is written, and ends with DONE or, after a RECALL, with ABORT. Then the
-//! rest of the message in front goes by DATA, and all that is behind it. The receiver takes REQUESTs
-//! that cross its DECLINE for what they are, and forgets them.
+//! rest of the message in front goes by DATA, and all that is behind it. The receiver forgets
+//! REQUESTs that cross its DECLINE.
 
 use super::connection::Connection;
 use super::stream::SendHalf;
@@ -22,8 +22,8 @@ use crate::frame::Frame;
 use crate::ids::StreamId;
 
 impl Connection {
-    /// This side has no landing memory for what the peer sends on a stream, and waiting brings none:
-    /// the rest comes by DATA. Does nothing for unknown streams.
+    /// This side has no landing memory for what the peer sends on a stream, and waiting brings
+    /// none: the rest comes by DATA. Does nothing for unknown streams.
     pub fn decline_landing(&mut self, id: StreamId) {
         let Some(&key) = self.ids.get(&id.0) else { return };
         let stream = &mut self.streams[key];

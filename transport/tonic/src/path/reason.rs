@@ -70,8 +70,8 @@ pub enum ReasonCode {
     /// One end has reached its limit of connections, handshakes or Offers at a time.
     LimitReached,
     /// A limit of one end's process or host keeps it from making a connection, or memory for long
-    /// messages to land in: descriptors, address space, length of files. The text names the call and
-    /// the error.
+    /// messages to land in: descriptors, address space, length of files. The text names the call
+    /// and the error.
     ProcessLimit,
 }
 

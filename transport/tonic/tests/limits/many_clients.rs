@@ -1,17 +1,13 @@
 //! Clients of a server that connect at once, as after its restart.
 
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::task::JoinSet;
 use tonic_rdma::Path;
+
+use crate::common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World};
 
 /// Descriptors of a client, both of whose ends are in this process, while it connects.
 const DESCRIPTORS: u64 = 16;

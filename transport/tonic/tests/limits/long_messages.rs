@@ -2,12 +2,9 @@
 //! codec. The longest that gRPC can state is tested in the protocol, without its bytes:
 //! `conn::tests::long_messages`.
 
-#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-
-mod common;
-
 use bytes::Bytes;
-use common::{Blob, Fabric, LIMIT, Which, World};
+
+use crate::common::{Blob, Fabric, LIMIT, Which, World};
 
 /// Bytes that differ from block to block.
 fn bytes(len: usize) -> Bytes {
@@ -36,7 +33,7 @@ async fn messages_of_300_mib_pass_both_ways() {
 }
 
 #[tokio::test]
-#[ignore = "takes 5 GiB of memory: cargo test --release -p tonic-rdma --test long_messages -- --ignored"]
+#[ignore = "takes 5 GiB of memory: cargo test --release -p tonic-rdma --test limits -- --ignored"]
 async fn messages_of_1_gib_pass_both_ways() {
     for codec in [Which::Ours, Which::Plain] {
         echoes(1 << 30, codec).await;
