@@ -118,7 +118,9 @@ impl Peer {
                     self.link.repost(slot)?;
                     self.credits += 1;
                 }
-                Completion::NotMapped { .. } | Completion::Forgotten { .. } | Completion::Answered => {}
+                Completion::NotMapped { .. }
+                | Completion::Forgotten { .. }
+                | Completion::Answered => {}
             }
         }
         result

@@ -92,7 +92,9 @@ impl End {
                 Completion::Sent { id } => self.done = self.done.max(id),
                 Completion::Received { slot, len } => self.received.push_back((slot, len)),
                 // A WRITE there fails the link.
-                Completion::NotMapped { .. } | Completion::Forgotten { .. } | Completion::Answered => {}
+                Completion::NotMapped { .. }
+                | Completion::Forgotten { .. }
+                | Completion::Answered => {}
             }
         }
     }
