@@ -236,13 +236,13 @@ impl Pool {
     }
 
     /// Checks that the pool has landing memory, or that the process may make and pin a chunk. The
-    /// limits may have been lowered since the pool was made, and other pools may have used them up. After
-    /// [`cannot_land`](Self::cannot_land) a chunk is made and dropped, until that succeeds: it may
-    /// take a few milliseconds.
+    /// limits may have been lowered since the pool was made, and other pools may have used them up.
+    /// After [`cannot_land`](Self::cannot_land) a chunk is made and dropped, until that succeeds:
+    /// it may take a few milliseconds.
     ///
     /// # Errors
-    /// [`PoolError::Memlock`] or [`PoolError::File`] if a peer's WRITEs would find no landing memory;
-    /// [`PoolError::Register`] if they found none before, and a chunk still cannot be made.
+    /// [`PoolError::Memlock`] or [`PoolError::File`] if a peer's WRITEs would find no landing
+    /// memory; [`PoolError::Register`] if they found none before, and a chunk still cannot be made.
     pub fn may_land(&self) -> Result<(), PoolError> {
         if self.0.ledger.cannot_land.load(Relaxed) {
             let chunk = self.config().chunk;

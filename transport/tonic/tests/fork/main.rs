@@ -5,6 +5,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+#[path = "../common/mod.rs"]
 mod common;
 
 use std::net::{Ipv4Addr, SocketAddr};
