@@ -155,7 +155,7 @@ pub fn socket(data: &[u8]) {
         let is_taken = match &message {
             Message::Lend { .. } | Message::Unlend { .. } => taken.own.lent,
             Message::Name { .. } | Message::Unname { .. } => taken.own.named,
-            Message::Taken { .. } | Message::Declined { .. } => taken.peer.lent || taken.peer.named,
+            Message::Taken { .. } => taken.peer.lent || taken.peer.named,
             _ => true,
         };
         match taken.check(message.clone()) {

@@ -78,7 +78,8 @@ fn memory_file(error: &std::io::Error) -> ReasonCode {
         ErrorKind::FileTooLarge | ErrorKind::PermissionDenied | ErrorKind::Unsupported => {
             ReasonCode::MemoryFiles
         }
-        _ => ReasonCode::PoolExhausted,
+        // Descriptors or memory.
+        _ => ReasonCode::ProcessLimit,
     }
 }
 

@@ -440,7 +440,7 @@ pub struct World {
     pub server: ServerStats,
     pub seen: Arc<Seen>,
     pub channel: Channel,
-    endpoint: Endpoint,
+    pub endpoint: Endpoint,
     fabric: Fabric,
     task: JoinHandle<()>,
 }
