@@ -1,7 +1,10 @@
 //! What the transport reports: counters, metrics, spans.
 
-#[cfg_attr(not(feature = "metrics"), path = "unrecorded.rs")]
+#[cfg(feature = "metrics")]
 pub mod metrics;
+#[cfg(not(feature = "metrics"))]
+#[path = "unrecorded.rs"]
+pub(crate) mod metrics;
 pub(crate) mod spans;
 pub(crate) mod stats;
 
