@@ -1,10 +1,8 @@
 //! What the transport reports: counters, metrics, spans.
 
-#[cfg(feature = "metrics")]
+#[cfg_attr(not(feature = "metrics"), path = "unrecorded.rs")]
+#[cfg_attr(not(feature = "metrics"), allow(unreachable_pub, reason = "the feature exports it"))]
 pub mod metrics;
-#[cfg(not(feature = "metrics"))]
-#[path = "unrecorded.rs"]
-pub(crate) mod metrics;
 pub(crate) mod spans;
 pub(crate) mod stats;
 

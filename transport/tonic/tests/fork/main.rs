@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tonic::Code;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server, Side};
@@ -29,12 +29,10 @@ const MIB: usize = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs a future in a runtime of its own, on a thread of its own: this one may belong to a runtime.
-/// It has one thread, as several would sleep by `parking_lot` here, a feature of tokio that these
-/// tests' build has: see the guide, "Fork".
 fn run<T: Send>(future: impl Future<Output = T> + Send) -> T {
     std::thread::scope(|scope| {
         let run = || {
-            let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = Runtime::new().unwrap();
             let done = runtime.block_on(async { tokio::time::timeout(TIMEOUT, future).await });
             runtime.shutdown_background();
             done.unwrap()
