@@ -23,8 +23,8 @@ const CHANNELS: usize = 200;
 /// The interval in which attempts are counted: much longer than an attempt, much shorter than a
 /// pause.
 const MOMENT: Duration = Duration::from_millis(50);
-/// Maximum number of attempts by all channels in one interval. Spread evenly over the first pause, it
-/// is a quarter, and for some time the second attempts of others are as many again.
+/// Maximum number of attempts by all channels in one interval. Spread evenly over the first pause,
+/// it is a quarter, and for some time the second attempts of others are as many again.
 const MAX: u64 = CHANNELS as u64 / 2;
 
 type Sockets = mpsc::UnboundedSender<io::Result<DuplexStream>>;
