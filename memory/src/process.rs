@@ -17,54 +17,33 @@
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::null_mut;
-use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicU32};
+
+/// In place of the page where the kernel wipes none: stays 0.
+static NO_PAGE: AtomicU32 = AtomicU32::new(0);
 
 #[cfg(all(target_os = "linux", not(miri)))]
 mod generation {
     use std::ptr::null_mut;
-    use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+    use std::sync::atomic::Ordering::{AcqRel, Acquire};
     use std::sync::atomic::{AtomicPtr, AtomicU32};
 
+    use super::NO_PAGE;
     use crate::region::page::page;
 
     /// The page that is wiped in children, once there is one.
     static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
-    /// In place of the page where the kernel wipes none.
-    static NO_PAGE: AtomicU32 = AtomicU32::new(0);
-    /// The last number that was given out.
-    static LAST: AtomicU32 = AtomicU32::new(0);
 
+    /// Where the generation stands.
     #[inline]
-    pub(super) fn current() -> u32 {
-        let page = PAGE.load(Acquire);
-        if page.is_null() {
-            return first();
-        }
+    pub(super) fn word() -> &'static AtomicU32 {
         // SAFETY: what PAGE points to is a static, or a page that is never unmapped (R23).
-        match unsafe { &*page }.load(Relaxed) {
-            0 => next(page),
-            generation => generation,
-        }
-    }
-
-    /// The number of a child, of which the first thread that asks decides.
-    #[cold]
-    fn next(page: *mut AtomicU32) -> u32 {
-        if std::ptr::eq(page, &NO_PAGE) {
-            return std::process::id();
-        }
-        // Before it stands in the page, so that no child of this process gets it again.
-        let mine = LAST.fetch_add(1, AcqRel) + 1;
-        // SAFETY: as in `current`.
-        match unsafe { &*page }.compare_exchange(0, mine, AcqRel, Acquire) {
-            Ok(_) => mine,
-            Err(generation) => generation,
-        }
+        unsafe { PAGE.load(Acquire).as_ref() }.unwrap_or_else(first)
     }
 
     #[cold]
-    fn first() -> u32 {
+    fn first() -> &'static AtomicU32 {
         let len = page();
         let page = map(len).unwrap_or(std::ptr::from_ref(&NO_PAGE).cast_mut());
         match PAGE.compare_exchange(null_mut(), page, AcqRel, Acquire) {
@@ -74,7 +53,7 @@ mod generation {
             }
             _ => {}
         }
-        current()
+        word()
     }
 
     /// A page that children find wiped. It is smaller than what an address space has in any case.
@@ -98,27 +77,55 @@ mod generation {
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
 mod generation {
-    pub(super) fn current() -> u32 {
-        std::process::id()
+    pub(super) fn word() -> &'static std::sync::atomic::AtomicU32 {
+        &super::NO_PAGE
     }
 }
 
+/// The last generation that was given out.
+static LAST: AtomicU32 = AtomicU32::new(0);
+
 /// A process, as told from its parent and its children.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Process(u32);
+#[derive(Clone, Copy, Debug)]
+pub struct Process {
+    /// Where this generation stands as long as the process that runs is this one.
+    word: &'static AtomicU32,
+    generation: u32,
+}
 
 impl Process {
     /// The process that runs this.
     #[inline]
     pub fn current() -> Process {
-        Process(generation::current())
+        let word = generation::word();
+        match word.load(Relaxed) {
+            0 => Process { word, generation: next(word) },
+            generation => Process { word, generation },
+        }
     }
 
     /// Whether this is the process that runs this, and not its parent.
     #[inline]
     pub fn is_current(self) -> bool {
-        self == Process::current()
+        // A page that was wiped holds 0, or the number of a child.
+        self.word.load(Relaxed) == self.generation || self.is_current_by_id()
     }
+
+    #[cold]
+    fn is_current_by_id(self) -> bool {
+        std::ptr::eq(self.word, &NO_PAGE) && self.generation == std::process::id()
+    }
+}
+
+/// The generation of a process of which nobody has asked before: the first thread that asks decides.
+#[cold]
+fn next(word: &AtomicU32) -> u32 {
+    if std::ptr::eq(word, &NO_PAGE) {
+        return std::process::id();
+    }
+    // Before it stands in the page, so that no child of this process gets it again.
+    let mine = LAST.fetch_add(1, AcqRel) + 1;
+    word.compare_exchange(0, mine, AcqRel, Acquire).map_or_else(|other| other, |_| mine)
 }
 
 /// The error of whatever a process inherited and may not use.

@@ -11,19 +11,24 @@ use crate::error::PoolError;
 use crate::process::Forked;
 
 /// Allocates `len` bytes, if there is memory now and no request waits.
+#[inline]
 pub(crate) fn try_alloc(arenas: &Arc<Arenas>, len: usize) -> Result<PinnedBuf, PoolError> {
-    let (budget, usage) = (arenas.budget(), arenas.usage());
-    if len > budget {
-        return Err(PoolError::TooLarge { len, budget, usage });
-    }
-    if arenas.is_inherited() {
-        let source = std::io::Error::other(Forked("the pool"));
-        return Err(PoolError::Map { len, source });
-    }
-    if arenas.waiters().any() {
-        return Err(PoolError::Exhausted { len, budget, usage });
+    if len > arenas.budget() || arenas.is_inherited() || arenas.waiters().any() {
+        return Err(refusal(arenas, len));
     }
     arenas.take(len).map(|slot| PinnedBuf::new(slot, len))
+}
+
+#[cold]
+fn refusal(arenas: &Arenas, len: usize) -> PoolError {
+    let (budget, usage) = (arenas.budget(), arenas.usage());
+    if len > budget {
+        PoolError::TooLarge { len, budget, usage }
+    } else if arenas.is_inherited() {
+        PoolError::Map { len, source: std::io::Error::other(Forked("the pool")) }
+    } else {
+        PoolError::Exhausted { len, budget, usage }
+    }
 }
 
 /// The future of [`Pool::alloc`](crate::Pool::alloc).
