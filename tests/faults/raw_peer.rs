@@ -243,8 +243,9 @@ impl Peer {
                     }
                 }
             }
-            if let Ok(grants) = <[Granted; N]>::try_from(grants.as_slice()) {
-                return grants;
+            // Where memory is short, a grant may come in several parts.
+            if let Some(grants) = grants.first_chunk::<N>() {
+                return *grants;
             }
             with_timeout("a grant", self.poll()).await.unwrap();
         }
