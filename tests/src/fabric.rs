@@ -150,7 +150,8 @@ impl Fabric {
         matches!(self, Fabric::Stock | Fabric::StockClient)
     }
 
-    pub(crate) fn from_name(name: &str) -> Option<Fabric> {
+    /// The fabric with this name.
+    pub fn from_name(name: &str) -> Option<Fabric> {
         match name {
             "stock" => Some(Fabric::Stock),
             "tcp" => Some(Fabric::Tcp),

@@ -1,0 +1,275 @@
+//! A client in a process of its own, which does what it is asked to by lines of its standard input.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::task::JoinSet;
+use tonic::{Request, Status};
+use tonic_rdma::{Channel, Context, Endpoint, Path, Policy};
+use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::codec::{CodecKind, set_thread_codec};
+use tonic_rdma_tests::fabric::Fabric;
+use tonic_rdma_tests::harness::{Client as Stub, client_of};
+use tonic_rdma_tests::load::{assert_connection_lost, wait_for_path, with_timeout};
+use tonic_rdma_tests::process::{Process, codec_from_name, runtime};
+use tonic_rdma_tests::service::script::{echo, steps};
+
+use crate::server::{Server, policy, prepare, questions};
+use crate::{crowd, fork, unread};
+
+/// How long `connect` waits for a fast path, so that a slow machine is not mistaken for none.
+const PATIENCE: Duration = Duration::from_secs(100);
+/// How often a client that is busy says so.
+const BUSY: Duration = Duration::from_secs(10);
+/// Lines of a client that is busy, after which it counts as hung.
+const MOST_BUSY: usize = 24;
+
+/// A client's process.
+#[derive(Debug)]
+pub struct Client {
+    pub process: Process,
+    fabric: Fabric,
+}
+
+impl Client {
+    /// Starts a client of `server`: see [`Server::start`] for the arguments.
+    ///
+    /// | option | |
+    /// |---|---|
+    /// | `plain` | tonic's codec |
+    /// | `require` | the fast path is required |
+    /// | `small-pool`, `no-memfd`, `no-fstatfs` | as for a server |
+    pub async fn start(server: &Server, fabric: Fabric, wrapper: &str, options: &str) -> Self {
+        let mut client = Self::begin(server, fabric, wrapper, options);
+        assert_eq!(client.answer().await, "up");
+        client
+    }
+
+    fn begin(server: &Server, fabric: Fabric, wrapper: &str, options: &str) -> Self {
+        let role = format!("client {fabric} {} {options}", server.at);
+        Self { process: Process::start(wrapper, &role), fabric }
+    }
+
+    async fn answer(&mut self) -> String {
+        for _ in 0..MOST_BUSY {
+            let line = self.process.read_line().await;
+            if line != "..." {
+                return line;
+            }
+        }
+        panic!("the client hangs");
+    }
+
+    pub async fn ask(&mut self, question: &str) -> String {
+        let first = self.process.ask(question).await;
+        if first == "..." { self.answer().await } else { first }
+    }
+
+    /// Has it do something that must succeed.
+    pub async fn does(&mut self, what: &str) {
+        assert_eq!(self.ask(what).await, "ok", "{what}");
+    }
+
+    /// Has it echo messages of these sizes, one after the other.
+    pub async fn echo(&mut self, sizes: &[usize]) {
+        for size in sizes {
+            self.does(&format!("echo {size}")).await;
+        }
+    }
+
+    /// Checks that calls take the path of the fabric, now or once the channel is back there.
+    pub async fn returns(&mut self) {
+        self.does("returns").await;
+    }
+
+    /// The path that calls take: its name, and the reason if there is one.
+    pub async fn path(&mut self) -> String {
+        self.ask("path").await
+    }
+
+    /// Checks that calls take the path of the fabric.
+    pub async fn is_on_its_path(&mut self) {
+        let (path, own) = (self.path().await, own_path(self.fabric));
+        assert!(path.starts_with(own), "{path}");
+    }
+
+    /// Calls over the fast path, over TCP, and connections that were lost: none with stock tonic.
+    pub async fn counts(&mut self) -> [u64; 3] {
+        let counts = self.ask("counts").await;
+        let counts: Vec<_> = counts.split(' ').map(|count| count.parse().unwrap()).collect();
+        counts.try_into().unwrap()
+    }
+}
+
+/// How the text of the path begins when calls take that of the fabric.
+pub const fn own_path(fabric: Fabric) -> &'static str {
+    match fabric {
+        Fabric::Stock => "stock",
+        Fabric::Tcp => "tcp (policy",
+        Fabric::Shm => "shm",
+        _ => "verbs",
+    }
+}
+
+/// A runtime with one thread, which a task can block.
+pub fn one_thread() -> Runtime {
+    set_thread_codec(CodecKind::ZeroCopy);
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// An endpoint of ours.
+pub fn endpoint(fabric: Fabric, at: SocketAddr, context: &Context) -> Endpoint {
+    Endpoint::from_shared(format!("http://{at}"))
+        .unwrap()
+        .policy(policy(fabric))
+        .fabrics(fabric.kinds().to_vec())
+        .context(context.clone())
+        .fast_path_timeout(PATIENCE)
+}
+
+pub async fn connect(endpoint: &Endpoint, fabric: Fabric, at: SocketAddr) -> AnyChannel {
+    if fabric == Fabric::Stock {
+        let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{at}")).unwrap();
+        return AnyChannel::Stock(endpoint.connect().await.unwrap());
+    }
+    AnyChannel::Rdma(endpoint.connect().await.unwrap())
+}
+
+/// Connects to a server from this process.
+pub async fn connect_here(fabric: Fabric, at: SocketAddr) -> (AnyChannel, Stub) {
+    let endpoint = endpoint(fabric, at, &Context::builder().build());
+    let channel = with_timeout("connecting", connect(&endpoint, fabric, at)).await;
+    let path = path_of(&channel);
+    assert!(path.starts_with(own_path(fabric)), "{path}");
+    (channel.clone(), client_of(channel))
+}
+
+pub fn path_of(channel: &AnyChannel) -> String {
+    match channel {
+        AnyChannel::Stock(_) => "stock".to_owned(),
+        AnyChannel::Rdma(channel) => {
+            let path = channel.path();
+            match path.reason {
+                Some(reason) => format!("{} ({reason})", path.path),
+                None => path.path.to_string(),
+            }
+        }
+    }
+}
+
+pub async fn echo_one(mut client: Stub, size: usize) -> Result<(), Status> {
+    let request = steps("", [echo(1)]).with_payload(1, size);
+    client.unary(request).await.map(|reply| reply.into_inner().expect(1, size))
+}
+
+/// Small messages, some that land, and one that lands in parts.
+pub const SIZES: [usize; 4] = [10, 4000, 300_000, 20 << 20];
+
+/// Calls of all sizes begin at once.
+pub fn echoes(client: &Stub) -> JoinSet<Result<(), Status>> {
+    SIZES.into_iter().map(|size| echo_one(client.clone(), size)).collect()
+}
+
+pub async fn assert_all_succeed(mut calls: JoinSet<Result<(), Status>>) {
+    while let Some(call) = with_timeout("a call", calls.join_next()).await {
+        call.unwrap().unwrap();
+    }
+}
+
+/// A client, as what it is asked sees it.
+#[derive(Clone, Debug)]
+pub struct Here {
+    pub fabric: Fabric,
+    pub at: SocketAddr,
+    pub endpoint: Endpoint,
+    pub channel: AnyChannel,
+}
+
+impl Here {
+    pub fn stub(&self) -> Stub {
+        client_of(self.channel.clone())
+    }
+
+    /// The channel, if it is one of ours.
+    pub fn ours(&self) -> Option<&Channel> {
+        match &self.channel {
+            AnyChannel::Rdma(channel) => Some(channel),
+            AnyChannel::Stock(_) => None,
+        }
+    }
+
+    async fn answer(self, question: String) -> String {
+        let words: Vec<_> = question.split(' ').collect();
+        match words[..] {
+            ["echo", size] => match echo_one(self.stub(), size.parse().unwrap()).await {
+                Ok(()) => "ok".to_owned(),
+                Err(status) => format!("{:?}: {}", status.code(), status.message()),
+            },
+            ["path"] => path_of(&self.channel),
+            ["counts"] => {
+                let stats = self.ours().map(Channel::stats).unwrap_or_default();
+                let counts = [stats.calls_fast, stats.calls_tcp, stats.connections_lost];
+                counts.map(|count| count.to_string()).join(" ")
+            }
+            ["returns"] => {
+                let path = self.fabric.fast().unwrap_or(Path::Tcp);
+                if let Some(channel) = self.ours() {
+                    wait_for_path(channel, path).await;
+                }
+                "ok".to_owned()
+            }
+            ["lost", size] => match echo_one(self.stub(), size.parse().unwrap()).await {
+                Ok(()) => "ok".to_owned(),
+                Err(status) => {
+                    assert_connection_lost(&status);
+                    "lost".to_owned()
+                }
+            },
+            ["act", key, what] => {
+                let mut request = Request::new(steps("", [echo(1)]).with_payload(1, 10));
+                let key: &'static str = key.to_owned().leak();
+                request.metadata_mut().insert(key, what.parse().unwrap());
+                self.stub().unary(request).await.unwrap().into_inner().expect(1, 10);
+                "ok".to_owned()
+            }
+            ["fork", what] => fork::answer(self.clone(), what).await,
+            ["unread", size] => unread::answer(&self, size.parse().unwrap()).await,
+            ["crowd", count] => crowd::answer(&self, count.parse().unwrap()).await,
+            _ => panic!("not understood: {question}"),
+        }
+    }
+}
+
+pub fn play(words: &[&str]) {
+    let fabric = Fabric::from_name(words[0]).unwrap();
+    let at: SocketAddr = words[1].parse().unwrap();
+    let context = prepare(words);
+    let codec = if words.contains(&"plain") { "plain" } else { "zero-copy" };
+    let runtime = runtime(codec_from_name(codec));
+    let mut endpoint = endpoint(fabric, at, &context);
+    if words.contains(&"require") {
+        endpoint = endpoint.policy(Policy::Require);
+    }
+    let playing = runtime.spawn(async move {
+        let channel = connect(&endpoint, fabric, at).await;
+        println!("up");
+        let here = Here { fabric, at, endpoint, channel };
+        let mut questions = questions();
+        while let Some(question) = questions.recv().await {
+            let (done, mut answer) = unbounded_channel();
+            let here = here.clone();
+            tokio::spawn(async move { done.send(here.answer(question).await) });
+            loop {
+                match tokio::time::timeout(BUSY, answer.recv()).await {
+                    Ok(Some(answer)) => break println!("{}", answer.replace('\n', " ")),
+                    Ok(None) => panic!("no answer"),
+                    Err(_) => println!("..."),
+                }
+            }
+        }
+    });
+    runtime.block_on(playing).unwrap();
+    runtime.shutdown_background();
+}

@@ -1,0 +1,47 @@
+//! A server that is killed and started again, and one that ends old connections.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tonic::Request;
+use tonic_rdma_tests::fabric::Fabric;
+use tonic_rdma_tests::load::poll_until;
+use tonic_rdma_tests::pb::Script;
+
+use crate::client::{Client, connect_here};
+use crate::server::Server;
+
+/// Calls fail as UNAVAILABLE while there is no server. Then they succeed, on the same channel, which
+/// returns to its path.
+pub async fn killed_and_started_again(fabric: Fabric) {
+    let mut server = Server::start(fabric, "", "").await;
+    let mut client = Client::start(&server, fabric, "", "").await;
+    for _ in 0..5 {
+        client.echo(&[10, 300_000]).await;
+        server = server.start_again().await;
+        let client = tokio::sync::Mutex::new(&mut client);
+        let call = || async { client.lock().await.ask("lost 300000").await };
+        poll_until("no call succeeds", call, |end| {
+            assert!(end == "ok" || end == "lost", "{end}");
+            end == "ok"
+        })
+        .await;
+        client.lock().await.returns().await;
+    }
+    client.is_on_its_path().await;
+}
+
+/// Connections that a server ends for their age take no call with them.
+pub async fn connections_of_limited_age(fabric: Fabric) {
+    let server = Server::start(fabric, "", "ages").await;
+    let (_channel, mut client) = connect_here(fabric, server.at).await;
+    // A connection has a port of its own.
+    let mut connections = BTreeSet::new();
+    while connections.len() < 4 {
+        let describing = Script { describe: true, ..Script::default() };
+        let reply = client.unary(Request::new(describing.into())).await.unwrap();
+        let from = reply.metadata().get("seen-remote-addr").unwrap();
+        connections.insert(from.to_str().unwrap().to_owned());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

@@ -1,0 +1,119 @@
+//! Processes that pause: a handler that blocks its worker, a client that blocks while it reads, a
+//! process that is stopped. Silence is not death (R24): no call is lost, unless the program has set
+//! a keep-alive, which then ends it as over tonic's own channel.
+
+use std::time::Duration;
+
+use tonic::{Code, Request};
+use tonic_rdma::Context;
+use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::fabric::Fabric;
+use tonic_rdma_tests::harness::client_of;
+use tonic_rdma_tests::load::with_timeout;
+use tonic_rdma_tests::service::script::{echo, hang, send_many, steps};
+
+use crate::client::{
+    assert_all_succeed, connect_here, echo_one, echoes, endpoint, one_thread, own_path, path_of,
+};
+use crate::server::{ACT, PAUSE, Server};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// No call has left the path, nor has a connection been lost.
+fn assert_kept(fabric: Fabric, channel: &AnyChannel) {
+    let path = path_of(channel);
+    assert!(path.starts_with(own_path(fabric)), "{path}");
+    if let AnyChannel::Rdma(channel) = channel {
+        let stats = channel.stats();
+        assert_eq!(
+            (stats.connections_lost, stats.calls_tcp > 0),
+            (0, fabric == Fabric::Tcp),
+            "{path}"
+        );
+    }
+}
+
+pub async fn a_handler_that_blocks_its_worker(fabric: Fabric) {
+    let server = Server::start(fabric, "", "one-thread").await;
+    let (channel, client) = connect_here(fabric, server.at).await;
+    echo_one(client.clone(), 10).await.unwrap();
+    let mut blocking = Request::new(steps("", [echo(1)]).with_payload(1, 10));
+    blocking.metadata_mut().insert(ACT, "block".parse().unwrap());
+    let mut blocked = client.clone();
+    let blocked = tokio::spawn(async move { blocked.unary(blocking).await });
+    // It blocks by then, with these calls behind it.
+    tokio::time::sleep(SECOND).await;
+    assert_all_succeed(echoes(&client)).await;
+    blocked.await.unwrap().unwrap();
+    assert_kept(fabric, &channel);
+}
+
+pub async fn a_client_that_blocks_while_it_reads(fabric: Fabric) {
+    let server = Server::start(fabric, "", "").await;
+    let at = server.at;
+    let blocking = move || {
+        one_thread().block_on(async {
+            let (channel, mut client) = connect_here(fabric, at).await;
+            const MESSAGES: u64 = 40;
+            let request = steps("", [send_many(0, 300_000, MESSAGES)]);
+            let mut replies = client.download(request).await.unwrap().into_inner();
+            let calls = echoes(&client);
+            for seed in 0..MESSAGES {
+                if seed == 3 {
+                    std::thread::sleep(PAUSE);
+                }
+                let reply = with_timeout("a message", replies.message()).await.unwrap();
+                reply.unwrap().expect(seed, 300_000);
+            }
+            assert_eq!(replies.message().await.unwrap().map(|_| ()), None);
+            assert_all_succeed(calls).await;
+            assert_kept(fabric, &channel);
+        });
+    };
+    // A thread that does not belong to the test's runtime.
+    let thread = std::thread::spawn(blocking);
+    tokio::task::spawn_blocking(|| thread.join().unwrap()).await.unwrap();
+}
+
+pub async fn a_stopped_server(fabric: Fabric) {
+    let server = Server::start(fabric, "", "").await;
+    let (channel, client) = connect_here(fabric, server.at).await;
+    assert_all_succeed(echoes(&client)).await;
+    let running = echoes(&client);
+    server.signal("STOP");
+    let later = echoes(&client);
+    tokio::time::sleep(PAUSE).await;
+    server.signal("CONT");
+    assert_all_succeed(running).await;
+    assert_all_succeed(later).await;
+    assert_kept(fabric, &channel);
+}
+
+/// The same settings, the same process, the same status.
+pub async fn a_keep_alive_ends_a_pause(fabric: Fabric) {
+    let server = Server::start(fabric, "", "").await;
+    let channel = if fabric == Fabric::Stock {
+        let uri = format!("http://{}", server.at);
+        let endpoint = tonic::transport::Endpoint::from_shared(uri).unwrap();
+        let endpoint = endpoint.http2_keep_alive_interval(SECOND).keep_alive_timeout(SECOND);
+        AnyChannel::Stock(endpoint.connect().await.unwrap())
+    } else {
+        let endpoint = endpoint(fabric, server.at, &Context::builder().build());
+        let endpoint = endpoint.http2_keep_alive_interval(SECOND).keep_alive_timeout(SECOND);
+        AnyChannel::Rdma(endpoint.connect().await.unwrap())
+    };
+    let path = path_of(&channel);
+    assert!(path.starts_with(own_path(fabric)), "{path}");
+    // As long as the process runs, it answers: a call that lasts is not ended.
+    let mut lasting = client_of(channel);
+    let mut gated = Box::pin(lasting.unary(steps("", [hang()])));
+    let waited = tokio::time::timeout(SECOND * 4, &mut gated).await;
+    assert!(waited.is_err(), "{waited:?}");
+    server.signal("STOP");
+    let status = with_timeout("the end of the call", gated).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    if fabric.fast().is_some() {
+        assert!(status.message().contains("timed out"), "the message tells why: {status:?}");
+    }
+    server.signal("CONT");
+}

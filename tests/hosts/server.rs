@@ -1,0 +1,195 @@
+//! A server in a process of its own: stock tonic's, or ours.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use tokio::sync::mpsc;
+use tonic::codec::CompressionEncoding::Gzip;
+use tonic::service::InterceptorLayer;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Status};
+use tonic_rdma::{Context, Policy, PoolConfig};
+use tonic_rdma_memory::test_util::process::{FSTATFS, MEMFD_CREATE, forbid};
+use tonic_rdma_tests::codec::CodecKind;
+use tonic_rdma_tests::fabric::{Fabric, bind_ip};
+use tonic_rdma_tests::probe::Probe;
+use tonic_rdma_tests::process::{Process, runtime};
+use tonic_rdma_tests::server_process::fixed_port;
+use tonic_rdma_tests::service::Scripted;
+
+use crate::{client, fork};
+
+/// The metadata of a call whose handler does something to its process: see [`act`].
+pub const ACT: &str = "x-act";
+/// How long a process stands still: longer than a peer that was silent lived once.
+pub const PAUSE: Duration = Duration::from_secs(6);
+/// The age at which a server with the option `ages` ends connections.
+pub const AGE: Duration = Duration::from_millis(200);
+const MIB: usize = 1 << 20;
+
+/// A server's process.
+#[derive(Debug)]
+pub struct Server {
+    pub process: Process,
+    pub at: SocketAddr,
+    fabric: Fabric,
+    options: String,
+}
+
+impl Server {
+    /// Starts a server, through `wrapper` if that is a command: see [`Process::start`].
+    ///
+    /// | option | |
+    /// |---|---|
+    /// | `one-thread` | all tasks run on one thread, which a handler can block |
+    /// | `small-pool` | 64 MiB, of which connections have little until they need it |
+    /// | `ages` | connections end once they are older than [`AGE`] |
+    /// | `default-limits` | tonic's limits on the lengths of messages |
+    /// | `no-memfd`, `no-fstatfs` | a filter forbids the system call |
+    pub async fn start(fabric: Fabric, wrapper: &str, options: &str) -> Self {
+        let ip = bind_ip().unwrap();
+        let at = SocketAddr::new(ip, fixed_port(ip, &mut SmallRng::from_os_rng()));
+        let process = start(fabric, at, wrapper, options).await;
+        Self { process, at, fabric, options: options.to_owned() }
+    }
+
+    /// Kills it, and starts it again at the same address.
+    pub async fn start_again(self) -> Self {
+        let Server { process, at, fabric, options } = self;
+        process.kill().await;
+        let process = start(fabric, at, "", &options).await;
+        Self { process, at, fabric, options }
+    }
+
+    pub fn signal(&self, name: &str) {
+        signal(&self.process, name);
+    }
+}
+
+async fn start(fabric: Fabric, at: SocketAddr, wrapper: &str, options: &str) -> Process {
+    let mut process = Process::start(wrapper, &format!("server {fabric} {at} {options}"));
+    assert_eq!(process.read_line().await, "ready");
+    process
+}
+
+pub fn signal(process: &Process, name: &str) {
+    let status = Command::new("kill").args([&format!("-{name}"), &process.id()]).status().unwrap();
+    assert!(status.success());
+}
+
+/// What a process does before it has another thread, and the context of its end.
+pub fn prepare(options: &[&str]) -> Context {
+    let forbidden = [("no-memfd", MEMFD_CREATE), ("no-fstatfs", FSTATFS)];
+    for (_, call) in forbidden.into_iter().filter(|(option, _)| options.contains(option)) {
+        forbid(call).unwrap();
+    }
+    // glibc takes blocks up to this length from address space that its threads have reserved, once
+    // one of them has been freed: a limit that is lowered leaves the heap its room.
+    drop(std::hint::black_box(vec![1_u8; 31 * MIB]));
+    let builder = Context::builder();
+    match options.contains(&"small-pool") {
+        true => builder.pool(PoolConfig::default().total(64 * MIB)),
+        false => builder,
+    }
+    .build()
+}
+
+pub fn policy(fabric: Fabric) -> Policy {
+    if fabric == Fabric::Tcp { Policy::Off } else { Policy::Auto }
+}
+
+/// Lines of standard input, read by a thread that lasts.
+pub fn questions() -> mpsc::UnboundedReceiver<String> {
+    let (ask, questions) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            if ask.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    questions
+}
+
+/// Serves until standard input ends. Answers `refused` with the number of connections that it has
+/// refused.
+pub fn play(words: &[&str]) {
+    let fabric = Fabric::from_name(words[0]).unwrap();
+    let at: SocketAddr = words[1].parse().unwrap();
+    let options = words[2..].iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let words: Vec<_> = options.iter().map(String::as_str).collect();
+    let context = prepare(&words);
+    let runtime = match words.contains(&"one-thread") {
+        true => client::one_thread(),
+        false => runtime(CodecKind::ZeroCopy),
+    };
+    let has = move |option: &str| options.iter().any(|word| word == option);
+    let serving = runtime.spawn(serve(fabric, at, context, has));
+    runtime.block_on(serving).unwrap();
+    runtime.shutdown_background();
+}
+
+async fn serve(fabric: Fabric, at: SocketAddr, context: Context, has: impl Fn(&str) -> bool) {
+    let listener = tokio::net::TcpListener::bind(at).await.unwrap();
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let acting = InterceptorLayer::new(move |request: Request<()>| {
+        if let Some(what) = request.metadata().get(ACT) {
+            act(fabric, at, what.to_str().unwrap());
+        }
+        Ok::<_, Status>(request)
+    });
+    let service = match has("default-limits") {
+        true => Scripted::server_with_default_limits(&Probe::default()),
+        false => Scripted::server(&Probe::default()),
+    };
+    let service = service.accept_compressed(Gzip);
+    let mut stats = None;
+    let mut serving = if fabric == Fabric::Stock {
+        let mut server = tonic::transport::Server::builder();
+        if has("ages") {
+            server = server.max_connection_age(AGE);
+        }
+        let router = server.layer(acting).add_service(service);
+        tokio::spawn(async { router.serve_with_incoming(incoming).await.map_err(drop) })
+    } else {
+        let mut server = tonic_rdma::Server::builder()
+            .policy(policy(fabric))
+            .fabrics(fabric.kinds().to_vec())
+            .context(context);
+        if has("ages") {
+            server = server.max_connection_age(AGE);
+        }
+        stats = Some(server.stats());
+        let router = server.layer(acting).add_service(service);
+        tokio::spawn(async { router.serve_with_incoming(incoming).await.map_err(drop) })
+    };
+    println!("ready");
+    let mut questions = questions();
+    loop {
+        tokio::select! {
+            question = questions.recv() => match question {
+                Some(_) => {
+                    let refused = stats.as_ref().map(|stats| stats.get().connections_refused);
+                    println!("{}", refused.unwrap_or(0));
+                }
+                None => return,
+            },
+            end = &mut serving => panic!("the server has ended: {end:?}"),
+        }
+    }
+}
+
+/// What a handler does to its process before it goes on.
+fn act(fabric: Fabric, at: SocketAddr, what: &str) {
+    match what {
+        "block" => std::thread::sleep(PAUSE),
+        "fork" => {
+            let child = fork::of_a_handler(fabric, at);
+            std::thread::spawn(move || println!("child: {}", child.wait().unwrap()));
+        }
+        _ => panic!("no act: {what}"),
+    }
+}

@@ -1,0 +1,33 @@
+//! A profiler that sends SIGPROF to each thread of both ends each millisecond, from their start: no
+//! connection is refused and no call fails, whatever system call a signal ends.
+
+use tonic_rdma_memory::test_util::process::SIGNALS;
+use tonic_rdma_tests::fabric::Fabric;
+
+use crate::client::{Client, SIZES};
+use crate::server::Server;
+
+/// Channels that connect at once.
+const CHANNELS: usize = 20;
+
+/// The process has the thread that sends the signals.
+fn assert_signalled(id: &str) {
+    let threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+    let name = |path: std::path::PathBuf| std::fs::read_to_string(path.join("comm")).unwrap();
+    let names: Vec<_> = threads.map(|thread| name(thread.unwrap().path())).collect();
+    assert!(names.iter().any(|name| name == "signals\n"), "{names:?}");
+}
+
+pub async fn connecting_and_calling(fabric: Fabric) {
+    let signals = format!("env {SIGNALS}=1");
+    let server = Server::start(fabric, &signals, "").await;
+    let mut client = Client::start(&server, fabric, &signals, "").await;
+    assert_signalled(&server.process.id());
+    assert_signalled(&client.process.id());
+    client.is_on_its_path().await;
+    for _ in 0..3 {
+        client.does(&format!("crowd {CHANNELS}")).await;
+        client.echo(&SIZES).await;
+    }
+    assert_eq!(client.counts().await[2], 0);
+}

@@ -1,0 +1,81 @@
+//! Streams that nobody reads. On the fast path the heap of the client stays within its bound, while
+//! small calls go on. Over TCP, as with tonic, the window of the connection is used up, and small
+//! calls wait until some is read or dropped.
+
+use std::time::Duration;
+
+use tonic_rdma_tests::fabric::Fabric;
+use tonic_rdma_tests::load::with_timeout;
+use tonic_rdma_tests::service::script::{send_many, steps};
+
+use crate::HEAP;
+use crate::client::{Client, Here, echo_one};
+use crate::server::Server;
+
+const STREAMS: usize = 1000;
+/// Over TCP. HTTP/2 servers of hyper allow 200.
+const STREAMS_OF_TCP: usize = 100;
+/// What the server has to send on each of them, in bytes.
+const EACH: usize = 4 << 20;
+/// The streams have 64 MiB together, held in half as much again, and each its floor of 32 KiB, held
+/// in twice as much. The rest of what a stream takes is less than 32 KiB.
+const MOST: usize = (96 << 20) + STREAMS * (3 * (32 << 10));
+/// How long a call waits over TCP.
+const A_WHILE: Duration = Duration::from_secs(2);
+
+/// A client that opens streams of messages of this size and reads none.
+pub async fn answer(here: &Here, size: usize) -> String {
+    let before = HEAP.current_usage();
+    HEAP.reset_peak_usage();
+    let fast = here.fabric.fast().is_some();
+    let streams = if fast { STREAMS } else { STREAMS_OF_TCP };
+    let (mut client, mut unread) = (here.stub(), Vec::new());
+    for seed in 0..streams as u64 {
+        let request = steps("", [send_many(seed, size, (EACH / size) as u64)]);
+        let call = with_timeout("a head", client.download(request)).await;
+        unread.push((seed, call.unwrap().into_inner()));
+    }
+    if fast {
+        for _ in 0..1000 {
+            with_timeout("a small call", echo_one(here.stub(), 100)).await.unwrap();
+        }
+    } else {
+        let mut small = Box::pin(echo_one(here.stub(), 100));
+        let end = tokio::time::timeout(A_WHILE, &mut small).await;
+        assert!(end.is_err(), "a small call has the window to itself: {end:?}");
+        unread.truncate(1);
+        with_timeout("a small call, with room in the window", small).await.unwrap();
+    }
+    let grown = HEAP.peak_usage() - before;
+    assert!(grown <= MOST, "{} MiB of heap", grown >> 20);
+    // What a reader waits for comes, whatever the others hold.
+    let (seed, mut last) = unread.pop().unwrap();
+    for n in 0..(EACH / size) as u64 {
+        let message = with_timeout("a message", last.message()).await.unwrap();
+        message.unwrap().expect(seed + n, size);
+    }
+    format!("{} MiB of heap at most", grown >> 20)
+}
+
+async fn nobody_reads(fabric: Fabric, size: usize) {
+    let server = Server::start(fabric, "", "").await;
+    let mut client = Client::start(&server, fabric, "", "").await;
+    let heap = client.ask(&format!("unread {size}")).await;
+    assert!(heap.ends_with("of heap at most"), "{heap}");
+    client.is_on_its_path().await;
+    let [_, over_tcp, lost] = client.counts().await;
+    assert_eq!((over_tcp > 0, lost), (fabric == Fabric::Tcp, 0));
+    println!("{fabric}, {size} bytes: {heap}");
+}
+
+pub async fn small_messages(fabric: Fabric) {
+    nobody_reads(fabric, 4000).await;
+}
+
+pub async fn medium_messages(fabric: Fabric) {
+    nobody_reads(fabric, 100_000).await;
+}
+
+pub async fn large_messages(fabric: Fabric) {
+    nobody_reads(fabric, EACH).await;
+}
