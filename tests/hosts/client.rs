@@ -21,6 +21,8 @@ use crate::{crowd, fork, unread};
 
 /// How long `connect` waits for a fast path, so that a slow machine is not mistaken for none.
 const PATIENCE: Duration = Duration::from_secs(100);
+/// As [`PATIENCE`], for a client whose path is left.
+const PATIENCE_OF_A_CALL: Duration = Duration::from_secs(5);
 /// How often a client that is busy says so.
 const BUSY: Duration = Duration::from_secs(10);
 /// Lines of a client that is busy, after which it counts as hung.
@@ -152,7 +154,7 @@ pub fn path_of(channel: &AnyChannel) -> String {
         AnyChannel::Rdma(channel) => {
             let path = channel.path();
             match path.reason {
-                Some(reason) => format!("{} ({reason})", path.path),
+                Some(reason) => format!("{} ({reason}); do: {}", path.path, reason.cure()),
                 None => path.path.to_string(),
             }
         }
@@ -250,7 +252,8 @@ pub fn play(words: &[&str]) {
     let runtime = runtime(codec_from_name(codec));
     let mut endpoint = endpoint(fabric, at, &context);
     if words.contains(&"require") {
-        endpoint = endpoint.policy(Policy::Require);
+        // Calls wait as long for their path as `connect` does.
+        endpoint = endpoint.policy(Policy::Require).fast_path_timeout(PATIENCE_OF_A_CALL);
     }
     let playing = runtime.spawn(async move {
         let channel = connect(&endpoint, fabric, at).await;

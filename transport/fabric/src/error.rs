@@ -324,6 +324,15 @@ pub enum ConnectError {
         /// The effective user of this process, as the peer sees it.
         uid: u32,
     },
+    /// The peer's process, or its host, has no more of something that a connection over shared
+    /// memory needs: descriptors, or address space.
+    #[error("{addr} can make no further connection: {source}")]
+    PeerLimit {
+        /// The peer.
+        addr: Addr,
+        /// The error that the peer has met.
+        source: Arc<io::Error>,
+    },
     /// The peer has another version of the protocol for shared memory.
     #[error("{addr} has version {version} of the shared-memory protocol, this process {own}")]
     OtherVersion {

@@ -138,6 +138,12 @@ pub enum Reject {
         "the server may not make the memory files that shared memory needs (RLIMIT_FSIZE, or memfd_create(2) forbidden)"
     )]
     MemoryFiles,
+    /// The server's process, or its host, has no more of something that a connection needs.
+    #[error("a limit of the server's process allows no further connection (os error {errno})")]
+    ProcessLimit {
+        /// The error of the system call.
+        errno: u16,
+    },
     /// The hello is invalid.
     #[error("the server did not understand the hello")]
     Malformed,
@@ -186,6 +192,8 @@ pub enum HelloError {
 const KIND_HELLO: u8 = 1;
 const KIND_ACCEPT: u8 = 2;
 const KIND_REJECT: u8 = 3;
+/// Lower half of the code of [`Reject::ProcessLimit`], whose upper half is the error.
+const PROCESS_LIMIT: u32 = 11;
 
 fn le<const N: usize>(data: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
@@ -334,6 +342,7 @@ impl Reject {
             Reject::Bare => 8,
             Reject::MemoryFiles => 9,
             Reject::TicketWithdrawn => 10,
+            Reject::ProcessLimit { errno } => PROCESS_LIMIT | u32::from(errno) << 16,
             Reject::Other(code) => code,
         };
         let mut out = [0; REJECT_LEN];
@@ -363,6 +372,9 @@ impl Reject {
             8 => Reject::Bare,
             9 => Reject::MemoryFiles,
             10 => Reject::TicketWithdrawn,
+            code if code & 0xffff == PROCESS_LIMIT => {
+                Reject::ProcessLimit { errno: (code >> 16) as u16 }
+            }
             code => Reject::Other(code),
         })
     }
@@ -397,6 +409,7 @@ mod tests {
             Reject::Bare,
             Reject::MemoryFiles,
             Reject::TicketWithdrawn,
+            Reject::ProcessLimit { errno: 24 },
             Reject::Other(99),
         ] {
             assert_eq!(Reject::decode(&reject.encode()).unwrap(), reject);

@@ -130,7 +130,9 @@ async fn attempt(
                 Err(error) if is_end(&error) => {}
                 sent => sent.map_err(failed)?,
             }
-            opened(&socket).await.map_err(failed)?;
+            if let Some(errno) = opened(&socket).await.map_err(failed)? {
+                return Err(no_room(Addr::Process(peer.pid), errno));
+            }
             // From here on it does not matter who of the peer's sends.
             let _ = socket.tell_senders(false);
             let ends = (own_end.reader, writer, wakeup);
@@ -143,6 +145,7 @@ async fn attempt(
         (Some(Message::OtherUser { uid }), false) => {
             Err(ConnectError::NotWelcome { addr: Addr::Process(peer.pid), uid })
         }
+        (Some(Message::NoRoom { errno }), false) => Err(no_room(Addr::Process(peer.pid), errno)),
         (Some(Message::Refused { text }), false) => Err(failed(io::Error::new(
             io::ErrorKind::PermissionDenied,
             format!("the peer says: {text:?}"),
@@ -158,9 +161,14 @@ async fn attempt(
     }
 }
 
+fn no_room(addr: Addr, errno: u32) -> ConnectError {
+    let errno = i32::try_from(errno).unwrap_or(0);
+    ConnectError::PeerLimit { addr, source: Arc::new(io::Error::from_raw_os_error(errno)) }
+}
+
 /// Waits until the server has taken what RING brought: before, it may not be able to, and no call
-/// can be made.
-async fn opened(socket: &Socket) -> io::Result<()> {
+/// can be made. Returns the error of a server that has no room for the connection.
+async fn opened(socket: &Socket) -> io::Result<Option<u32>> {
     let message = match socket.next().await {
         Err(error) if is_end(&error) => socket.receive().unwrap_or(None),
         message => message?,
@@ -169,7 +177,8 @@ async fn opened(socket: &Socket) -> io::Result<()> {
         || io::Error::new(io::ErrorKind::ConnectionReset, "it ended before it let this end in");
     let SocketMessage { bytes, has_fds } = message.ok_or_else(gone)?;
     match (Message::decode(&bytes), has_fds) {
-        (Some(Message::Open), false) => Ok(()),
+        (Some(Message::Open), false) => Ok(None),
+        (Some(Message::NoRoom { errno }), false) => Ok(Some(errno)),
         (Some(Message::Refused { text }), false) => {
             Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("the peer says: {text:?}")))
         }

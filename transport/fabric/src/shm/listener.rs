@@ -11,7 +11,6 @@
 //! all the same are closed with its socket, on other threads than those of admitted clients. While
 //! [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is accepted.
 
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::AsFd;
@@ -46,6 +45,8 @@ use crate::shm::wakeup::member::Wakeup;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections without a HELLO, at most; further ones wait in the kernel.
 const MAX_PENDING: usize = 64;
+/// Errors of limits that the process or its host has reached.
+const LIMITS: [i32; 3] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM];
 /// Sockets of clients without a checked ticket that may wait to be closed.
 const MAX_STRANGER_JOBS: usize = 256;
 /// Sockets of one user's peers that may wait to be closed. With more, the user's next peer waits to
@@ -248,16 +249,23 @@ impl ShmIncoming {
                 source: Arc::new(source),
             },
         };
-        let refuse = |socket: &Socket, error: &dyn fmt::Display| {
+        let refuse = |socket: &Socket, error: &io::Error| {
+            let message = match error.raw_os_error().filter(|errno| LIMITS.contains(errno)) {
+                Some(errno) => Message::NoRoom { errno: errno.unsigned_abs() },
+                None => Message::Refused { text: error.to_string() },
+            };
             // A peer that does not read its socket is not told.
-            let _ = socket.send(&Message::Refused { text: error.to_string() }.encode(), &[]);
+            let _ = socket.send(&message.encode(), &[]);
         };
         let tell = |socket: &Socket, error: io::Error| {
             refuse(socket, &error);
             failed(error)
         };
         let block = ControlBlock::without_recvs(pool, config)?;
-        let own_end = OwnEnd::new(config).inspect_err(|error| refuse(&socket, error))?;
+        let own_end = OwnEnd::new(config).inspect_err(|error| match error {
+            FabricError::MemoryFile { source, .. } => refuse(&socket, source),
+            error => refuse(&socket, &io::Error::other(error.to_string())),
+        })?;
         // Before the peer's ring, which may have to show who sends it.
         let candidate = Candidate::of(&mut socket);
         let takes_channel = candidate.is_some() && event_fd::is_supported();

@@ -47,6 +47,9 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         ConnectError::OtherVersion { .. } => {
             return Reason::from_peer(ReasonCode::VersionMismatch, error.to_string());
         }
+        ConnectError::PeerLimit { .. } => {
+            return Reason::from_peer(ReasonCode::ProcessLimit, error.to_string());
+        }
         ConnectError::NotAllowed { .. } => ReasonCode::OtherUser,
         ConnectError::Failed { ref source, .. } if is_process_limit(source) => {
             ReasonCode::ProcessLimit
@@ -105,6 +108,7 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
                 | Reject::TicketWithdrawn
                 | Reject::Bare => ReasonCode::LimitReached,
                 Reject::MemoryFiles => ReasonCode::MemoryFiles,
+                Reject::ProcessLimit { .. } => ReasonCode::ProcessLimit,
                 Reject::ShuttingDown => ReasonCode::GoAway,
                 _ => ReasonCode::HandshakeRejected,
             };

@@ -8,6 +8,7 @@
 //! | REJECT | kind, magic, private data | |
 //! | REFUSED | kind, magic, text | |
 //! | OTHER_USER | kind, magic, the user that is refused u32; REFUSED follows | |
+//! | NO_ROOM | kind, magic, the error u32 that a limit of the process or its host has caused, in place of REFUSED | |
 //! | CHUNK | kind, rkey u32, address u64, length u64 | file |
 //! | FORGET | kind, rkey u32 | |
 //! | WAKE | kind | |
@@ -58,6 +59,7 @@ const UNLEND: u8 = 13;
 const NAME: u8 = 14;
 const UNNAME: u8 = 15;
 const OPEN: u8 = 16;
+const NO_ROOM: u8 = 17;
 
 /// Whether the peer may lend on what is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +80,7 @@ pub(crate) enum Message {
     Reject { private_data: Vec<u8> },
     Refused { text: String },
     OtherUser { uid: u32 },
+    NoRoom { errno: u32 },
     Chunk { rkey: u32, addr: u64, len: u64 },
     Forget { rkey: u32 },
     Wake,
@@ -124,6 +127,10 @@ impl Message {
             Message::OtherUser { uid } => {
                 head(OTHER_USER);
                 out.extend(uid.to_le_bytes());
+            }
+            Message::NoRoom { errno } => {
+                head(NO_ROOM);
+                out.extend(errno.to_le_bytes());
             }
             Message::Chunk { rkey: key, addr, len }
             | Message::Lend { key, addr, len, .. }
@@ -208,6 +215,10 @@ impl Message {
                 let (uid, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
                 rest.is_empty().then_some(Message::OtherUser { uid })
             }
+            NO_ROOM => {
+                let (errno, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
+                rest.is_empty().then_some(Message::NoRoom { errno })
+            }
             CHUNK | LEND | NAME => {
                 let (key, rest) = u32_of(rest)?;
                 let (addr, rest) = u64_of(rest)?;
@@ -257,7 +268,7 @@ impl Message {
 /// The version of a message of a handshake, if it is not this end's.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
     match bytes {
-        [HELLO | ACCEPT | REJECT | REFUSED | OTHER_USER, rest @ ..] => {
+        [HELLO | ACCEPT | REJECT | REFUSED | OTHER_USER | NO_ROOM, rest @ ..] => {
             let version = *rest.strip_prefix(&PROTOCOL)?.first()?;
             (version != VERSION).then_some(version)
         }
@@ -301,6 +312,7 @@ mod tests {
             Message::Reject { private_data: private_data.clone() },
             Message::Refused { text: "no".into() },
             Message::OtherUser { uid: 1000 },
+            Message::NoRoom { errno: 24 },
             Message::Chunk { rkey: 1, addr: 2, len: 3 },
             Message::Lend { key: 1, addr: 2, len: 3, lend_on: LendOn::Never },
             Message::Lend { key: 1, addr: 2, len: 3, lend_on: LendOn::Allowed },

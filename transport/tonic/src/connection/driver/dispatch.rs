@@ -150,8 +150,7 @@ impl ConnectionState {
                     let short = PeerText(&text, SHORT);
                     tracing::debug!(peer = %self.peer, %code, text = %short, "the peer goes away");
                     if code == CloseCode::Resources {
-                        let text = PeerText(&text, DETAIL).to_string();
-                        self.leave(Reason::from_peer(ReasonCode::ProcessLimit, text));
+                        self.leave(limit_of_peer(&PeerText(&text, DETAIL).to_string()));
                     }
                     self.wake_driver();
                 }
@@ -223,4 +222,15 @@ impl ConnectionState {
             io.fault.get_or_insert(Fault::Local(status));
         });
     }
+}
+
+/// The reason of a peer that leaves the connection for want of memory. Its text is that of its own
+/// reason, which begins with the code.
+fn limit_of_peer(text: &str) -> Reason {
+    let named = text.split_once(": ").and_then(|(name, detail)| {
+        let code = ReasonCode::from_name(name)?;
+        matches!(code, ReasonCode::ProcessLimit | ReasonCode::MemoryFiles).then_some((code, detail))
+    });
+    let (code, detail) = named.unwrap_or((ReasonCode::ProcessLimit, text));
+    Reason::from_peer(code, detail)
 }

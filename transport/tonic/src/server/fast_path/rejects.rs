@@ -7,13 +7,23 @@ use tonic_rdma_proto::Reject;
 
 use crate::bootstrap::service::StaysOnHost;
 use crate::bootstrap::tickets::{Refused, Ticket, Tickets};
-use crate::path::Path;
-use crate::path::plaintext;
+use crate::path::reason::ReasonCode;
+use crate::path::{Path, from_error, plaintext};
 
 /// What a client is told that this process has no room for.
 pub(super) fn reject_for(error: &PoolError) -> Reject {
     match error {
         PoolError::File { .. } => Reject::MemoryFiles,
+        PoolError::Register(error) => {
+            match from_error::landing(error, ReasonCode::PoolExhausted).code() {
+                ReasonCode::MemoryFiles => Reject::MemoryFiles,
+                ReasonCode::ProcessLimit => {
+                    let errno = error.io().raw_os_error().and_then(|errno| errno.try_into().ok());
+                    Reject::ProcessLimit { errno: errno.unwrap_or(0) }
+                }
+                _ => Reject::Resources,
+            }
+        }
         _ => Reject::Resources,
     }
 }

@@ -33,6 +33,7 @@ pub(crate) fn refused(reject: Reject) {
         Reject::Handshakes => "handshakes",
         Reject::Bare => "bare",
         Reject::MemoryFiles => "memory-files",
+        Reject::ProcessLimit { .. } => "process-limit",
         Reject::Malformed => "malformed",
         Reject::Other(_) => "other",
     };
