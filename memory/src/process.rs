@@ -117,7 +117,7 @@ impl Process {
     }
 }
 
-/// The generation of a process of which nobody has asked before: the first thread that asks decides.
+/// The generation of a process that nobody has asked about: the first thread that asks decides.
 #[cold]
 fn next(word: &AtomicU32) -> u32 {
     if std::ptr::eq(word, &NO_PAGE) {
