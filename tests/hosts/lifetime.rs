@@ -11,8 +11,8 @@ use tonic_rdma_tests::pb::Script;
 use crate::client::{Client, connect_here};
 use crate::server::Server;
 
-/// Calls fail as UNAVAILABLE while there is no server. Then they succeed, on the same channel, which
-/// returns to its path.
+/// Calls fail with the status of a lost connection while there is no server. Then they succeed, on
+/// the same channel, which returns to its path.
 pub async fn killed_and_started_again(fabric: Fabric) {
     let mut server = Server::start(fabric, "", "").await;
     let mut client = Client::start(&server, fabric, "", "").await;

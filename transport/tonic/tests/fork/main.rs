@@ -8,7 +8,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,10 +19,8 @@ use common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
 use tokio::runtime::Runtime;
 use tonic::Code;
 use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server, Side};
-use tonic_rdma_memory::test_util::process::{
-    Child, FSTATFS, MEMFD_CREATE, forbid, fork, limit_file_size,
-};
+use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server};
+use tonic_rdma_memory::test_util::process::{Child, fork, limit_file_size};
 
 const MIB: usize = 1 << 20;
 /// Time limit of what a child does.
@@ -361,83 +359,4 @@ fn a_limit_on_files_is_a_reason_for_tcp_at_either_end() {
         assert!(both.wait().unwrap(), "both ends with {limit} bytes");
     }
     parent.ends_well();
-}
-
-/// The server's limit is lowered while a connection stands: its next chunk cannot be made, and the
-/// channel goes to TCP with the reason. Raised again, shared memory is back.
-#[test]
-fn a_limit_that_is_lowered_while_a_connection_stands() {
-    let served = child(|| {
-        run(async {
-            let world = World::optional(Which::Ours).await;
-            assert_eq!(world.channel.path().path, Path::Shm);
-            let mut client = world.client(Which::Ours);
-            client.echo(Blob::of(Bytes::from_static(b"small"))).await.unwrap();
-            limit_file_size(4096).unwrap();
-            // The call during which it is noticed may fail; what follows it does not.
-            let _ = client.echo(Blob::of(Bytes::from(pattern(3 * MIB, 1)))).await;
-            calls(world.channel.clone()).await;
-            let fresh = world.connect().await;
-            let reason = fresh.path().reason.unwrap();
-            assert_eq!(reason.code(), ReasonCode::MemoryFiles, "{reason}");
-            calls(fresh).await;
-            limit_file_size(1 << 40).unwrap();
-            let again = world.connect().await;
-            assert_eq!(again.path().path, Path::Shm);
-            calls(again).await;
-        });
-    });
-    assert!(served.wait().unwrap());
-}
-
-/// A sandbox that forbids memfd_create, at the server: its clients are told so.
-#[test]
-fn a_server_that_may_not_make_memory_files_says_so() {
-    let child = child(|| {
-        forbid(MEMFD_CREATE).unwrap();
-        run(async {
-            let world = World::optional(Which::Ours).await;
-            let reason = world.channel.path().reason.unwrap();
-            assert_eq!(reason.code(), ReasonCode::MemoryFiles, "{reason}");
-            calls(world.channel.clone()).await;
-        });
-    });
-    assert!(child.wait().unwrap());
-    // The server alone, with a client that may.
-    let (mut read, write) = std::io::pipe().unwrap();
-    let (mut stop, stopped) = std::io::pipe().unwrap();
-    let server = fork(|| {
-        forbid(MEMFD_CREATE).unwrap();
-        run(async {
-            let world = World::optional(Which::Ours).await;
-            std::io::Write::write_all(&mut &write, &world.addr.port().to_be_bytes()).unwrap();
-            let end = move || std::io::Read::read(&mut stop, &mut [0]).unwrap();
-            tokio::task::spawn_blocking(end).await.unwrap();
-        });
-    });
-    let mut port = [0; 2];
-    std::io::Read::read_exact(&mut read, &mut port).unwrap();
-    run(async {
-        let addr = (Ipv4Addr::LOCALHOST, u16::from_be_bytes(port)).into();
-        let channel = endpoint(addr).connect().await.unwrap();
-        let reason = channel.path().reason.unwrap();
-        assert_eq!((reason.code(), reason.side()), (ReasonCode::MemoryFiles, Side::Peer));
-        calls(channel).await;
-    });
-    std::io::Write::write_all(&mut &stopped, &[0]).unwrap();
-    assert!(server.unwrap().wait().unwrap());
-}
-
-/// A sandbox that forbids fstatfs: no call is lost, and the path is shared memory.
-#[test]
-fn without_fstatfs_memory_is_shared() {
-    let child = child(|| {
-        forbid(FSTATFS).unwrap();
-        run(async {
-            let world = World::new(Fabric::Shm, Which::Ours).await;
-            calls(world.channel.clone()).await;
-            assert_eq!(world.channel.stats().calls_tcp, 0);
-        });
-    });
-    assert!(child.wait().unwrap());
 }

@@ -74,7 +74,7 @@ impl Numbers for Endless {
 }
 
 /// A server, and what was taken of its streams.
-async fn serve() -> (SocketAddr, Arc<AtomicU64>) {
+pub(crate) async fn serve() -> (SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let taken = Arc::new(AtomicU64::new(0));

@@ -8,3 +8,4 @@ mod incoming_ends;
 mod into_tonic;
 mod offer_in_layers;
 mod served_directly;
+mod taken_over;

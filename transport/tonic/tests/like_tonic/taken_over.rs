@@ -1,0 +1,23 @@
+//! An endpoint of ours that is made from one of tonic's.
+
+use tonic_rdma::{Endpoint, FabricKind, Policy};
+use tonic_rdma_example_services::greeter::HelloRequest;
+use tonic_rdma_example_services::greeter::greeter_client::GreeterClient;
+
+use crate::into_tonic::serve;
+
+/// tonic's endpoint does not tell what is set on it, so that applies to TCP alone.
+#[tokio::test]
+async fn the_user_agent_of_tonics_endpoint_applies_to_tcp() {
+    let (addr, _) = serve().await;
+    let uri = format!("http://{addr}");
+    let tonics = tonic::transport::Endpoint::from_shared(uri).unwrap();
+    let tonics = tonics.user_agent("theirs/1").unwrap();
+    for (policy, path, named) in [(Policy::Require, "shm", false), (Policy::Off, "tcp", true)] {
+        let endpoint = Endpoint::from(tonics.clone()).policy(policy).fabrics([FabricKind::Shm]);
+        let mut client = GreeterClient::new(endpoint.connect().await.unwrap());
+        let said = client.say_hello(HelloRequest::default()).await.unwrap().into_inner().message;
+        assert!(said.starts_with(path), "{said}");
+        assert_eq!(said.contains("theirs/1"), named, "{said}");
+    }
+}
