@@ -152,7 +152,7 @@ test-rdma-core: ## run the native tests that may load rdma-core with its librari
 bench-check: ## hold speeds over real verbs to bounds, as ratios, in the guest
 	tests/guest/speed
 
-test-large: packages ## messages of 1 GiB, two files of 4 GiB and 10,000 small ones over each path (20 GB)
+test-large: packages ## messages of 1 GiB, two files of 4 GiB and 10,000 small ones, by path (20 GB)
 	$(CARGO) test --release -p tonic-rdma-tests --test hosts -- --ignored
 	$(CARGO) test --release -p rpc-demo --test large -- --nocapture
 	RPC_DEMO_TEST_SHM=1 $(CARGO) test --release -p rpc-demo --test large -- --nocapture
