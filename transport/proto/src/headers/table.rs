@@ -138,7 +138,7 @@ impl Sent {
         if field[0] < 128 && field.len() <= LONGEST {
             let hash = hash(field);
             // Two fields that every call has may share an entry: then the second takes its twin.
-            let (first, twin) = (hash as usize % ENTRIES, hash as usize % ENTRIES ^ 1);
+            let (first, twin) = (hash as usize % ENTRIES, (hash as usize % ENTRIES) ^ 1);
             let holds = |number: &usize| self.entries[*number].field == field;
             if let Some(number) = [first, twin].into_iter().find(holds) {
                 to[0] = ENTRY + number as u8;
