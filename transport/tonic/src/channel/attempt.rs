@@ -10,7 +10,7 @@ use tonic_rdma_proto::{Accept, Hello};
 use crate::bootstrap::client::{OfferHook, offer};
 use crate::channel::backoff;
 use crate::channel::fast::Fast;
-use crate::channel::rails::{self, Rail, Rails};
+use crate::channel::rails::{self, Left, Rail, Rails};
 use crate::codec::Methods;
 use crate::connection::{FastClient, KeepAliveSettings, Origin};
 use crate::context::Context;
@@ -72,7 +72,7 @@ impl Plan {
             }
         };
         if !matches!(attempted, Ok(Ok(_))) {
-            self.rails.left(self.connection, false);
+            self.rails.left(self.connection, Left::Closed, self.context.rails());
         }
         match attempted {
             Ok(result) => {
@@ -124,7 +124,6 @@ impl Plan {
                 }
                 match self.connect(&rail, offered.ticket.0, &origin, share).await {
                     Ok(fast) => {
-                        self.context.rails().works(&rail.key());
                         failed.into_iter().for_each(|rail| self.context.rails().has_failed(rail));
                         self.rails.uses(self.connection, rail, &fast.client.peer().device);
                         return Ok(fast);

@@ -5,11 +5,13 @@
 //! | an attempt, for a cause that may resolve itself | 250 ms | 30 s |
 //! | an attempt, for a cause that an operator has to fix | 30 s | 10 min |
 //! | one of the first [`QUICK`] attempts after a loss, for such a cause | 250 ms | 30 s |
-//! | an established fast path | 250 ms | 2 s |
+//! | an established fast path | 250 ms | 2 min |
 //!
 //! Pauses double. An established fast path resets the first three rows, so that a server which
-//! fails often but returns each time does not get the long pauses of one that was absent. A fast
-//! path that held for [`STABLE`] resets the last row.
+//! fails often but returns each time does not get the long pauses of one that was absent. So does a
+//! server that cannot be reached for the last row: it was the server that ended. A fast path that
+//! held for [`STABLE`] resets the last row: one that connects and never holds, like a path
+//! that loses long packets, would fail a call each time.
 
 use std::time::Duration;
 
@@ -17,14 +19,14 @@ use crate::path::reason::ReasonCode;
 
 const FAILED: (Duration, Duration) = (FIRST, Duration::from_secs(30));
 const BROKEN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
-const LOST: (Duration, Duration) = (FIRST, Duration::from_secs(2));
+const LOST: (Duration, Duration) = (FIRST, Duration::from_secs(120));
 const FIRST: Duration = Duration::from_millis(250);
 /// Number of attempts after a loss that use short pauses whatever the cause, about half a minute
 /// together: a path that was available before may soon be again.
 const QUICK: u32 = 7;
 
 /// A fast path that held for this long resets the pauses.
-const STABLE: Duration = Duration::from_secs(10);
+pub(crate) const STABLE: Duration = Duration::from_secs(10);
 
 /// Random numbers for pauses (SplitMix64). They are no secret.
 #[derive(Debug)]
@@ -77,6 +79,10 @@ impl Backoff {
 
     /// The pause after an attempt that ended with `code`.
     pub(crate) fn failed(&mut self, code: ReasonCode, jitter: &mut Jitter) -> Duration {
+        if code == ReasonCode::PeerUnreachable {
+            // It was the server that ended, and not the path.
+            self.lost = 0;
+        }
         let soon = code.is_transient() || self.quick > 0;
         self.quick = self.quick.saturating_sub(1);
         pause(if soon { FAILED } else { BROKEN }, &mut self.failed, jitter)
@@ -142,9 +148,22 @@ mod tests {
                 assert!(backoff.failed(ReasonCode::PeerUnreachable, &mut jitter) <= FIRST * 4);
             }
             backoff.up();
-            assert!(backoff.lost(Duration::from_secs(1), &mut jitter) <= LOST.1);
+            assert!(backoff.lost(Duration::from_secs(1), &mut jitter) <= FIRST);
         }
-        assert!(backoff.lost(STABLE, &mut jitter) <= FIRST);
+    }
+
+    /// A path that connects, and fails as soon as there is bulk.
+    #[test]
+    fn a_path_that_never_holds_is_tried_less_and_less() {
+        let (mut jitter, mut backoff) = (Jitter::new(4), Backoff::default());
+        let mut live = |held| {
+            backoff.up();
+            backoff.lost(held, &mut jitter)
+        };
+        let pauses: Vec<_> = (0..12).map(|_| live(STABLE / 2)).collect();
+        let (first, last) = (pauses[0], pauses[11]);
+        assert!(first <= FIRST && last >= LOST.1 / 5 && last <= LOST.1, "{pauses:?}");
+        assert!(live(STABLE) <= FIRST, "it held");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tonic_rdma_proto::Side;
 use crate::channel::attempt::Plan;
 use crate::channel::backoff::{self, Backoff};
 use crate::channel::fast::Fast;
+use crate::channel::rails::Left;
 use crate::channel::shared::{Shared, State};
 use crate::connection::FastClient;
 use crate::context::Changes;
@@ -103,7 +104,7 @@ async fn maintain(
         // Some devices connect without a carrier, if only to themselves.
         let attempted = attempted.and_then(|fast| match changes.obstacle(fast.client.peer()) {
             Some(reason) if !shared.required => {
-                plan.rails.left(plan.connection, true);
+                plan.rails.left(plan.connection, Left::Blocked, plan.context.rails());
                 Err(reason)
             }
             _ => Ok(fast),
@@ -123,7 +124,8 @@ async fn maintain(
                     let reason = ended(client, shared, plan, &mut changes).await;
                     let lost = reason.code() == ReasonCode::LinkLost;
                     shared.counters.connections_lost.add(u64::from(lost));
-                    plan.rails.left(plan.connection, reason.code() != ReasonCode::GoAway);
+                    let why = Left::by(reason.code());
+                    plan.rails.left(plan.connection, why, plan.context.rails());
                     log.lost();
                     // Calls go on over another rail.
                     let next = if plan.connection == 0 { plan.rails.promote() } else { None };

@@ -39,8 +39,8 @@ impl RailHealth {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No connection could be made over the rail, and one over another rail could. Where all fail,
-    /// it is the server, and no rail is worse than the others.
+    /// No connection could be made over the rail, and one over another rail could: where all fail,
+    /// it is the server, and no rail is worse than the others. Or a connection was lost soon.
     pub(crate) fn has_failed(&self, rail: RailKey) {
         let (mut failed, now) = (self.failed(), Instant::now());
         let pause = match failed.get(&rail) {
@@ -55,7 +55,7 @@ impl RailHealth {
         }
     }
 
-    /// A connection over the rail was made.
+    /// A connection over the rail has held.
     pub(crate) fn works(&self, rail: &RailKey) {
         self.failed().remove(rail);
     }

@@ -10,7 +10,8 @@
 //! the first connection: they gain nothing from another one, and share its messages and wake-ups.
 //!
 //! The first connection decides the channel's path. When it is lost, one on another rail takes its
-//! place, if there is one. A rail that failed while another one worked is tried last for a while.
+//! place, if there is one. A rail that failed while another one worked, or whose connection was lost
+//! soon, is tried last for a while.
 
 mod order;
 
@@ -18,11 +19,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use http::Uri;
 pub(crate) use order::Rail;
+use tokio::time::Instant;
 
 use crate::bootstrap::client::Place;
+use crate::channel::backoff::STABLE;
 use crate::channel::fast::Fast;
 use crate::channel::shared::Shared;
 use crate::context::{Context, RailHealth, RailKey};
+use crate::path::reason::ReasonCode;
 
 /// Maximum number of connections of a channel, and its default.
 pub(super) const MAX_RAILS: usize = 8;
@@ -46,11 +50,41 @@ pub(crate) async fn find(
     rails
 }
 
+/// A rail that a connection uses, or tries.
+#[derive(Debug)]
+struct Used {
+    connection: usize,
+    rail: Rail,
+    /// Since when the connection is up.
+    up: Option<Instant>,
+}
+
+/// Why a connection leaves its rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// The rail is not to blame: an attempt failed, or an end has closed the connection.
+    Closed,
+    /// This host or the peer tells of something that may pass, like a port that is down.
+    Blocked,
+    /// The connection was lost.
+    Lost,
+}
+
+impl Left {
+    /// For a connection that ended with this reason.
+    pub(super) fn by(code: ReasonCode) -> Left {
+        match code {
+            ReasonCode::GoAway => Left::Closed,
+            ReasonCode::LinkLost => Left::Lost,
+            _ => Left::Blocked,
+        }
+    }
+}
+
 /// The rails that connections of a channel use.
 #[derive(Debug, Default)]
 struct InUse {
-    /// With the number of the connection.
-    rails: Vec<(usize, Rail)>,
+    rails: Vec<Used>,
     /// The one on which the first connection was lost, until it is up again.
     lost: Option<RailKey>,
 }
@@ -58,12 +92,12 @@ struct InUse {
 impl InUse {
     /// Whether a connection other than this one uses a device of the rail.
     fn meets(&self, rail: &Rail, connection: usize) -> bool {
-        self.rails.iter().any(|(other, used)| *other != connection && rail.meets(used))
+        self.rails.iter().any(|used| used.connection != connection && rail.meets(&used.rail))
     }
 
-    fn set(&mut self, connection: usize, rail: Rail) {
-        self.rails.retain(|(other, _)| *other != connection);
-        self.rails.push((connection, rail));
+    fn set(&mut self, connection: usize, rail: Rail, up: Option<Instant>) {
+        self.rails.retain(|used| used.connection != connection);
+        self.rails.push(Used { connection, rail, up });
     }
 }
 
@@ -119,7 +153,7 @@ impl Rails {
         let mut in_use = self.in_use();
         let may_try = connection == 0 || !in_use.meets(rail, connection);
         if may_try {
-            in_use.set(connection, rail.clone());
+            in_use.set(connection, rail.clone(), None);
         }
         may_try
     }
@@ -128,21 +162,28 @@ impl Rails {
     pub(super) fn uses(&self, connection: usize, mut rail: Rail, local: &str) {
         rail.local = Some(local.to_owned());
         let mut in_use = self.in_use();
-        in_use.set(connection, rail);
+        in_use.set(connection, rail, Some(Instant::now()));
         if connection == 0 {
             in_use.lost = None;
         }
     }
 
-    /// A connection, or an attempt at one, has ended. `lost`: its rail may be to blame.
-    pub(super) fn left(&self, connection: usize, lost: bool) {
+    /// A connection, or an attempt at one, has ended. A rail whose connections are lost soon, time
+    /// and again, counts as one that has failed, though it connects: it may carry all but long
+    /// packets. One that held for [`STABLE`] has not.
+    pub(super) fn left(&self, connection: usize, why: Left, health: &RailHealth) {
         let mut in_use = self.in_use();
-        let Some(at) = in_use.rails.iter().position(|(other, _)| *other == connection) else {
+        let Some(at) = in_use.rails.iter().position(|used| used.connection == connection) else {
             return;
         };
-        let (_, rail) = in_use.rails.swap_remove(at);
-        if connection == 0 && lost {
+        let Used { rail, up, .. } = in_use.rails.swap_remove(at);
+        if connection == 0 && why != Left::Closed {
             in_use.lost = Some(rail.key());
+        }
+        match up.map(|up| up.elapsed() >= STABLE) {
+            Some(true) => health.works(&rail.key()),
+            Some(false) if why == Left::Lost => health.has_failed(rail.key()),
+            _ => {}
         }
     }
 
@@ -152,8 +193,12 @@ impl Rails {
         if self.others.get().is_some() {
             return;
         }
-        let apart =
-            self.in_use().rails.iter().find(|(n, _)| *n == 0).map_or(1, |(_, rail)| rail.apart);
+        let apart = self
+            .in_use()
+            .rails
+            .iter()
+            .find(|used| used.connection == 0)
+            .map_or(1, |used| used.rail.apart);
         if apart.min(self.most) > 1 {
             let others = (1..apart.min(self.most)).map(&mut open).collect();
             // Only the manager of the first connection comes here.
@@ -199,13 +244,18 @@ impl Rails {
         let (fast, number) =
             others.find_map(|(other, number)| Some((other.hand_over()?, number)))?;
         let mut in_use = self.in_use();
-        in_use.rails.iter_mut().filter(|(n, _)| *n == number).for_each(|(n, _)| *n = 0);
+        let used = in_use.rails.iter_mut().find(|used| used.connection == number);
+        if let Some(used) = used {
+            used.connection = 0;
+        }
         Some(fast)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tonic_rdma_fabric::{Addr, LocalAddress};
 
     use super::*;
@@ -248,7 +298,7 @@ mod tests {
         // A further connection has what shares no device with the one in use, failed or not.
         assert_eq!(told(&of_channel.order(2, rails(&[]), &health)), ["c1 s1"]);
         for _ in 0..2 {
-            of_channel.left(1, true);
+            of_channel.left(1, Left::Blocked, &health);
             assert_eq!(of_channel.order(2, rails(&[]), &health).len(), 4);
         }
     }
@@ -259,12 +309,33 @@ mod tests {
         let [lost, other, ..] = &rails(&[])[..] else { panic!() };
         assert!(of_channel.tries(0, lost));
         of_channel.uses(0, lost.clone(), "c1");
-        of_channel.left(0, true);
+        of_channel.left(0, Left::Blocked, &health);
         let first = |connection| told(&of_channel.order(connection, rails(&[]), &health)).remove(0);
         assert_eq!((first(0), first(1)), ("c2 s2".to_owned(), "c1 s1".to_owned()));
         of_channel.uses(0, other.clone(), "c2");
-        of_channel.left(0, false);
+        of_channel.left(0, Left::Closed, &health);
         assert_eq!(first(0), "c1 s1");
+    }
+
+    /// A cable that loses long packets connects, and is lost by the first call with bulk.
+    #[tokio::test(start_paused = true)]
+    async fn a_rail_that_connects_and_is_lost_soon_is_tried_last() {
+        let health = RailHealth::default();
+        let [bad, ..] = &rails(&[])[..] else { panic!() };
+        let first = |channel: &Rails| told(&channel.order(1, rails(&[]), &health)).remove(0);
+        let life = async |held: Duration, why: Left| {
+            let of_channel = Rails::new(0, 8);
+            assert!(of_channel.tries(1, bad));
+            of_channel.uses(1, bad.clone(), "c1");
+            tokio::time::advance(held).await;
+            of_channel.left(1, why, &health);
+            first(&of_channel)
+        };
+        assert_eq!(life(STABLE, Left::Lost).await, "c1 s1", "it was good until then");
+        assert_eq!(life(STABLE / 2, Left::Closed).await, "c1 s1", "its server has ended");
+        assert_eq!(life(STABLE / 2, Left::Lost).await, "c2 s2");
+        assert_eq!(life(Duration::ZERO, Left::Closed).await, "c2 s2", "it does connect");
+        assert_eq!(life(STABLE, Left::Closed).await, "c1 s1", "it is good again");
     }
 
     #[test]
@@ -273,7 +344,7 @@ mod tests {
         let [one, other, ..] = &rails(&[])[..] else { panic!() };
         assert!(of_channel.tries(1, one) && !of_channel.tries(2, one));
         assert!(of_channel.tries(2, other) && !of_channel.tries(1, other));
-        of_channel.left(1, false);
+        of_channel.left(1, Left::Closed, &RailHealth::default());
         assert!(of_channel.tries(2, one));
     }
 
