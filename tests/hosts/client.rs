@@ -49,12 +49,14 @@ impl Client {
         client
     }
 
-    fn begin(server: &Server, fabric: Fabric, wrapper: &str, options: &str) -> Self {
+    /// Starts one, which may have to wait for its connection.
+    pub fn begin(server: &Server, fabric: Fabric, wrapper: &str, options: &str) -> Self {
         let role = format!("client {fabric} {} {options}", server.at);
         Self { process: Process::start(wrapper, &role), fabric }
     }
 
-    async fn answer(&mut self) -> String {
+    /// What it says next.
+    pub async fn answer(&mut self) -> String {
         for _ in 0..MOST_BUSY {
             let line = self.process.read_line().await;
             if line != "..." {

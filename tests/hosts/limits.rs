@@ -177,6 +177,23 @@ pub async fn files_of_the_client(fabric: Fabric) {
     lowered(fabric, Limit::Files, End::Client).await;
 }
 
+/// A client that connects while its server has no descriptor for it waits, and is let in once there
+/// is one. Connections that stand notice nothing.
+pub async fn no_descriptor_for_another_client(fabric: Fabric) {
+    let (server, mut client) = ends(fabric, "").await;
+    client.echo(&[SHORT]).await;
+    let before = Limit::Descriptors.lower(&server.process).await;
+    let mut waiting = Client::begin(&server, fabric, "", "small-pool");
+    client.echo(&[SHORT, LONG, SHORT, SHORT]).await;
+    set(&server.process.id(), &before);
+    assert_eq!(waiting.answer().await, "up");
+    for client in [&mut waiting, &mut client] {
+        client.echo(&[LONG, SHORT]).await;
+        client.returns().await;
+        assert_eq!(client.counts().await[2], 0);
+    }
+}
+
 /// A limit of 0 when the process starts, at either end.
 pub async fn no_file_from_the_start(fabric: Fabric) {
     for limited in [End::Server, End::Client] {

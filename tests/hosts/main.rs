@@ -12,7 +12,7 @@
 //! | `pauses` | a process that stands still for seconds |
 //! | `sandbox` | a filter of seccomp(2), and a PID namespace |
 //! | `large` | messages of 300 MiB and of 1 GiB |
-//! | `unread` | streams that nobody reads |
+//! | `unread` | streams that nobody reads, and how many there can be |
 //! | `crowd` | clients that connect at once |
 //! | `lifetime` | a server that is killed and started again, and one that ends old connections |
 //! | `bombs` | messages that are longer uncompressed than a server accepts |
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
         limits: address_space_of_the_server in ALL, address_space_of_the_client in ALL,
             descriptors_of_the_server in ALL, descriptors_of_the_client in ALL,
             files_of_the_server in ALL, files_of_the_client in ALL,
-            no_file_from_the_start in ALL, a_required_path_that_is_left in FAST;
+            no_descriptor_for_another_client in ALL, no_file_from_the_start in ALL, a_required_path_that_is_left in FAST;
         fork: a_child_with_its_own_channel in FORKING, a_child_with_its_parents_channel in FORKING,
             a_child_of_a_handler in FORKING, a_child_that_outlives_its_parent in FORKING;
         signals: connecting_and_calling in ALL;
@@ -99,7 +99,8 @@ fn main() -> ExitCode {
             a_stopped_server in ALL, a_keep_alive_ends_a_pause in ALL;
         sandbox: without_memory_files in ALL, without_fstatfs in ALL, in_another_namespace in ALL;
         large: three_hundred_mebibytes in ALL, one_gibibyte in ALL;
-        unread: small_messages in ALL, medium_messages in ALL, large_messages in ALL;
+        unread: small_messages in ALL, medium_messages in ALL, large_messages in ALL,
+            streams_at_a_time in ALL;
         crowd: all_that_connect_at_once in ALL;
         lifetime: killed_and_started_again in ALL, connections_of_limited_age in ALL;
         bombs: far_beyond_the_limit in ALL;

@@ -5,15 +5,16 @@
 use std::time::Duration;
 
 use tonic_rdma_tests::fabric::Fabric;
+use tonic_rdma_tests::harness::Client as Stub;
 use tonic_rdma_tests::load::with_timeout;
-use tonic_rdma_tests::service::script::{send_many, steps};
+use tonic_rdma_tests::service::script::{hang, send_many, steps};
 
 use crate::HEAP;
-use crate::client::{Client, Here, echo_one};
+use crate::client::{Client, Here, connect_here, echo_one};
 use crate::server::Server;
 
 const STREAMS: usize = 1000;
-/// Over TCP. HTTP/2 servers of hyper allow 200.
+/// Over TCP: more than use up the window of the connection.
 const STREAMS_OF_TCP: usize = 100;
 /// What the server has to send on each of them, in bytes.
 const EACH: usize = 4 << 20;
@@ -55,6 +56,28 @@ pub async fn answer(here: &Here, size: usize) -> String {
         message.unwrap().expect(seed + n, size);
     }
     format!("{} MiB of heap at most", grown >> 20)
+}
+
+/// Streams that a connection may have at a time on the fast path, where nothing else is set.
+const MAX_STREAMS: usize = 1024;
+
+/// Where there is a limit on streams, further calls wait until another has ended. Over TCP, as with
+/// tonic, there is none.
+pub async fn streams_at_a_time(fabric: Fabric) {
+    let server = Server::start(fabric, "", "").await;
+    let (_channel, client) = connect_here(fabric, server.at).await;
+    let open = async |mut client: Stub| client.download(steps("", [hang()])).await.unwrap();
+    let mut streams = Vec::new();
+    for _ in 0..MAX_STREAMS {
+        streams.push(with_timeout("a stream within the limit", open(client.clone())).await);
+    }
+    let mut next = Box::pin(open(client.clone()));
+    if fabric.fast().is_some() {
+        let waits = tokio::time::timeout(A_WHILE, &mut next).await;
+        assert!(waits.is_err(), "more than {MAX_STREAMS} streams");
+        streams.pop();
+    }
+    with_timeout("one more stream", next).await;
 }
 
 async fn nobody_reads(fabric: Fabric, size: usize) {
