@@ -10,8 +10,8 @@
 //! Pauses double. An established fast path resets the first three rows, so that a server which
 //! fails often but returns each time does not get the long pauses of one that was absent. So does a
 //! server that cannot be reached for the last row: it was the server that ended. A fast path that
-//! held for [`STABLE`] resets the last row: one that connects and never holds, like a path
-//! that loses long packets, would fail a call each time.
+//! held for [`STABLE`] resets the last row: one that connects and never holds, like a path that
+//! loses long packets, would fail a call each time.
 
 use std::time::Duration;
 

@@ -10,8 +10,8 @@
 //! the first connection: they gain nothing from another one, and share its messages and wake-ups.
 //!
 //! The first connection decides the channel's path. When it is lost, one on another rail takes its
-//! place, if there is one. A rail that failed while another one worked, or whose connection was lost
-//! soon, is tried last for a while.
+//! place, if there is one. A rail that failed while another one worked, or whose connection was
+//! lost soon, is tried last for a while.
 
 mod order;
 
