@@ -67,8 +67,12 @@ impl Limit {
     /// cure. `None` if the path needs nothing of what is limited.
     fn told(self, fabric: Fabric) -> Option<[&'static str; 3]> {
         match (fabric, self) {
-            (Fabric::Shm | Fabric::Verbs, Limit::AddressSpace) => {
+            (Fabric::Shm, Limit::AddressSpace) => {
                 Some(["process-limit", "os error 12", "ulimit -v"])
+            }
+            // 12 for memory at first, and later 11 for a thread to open the device on.
+            (Fabric::Verbs, Limit::AddressSpace) => {
+                Some(["process-limit", "os error 1", "ulimit -v"])
             }
             (Fabric::Shm, Limit::Descriptors) => {
                 Some(["process-limit", "os error 24", "ulimit -n"])

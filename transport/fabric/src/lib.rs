@@ -88,6 +88,7 @@ mod host_watch;
 pub mod link;
 mod link_config;
 mod never;
+pub mod off_worker;
 mod peer;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 mod processors;
@@ -124,6 +125,7 @@ pub use link::{
     Caps, Completion, Lent, Link, MAX_PRIVATE_DATA, PeerInfo, Posted, Shared, Work, WriteSource,
 };
 pub use link_config::{ACK_TIMEOUTS, LinkConfig, Takes};
+pub use off_worker::off_worker;
 pub use provider::{AnyLink, Connected, Fabric, Incoming, Listener};
 pub use self_test::{DeviceLimits, SelfTest, SelfTestStep};
 pub use timer::{Clock, Timer};

@@ -17,6 +17,7 @@ use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, LinkError, Verb};
 use crate::link::{Caps, Completion, Link, PeerInfo, Posted, Shared, Work, WriteSource};
 use crate::link_config::LinkConfig;
+use crate::off_worker::off_worker;
 use crate::processors;
 use crate::queue::{Held, SendQueue};
 use crate::turn;
@@ -161,7 +162,7 @@ impl VerbsLink {
     /// is dropped there.
     ///
     /// # Errors
-    /// Those of [`new`](VerbsLink::new), or the runtime is shutting down.
+    /// Those of [`new`](VerbsLink::new), and of [`off_worker`].
     pub(super) async fn new_off_worker(
         device: &Arc<DeviceContext>,
         id: CmId,
@@ -171,16 +172,12 @@ impl VerbsLink {
     ) -> Result<VerbsLink, LinkNotMade> {
         let (owned, config, pool) = (device.clone(), config.clone(), pool.clone());
         let make = move || VerbsLink::new(&owned, id, &config, &pool, remote);
-        match tokio::task::spawn_blocking(make).await {
+        match off_worker(make).await {
             Ok(made) => made,
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => {
-                    let ended = io::Error::other("the tokio runtime is shutting down");
-                    let error = device.verb_error("rdma_create_qp", ended).into();
-                    Err(LinkNotMade { id: None, error })
-                }
-            },
+            Err(error) => {
+                let error = device.verb_error("rdma_create_qp", error).into();
+                Err(LinkNotMade { id: None, error })
+            }
         }
     }
 

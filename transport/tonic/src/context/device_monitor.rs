@@ -12,7 +12,7 @@ use std::{fmt, io};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tonic_rdma_fabric::{Fabric, HostSnapshot, HostWatch, PeerInfo, Timer};
+use tonic_rdma_fabric::{Fabric, HostSnapshot, HostWatch, PeerInfo, Timer, off_worker};
 
 use crate::path::from_error;
 use crate::path::reason::Reason;
@@ -44,11 +44,11 @@ impl InUse {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(addr);
     }
 
-    /// Reads files and asks the kernel, for longer the more devices there are. `None`: the runtime
-    /// shuts down.
+    /// Reads files and asks the kernel, for longer the more devices there are. `None`: no
+    /// thread can be had, or the runtime shuts down.
     async fn snapshot(&self) -> Option<HostSnapshot> {
         let in_use = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        tokio::task::spawn_blocking(move || HostSnapshot::now(&in_use)).await.ok()
+        off_worker(move || HostSnapshot::now(&in_use)).await.ok()
     }
 }
 

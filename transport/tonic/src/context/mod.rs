@@ -10,11 +10,11 @@ mod registered;
 mod sources;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use std::{fmt, io};
 
 pub use builder::ContextBuilder;
 use builder::Settings;
@@ -27,7 +27,7 @@ pub(crate) use sources::Sources;
 use tokio::sync::Mutex;
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
-use tonic_rdma_fabric::{Addr, Fabric, FabricError, Lending, LocalAddress};
+use tonic_rdma_fabric::{Addr, Fabric, FabricError, Lending, LocalAddress, off_worker};
 use tonic_rdma_memory::{
     HeapRegistrar, PerProcess, Pool, PoolConfig, PoolError, PoolStats, throttled,
 };
@@ -359,9 +359,7 @@ impl Context {
         let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {
             // Pinning a few megabytes takes milliseconds.
-            tokio::task::spawn_blocking(move || Pool::new(config, registrar))
-                .await
-                .map_err(|_| stopping())?
+            off_worker(move || Pool::new(config, registrar)).await.map_err(no_thread)?
         } else {
             Pool::new(config, registrar)
         };
@@ -447,7 +445,7 @@ fn places(
 async fn blocking<T: Send + 'static>(
     f: impl FnOnce() -> Result<T, FabricError> + Send + 'static,
 ) -> Result<T, Reason> {
-    tokio::task::spawn_blocking(f).await.map_err(|_| stopping())?.map_err(from_error::fabric)
+    off_worker(f).await.map_err(no_thread)?.map_err(from_error::fabric)
 }
 
 /// A number that differs between processes and calls. It is no secret.
@@ -455,8 +453,13 @@ fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-fn stopping() -> Reason {
-    Reason::new(ReasonCode::LinkLost, "the tokio runtime is shutting down")
+/// There is no thread for what blocks.
+fn no_thread(error: io::Error) -> Reason {
+    let code = match error.raw_os_error() {
+        Some(_) => ReasonCode::ProcessLimit,
+        None => ReasonCode::LinkLost,
+    };
+    Reason::new(code, format!("no thread: {error}"))
 }
 
 impl fmt::Debug for Context {

@@ -1,11 +1,12 @@
 //! Memory of the application that is sent from where it lies.
 
+use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::{fmt, io};
 
 use bytes::Bytes;
 #[cfg(target_os = "linux")]
+use tonic_rdma_fabric::off_worker;
 use tonic_rdma_memory::mapped_file::MappedFile;
 use tonic_rdma_memory::{
     LendableMemory, Pool, PoolRegistration, RegionError, RegisterError, throttled,
@@ -180,15 +181,9 @@ impl Region {
             None => pool.register(memory),
         };
         let registration = if pins {
-            match tokio::task::spawn_blocking(register).await {
+            match off_worker(register).await {
                 Ok(registration) => registration,
-                Err(error) => match error.try_into_panic() {
-                    Ok(panic) => std::panic::resume_unwind(panic),
-                    Err(_) => {
-                        let error = io::Error::other("the tokio runtime is shutting down");
-                        Err(RegisterError::new(self.memory.len(), error).into())
-                    }
-                },
+                Err(error) => Err(RegisterError::new(self.memory.len(), error).into()),
             }
         } else {
             register()

@@ -250,8 +250,8 @@ impl ReasonCode {
                  max_handshakes), or open fewer channels"
             }
             Self::ProcessLimit => {
-                "raise the limit that the error stands for: EMFILE `ulimit -n`, ENOMEM `ulimit -v`, EFBIG `ulimit -f` \
-                 (LimitNOFILE=, LimitAS=, LimitFSIZE= in the systemd unit); the channel tries again by itself"
+                "raise the limit that the error stands for: EMFILE `ulimit -n`, ENOMEM and EAGAIN `ulimit -v`, \
+                 EFBIG `ulimit -f` (LimitNOFILE=, LimitAS=, LimitFSIZE= in the systemd unit); the channel tries again by itself"
             }
         }
     }

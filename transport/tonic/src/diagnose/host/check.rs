@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::Path as FilePath;
 use std::time::Duration;
 
-use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, SelfTest, Verb};
+use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, SelfTest, Verb, off_worker};
 use tonic_rdma_memory::{Memlock, Pinning, PoolError, RegisterError};
 
 use crate::context::Context;
@@ -108,14 +108,14 @@ fn parent() -> Option<u32> {
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, FabricError> + Send + 'static,
 ) -> Result<T, FabricError> {
-    let gave_up = || FabricError::Verb {
+    let gave_up = |source: std::io::Error| FabricError::Verb {
         verb: Verb::Call("a call of rdma-core"),
         device: "this host".to_owned(),
-        source: std::sync::Arc::new(std::io::Error::from(std::io::ErrorKind::TimedOut)),
+        source: std::sync::Arc::new(source),
     };
-    match tokio::time::timeout(LIMIT, tokio::task::spawn_blocking(work)).await {
-        Ok(Ok(done)) => done,
-        Ok(Err(_)) | Err(_) => Err(gave_up()),
+    match tokio::time::timeout(LIMIT, off_worker(work)).await {
+        Ok(done) => done.map_err(gave_up)?,
+        Err(_) => Err(gave_up(std::io::ErrorKind::TimedOut.into())),
     }
 }
 
