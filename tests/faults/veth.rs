@@ -2,9 +2,13 @@
 //! all packets.
 
 use rand::Rng;
-use tonic_rdma::ReasonCode;
+use tonic_rdma::{Channel, Path, Policy, ReasonCode};
+use tonic_rdma_tests::channel::AnyChannel;
+use tonic_rdma_tests::harness::client_of;
+use tonic_rdma_tests::load::{poll_until, wait_for_path, with_timeout};
+use tonic_rdma_tests::service::script::payload;
 
-use crate::fault_test::{FaultTest, Topology, run};
+use crate::fault_test::{FaultTest, Topology, kind, run};
 use crate::log::Log;
 
 /// Impairments of the network, as options of tc-netem(8).
@@ -78,4 +82,36 @@ pub async fn black_hole(test: &mut FaultTest) {
     clear_netem();
     load.wait_for_recovery().await;
     load.end().await;
+}
+
+/// The netdev of one end takes shorter packets than the other's. rdma_cm gives the connection the
+/// path MTU of the client's device, so that long packets of the client are lost: bulk takes TCP,
+/// and no call fails. Over iWARP, TCP agrees on a length that arrives.
+pub async fn long_packets_are_lost(log: Log) {
+    let mut test = FaultTest::new(Topology::veth(), log).await;
+    let call = async |channel: &Channel, len: usize| {
+        let mut client = client_of(AnyChannel::Rdma(channel.clone()));
+        with_timeout("a call", client.unary(payload(1, len))).await.unwrap();
+    };
+    run("ip link set vb mtu 2000");
+    test.count_fault();
+    let channel = test.endpoint(test.at).connect().await.unwrap();
+    if kind() == "rxe" {
+        let reason = || async { channel.path().reason.map(|reason| reason.code()) };
+        let is_told = |code: &Option<ReasonCode>| *code == Some(ReasonCode::LargePacketsLost);
+        poll_until("the path is taken for good", reason, is_told).await;
+        for len in [100, 4 << 20] {
+            call(&channel, len).await;
+        }
+        assert_eq!(channel.stats().calls_tcp, 2);
+        let required = test.endpoint(test.at).policy(Policy::Require).connect().await;
+        let told = format!("{:?}", required.unwrap_err());
+        assert!(told.contains("LargePacketsLost"), "{told}");
+    }
+    run("ip link set vb mtu 9000");
+    wait_for_path(&channel, Path::Verbs).await;
+    call(&channel, 4 << 20).await;
+    assert_eq!(channel.stats().connections_lost, 0);
+    drop(channel);
+    test.end("long packets are lost").await;
 }

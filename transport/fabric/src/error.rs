@@ -217,6 +217,8 @@ pub enum ConnectStep {
     Connect,
     /// Accepted, not yet established.
     Accept,
+    /// Established, and the message that is as long as the longest packet has not arrived.
+    LongPacket,
 }
 
 impl fmt::Display for ConnectStep {
@@ -226,6 +228,7 @@ impl fmt::Display for ConnectStep {
             ConnectStep::ResolveRoute => "resolving the route",
             ConnectStep::Connect => "waiting for the answer to the connect request",
             ConnectStep::Accept => "waiting for the accepted connection to stand",
+            ConnectStep::LongPacket => "waiting for a message of 4096 bytes to arrive",
         })
     }
 }
@@ -244,6 +247,16 @@ pub enum ConnectError {
         step: ConnectStep,
         /// The limit.
         after: Duration,
+    },
+    /// The connection was lost before a message of 4,096 bytes had arrived each way. Short packets
+    /// do arrive: the MTU of this end, of the peer or of a switch between them is too small, or
+    /// the peer has ended.
+    #[error("{} to {addr} was lost before a message of 4096 bytes arrived: {source}", addr.connection())]
+    LongPackets {
+        /// The peer.
+        addr: Addr,
+        /// How the connection ended.
+        source: Box<LinkError>,
     },
     /// No route leads to the address, or it does not answer address resolution: a fault of the
     /// network, or of the address given.

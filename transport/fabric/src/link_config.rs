@@ -46,8 +46,8 @@ pub struct LinkConfig {
     pub busy_poll_limit: Duration,
     /// Entries of a completion queue, at most: connections of a device share one that has room for
     /// all that `send_queue` and the RECVs may complete, and another one is opened when it has not.
-    /// Devices may have a lower limit. At least `send_queue` and all RECVs together. Default
-    /// 32,768; verbs only.
+    /// Devices may have a lower limit. At least `send_queue`, all RECVs and the one of the first
+    /// message together. Default 32,768; verbs only.
     pub max_cq_entries: u32,
     /// Time until a packet that was not acknowledged is sent again; rounded up to 4.096 us times a
     /// power of two, within [`ACK_TIMEOUTS`]. Default 268 ms. InfiniBand and RoCE only: on iWARP

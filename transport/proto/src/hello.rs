@@ -35,9 +35,9 @@
 //! properly.
 
 /// The lowest protocol version that this crate speaks.
-pub const VERSION_MIN: u8 = 4;
+pub const VERSION_MIN: u8 = 5;
 /// The highest protocol version that this crate speaks.
-pub const VERSION_MAX: u8 = 4;
+pub const VERSION_MAX: u8 = 5;
 /// Bytes of a hello and of an accept.
 pub const HELLO_LEN: usize = 56;
 /// Bytes of a reject.
@@ -433,7 +433,7 @@ mod tests {
         (data[6], data[7]) = (9, 12);
         assert_eq!(
             Hello::decode(&data).unwrap_err().to_string(),
-            "peer speaks protocol versions 9 to 12, this side 4 to 4"
+            "peer speaks protocol versions 9 to 12, this side 5 to 5"
         );
         let mut data = hello().encode();
         data[28..32].copy_from_slice(&u32::MAX.to_le_bytes());

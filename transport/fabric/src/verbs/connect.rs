@@ -179,6 +179,10 @@ impl ConnectAttempt {
         let event = answer?;
         let mut link = pending.into_link();
         link.established();
+        self.step = ConnectStep::LongPacket;
+        link.prove_path()
+            .await
+            .map_err(|error| ConnectError::LongPackets { addr, source: error.into() })?;
         Ok((link, event.private_data))
     }
 

@@ -1,6 +1,6 @@
 //! A link over verbs.
 
-use std::future::Future as _;
+use std::future::{Future as _, poll_fn};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
@@ -22,9 +22,10 @@ use crate::processors;
 use crate::queue::{Held, SendQueue};
 use crate::turn;
 use crate::verbs::cm::id::{CmId, name};
-use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, PROBE, RECV, Sleep};
+use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, PROBE, PROOF, RECV, Sleep};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::lib_probe::is_inherited;
+use crate::verbs::path_proof::PathProof;
 use crate::verbs::queue_pair::post::{Batch, Operation, Request};
 use crate::verbs::queue_pair::qp::{Qp, QpCapacity};
 use crate::verbs::wake_cost;
@@ -57,6 +58,8 @@ struct Failure {
 struct Memory {
     sq: SendQueue,
     block: ControlBlock,
+    /// Until it is done.
+    proof: Option<PathProof>,
 }
 
 /// Why there is no link.
@@ -100,9 +103,14 @@ impl VerbsLink {
             Ok(block) => block,
             Err(error) => return Err(LinkNotMade { id: Some(id), error }),
         };
+        let proof = match PathProof::new(pool) {
+            Ok(proof) => proof,
+            Err(error) => return Err(LinkNotMade { id: Some(id), error }),
+        };
         let limits = device.limits;
         let send = config.send_queue.min(limits.max_qp_wr);
-        let recv = config.max_recvs();
+        // The first one is the message that proves the path.
+        let recv = config.max_recvs() + 1;
         let max_cq_entries = limits.max_cqe.min(config.max_cq_entries);
         let capacity = QpCapacity { send, recv, inline: config.inline, max_cq_entries };
         if recv > limits.max_qp_wr || capacity.completions() > max_cq_entries {
@@ -137,7 +145,7 @@ impl VerbsLink {
             caps,
             peer,
             qp,
-            memory: ManuallyDrop::new(Memory { sq, block }),
+            memory: ManuallyDrop::new(Memory { sq, block, proof: Some(proof) }),
             batch: Batch::default(),
             busy_poll: (!config.busy_poll_limit.is_zero() && !processors::process_has_one())
                 .then(|| BusyPoll::new(config.busy_poll_limit, wake_cost::get())),
@@ -148,12 +156,13 @@ impl VerbsLink {
             dead: None,
             events: WakeGate::new(),
         };
-        for slot in 0..config.recv_slots {
-            link.post(slot).map_err(|source| {
-                let error = device.verb_error("ibv_post_recv", source).into();
-                LinkNotMade { id: None, error }
-            })?;
-        }
+        let posted = link
+            .post_proof()
+            .and_then(|()| (0..config.recv_slots).try_for_each(|slot| link.post(slot)));
+        posted.map_err(|source| {
+            let error = device.verb_error("ibv_post_recv", source).into();
+            LinkNotMade { id: None, error }
+        })?;
         Ok(link)
     }
 
@@ -197,9 +206,50 @@ impl VerbsLink {
         }
     }
 
-    /// Whether the peer has sent a message: then its end of the connection is established, and this
-    /// end is, too, although the message that says so may be lost on the way (InfiniBand
-    /// Architecture Specification 1.3, section 12.9.8.3: "communication established").
+    /// Posts the RECV for the message that proves the path.
+    fn post_proof(&mut self) -> io::Result<()> {
+        let Some(sge) = self.memory.proof.as_ref().map(PathProof::sge) else { return Ok(()) };
+        // SAFETY: the memory is held by the proof, which goes once both of its requests are
+        // complete, or after the queue pair (R9).
+        unsafe { self.qp.post_recv(RECV | PROOF, sge) }
+    }
+
+    /// Sends the message that proves the path, and waits until it and the peer's have arrived.
+    /// What the peer sends behind it is kept for the first poll.
+    ///
+    /// # Errors
+    /// The link has failed.
+    pub(super) async fn prove_path(&mut self) -> Result<(), LinkError> {
+        let Some(sge) = self.memory.proof.as_ref().map(PathProof::sge) else { return Ok(()) };
+        let rdma_sys::ibv_sge { addr, length: len, lkey } = sge;
+        self.batch.push(Request { wr_id: PROOF, addr, len, lkey, operation: Operation::Send }, 0);
+        self.post_batch()?;
+        poll_fn(|cx| self.poll_proof(cx)).await
+    }
+
+    fn poll_proof(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
+        let mut early = std::mem::take(&mut self.early_completions);
+        loop {
+            let polled = self.poll(cx, &mut early);
+            if self.memory.proof.as_ref().is_none_or(PathProof::is_done) {
+                self.memory.proof = None;
+                self.early_completions = early;
+                return Poll::Ready(Ok(()));
+            }
+            match polled {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {
+                    self.early_completions = early;
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    /// Whether the peer has sent its first message: then its end of the connection is established,
+    /// and this end is, too, although what says so may be lost on the way (InfiniBand Architecture
+    /// Specification 1.3, section 12.9.8.3: "communication established").
     ///
     /// # Errors
     /// The completion queue failed.
@@ -207,7 +257,9 @@ impl VerbsLink {
         let mut early = std::mem::take(&mut self.early_completions);
         let polled = loop {
             match self.take_completions(&mut early) {
-                Ok(_) if !early.is_empty() => break Poll::Ready(Ok(())),
+                Ok(_) if self.memory.proof.as_ref().is_none_or(PathProof::is_received) => {
+                    break Poll::Ready(Ok(()));
+                }
                 Ok(_) => {}
                 Err(error) => break Poll::Ready(Err(error)),
             }
@@ -316,7 +368,8 @@ impl VerbsLink {
     /// Leaves the waker, unless there are completions.
     fn sleep(&mut self, cx: &Context<'_>, out: &mut Vec<Completion>) -> io::Result<Sleep> {
         // Soft-iWARP announces no solicited messages: it does not tell them from others.
-        let all = self.memory.sq.is_waited_for() || self.qp.device.is_siw;
+        let memory = &*self.memory;
+        let all = memory.sq.is_waited_for() || memory.proof.is_some() || self.qp.device.is_siw;
         let what = if all { Armed::All } else { Armed::Solicited };
         let (memory, failure) = (&mut *self.memory, &mut self.failure);
         self.qp.cq.sleep(cx, what, |completed| complete(memory, failure, completed, out))
@@ -440,6 +493,7 @@ fn complete(
     wc: &Completed,
     out: &mut Vec<Completion>,
 ) {
+    let is_proof = wc.wr_id & PROOF != 0;
     // The rest of a RECV's id is its slot. SENDs and WRITEs carry their sequence number.
     let slot = (wc.wr_id & RECV != 0).then_some((wc.wr_id & !RECV) as u32);
     if wc.status != ibv_wc_status::IBV_WC_SUCCESS {
@@ -452,6 +506,7 @@ fn complete(
         if better {
             let verb = match slot {
                 Some(_) => Verb::Recv,
+                None if is_proof => Verb::Send,
                 None if wc.wr_id == PROBE => memory.sq.end_probe().unwrap_or(Verb::SendOrWrite),
                 None => memory.sq.verb(wc.wr_id),
             };
@@ -460,6 +515,11 @@ fn complete(
         return;
     }
     match slot {
+        _ if is_proof => {
+            if let Some(proof) = &mut memory.proof {
+                proof.complete(slot.is_some());
+            }
+        }
         Some(slot) => {
             if memory.block.mark_received(slot, wc.byte_len) {
                 out.push(Completion::Received { slot, len: wc.byte_len });

@@ -118,7 +118,15 @@ impl VerbsListener {
         let local = id.local().unwrap_or(self.addr);
         let device = self.device.clone();
         let (pending, refusal) = (Some(id), Vec::new());
-        Some(VerbsIncoming { device, pending, private_data, refusal, peer, local })
+        Some(VerbsIncoming {
+            device,
+            pending,
+            private_data,
+            refusal,
+            peer,
+            local,
+            step: ConnectStep::Accept,
+        })
     }
 }
 
@@ -133,6 +141,7 @@ pub struct VerbsIncoming {
     refusal: Vec<u8>,
     peer: SocketAddr,
     local: SocketAddr,
+    step: ConnectStep,
 }
 
 impl VerbsIncoming {
@@ -169,7 +178,7 @@ impl VerbsIncoming {
         private_data: &[u8],
         timeout: Duration,
     ) -> Result<VerbsLink, ConnectError> {
-        let (peer, step) = (self.peer, ConnectStep::Accept);
+        let (peer, step) = (self.peer, self.step);
         let gone = || ConnectError::PeerGone { addr: peer.into(), step };
         check_private_data(private_data)?;
         let Some(id) = self.pending.take() else {
@@ -203,45 +212,62 @@ impl VerbsIncoming {
                 .into(),
             }
         })?;
-        let established = async {
-            loop {
-                turn::spend(1).await;
-                // Events first: one may tell of the end of the connection.
-                let event = poll_fn(|cx| match link.id().poll_next_event(cx) {
-                    Poll::Ready(event) => {
-                        Poll::Ready(event.map(Some).map_err(|e| ("rdma_get_cm_event", e)))
-                    }
-                    Poll::Pending => link
-                        .poll_first_message(cx)
-                        .map(|proof| proof.map(|()| None).map_err(|e| ("ibv_poll_cq", e))),
-                });
-                let event = event.await.map_err(|(call, e)| self.device.verb_error(call, e))?;
-                let Some(event) = event else {
-                    tracing::debug!(%peer, "established: the peer sends");
-                    return Ok(());
-                };
-                match event.kind {
-                    kind::RDMA_CM_EVENT_ESTABLISHED => return Ok(()),
-                    kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                        self.device.mark_removed();
-                        return Err(self.device.removed_error().into());
-                    }
-                    kind::RDMA_CM_EVENT_DISCONNECTED
-                    | kind::RDMA_CM_EVENT_CONNECT_ERROR
-                    | kind::RDMA_CM_EVENT_REJECTED
-                    | kind::RDMA_CM_EVENT_UNREACHABLE => return Err(gone()),
-                    other => tracing::debug!(%peer, event = name(other), "connection event"),
-                }
-            }
+        let proven = async {
+            self.wait_for_peer(&mut link).await?;
+            self.step = ConnectStep::LongPacket;
+            link.established();
+            let proven = link.prove_path().await;
+            proven.map_err(|error| ConnectError::LongPackets {
+                addr: peer.into(),
+                source: error.into(),
+            })
         };
-        match tokio::time::timeout(timeout, established).await {
+        match tokio::time::timeout(timeout, proven).await {
             Ok(outcome) => outcome?,
             Err(_) => {
+                let step = self.step;
                 return Err(ConnectError::Timeout { addr: peer.into(), step, after: timeout });
             }
         }
-        link.established();
         Ok(link)
+    }
+
+    /// Waits for the peer's first message.
+    async fn wait_for_peer(&mut self, link: &mut VerbsLink) -> Result<(), ConnectError> {
+        let peer = self.peer;
+        loop {
+            turn::spend(1).await;
+            // Events first: one may tell of the end of the connection.
+            let event = poll_fn(|cx| match link.id().poll_next_event(cx) {
+                Poll::Ready(event) => {
+                    Poll::Ready(event.map(Some).map_err(|e| ("rdma_get_cm_event", e)))
+                }
+                Poll::Pending => link
+                    .poll_first_message(cx)
+                    .map(|proof| proof.map(|()| None).map_err(|e| ("ibv_poll_cq", e))),
+            });
+            let event = event.await.map_err(|(call, e)| self.device.verb_error(call, e))?;
+            let Some(event) = event else {
+                return Ok(());
+            };
+            match event.kind {
+                kind::RDMA_CM_EVENT_ESTABLISHED => self.step = ConnectStep::LongPacket,
+                kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                    self.device.mark_removed();
+                    return Err(self.device.removed_error().into());
+                }
+                kind::RDMA_CM_EVENT_DISCONNECTED
+                | kind::RDMA_CM_EVENT_CONNECT_ERROR
+                | kind::RDMA_CM_EVENT_REJECTED
+                | kind::RDMA_CM_EVENT_UNREACHABLE => {
+                    return Err(ConnectError::PeerGone {
+                        addr: peer.into(),
+                        step: ConnectStep::Accept,
+                    });
+                }
+                other => tracing::debug!(%peer, event = name(other), "connection event"),
+            }
+        }
     }
 
     /// Rejects the request.

@@ -50,6 +50,7 @@ mod host_watch;
 mod link;
 mod listener;
 mod mr;
+mod path_proof;
 mod queue_pair;
 mod self_test;
 mod siw;

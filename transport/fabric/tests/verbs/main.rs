@@ -245,7 +245,7 @@ fn small() -> LinkConfig {
         send_slots: 4,
         staging: 0,
         send_queue: 8,
-        max_cq_entries: 2 * (4 + 8),
+        max_cq_entries: 2 * (1 + 4 + 8),
         ..config()
     }
 }

@@ -54,7 +54,7 @@ async fn a_full_completion_queue_is_followed_by_another() {
     assert_eq!(completion_queues(), before + 6);
     drop(links);
     assert_eq!(completion_queues(), before);
-    let too_small = LinkConfig { max_cq_entries: 11, ..small() };
+    let too_small = LinkConfig { max_cq_entries: 12, ..small() };
     let addr = listener.local_addr();
     let error = side.connect_with(&addr, &too_small, b"").await.map(drop).unwrap_err();
     assert!(matches!(error, ConnectError::Config(_)), "{error}");

@@ -214,6 +214,7 @@ fn is_of_the_rail(code: ReasonCode) -> bool {
     matches!(
         code,
         ReasonCode::HandshakeTimeout
+            | ReasonCode::LargePacketsLost
             | ReasonCode::LinkLost
             | ReasonCode::NoActivePort
             | ReasonCode::NoDevice

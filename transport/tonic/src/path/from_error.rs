@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use tonic_rdma_fabric::{Addr, ConnectError, FabricError};
+use tonic_rdma_fabric::{Addr, ConnectError, ConnectStep, FabricError};
 use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
 use tonic_rdma_proto::Reject;
 
@@ -53,6 +53,10 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         ConnectError::NotAllowed { .. } => ReasonCode::OtherUser,
         ConnectError::Failed { ref source, .. } if is_process_limit(source) => {
             ReasonCode::ProcessLimit
+        }
+        ConnectError::LongPackets { .. }
+        | ConnectError::Timeout { step: ConnectStep::LongPacket, .. } => {
+            ReasonCode::LargePacketsLost
         }
         ConnectError::Timeout { .. } => ReasonCode::HandshakeTimeout,
         ConnectError::NoRoute { .. } => ReasonCode::NoRoute,

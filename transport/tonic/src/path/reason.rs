@@ -73,11 +73,14 @@ pub enum ReasonCode {
     /// messages to land in: descriptors, address space, length of files. The text names the call
     /// and the error.
     ProcessLimit,
+    /// The path carries short packets and loses those of full length, so that calls with more than
+    /// a packet of bytes would fail: the MTU of an end or of a switch is too small.
+    LargePacketsLost,
 }
 
 impl ReasonCode {
     /// Every code.
-    pub const ALL: [ReasonCode; 27] = [
+    pub const ALL: [ReasonCode; 28] = [
         Self::Policy,
         Self::PeerNotCapable,
         Self::OfferIntercepted,
@@ -105,6 +108,7 @@ impl ReasonCode {
         Self::PeerUnreachable,
         Self::LimitReached,
         Self::ProcessLimit,
+        Self::LargePacketsLost,
     ];
 
     /// Returns the code as it is logged and sent, for example `no-device`.
@@ -137,6 +141,7 @@ impl ReasonCode {
             Self::PeerUnreachable => "peer-unreachable",
             Self::LimitReached => "limit-reached",
             Self::ProcessLimit => "process-limit",
+            Self::LargePacketsLost => "large-packets-lost",
         }
     }
 
@@ -172,6 +177,7 @@ impl ReasonCode {
             | Self::OtherHost
             | Self::OtherUser
             | Self::NotEncrypted
+            | Self::LargePacketsLost
             | Self::MemoryFiles
             | Self::Forked
             | Self::Platform => false,
@@ -248,6 +254,10 @@ impl ReasonCode {
             Self::LimitReached => {
                 "nothing, if it passes: the channel tries again; else raise the server's limit (max_connections, \
                  max_handshakes), or open fewer channels"
+            }
+            Self::LargePacketsLost => {
+                "give both ends and the switches between them the same MTU (`ip link set DEVICE mtu N`), and look \
+                 with `ping -M do -s N` from which length on packets are lost"
             }
             Self::ProcessLimit => {
                 "raise the limit that the error stands for: EMFILE `ulimit -n`, ENOMEM and EAGAIN `ulimit -v`, \

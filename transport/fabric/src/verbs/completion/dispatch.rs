@@ -14,6 +14,8 @@ pub(crate) const BATCH: usize = 32;
 pub(crate) const RECV: u64 = 1 << 63;
 /// The work-request id of a probe, whose completion is always reported.
 pub(crate) const PROBE: u64 = 1 << 62;
+/// Marks the work-request ids of the messages that prove the path, which are always reported.
+pub(crate) const PROOF: u64 = 1 << 61;
 
 /// Completions that one poll takes for others, at most, before it lets go of the lock.
 const MAX_OTHERS: usize = 1024;

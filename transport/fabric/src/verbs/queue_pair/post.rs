@@ -4,7 +4,7 @@ use std::{fmt, io, ptr};
 
 use rdma_sys::{ibv_send_flags, ibv_wr_opcode};
 
-use crate::verbs::completion::dispatch::PROBE;
+use crate::verbs::completion::dispatch::{PROBE, PROOF};
 use crate::verbs::queue_pair::qp::Qp;
 
 /// What a work request does.
@@ -77,8 +77,8 @@ impl Batch {
                 ibv_wr_opcode::IBV_WR_RDMA_READ
             }
         };
-        let is_probe = wr_id == PROBE;
-        if is_probe {
+        let is_reported = matches!(wr_id, PROBE | PROOF);
+        if is_reported {
             wr.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
         } else if len <= max_inline {
             wr.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;

@@ -1,0 +1,60 @@
+//! The first message each way, as long as the payload of the longest packet.
+//!
+//! A path may carry short packets and lose long ones: a switch with a smaller MTU, or ends whose
+//! MTUs differ. It carries the handshake, and would then lose each call with more than a packet of
+//! bytes. So a connection is established when such a message has arrived at both ends. The client
+//! sends first, as iWARP wants it; the server answers with another. RoCE and InfiniBand tell that
+//! a SEND has arrived by its completion, iWARP by the answer alone.
+//!
+//! | this end has | on | next |
+//! |---|---|---|
+//! | nothing | the peer's message | received |
+//! | nothing, received | the completion of its own | sent, both |
+//! | both | | the memory goes back to the pool |
+
+use tonic_rdma_memory::{PinnedBuf, Pool};
+
+use crate::error::ConnectError;
+
+/// Bytes of the message. No device has a path MTU above 4,096 (InfiniBand Architecture
+/// Specification 1.3, section 9.7.1).
+const LEN: usize = 4096;
+
+/// Where the message of the peer lands, and from where this end's is sent. What is in it does not
+/// matter: the device may write to it while it reads.
+#[derive(Debug)]
+pub(super) struct PathProof {
+    buf: PinnedBuf,
+    addr: u64,
+    received: bool,
+    sent: bool,
+}
+
+impl PathProof {
+    /// Takes the memory from the pool's control budget.
+    pub(super) fn new(pool: &Pool) -> Result<PathProof, ConnectError> {
+        let mut buf = pool.control(LEN).map_err(|e| ConnectError::Memory(e.into()))?;
+        buf.resize_zeroed(LEN);
+        let addr = buf.as_mut_slice().as_mut_ptr().expose_provenance() as u64;
+        Ok(PathProof { buf, addr, received: false, sent: false })
+    }
+
+    pub(super) fn sge(&self) -> rdma_sys::ibv_sge {
+        rdma_sys::ibv_sge { addr: self.addr, length: LEN as u32, lkey: self.buf.lkey() }
+    }
+
+    /// Work has completed: the RECV, or the SEND.
+    pub(super) fn complete(&mut self, is_recv: bool) {
+        *(if is_recv { &mut self.received } else { &mut self.sent }) = true;
+    }
+
+    /// The peer's message has arrived.
+    pub(super) fn is_received(&self) -> bool {
+        self.received
+    }
+
+    /// The device uses the memory no more.
+    pub(super) fn is_done(&self) -> bool {
+        self.received && self.sent
+    }
+}
