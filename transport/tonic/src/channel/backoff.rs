@@ -5,13 +5,14 @@
 //! | an attempt, for a cause that may resolve itself | 250 ms | 30 s |
 //! | an attempt, for a cause that an operator has to fix | 30 s | 10 min |
 //! | one of the first [`QUICK`] attempts after a loss, for such a cause | 250 ms | 30 s |
-//! | an established fast path | 250 ms | 2 min |
+//! | an established fast path | 250 ms | 2 s |
+//! | an established fast path that may lose long packets, where calls have TCP meanwhile | 250 ms | 2 min |
 //!
 //! Pauses double. An established fast path resets the first three rows, so that a server which
 //! fails often but returns each time does not get the long pauses of one that was absent. So does a
-//! server that cannot be reached for the last row: it was the server that ended. A fast path that
-//! held for [`STABLE`] resets the last row: one that connects and never holds, like a path that
-//! loses long packets, would fail a call each time.
+//! server that cannot be reached for the last two: it was the server that ended. A fast path that
+//! held for [`STABLE`] resets them: one that connects and never holds, like a path that loses long
+//! packets, would fail a call each time.
 
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ use crate::path::reason::ReasonCode;
 
 const FAILED: (Duration, Duration) = (FIRST, Duration::from_secs(30));
 const BROKEN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
-const LOST: (Duration, Duration) = (FIRST, Duration::from_secs(120));
+const LOST: (Duration, Duration) = (FIRST, Duration::from_secs(2));
+const LOST_BY_NETWORK: (Duration, Duration) = (FIRST, Duration::from_secs(120));
 const FIRST: Duration = Duration::from_millis(250);
 /// Number of attempts after a loss that use short pauses whatever the cause, about half a minute
 /// together: a path that was available before may soon be again.
@@ -68,13 +70,20 @@ impl Backoff {
         self.failed = 0;
     }
 
-    /// The pause after a fast path that was up for the time `held`.
-    pub(crate) fn lost(&mut self, held: Duration, jitter: &mut Jitter) -> Duration {
+    /// The pause after a fast path that was up for the time `held`. `by_network`: the network may be
+    /// to blame, and calls can do without the path.
+    pub(crate) fn lost(
+        &mut self,
+        held: Duration,
+        by_network: bool,
+        jitter: &mut Jitter,
+    ) -> Duration {
         if held >= STABLE {
             self.lost = 0;
         }
         self.quick = QUICK;
-        pause(LOST, &mut self.lost, jitter)
+        let pauses = if by_network { LOST_BY_NETWORK } else { LOST };
+        pause(pauses, &mut self.lost, jitter)
     }
 
     /// The pause after an attempt that ended with `code`.
@@ -114,7 +123,7 @@ mod tests {
     #[test]
     fn what_was_there_is_tried_for_quickly() {
         let (mut jitter, mut backoff) = (Jitter::new(1), Backoff::default());
-        backoff.lost(Duration::ZERO, &mut jitter);
+        backoff.lost(Duration::ZERO, false, &mut jitter);
         let pauses: Vec<_> =
             (0..=QUICK).map(|_| backoff.failed(ReasonCode::NoActivePort, &mut jitter)).collect();
         let (last, quick) = pauses.split_last().unwrap();
@@ -148,7 +157,7 @@ mod tests {
                 assert!(backoff.failed(ReasonCode::PeerUnreachable, &mut jitter) <= FIRST * 4);
             }
             backoff.up();
-            assert!(backoff.lost(Duration::from_secs(1), &mut jitter) <= FIRST);
+            assert!(backoff.lost(Duration::from_secs(1), true, &mut jitter) <= FIRST);
         }
     }
 
@@ -156,14 +165,15 @@ mod tests {
     #[test]
     fn a_path_that_never_holds_is_tried_less_and_less() {
         let (mut jitter, mut backoff) = (Jitter::new(4), Backoff::default());
-        let mut live = |held| {
+        let mut live = |held, by_network| {
             backoff.up();
-            backoff.lost(held, &mut jitter)
+            backoff.lost(held, by_network, &mut jitter)
         };
-        let pauses: Vec<_> = (0..12).map(|_| live(STABLE / 2)).collect();
-        let (first, last) = (pauses[0], pauses[11]);
-        assert!(first <= FIRST && last >= LOST.1 / 5 && last <= LOST.1, "{pauses:?}");
-        assert!(live(STABLE) <= FIRST, "it held");
+        let pauses: Vec<_> = (0..12).map(|_| live(STABLE / 2, true)).collect();
+        let (first, last, longest) = (pauses[0], pauses[11], LOST_BY_NETWORK.1);
+        assert!(first <= FIRST && last >= longest / 5 && last <= longest, "{pauses:?}");
+        assert!(live(STABLE / 2, false) <= LOST.1, "nothing else carries calls");
+        assert!(live(STABLE, true) <= FIRST, "it held");
     }
 
     #[test]
@@ -171,7 +181,7 @@ mod tests {
         let mut jitter = Jitter::new(3);
         let mut in_tenths = [0; 10];
         for _ in 0..1000 {
-            let pause = Backoff::default().lost(Duration::ZERO, &mut jitter);
+            let pause = Backoff::default().lost(Duration::ZERO, false, &mut jitter);
             in_tenths[(pause.as_micros() * 10 / FIRST.as_micros()).min(9) as usize] += 1;
         }
         assert_eq!(in_tenths[..2], [0, 0]);

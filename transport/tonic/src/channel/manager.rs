@@ -112,6 +112,7 @@ async fn maintain(
         let (reason, pause) = match attempted {
             Ok(mut fast) => {
                 let up = Instant::now();
+                let over_network = Path::of(fast.client.peer()).leaves_host();
                 backoff.up();
                 shared.counters.connections.add(1);
                 let reason = loop {
@@ -135,7 +136,8 @@ async fn maintain(
                     }
                     log.continued(&reason);
                 };
-                (reason, backoff.lost(up.elapsed(), &mut jitter))
+                let by_network = over_network && !shared.required;
+                (reason, backoff.lost(up.elapsed(), by_network, &mut jitter))
             }
             Err(reason) => {
                 let pause = backoff.failed(reason.code(), &mut jitter);
