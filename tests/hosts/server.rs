@@ -20,7 +20,7 @@ use tonic_rdma_tests::process::{Process, runtime};
 use tonic_rdma_tests::server_process::fixed_port;
 use tonic_rdma_tests::service::Scripted;
 
-use crate::{client, fork};
+use crate::{HEAP, client, fork};
 
 /// The metadata of a call whose handler does something to its process: see [`act`].
 pub const ACT: &str = "x-act";
@@ -115,7 +115,7 @@ pub fn questions() -> mpsc::UnboundedReceiver<String> {
 }
 
 /// Serves until standard input ends. Answers `refused` with the number of connections that it has
-/// refused.
+/// refused, and `heap` with the most bytes of heap that it has had.
 pub fn play(words: &[&str]) {
     let fabric = Fabric::from_name(words[0]).unwrap();
     let at: SocketAddr = words[1].parse().unwrap();
@@ -171,6 +171,7 @@ async fn serve(fabric: Fabric, at: SocketAddr, context: Context, has: impl Fn(&s
     loop {
         tokio::select! {
             question = questions.recv() => match question {
+                Some(question) if question == "heap" => println!("{}", HEAP.peak_usage()),
                 Some(_) => {
                     let refused = stats.as_ref().map(|stats| stats.get().connections_refused);
                     println!("{}", refused.unwrap_or(0));

@@ -60,6 +60,8 @@ pub struct Connection {
     pub(super) keep_alive: Option<KeepAliveTimer>,
     pub(super) ids: Ids<usize>,
     pub(super) streams: Slab<Stream>,
+    /// Body bytes in the output of all streams.
+    pub(super) queued: usize,
     /// Empty queues of streams that have ended, to be reused.
     pub(super) free_queues: Vec<VecDeque<Out>>,
     /// The highest stream id opened by this side (client).
@@ -140,6 +142,7 @@ impl Connection {
             keep_alive: config.keep_alive.map(|keep| KeepAliveTimer::new(keep.within_a_day(), now)),
             ids: Ids::default(),
             streams: Slab::new(),
+            queued: 0,
             free_queues: Vec::new(),
             last_opened: 0,
             last_known: 0,

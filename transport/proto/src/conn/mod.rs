@@ -43,7 +43,9 @@
 //! up to `whole` bytes. So a stream that is not read blocks only itself (R13), until the unread
 //! bytes of all streams reach `unread_total`. Then no standing grants are given, and a stream gets
 //! memory for the one message that its reader waits for; small messages still have the windows that
-//! their streams began with. Without this limit a peer could exhaust the heap.
+//! their streams began with. Without this limit a peer could exhaust the heap. For the same reason
+//! the output of all streams has a common limit, beyond which each has a floor
+//! ([`Connection::has_room`]).
 //!
 //! # Why granted memory always comes back
 //!

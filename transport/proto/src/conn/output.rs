@@ -12,6 +12,11 @@ use crate::payload::Payload;
 
 /// Queued bytes of a stream from which on the driver should wait before queueing more.
 const HIGH_WATER_MARK: usize = 1 << 20;
+/// Queued bytes of all streams from which on each has only [`QUEUED_FLOOR`]. A peer that reads
+/// nothing fills the queues of all the streams that it may open.
+const QUEUED_TOTAL: usize = 16 << 20;
+/// Queued bytes that a stream may have, whatever the others have.
+const QUEUED_FLOOR: usize = 64 << 10;
 /// Bytes around a field, at most, that go by SEND to a peer that names memory for the field. A DATA
 /// frame of so many is not split.
 const MAX_AROUND: usize = 256;
@@ -103,7 +108,7 @@ impl Connection {
             return Ok(());
         }
         stream.queued += payload.len();
-        stream.full |= stream.queued >= HIGH_WATER_MARK;
+        self.queued += payload.len();
         if self.is_lendable(&payload) {
             self.queue_lendable(key, payload, end);
         } else {
@@ -154,9 +159,19 @@ impl Connection {
         self.send_payload(id, Payload::new(), true)
     }
 
-    /// Whether more output may be queued without waiting. False for a closed stream.
-    pub fn has_room(&self, id: StreamId) -> bool {
-        self.open_for_sending(id).is_ok_and(|key| self.streams[key].queued < HIGH_WATER_MARK)
+    /// Whether more output may be queued without waiting. False for a closed stream; where it is
+    /// false for another, [`Event::Writable`] follows once there is room.
+    pub fn has_room(&mut self, id: StreamId) -> bool {
+        let Ok(key) = self.open_for_sending(id) else { return false };
+        let high = self.high_water_mark();
+        let stream = &mut self.streams[key];
+        stream.full = stream.queued >= high;
+        !stream.full
+    }
+
+    /// Queued bytes of a stream from which on it has no room.
+    fn high_water_mark(&self) -> usize {
+        if self.queued < QUEUED_TOTAL { HIGH_WATER_MARK } else { QUEUED_FLOOR }
     }
 
     /// Whether the stream accepts output at all.
@@ -166,9 +181,11 @@ impl Connection {
 
     /// Records that `len` bytes of output have been handed out.
     pub(super) fn sent_bytes(&mut self, key: usize, len: usize) {
+        self.queued -= len;
+        let high = self.high_water_mark();
         let stream = &mut self.streams[key];
         stream.queued -= len;
-        if stream.full && stream.queued < HIGH_WATER_MARK {
+        if stream.full && stream.queued < high {
             stream.full = false;
             if stream.send.accepts() {
                 self.events.push_back(Event::Writable { stream: StreamId(stream.id) });
@@ -223,7 +240,9 @@ impl Connection {
                 }
             }
         }
-        dropped.grants.extend(stream.drop_output().grants);
+        let rest = stream.drop_output();
+        dropped.grants.extend(rest.grants);
+        dropped.queued = rest.queued;
         self.give_up(dropped);
         unsent
     }
@@ -240,6 +259,7 @@ impl Connection {
     }
 
     pub(super) fn give_up(&mut self, dropped: DroppedOutput) {
+        self.queued -= dropped.queued;
         for grant in dropped.grants {
             self.abort_grant(grant);
         }

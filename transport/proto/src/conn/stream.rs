@@ -157,6 +157,8 @@ pub(super) struct Lend {
 pub(super) struct DroppedOutput {
     pub(super) grants: Vec<GrantId>,
     pub(super) leases: Vec<u32>,
+    /// Body bytes that were queued.
+    pub(super) queued: usize,
 }
 
 /// A DONE to be sent after its last WRITE.
@@ -244,7 +246,7 @@ pub(super) struct Stream {
     pub(super) requests: VecDeque<Request>,
     /// Body bytes in `out`.
     pub(super) queued: usize,
-    /// `queued` has reached the high-water mark, and the driver waits for room.
+    /// The driver was told that there is no room, and waits for it.
     pub(super) full: bool,
     pub(super) send_window: u32,
     /// The number of recalled grants in `out` that are written before those of other streams.
@@ -356,7 +358,7 @@ impl Stream {
     /// Drops all output. Returns what must be given up.
     pub(super) fn drop_output(&mut self) -> DroppedOutput {
         let grants = self.dones.drain(..).map(|a| a.grant).collect();
-        let mut dropped = DroppedOutput { grants, leases: Vec::new() };
+        let mut dropped = DroppedOutput { grants, leases: Vec::new(), queued: self.queued };
         for out in self.out.drain(..) {
             match out {
                 Out::Bulk(bulk) => dropped.grants.extend(bulk.grants.iter().map(|g| g.id)),

@@ -360,6 +360,76 @@ fn a_full_queue_reports_writable_once() {
     p.assert_clean();
 }
 
+/// What nobody reads is queued as far as all streams together may have it. Beyond that each has its
+/// floor, and goes on once it has less, whatever the others have.
+#[test]
+fn the_queues_of_all_streams_are_limited() {
+    const STREAMS: usize = 100;
+    const PIECE: usize = 50_000;
+    let config =
+        Config { bulk_window: 65_536, unread_total: 1 << 20, stream_window: 4096, ..small() };
+    let mut p = Pair::new(config.clone(), config, 64 << 20);
+    let ids: Vec<StreamId> = (0..STREAMS).map(|_| p.open("head", false)).collect();
+    p.ends[SERVER].stalled.extend(ids.iter().map(|id| id.get()));
+    for id in &ids {
+        while p.client().has_room(*id) {
+            p.client().send_data(*id, pattern(id.get(), PIECE), true, false).unwrap();
+        }
+    }
+    let queued = |p: &mut Pair| p.client().queued;
+    let all = queued(&mut p);
+    assert!((16 << 20..(16 << 20) + STREAMS * 2 * PIECE).contains(&all), "{all}");
+    // The peer takes as much of all as may be unread.
+    p.settle();
+    assert!(queued(&mut p) >= all - (1 << 20));
+    // One that is read to its end has room while the others are as they were, and so has another
+    // that drops what it has.
+    let (first, last, dropped) = (ids[0], ids[STREAMS - 1], ids[1]);
+    for id in [first, last] {
+        p.ends[SERVER].unstall(id);
+        p.settle();
+        assert!(p.client().has_room(id));
+    }
+    let before = queued(&mut p);
+    p.client().reset(dropped, ResetCode::CANCEL);
+    assert!(queued(&mut p) < before);
+    for id in ids {
+        p.ends[SERVER].unstall(id);
+        if id != dropped {
+            p.client().finish(id).unwrap();
+            p.settle();
+            p.answer(id, pattern(1, 1));
+        }
+    }
+    p.assert_clean();
+}
+
+/// One that has less than its floor may queue more at any time: one that was told that it has no
+/// room hears of it.
+#[test]
+fn a_stream_beyond_its_floor_hears_of_room() {
+    let mut p = Pair::small();
+    let (filling, waiting) = (p.open("head", false), p.open("head", false));
+    p.ends[SERVER].stalled.extend([filling.get(), waiting.get()]);
+    p.settle();
+    p.client().send_data(waiting, pattern(1, 500_000), true, false).unwrap();
+    assert!(p.client().has_room(waiting));
+    p.client().send_data(filling, pattern(2, 16 << 20), true, false).unwrap();
+    assert!(!p.client().has_room(waiting));
+    let told = p.ends[CLIENT].app(waiting).writable;
+    p.ends[SERVER].unstall(waiting);
+    p.settle();
+    assert_eq!(p.ends[CLIENT].app(waiting).writable, told + 1);
+    assert!(p.client().has_room(waiting));
+    for id in [filling, waiting] {
+        p.ends[SERVER].unstall(id);
+        p.client().finish(id).unwrap();
+        p.settle();
+        p.answer(id, pattern(1, 1));
+    }
+    p.assert_clean();
+}
+
 /// Both sides send at once with the minimum of credits, until neither may send.
 #[test]
 fn exhausted_credits_on_both_sides_are_returned() {

@@ -175,7 +175,10 @@ impl SendBody {
             }
         }
         match std::mem::replace(&mut self.state, State::Queued) {
-            State::Reading => self.state = State::Reading,
+            State::Reading => {
+                self.state = State::Reading;
+                self.waits_for_room = !state.conn.has_room(id);
+            }
             State::Queued => {}
             State::Failed(status) => {
                 return Err(match state.conn.side() {
@@ -238,12 +241,11 @@ impl SendBody {
                 return Poll::Ready(Ok(()));
             }
             let mut work = 1 + state.work;
-            if more && state.conn.has_room(id) {
+            if more && !self.waits_for_room {
                 drop(state);
                 ready!(turn::charge(cx, &mut work));
                 continue;
             }
-            self.waits_for_room = !state.conn.has_room(id);
             if let Some(io) = state.streams.io.get_mut(&id) {
                 wait_for(&mut io.send_waker, cx);
             }
