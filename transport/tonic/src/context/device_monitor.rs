@@ -117,9 +117,15 @@ async fn monitor<F, Fut>(
     F: Fn() -> Fut,
     Fut: Future<Output = Option<bool>>,
 {
-    let Some(mut last) = in_use.snapshot().await else { return };
-    let mut events = watch.and_then(|watch| watch.events().inspect_err(untold).ok());
     let mut timer = Timer::new();
+    let mut last = loop {
+        match in_use.snapshot().await {
+            Some(first) => break first,
+            None => timer.wait(INTERVAL).await,
+        }
+    };
+    let mut events = watch.and_then(|watch| watch.events().inspect_err(untold).ok());
+    let mut removed = false;
     // The state may follow what is told of it.
     let mut settled = true;
     loop {
@@ -137,14 +143,19 @@ async fn monitor<F, Fut>(
             },
             _ => timer.wait(INTERVAL).await,
         }
-        let Some(removed) = forget_removed().await else { return };
-        let Some(now) = in_use.snapshot().await else { return };
+        let Some(more_removed) = forget_removed().await else { return };
+        removed |= more_removed;
+        let Some(now) = in_use.snapshot().await else {
+            settled = false;
+            continue;
+        };
         if removed || now != last {
             tracing::debug!("RDMA devices, ports or addresses have changed");
             changes.send_replace(Arc::new(now.clone()));
         }
         settled = !told && !removed && now == last;
         last = now;
+        removed = false;
     }
 }
 

@@ -50,6 +50,9 @@ const TURN_LIMIT: Duration = Duration::from_secs(10);
 /// Pause before the server tries to listen again while nothing changes on this host: an operator
 /// has to fix something first.
 const RETRY: Duration = Duration::from_secs(60);
+/// The same where the cause may pass by itself: the process has no thread or no memory for the
+/// moment.
+const RETRY_SOON: Duration = Duration::from_secs(5);
 /// Pause after a listener has ended, so that one that keeps ending does not keep the server busy.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -206,13 +209,17 @@ impl FastPath {
                         "fast path not offered: clients go without it");
                 }
             }
+            let retry = match &outcome {
+                Err(reason) if reason.code().is_transient() => RETRY_SOON,
+                _ => RETRY,
+            };
             tokio::select! {
                 reason = listeners.accept(accept.clone()) => {
                     throttled!(in self.log.listeners, warn, %path, %reason, "a listener has ended");
                     tokio::time::sleep(PAUSE).await;
                 }
                 () = changes.next() => {}
-                () = tokio::time::sleep(RETRY), if outcome.is_err() => {}
+                () = tokio::time::sleep(retry), if outcome.is_err() => {}
             }
             changes.seen();
             outcome = self.listen(path, bound, &mut listeners).await;
