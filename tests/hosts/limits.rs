@@ -2,9 +2,7 @@
 //! over TCP, those that follow take TCP with a reason that names the error and the cure, and the
 //! path is back once the limit is. Where a path needs nothing of what is limited, it stays.
 
-use std::collections::BTreeSet;
 use std::process::Command;
-use std::time::Duration;
 
 use tonic_rdma_tests::fabric::Fabric;
 use tonic_rdma_tests::process::Process;
@@ -33,13 +31,14 @@ enum End {
 impl Limit {
     /// Sets the soft limit of a process so that what it has is all that it gets. Returns what has
     /// to be set in the end.
-    async fn lower(self, process: &Process) -> String {
+    fn lower(self, process: &Process) -> String {
         let (id, name) = (process.id(), self.name());
         let before = soft_limit(&id, self.row());
         let low = match self {
             // Less than a chunk of landing memory.
             Limit::AddressSpace => address_space(&id) + 512 * KIB,
-            Limit::Descriptors => lowest_free(&id).await,
+            // Those that are open stay open.
+            Limit::Descriptors => 3,
             Limit::Files => 4096,
         };
         set(&id, &format!("--{name}={low}:"));
@@ -96,24 +95,6 @@ fn address_space(id: &str) -> u64 {
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() * KIB
 }
 
-/// The lowest number that no descriptor of a process has: with it as the limit, none can be opened.
-/// Descriptors of what has ended may still be about to be closed, so they are counted until they
-/// stay the same.
-async fn lowest_free(id: &str) -> u64 {
-    let open = || -> BTreeSet<_> {
-        let open = std::fs::read_dir(format!("/proc/{id}/fd")).unwrap();
-        open.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-    };
-    let (mut before, mut same) = (open(), 0);
-    while same < 100 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        let now = open();
-        same = if now == before { same + 1 } else { 0 };
-        before = now;
-    }
-    (0..).find(|number: &u64| !before.contains(&number.to_string())).unwrap()
-}
-
 fn set(id: &str, limit: &str) {
     let set = Command::new("prlimit").args(["--pid", id, limit]).status();
     assert!(set.unwrap().success(), "{limit}");
@@ -130,7 +111,7 @@ async fn lowered(fabric: Fabric, limit: Limit, end: End) {
     let (server, mut client) = ends(fabric, "").await;
     client.echo(&[SHORT]).await;
     let limited = if end == End::Server { &server.process } else { &client.process };
-    let (id, before) = (limited.id(), limit.lower(limited).await);
+    let (id, before) = (limited.id(), limit.lower(limited));
     client.echo(&[LONG, SHORT, LONG, LONG]).await;
     let path = client.path().await;
     let [_, over_tcp, lost] = client.counts().await;
@@ -186,7 +167,7 @@ pub async fn files_of_the_client(fabric: Fabric) {
 pub async fn no_descriptor_for_another_client(fabric: Fabric) {
     let (server, mut client) = ends(fabric, "").await;
     client.echo(&[SHORT]).await;
-    let before = Limit::Descriptors.lower(&server.process).await;
+    let before = Limit::Descriptors.lower(&server.process);
     let mut waiting = Client::begin(&server, fabric, "", "small-pool");
     client.echo(&[SHORT, LONG, SHORT, SHORT]).await;
     set(&server.process.id(), &before);
@@ -224,7 +205,7 @@ pub async fn a_required_path_that_is_left(fabric: Fabric) {
         client.echo(&[SHORT]).await;
         let limited = if end == End::Server { &server.process } else { &client.process };
         let limit = Limit::AddressSpace;
-        let (id, before) = (limited.id(), limit.lower(limited).await);
+        let (id, before) = (limited.id(), limit.lower(limited));
         client.echo(&[LONG]).await;
         for _ in 0..3 {
             let end = client.ask(&format!("echo {SHORT}")).await;
