@@ -70,8 +70,8 @@ impl Backoff {
         self.failed = 0;
     }
 
-    /// The pause after a fast path that was up for the time `held`. `by_network`: the network may be
-    /// to blame, and calls can do without the path.
+    /// The pause after a fast path that was up for the time `held`. `by_network`: the network may
+    /// be to blame, and calls can do without the path.
     pub(crate) fn lost(
         &mut self,
         held: Duration,
