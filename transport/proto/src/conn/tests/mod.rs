@@ -31,6 +31,7 @@ mod hostile;
 mod lend;
 mod loans;
 mod long_messages;
+mod memory;
 mod model;
 mod named;
 mod pair;
