@@ -21,7 +21,7 @@ use crate::{crowd, fork, unread};
 
 /// How long `connect` waits for a fast path, so that a slow machine is not mistaken for none.
 const PATIENCE: Duration = Duration::from_secs(100);
-/// As [`PATIENCE`], for a client whose path is left.
+/// The [`PATIENCE`] for a client whose path is left.
 const PATIENCE_OF_A_CALL: Duration = Duration::from_secs(5);
 /// How often a client that is busy says so.
 const BUSY: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ impl Client {
         Self { process: Process::start(wrapper, &role), fabric }
     }
 
-    /// What it says next.
+    /// Returns its next line.
     pub async fn answer(&mut self) -> String {
         for _ in 0..MOST_BUSY {
             let line = self.process.read_line().await;

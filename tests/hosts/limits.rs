@@ -62,8 +62,8 @@ impl Limit {
         }
     }
 
-    /// What the reason says of calls that leave this fabric's path: the code, the error and the
-    /// cure. `None` if the path needs nothing of what is limited.
+    /// Returns code, error and cure that the reason names when calls leave this fabric's path.
+    /// `None` if the limit does not affect the path.
     fn told(self, fabric: Fabric) -> Option<[&'static str; 3]> {
         match (fabric, self) {
             (Fabric::Shm, Limit::AddressSpace) => {

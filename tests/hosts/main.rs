@@ -49,9 +49,9 @@ static HEAP: PeakAlloc = PeakAlloc;
 
 /// Tests at a time: most of them wait for most of their time.
 const AT_ONCE: usize = 4;
-/// What the suite runs over where nothing else is chosen.
+/// The fabrics that the suite runs over by default.
 const NATIVE: &[Fabric] = &[Fabric::Stock, Fabric::Tcp, Fabric::Shm];
-/// What it can run over.
+/// All fabrics that it can run over.
 const ALL: &[Fabric] = &[Fabric::Stock, Fabric::Tcp, Fabric::Shm, Fabric::Verbs];
 /// Over a device a child that maps memory gets pages of its parent's from User Mode Linux, so the
 /// guest runs a test whose child maps none: `transport/tonic/tests/fork`.

@@ -104,7 +104,7 @@ pub async fn a_keep_alive_ends_a_pause(fabric: Fabric) {
     };
     let path = path_of(&channel);
     assert!(path.starts_with(own_path(fabric)), "{path}");
-    // As long as the process runs, it answers: a call that lasts is not ended.
+    // A process that runs answers, so a call that lasts is not ended.
     let mut lasting = client_of(channel);
     let mut gated = Box::pin(lasting.unary(steps("", [hang()])));
     let waited = tokio::time::timeout(SECOND * 4, &mut gated).await;

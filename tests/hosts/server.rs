@@ -80,7 +80,7 @@ pub fn signal(process: &Process, name: &str) {
     assert!(status.success());
 }
 
-/// What a process does before it has another thread, and the context of its end.
+/// Applies the options that need a process of one thread, and returns the context of its end.
 pub fn prepare(options: &[&str]) -> Context {
     let forbidden = [("no-memfd", MEMFD_CREATE), ("no-fstatfs", FSTATFS)];
     for (_, call) in forbidden.into_iter().filter(|(option, _)| options.contains(option)) {
@@ -183,7 +183,7 @@ async fn serve(fabric: Fabric, at: SocketAddr, context: Context, has: impl Fn(&s
     }
 }
 
-/// What a handler does to its process before it goes on.
+/// Does to the process what the metadata of a call asks for, before its handler goes on.
 fn act(fabric: Fabric, at: SocketAddr, what: &str) {
     match what {
         "block" => std::thread::sleep(PAUSE),

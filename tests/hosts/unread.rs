@@ -14,16 +14,16 @@ use crate::client::{Client, Here, connect_here, echo_one};
 use crate::server::Server;
 
 const STREAMS: usize = 1000;
-/// What the server makes of messages at once, at least, in bytes: one for each stream, as with
-/// tonic. More than may be unread, and less than a process of the guest can have.
+/// Bytes of messages that the server makes at once, at least: one message for each stream, as with
+/// tonic. The limit on unread bytes is below this, and the memory of a guest's process above.
 const MOST_HELD: usize = 160 << 20;
 /// Over TCP: more than use up the window of the connection.
 const STREAMS_OF_TCP: usize = 100;
-/// What the server has to send on each of them, in bytes.
+/// Bytes that the server sends on each stream.
 const EACH: usize = 4 << 20;
-/// What nobody reads takes of the client's heap, at most. The streams have 64 MiB together, held in
-/// half as much again, and each its floor of 32 KiB, held in twice as much. The rest of what a
-/// stream takes is less than 32 KiB.
+/// Maximum bytes of the client's heap that unread messages take. All streams share 64 MiB, in
+/// buffers of 1.5 times that size. Each has a floor of 32 KiB, in buffers of twice that size, and
+/// less than 32 KiB for its state.
 const fn most_unread(streams: usize) -> usize {
     (96 << 20) + streams * (3 * (32 << 10))
 }
