@@ -229,11 +229,12 @@ impl Plan {
             || self.faults.iter().any(|f| match f.fault {
                 Fault::Cut(_) | Fault::KillAfter(..) | Fault::Remove(_) => true,
                 Fault::Stop(_) | Fault::Replace(_) | Fault::Drop(_) => true,
+                // An end that cannot register landing memory takes its calls off the path (R21).
+                Fault::FailRegistrations(..) => true,
                 Fault::Pause(_)
                 | Fault::Freeze(_)
                 | Fault::LoseConnects(_)
                 | Fault::LoseDisconnects(_) => false,
-                Fault::FailRegistrations(..) => false,
                 Fault::TcpReset | Fault::TcpStall | Fault::TcpRefuse => false,
             })
     }
