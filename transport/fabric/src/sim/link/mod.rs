@@ -367,10 +367,19 @@ impl SimLink {
 
     /// Wakes the task when the next delivery or completion is due.
     fn schedule_poll(&mut self, cx: &mut Context<'_>, report: bool) {
-        let done =
-            self.done.front().map(|(_, delay)| delay).filter(|_| report && !self.loses_completions);
-        let delays =
-            [self.in_flight.front().map(|request| &request.delay), done, self.probe.as_ref()];
+        let done = self
+            .done
+            .front()
+            .map(|(_, delay)| *delay)
+            .filter(|_| report && !self.loses_completions);
+        self.wake_after(
+            cx,
+            [self.in_flight.front().map(|request| request.delay), done, self.probe],
+        );
+    }
+
+    /// Wakes the task when the first of the delays is over.
+    fn wake_after<const N: usize>(&mut self, cx: &mut Context<'_>, delays: [Option<Delay>; N]) {
         let mut next = None;
         for delay in delays.into_iter().flatten() {
             match delay.waits_until() {
@@ -547,12 +556,13 @@ impl Link for SimLink {
         if self.end.device.faults.paused() {
             // What arrives stays where it is, and the end of the pause wakes this end.
             let _ = self.end.arrivals(cx.waker(), 0);
-            // Its clock goes on, unlike that of a process which is stopped: so it may probe.
+            // Its clock goes on, unlike that of a process which is stopped: so it may probe. Nothing
+            // else is delivered, however long it has been due.
             if out.len() > before {
                 return Poll::Ready(Ok(()));
             }
-            if self.probe.is_some() && !self.frozen() {
-                self.schedule_poll(cx, false);
+            if !self.frozen() && self.end.end_reason().is_none() {
+                self.wake_after(cx, [self.probe]);
             }
             return Poll::Pending;
         }
