@@ -305,6 +305,10 @@ pub trait Link: Send + 'static {
         false
     }
 
+    /// Continues the wait that the last message ended. To be called when all that
+    /// [`poll`](Link::poll) has just reported concerns the transport alone, so that no task answers.
+    fn wait_goes_on(&mut self) {}
+
     /// True when the peer is known to run on the processor of this thread: it handles what was sent
     /// only when this thread goes idle.
     fn shares_processor(&self) -> bool {

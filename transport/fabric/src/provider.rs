@@ -585,6 +585,9 @@ impl Link for AnyLink {
     fn is_eager(&self) -> bool {
         dispatch!(AnyLink[Instant], self, l => l.is_eager())
     }
+    fn wait_goes_on(&mut self) {
+        dispatch!(AnyLink[Instant], self, l => l.wait_goes_on());
+    }
     fn shares_processor(&self) -> bool {
         dispatch!(AnyLink[Instant], self, l => l.shares_processor())
     }

@@ -10,7 +10,9 @@
 //! the length of the wait, less one wake-up if this end slept, and another if the peer slept and
 //! had to be woken. So two ends that sleep find out that both could poll, and neither has to try.
 //! Waits after a SEND and waits after a message have a [`WaitEstimate`] each: a server that works
-//! for long before it answers does not poll meanwhile, and may still poll for the next request.
+//! for long before it answers does not poll meanwhile, and may still poll for the next request. A
+//! message that concerns the transport alone, such as a grant, changes nothing: an end that waited
+//! for an answer still does.
 //!
 //! | expected wait | what the end does |
 //! |---|---|
@@ -27,6 +29,7 @@
 //! | Polling, Sleeping | later SEND | unchanged: the wait goes on, and the poll is not prolonged |
 //! | Sleeping | later SEND, after a long wait | as for a first SEND |
 //! | Sleeping | message | Ready |
+//! | Ready | the message concerned the transport alone | as before it: Idle, or Ready for the same wait |
 //!
 //! Unsuccessful polls of all links of a process together take at most 1 /
 //! [`DIVISOR`](budget::DIVISOR) of one processor, in the long run. When this budget is used up, an
@@ -115,6 +118,18 @@ enum State {
     },
 }
 
+impl State {
+    /// The kind of the wait that has begun or is about to begin.
+    fn kind(self) -> Option<WaitKind> {
+        match self {
+            State::Idle => None,
+            State::Ready(kind) | State::Polling { kind, .. } | State::Sleeping { kind, .. } => {
+                Some(kind)
+            }
+        }
+    }
+}
+
 /// What to do when the queue is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -138,6 +153,8 @@ pub(crate) struct BusyPoll<M = Host> {
     /// `peer_sleeps` is a guess.
     peer_sleeps_is_guess: bool,
     state: State,
+    /// The wait that the last message ended, if one had begun.
+    ended: Option<WaitKind>,
     machine: M,
 }
 
@@ -159,6 +176,7 @@ impl<M: Machine> BusyPoll<M> {
             peer_sleeps: false,
             peer_sleeps_is_guess: false,
             state: State::Idle,
+            ended: None,
             machine,
         }
     }
@@ -285,8 +303,16 @@ impl<M: Machine> BusyPoll<M> {
             }
             State::Idle | State::Ready(_) => {}
         }
+        self.ended = self.state.kind();
         self.state = State::Ready(WaitKind::Received);
         polled
+    }
+
+    /// Continues the wait that the last message ended: the message concerned the transport alone.
+    pub(crate) fn wait_goes_on(&mut self) {
+        if let State::Ready(WaitKind::Received) = self.state {
+            self.state = self.ended.map_or(State::Idle, State::Ready);
+        }
     }
 
     /// The queue is empty. `on_other_processor`: the peer runs on another processor. Calls

@@ -203,6 +203,28 @@ fn what_was_given_up_comes_back() {
     }
 }
 
+/// A client gives a grant back after each answer, and the server waits for its next request.
+#[test]
+fn a_grant_leaves_a_wait_as_it_was() {
+    for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
+        let (mut pair, work) = (Pair::new(cost, told), cost / 10);
+        let mut before = 0;
+        for call in 0..120 {
+            if call == 20 {
+                before = pair.sleeps;
+            }
+            pair.turn(0, work);
+            // The link is polled while the handler works, and so at the client.
+            let _ = pair.ends[1].on_empty(true, || false);
+            pair.turn(1, work);
+            let _ = pair.ends[0].on_empty(true, || false);
+            pair.turn(0, work);
+            pair.ends[1].wait_goes_on();
+        }
+        assert_eq!(pair.sleeps, before, "{cost:?}, told {told}");
+    }
+}
+
 #[test]
 fn where_a_wake_up_costs_nothing_none_polls() {
     let mut pair = Pair::new(costs()[0], true);

@@ -720,6 +720,10 @@ impl Link for ShmLink {
         self.dead.is_none() && !self.shares_processor() && self.busy_poll.is_ready()
     }
 
+    fn wait_goes_on(&mut self) {
+        self.busy_poll.wait_goes_on();
+    }
+
     fn has_pending_recv(&self) -> bool {
         self.reader.has_pending_recv() && !self.awaits_chunk()
     }

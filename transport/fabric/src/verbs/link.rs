@@ -663,6 +663,12 @@ impl Link for VerbsLink {
         self.dead.is_none() && self.busy_poll.as_ref().is_some_and(BusyPoll::is_ready)
     }
 
+    fn wait_goes_on(&mut self) {
+        if let Some(busy_poll) = &mut self.busy_poll {
+            busy_poll.wait_goes_on();
+        }
+    }
+
     fn shares_processor(&self) -> bool {
         processors::host_has_one()
             && self.peer.local.ip().map(|a| a.ip()) == self.peer.remote.ip().map(|a| a.ip())

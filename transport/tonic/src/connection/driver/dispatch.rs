@@ -27,18 +27,26 @@ impl ConnectionState {
     /// Acts on what the link has reported.
     pub(super) fn complete(&mut self, completions: &[Completion]) -> Result<(), LinkError> {
         let mut result = Ok(());
+        let (mut received, mut events) = (false, 0);
         let writing = self.send.in_flight.writing();
         for completion in completions {
             match *completion {
                 Completion::Sent { id } => self.send.in_flight.done(id),
                 Completion::Received { slot, len } if result.is_ok() => {
-                    result = self.receive(slot, len);
+                    received = true;
+                    result = self.receive(slot, len).map(|more| events += more);
                 }
                 Completion::Received { .. } => {}
                 Completion::NotMapped { rkey } => self.conn.cannot_write(rkey),
                 Completion::Forgotten { rkey } => self.conn.forget_unwritable(rkey),
                 Completion::Answered => self.conn.peer_exists(self.clock.now()),
             }
+        }
+        if received
+            && events == 0
+            && let Some(link) = &mut self.link
+        {
+            link.wait_goes_on();
         }
         self.return_sends();
         let left = self.send.in_flight.writing();
@@ -69,8 +77,9 @@ impl ConnectionState {
         }
     }
 
-    fn receive(&mut self, slot: u32, len: u32) -> Result<(), LinkError> {
-        let Some(link) = self.link.as_mut() else { return Ok(()) };
+    /// Gives a message to the protocol. How many events it has brought.
+    fn receive(&mut self, slot: u32, len: u32) -> Result<usize, LinkError> {
+        let Some(link) = self.link.as_mut() else { return Ok(0) };
         let message = scratch::copy_message(link.recv_slot(slot, len));
         // Posted again before the protocol can give the credit back (R1).
         let posted = link.repost(slot)?;
@@ -81,11 +90,11 @@ impl ConnectionState {
         if self.conn.wants_recvs() {
             self.conn.recvs_posted(link.grow(&self.pool)?);
         }
-        self.dispatch();
+        let events = self.dispatch();
         if let Err(breach) = received {
             self.breached(&breach);
         }
-        Ok(())
+        Ok(events)
     }
 
     /// Ends the connection of a peer that broke the protocol.
@@ -97,8 +106,8 @@ impl ConnectionState {
         self.end(Life::Closing(reason));
     }
 
-    /// Hands the protocol's events to their streams.
-    pub(in crate::connection) fn dispatch(&mut self) {
+    /// Hands the protocol's events to their streams. How many there were.
+    pub(in crate::connection) fn dispatch(&mut self) -> usize {
         let mut events = 0;
         while let Some(event) = self.conn.poll_event() {
             events += 1;
@@ -204,6 +213,7 @@ impl ConnectionState {
             }
         }
         self.work += events / EVENTS_UNIT;
+        events
     }
 
     /// Changes a stream's state and wakes both of its sides.
