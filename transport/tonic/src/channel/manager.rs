@@ -1,12 +1,13 @@
 //! The task that keeps a channel on its fast path: it makes one attempt at a time, falls back to
 //! TCP when the path fails, and tries again.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tonic_rdma_memory::{LogThrottle, throttled};
+use tonic_rdma_memory::{LogThrottle, PerProcess, throttled};
 use tonic_rdma_proto::Side;
 
 use crate::channel::attempt::Plan;
@@ -23,6 +24,12 @@ use crate::telemetry::metrics;
 
 /// Time limit of an attempt, which may continue after `connect` has returned.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Origins and paths whose first line at INFO is out. Programs that connect for each call would fill
+/// a log.
+static TOLD: PerProcess<Mutex<HashSet<(String, &'static str)>>> = PerProcess::new(Mutex::default);
+/// More than these are forgotten.
+const MAX_TOLD: usize = 1024;
 
 /// Shared by all clones of a channel. Dropping it ends the manager.
 #[derive(Debug)]
@@ -231,13 +238,18 @@ impl Log {
     }
 
     fn up(&mut self, fast: &Fast) {
-        self.logged = None;
+        let tcp_was_told = self.logged.take().is_some();
         let peer = fast.client.peer();
         if self.further {
             return tracing::debug!(origin = %self.origin, %peer, "a connection over another rail");
         }
-        if std::mem::replace(&mut self.was_up, true) {
+        let again = std::mem::replace(&mut self.was_up, true);
+        if again {
             metrics::reconnect(Path::of(peer));
+        }
+        let is_news = self.is_first(peer.provider) || again || tcp_was_told;
+        if !is_news {
+            return tracing::debug!(origin = %self.origin, %peer, "another channel over the fast path");
         }
         throttled!(
             in self.throttle,
@@ -249,6 +261,15 @@ impl Log {
             remote = %peer.remote,
             "calls go over the fast path"
         );
+    }
+
+    /// Whether this process tells for the first time that calls to the origin go over this path.
+    fn is_first(&self, path: &'static str) -> bool {
+        let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() >= MAX_TOLD {
+            told.clear();
+        }
+        told.insert((self.origin.clone(), path))
     }
 
     /// The path is lost, and another rail's is in its place.
