@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::proc_file;
+
 /// Which processes of this host memory may be shared with, by the effective user they run as
 /// (SO_PEERCRED, unix(7)).
 ///
@@ -112,7 +114,7 @@ impl HostProcess {
 /// Field 22 of /proc/pid/stat (proc(5)). The second is the name, in parentheses, which may hold
 /// anything.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = proc_file::read(&format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 

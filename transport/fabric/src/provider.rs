@@ -94,6 +94,15 @@ impl Fabric {
         Err(FabricError::Platform)
     }
 
+    /// Whether the kernel may have RDMA devices: false if it surely has none. Reads one directory
+    /// and does not block, unlike [`devices`](Fabric::devices), which also says why.
+    pub fn may_have_devices() -> bool {
+        #[cfg(all(target_os = "linux", feature = "verbs"))]
+        return crate::verbs::may_have_devices();
+        #[cfg(not(all(target_os = "linux", feature = "verbs")))]
+        false
+    }
+
     /// This host's IP addresses that lie on RDMA devices, with the device's name; `only` narrows it
     /// to one device.
     ///

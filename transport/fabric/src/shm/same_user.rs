@@ -19,10 +19,16 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tonic_rdma_memory::PerProcess;
 
 use crate::access::{HostProcess, start_of};
+use crate::proc_file;
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::user::{is_overflow_user, own_user};
+
+/// Whether this process has no number in a namespace below that of /proc, which does not change.
+static ONE_NUMBER: PerProcess<bool> =
+    PerProcess::new(|| in_this_namespace("self", std::process::id()));
 
 /// Where the architecture has the number of most.
 const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
@@ -73,8 +79,7 @@ impl Candidate {
         if must_send && sender != Some(pid) {
             return None;
         }
-        let same = in_this_namespace("self", std::process::id())
-            && in_this_namespace(&pid.to_string(), pid);
+        let same = *ONE_NUMBER && in_this_namespace(&pid.to_string(), pid);
         let start = start_of(pid)?;
         (same && lives(&pidfd)).then_some(HostProcess { pid, start })
     }
@@ -103,7 +108,7 @@ pub(super) fn still_lives(process: HostProcess) -> bool {
 /// Whether `pid` is the only number of this process, in the namespace of /proc and those below it.
 /// Its status can be read by all, and reading it waits for nobody.
 fn in_this_namespace(process: &str, pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let status = proc_file::read(&format!("/proc/{process}/status")).unwrap_or_default();
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     pids.is_some_and(|pids| pids.split_whitespace().eq([pid.to_string().as_str()]))
 }

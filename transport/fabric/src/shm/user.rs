@@ -1,6 +1,8 @@
 //! Users, as this process sees them.
 
-use std::fs::read_to_string;
+use std::sync::OnceLock;
+
+use crate::proc_file;
 
 /// The user that this process runs as.
 pub(super) fn own_user() -> u32 {
@@ -10,8 +12,11 @@ pub(super) fn own_user() -> u32 {
 /// Whether a number may stand for any user: in a user namespace, all users from outside of it show
 /// as one, by default 65534.
 pub(super) fn is_overflow_user(uid: u32) -> bool {
-    let read = |path| read_to_string(path).unwrap_or_default();
-    stands_for_any(uid, &read("/proc/sys/kernel/overflowuid"), || read("/proc/self/uid_map"))
+    /// The kernel's number. Read once: each connection asks for it several times.
+    static OVERFLOW_UID: OnceLock<String> = OnceLock::new();
+    let read = |path| proc_file::read(path).unwrap_or_default();
+    let overflow_uid = OVERFLOW_UID.get_or_init(|| read("/proc/sys/kernel/overflowuid"));
+    stands_for_any(uid, overflow_uid, || read("/proc/self/uid_map"))
 }
 
 /// Like [`is_overflow_user`], by what the kernel says. What cannot be read is empty.

@@ -60,6 +60,7 @@ pub(crate) use self::addr::local_networks;
 pub use self::device::VerbsDevice;
 pub(crate) use self::discovery::enumerate::places;
 pub use self::discovery::enumerate::{devices, local_addresses};
+pub(crate) use self::discovery::may_have_devices;
 pub use self::host_watch::{HostEvents, HostWatch};
 pub use self::link::VerbsLink;
 pub use self::listener::{VerbsIncoming, VerbsListener};

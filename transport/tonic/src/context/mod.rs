@@ -73,6 +73,8 @@ struct ContextState {
     regions: Regions,
     device_monitor: DeviceMonitor,
     rails: RailHealth,
+    /// Why there is no RDMA device, as long as the kernel has none. Finding out takes a thread.
+    no_device: OnceLock<FabricError>,
     /// A pool of memory that is not registered with any device.
     ordinary: OnceLock<Pool>,
 }
@@ -185,18 +187,33 @@ impl Context {
             Path::Shm => (self.shm().map_err(from_error::fabric)?, false),
             #[cfg(feature = "test-util")]
             Path::Sim => (self.sim().map_err(from_error::fabric)?, true),
-            Path::Verbs | Path::Tcp => {
-                blocking(move || {
-                    let fabric = Fabric::open(only.as_deref())?;
-                    Ok((fabric, Fabric::devices()?.len() == 1))
-                })
-                .await?
-            }
+            Path::Verbs | Path::Tcp => self.first_device(only).await?,
         };
         if alone || (named && path == Path::Verbs) {
             self.pool(&fabric).await?;
         }
         Ok(())
+    }
+
+    /// The first usable RDMA device, and whether there is no other. Where the kernel has none, only
+    /// the first answer takes a thread.
+    async fn first_device(&self, only: Option<String>) -> Result<(Fabric, bool), Reason> {
+        let no_device = &self.0.state.no_device;
+        if !Fabric::may_have_devices()
+            && let Some(error) = no_device.get()
+        {
+            return Err(from_error::fabric(error.clone()));
+        }
+        let open = move || -> Result<_, FabricError> {
+            let fabric = Fabric::open(only.as_deref())?;
+            Ok((fabric, Fabric::devices()?.len() == 1))
+        };
+        off_worker(open).await.map_err(no_thread)?.map_err(|error| {
+            if !Fabric::may_have_devices() {
+                let _ = no_device.set(error.clone());
+            }
+            from_error::fabric(error)
+        })
     }
 
     /// Where on this host a connection of a path may be made from.
@@ -482,5 +499,27 @@ impl ContextBuilder {
     /// Build the context. It opens nothing yet.
     pub fn build(self) -> Context {
         Context(Arc::new(Inner { settings: self.0, state: PerProcess::new(ContextState::default) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Poll, Waker};
+
+    use super::*;
+
+    /// Where the kernel has no RDMA devices, a channel asks for them without a thread and without
+    /// leaving its own: programs that connect for each call do so each time.
+    #[tokio::test]
+    async fn a_host_without_devices_answers_at_once() {
+        let context = Context::builder().build();
+        let first = context.check(Path::Verbs, None).await;
+        let mut again = pin!(context.check(Path::Verbs, None));
+        let polled = again.as_mut().poll(&mut std::task::Context::from_waker(Waker::noop()));
+        assert_eq!(polled.is_ready(), !Fabric::may_have_devices());
+        let again = if polled.is_ready() { polled } else { Poll::Ready(again.await) };
+        let reason = |result: Result<(), Reason>| result.map_err(|reason| reason.to_string());
+        assert_eq!(again.map(reason), Poll::Ready(reason(first)));
     }
 }

@@ -11,3 +11,20 @@ pub(super) mod attributes;
 pub(super) mod device_list;
 pub(super) mod enumerate;
 pub(super) mod lib_probe;
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// The kernel's class of RDMA devices, which the modules of any driver make.
+const CLASS: &str = "/sys/class/infiniband_verbs";
+
+/// Whether the kernel may have RDMA devices: false if it surely has none.
+pub(crate) fn may_have_devices() -> bool {
+    match std::fs::read_dir(CLASS) {
+        Ok(entries) => {
+            entries.flatten().any(|at| at.file_name().as_encoded_bytes().starts_with(b"uverbs"))
+        }
+        // Where sysfs is hidden, devices may still be there.
+        Err(error) => error.kind() != ErrorKind::NotFound || !Path::new("/sys/class/net").exists(),
+    }
+}
