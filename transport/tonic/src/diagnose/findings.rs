@@ -145,6 +145,17 @@ impl Explain<'_> {
             ReasonCode::HandshakeTimeout | ReasonCode::NoRoute => {
                 (reason.detail().to_owned(), self.unheard(reason))
             }
+            // The path was up, and failed while the diagnosis measured it.
+            ReasonCode::LinkLost => {
+                let cures = vec![
+                    advice(
+                        "if short calls pass, compare the MTU of both ends and of the switches \
+                         between",
+                    ),
+                    advice("look at the cable, and at the counters of the hint losses"),
+                ];
+                (reason.detail().to_owned(), cures)
+            }
             _ => (reason.detail().to_owned(), vec![advice(reason.cure())]),
         };
         Finding { code: reason.code(), blocks: true, device: None, what, cures }

@@ -39,6 +39,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
         not_bare: None,
         rates: Vec::new(),
         not_measured: None,
+        fast_failed: None,
     };
     let began = Instant::now();
     let connected = match tokio::time::timeout(LIMIT, endpoint.connect_tcp()).await {

@@ -39,6 +39,9 @@ pub struct Peer {
     pub rates: Vec<Rates>,
     /// Why there is no measurement, if there is none.
     pub not_measured: Option<String>,
+    /// How calls over the fast path failed while they were measured, if they did. The calls of a
+    /// program would fail.
+    pub fast_failed: Option<String>,
 }
 
 /// A connection that carries SENDs and WRITEs without calls.

@@ -14,8 +14,8 @@ use crate::path::reason::{Reason, ReasonCode};
 #[non_exhaustive]
 pub struct Diagnosis {
     /// Whether calls would use RDMA. Without a [peer](Diagnosis::peer): whether a client and a
-    /// server on this host could both use it. With one: whether calls to it take a fast path, which
-    /// is shared memory if the peer runs on this host and RDMA otherwise.
+    /// server on this host could both use it. With one: whether calls to it take a fast path and
+    /// pass. That path is shared memory if the peer runs on this host and RDMA otherwise.
     pub rdma: bool,
     /// The transport's reason if they would not, otherwise `None`.
     pub reason: Option<Reason>,

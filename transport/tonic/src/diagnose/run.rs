@@ -14,6 +14,7 @@ use crate::diagnose::{findings, hints, peer};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::path::policy::EnvSettings;
+use crate::path::reason::{Reason, ReasonCode};
 
 /// Determines whether calls would use RDMA, and if not, why and how to fix it.
 ///
@@ -108,10 +109,16 @@ impl Diagnose {
             if let Some(bare) = &mut peer.bare {
                 bare.claimed_mib_s = claimed(&diagnosis.devices, &bare.device);
             }
-            diagnosis.rdma = peer.path.is_some_and(|path| path.is_fast());
+            let failed = peer.fast_failed.as_ref().map(|why| {
+                Reason::new(ReasonCode::LinkLost, format!("calls over the path failed: {why}"))
+            });
+            diagnosis.rdma = peer.path.is_some_and(|path| path.is_fast()) && failed.is_none();
             // What keeps this host from RDMA applies to any peer, and can be fixed here.
             let local = diagnosis.reason.take();
-            diagnosis.reason = if diagnosis.rdma { None } else { peer.reason.clone().or(local) };
+            diagnosis.reason = match diagnosis.rdma {
+                true => None,
+                false => failed.or_else(|| peer.reason.clone()).or(local),
+            };
             diagnosis.peer = Some(peer);
         }
         diagnosis.findings = findings::findings(&diagnosis, &facts);

@@ -600,6 +600,25 @@ async fn a_peer_is_walked_to_and_measured_by_both_paths() {
     }
 }
 
+/// A path that is taken and does not carry is no success.
+#[tokio::test]
+async fn a_path_that_fails_under_calls_is_told() {
+    let world = World::new();
+    let serving = world.serve().await;
+    // Enough for a connection, a first call and no more.
+    world.client.kill_links_after(Some(24));
+    let asked = diagnose().peer(world.endpoint(&serving)).await.unwrap();
+    assert!(!asked.rdma);
+    assert_eq!(asked.reason.map(|reason| reason.code()), Some(ReasonCode::LinkLost));
+    let finding = asked.findings.iter().find(|finding| finding.blocks).unwrap();
+    assert!(finding.cures[0].what.contains("MTU"), "{finding:?}");
+    let peer = asked.peer.unwrap();
+    assert_eq!(peer.path, Some(crate::Path::Sim));
+    let why = peer.fast_failed.expect("calls over the fast path failed");
+    assert_eq!(peer.not_measured, Some(why));
+    assert!(peer.tcp.is_none() && peer.fast.is_none());
+}
+
 #[tokio::test]
 async fn a_stock_server_is_told_apart() {
     let world = World::new();
