@@ -1,10 +1,11 @@
 //! How long an end polls for a message before it sleeps.
 //!
-//! A sleep costs system calls at both ends, a context switch and the time until this end runs
-//! again; polling costs the processor. An end that polls for as long as a sleep and its wake-up
-//! take, and then sleeps, never spends more than twice what the best choice would have (ski rental:
-//! Karlin et al., "Competitive snoopy caching", 1988). What a wake-up takes differs by two orders
-//! of magnitude between machines, so it is measured (`shm::wake_cost`, `verbs::wake_cost`).
+//! A sleep costs system calls at both ends, context switches, cold caches and the time until this
+//! end runs again; polling costs the processor. An end that polls for as long as the price of a
+//! sleep, and then sleeps, never spends more than twice what the best choice would have (ski
+//! rental: Karlin et al., "Competitive snoopy caching", 1988). What a wake-up takes differs by two
+//! orders of magnitude between machines, so it is measured (`shm::wake_cost`, `verbs::wake_cost`).
+//! The price of a sleep is [`PRICE`] times that.
 //!
 //! An end learns whether polling pays from what each wait would have taken had neither end slept:
 //! the length of the wait, less one wake-up if this end slept, and another if the peer slept and
@@ -16,7 +17,7 @@
 //!
 //! | expected wait | what the end does |
 //! |---|---|
-//! | no longer than a wake-up | polls for one wake-up, for two if the peer had to be woken |
+//! | no longer than the price of a sleep | polls for that long, a wake-up longer if the peer had to be woken |
 //! | longer | sleeps at once |
 //!
 //! | state | event | next state |
@@ -47,7 +48,11 @@ use std::time::{Duration, Instant};
 const MIN_COST: Duration = Duration::from_micros(2);
 /// Checks between two yields to other tasks: one or two microseconds, at 40 to 140 cycles each.
 const SPINS: u32 = 32;
-/// A wait counts for at most this many wake-ups: an endless one is forgotten after five short ones.
+/// The price of a sleep, in wake-ups. A call of 4 KiB with one sleep took 40 us and 64 us of both
+/// processors; without it 15 and 30, where a wake-up took 8 us (`compare --rows full --only
+/// up-4KiB-x1`, an Intel Xeon, family 6 model 207).
+const PRICE: u32 = 4;
+/// A wait counts for at most this many such prices: an endless one is forgotten after five short ones.
 const MAX_WAKE_UPS: u32 = 4;
 
 /// The clock, and the budget of unsuccessful polls.
@@ -96,7 +101,7 @@ struct WaitEstimate {
 impl WaitEstimate {
     /// A wait took `took` without wake-ups, which take `cost` each.
     fn learn(&mut self, took: Duration, cost: Duration) {
-        let most = cost * MAX_WAKE_UPS;
+        let most = cost * PRICE * MAX_WAKE_UPS;
         self.expected = self.expected.min(most) * 3 / 4 + took.min(most) / 4;
     }
 }
@@ -218,8 +223,8 @@ impl<M: Machine> BusyPoll<M> {
 
     /// How long a poll lasts. None: this end sleeps at once.
     fn poll_length(&self, kind: WaitKind) -> Option<Duration> {
-        let poll_length = (self.cost * (1 + self.peer_wake_ups(kind))).min(self.limit);
-        (self.estimate(kind).expected <= self.cost && self.cost.min(self.limit) >= MIN_COST)
+        let poll_length = (self.cost * (PRICE + self.peer_wake_ups(kind))).min(self.limit);
+        (self.estimate(kind).expected <= self.cost * PRICE && self.cost.min(self.limit) >= MIN_COST)
             .then_some(poll_length)
     }
 
@@ -243,7 +248,9 @@ impl<M: Machine> BusyPoll<M> {
                 self.begin_wait(woken);
             }
             State::Sleeping { kind: WaitKind::Sent, since } => {
-                if self.machine.now().saturating_duration_since(since) > self.cost * MAX_WAKE_UPS {
+                if self.machine.now().saturating_duration_since(since)
+                    > self.cost * PRICE * MAX_WAKE_UPS
+                {
                     // The earlier SEND needs no answer, or a slow one.
                     self.learn(WaitKind::Sent, Duration::MAX);
                     self.begin_wait(woken);

@@ -45,8 +45,8 @@ fn end(cost: Duration) -> BusyPoll<Fake> {
 
 impl BusyPoll<Fake> {
     fn sleeps(mut self) -> Self {
-        self.received.expected = self.cost * MAX_WAKE_UPS;
-        self.sent.expected = self.cost * MAX_WAKE_UPS;
+        self.received.expected = self.cost * PRICE * MAX_WAKE_UPS;
+        self.sent.expected = self.cost * PRICE * MAX_WAKE_UPS;
         self
     }
 
@@ -125,8 +125,8 @@ impl Pair {
         sender.sent(self.told.then_some(slept));
         let polled = waiter.machine.now().saturating_duration_since(begun);
         waiter.comes(at, if slept { wake_up } else { Duration::ZERO });
-        self.spent += polled + if slept { self.cost } else { Duration::ZERO };
-        self.best += work.min(self.cost);
+        self.spent += polled + if slept { self.cost * PRICE } else { Duration::ZERO };
+        self.best += work.min(self.cost * PRICE);
         self.sleeps += usize::from(slept);
     }
 
@@ -233,15 +233,15 @@ fn where_a_wake_up_costs_nothing_none_polls() {
     assert_eq!(pair.vain(), Duration::ZERO);
 }
 
-/// Work that takes longer than a wake-up is slept for.
+/// Work that takes longer than the price of a sleep is slept for.
 #[test]
-fn what_takes_longer_than_a_wake_up_is_slept_for() {
+fn what_takes_longer_than_a_sleep_costs_is_slept_for() {
     for (cost, told) in costs().into_iter().skip(1).flat_map(|cost| [(cost, true), (cost, false)]) {
         for times in [4, 5, 50] {
-            let mut pair = Pair::new(cost, told);
-            pair.calls(20, cost * times, cost * times);
+            let (mut pair, work) = (Pair::new(cost, told), cost * PRICE * times);
+            pair.calls(20, work, work);
             let before = pair.vain();
-            assert_eq!(pair.calls(1000, cost * times, cost * times), 200, "{cost:?} x{times}");
+            assert_eq!(pair.calls(1000, work, work), 200, "{cost:?} x{times}");
             assert_eq!(pair.vain(), before, "{cost:?} x{times}, told {told}");
         }
     }
@@ -273,12 +273,12 @@ fn no_pattern_costs_much_more_than_twice_the_best() {
             let mut work = Duration::ZERO;
             for call in 0..1000 {
                 if call % run == 0 {
-                    work = cost * (pair.random() % (most + 1)) / 8;
+                    work = cost * PRICE * (pair.random() % (most + 1)) / 8;
                 }
                 pair.turn(0, work);
                 pair.turn(1, work);
             }
-            let bound = pair.best * 9 / 4 + cost * 20;
+            let bound = pair.best * 9 / 4 + cost * PRICE * 20;
             assert!(pair.spent <= bound, "{cost:?}, seed {seed}: {:?} of {bound:?}", pair.spent);
         }
     }
@@ -297,7 +297,7 @@ fn one_that_only_sends_does_not_poll() {
             end.machine.now.set(until);
         }
         assert!(
-            end.machine.vain.get() <= cost * 2 * MAX_WAKE_UPS,
+            end.machine.vain.get() <= cost * PRICE * 2 * MAX_WAKE_UPS,
             "{woken:?}: {:?}",
             end.machine.vain.get()
         );
@@ -312,14 +312,15 @@ fn time_to_think_is_not_polled_away() {
     let mut server = end(cost);
     for call in 0..200 {
         // It works, on another thread.
-        let done = server.machine.now() + cost * 10;
+        let done = server.machine.now() + cost * PRICE * 10;
         server.waits(done);
         server.machine.now.set(done);
         server.sent(Some(false));
         assert!(!server.waits(done + cost / 10), "call {call}");
         server.comes(done + cost / 10, Duration::ZERO);
     }
-    assert!(server.machine.vain.get() <= cost * MAX_WAKE_UPS, "{:?}", server.machine.vain.get());
+    let bound = cost * PRICE * MAX_WAKE_UPS;
+    assert!(server.machine.vain.get() <= bound, "{:?}", server.machine.vain.get());
 }
 
 /// Messages that come by themselves, one after another.
@@ -391,7 +392,8 @@ fn peers_that_play_with_this_process_take_no_more_than_the_share() {
         for call in 0..20_000 {
             for end in &mut ends {
                 end.sent(Some(false));
-                let at = end.machine.now() + cost * if call % 2 == 0 { 0 } else { 19 } / 10;
+                let late = cost * PRICE * 19 / 10;
+                let at = end.machine.now() + if call % 2 == 0 { Duration::ZERO } else { late };
                 let slept = end.waits(at);
                 end.comes(at, if slept { cost } else { Duration::ZERO });
             }
@@ -400,7 +402,7 @@ fn peers_that_play_with_this_process_take_no_more_than_the_share() {
         let all = ends.iter().map(|end| end.machine.now() - begun).max().unwrap();
         assert!(vain > all / 10, "they try: {vain:?} of {all:?}");
         // Each of them may have begun one poll more.
-        let bound = all / budget::DIVISOR + budget::BURST + cost * 2 * count;
+        let bound = all / budget::DIVISOR + budget::BURST + cost * PRICE * 2 * count;
         assert!(vain <= bound, "{count} ends: {vain:?} of {all:?}, {bound:?} at most");
     }
 }
@@ -414,13 +416,13 @@ fn no_more_than_the_poll_is_charged() {
     assert_eq!(end.on_empty(true, || false), Next::PollAgain);
     end.pass(Duration::from_secs(1));
     assert_eq!(end.on_empty(true, || false), Next::Sleep);
-    assert_eq!(end.machine.vain.get(), cost);
+    assert_eq!(end.machine.vain.get(), cost * PRICE);
     // Nor where a handler had it for long before it answered.
     end.received();
     assert_eq!(end.on_empty(true, || false), Next::PollAgain);
     end.pass(Duration::from_secs(1));
     end.sent(Some(false));
-    assert_eq!(end.machine.vain.get(), cost * 2);
+    assert_eq!(end.machine.vain.get(), cost * PRICE * 2);
 }
 
 #[test]
