@@ -1,6 +1,7 @@
 //! The connected queue pair: what a driver posts, what it gets back, and within which limits.
 
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tonic_rdma_memory::{LendableBytes, PinnedBuf, PinnedBytes, Pool};
@@ -36,10 +37,14 @@ pub struct Caps {
     /// [`Link::poll`] reports the end of the peer's process, however it ends, though nothing is
     /// sent: nobody need [probe](Link::probe) it.
     pub tells_end: bool,
-    /// The device ends the link when the peer's does not acknowledge a [probe](Link::probe), or
-    /// other work. Otherwise the caller judges by the time for which nothing was answered.
-    pub judges_probes: bool,
+    /// How long a [probe](Link::probe) may stay unanswered. A device that judges ends the link
+    /// before, when the peer's does not acknowledge the probe or other work. Then the time is for
+    /// one that has failed.
+    pub probe_limit: Duration,
 }
+
+/// How long a probe may stay unanswered where nothing but time judges.
+pub(crate) const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
 /// Where the bytes of a WRITE come from. The link keeps the source alive until the work is done or
 /// its queue pair is destroyed, whatever becomes of the caller (R10).

@@ -164,6 +164,14 @@ impl LinkConfig {
         time.as_nanos().div_ceil(4096).next_power_of_two().ilog2() as u8
     }
 
+    /// How long an InfiniBand or RoCE device takes at most until it ends a link whose peer does not
+    /// acknowledge: each try takes up to four ACK timeouts (InfiniBand Architecture Specification,
+    /// volume 1, 9.7.6.1.3).
+    pub fn ack_limit(&self) -> Duration {
+        let timeout = Duration::from_nanos(4096 << self.ack_exponent());
+        timeout * 4 * (u32::from(self.ack_retries.clamp(1, 6)) + 1)
+    }
+
     /// Checks the numbers.
     ///
     /// # Errors

@@ -11,11 +11,14 @@ use crate::hello::{HEADERS, Settings, is_alignment};
 pub enum Liveness {
     /// The link reports it by itself, however it ends: nothing is asked.
     Told,
-    /// The link reports it when a [probe](crate::Event::Probe), or other work, is not acknowledged.
-    Judged,
-    /// A probe stays unanswered for 3.75 s.
-    Timed,
+    /// A [probe](crate::Event::Probe) stays unanswered for so long, or the link reports before that
+    /// it was not acknowledged.
+    Asked(Duration),
 }
+
+/// How long a probe may stay unanswered where the link says nothing else: three times as long as a
+/// side waits before it asks.
+const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
 /// A keep-alive with the meaning of HTTP/2's: the peer's process has to answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +92,7 @@ pub struct Config {
     /// Maximum length of a WRITE in bytes. Longer transfers are split, so that streams take turns.
     /// At least 4 KiB; default 256 KiB.
     pub write_chunk: u32,
-    /// How the end of the peer becomes known. Default: [`Liveness::Timed`].
+    /// How the end of the peer becomes known. Default: asked, for 3.75 s.
     pub liveness: Liveness,
     /// The program's own keep-alive; `None`, the default, never ends a connection.
     pub keep_alive: Option<KeepAlive>,
@@ -121,7 +124,7 @@ impl Default for Config {
             standing_grants: 4,
             standing_max: (1 << 20) + (64 << 10),
             write_chunk: 256 << 10,
-            liveness: Liveness::Timed,
+            liveness: Liveness::Asked(PROBE_LIMIT),
             keep_alive: None,
             names_requests: false,
             takes_lent: false,

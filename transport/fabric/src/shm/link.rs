@@ -38,7 +38,9 @@ use crate::addr::Addr;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
-use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Shared, Work, WriteSource};
+use crate::link::{
+    Caps, Completion, Lent, Link, PROBE_LIMIT, PeerInfo, Posted, Shared, Work, WriteSource,
+};
 use crate::link_config::LinkConfig;
 use crate::shm::context::{DeviceContext, NAME};
 use crate::shm::lend::borrower::{Borrower, TakenFile, Taking};
@@ -125,7 +127,7 @@ impl ShmLink {
                 max_landing: MAX_CHUNK_BYTES as usize,
                 any_memory: true,
                 tells_end: true,
-                judges_probes: true,
+                probe_limit: PROBE_LIMIT,
             },
             peer: Box::new(PeerInfo {
                 provider: NAME,

@@ -9,7 +9,7 @@ use tonic_rdma_memory::Pool;
 
 use crate::addr::Addr;
 use crate::error::LinkError;
-use crate::link::{Caps, Completion, Link, PeerInfo, Posted, Shared, Work};
+use crate::link::{Caps, Completion, Link, PROBE_LIMIT, PeerInfo, Posted, Shared, Work};
 use crate::link_config::LinkConfig;
 
 /// Counts the operations of an [`InstantLink`].
@@ -66,7 +66,7 @@ impl InstantLink {
                 max_landing: 64 << 20,
                 any_memory: true,
                 tells_end: true,
-                judges_probes: true,
+                probe_limit: PROBE_LIMIT,
             },
             peer: PeerInfo {
                 provider: "instant",

@@ -15,7 +15,9 @@ use tonic_rdma_memory::Pool;
 use crate::busy_poll::{BusyPoll, Next};
 use crate::control_block::ControlBlock;
 use crate::error::{ConnectError, LinkError, Verb};
-use crate::link::{Caps, Completion, Link, PeerInfo, Posted, Shared, Work, WriteSource};
+use crate::link::{
+    Caps, Completion, Link, PROBE_LIMIT, PeerInfo, Posted, Shared, Work, WriteSource,
+};
 use crate::link_config::LinkConfig;
 use crate::off_worker::off_worker;
 use crate::processors;
@@ -131,7 +133,7 @@ impl VerbsLink {
             any_memory: false,
             tells_end: false,
             // A WRITE over iWARP completes when TCP has it, and TCP tries for a quarter of an hour.
-            judges_probes: !device.is_iwarp(),
+            probe_limit: if device.is_iwarp() { PROBE_LIMIT } else { config.ack_limit() },
         };
         let local = qp.id.local().unwrap_or(remote);
         let peer = PeerInfo {

@@ -4,8 +4,8 @@
 //! nothing. Any message proves that the peer is there. While something is open (a stream, a grant,
 //! an answer) and there was no message for [`QUIET`], this side asks for a proof that does not take
 //! the peer's process ([`Event::Probe`](super::Event::Probe)): the device of its host answers.
-//! [`Liveness`] says whether the link needs that, and whether it judges by itself. Where it does
-//! not, the path counts as gone when three more of these times have passed.
+//! [`Liveness`] says whether the link needs that, and how long an answer may take. A link that
+//! judges by itself ends before; the time is for a device that never does.
 //!
 //! A connection with nothing open rests. Where the link tells of the peer's end by itself, a
 //! connection at rest sets no timer. Elsewhere it asks for a proof every [`REST`].
@@ -16,8 +16,8 @@
 //! | Alert | [`QUIET`] has passed, something is open | Asking; a probe. Alert, where the link tells |
 //! | Alert | [`QUIET`] has passed, nothing is open | Resting |
 //! | Asking | a message, a proof | Alert |
-//! | Asking | [`QUIET`] has passed, less than three times or the link judges | Asking; a probe |
-//! | Asking | [`QUIET`] has passed for the third time, and the link does not judge | dead |
+//! | Asking | [`QUIET`] has passed, and less than the time for an answer since the first probe | Asking; a probe |
+//! | Asking | the time for an answer has passed | dead |
 //! | Resting | a message of PINGs alone, a proof | Resting, from now on |
 //! | Resting | any other message | Alert |
 //! | Resting | this side opens something | Roused |
@@ -42,13 +42,11 @@ use crate::error::Breach;
 pub(super) const QUIET: Duration = Duration::from_millis(1250);
 /// How often a connection at rest asks for a proof.
 pub(super) const REST: Duration = Duration::from_secs(120);
-/// The number of [`QUIET`] after which an unanswered probe counts as the end of the path.
-const UNANSWERED: u32 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Alert { since: Instant },
-    Asking { since: Instant, times: u32 },
+    Asking { first: Instant, since: Instant },
     Resting,
     Roused,
 }
@@ -150,22 +148,26 @@ impl Heartbeat {
         let Some(deadline) = self.deadline().filter(|deadline| now >= *deadline) else {
             return Beat::Nothing;
         };
-        let times = match self.state {
+        let asks = |first: Instant| match self.liveness {
+            Liveness::Asked(limit) => deadline - first < limit,
+            Liveness::Told => false,
+        };
+        let first = match self.state {
             State::Alert { .. } if is_idle => {
                 self.state = State::Resting;
                 return Beat::Rest;
             }
-            State::Alert { .. } | State::Resting if self.liveness != Liveness::Told => 1,
+            State::Alert { .. } | State::Resting if self.liveness != Liveness::Told => now,
             State::Alert { .. } | State::Resting | State::Roused => {
                 self.state = State::Alert { since: now };
                 return Beat::Nothing;
             }
-            State::Asking { times, .. } if times < UNANSWERED => times + 1,
-            State::Asking { times, .. } if self.liveness == Liveness::Judged => times,
-            State::Asking { .. } if now < deadline + QUIET => return Beat::Dead,
-            State::Asking { times, .. } => times,
+            State::Asking { first, .. } if !asks(first) && now < deadline + QUIET => {
+                return Beat::Dead;
+            }
+            State::Asking { first, .. } => first,
         };
-        self.state = State::Asking { since: now, times };
+        self.state = State::Asking { first, since: now };
         Beat::Probe
     }
 }
@@ -173,6 +175,8 @@ impl Heartbeat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const TIMED: Liveness = Liveness::Asked(Duration::from_millis(3_750));
 
     fn beat(liveness: Liveness) -> (Heartbeat, impl Fn(u64) -> Instant) {
         let start = Instant::now();
@@ -182,7 +186,7 @@ mod tests {
 
     #[test]
     fn it_asks_then_declares_dead() {
-        let (mut h, at) = beat(Liveness::Timed);
+        let (mut h, at) = beat(TIMED);
         assert_eq!(h.timeout(at(1_249), false), Beat::Nothing);
         for asked in [1_250, 2_500, 3_750] {
             assert_eq!(h.timeout(at(asked), false), Beat::Probe);
@@ -193,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_proof_is_as_good_as_a_message() {
-        let (mut h, at) = beat(Liveness::Timed);
+        let (mut h, at) = beat(TIMED);
         for round in 0..100 {
             let start = round * 6_000;
             assert_eq!(h.timeout(at(start + 1_250), false), Beat::Probe);
@@ -206,16 +210,17 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_judges_is_asked_for_ever() {
-        let (mut h, at) = beat(Liveness::Judged);
-        for round in 1..1_000 {
+    fn a_device_that_never_judges_is_not_asked_for_ever() {
+        let (mut h, at) = beat(Liveness::Asked(Duration::from_secs(10)));
+        for round in 1..9 {
             assert_eq!(h.timeout(at(round * 1_250), false), Beat::Probe);
         }
+        assert_eq!(h.timeout(at(11_250), false), Beat::Dead);
     }
 
     #[test]
     fn a_late_timer_asks_again_first() {
-        let (mut h, at) = beat(Liveness::Timed);
+        let (mut h, at) = beat(TIMED);
         for late in [100_000, 200_000, 300_000, 400_000, 500_000] {
             assert_eq!(h.timeout(at(late), false), Beat::Probe);
         }
@@ -224,7 +229,7 @@ mod tests {
 
     #[test]
     fn pongs_are_counted() {
-        let (mut h, _) = beat(Liveness::Timed);
+        let (mut h, _) = beat(TIMED);
         h.count_ping();
         assert!(h.awaits_pong());
         h.pong().unwrap();
@@ -234,7 +239,7 @@ mod tests {
 
     #[test]
     fn at_rest_the_peer_is_asked_rarely_and_judged_as_soon() {
-        let (mut h, at) = beat(Liveness::Timed);
+        let (mut h, at) = beat(TIMED);
         assert_eq!(h.timeout(at(1_250), true), Beat::Rest);
         assert_eq!(h.deadline(), Some(at(120_000)));
         assert_eq!(h.timeout(at(119_999), true), Beat::Nothing);
@@ -264,7 +269,7 @@ mod tests {
 
     #[test]
     fn what_begins_at_rest_has_its_time_from_then_on() {
-        for liveness in [Liveness::Told, Liveness::Judged, Liveness::Timed] {
+        for liveness in [Liveness::Told, TIMED] {
             let (mut h, at) = beat(liveness);
             assert_eq!(h.timeout(at(1_250), true), Beat::Rest);
             h.rouse();

@@ -143,7 +143,7 @@ pub enum Event {
     /// process. It is told by [`Connection::peer_exists`](super::Connection::peer_exists). Nothing
     /// needs to be done while an earlier one is on its way.
     Probe,
-    /// No proof came in time ([`Liveness::Timed`](crate::Liveness::Timed)): the path, or the peer's
+    /// No proof came in time ([`Liveness::Asked`](crate::Liveness::Asked)): the path, or the peer's
     /// host, is gone.
     Dead,
     /// The peer's process has not answered the PING of the program's [keep

@@ -105,10 +105,9 @@ impl Shared {
     ) -> Arc<Self> {
         // tokio's clock, which tests can stop.
         let now = tokio::time::Instant::now().into_std();
-        let liveness = match (link.caps().tells_end, link.caps().judges_probes) {
-            (true, _) => Liveness::Told,
-            (false, true) => Liveness::Judged,
-            (false, false) => Liveness::Timed,
+        let liveness = match link.caps().tells_end {
+            true => Liveness::Told,
+            false => Liveness::Asked(link.caps().probe_limit),
         };
         let config = Config { liveness, ..options.proto.clone() };
         let conn = match side {

@@ -17,7 +17,7 @@ use tonic_rdma_memory::{LendableBytes, Pool};
 
 use crate::control_block::ControlBlock;
 use crate::error::{LinkError, Verb};
-use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Shared, Work};
+use crate::link::{Caps, Completion, Lent, Link, PROBE_LIMIT, PeerInfo, Posted, Shared, Work};
 use crate::link_config::LinkConfig;
 use crate::queue::{Held, SendQueue};
 use crate::returns::Returns;
@@ -107,7 +107,7 @@ impl SimLink {
             max_landing: usize::MAX,
             any_memory: false,
             tells_end: false,
-            judges_probes: false,
+            probe_limit: PROBE_LIMIT,
         };
         let id = EndId(net.counters.links.fetch_add(1, Relaxed));
         let mut link = SimLink {

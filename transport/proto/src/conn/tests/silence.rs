@@ -33,6 +33,8 @@ fn until_event(p: &mut Pair, end: usize, most: Duration) -> Option<Duration> {
     Some(p.now - start)
 }
 
+const TIMED: Liveness = Liveness::Asked(Duration::from_millis(3_750));
+
 fn pair(liveness: Liveness, keep_alive: Option<KeepAlive>) -> Pair {
     let config = Config { liveness, keep_alive, ..small() };
     let mut p = Pair::new(config.clone(), config, 1 << 20);
@@ -46,7 +48,7 @@ fn pings(p: &Pair) -> usize {
 
 #[test]
 fn silence_is_asked_about_without_a_message() {
-    for liveness in [Liveness::Told, Liveness::Judged, Liveness::Timed] {
+    for liveness in [Liveness::Told, TIMED] {
         let mut p = pair(liveness, None);
         let id = p.open("head", false);
         p.settle();
@@ -66,7 +68,7 @@ fn silence_is_asked_about_without_a_message() {
 /// The server's process stops for an hour, with calls open and a message on its way.
 #[test]
 fn a_pause_loses_nothing() {
-    for liveness in [Liveness::Told, Liveness::Judged, Liveness::Timed] {
+    for liveness in [Liveness::Told, TIMED] {
         for end in [CLIENT, SERVER] {
             let mut p = pair(liveness, None);
             let (first, second) = (p.open("head", false), p.open("head", false));
@@ -90,7 +92,7 @@ fn a_pause_loses_nothing() {
 /// Nothing is open: a side asks once in two minutes, or never where the link tells of an end.
 #[test]
 fn a_connection_at_rest_asks_rarely() {
-    for liveness in [Liveness::Told, Liveness::Judged, Liveness::Timed] {
+    for liveness in [Liveness::Told, TIMED] {
         let mut p = pair(liveness, None);
         for round in 0..3 {
             let id = p.open("head", true);
@@ -115,7 +117,7 @@ fn a_connection_at_rest_asks_rarely() {
 #[test]
 fn a_call_that_begins_at_rest_finds_in_time_that_the_path_is_gone() {
     for rest in [3, 100] {
-        let mut p = pair(Liveness::Timed, None);
+        let mut p = pair(TIMED, None);
         wait(&mut p, Duration::from_secs(rest), STEP);
         assert!(p.client().is_resting());
         (p.gone, p.hold) = (true, [true, true]);
@@ -131,7 +133,7 @@ fn a_call_that_begins_at_rest_finds_in_time_that_the_path_is_gone() {
 /// Where nobody tells, a path that has gone while nothing was open is noticed, later.
 #[test]
 fn a_path_that_goes_at_rest_is_given_up() {
-    let mut p = pair(Liveness::Timed, None);
+    let mut p = pair(TIMED, None);
     wait(&mut p, Duration::from_secs(5), STEP);
     (p.gone, p.hold) = (true, [true, true]);
     for end in [CLIENT, SERVER] {
@@ -142,7 +144,7 @@ fn a_path_that_goes_at_rest_is_given_up() {
 
 #[test]
 fn a_path_that_is_gone_is_noticed() {
-    let mut p = pair(Liveness::Timed, None);
+    let mut p = pair(TIMED, None);
     let id = p.open("head", false);
     p.settle();
     (p.gone, p.hold) = (true, [true, true]);
@@ -157,7 +159,7 @@ fn a_path_that_is_gone_is_noticed() {
 /// A process that was stopped itself asks before it declares the path gone.
 #[test]
 fn a_stopped_process_asks_first() {
-    let mut p = pair(Liveness::Timed, None);
+    let mut p = pair(TIMED, None);
     let id = p.open("head", false);
     p.settle();
     p.advance(HOUR);
@@ -173,7 +175,7 @@ fn a_stopped_process_asks_first() {
 #[test]
 fn a_keep_alive_ends_a_pause() {
     let second = Duration::from_secs(1);
-    for liveness in [Liveness::Told, Liveness::Judged, Liveness::Timed] {
+    for liveness in [Liveness::Told, TIMED] {
         let keep = KeepAlive { interval: second, timeout: second, while_idle: false };
         let mut p = pair(liveness, Some(keep));
         wait(&mut p, second * 10, STEP);
