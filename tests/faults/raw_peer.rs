@@ -146,6 +146,20 @@ impl Peer {
         self.link.ring_doorbell().unwrap();
     }
 
+    /// Fills the send queue with messages that return no credits, and waits until they are sent.
+    pub async fn burst(&mut self, frame: &Frame<'_>) -> Result<(), LinkError> {
+        for slot in 0..config().send_slots as usize {
+            self.credits = 0;
+            let len = self.compose(slot, frame);
+            self.queue(Work::Send { offset: slot * config().slot_size as usize, len })?;
+        }
+        self.link.ring_doorbell()?;
+        while self.done < self.next {
+            self.poll().await?;
+        }
+        Ok(())
+    }
+
     pub fn compose(&mut self, slot: usize, frame: &Frame) -> usize {
         let size = config().slot_size as usize;
         let mut message = Composer::new(&mut self.link.block_mut()[slot * size..][..size]);
