@@ -210,6 +210,18 @@ pub fn full() -> Vec<Row> {
     rows
 }
 
+/// The rows between a short call and bulk, where most calls of services lie.
+pub fn middle() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for in_flight in [1, 8, 64] {
+        for size in [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10] {
+            let ways = [Direction::Up, Direction::Down];
+            rows.extend(ways.map(|way| bulk(size, way, in_flight, 256 << 20)));
+        }
+    }
+    rows
+}
+
 /// The rows of messages that are longer than what lands at a time.
 pub fn long() -> Vec<Row> {
     let rows = [8, 1].map(|in_flight| {

@@ -88,6 +88,8 @@ enum Rows {
     Short,
     /// All rows with calls
     Full,
+    /// Messages of 256 bytes to 256 KiB, 1, 8 and 64 in flight
+    Middle,
     /// One message of 4 KiB to 255 MiB at a time
     Handover,
     /// Messages of 64 MiB, 8 in flight
@@ -120,6 +122,7 @@ impl Args {
         let mut rows = match self.rows {
             Rows::Short => work::short(),
             Rows::Full => work::full(),
+            Rows::Middle => work::middle(),
             Rows::Handover => work::handover(),
             Rows::Long => work::long(),
             Rows::Phase => work::phase(),
