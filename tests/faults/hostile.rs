@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::BufMut;
 use prost::Message as _;
 use rand::Rng;
-use tonic_rdma_fabric::{ConnectError, Link, LinkError, Work};
+use tonic_rdma_fabric::{ConnectError, LinkError};
 use tonic_rdma_proto::frame::Frame;
 use tonic_rdma_proto::{Config, Hello};
 use tonic_rdma_tests::load::{Load, Tally, poll_until, with_timeout};
@@ -17,7 +17,7 @@ use tonic_rdma_tests::service::pattern;
 
 use crate::fault_test::{FaultTest, Topology, kind};
 use crate::log::Log;
-use crate::raw_peer::{ASKED, Host, Peer, config};
+use crate::raw_peer::{ASKED, Host, Peer};
 
 /// Connections that are abandoned during the handshake.
 const ABANDONED_CONNECTS: usize = 20;

@@ -147,7 +147,7 @@ impl Peer {
     }
 
     /// Fills the send queue with messages that return no credits, and waits until they are sent.
-    pub async fn burst(&mut self, frame: &Frame<'_>) -> Result<(), LinkError> {
+    pub async fn burst(&mut self, frame: &Frame) -> Result<(), LinkError> {
         for slot in 0..config().send_slots as usize {
             self.credits = 0;
             let len = self.compose(slot, frame);
