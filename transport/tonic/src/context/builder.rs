@@ -131,9 +131,9 @@ impl ContextBuilder {
 
     /// Limit how long an end of a connection polls for a message before it sleeps. Default is 2 ms.
     ///
-    /// Within the limit, an end polls for as long as a wake-up takes on this machine, which the
-    /// transport measures (twice as long if the peer has to be woken, too), and only while it
-    /// expects messages within that time. In the long run, the unsuccessful polls of all
+    /// Within the limit, an end polls for as long as a sleep costs on this machine, and only while
+    /// it expects messages within that time. That is four times as long as a wake-up takes, which
+    /// the transport measures, or five times if the peer has to be woken. In the long run, the unsuccessful polls of all
     /// connections of the process take at most one eighth of one processor, and an idle connection
     /// does not poll. Zero disables polling, and costs a wake-up for each message that arrives
     /// alone.
