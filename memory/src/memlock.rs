@@ -2,7 +2,9 @@
 //!
 //! The kernel counts the pinned pages of a process and refuses registrations beyond RLIMIT_MEMLOCK
 //! (getrlimit(2)). Most distributions, containers and systemd set it to 8 MiB. CAP_IPC_LOCK lifts
-//! the limit, except on Soft-iWARP, which applies it to every process.
+//! the limit, except on Soft-iWARP, which applies it to every process. The kernel asks for the
+//! capability in the initial user namespace (`capable` in the kernel's `ib_umem_get`), so that of a
+//! rootless container does not count.
 
 #[cfg_attr(not(target_os = "linux"), path = "memlock/elsewhere.rs")]
 mod rlimit;
@@ -18,7 +20,7 @@ pub struct Memlock {
     pub hard: Option<u64>,
     /// Bytes that the process has pinned or locked (the larger of VmPin and VmLck in proc(5)).
     pub pinned: u64,
-    /// Whether the process has CAP_IPC_LOCK, which lifts the limit.
+    /// Whether the process has CAP_IPC_LOCK in the initial user namespace, which lifts the limit.
     pub cap_ipc_lock: bool,
 }
 
@@ -37,7 +39,7 @@ impl Memlock {
             soft,
             hard,
             pinned: field(&status, "VmPin:").max(field(&status, "VmLck:")),
-            cap_ipc_lock: has_ipc_lock(&status),
+            cap_ipc_lock: has_ipc_lock(&status) && is_initial(&rlimit::user_namespace()),
         })
     }
 
@@ -73,6 +75,12 @@ fn has_ipc_lock(status: &str) -> bool {
         .is_some_and(|caps| caps >> CAP_IPC_LOCK & 1 == 1)
 }
 
+/// Whether this is the name of the initial user namespace, whose number is PROC_USER_INIT_INO of
+/// the kernel. One that does not tell has no other.
+fn is_initial(user_namespace: &str) -> bool {
+    user_namespace.is_empty() || user_namespace == "user:[4026531837]"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +95,12 @@ mod tests {
         assert!(has_ipc_lock(STATUS));
         assert!(!has_ipc_lock("CapEff:\t0000000000000000\n"));
         assert!(!has_ipc_lock(""));
+    }
+
+    #[test]
+    fn a_capability_counts_in_the_initial_namespace() {
+        assert!(is_initial("user:[4026531837]") && is_initial(""));
+        assert!(!is_initial("user:[4026532198]"));
     }
 
     #[test]

@@ -12,6 +12,11 @@ pub(super) fn raise() -> io::Result<()> {
     Ok(())
 }
 
+/// There are no namespaces.
+pub(super) fn user_namespace() -> String {
+    String::new()
+}
+
 /// A status that says nothing.
 pub(super) fn status() -> io::Result<String> {
     Ok(String::new())

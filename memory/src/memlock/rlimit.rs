@@ -27,6 +27,12 @@ pub(super) fn status() -> io::Result<String> {
     fs::read_to_string("/proc/self/status")
 }
 
+/// The name of the user namespace that this process is in; empty where the kernel does not tell.
+pub(super) fn user_namespace() -> String {
+    let name = fs::read_link("/proc/self/ns/user").unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
 fn getrlimit() -> io::Result<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: limit is a valid rlimit for getrlimit to fill.
