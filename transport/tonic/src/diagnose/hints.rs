@@ -9,11 +9,13 @@
 //! | `remote-memory` | no processor of this process is on the device's NUMA node |
 //! | `user-access-regions` | queue pairs on an mlx5 device share the library's default of doorbells |
 //! | `rdma-cgroup` | a control group limits how many objects its processes may have on a device |
+//! | `arp-flux` | interfaces of two devices lie in one subnet, and one answers for both (`arp_flux`) |
 //! | `losses` | while a peer was measured, counters of lost or marked packets have grown |
 
 use std::collections::BTreeMap;
 
 use crate::context::numa::{self, FarNode};
+use crate::diagnose::arp_flux;
 use crate::diagnose::cures::{advice, quoted, root, user};
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{Device, Hint};
@@ -41,6 +43,7 @@ pub(super) fn hints(files: &SystemFiles, devices: &[Device], total_uuars: bool) 
         hints.extend(user_access_regions(device, total_uuars));
         hints.extend(rdma_cgroup(files, device));
     }
+    hints.extend(arp_flux::hint(files, devices));
     if !devices.is_empty() {
         hints.extend(sleep_states(files));
     }
