@@ -311,7 +311,7 @@ pub trait Link: Send + 'static {
     }
 
     /// Continues the wait that the last message ended. To be called when all that
-    /// [`poll`](Link::poll) has just reported concerns the transport alone, so that no task answers.
+    /// [`poll`](Link::poll) has just reported concerns the transport alone: no task answers it.
     fn wait_goes_on(&mut self) {}
 
     /// True when the peer is known to run on the processor of this thread: it handles what was sent

@@ -52,7 +52,8 @@ const SPINS: u32 = 32;
 /// processors; without it 15 and 30, where a wake-up took 8 us (`compare --rows full --only
 /// up-4KiB-x1`, an Intel Xeon, family 6 model 207).
 const PRICE: u32 = 4;
-/// A wait counts for at most this many such prices: an endless one is forgotten after five short ones.
+/// A wait counts for at most this many such prices: an endless one is forgotten after five short
+/// ones.
 const MAX_WAKE_UPS: u32 = 4;
 
 /// The clock, and the budget of unsuccessful polls.

@@ -25,8 +25,8 @@ use crate::telemetry::metrics;
 /// Time limit of an attempt, which may continue after `connect` has returned.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Origins and paths whose first line at INFO is out. Programs that connect for each call would fill
-/// a log.
+/// Origins and paths whose first line at INFO is out. Programs that connect for each call would
+/// fill a log.
 static TOLD: PerProcess<Mutex<HashSet<(String, &'static str)>>> = PerProcess::new(Mutex::default);
 /// More than these are forgotten.
 const MAX_TOLD: usize = 1024;

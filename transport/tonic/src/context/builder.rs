@@ -133,10 +133,10 @@ impl ContextBuilder {
     ///
     /// Within the limit, an end polls for as long as a sleep costs on this machine, and only while
     /// it expects messages within that time. That is four times as long as a wake-up takes, which
-    /// the transport measures, or five times if the peer has to be woken. In the long run, the unsuccessful polls of all
-    /// connections of the process take at most one eighth of one processor, and an idle connection
-    /// does not poll. Zero disables polling, and costs a wake-up for each message that arrives
-    /// alone.
+    /// the transport measures, or five times if the peer has to be woken. In the long run, the
+    /// unsuccessful polls of all connections of the process take at most one eighth of one
+    /// processor, and an idle connection does not poll. Zero disables polling, and costs a wake-up
+    /// for each message that arrives alone.
     pub fn busy_poll_limit(mut self, limit: Duration) -> Self {
         self.0.busy_poll_limit = Some(limit);
         self

@@ -2,6 +2,7 @@
 
 mod builder;
 mod device_monitor;
+mod first_device;
 pub(crate) mod numa;
 mod pool_size;
 mod rail_health;
@@ -10,16 +11,17 @@ mod registered;
 mod sources;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use std::{fmt, io};
 
 pub use builder::ContextBuilder;
 use builder::Settings;
 pub(crate) use device_monitor::Changes;
 use device_monitor::DeviceMonitor;
+use first_device::FirstDevice;
 pub(crate) use rail_health::{RailHealth, RailKey};
 use registered::Regions;
 pub use registered::{RegisterRegionError, Registered};
@@ -36,7 +38,7 @@ use crate::channel::backoff::Jitter;
 use crate::connection::ConnectionConfig;
 use crate::diagnose::PoolSizeBy;
 use crate::path::policy::FabricKind;
-use crate::path::reason::{Reason, ReasonCode};
+use crate::path::reason::Reason;
 use crate::path::{Path, from_error};
 
 /// RDMA devices, memory shared with processes on this host, and one pool for each. All channels and
@@ -73,8 +75,7 @@ struct ContextState {
     regions: Regions,
     device_monitor: DeviceMonitor,
     rails: RailHealth,
-    /// Why there is no RDMA device, as long as the kernel has none. Finding out takes a thread.
-    no_device: OnceLock<FabricError>,
+    first_device: FirstDevice,
     /// A pool of memory that is not registered with any device.
     ordinary: OnceLock<Pool>,
 }
@@ -187,33 +188,12 @@ impl Context {
             Path::Shm => (self.shm().map_err(from_error::fabric)?, false),
             #[cfg(feature = "test-util")]
             Path::Sim => (self.sim().map_err(from_error::fabric)?, true),
-            Path::Verbs | Path::Tcp => self.first_device(only).await?,
+            Path::Verbs | Path::Tcp => self.0.state.first_device.open(only).await?,
         };
         if alone || (named && path == Path::Verbs) {
             self.pool(&fabric).await?;
         }
         Ok(())
-    }
-
-    /// The first usable RDMA device, and whether there is no other. Where the kernel has none, only
-    /// the first answer takes a thread.
-    async fn first_device(&self, only: Option<String>) -> Result<(Fabric, bool), Reason> {
-        let no_device = &self.0.state.no_device;
-        if !Fabric::may_have_devices()
-            && let Some(error) = no_device.get()
-        {
-            return Err(from_error::fabric(error.clone()));
-        }
-        let open = move || -> Result<_, FabricError> {
-            let fabric = Fabric::open(only.as_deref())?;
-            Ok((fabric, Fabric::devices()?.len() == 1))
-        };
-        off_worker(open).await.map_err(no_thread)?.map_err(|error| {
-            if !Fabric::may_have_devices() {
-                let _ = no_device.set(error.clone());
-            }
-            from_error::fabric(error)
-        })
     }
 
     /// Where on this host a connection of a path may be made from.
@@ -376,7 +356,7 @@ impl Context {
         let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {
             // Pinning a few megabytes takes milliseconds.
-            off_worker(move || Pool::new(config, registrar)).await.map_err(no_thread)?
+            off_worker(move || Pool::new(config, registrar)).await.map_err(from_error::no_thread)?
         } else {
             Pool::new(config, registrar)
         };
@@ -462,21 +442,12 @@ fn places(
 async fn blocking<T: Send + 'static>(
     f: impl FnOnce() -> Result<T, FabricError> + Send + 'static,
 ) -> Result<T, Reason> {
-    off_worker(f).await.map_err(no_thread)?.map_err(from_error::fabric)
+    off_worker(f).await.map_err(from_error::no_thread)?.map_err(from_error::fabric)
 }
 
 /// A number that differs between processes and calls. It is no secret.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
-}
-
-/// There is no thread for what blocks.
-fn no_thread(error: io::Error) -> Reason {
-    let code = match error.raw_os_error() {
-        Some(_) => ReasonCode::ProcessLimit,
-        None => ReasonCode::LinkLost,
-    };
-    Reason::new(code, format!("no thread: {error}"))
 }
 
 impl fmt::Debug for Context {
@@ -499,27 +470,5 @@ impl ContextBuilder {
     /// Build the context. It opens nothing yet.
     pub fn build(self) -> Context {
         Context(Arc::new(Inner { settings: self.0, state: PerProcess::new(ContextState::default) }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::pin::pin;
-    use std::task::{Poll, Waker};
-
-    use super::*;
-
-    /// Where the kernel has no RDMA devices, a channel asks for them without a thread and without
-    /// leaving its own: programs that connect for each call do so each time.
-    #[tokio::test]
-    async fn a_host_without_devices_answers_at_once() {
-        let context = Context::builder().build();
-        let first = context.check(Path::Verbs, None).await;
-        let mut again = pin!(context.check(Path::Verbs, None));
-        let polled = again.as_mut().poll(&mut std::task::Context::from_waker(Waker::noop()));
-        assert_eq!(polled.is_ready(), !Fabric::may_have_devices());
-        let again = if polled.is_ready() { polled } else { Poll::Ready(again.await) };
-        let reason = |result: Result<(), Reason>| result.map_err(|reason| reason.to_string());
-        assert_eq!(again.map(reason), Poll::Ready(reason(first)));
     }
 }

@@ -9,14 +9,14 @@
 //! | `remote-memory` | no processor of this process is on the device's NUMA node |
 //! | `user-access-regions` | queue pairs on an mlx5 device share the library's default of doorbells |
 //! | `rdma-cgroup` | a control group limits how many objects its processes may have on a device |
-//! | `arp-flux` | interfaces of two devices lie in one subnet, and one answers for both (`arp_flux`) |
+//! | `arp-flux` | interfaces of two devices lie in one subnet, and one answers for both |
 //! | `losses` | while a peer was measured, counters of lost or marked packets have grown |
 
 use std::collections::BTreeMap;
 
 use crate::context::numa::{self, FarNode};
-use crate::diagnose::arp_flux;
 use crate::diagnose::cures::{advice, quoted, root, user};
+use crate::diagnose::host::arp_flux;
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{Device, Hint};
 

@@ -8,9 +8,8 @@
 //! | `host` | this host: its state, and tests on its devices |
 //! | `peer`, `measure` | a server: its offer, the steps to it, a short measurement |
 //! | `findings`, `cures` | what prevents RDMA, and the commands that fix it |
-//! | `hints`, `arp_flux` | what makes it slower than it could be |
+//! | `hints` | what makes it slower than it could be |
 
-mod arp_flux;
 mod cures;
 mod findings;
 mod hints;

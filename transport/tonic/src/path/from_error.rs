@@ -1,6 +1,6 @@
 //! Conversion of fabric, memory and handshake errors to [`Reason`]s.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 
 use tonic_rdma_fabric::{Addr, ConnectError, ConnectStep, FabricError};
 use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
@@ -34,6 +34,15 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         _ => ReasonCode::QueuePairRefused,
     };
     Reason::new(code, error.to_string())
+}
+
+/// There is no thread for what blocks.
+pub(crate) fn no_thread(error: io::Error) -> Reason {
+    let code = match error.raw_os_error() {
+        Some(_) => ReasonCode::ProcessLimit,
+        None => ReasonCode::LinkLost,
+    };
+    Reason::new(code, format!("no thread: {error}"))
 }
 
 pub(crate) fn connect(error: ConnectError) -> Reason {

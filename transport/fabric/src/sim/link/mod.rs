@@ -556,8 +556,8 @@ impl Link for SimLink {
         if self.end.device.faults.paused() {
             // What arrives stays where it is, and the end of the pause wakes this end.
             let _ = self.end.arrivals(cx.waker(), 0);
-            // Its clock goes on, unlike that of a process which is stopped: so it may probe. Nothing
-            // else is delivered, however long it has been due.
+            // Its clock goes on, unlike that of a process which is stopped: so it may probe.
+            // Nothing else is delivered, however long it has been due.
             if out.len() > before {
                 return Poll::Ready(Ok(()));
             }

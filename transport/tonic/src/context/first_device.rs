@@ -1,0 +1,59 @@
+//! The RDMA device that a host uses if nothing else is said.
+
+use std::sync::OnceLock;
+
+use tonic_rdma_fabric::{Fabric, FabricError, off_worker};
+
+use crate::path::from_error;
+use crate::path::reason::Reason;
+
+/// Remembers why there is no device, as long as the kernel has none. Finding out takes a thread,
+/// and programs that connect for each call ask each time.
+#[derive(Default)]
+pub(super) struct FirstDevice {
+    missing: OnceLock<FabricError>,
+}
+
+impl FirstDevice {
+    /// Opens the first usable device, or the one of this name, and tells whether there is no other.
+    pub(super) async fn open(&self, only: Option<String>) -> Result<(Fabric, bool), Reason> {
+        if !Fabric::may_have_devices()
+            && let Some(error) = self.missing.get()
+        {
+            return Err(from_error::fabric(error.clone()));
+        }
+        let open = move || -> Result<_, FabricError> {
+            let fabric = Fabric::open(only.as_deref())?;
+            Ok((fabric, Fabric::devices()?.len() == 1))
+        };
+        off_worker(open).await.map_err(from_error::no_thread)?.map_err(|error| {
+            if !Fabric::may_have_devices() {
+                let _ = self.missing.set(error.clone());
+            }
+            from_error::fabric(error)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    /// Where the kernel has no RDMA devices, the second answer needs no thread.
+    #[tokio::test]
+    async fn a_host_without_devices_answers_at_once() {
+        let device = FirstDevice::default();
+        let first = device.open(None).await;
+        let mut again = pin!(device.open(None));
+        let polled = again.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(polled.is_ready(), !Fabric::may_have_devices());
+        let again = if polled.is_ready() { polled } else { Poll::Ready(again.await) };
+        let reason = |result: Result<(Fabric, bool), Reason>| {
+            result.map(|(_, alone)| alone).map_err(|reason| reason.to_string())
+        };
+        assert_eq!(again.map(reason), Poll::Ready(reason(first)));
+    }
+}
