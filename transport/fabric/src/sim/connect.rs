@@ -64,6 +64,10 @@ pub(super) async fn connect(
     listener.try_send(request).map_err(|_| ConnectError::Refused { addr: addr.into() })?;
     match bounded(timeout, answered).await {
         Err(_) => Err(timed_out),
+        Ok(Ok(Answer::Accepted { .. })) if to.faults.lose_accepts() => {
+            tokio::time::sleep(timeout).await;
+            Err(timed_out)
+        }
         Ok(Ok(Answer::Accepted { end, private_data, established })) => {
             link.join(Side::Connecting, end);
             // Nobody waits for it when the accepting side has given up; the link then ends by

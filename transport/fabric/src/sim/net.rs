@@ -194,6 +194,11 @@ impl SimDevice {
         self.state.faults.set_lose_connects(on);
     }
 
+    /// Fault: peers do not learn that this device has accepted their connect requests.
+    pub fn lose_accepts(&self, on: bool) {
+        self.state.faults.set_lose_accepts(on);
+    }
+
     /// Fault: all links of this device die now, with retries exceeded. Their peers see a disconnect
     /// when the links are dropped.
     pub fn cut(&self) {

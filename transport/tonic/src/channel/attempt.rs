@@ -110,6 +110,7 @@ impl Plan {
             let rails = self.rails.order(self.connection, rails, self.context.rails());
             let mut left = rails.len() as u32;
             let mut spent = None;
+            let mut ticket = Some(offered.ticket.0);
             for rail in rails {
                 let (path, addr) = (rail.path, &rail.addr);
                 // Divide the time, so that an address that does not answer leaves time for those
@@ -122,7 +123,12 @@ impl Plan {
                 if !self.rails.tries(self.connection, &rail) {
                     continue;
                 }
-                match self.connect(&rail, offered.ticket.0, &origin, share).await {
+                let with = match ticket {
+                    Some(ticket) => ticket,
+                    None => offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?.ticket.0,
+                };
+                ticket = Some(with);
+                match self.connect(&rail, with, &origin, share).await {
                     Ok(fast) => {
                         failed.into_iter().for_each(|rail| self.context.rails().has_failed(rail));
                         self.rails.uses(self.connection, rail, &fast.client.peer().device);
@@ -132,6 +138,9 @@ impl Plan {
                         tracing::debug!(%path, %addr, %reason, "no fast path by this address");
                         if is_of_the_rail(reason.code()) {
                             failed.push(rail.key());
+                        }
+                        if may_have_accepted(reason.code()) {
+                            ticket = None;
                         }
                         // The ticket is spent once the server has seen it. A client that is refused
                         // as another user has not presented it.
@@ -221,6 +230,15 @@ fn is_of_the_rail(code: ReasonCode) -> bool {
             | ReasonCode::NoRoute
             | ReasonCode::NotOnRdmaDevice
             | ReasonCode::PeerUnreachable
+    )
+}
+
+/// Whether the server may have accepted the connection, and taken the ticket, though the client did
+/// not get so far.
+fn may_have_accepted(code: ReasonCode) -> bool {
+    matches!(
+        code,
+        ReasonCode::HandshakeTimeout | ReasonCode::LargePacketsLost | ReasonCode::LinkLost
     )
 }
 

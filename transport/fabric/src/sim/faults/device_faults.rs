@@ -23,6 +23,8 @@ pub(crate) struct Faults {
     paused: AtomicBool,
     /// Connect requests get no answer.
     lose_connects: AtomicBool,
+    /// Peers do not learn that their connect request was accepted.
+    lose_accepts: AtomicBool,
     /// Peers are not told that a link has ended.
     lose_disconnects: AtomicBool,
     removed: AtomicBool,
@@ -104,6 +106,14 @@ impl Faults {
 
     pub(crate) fn lose_connects(&self) -> bool {
         self.lose_connects.load(SeqCst)
+    }
+
+    pub(crate) fn set_lose_accepts(&self, on: bool) {
+        self.lose_accepts.store(on, SeqCst);
+    }
+
+    pub(crate) fn lose_accepts(&self) -> bool {
+        self.lose_accepts.load(SeqCst)
     }
 
     pub(crate) fn set_lose_disconnects(&self, on: bool) {

@@ -298,6 +298,19 @@ async fn a_client_of_one_device_takes_turns_at_those_of_the_server() {
     assert_eq!(on, ["s0", "s1", "s0", "s1"]);
 }
 
+/// The server accepts by its first device, and the client does not learn of it. The ticket is spent
+/// then, and the next rail needs another.
+#[tokio::test]
+async fn an_answer_that_is_lost_costs_no_other_rail() {
+    let rails = Rails::new().await;
+    rails.server[0].lose_accepts(true);
+    for _ in 0..3 {
+        let channel = rails.endpoint().connect().await.unwrap();
+        assert_eq!(channel.stats().attempts, 1);
+        assert_eq!(device_of_small(&mut Client::new(channel)).await, "s1");
+    }
+}
+
 #[tokio::test]
 async fn a_device_that_does_not_answer_is_passed_by() {
     let rails = Rails::new().await;
