@@ -44,6 +44,10 @@ pub struct Caps {
 }
 
 /// How long a probe may stay unanswered where nothing but time judges.
+#[cfg(any(
+    feature = "test-util",
+    all(target_os = "linux", any(feature = "shm", feature = "verbs"))
+))]
 pub(crate) const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
 /// Where the bytes of a WRITE come from. The link keeps the source alive until the work is done or
