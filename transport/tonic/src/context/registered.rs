@@ -5,8 +5,8 @@ use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
-#[cfg(target_os = "linux")]
 use tonic_rdma_fabric::off_worker;
+#[cfg(target_os = "linux")]
 use tonic_rdma_memory::mapped_file::MappedFile;
 use tonic_rdma_memory::{
     LendableMemory, Pool, PoolRegistration, RegionError, RegisterError, throttled,
