@@ -27,9 +27,9 @@ const EACH: usize = 4 << 20;
 const fn most_unread(streams: usize) -> usize {
     (96 << 20) + streams * (3 * (32 << 10))
 }
-/// What is not sent takes of the server's, at most. The streams have 16 MiB together, and each its
-/// floor of 64 KiB, and what it was reached with: a message, or as much as tonic encodes at a time.
-/// One more was taken with it, and the buffers of tonic's encoder are half as long again.
+/// The most server memory that unsent bytes take. All streams share 16 MiB. Each stream has a floor
+/// of 64 KiB. It may pass that by a message, or by as much as tonic encodes at a time, and has
+/// taken one more by then. The buffers of tonic's encoder are half as long again.
 fn most_unsent(streams: usize, size: usize) -> usize {
     let unsent = (16 << 20) + streams * ((64 << 10) + 2 * size.max(32 << 10));
     unsent + unsent / 2

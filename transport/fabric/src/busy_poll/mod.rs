@@ -11,7 +11,7 @@
 //! the length of the wait, less one wake-up if this end slept, and another if the peer slept and
 //! had to be woken. So two ends that sleep find out that both could poll, and neither has to try.
 //! Waits after a SEND and waits after a message have a [`WaitEstimate`] each: a server that works
-//! for long before it answers does not poll meanwhile, and may still poll for the next request. A
+//! for long before it answers does not poll while it works, and may poll for the next request. A
 //! message that concerns the transport alone, such as a grant, changes nothing: an end that waited
 //! for an answer still does.
 //!
@@ -54,7 +54,7 @@ const SPINS: u32 = 32;
 const PRICE: u32 = 4;
 /// A wait counts for at most this many such prices: an endless one is forgotten after five short
 /// ones.
-const MAX_WAKE_UPS: u32 = 4;
+const MAX_PRICES: u32 = 4;
 
 /// The clock, and the budget of unsuccessful polls.
 pub(crate) trait Machine {
@@ -102,7 +102,7 @@ struct WaitEstimate {
 impl WaitEstimate {
     /// A wait took `took` without wake-ups, which take `cost` each.
     fn learn(&mut self, took: Duration, cost: Duration) {
-        let most = cost * PRICE * MAX_WAKE_UPS;
+        let most = cost * PRICE * MAX_PRICES;
         self.expected = self.expected.min(most) * 3 / 4 + took.min(most) / 4;
     }
 }
@@ -150,7 +150,7 @@ pub(crate) enum Next {
 pub(crate) struct BusyPoll<M = Host> {
     /// The longest poll.
     limit: Duration,
-    /// What a sleep and its wake-up take.
+    /// The time that a wake-up takes.
     cost: Duration,
     received: WaitEstimate,
     sent: WaitEstimate,
@@ -187,13 +187,13 @@ impl<M: Machine> BusyPoll<M> {
         }
     }
 
-    /// What a sleep and its wake-up take, as far as is known.
+    /// The time that a wake-up takes, as far as is known.
     #[cfg(feature = "shm")]
     pub(crate) fn cost(&self) -> Duration {
         self.cost
     }
 
-    /// What a sleep and its wake-up take is known better now.
+    /// Sets the time that a wake-up takes.
     pub(crate) fn set_cost(&mut self, cost: Duration) {
         self.cost = cost;
     }
@@ -250,7 +250,7 @@ impl<M: Machine> BusyPoll<M> {
             }
             State::Sleeping { kind: WaitKind::Sent, since } => {
                 if self.machine.now().saturating_duration_since(since)
-                    > self.cost * PRICE * MAX_WAKE_UPS
+                    > self.cost * PRICE * MAX_PRICES
                 {
                     // The earlier SEND needs no answer, or a slow one.
                     self.learn(WaitKind::Sent, Duration::MAX);
@@ -292,7 +292,7 @@ impl<M: Machine> BusyPoll<M> {
         match self.state {
             State::Polling { kind, since, .. } => {
                 let took = if self.peer_wake_ups(kind) == 0 {
-                    // A wake-up at most: reading the clock is not worth it.
+                    // The price of a sleep at most: reading the clock is not worth it.
                     Duration::ZERO
                 } else {
                     let waited = self.machine.now().saturating_duration_since(since);

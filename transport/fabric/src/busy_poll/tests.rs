@@ -45,8 +45,8 @@ fn end(cost: Duration) -> BusyPoll<Fake> {
 
 impl BusyPoll<Fake> {
     fn sleeps(mut self) -> Self {
-        self.received.expected = self.cost * PRICE * MAX_WAKE_UPS;
-        self.sent.expected = self.cost * PRICE * MAX_WAKE_UPS;
+        self.received.expected = self.cost * PRICE * MAX_PRICES;
+        self.sent.expected = self.cost * PRICE * MAX_PRICES;
         self
     }
 
@@ -297,7 +297,7 @@ fn one_that_only_sends_does_not_poll() {
             end.machine.now.set(until);
         }
         assert!(
-            end.machine.vain.get() <= cost * PRICE * 2 * MAX_WAKE_UPS,
+            end.machine.vain.get() <= cost * PRICE * 2 * MAX_PRICES,
             "{woken:?}: {:?}",
             end.machine.vain.get()
         );
@@ -319,7 +319,7 @@ fn time_to_think_is_not_polled_away() {
         assert!(!server.waits(done + cost / 10), "call {call}");
         server.comes(done + cost / 10, Duration::ZERO);
     }
-    let bound = cost * PRICE * MAX_WAKE_UPS;
+    let bound = cost * PRICE * MAX_PRICES;
     assert!(server.machine.vain.get() <= bound, "{:?}", server.machine.vain.get());
 }
 

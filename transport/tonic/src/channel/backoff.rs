@@ -6,7 +6,7 @@
 //! | an attempt, for a cause that an operator has to fix | 30 s | 10 min |
 //! | one of the first [`QUICK`] attempts after a loss, for such a cause | 250 ms | 30 s |
 //! | an established fast path | 250 ms | 2 s |
-//! | an established fast path that may lose long packets, where calls have TCP meanwhile | 250 ms | 2 min |
+//! | an established fast path that may lose long packets, while calls take TCP | 250 ms | 2 min |
 //!
 //! Pauses double. An established fast path resets the first three rows, so that a server which
 //! fails often but returns each time does not get the long pauses of one that was absent. So does a

@@ -360,8 +360,8 @@ fn a_full_queue_reports_writable_once() {
     p.assert_clean();
 }
 
-/// What nobody reads is queued as far as all streams together may have it. Beyond that each has its
-/// floor, and goes on once it has less, whatever the others have.
+/// All streams share a limit for bytes that nobody reads. Beyond it each stream has its floor, and
+/// goes on once it holds less than that, whatever the others hold.
 #[test]
 fn the_queues_of_all_streams_are_limited() {
     const STREAMS: usize = 100;

@@ -241,7 +241,7 @@ impl SendBody {
                 return Poll::Ready(Ok(()));
             }
             let mut work = 1 + state.work;
-            // What was queued may have left by now, and its wake-up with it.
+            // The queue may have emptied before this, and its wake-up has passed then.
             self.waits_for_room = self.waits_for_room && !state.conn.has_room(id);
             if more && !self.waits_for_room {
                 drop(state);
