@@ -67,8 +67,6 @@ struct Ways {
     fast: Option<Way<Channel>>,
     bare: Option<BareWay>,
     channel: Channel,
-    /// How a call over the fast path failed.
-    fast_failed: Option<String>,
 }
 
 /// Measures, and records the results or the reason for their absence.
@@ -88,7 +86,7 @@ pub(super) async fn run(
     let fast = channel.path().path.is_fast();
     let fast =
         fast.then(|| Way::new(BootstrapClient::with_origin(channel.clone(), origin), metadata));
-    let mut ways = Ways { tcp, fast, bare, channel, fast_failed: None };
+    let mut ways = Ways { tcp, fast, bare, channel };
     let late = |_| Err(format!("it took longer than {} s", LIMIT.as_secs()));
     let turns = tokio::time::timeout(LIMIT, ways.turns(&mut peer.not_bare)).await;
     let mut done = turns.unwrap_or_else(late);
@@ -100,7 +98,10 @@ pub(super) async fn run(
         done = tokio::time::timeout(ROWS_LIMIT, rows).await.unwrap_or(Ok(()));
     }
     peer.not_measured = done.err();
-    peer.fast_failed = ways.fast_failed;
+    // A status of the server's layers is no failure of the path.
+    if ways.channel.stats().connections_lost > 0 {
+        peer.fast_failed = peer.not_measured.clone();
+    }
     peer.bare = ways.bare.map(BareWay::result);
 }
 
@@ -112,8 +113,7 @@ impl Ways {
         for turn in 0.. {
             self.tcp.turn(turn > 0).await.map_err(|status| failed(&status))?;
             if let Some(fast) = &mut self.fast {
-                let turn = fast.turn(turn > 0).await.map_err(|status| failed(&status));
-                self.of_fast(turn)?;
+                fast.turn(turn > 0).await.map_err(|status| failed(&status))?;
                 self.still_fast()?;
             }
             if let Some(way) = &mut self.bare
@@ -142,8 +142,7 @@ impl Ways {
                     None
                 }
             };
-            let fast_per_s = rate(self.fast.as_mut(), row).await;
-            let fast_per_s = self.of_fast(fast_per_s)?;
+            let fast_per_s = rate(self.fast.as_mut(), row).await?;
             if self.fast.is_some() {
                 self.still_fast()?;
             }
@@ -160,18 +159,11 @@ impl Ways {
         Ok(())
     }
 
-    fn still_fast(&mut self) -> Result<(), String> {
-        let lost = match self.channel.path().path.is_fast() {
+    fn still_fast(&self) -> Result<(), String> {
+        match self.channel.path().path.is_fast() {
             true => Ok(()),
             false => Err("the fast path was lost while it was measured".to_owned()),
-        };
-        self.of_fast(lost)
-    }
-
-    /// Keeps the error of the fast path.
-    fn of_fast<T>(&mut self, result: Result<T, String>) -> Result<T, String> {
-        self.fast_failed = result.as_ref().err().cloned();
-        result
+        }
     }
 }
 
