@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 #[derive(Debug, Default)]
-pub(in crate::connection) enum Delay {
+pub(crate) enum Delay {
     #[default]
     Idle,
     Running {
@@ -24,28 +24,28 @@ pub(in crate::connection) enum Delay {
 
 impl Delay {
     #[inline]
-    pub(in crate::connection) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         matches!(self, Self::Idle)
     }
 
     #[inline]
-    pub(in crate::connection) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         matches!(self, Self::Over)
     }
 
     #[inline]
-    pub(in crate::connection) fn begin(&mut self, time: Duration) {
+    pub(crate) fn begin(&mut self, time: Duration) {
         *self = Self::Running { until: Instant::now() + time, is_new: true };
     }
 
     #[inline]
-    pub(in crate::connection) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         *self = Self::Idle;
     }
 
     /// When the delay ends.
     #[inline]
-    pub(in crate::connection) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Running { until, .. } => Some(*until),
             Self::Idle | Self::Over => None,
@@ -54,7 +54,7 @@ impl Delay {
 
     /// Whether there is a deadline that the driver has not taken. Takes it.
     #[inline]
-    pub(in crate::connection) fn has_new_deadline(&mut self) -> bool {
+    pub(crate) fn has_new_deadline(&mut self) -> bool {
         match self {
             Self::Running { is_new, .. } => std::mem::take(is_new),
             Self::Idle | Self::Over => false,
@@ -63,7 +63,7 @@ impl Delay {
 
     /// True when the delay ends now, once.
     #[inline]
-    pub(in crate::connection) fn expire(&mut self, now: Instant) -> bool {
+    pub(crate) fn expire(&mut self, now: Instant) -> bool {
         let over = self.deadline().is_some_and(|until| until <= now);
         if over {
             *self = Self::Over;

@@ -24,21 +24,21 @@ use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::stats::Counters;
 
 /// One connection, shared by its driver and its calls.
-pub(in crate::connection) struct Shared {
+pub(crate) struct Shared {
     state: Owned<Mutex<ConnectionState>>,
     /// Notified when a stream has ended: there may be room for another.
-    pub(in crate::connection) stream_room: Arc<Notify>,
-    pub(in crate::connection) closed: watch::Sender<Option<Reason>>,
-    pub(in crate::connection) peer: PeerInfo,
+    pub(crate) stream_room: Arc<Notify>,
+    pub(crate) closed: watch::Sender<Option<Reason>>,
+    pub(crate) peer: PeerInfo,
     /// Messages up to this many bytes, with their header, fit a control slot.
-    pub(in crate::connection) eager_limit: usize,
-    pub(in crate::connection) methods: Arc<Methods>,
-    pub(in crate::connection) calls: Arc<Counters>,
+    pub(crate) eager_limit: usize,
+    pub(crate) methods: Arc<Methods>,
+    pub(crate) calls: Arc<Counters>,
 }
 
 /// Life of a connection.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::connection) enum Life {
+pub(crate) enum Life {
     Open,
     /// Ended by this side after an error: one CLOSE frame is on its way.
     Closing(Reason),
@@ -48,43 +48,43 @@ pub(in crate::connection) enum Life {
 
 /// What the lock protects. Each room has a struct of its own in it; a method that spans several
 /// rooms is one of this struct, in the room that it belongs to.
-pub(in crate::connection) struct ConnectionState {
-    pub(in crate::connection) peer: PeerInfo,
-    pub(in crate::connection) life: Life,
+pub(crate) struct ConnectionState {
+    pub(crate) peer: PeerInfo,
+    pub(crate) life: Life,
     /// Why calls that follow take another path, while those in flight go on here.
-    pub(in crate::connection) leaving: Option<Reason>,
+    pub(crate) leaving: Option<Reason>,
     /// Tells the channel of the end, and of `leaving`.
-    pub(in crate::connection) closed: watch::Sender<Option<Reason>>,
+    pub(crate) closed: watch::Sender<Option<Reason>>,
     /// The protocol.
-    pub(in crate::connection) conn: Connection,
+    pub(crate) conn: Connection,
     /// None when the queue pair has been destroyed.
-    pub(in crate::connection) link: Option<AnyLink>,
-    pub(in crate::connection) pool: Pool,
-    pub(in crate::connection) driver: DriverHandle,
+    pub(crate) link: Option<AnyLink>,
+    pub(crate) pool: Pool,
+    pub(crate) driver: DriverHandle,
     /// The time of messages: that of the runtime's connections.
-    pub(in crate::connection) clock: Clock,
+    pub(crate) clock: Clock,
     /// Leases of the peer of which nothing is read any longer.
-    pub(in crate::connection) returned: Vec<u32>,
-    pub(in crate::connection) send: SendQueue,
-    pub(in crate::connection) copies: CopyScheduler,
-    pub(in crate::connection) landing: LandingMemory,
-    pub(in crate::connection) streams: Streams,
-    pub(in crate::connection) usage: Usage,
+    pub(crate) returned: Vec<u32>,
+    pub(crate) send: SendQueue,
+    pub(crate) copies: CopyScheduler,
+    pub(crate) landing: LandingMemory,
+    pub(crate) streams: Streams,
+    pub(crate) usage: Usage,
     /// Counts operations while the lock is held, for the turn to which they are charged (R20).
-    pub(in crate::connection) work: usize,
+    pub(crate) work: usize,
     /// The driver has not taken notice that the connection has become quiet.
-    pub(in crate::connection) became_quiet: bool,
+    pub(crate) became_quiet: bool,
     /// Tasks that were made ready: woken after the lock.
-    pub(in crate::connection) wakes: SmallVec<[Waker; 4]>,
+    pub(crate) wakes: SmallVec<[Waker; 4]>,
 }
 
 /// Work on its way to the link.
-pub(in crate::connection) struct SendQueue {
-    pub(in crate::connection) in_flight: InFlight,
+pub(crate) struct SendQueue {
+    pub(crate) in_flight: InFlight,
     /// How many bytes of WRITEs may be in flight.
-    pub(in crate::connection) window: WriteWindow,
+    pub(crate) window: WriteWindow,
     /// The link copies from any memory while work is queued.
-    pub(in crate::connection) any_memory: bool,
+    pub(crate) any_memory: bool,
 }
 
 impl fmt::Debug for Shared {
@@ -94,7 +94,7 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub(in crate::connection) fn new(
+    pub(crate) fn new(
         side: Side,
         link: AnyLink,
         pool: Pool,
@@ -156,18 +156,18 @@ impl Shared {
     /// Whether this process has made the connection. If not, its parent has: a child of fork(2)
     /// takes no lock of it, and drops nothing of it (R23).
     #[inline]
-    pub(in crate::connection) fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.state.is_own()
     }
 
     /// The state. Tasks that were made ready are woken when the guard is dropped, after the lock.
-    pub(in crate::connection) fn lock(&self) -> Guard<'_> {
+    pub(crate) fn lock(&self) -> Guard<'_> {
         Guard { state: Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)) }
     }
 }
 
 /// The lock, held. Wakes tasks after it is released.
-pub(in crate::connection) struct Guard<'a> {
+pub(crate) struct Guard<'a> {
     state: Option<MutexGuard<'a, ConnectionState>>,
 }
 
@@ -193,7 +193,7 @@ impl std::ops::DerefMut for Guard<'_> {
 }
 
 /// The status of a call whose connection has ended for this reason (R7).
-pub(in crate::connection) fn ended(reason: &Reason) -> Status {
+pub(crate) fn ended(reason: &Reason) -> Status {
     let how = match reason.code() {
         ReasonCode::GoAway => "closed",
         _ => "lost",
@@ -203,7 +203,7 @@ pub(in crate::connection) fn ended(reason: &Reason) -> Status {
 
 /// The status of a call whose connection belongs to a parent of this process.
 #[cold]
-pub(in crate::connection) fn inherited() -> Status {
+pub(crate) fn inherited() -> Status {
     Status::unavailable(Forked("the connection").to_string())
 }
 
@@ -232,19 +232,19 @@ impl Drop for Guard<'_> {
 }
 
 impl ConnectionState {
-    pub(in crate::connection) fn wake(&mut self, waker: Option<Waker>) {
+    pub(crate) fn wake(&mut self, waker: Option<Waker>) {
         if let Some(waker) = waker {
             self.wakes.push(waker);
         }
     }
 
-    pub(in crate::connection) fn wake_driver(&mut self) {
+    pub(crate) fn wake_driver(&mut self) {
         let driver = self.driver.call();
         self.wake(driver);
     }
 
     /// Why calls cannot go on; `None` while they can.
-    pub(in crate::connection) fn end_reason(&self) -> Option<&Reason> {
+    pub(crate) fn end_reason(&self) -> Option<&Reason> {
         match &self.life {
             Life::Open => None,
             Life::Closing(reason) | Life::Dead(reason) => Some(reason),
@@ -252,13 +252,13 @@ impl ConnectionState {
     }
 
     /// The status of a call whose connection has ended (R7).
-    pub(in crate::connection) fn end_status(&self) -> Option<Status> {
+    pub(crate) fn end_status(&self) -> Option<Status> {
         self.end_reason().map(ended)
     }
 
     /// Has calls that follow take another path for this reason, at either end. Those in flight go
     /// on here. The first reason stays.
-    pub(in crate::connection) fn leave(&mut self, reason: Reason) {
+    pub(crate) fn leave(&mut self, reason: Reason) {
         if self.leaving.is_some() || self.life != Life::Open {
             return;
         }
@@ -269,14 +269,14 @@ impl ConnectionState {
     }
 
     /// Why no new calls are taken.
-    pub(in crate::connection) fn why_no_calls(&self) -> Reason {
+    pub(crate) fn why_no_calls(&self) -> Reason {
         let going = "the server takes no new calls on this connection";
         let leaving = self.leaving.clone();
         leaving.unwrap_or_else(|| Reason::from_peer(ReasonCode::GoAway, going))
     }
 
     /// Begins the end of the connection: every stream fails, once, and the driver tears it down.
-    pub(in crate::connection) fn end(&mut self, life: Life) {
+    pub(crate) fn end(&mut self, life: Life) {
         if matches!(self.life, Life::Dead(_))
             || (self.life != Life::Open && matches!(life, Life::Closing(_)))
         {
@@ -305,12 +305,12 @@ impl ConnectionState {
     }
 
     /// Whether the caller of a stream that was just opened still waits.
-    pub(in crate::connection) fn wants_answer(&self, id: StreamId) -> bool {
+    pub(crate) fn wants_answer(&self, id: StreamId) -> bool {
         self.end_reason().is_none() && self.streams.io.get(&id).is_some_and(|io| io.fault.is_none())
     }
 
     /// The queue pair goes first, then the memory that it could write to (R9).
-    pub(in crate::connection) fn destroy(&mut self) {
+    pub(crate) fn destroy(&mut self) {
         self.count();
         self.link = None;
         self.send.in_flight.return_unused();
@@ -320,12 +320,12 @@ impl ConnectionState {
         self.usage.close();
     }
 
-    pub(in crate::connection) fn lost(&self, error: &LinkError) -> Reason {
+    pub(crate) fn lost(&self, error: &LinkError) -> Reason {
         Reason::new(ReasonCode::LinkLost, format!("{error} ({})", self.peer))
     }
 
     /// Adds what moved since the last time to the channel's counters.
-    pub(in crate::connection) fn count(&mut self) {
+    pub(crate) fn count(&mut self) {
         self.usage.count(self.conn.stats());
         // The driver, which records metrics, has ended.
         if self.link.is_none() {
@@ -334,7 +334,7 @@ impl ConnectionState {
     }
 
     /// Records metrics of what moved since the last time.
-    pub(in crate::connection) fn record(&mut self) {
+    pub(crate) fn record(&mut self) {
         self.usage.record(self.conn.stats());
     }
 }

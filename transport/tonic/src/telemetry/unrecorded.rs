@@ -18,29 +18,25 @@ pub(crate) fn handshake(_: Path, _: Duration) {}
 
 /// A recorder's counter.
 #[derive(Debug)]
-pub(in crate::telemetry) struct RecorderCounter;
+pub(crate) struct RecorderCounter;
 
 impl RecorderCounter {
-    pub(in crate::telemetry) fn noop() -> Self {
+    pub(crate) fn noop() -> Self {
         RecorderCounter
     }
 
-    pub(in crate::telemetry) fn increment(&self, _: u64) {}
+    pub(crate) fn increment(&self, _: u64) {}
 }
 
-pub(in crate::telemetry) fn calls(_: &'static str, _: &'static str) -> RecorderCounter {
+pub(crate) fn calls(_: &'static str, _: &'static str) -> RecorderCounter {
     RecorderCounter
 }
 
-pub(in crate::telemetry) fn copied(
-    _: &'static str,
-    _: &'static str,
-    _: &'static str,
-) -> RecorderCounter {
+pub(crate) fn copied(_: &'static str, _: &'static str, _: &'static str) -> RecorderCounter {
     RecorderCounter
 }
 
-pub(in crate::telemetry) fn payload(
+pub(crate) fn payload(
     _: &'static str,
     _: &'static str,
     _: &'static str,

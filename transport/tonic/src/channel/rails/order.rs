@@ -33,7 +33,7 @@ pub(crate) struct Rail {
 }
 
 impl Rail {
-    pub(in crate::channel) fn key(&self) -> RailKey {
+    pub(crate) fn key(&self) -> RailKey {
         (self.source, self.addr.ip().map(|addr| addr.ip()))
     }
 

@@ -19,15 +19,15 @@ const MAX_BLOCK: usize = 1024;
 
 /// A request's head, and what is derived from it.
 #[derive(Clone)]
-pub(in crate::connection) struct Head {
-    pub(in crate::connection) parts: Parts,
-    pub(in crate::connection) call: Call,
+pub(crate) struct Head {
+    pub(crate) parts: Parts,
+    pub(crate) call: Call,
     /// See [`codec::is_plain_grpc`].
-    pub(in crate::connection) plain: bool,
+    pub(crate) plain: bool,
 }
 
 /// The heads of one connection.
-pub(in crate::connection) struct HeaderCache {
+pub(crate) struct HeaderCache {
     methods: Arc<Methods>,
     /// Added to every request.
     extensions: Extensions,
@@ -41,7 +41,7 @@ pub(in crate::connection) struct HeaderCache {
 }
 
 impl HeaderCache {
-    pub(in crate::connection) fn new(methods: Arc<Methods>, extensions: Extensions) -> Self {
+    pub(crate) fn new(methods: Arc<Methods>, extensions: Extensions) -> Self {
         let (hasher, extensions) = (RandomState::default(), with_room(extensions));
         HeaderCache {
             methods,
@@ -54,7 +54,7 @@ impl HeaderCache {
     }
 
     /// Decodes a block, or finds it in the cache.
-    pub(in crate::connection) fn read(&mut self, block: Bytes) -> Result<Head, Breach> {
+    pub(crate) fn read(&mut self, block: Bytes) -> Result<Head, Breach> {
         if let Some(at) = self.cached.iter().position(|(known, _)| *known == block) {
             self.cached[..=at].rotate_right(1);
             return Ok(self.cached[0].1.clone());

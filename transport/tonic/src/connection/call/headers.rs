@@ -102,14 +102,14 @@ fn put_map(block: &mut Vec<u8>, map: &HeaderMap) -> Result<(), Status> {
 
 /// What stands in the head of every request of a connection.
 #[derive(Debug, Default)]
-pub(in crate::connection) struct Caller {
+pub(crate) struct Caller {
     /// Scheme and authority, as in a block.
     origin: Vec<u8>,
     user_agent: Option<HeaderValue>,
 }
 
 impl Caller {
-    pub(in crate::connection) fn new(origin: &Origin) -> Self {
+    pub(crate) fn new(origin: &Origin) -> Self {
         let mut fields = Vec::new();
         let scheme = origin.uri.scheme_str().unwrap_or("http");
         let authority = origin.uri.authority().map(|authority| (":authority", authority.as_str()));
@@ -122,7 +122,7 @@ impl Caller {
 }
 
 /// The header block of a request by `caller`.
-pub(in crate::connection) fn encode_request(
+pub(crate) fn encode_request(
     parts: &http::request::Parts,
     caller: &Caller,
 ) -> Result<Bytes, Status> {
@@ -150,9 +150,7 @@ pub(in crate::connection) fn encode_request(
 }
 
 /// The header block of a response.
-pub(in crate::connection) fn encode_response(
-    parts: &http::response::Parts,
-) -> Result<Bytes, Status> {
+pub(crate) fn encode_response(parts: &http::response::Parts) -> Result<Bytes, Status> {
     block(|block| {
         match parts.status {
             StatusCode::OK => block.push(OK),
@@ -163,7 +161,7 @@ pub(in crate::connection) fn encode_response(
 }
 
 /// The header block of trailers.
-pub(in crate::connection) fn encode_trailers(map: &HeaderMap) -> Result<Bytes, Status> {
+pub(crate) fn encode_trailers(map: &HeaderMap) -> Result<Bytes, Status> {
     block(|block| put_map(block, map))
 }
 
@@ -218,7 +216,7 @@ fn decode(
 }
 
 /// Reads a request's head.
-pub(in crate::connection) fn decode_request(block: Bytes) -> Result<http::request::Parts, Breach> {
+pub(crate) fn decode_request(block: Bytes) -> Result<http::request::Parts, Breach> {
     let [mut method, mut scheme, mut authority, mut path] = [const { None }; 4];
     let map = decode(block, |name, value| {
         let place = match name {
@@ -262,9 +260,7 @@ pub(in crate::connection) fn decode_request(block: Bytes) -> Result<http::reques
 }
 
 /// Reads a response's head.
-pub(in crate::connection) fn decode_response(
-    block: Bytes,
-) -> Result<http::response::Parts, Breach> {
+pub(crate) fn decode_response(block: Bytes) -> Result<http::response::Parts, Breach> {
     let mut status = None;
     let map = decode(block, |name, value| {
         if name != b":status" {
@@ -285,7 +281,7 @@ pub(in crate::connection) fn decode_response(
 }
 
 /// Reads trailers.
-pub(in crate::connection) fn decode_trailers(block: Bytes) -> Result<HeaderMap, Breach> {
+pub(crate) fn decode_trailers(block: Bytes) -> Result<HeaderMap, Breach> {
     static ALL_WELL: PerProcess<HeaderMap> = PerProcess::new(|| {
         HeaderMap::from_iter([(
             HeaderName::from_static("grpc-status"),

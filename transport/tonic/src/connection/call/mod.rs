@@ -13,13 +13,13 @@
 //! | `headers` | http heads to and from header blocks |
 //! | `header_cache` | heads of requests that repeat |
 
-pub(in crate::connection) mod client;
+pub(super) mod client;
 mod header_cache;
-pub(in crate::connection) mod headers;
+pub(super) mod headers;
 mod recv_body;
 mod response;
 mod send_body;
-pub(in crate::connection) mod server;
-pub(in crate::connection) mod stream;
-pub(in crate::connection) mod stream_io;
+pub(super) mod server;
+pub(super) mod stream;
+pub(super) mod stream_io;
 mod task_pool;

@@ -49,7 +49,7 @@ impl Copying {
 /// Dropping a response's body before its end cancels the call, once the request has been sent or
 /// given up as well. Dropping a request's body lets the rest of the request go by unread.
 #[derive(Debug)]
-pub(in crate::connection) struct RecvBody {
+pub(crate) struct RecvBody {
     stream: StreamRef,
     deframer: Deframer,
     used: Used,
@@ -66,12 +66,7 @@ pub(in crate::connection) struct RecvBody {
 impl RecvBody {
     /// `used`: the reader's codec, where it is known before the stream knows it. `finished`: there
     /// is no body.
-    pub(in crate::connection) fn new(
-        stream: StreamRef,
-        deframer: Deframer,
-        used: Used,
-        finished: bool,
-    ) -> Self {
+    pub(crate) fn new(stream: StreamRef, deframer: Deframer, used: Used, finished: bool) -> Self {
         RecvBody {
             stream,
             deframer,

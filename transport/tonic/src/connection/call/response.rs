@@ -16,7 +16,7 @@ use crate::connection::call::stream_io::wait_for;
 
 /// Begins a response. Data that is ready goes out in one message with the head. If that was all,
 /// the stream is released; otherwise the rest is returned.
-pub(in crate::connection) fn begin(
+pub(crate) fn begin(
     stream: &mut StreamRef,
     response: Response<Body>,
     method: Call,
@@ -62,7 +62,7 @@ pub(in crate::connection) fn begin(
 }
 
 /// The client has reset the stream, or the connection has ended.
-pub(in crate::connection) fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bool {
+pub(crate) fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bool {
     let mut state = stream.shared.lock();
     if state.end_reason().is_some() {
         return true;

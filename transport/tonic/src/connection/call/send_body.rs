@@ -37,7 +37,7 @@ enum State {
 
 /// A body, and the part of it that was read and not queued.
 #[derive(Debug)]
-pub(in crate::connection) struct SendBody {
+pub(crate) struct SendBody {
     body: Body,
     encoder: BodyEncoder,
     chunks: Fifo<Chunk>,
@@ -60,7 +60,7 @@ impl fmt::Debug for Panic {
 }
 
 impl SendBody {
-    pub(in crate::connection) fn new(body: Body, encoder: BodyEncoder) -> Self {
+    pub(crate) fn new(body: Body, encoder: BodyEncoder) -> Self {
         let state = if body.is_end_stream() { State::Ended } else { State::Reading };
         SendBody {
             body,
@@ -74,12 +74,12 @@ impl SendBody {
     }
 
     /// The body is empty: the head is all there is.
-    pub(in crate::connection) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         matches!(self.state, State::Ended) && self.chunks.is_empty() && self.trailers.is_none()
     }
 
     /// The head was everything, and the connection has it.
-    pub(in crate::connection) fn ended_with_head(&mut self) -> Result<(), Status> {
+    pub(crate) fn ended_with_head(&mut self) -> Result<(), Status> {
         self.state = State::Queued;
         Ok(())
     }
@@ -92,7 +92,7 @@ impl SendBody {
     /// If the body panics, what it gave before is queued as after an error, and
     /// [`resume_panic`](Self::resume_panic) goes on with the panic: with HTTP/2, too, the head of a
     /// response goes out before a stream that panics.
-    pub(in crate::connection) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
+    pub(crate) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let (mut gathered, mut enough) = (0, false);
         while matches!(self.state, State::Reading) {
             if enough {
@@ -143,14 +143,14 @@ impl SendBody {
     }
 
     /// Goes on with a panic of the body, once what came before it is queued.
-    pub(in crate::connection) fn resume_panic(&mut self) {
+    pub(crate) fn resume_panic(&mut self) {
         if let Some(Panic(panic)) = self.panic.take() {
             resume_unwind(panic);
         }
     }
 
     /// Queues what was taken with the connection, and the end of the body if it was reached.
-    pub(in crate::connection) fn queue(
+    pub(crate) fn queue(
         &mut self,
         state: &mut ConnectionState,
         id: StreamId,
@@ -201,7 +201,7 @@ impl SendBody {
     ///
     /// Ends when the body has been queued, or when the peer wants no more of it. An error of the
     /// body, or a message that is too long, resets the stream.
-    pub(in crate::connection) fn pump(
+    pub(crate) fn pump(
         &mut self,
         stream: &StreamRef,
         cx: &mut Context<'_>,
@@ -259,7 +259,7 @@ impl SendBody {
     /// only if the body passes on the cancellation of a call that is forwarded, as with hyper:
     /// tonic takes it for the end of the request, and the handler of a call that was not cancelled
     /// would take a part of it for the whole.
-    pub(in crate::connection) fn reset_code(&self, side: Side, status: &Status) -> ResetCode {
+    pub(crate) fn reset_code(&self, side: Side, status: &Status) -> ResetCode {
         match (side, status.code()) {
             (Side::Client, _) if passes_on_cancellation(status) => ResetCode::CANCEL,
             (Side::Client, _) => ResetCode::INTERNAL,
@@ -269,12 +269,12 @@ impl SendBody {
         }
     }
 
-    pub(in crate::connection) fn is_queued(&self) -> bool {
+    pub(crate) fn is_queued(&self) -> bool {
         matches!(self.state, State::Queued)
     }
 
     /// The body as it was before anything was taken from it. `unsent`: what was queued of it.
-    pub(in crate::connection) fn restore(mut self, unsent: Vec<Unsent>) -> Body {
+    pub(crate) fn restore(mut self, unsent: Vec<Unsent>) -> Body {
         let mut segments = VecDeque::new();
         for unsent in unsent {
             match unsent {
@@ -300,12 +300,7 @@ fn passes_on_cancellation(status: &Status) -> bool {
 
 /// Resets a stream whose body cannot be sent. What is queued of a response goes out first, as far
 /// as the peer takes it now: its head precedes the failure of its body.
-pub(in crate::connection) fn give_up(
-    state: &mut ConnectionState,
-    id: StreamId,
-    code: ResetCode,
-    status: &Status,
-) {
+pub(crate) fn give_up(state: &mut ConnectionState, id: StreamId, code: ResetCode, status: &Status) {
     if state.conn.side() == Side::Server {
         state.flush_soon();
     }

@@ -11,42 +11,35 @@ use crate::connection::state::{ConnectionState, Shared};
 /// Keeps a stream's [`StreamIo`]. The last one removes the stream, and resets it unless all of it
 /// has been queued: a response that is queued to its end still goes out.
 #[derive(Debug)]
-pub(in crate::connection) struct StreamRef {
-    pub(in crate::connection) shared: Arc<Shared>,
-    pub(in crate::connection) id: StreamId,
+pub(crate) struct StreamRef {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) id: StreamId,
     /// It was released.
     released: bool,
 }
 
 /// A stream that the peer has opened.
-pub(in crate::connection) struct Opened {
+pub(crate) struct Opened {
     /// For the response.
-    pub(in crate::connection) stream: StreamRef,
+    pub(crate) stream: StreamRef,
     /// For the request's body.
-    pub(in crate::connection) reader: StreamRef,
+    pub(crate) reader: StreamRef,
     /// There is no body.
-    pub(in crate::connection) empty: bool,
+    pub(crate) empty: bool,
     /// The head.
-    pub(in crate::connection) block: Bytes,
+    pub(crate) block: Bytes,
 }
 
 impl StreamRef {
     /// `state` is that of `shared`, which has the stream.
-    pub(in crate::connection) fn new(
-        shared: &Arc<Shared>,
-        state: &mut ConnectionState,
-        id: StreamId,
-    ) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>, state: &mut ConnectionState, id: StreamId) -> Self {
         state.streams.io.entry(id).or_default().refs += 1;
         StreamRef { shared: shared.clone(), id, released: false }
     }
 
     /// Does what dropping it does, under a lock that the caller has. The caller drops the result
     /// outside the lock, as it may be the last of an arena, and flushes.
-    pub(in crate::connection) fn release(
-        &mut self,
-        state: &mut ConnectionState,
-    ) -> Option<StreamIo> {
+    pub(crate) fn release(&mut self, state: &mut ConnectionState) -> Option<StreamIo> {
         if std::mem::replace(&mut self.released, true) {
             return None;
         }
@@ -62,7 +55,7 @@ impl StreamRef {
 }
 
 impl Opened {
-    pub(in crate::connection) fn new(
+    pub(crate) fn new(
         shared: &Arc<Shared>,
         state: &mut ConnectionState,
         id: StreamId,

@@ -15,49 +15,49 @@ use crate::land_in::Claimed;
 
 /// The streams of a connection.
 #[derive(Debug, Default)]
-pub(in crate::connection) struct Streams {
-    pub(in crate::connection) io: StreamMap<StreamIo>,
+pub(crate) struct Streams {
+    pub(crate) io: StreamMap<StreamIo>,
     /// Streams that the peer opened and nobody serves yet, with their header blocks.
-    pub(in crate::connection) opened: VecDeque<(StreamId, Bytes)>,
+    pub(crate) opened: VecDeque<(StreamId, Bytes)>,
     /// A call waits for a free stream.
-    pub(in crate::connection) room_wanted: bool,
+    pub(crate) room_wanted: bool,
     /// The log says that calls wait for one.
-    pub(in crate::connection) limit_told: bool,
+    pub(crate) limit_told: bool,
 }
 
 /// The application's side of one stream, behind the connection's lock.
 #[derive(Debug, Default)]
-pub(in crate::connection) struct StreamIo {
+pub(crate) struct StreamIo {
     /// The response's header block, and whether it was all (client).
-    pub(in crate::connection) head: Option<(Bytes, bool)>,
-    pub(in crate::connection) head_taken: bool,
-    pub(in crate::connection) unread: Unread,
-    pub(in crate::connection) reading: Reading,
-    pub(in crate::connection) trailers: Option<Bytes>,
+    pub(crate) head: Option<(Bytes, bool)>,
+    pub(crate) head_taken: bool,
+    pub(crate) unread: Unread,
+    pub(crate) reading: Reading,
+    pub(crate) trailers: Option<Bytes>,
     /// The peer's half has ended.
-    pub(in crate::connection) ended: bool,
-    pub(in crate::connection) fault: Option<Fault>,
+    pub(crate) ended: bool,
+    pub(crate) fault: Option<Fault>,
     /// Nobody reads: received data is dropped.
-    pub(in crate::connection) discard: bool,
+    pub(crate) discard: bool,
     /// The buffer that what is received is to land in.
-    pub(in crate::connection) named: Option<Arc<Claimed>>,
+    pub(crate) named: Option<Arc<Claimed>>,
     /// The codec of this side's stub or service.
-    pub(in crate::connection) used: Used,
-    pub(in crate::connection) recv_waker: Option<Waker>,
-    pub(in crate::connection) send_waker: Option<Waker>,
+    pub(crate) used: Used,
+    pub(crate) recv_waker: Option<Waker>,
+    pub(crate) send_waker: Option<Waker>,
     /// Live [`StreamRef`](super::stream::StreamRef)s.
-    pub(in crate::connection) refs: u8,
+    pub(crate) refs: u8,
 }
 
 impl StreamIo {
     /// Whether a reader waits for what the peer sends next, or nobody reads and it is dropped.
-    pub(in crate::connection) fn is_awaited(&self) -> bool {
+    pub(crate) fn is_awaited(&self) -> bool {
         self.discard || (self.recv_waker.is_some() && self.unread.is_empty())
     }
 }
 
 /// Stores the task's waker, if it is not stored already.
-pub(in crate::connection) fn wait_for(waker: &mut Option<Waker>, cx: &Context<'_>) {
+pub(crate) fn wait_for(waker: &mut Option<Waker>, cx: &Context<'_>) {
     match waker {
         Some(waker) => waker.clone_from(cx.waker()),
         None => *waker = Some(cx.waker().clone()),
@@ -66,7 +66,7 @@ pub(in crate::connection) fn wait_for(waker: &mut Option<Waker>, cx: &Context<'_
 
 /// Why a stream failed.
 #[derive(Debug, Clone)]
-pub(in crate::connection) enum Fault {
+pub(crate) enum Fault {
     /// The peer reset it.
     Reset(ResetCode),
     /// Never transmitted: the call can take another path, with the data that was queued.
@@ -77,7 +77,7 @@ pub(in crate::connection) enum Fault {
 
 impl Fault {
     #[inline]
-    pub(in crate::connection) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         match self {
             Fault::Reset(code) => reset_status(*code),
             Fault::Refused(_) => {
@@ -102,13 +102,13 @@ fn reset_status(code: ResetCode) -> Status {
 impl StreamIo {
     /// A stream that the peer opened, and may have ended.
     #[inline]
-    pub(in crate::connection) fn opened(ended: bool) -> Self {
+    pub(crate) fn opened(ended: bool) -> Self {
         StreamIo { ended, ..StreamIo::default() }
     }
 
     /// Nothing is left to read, and there are no trailers.
     #[inline]
-    pub(in crate::connection) fn is_at_end(&self) -> bool {
+    pub(crate) fn is_at_end(&self) -> bool {
         self.ended && self.unread.is_empty() && self.trailers.is_none()
     }
 }

@@ -56,7 +56,7 @@ struct Waiting<S> {
 
 /// The tasks of one connection. When this is dropped, idle tasks end at once, and the others when
 /// their calls end.
-pub(in crate::connection) struct TaskPool<S> {
+pub(crate) struct TaskPool<S> {
     service: S,
     waiting: Arc<Mutex<Waiting<S>>>,
 }
@@ -72,17 +72,12 @@ where
     S::Future: Send,
 {
     /// For calls of clones of `service`.
-    pub(in crate::connection) fn new(service: S) -> Self {
+    pub(crate) fn new(service: S) -> Self {
         TaskPool { service, waiting: Arc::new(Mutex::new(Waiting { idle: Some(Vec::new()) })) }
     }
 
     /// Runs a call. Within a tokio runtime.
-    pub(in crate::connection) fn run(
-        &self,
-        stream: StreamRef,
-        method: Call,
-        request: Request<Body>,
-    ) {
+    pub(crate) fn run(&self, stream: StreamRef, method: Call, request: Request<Body>) {
         let job = Job { service: self.service.clone(), stream, method, request };
         let idle = lock(&self.waiting).idle.as_mut().and_then(Vec::pop);
         if let Some((slot, waker)) = idle {
@@ -101,7 +96,7 @@ where
     }
 
     /// Ends the tasks that have no call.
-    pub(in crate::connection) fn end_idle(&self) {
+    pub(crate) fn end_idle(&self) {
         let idle = lock(&self.waiting).idle.as_mut().map(std::mem::take);
         for (slot, waker) in idle.into_iter().flatten() {
             *lock(&slot.next) = Next::End;

@@ -60,7 +60,7 @@ impl ConnectionState {
 
     /// The connection has been at rest for a while: only a busy one needs most SEND slots. A PING
     /// reports the completion of work before it, which may have reported none.
-    pub(in crate::connection) fn spare_sends(&mut self) {
+    pub(crate) fn spare_sends(&mut self) {
         if self.send.in_flight.rest() {
             self.conn.send_ping();
         }
@@ -69,7 +69,7 @@ impl ConnectionState {
 
     /// Returns the memory of SEND slots that are not needed, if nothing is in flight.
     #[inline]
-    pub(in crate::connection) fn return_sends(&mut self) {
+    pub(crate) fn return_sends(&mut self) {
         if self.send.in_flight.spares_slots()
             && let Some(slots) = self.link.as_mut().and_then(Link::shrink_sends)
         {
@@ -98,7 +98,7 @@ impl ConnectionState {
     }
 
     /// Ends the connection of a peer that broke the protocol.
-    pub(in crate::connection) fn breached(&mut self, breach: &Breach) {
+    pub(crate) fn breached(&mut self, breach: &Breach) {
         let peer = &self.peer;
         throttled!(in BREACHES, warn, %peer, %breach, "the peer broke the protocol; closing the connection");
         let reason =
@@ -107,7 +107,7 @@ impl ConnectionState {
     }
 
     /// Hands the protocol's events to their streams. How many there were.
-    pub(in crate::connection) fn dispatch(&mut self) -> usize {
+    pub(crate) fn dispatch(&mut self) -> usize {
         let mut events = 0;
         while let Some(event) = self.conn.poll_event() {
             events += 1;
@@ -227,7 +227,7 @@ impl ConnectionState {
     }
 
     /// Fails a stream for a reason of this side.
-    pub(in crate::connection) fn fail_stream(&mut self, id: StreamId, status: Status) {
+    pub(crate) fn fail_stream(&mut self, id: StreamId, status: Status) {
         self.with(id, |io| {
             io.fault.get_or_insert(Fault::Local(status));
         });

@@ -10,7 +10,7 @@ const BATCH: u32 = 8;
 
 /// The driver as calls see it, behind the connection's lock.
 #[derive(Debug, Default)]
-pub(in crate::connection) struct DriverHandle {
+pub(crate) struct DriverHandle {
     waker: Option<Waker>,
     /// It has been woken and has not run since.
     called: bool,
@@ -23,7 +23,7 @@ pub(in crate::connection) struct DriverHandle {
 impl DriverHandle {
     /// The driver runs. True when its waker is a new one.
     #[inline]
-    pub(in crate::connection) fn runs(&mut self, cx: &Context<'_>) -> bool {
+    pub(crate) fn runs(&mut self, cx: &Context<'_>) -> bool {
         self.called = false;
         self.calls = 0;
         let is_new = self.waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker()));
@@ -35,7 +35,7 @@ impl DriverHandle {
 
     /// Calls the driver. The waker to wake, if it was not called before.
     #[inline]
-    pub(in crate::connection) fn call(&mut self) -> Option<Waker> {
+    pub(crate) fn call(&mut self) -> Option<Waker> {
         match std::mem::replace(&mut self.called, true) {
             true => None,
             false => self.waker.clone(),
@@ -43,13 +43,13 @@ impl DriverHandle {
     }
 
     #[inline]
-    pub(in crate::connection) fn is_called(&self) -> bool {
+    pub(crate) fn is_called(&self) -> bool {
         self.called
     }
 
     /// A call wants to flush. True when it is the first of its batch, which does so itself.
     #[inline]
-    pub(in crate::connection) fn begins_batch(&mut self) -> bool {
+    pub(crate) fn begins_batch(&mut self) -> bool {
         let before = self.calls;
         self.calls = (before + 1) % BATCH;
         before == 0
@@ -57,12 +57,12 @@ impl DriverHandle {
 
     /// Keeps an error for the driver, which ends the connection.
     #[inline]
-    pub(in crate::connection) fn fail(&mut self, error: LinkError) {
+    pub(crate) fn fail(&mut self, error: LinkError) {
         self.error.get_or_insert(error);
     }
 
     #[inline]
-    pub(in crate::connection) fn take_error(&mut self) -> Option<LinkError> {
+    pub(crate) fn take_error(&mut self) -> Option<LinkError> {
         self.error.take()
     }
 }

@@ -12,7 +12,7 @@
 //! | `yield_policy` | how the driver yields while it has more to copy |
 
 mod dispatch;
-pub(in crate::connection) mod handle;
+pub(super) mod handle;
 mod link_events;
 mod scratch;
 mod tidy;
@@ -40,7 +40,7 @@ const MAX_ROUNDS: usize = 16;
 const MAX_UNRECORDED: usize = 64;
 
 /// What the driver has for the side that it drives.
-pub(in crate::connection) enum Turn {
+pub(crate) enum Turn {
     /// The peer has opened a stream.
     Serve(Opened),
     /// The connection has become quiet: what only a busy one needs may go.
@@ -50,7 +50,7 @@ pub(in crate::connection) enum Turn {
 /// Runs a connection until it has ended; `serve` gets the streams that the peer opens, and `drain`
 /// asks for an orderly end. Returns why it ended; the queue pair is gone by then, and landing
 /// memory is free, or in the queue of the pool's thread to be freed.
-pub(in crate::connection) async fn drive(
+pub(crate) async fn drive(
     shared: Arc<Shared>,
     mut serve: impl FnMut(Turn),
     drain: impl Future<Output = ()>,

@@ -14,7 +14,7 @@ use crate::path::reason::{Reason, ReasonCode};
 impl ConnectionState {
     /// Delivers a piece of a body, most of which is lent. A peer that has lent no such
     /// memory has broken the protocol.
-    pub(in crate::connection) fn borrow(&mut self, stream: StreamId, lent: LentBody, end: bool) {
+    pub(crate) fn borrow(&mut self, stream: StreamId, lent: LentBody, end: bool) {
         let Some(link) = &mut self.link else { return };
         let LentBody { head, place: LentPlace { lease, key, addr }, len, tail } = lent;
         match link.borrow(Lent { lease, key, addr }, len) {
@@ -34,7 +34,7 @@ impl ConnectionState {
 
     /// Returns the leases of which nothing is read any longer. The driver is woken for the next.
     #[inline]
-    pub(in crate::connection) fn return_leases(&mut self, cx: &Context<'_>) {
+    pub(crate) fn return_leases(&mut self, cx: &Context<'_>) {
         let Some(link) = &mut self.link else { return };
         link.take_returned(cx.waker(), &mut self.returned);
         if self.returned.is_empty() {

@@ -12,7 +12,7 @@ use crate::connection::state::ConnectionState;
 impl ConnectionState {
     /// Adds `part` to what the stream's reader has not read.
     #[inline]
-    pub(in crate::connection) fn deliver(
+    pub(crate) fn deliver(
         &mut self,
         id: StreamId,
         part: Part,
@@ -59,7 +59,7 @@ impl ConnectionState {
     /// A reader begins to wait for a stream, whose message may have been left where it is, as
     /// others read too little.
     #[inline]
-    pub(in crate::connection) fn reader_waits(&mut self, id: StreamId) {
+    pub(crate) fn reader_waits(&mut self, id: StreamId) {
         if self.conn.waits_for_readers() {
             self.conn.reader_waits(id);
             self.flush_soon();
@@ -68,7 +68,7 @@ impl ConnectionState {
 
     /// Bytes have been read, or will not be.
     #[inline]
-    pub(in crate::connection) fn consume(&mut self, id: StreamId, flows: [(u32, Flow); 2]) {
+    pub(crate) fn consume(&mut self, id: StreamId, flows: [(u32, Flow); 2]) {
         for (len, flow) in flows {
             if len > 0 {
                 self.conn.consume(id, len, flow);

@@ -30,7 +30,7 @@ enum NoLanding {
 impl ConnectionState {
     /// Grants the landing memory that the protocol wants, from this connection's account.
     #[inline]
-    pub(in crate::connection) fn grant(&mut self) {
+    pub(crate) fn grant(&mut self) {
         // Nobody writes any more. The protocol does not know of the link's end, and its streams may
         // still want memory.
         if matches!(self.life, Life::Dead(_)) {
@@ -92,7 +92,7 @@ impl ConnectionState {
 
     /// The landing memory that the protocol wants next. Whether a reader waits for a stream counts
     /// where all streams together have much that nobody reads.
-    pub(in crate::connection) fn next_want(&mut self) -> Option<LandingWant> {
+    pub(crate) fn next_want(&mut self) -> Option<LandingWant> {
         let streams = &self.streams.io;
         let awaited = |id| streams.get(&id).is_some_and(StreamIo::is_awaited);
         self.conn.poll_landing(awaited)

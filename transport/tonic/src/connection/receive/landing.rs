@@ -11,7 +11,7 @@ use crate::connection::receive::stall::{Grace, Stall};
 
 /// Memory that the peer may write to.
 #[derive(Debug)]
-pub(in crate::connection) enum Granted {
+pub(crate) enum Granted {
     /// Of the pool.
     Pool(LandingBuf),
     /// Of the application.
@@ -26,14 +26,14 @@ impl Granted {
 
 /// A buffer of the application that is about to be granted.
 #[derive(Debug)]
-pub(in crate::connection) struct Naming {
-    pub(in crate::connection) stream: StreamId,
-    pub(in crate::connection) step: NamingStep,
+pub(crate) struct Naming {
+    pub(crate) stream: StreamId,
+    pub(crate) step: NamingStep,
 }
 
 /// What a buffer of the application waits for.
 #[derive(Debug)]
-pub(in crate::connection) enum NamingStep {
+pub(crate) enum NamingStep {
     /// That it is registered.
     Registering(NamedRegistration),
     /// That the peer has mapped it.
@@ -42,33 +42,33 @@ pub(in crate::connection) enum NamingStep {
 
 /// What a connection has of the pool's landing memory, and waits for.
 #[derive(Debug)]
-pub(in crate::connection) struct LandingMemory {
-    pub(in crate::connection) account: Landing,
+pub(crate) struct LandingMemory {
+    pub(crate) account: Landing,
     /// Memory that the peer may write to.
-    pub(in crate::connection) granted: Slab<Granted>,
+    pub(crate) granted: Slab<Granted>,
     /// Buffers of the application that are about to be granted.
-    pub(in crate::connection) naming: Vec<Naming>,
+    pub(crate) naming: Vec<Naming>,
     /// Whether messages land in parts where memory in one piece is short.
-    pub(in crate::connection) wait: LandingWait,
+    pub(crate) wait: LandingWait,
     /// How long no stream has got memory that wants some.
-    pub(in crate::connection) stall: Stall,
+    pub(crate) stall: Stall,
     /// Before delays end.
-    pub(in crate::connection) grace: Grace,
+    pub(crate) grace: Grace,
     /// What follows from the end of [`stall`](Self::stall).
-    pub(in crate::connection) relief: Relief,
+    pub(crate) relief: Relief,
     /// Whether memory is to go back to other connections.
-    pub(in crate::connection) reclaim_delay: ReclaimDelay,
+    pub(crate) reclaim_delay: ReclaimDelay,
     /// The account waits for memory.
-    pub(in crate::connection) is_short: bool,
+    pub(crate) is_short: bool,
     /// The account has a chunk made: then grants may go on.
-    pub(in crate::connection) is_making: bool,
+    pub(crate) is_making: bool,
     /// The peer is not trusted to leave alone what it has sent.
-    pub(in crate::connection) copy_on_delivery: bool,
+    pub(crate) copy_on_delivery: bool,
 }
 
 impl LandingMemory {
     /// At most `max` bytes of `pool`.
-    pub(in crate::connection) fn new(pool: &Pool, max: usize, copy_on_delivery: bool) -> Self {
+    pub(crate) fn new(pool: &Pool, max: usize, copy_on_delivery: bool) -> Self {
         LandingMemory {
             account: pool.landing_up_to(max),
             granted: Slab::new(),
@@ -87,7 +87,7 @@ impl LandingMemory {
     /// Sets how much the peer may be granted in advance: half of this connection's share. The rest
     /// is for what it requests.
     #[inline]
-    pub(in crate::connection) fn limit_standing(&self, conn: &mut Connection) {
+    pub(crate) fn limit_standing(&self, conn: &mut Connection) {
         if conn.gives_standing() {
             conn.limit_standing(self.account.share() as u64 / 2);
         }
@@ -95,7 +95,7 @@ impl LandingMemory {
 
     /// A stream has ended: its buffer need not wait for a peer that maps nothing.
     #[inline]
-    pub(in crate::connection) fn forget_naming(&mut self, stream: StreamId) {
+    pub(crate) fn forget_naming(&mut self, stream: StreamId) {
         if !self.naming.is_empty() {
             self.naming.retain(|naming| naming.stream != stream);
         }
@@ -103,7 +103,7 @@ impl LandingMemory {
 
     /// A stream has landing memory, or none wants any.
     #[inline]
-    pub(in crate::connection) fn progresses(&mut self) {
+    pub(crate) fn progresses(&mut self) {
         // A chunk that goes back may still be in the way.
         if !self.reclaim_delay.0.is_over() {
             self.stall.end();
@@ -113,7 +113,7 @@ impl LandingMemory {
     /// Gives back what exceeds the share of this connection while another claims memory: standing
     /// grants first, then chunks that are idle, then those with grants that have to be recalled.
     #[inline]
-    pub(in crate::connection) fn enforce_share(&mut self, conn: &mut Connection) {
+    pub(crate) fn enforce_share(&mut self, conn: &mut Connection) {
         let wanted = self.account.others_claim();
         if !wanted && self.reclaim_delay.0.is_idle() {
             return;
@@ -135,11 +135,7 @@ impl LandingMemory {
     }
 
     /// Recalls the grants that are in the way of connections that wait, if it is time to.
-    pub(in crate::connection) fn recall_reclaimed(
-        &mut self,
-        conn: &mut Connection,
-        now: tokio::time::Instant,
-    ) {
+    pub(crate) fn recall_reclaimed(&mut self, conn: &mut Connection, now: tokio::time::Instant) {
         if self.reclaim_delay.0.expire(now) {
             let granted = &self.granted;
             conn.recall_grants(|key| granted.get(key).is_some_and(Granted::is_reclaiming));
@@ -148,7 +144,7 @@ impl LandingMemory {
 
     /// Everything goes back to the pool, and other connections make no room any more. This one may
     /// stay for long, as handles of its streams keep it.
-    pub(in crate::connection) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.granted.clear();
         self.naming.clear();
         self.account.stop_waiting();

@@ -21,17 +21,17 @@ use crate::connection::delay::Delay;
 const MAX_WAIT: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
-pub(in crate::connection) struct LandingWait(pub(in crate::connection) Delay);
+pub(crate) struct LandingWait(pub(crate) Delay);
 
 impl LandingWait {
     #[inline]
-    pub(in crate::connection) fn takes_parts(&self) -> bool {
+    pub(crate) fn takes_parts(&self) -> bool {
         self.0.is_over()
     }
 
     /// There was no memory in one piece. True when the wait begins now.
     #[inline]
-    pub(in crate::connection) fn short(&mut self) -> bool {
+    pub(crate) fn short(&mut self) -> bool {
         let begins = self.0.is_idle();
         if begins {
             self.0.begin(MAX_WAIT);
@@ -40,13 +40,13 @@ impl LandingWait {
     }
 
     /// Memory in one piece cannot be registered.
-    pub(in crate::connection) fn impossible(&mut self) {
+    pub(crate) fn impossible(&mut self) {
         self.0 = Delay::Over;
     }
 
     /// There was memory in one piece for the first that wants it.
     #[inline]
-    pub(in crate::connection) fn whole(&mut self) {
+    pub(crate) fn whole(&mut self) {
         self.0.reset();
     }
 }

@@ -17,11 +17,11 @@
 mod borrow;
 mod deliver;
 mod grant;
-pub(in crate::connection) mod landing;
+pub(super) mod landing;
 mod landing_wait;
 mod named;
 mod reclaim;
 mod relief;
-pub(in crate::connection) mod relieve;
-pub(in crate::connection) mod stall;
-pub(in crate::connection) mod unread;
+pub(super) mod relieve;
+pub(super) mod stall;
+pub(super) mod unread;

@@ -24,7 +24,7 @@ use crate::land_in::WhyCopied;
 
 impl ConnectionState {
     /// What is received on this stream, which has just been opened, is to land in a buffer.
-    pub(in crate::connection) fn name_memory(&mut self, id: StreamId, named: &Arc<Claimed>) {
+    pub(crate) fn name_memory(&mut self, id: StreamId, named: &Arc<Claimed>) {
         let Some(io) = self.streams.io.get_mut(&id) else { return };
         io.named = Some(named.clone());
         if self.landing.copy_on_delivery {

@@ -23,12 +23,12 @@ const DRAIN: Duration = Duration::from_millis(50);
 
 /// Over: the grants have been recalled.
 #[derive(Debug, Default)]
-pub(in crate::connection) struct ReclaimDelay(pub(in crate::connection) Delay);
+pub(crate) struct ReclaimDelay(pub(crate) Delay);
 
 impl ReclaimDelay {
     /// Chunks were chosen to go back, or none.
     #[inline]
-    pub(in crate::connection) fn chosen(&mut self, reclaim: Reclaim) {
+    pub(crate) fn chosen(&mut self, reclaim: Reclaim) {
         match reclaim {
             Reclaim::None => self.0.reset(),
             Reclaim::Pending if self.0.is_over() => {}

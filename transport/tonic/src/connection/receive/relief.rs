@@ -6,7 +6,7 @@ use tonic_rdma_proto::StreamId;
 
 /// The copies that the driver makes of what nobody reads.
 #[derive(Debug, Default)]
-pub(in crate::connection) struct Relief {
+pub(crate) struct Relief {
     /// The streams whose payload is copied, in their order.
     pub(super) streams: VecDeque<StreamId>,
     /// The number of bytes after which no other stream is copied.
@@ -19,7 +19,7 @@ pub(in crate::connection) struct Relief {
 impl Relief {
     /// Whether the driver has to run again soon.
     #[inline]
-    pub(in crate::connection) fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         !self.streams.is_empty()
     }
 

@@ -14,7 +14,7 @@ pub(super) const MAX_WORK: usize = 32;
 impl ConnectionState {
     /// The connection's timer has expired. Has the driver run again if that concerns landing
     /// memory.
-    pub(in crate::connection) fn landing_timeout(&mut self, now: tokio::time::Instant) {
+    pub(crate) fn landing_timeout(&mut self, now: tokio::time::Instant) {
         let delays = [&self.landing.wait.0, &self.landing.stall.0];
         if delays.iter().any(|delay| delay.deadline().is_some_and(|at| at <= now)) {
             self.landing.grace.begin();
@@ -24,7 +24,7 @@ impl ConnectionState {
 
     /// The driver's task runs.
     #[inline]
-    pub(in crate::connection) fn grace_turn(&mut self) {
+    pub(crate) fn grace_turn(&mut self) {
         if self.landing.grace.is_running() && self.landing.grace.turn() {
             let now = tokio::time::Instant::now();
             self.landing.wait.0.expire(now);

@@ -38,7 +38,7 @@ const GRACE: u8 = 8;
 /// | 0 | a delay of the landing memory has passed | [`GRACE`] |
 /// | more | the driver's task runs | one fewer; with the last, the delays that still run end |
 #[derive(Debug, Default)]
-pub(in crate::connection) struct Grace(u8);
+pub(crate) struct Grace(u8);
 
 impl Grace {
     pub(super) fn begin(&mut self) {
@@ -49,7 +49,7 @@ impl Grace {
 
     /// Whether the driver has to run again soon.
     #[inline]
-    pub(in crate::connection) fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.0 > 0
     }
 
@@ -62,7 +62,7 @@ impl Grace {
 
 /// How a stream is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::connection) enum Reading {
+pub(crate) enum Reading {
     /// Since the end of the last period, or nothing was unread then.
     #[default]
     UpToDate,
@@ -74,12 +74,12 @@ pub(in crate::connection) enum Reading {
 
 /// The delay of the table.
 #[derive(Debug, Default)]
-pub(in crate::connection) struct Stall(pub(in crate::connection) Delay);
+pub(crate) struct Stall(pub(crate) Delay);
 
 impl Stall {
     /// A stream waits. True when that begins now.
     #[inline]
-    pub(in crate::connection) fn begin(&mut self) -> bool {
+    pub(crate) fn begin(&mut self) -> bool {
         let begins = self.0.deadline().is_none();
         if begins {
             self.0.begin(PERIOD);
@@ -89,7 +89,7 @@ impl Stall {
 
     /// A stream has memory.
     #[inline]
-    pub(in crate::connection) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.0.reset();
     }
 }

@@ -30,7 +30,7 @@ use crate::codec::Fifo;
 use crate::codec::Part;
 
 /// Received messages share buffers of this many bytes.
-pub(in crate::connection) const RECEIVE_CHUNK: usize = 32 * 1024;
+pub(crate) const RECEIVE_CHUNK: usize = 32 * 1024;
 /// Landing memory is given out in units of this many bytes.
 const GRANULE: usize = 4096;
 /// Bytes for each piece: its slot in the queue, which may have as many free slots, and an
@@ -43,7 +43,7 @@ const MIN_JOINED: usize = 256;
 
 /// Where received bytes lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::connection) enum Place {
+pub(crate) enum Place {
     /// In a buffer of received messages.
     Message,
     /// In landing memory, `begin` bytes behind the start of a granule.
@@ -59,8 +59,8 @@ pub(in crate::connection) enum Place {
 
 /// A piece of a received body.
 #[derive(Debug)]
-pub(in crate::connection) struct Piece {
-    pub(in crate::connection) part: Part,
+pub(crate) struct Piece {
+    pub(crate) part: Part,
     /// Bytes that count as [`Flow::Window`].
     window: u32,
     /// Bytes that count as [`Flow::Bulk`]. The others count in no window.
@@ -74,13 +74,13 @@ pub(in crate::connection) struct Piece {
 impl Piece {
     /// Bytes by the window that they count in.
     #[inline]
-    pub(in crate::connection) fn flows(&self) -> [(u32, Flow); 2] {
+    pub(crate) fn flows(&self) -> [(u32, Flow); 2] {
         [(self.window, Flow::Window), (self.bulk, Flow::Bulk)]
     }
 
     /// Bytes that came by WRITE and were joined with others.
     #[inline]
-    pub(in crate::connection) fn landed_and_joined(&self) -> u32 {
+    pub(crate) fn landed_and_joined(&self) -> u32 {
         if self.joined { self.landed } else { 0 }
     }
 }
@@ -108,7 +108,7 @@ impl Joining {
 
 /// The unread pieces of one stream, in their order. None is empty.
 #[derive(Debug, Default)]
-pub(in crate::connection) struct Unread {
+pub(crate) struct Unread {
     pieces: Fifo<Piece>,
     /// After the others.
     joining: Option<Box<Joining>>,
@@ -116,13 +116,13 @@ pub(in crate::connection) struct Unread {
 
 impl Unread {
     #[inline]
-    pub(in crate::connection) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty() && self.joining.is_none()
     }
 
     /// Whether `len` bytes will be copied when they are [pushed](Self::push).
     #[inline]
-    pub(in crate::connection) fn joins(&self, len: usize, place: Place) -> bool {
+    pub(crate) fn joins(&self, len: usize, place: Place) -> bool {
         if self.is_empty() {
             return false;
         }
@@ -136,7 +136,7 @@ impl Unread {
     }
 
     /// Adds a piece. One for the heap is copied in any case.
-    pub(in crate::connection) fn push(&mut self, part: Part, flow: Flow, place: Place) {
+    pub(crate) fn push(&mut self, part: Part, flow: Flow, place: Place) {
         let len = part.len();
         let landed = if place == Place::Message { 0 } else { len as u32 };
         let (window, bulk) = match flow {
@@ -182,13 +182,13 @@ impl Unread {
     }
 
     /// Whether landing memory is kept.
-    pub(in crate::connection) fn has_landed(&self) -> bool {
+    pub(crate) fn has_landed(&self) -> bool {
         self.pieces.iter().any(|piece| piece.part.is_in_pool())
     }
 
     /// Copies what lies in landing memory to the heap until `limit` bytes are copied, with the
     /// piece that reaches it. Returns the bytes, and whether nothing is left in landing memory.
-    pub(in crate::connection) fn copy_out(&mut self, limit: usize) -> (usize, bool) {
+    pub(crate) fn copy_out(&mut self, limit: usize) -> (usize, bool) {
         let mut copied = 0;
         for piece in self.pieces.iter_mut() {
             if let Part::Landed(landed) = &mut piece.part
@@ -213,7 +213,7 @@ impl Unread {
 
     /// All bytes by the window that they count in.
     #[inline]
-    pub(in crate::connection) fn flows(&self) -> [(u32, Flow); 2] {
+    pub(crate) fn flows(&self) -> [(u32, Flow); 2] {
         let joining = self.joining.as_deref().map(|joining| (joining.window, joining.bulk));
         let pieces = self.pieces.iter().map(|piece| (piece.window, piece.bulk));
         let (mut window, mut bulk) = (0, 0);
@@ -225,7 +225,7 @@ impl Unread {
     }
 
     #[inline]
-    pub(in crate::connection) fn pop(&mut self) -> Option<Piece> {
+    pub(crate) fn pop(&mut self) -> Option<Piece> {
         self.pieces.pop_front().or_else(|| Some(self.joining.take()?.into_piece()))
     }
 }

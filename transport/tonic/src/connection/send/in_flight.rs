@@ -52,7 +52,7 @@ enum Slots {
 }
 
 #[derive(Debug)]
-pub(in crate::connection) struct InFlight {
+pub(crate) struct InFlight {
     /// Bytes of a slot: now, at rest, and of those of a busy connection.
     slot_size: usize,
     rest_size: usize,
@@ -84,7 +84,7 @@ struct Staging {
 
 /// Where memory that is not pinned is copied.
 #[derive(Debug)]
-pub(in crate::connection) enum Stage {
+pub(crate) enum Stage {
     /// A block of the pool.
     Block(PinnedBuf),
     /// A SEND slot, at this offset of the link's block.
@@ -93,7 +93,7 @@ pub(in crate::connection) enum Stage {
 
 impl InFlight {
     /// `blocks` staging blocks of `block_size` bytes at most.
-    pub(in crate::connection) fn new(link: &LinkConfig, blocks: usize, block_size: usize) -> Self {
+    pub(crate) fn new(link: &LinkConfig, blocks: usize, block_size: usize) -> Self {
         InFlight {
             slot_size: link.rest_send() as usize,
             rest_size: link.rest_send() as usize,
@@ -112,7 +112,7 @@ impl InFlight {
     /// Work is about to be queued; `streams`: some are open. If true, the link should lease memory
     /// for all SEND slots first, and [`resized`](Self::resized) be called.
     #[inline]
-    pub(in crate::connection) fn wants_slots(&mut self, streams: bool) -> bool {
+    pub(crate) fn wants_slots(&mut self, streams: bool) -> bool {
         match self.state {
             Slots::All | Slots::Fixed => return false,
             Slots::Few if streams => self.state = Slots::Wanted,
@@ -124,13 +124,13 @@ impl InFlight {
 
     /// Whether the next SEND has to report its completion.
     #[inline]
-    pub(in crate::connection) fn must_report(&self) -> bool {
+    pub(crate) fn must_report(&self) -> bool {
         !matches!(self.state, Slots::All | Slots::Fixed)
     }
 
     /// The connection has been at rest for a while. True: completions are outstanding that no work
     /// so far reports, so something has to be sent before the link can return memory.
-    pub(in crate::connection) fn rest(&mut self) -> bool {
+    pub(crate) fn rest(&mut self) -> bool {
         self.state = match self.state {
             Slots::Few | Slots::Wanted => Slots::Few,
             Slots::All | Slots::Draining => Slots::Draining,
@@ -142,13 +142,13 @@ impl InFlight {
     /// If true, the link should return the memory of its extra SEND slots, and
     /// [`resized`](Self::resized) be called.
     #[inline]
-    pub(in crate::connection) fn spares_slots(&self) -> bool {
+    pub(crate) fn spares_slots(&self) -> bool {
         self.state == Slots::Draining && self.is_idle()
     }
 
     /// The link has this many SEND slots from now on, in other memory. Slots that are still in
     /// flight, of those at rest, count until they are done: so the new ones are a ring as before.
-    pub(in crate::connection) fn resized(&mut self, slots: u32) {
+    pub(crate) fn resized(&mut self, slots: u32) {
         self.state = match self.state {
             Slots::Wanted | Slots::All => Slots::All,
             Slots::Draining | Slots::Few => Slots::Few,
@@ -164,17 +164,17 @@ impl InFlight {
 
     /// Offset of the next free SEND slot.
     #[inline]
-    pub(in crate::connection) fn slot(&self) -> Option<usize> {
+    pub(crate) fn slot(&self) -> Option<usize> {
         (self.used < self.slots).then_some(self.next * self.slot_size)
     }
 
     #[inline]
-    pub(in crate::connection) fn slot_size(&self) -> usize {
+    pub(crate) fn slot_size(&self) -> usize {
         self.slot_size
     }
 
     /// Bytes that can be staged for one WRITE. Takes a block from the pool if none is at hand.
-    pub(in crate::connection) fn staging_room(&mut self, pool: &Pool) -> usize {
+    pub(crate) fn staging_room(&mut self, pool: &Pool) -> usize {
         let slot = self.slot();
         let staging = &mut self.staging;
         if staging.next.is_none() && staging.used < staging.max {
@@ -189,7 +189,7 @@ impl InFlight {
     }
 
     /// Where to stage, after [`staging_room`](Self::staging_room). None: there is no room.
-    pub(in crate::connection) fn stage(&mut self) -> Option<Stage> {
+    pub(crate) fn stage(&mut self) -> Option<Stage> {
         match self.staging.next.take() {
             Some(block) => Some(Stage::Block(block)),
             None => self.slot().map(Stage::Slot),
@@ -198,18 +198,18 @@ impl InFlight {
 
     /// Returns a block that was not used to the pool.
     #[inline]
-    pub(in crate::connection) fn return_unused(&mut self) {
+    pub(crate) fn return_unused(&mut self) {
         self.staging.next = None;
     }
 
     #[inline]
-    pub(in crate::connection) fn writing(&self) -> usize {
+    pub(crate) fn writing(&self) -> usize {
         self.writing
     }
 
     /// Nothing is in flight.
     #[inline]
-    pub(in crate::connection) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
     }
 
@@ -227,13 +227,13 @@ impl InFlight {
 
     /// The slot from [`InFlight::slot`] goes into flight.
     #[inline]
-    pub(in crate::connection) fn send(&mut self) -> u64 {
+    pub(crate) fn send(&mut self) -> u64 {
         self.take_slot();
         self.begin(Kind::Slot)
     }
 
     /// What [`InFlight::stage`] gave goes into flight with `len` bytes.
-    pub(in crate::connection) fn write_staged(&mut self, len: usize, stage: &Stage) -> u64 {
+    pub(crate) fn write_staged(&mut self, len: usize, stage: &Stage) -> u64 {
         let block = matches!(stage, Stage::Block(_));
         match block {
             true => self.staging.used += 1,
@@ -244,14 +244,14 @@ impl InFlight {
     }
 
     /// `len` bytes of pinned memory go into flight; the link keeps them alive.
-    pub(in crate::connection) fn write_pinned(&mut self, len: usize) -> u64 {
+    pub(crate) fn write_pinned(&mut self, len: usize) -> u64 {
         self.writing += len;
         self.begin(Kind::Pinned { len })
     }
 
     /// Work `id` has completed, and all work before it.
     #[inline]
-    pub(in crate::connection) fn done(&mut self, id: u64) {
+    pub(crate) fn done(&mut self, id: u64) {
         while self.in_flight.front().is_some_and(|(first, _)| *first <= id) {
             match self.in_flight.pop_front() {
                 Some((_, Kind::Slot)) => self.used -= 1,

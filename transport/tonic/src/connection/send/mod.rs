@@ -7,11 +7,11 @@
 //! | `payload` | bodies as the protocol takes them |
 //! | `write_window` | how many bytes of WRITEs may be in flight |
 
-pub(in crate::connection) mod in_flight;
+pub(super) mod in_flight;
 mod lend;
 mod payload;
 mod truncated;
-pub(in crate::connection) mod write_window;
+pub(super) mod write_window;
 
 use bytes::{BufMut, Bytes};
 use tonic_rdma_fabric::{AnyLink, Link, LinkError, Posted, Work, WriteSource, turn};
@@ -26,13 +26,13 @@ impl ConnectionState {
     /// Grants the landing memory that the peer wants, then posts what the protocol has to send,
     /// with one doorbell. Where the link copies, the peer sees messages before the copies begin. An
     /// error is kept for the driver, which is woken.
-    pub(in crate::connection) fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         let flush = self.copies.full_flush();
         self.run_flush(flush);
     }
 
     /// As [`flush`](Self::flush), within what the copy scheduler allows.
-    pub(in crate::connection) fn run_flush(&mut self, flush: Flush) {
+    pub(crate) fn run_flush(&mut self, flush: Flush) {
         self.grant();
         if let Err(error) = self.post(flush) {
             self.driver.fail(error);
@@ -49,7 +49,7 @@ impl ConnectionState {
     /// meanwhile: of several calls all leave their work to the driver.
     ///
     /// Returns false when there was nothing to do: then nothing was counted either.
-    pub(in crate::connection) fn flush_soon(&mut self) -> bool {
+    pub(crate) fn flush_soon(&mut self) -> bool {
         if !self.conn.wants_flush() {
             return false;
         }

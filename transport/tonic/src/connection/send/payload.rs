@@ -13,7 +13,7 @@ const FRAMING: usize = 256;
 
 impl ConnectionState {
     /// Turns a chunk into a payload, and counts the copies that it needs.
-    pub(in crate::connection) fn payload(&mut self, chunk: Chunk) -> Payload {
+    pub(crate) fn payload(&mut self, chunk: Chunk) -> Payload {
         let eager = chunk.len <= self.conn.eager_limit();
         let mut payload = Payload::new();
         let may_lend = !eager && self.link.as_ref().is_some_and(Link::may_lend);

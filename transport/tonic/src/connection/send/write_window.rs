@@ -35,7 +35,7 @@ const SPANS: usize = SPAN.as_micros().div_ceil(WAIT.as_micros()) as usize;
 const CALM: u32 = 64;
 
 #[derive(Debug)]
-pub(in crate::connection) struct WriteWindow {
+pub(crate) struct WriteWindow {
     size: usize,
     calm: u32,
     /// Since when there have been WRITEs in flight, and the bytes of those that have completed.
@@ -53,26 +53,26 @@ impl Default for WriteWindow {
 impl WriteWindow {
     /// Bytes that may be posted while `writing` bytes are in flight.
     #[inline]
-    pub(in crate::connection) fn room(&self, writing: usize) -> usize {
+    pub(crate) fn room(&self, writing: usize) -> usize {
         self.size.saturating_sub(writing)
     }
 
     /// Bytes after which a WRITE reports its completion.
     #[inline]
-    pub(in crate::connection) fn half(&self) -> usize {
+    pub(crate) fn half(&self) -> usize {
         self.size / 2
     }
 
     /// Bytes of one WRITE, at most: streams take turns, at least four in a window.
     #[inline]
-    pub(in crate::connection) fn chunk(&self) -> usize {
+    pub(crate) fn chunk(&self) -> usize {
         self.size / 4
     }
 
     /// WRITEs of `done` bytes have completed now: `writing` bytes are still in flight; `waits`:
     /// payload waits for room. Tells the time only where it matters: that may be a system call.
     #[inline]
-    pub(in crate::connection) fn completed(
+    pub(crate) fn completed(
         &mut self,
         done: usize,
         writing: usize,
@@ -124,7 +124,7 @@ impl WriteWindow {
 
     /// Small messages share the link with the WRITEs.
     #[inline]
-    pub(in crate::connection) fn shared(&mut self) {
+    pub(crate) fn shared(&mut self) {
         self.size = if self.carries == 0 { FIRST } else { self.carries.clamp(MIN, MAX) };
         self.calm = 0;
     }

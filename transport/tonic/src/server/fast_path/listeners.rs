@@ -38,7 +38,7 @@ enum State {
 
 /// The listeners of one path, which close when this is dropped.
 #[derive(Default)]
-pub(in crate::server) struct Listeners {
+pub(crate) struct Listeners {
     entries: Vec<Entry>,
     tasks: JoinSet<(ListenerKey, Reason)>,
 }

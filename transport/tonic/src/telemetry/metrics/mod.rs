@@ -10,10 +10,10 @@ mod names;
 mod pool;
 mod record;
 
-pub(in crate::telemetry) use ::metrics::Counter as RecorderCounter;
+pub(crate) use ::metrics::Counter as RecorderCounter;
 pub(crate) use meter::ConnectionMeter;
 pub use names::{ALL, Kind, Metric};
-pub(in crate::telemetry) use record::{calls, copied, payload};
+pub(crate) use record::{calls, copied, payload};
 pub(crate) use record::{fallback, handshake, reconnect, refused};
 
 /// Registers the description and the unit of every metric with the installed recorder.
