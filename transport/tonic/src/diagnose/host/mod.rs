@@ -5,10 +5,9 @@
 //! | `check` | the checks in their order, and the transport's own decision |
 //! | `facts` | facts that the findings need and the report does not contain |
 //! | `system_files` | reads /proc, /sys and /dev |
-//! | `kernel`, `sysfs`, `memory`, `descriptors`, `arp_flux` | the content of these files |
+//! | `kernel`, `sysfs`, `memory`, `descriptors` | the content of these files |
 //! | `loopback` | a connection from a device to itself |
 
-pub(super) mod arp_flux;
 pub(super) mod check;
 mod descriptors;
 pub(super) mod facts;

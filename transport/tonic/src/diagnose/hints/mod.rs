@@ -12,13 +12,18 @@
 //! | `arp-flux` | interfaces of two devices lie in one subnet, and one answers for both |
 //! | `losses` | while a peer was measured, counters of lost or marked packets have grown |
 
-use std::collections::BTreeMap;
+mod arp_flux;
+mod losses;
+#[cfg(test)]
+#[cfg(unix)]
+mod made_up;
 
 use crate::context::numa::{self, FarNode};
 use crate::diagnose::cures::{advice, quoted, root, user};
-use crate::diagnose::host::arp_flux;
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{Device, Hint};
+
+pub(super) use losses::Losses;
 
 /// Bytes of the packets that a RoCE port has with an interface of 1500.
 const SHORT_MTU: u32 = 1024;
@@ -205,141 +210,11 @@ fn rdma_cgroup(files: &SystemFiles, device: &Device) -> Option<Hint> {
     Some(Hint { cures, ..hint("rdma-cgroup", device, what) })
 }
 
-/// Counters of packets that were lost, repeated or marked, of all ports.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Losses(BTreeMap<(String, String), u64>);
-
-/// Names of such counters, of the drivers of the kernel: mlx5, bnxt_re, irdma, rdma_rxe.
-const LOSSES: [&str; 14] = [
-    "duplicate_request",
-    "local_ack_timeout_err",
-    "np_cnp_sent",
-    "out_of_seq_request",
-    "out_of_sequence",
-    "packet_seq_err",
-    "port_rcv_errors",
-    "port_xmit_discards",
-    "rcvd_seq_err",
-    "retry_exceeded_err",
-    "rnr_nak_retry_err",
-    "roce_adp_retrans",
-    "rp_cnp_handled",
-    "rx_icrc_encapsulated",
-];
-
-impl Losses {
-    pub(super) fn read(files: &SystemFiles, devices: &[Device]) -> Losses {
-        let mut counters = BTreeMap::new();
-        for device in devices {
-            for port in &device.ports {
-                let dir = format!("/sys/class/infiniband/{}/ports/{}", device.name, port.number);
-                for (kind, name) in ["hw_counters", "counters"]
-                    .iter()
-                    .flat_map(|kind| LOSSES.iter().map(move |name| (kind, name)))
-                {
-                    let count = files.read(&format!("{dir}/{kind}/{name}"));
-                    if let Some(count) = count.as_deref().and_then(number) {
-                        *counters.entry((device.name.clone(), (*name).to_owned())).or_default() +=
-                            count;
-                    }
-                }
-            }
-        }
-        Losses(counters)
-    }
-
-    /// A hint for each device of which some have grown since.
-    pub(super) fn grown(&self, now: &Losses) -> Vec<Hint> {
-        let mut grown: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        for ((device, name), count) in &now.0 {
-            let before = self.0.get(&(device.clone(), name.clone())).copied().unwrap_or(0);
-            if *count > before {
-                grown.entry(device).or_default().push(format!("{name} by {}", count - before));
-            }
-        }
-        let hint = |(device, counters): (&str, Vec<String>)| Hint {
-            name: "losses",
-            device: Some(device.to_owned()),
-            what: format!(
-                "while the peer was measured, packets were lost, repeated or marked: {}",
-                counters.join(", ")
-            ),
-            cures: vec![advice(
-                "see that the ports of the switches treat RoCE as lossless (PFC), or that ECN \
-                 keeps queues short; and look at the cable",
-            )],
-        };
-        grown.into_iter().map(hint).collect()
-    }
-}
-
 #[cfg(test)]
 #[cfg(unix)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::symlink;
-
-    use tempfile::TempDir;
-
+    use super::made_up::{PCI, System};
     use super::*;
-    use crate::diagnose::host::sysfs;
-
-    /// A fake system with an adapter at a PCI address, on NUMA node 1 of two.
-    struct System(TempDir);
-
-    const PCI: &str = "0000:81:00.0";
-
-    impl System {
-        fn new() -> System {
-            let system = System(tempfile::tempdir().unwrap());
-            let device = format!("sys/devices/{PCI}");
-            system.file(&format!("{device}/numa_node"), "1\n");
-            fs::create_dir_all(system.0.path().join(format!("{device}/net/eth0"))).unwrap();
-            symlink("mlx5_core", system.0.path().join(format!("{device}/driver"))).unwrap();
-            let class = "sys/class/infiniband/mlx5_0";
-            system.file(&format!("{class}/node_type"), "1: CA\n");
-            system.file(&format!("{class}/ports/1/state"), "4: ACTIVE\n");
-            system.file(&format!("{class}/ports/1/link_layer"), "Ethernet\n");
-            let link = system.0.path().join(format!("{class}/device"));
-            symlink(format!("../../../devices/{PCI}"), link).unwrap();
-            system.file("sys/class/net/eth0/mtu", "1500\n");
-            system.file("sys/devices/system/node/node1/cpulist", "8-15,24-31\n");
-            system.runs_on("0-31");
-            system
-        }
-
-        fn file(&self, path: &str, text: &str) {
-            let path = self.0.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-
-        fn runs_on(&self, processors: &str) {
-            self.file("proc/self/status", &format!("Name:\tx\nCpus_allowed_list:\t{processors}\n"));
-        }
-
-        fn files(&self) -> SystemFiles {
-            SystemFiles::at(self.0.path())
-        }
-
-        fn devices(&self, mtu: u32) -> Vec<Device> {
-            let mut devices = sysfs::devices(&self.files(), &[]);
-            devices[0].ports[0].mtu = Some(mtu);
-            assert_eq!(devices[0].interfaces, ["eth0"]);
-            devices
-        }
-
-        fn hints(&self) -> Vec<Hint> {
-            hints(&self.files(), &self.devices(4096), true)
-        }
-
-        /// The only hint.
-        fn hint(&self) -> Hint {
-            let mut hints = self.hints();
-            assert_eq!(hints.len(), 1, "{hints:?}");
-            hints.remove(0)
-        }
-    }
 
     fn command(hint: &Hint) -> &str {
         hint.cures[0].command.as_deref().unwrap()
@@ -468,30 +343,5 @@ mod tests {
         assert!(hint.what.contains("/kubepods allows its processes 2000 objects"), "{hint:?}");
         let lift = "echo 'mlx5_0 hca_object=max' > /sys/fs/cgroup/kubepods/rdma.max";
         assert_eq!(command(&hint), lift);
-    }
-
-    #[test]
-    fn counters_that_grow() {
-        let system = System::new();
-        let counter = |name: &str, count: u64| {
-            system.file(
-                &format!("sys/class/infiniband/mlx5_0/ports/1/{name}"),
-                &format!("{count}\n"),
-            );
-        };
-        counter("hw_counters/out_of_sequence", 7);
-        counter("hw_counters/rp_cnp_handled", 7);
-        counter("counters/port_xmit_discards", 0);
-        let read = || Losses::read(&system.files(), &system.devices(4096));
-        let before = read();
-        assert_eq!(before.grown(&read()), []);
-        counter("hw_counters/rp_cnp_handled", 19);
-        counter("counters/port_xmit_discards", 1);
-        let hints = before.grown(&read());
-        assert_eq!((hints.len(), hints[0].name), (1, "losses"));
-        assert!(
-            hints[0].what.ends_with("port_xmit_discards by 1, rp_cnp_handled by 12"),
-            "{hints:?}"
-        );
     }
 }

@@ -15,7 +15,7 @@ const MASK: usize = 7;
 const NONE: &str = "00000000";
 
 /// A hint where two interfaces of RDMA devices lie in one subnet and either answers for both.
-pub(in crate::diagnose) fn hint(files: &SystemFiles, devices: &[Device]) -> Option<Hint> {
+pub(super) fn hint(files: &SystemFiles, devices: &[Device]) -> Option<Hint> {
     let routes = files.read("/proc/net/route")?;
     let mut subnets: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     for line in routes.lines().skip(1) {
