@@ -4,7 +4,8 @@ use std::fmt;
 
 use tonic_rdma::Diagnosis;
 use tonic_rdma::diagnose::{
-    Cure, DescriptorsReport, Device, Finding, Hint, MemlockReport, ModuleState, PoolSizeBy, RunsIn,
+    Cure, DescriptorsReport, Device, Finding, Hint, MemlockReport, ModuleState, PoolSizeBy,
+    RdmaNamespaces, RunsIn,
 };
 
 use crate::page::{Page, list, or_dash, shown, size};
@@ -80,6 +81,12 @@ fn system(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     };
     table.add_row(["rdma-core", &core]);
     table.add_row(["libraries", &list(&library.paths)]);
+    let namespaces = match host.rdma_namespaces {
+        Some(RdmaNamespaces::Shared) => "all see each device",
+        Some(RdmaNamespaces::Exclusive) => "one sees each device",
+        _ => "-",
+    };
+    table.add_row(["network namespaces", namespaces]);
     table.add_row(["policy", &format!("{}, fabrics {}", settings.policy, list(&settings.fabrics))]);
     table.add_row(["only device", &or_dash(settings.device.as_ref())]);
     page.section("System", &table)
@@ -117,6 +124,14 @@ fn device(page: &mut Page<'_>, device: &Device) -> fmt::Result {
     ]);
     table.add_row(["node GUID", &or_dash(device.guid.as_ref())]);
     table.add_row(["interfaces", &list(&device.interfaces)]);
+    table.add_row(["MTU of interfaces", &or_dash(device.interface_mtu)]);
+    let pcie = device.pcie.map(|link| {
+        format!(
+            "{} GT/s on {} lanes, at most {} on {}",
+            link.gt_s, link.lanes, link.max_gt_s, link.max_lanes
+        )
+    });
+    table.add_row(["PCI Express", &or_dash(pcie)]);
     table.add_row(["IP addresses", &list(&device.addresses)]);
     if let Some(limits) = &device.limits {
         let queues = format!(
@@ -133,7 +148,7 @@ fn device(page: &mut Page<'_>, device: &Device) -> fmt::Result {
     table.add_row(["usable", &usable]);
     page.section("Device", &table)?;
 
-    let mut ports = page.table(["Port", "State", "Link layer", "MTU", "Rate", "LID"]);
+    let mut ports = page.table(["Port", "State", "Link layer", "MTU", "Rate", "Class", "LID"]);
     let mut gids = page.table(["Port", "GID", "", "Kind", "Interface"]);
     let mut more = 0;
     for port in &device.ports {
@@ -148,6 +163,7 @@ fn device(page: &mut Page<'_>, device: &Device) -> fmt::Result {
             shown(&port.link_layer),
             or_dash(port.mtu),
             or_dash(port.rate.as_ref()),
+            or_dash(port.traffic_class),
             or_dash(lid),
         ]);
         for gid in port.gids.iter().take(GIDS) {

@@ -34,9 +34,11 @@ fn the_exit_code_and_both_forms_say_the_same() {
     let rdma = found["rdma"].as_bool().unwrap();
     assert_eq!(output.status.code(), Some(if rdma { 0 } else { 1 }), "{found}");
     assert_eq!(found["host"]["os"], std::env::consts::OS);
+    assert!(found["host"].get("rdma_namespaces").is_some(), "{found}");
 
     let output = doctor(&[]).output().unwrap();
     assert_eq!(output.status.code(), Some(if rdma { 0 } else { 1 }));
+    assert!(stdout(&output).contains("network namespaces"), "{}", stdout(&output));
     let last = stdout(&output).lines().last().unwrap();
     assert_eq!(last.starts_with("RDMA would be used"), rdma, "{last}");
 }

@@ -1,7 +1,9 @@
 //! Commands that fix problems. A command can be used unchanged, except for parts in capitals, which
 //! the description explains.
 
-use crate::diagnose::report::{Cure, DescriptorsReport, Host, MemlockReport, RunsIn};
+use crate::diagnose::report::{
+    Cure, DescriptorsReport, Host, MemlockReport, RdmaNamespaces, RunsIn,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -165,6 +167,24 @@ impl Raised<'_> {
             RunsIn::Kubernetes => vec![kubernetes, docker],
         }
     }
+}
+
+/// For a host without a device: one may be there, and belong to another network namespace.
+pub(super) fn other_namespace(host: &Host) -> Vec<Cure> {
+    if host.rdma_namespaces != Some(RdmaNamespaces::Exclusive) {
+        return Vec::new();
+    }
+    vec![
+        root(
+            "give this network namespace a device of the host's, where that has one: there is one \
+             namespace for each (`rdma system show`)",
+            "rdma dev set DEVICE netns NAMESPACE",
+        ),
+        root(
+            "or show all namespaces all devices, before any but the first is made",
+            "rdma system set netns shared",
+        ),
+    ]
 }
 
 /// Creates the files of /dev/infiniband.

@@ -326,6 +326,7 @@ impl Explain<'_> {
                 cures.push(root(what, format!("modprobe {module}")));
             }
         }
+        cures.extend(cures::other_namespace(&self.d.host));
         let soft: Vec<_> = SOFT.iter().filter(|(module, ..)| self.may_have(module)).collect();
         if soft.is_empty() && cures.is_empty() {
             return self.no_rdma_in_the_kernel();

@@ -123,6 +123,19 @@ pub struct Host {
     pub runs_in: RunsIn,
     /// The systemd unit, if it runs in one.
     pub unit: Option<String>,
+    /// Which network namespaces see an RDMA device. `None` if the kernel does not tell.
+    pub rdma_namespaces: Option<RdmaNamespaces>,
+}
+
+/// Which network namespaces see an RDMA device (`rdma system show`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
+pub enum RdmaNamespaces {
+    /// All of them, each with the GIDs of its own network interfaces.
+    Shared,
+    /// The one that the device was given to.
+    Exclusive,
 }
 
 /// The environment of a process, which determines where limits and devices are granted.
@@ -215,6 +228,10 @@ pub struct Device {
     pub guid: Option<String>,
     /// Its network interfaces.
     pub interfaces: Vec<String>,
+    /// The smallest MTU of these interfaces in bytes.
+    pub interface_mtu: Option<u32>,
+    /// Its PCI Express link; none for software devices.
+    pub pcie: Option<PcieLink>,
     /// IP addresses of this host that belong to it.
     pub addresses: Vec<IpAddr>,
     /// Its ports.
@@ -227,6 +244,21 @@ pub struct Device {
     pub usable: bool,
     /// The transport's reason if it cannot.
     pub reason: Option<Reason>,
+}
+
+/// A PCI Express link. The speeds are in gigatransfers a second for each lane.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct PcieLink {
+    /// The speed that it runs at.
+    pub gt_s: f64,
+    /// The number of lanes that it runs on.
+    pub lanes: u32,
+    /// The highest speed of the device.
+    pub max_gt_s: f64,
+    /// The number of lanes of the device.
+    pub max_lanes: u32,
 }
 
 /// A port of a device.
@@ -246,10 +278,24 @@ pub struct Port {
     pub mtu: Option<u32>,
     /// As the kernel reports it, for example `100 Gb/sec (4X EDR)`.
     pub rate: Option<String>,
+    /// The type of service that the host gives to RoCE connections that set none. `None` if it
+    /// sets none either.
+    pub traffic_class: Option<u32>,
     /// Its local identifier on InfiniBand, assigned by the subnet manager; 0 before that.
     pub lid: Option<u32>,
     /// Its GIDs, without unused entries.
     pub gids: Vec<Gid>,
+}
+
+impl Port {
+    /// The rate that it claims, in Gb/s.
+    pub(in crate::diagnose) fn gbit_s(&self) -> Option<f64> {
+        self.rate.as_ref()?.split_whitespace().next()?.parse().ok()
+    }
+
+    pub(in crate::diagnose) fn is_active(&self) -> bool {
+        self.state.contains("ACTIVE")
+    }
 }
 
 /// An entry of a GID table.

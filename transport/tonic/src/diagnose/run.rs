@@ -7,8 +7,7 @@ use crate::context::Context;
 use crate::diagnose::hints::Losses;
 use crate::diagnose::host::check;
 use crate::diagnose::host::system_files::SystemFiles;
-use crate::diagnose::report::Device;
-use crate::diagnose::report::Diagnosis;
+use crate::diagnose::report::{Device, Diagnosis, Port};
 use crate::diagnose::request::Request;
 use crate::diagnose::{findings, hints, peer};
 use crate::endpoint::Endpoint;
@@ -99,13 +98,17 @@ impl Diagnose {
         let request = Request { env, context, peer };
         let (mut diagnosis, facts) = check::run(&request).await;
         let files = SystemFiles::real();
-        let total_uuars = std::env::var_os("MLX5_TOTAL_UUARS").is_some();
-        diagnosis.hints = hints::hints(&files, &diagnosis.devices, total_uuars);
+        let of_endpoint = request.peer.as_ref().and_then(|peer| peer.shared.type_of_service);
+        let settings = hints::Settings {
+            total_uuars: std::env::var_os("MLX5_TOTAL_UUARS").is_some(),
+            type_of_service: request.env.type_of_service.or(of_endpoint),
+        };
+        diagnosis.hints = hints::hints(&files, &diagnosis.devices, settings);
         if let Some(endpoint) = &request.peer {
             let before = Losses::read(&files, &diagnosis.devices);
             let mut peer = peer::run(&request, endpoint).await;
             let now = Losses::read(&files, &diagnosis.devices);
-            diagnosis.hints.extend(before.grown(&now));
+            diagnosis.hints.extend(before.grown(&now, &diagnosis.devices));
             if let Some(bare) = &mut peer.bare {
                 bare.claimed_mib_s = claimed(&diagnosis.devices, &bare.device);
             }
@@ -129,9 +132,8 @@ impl Diagnose {
 /// What the fastest active port of a device claims to carry, in MiB/s.
 fn claimed(devices: &[Device], name: &str) -> Option<f64> {
     let ports = &devices.iter().find(|device| device.name == name)?.ports;
-    let active = ports.iter().filter(|port| port.state.contains("ACTIVE"));
-    let gbit_s = |rate: &String| rate.split_whitespace().next()?.parse::<f64>().ok();
-    let fastest = active.filter_map(|port| port.rate.as_ref().and_then(gbit_s)).reduce(f64::max)?;
+    let active = ports.iter().filter(|port| port.is_active());
+    let fastest = active.filter_map(Port::gbit_s).reduce(f64::max)?;
     Some(fastest * 1e9 / 8.0 / f64::from(1 << 20))
 }
 

@@ -12,7 +12,9 @@ use crate::diagnose::host::check::{self, read};
 use crate::diagnose::host::facts::Facts;
 use crate::diagnose::host::memory;
 use crate::diagnose::host::system_files::SystemFiles;
-use crate::diagnose::report::{Cure, Diagnosis, Finding, ModuleState, PoolSizeBy, RunsIn};
+use crate::diagnose::report::{
+    Cure, Diagnosis, Finding, ModuleState, PoolSizeBy, RdmaNamespaces, RunsIn,
+};
 use crate::diagnose::request::Request;
 use crate::diagnose::{diagnose, findings};
 use crate::path::policy::{EnvSettings, Policy};
@@ -189,6 +191,7 @@ fn a_device_is_described() {
     let system = System::new();
     system.device("mlx5_0", "Ethernet\n", "4: ACTIVE\n");
     system.interface("eth2", true);
+    system.file("sys/class/net/eth2/mtu", "9000\n");
     let dir = "sys/class/infiniband/mlx5_0";
     system.link(&format!("{dir}/device/driver"), "../../bus/pci/drivers/mlx5_core");
     for (index, gid, kind) in [
@@ -207,6 +210,7 @@ fn a_device_is_described() {
     assert_eq!(device.driver.as_deref(), Some("mlx5_core"));
     assert_eq!(device.firmware.as_deref(), Some("20.31.1014"));
     assert_eq!(device.interfaces, ["eth2"]);
+    assert_eq!((device.interface_mtu, device.pcie), (Some(9000), None));
     let port = &device.ports[0];
     assert_eq!((port.number, port.state.as_str(), port.lid), (1, "ACTIVE", Some(42)));
     assert_eq!(port.rate.as_deref(), Some("100 Gb/sec (4X EDR)"));
@@ -292,6 +296,24 @@ fn no_device_and_the_adapters_module_is_not_loaded() {
     );
     system.file("proc/modules", "mlx5_ib 1 0 - Live 0x0\nib_core 2 0 - Live 0x0\n");
     assert_eq!(commands(&system.findings(ReasonCode::NoDevice)).len(), 2);
+}
+
+#[test]
+fn no_device_as_another_namespace_has_it() {
+    let system = System::new();
+    system.full_kernel();
+    system.interface("eth0", true);
+    let mode = "sys/module/ib_core/parameters/netns_mode";
+    for shared in ["Y\n", "nonsense\n"] {
+        system.file(mode, shared);
+        let soft = system.findings(ReasonCode::NoDevice);
+        assert!(commands(&soft)[0].starts_with("rdma link add"), "{soft:?}");
+    }
+    system.file(mode, "N\n");
+    assert_eq!(system.read().0.host.rdma_namespaces, Some(RdmaNamespaces::Exclusive));
+    let found = system.findings(ReasonCode::NoDevice);
+    assert_eq!(commands(&found)[0], "rdma dev set DEVICE netns NAMESPACE");
+    assert_eq!(commands(&found)[1], "rdma system set netns shared");
 }
 
 #[test]

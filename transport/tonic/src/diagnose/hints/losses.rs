@@ -2,43 +2,78 @@
 
 use std::collections::BTreeMap;
 
-use crate::diagnose::cures::advice;
+use crate::diagnose::cures::{advice, quoted, user};
 use crate::diagnose::host::system_files::{SystemFiles, number};
-use crate::diagnose::report::{Device, Hint};
+use crate::diagnose::report::{Cure, Device, Hint};
 
 /// Counters of packets that were lost, repeated or marked, of all ports.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::diagnose) struct Losses(BTreeMap<(String, String), u64>);
 
-/// Names of such counters, of the drivers of the kernel: mlx5, bnxt_re, irdma, rdma_rxe.
-const LOSSES: [&str; 14] = [
-    "duplicate_request",
-    "local_ack_timeout_err",
-    "np_cnp_sent",
-    "out_of_seq_request",
-    "out_of_sequence",
-    "packet_seq_err",
-    "port_rcv_errors",
-    "port_xmit_discards",
-    "rcvd_seq_err",
-    "retry_exceeded_err",
-    "rnr_nak_retry_err",
-    "roce_adp_retrans",
-    "rp_cnp_handled",
-    "rx_icrc_encapsulated",
+/// Names of such counters: those of InfiniBand's ports, and by driver those that the kernel's
+/// source names beside them, as far as no one before has them.
+const LOSSES: [&[&str]; 6] = [
+    &["port_rcv_errors", "port_xmit_discards"],
+    // mlx5
+    &[
+        "duplicate_request",
+        "implied_nak_seq_err",
+        "local_ack_timeout_err",
+        "np_cnp_sent",
+        "np_ecn_marked_roce_packets",
+        "out_of_sequence",
+        "packet_seq_err",
+        "rnr_nak_retry_err",
+        "roce_adp_retrans",
+        "rp_cnp_handled",
+        "rx_icrc_encapsulated",
+    ],
+    // rdma_rxe
+    &["completer_retry_err", "out_of_seq_request", "rcvd_seq_err", "retry_exceeded_err"],
+    // bnxt_re
+    &[
+        "dup_req",
+        "max_retry_exceeded",
+        "missing_resp",
+        "oos_drop_count",
+        "rx_cnp_pkts",
+        "rx_ecn_marked_pkts",
+        "seq_err_naks_rcvd",
+        "to_retransmits",
+    ],
+    // irdma: without and with an adapter of its third generation, and before Linux 6.18.
+    &[
+        "CRC errors",
+        "InProtoErrors",
+        "Nak Sequence Error",
+        "Nak Sequence Error Implied",
+        "RTO",
+        "Rcvd Out of order packets",
+        "RetransSegs",
+        "RxECNMrkd",
+        "cnpHandled",
+        "cnpSent",
+        "ip4InDiscards",
+        "ip6InDiscards",
+        "tcpInProtoErrors",
+        "tcpRetransSegs",
+    ],
+    // iw_cxgb4
+    &["ip4RetransSegs", "ip6RetransSegs"],
 ];
 
 impl Losses {
     pub(in crate::diagnose) fn read(files: &SystemFiles, devices: &[Device]) -> Losses {
         let mut counters = BTreeMap::new();
         for device in devices {
-            for port in &device.ports {
-                let dir = format!("/sys/class/infiniband/{}/ports/{}", device.name, port.number);
-                for (kind, name) in ["hw_counters", "counters"]
-                    .iter()
-                    .flat_map(|kind| LOSSES.iter().map(move |name| (kind, name)))
-                {
-                    let count = files.read(&format!("{dir}/{kind}/{name}"));
+            let class = format!("/sys/class/infiniband/{}", device.name);
+            let ports = device.ports.iter().flat_map(|port| {
+                ["hw_counters", "counters"].map(|kind| format!("ports/{}/{kind}", port.number))
+            });
+            // iw_cxgb4 counts for the device.
+            for place in ports.chain(["hw_counters".to_owned()]) {
+                for name in LOSSES.into_iter().flatten() {
+                    let count = files.read(&format!("{class}/{place}/{name}"));
                     if let Some(count) = count.as_deref().and_then(number) {
                         *counters.entry((device.name.clone(), (*name).to_owned())).or_default() +=
                             count;
@@ -50,7 +85,7 @@ impl Losses {
     }
 
     /// A hint for each device of which some have grown since.
-    pub(in crate::diagnose) fn grown(&self, now: &Losses) -> Vec<Hint> {
+    pub(in crate::diagnose) fn grown(&self, now: &Losses, devices: &[Device]) -> Vec<Hint> {
         let mut grown: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for ((device, name), count) in &now.0 {
             let before = self.0.get(&(device.clone(), name.clone())).copied().unwrap_or(0);
@@ -65,13 +100,28 @@ impl Losses {
                 "while the peer was measured, packets were lost, repeated or marked: {}",
                 counters.join(", ")
             ),
-            cures: vec![advice(
-                "see that the ports of the switches treat RoCE as lossless (PFC), or that ECN \
-                 keeps queues short; and look at the cable",
-            )],
+            cures: cures(devices.iter().find(|known| known.name == device)),
         };
         grown.into_iter().map(hint).collect()
     }
+}
+
+/// The kernel has no files of what an interface does with classes of packets: `dcb` asks it.
+fn cures(device: Option<&Device>) -> Vec<Cure> {
+    let mut cures = vec![advice(
+        "see that the ports of the switches treat RoCE as lossless (PFC), or that ECN keeps queues \
+         short; and look at the cable",
+    )];
+    if let Some(interface) =
+        device.filter(|device| device.transport == "RoCE").and_then(|at| at.interfaces.first())
+    {
+        let dev = quoted(interface);
+        cures.push(user(
+            "see which priorities this end keeps from losses, and which one each DSCP has",
+            format!("dcb pfc show dev {dev}; dcb app show dev {dev}"),
+        ));
+    }
+    cures
 }
 
 #[cfg(test)]
@@ -92,16 +142,49 @@ mod tests {
         counter("hw_counters/out_of_sequence", 7);
         counter("hw_counters/rp_cnp_handled", 7);
         counter("counters/port_xmit_discards", 0);
-        let read = || Losses::read(&system.files(), &system.devices(4096));
+        let devices = system.devices(4096);
+        let read = || Losses::read(&system.files(), &devices);
         let before = read();
-        assert_eq!(before.grown(&read()), []);
+        assert_eq!(before.grown(&read(), &devices), []);
         counter("hw_counters/rp_cnp_handled", 19);
         counter("counters/port_xmit_discards", 1);
-        let hints = before.grown(&read());
+        let hints = before.grown(&read(), &devices);
         assert_eq!((hints.len(), hints[0].name), (1, "losses"));
         assert!(
             hints[0].what.ends_with("port_xmit_discards by 1, rp_cnp_handled by 12"),
             "{hints:?}"
         );
+        let command = hints[0].cures[1].command.as_deref();
+        assert_eq!(command, Some("dcb pfc show dev eth0; dcb app show dev eth0"));
+    }
+
+    /// The names that each driver gives what it has to repeat, and a name that says nothing.
+    #[test]
+    fn counters_of_other_drivers() {
+        let system = System::new();
+        for (pci, name) in ["irdma", "irdma3", "bnxt_re", "cxgb4", "quiet"].iter().enumerate() {
+            system.adapter(name, &format!("0000:0{pci}:00.0"), name, &format!("on{pci}"));
+        }
+        let all = [
+            ("irdma/ports/1/hw_counters/tcpRetransSegs", "tcpRetransSegs by 5"),
+            ("irdma3/ports/1/hw_counters/Rcvd Out of order packets", "order packets by 5"),
+            ("bnxt_re/ports/1/hw_counters/to_retransmits", "to_retransmits by 5"),
+            ("cxgb4/hw_counters/ip4RetransSegs", "ip4RetransSegs by 5"),
+            ("quiet/ports/1/hw_counters/iwInRdmaWrites", ""),
+        ];
+        let count = |count: &str| {
+            for (file, _) in all {
+                system.file(&format!("sys/class/infiniband/{file}"), count);
+            }
+            Losses::read(&system.files(), &system.devices(4096))
+        };
+        let hints = count("3\n").grown(&count("8\n"), &[]);
+        assert_eq!(hints.len(), all.len() - 1, "{hints:?}");
+        for hint in hints {
+            let name = hint.device.as_deref().unwrap();
+            let (_, told) =
+                all.iter().find(|(file, _)| file.split('/').next() == Some(name)).unwrap();
+            assert!(hint.what.ends_with(told), "{hint:?}");
+        }
     }
 }

@@ -5,10 +5,9 @@ use std::os::unix::fs::symlink;
 
 use tempfile::TempDir;
 
-use crate::diagnose::hints::hints;
 use crate::diagnose::host::sysfs;
 use crate::diagnose::host::system_files::SystemFiles;
-use crate::diagnose::report::{Device, Hint};
+use crate::diagnose::report::Device;
 
 /// It has an adapter, `mlx5_0` with `eth0`, at a PCI address, on NUMA node 1 of two.
 pub(super) struct System(TempDir);
@@ -56,18 +55,8 @@ impl System {
     pub(super) fn devices(&self, mtu: u32) -> Vec<Device> {
         let mut devices = sysfs::devices(&self.files(), &[]);
         devices.iter_mut().for_each(|device| device.ports[0].mtu = Some(mtu));
-        assert_eq!(devices[0].interfaces, ["eth0"]);
+        let first = devices.iter().find(|device| device.name == "mlx5_0").unwrap();
+        assert_eq!(first.interfaces, ["eth0"]);
         devices
-    }
-
-    pub(super) fn hints(&self) -> Vec<Hint> {
-        hints(&self.files(), &self.devices(4096), true)
-    }
-
-    /// The only hint.
-    pub(super) fn hint(&self) -> Hint {
-        let mut hints = self.hints();
-        assert_eq!(hints.len(), 1, "{hints:?}");
-        hints.remove(0)
     }
 }

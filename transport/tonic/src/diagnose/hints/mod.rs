@@ -9,6 +9,8 @@
 //! | `remote-memory` | no processor of this process is on the device's NUMA node |
 //! | `user-access-regions` | queue pairs on an mlx5 device share the library's default of doorbells |
 //! | `rdma-cgroup` | a control group limits how many objects its processes may have on a device |
+//! | `pcie-link` | the PCI Express link of a device carries less than its ports, and than it could |
+//! | `traffic-class` | RoCE connections get different types of service by the port that they use |
 //! | `arp-flux` | interfaces of two devices lie in one subnet, and one answers for both |
 //! | `losses` | while a peer was measured, counters of lost or marked packets have grown |
 
@@ -17,6 +19,8 @@ mod losses;
 #[cfg(test)]
 #[cfg(unix)]
 mod made_up;
+mod pcie;
+mod traffic_class;
 
 use crate::context::numa::{self, FarNode};
 use crate::diagnose::cures::{advice, quoted, root, user};
@@ -37,18 +41,29 @@ const MANY_INTERRUPTS: u64 = 10_000;
 /// each with a queue pair and some chunks of memory.
 const FEW_OBJECTS: u64 = 4_000;
 
-/// All hints about the devices. `total_uuars`: whether MLX5_TOTAL_UUARS is set.
-pub(super) fn hints(files: &SystemFiles, devices: &[Device], total_uuars: bool) -> Vec<Hint> {
+/// Settings of the program and its environment that hints depend on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settings {
+    /// Whether MLX5_TOTAL_UUARS is set.
+    pub(super) total_uuars: bool,
+    /// The type of service of the program's connections, if it sets one.
+    pub(super) type_of_service: Option<u8>,
+}
+
+/// All hints about the devices.
+pub(super) fn hints(files: &SystemFiles, devices: &[Device], settings: Settings) -> Vec<Hint> {
     let mut hints = Vec::new();
     for device in devices {
         hints.extend(roce_mtu(files, device));
         hints.extend(roce_v1(files, device));
         hints.extend(one_processor(files, device));
         hints.extend(remote_memory(files, device));
-        hints.extend(user_access_regions(device, total_uuars));
+        hints.extend(user_access_regions(device, settings.total_uuars));
         hints.extend(rdma_cgroup(files, device));
+        hints.extend(pcie::hint(files, devices, device));
     }
     hints.extend(arp_flux::hint(files, devices));
+    hints.extend(traffic_class::hint(devices, settings.type_of_service.is_some()));
     if !devices.is_empty() {
         hints.extend(sleep_states(files));
     }
@@ -216,6 +231,20 @@ mod tests {
     use super::made_up::{PCI, System};
     use super::*;
 
+    /// Nothing for a hint.
+    const SETTINGS: Settings = Settings { total_uuars: true, type_of_service: None };
+
+    fn hints_of(system: &System) -> Vec<Hint> {
+        hints(&system.files(), &system.devices(4096), SETTINGS)
+    }
+
+    /// The only hint.
+    fn hint_of(system: &System) -> Hint {
+        let mut hints = hints_of(system);
+        assert_eq!(hints.len(), 1, "{hints:?}");
+        hints.remove(0)
+    }
+
     fn command(hint: &Hint) -> &str {
         hint.cures[0].command.as_deref().unwrap()
     }
@@ -223,23 +252,23 @@ mod tests {
     #[test]
     fn a_host_that_is_well_set_up_gets_none() {
         let system = System::new();
-        assert_eq!(system.hints(), []);
+        assert_eq!(hints_of(&system), []);
         // Without devices nobody cares how deep processors sleep.
         system.file("sys/devices/system/cpu/cpu0/cpuidle/state1/latency", "900\n");
         system.file("sys/devices/system/cpu/cpu0/cpuidle/state1/disable", "0\n");
-        assert_eq!(hints(&system.files(), &[], true), []);
+        assert_eq!(hints(&system.files(), &[], SETTINGS), []);
     }
 
     #[test]
     fn short_packets() {
         let system = System::new();
-        let found = hints(&system.files(), &system.devices(1024), true);
+        let found = hints(&system.files(), &system.devices(1024), SETTINGS);
         assert_eq!((found.len(), found[0].name), (1, "roce-mtu"));
         assert!(found[0].what.contains("1024 bytes, as eth0 has an MTU of 1500"), "{found:?}");
         assert_eq!(command(&found[0]), "ip link set dev eth0 mtu 4200");
         // InfiniBand has its own MTU.
         system.file("sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n");
-        assert_eq!(hints(&system.files(), &system.devices(1024), true), []);
+        assert_eq!(hints(&system.files(), &system.devices(1024), SETTINGS), []);
     }
 
     #[test]
@@ -254,21 +283,21 @@ mod tests {
         let mode = "sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode";
         gid(0, "IB/RoCE v1\n");
         gid(1, "RoCE v2\n");
-        assert_eq!(system.hints(), []);
+        assert_eq!(hints_of(&system), []);
         system.file(mode, "RoCE v2\n");
-        assert_eq!(system.hints(), []);
+        assert_eq!(hints_of(&system), []);
         system.file(mode, "IB/RoCE v1\n");
-        let hint = system.hint();
+        let hint = hint_of(&system);
         assert_eq!(hint.name, "roce-v1");
         assert!(hint.what.starts_with("port 1 connects by RoCE v1"), "{hint:?}");
         assert_eq!(command(&hint), format!("echo 'RoCE v2' > /{mode}"));
         // It has no other.
         gid(1, "IB/RoCE v1\n");
-        let hint = system.hint();
+        let hint = hint_of(&system);
         assert_eq!((hint.name, &hint.cures[0].command), ("roce-v1", &None));
         // InfiniBand has one version.
         system.file(&format!("{port}/link_layer"), "InfiniBand\n");
-        assert_eq!(system.hints(), []);
+        assert_eq!(hints_of(&system), []);
     }
 
     #[test]
@@ -281,7 +310,7 @@ mod tests {
             system.file(&format!("{dir}/latency"), &latency.to_string());
             system.file(&format!("{dir}/disable"), &disabled.to_string());
         }
-        let hint = system.hint();
+        let hint = hint_of(&system);
         assert_eq!((hint.name, &hint.device), ("sleep-states", &None));
         assert!(hint.what.contains("state C6, from which they need 133 us"), "{hint:?}");
     }
@@ -301,7 +330,7 @@ mod tests {
             [(990_000, 10_000, true), (900_000, 100_000, false), (9_000, 0, false)]
         {
             system.file("proc/interrupts", &interrupts(first, second));
-            let names: Vec<_> = system.hints().iter().map(|hint| hint.name).collect();
+            let names: Vec<_> = hints_of(&system).iter().map(|hint| hint.name).collect();
             assert_eq!(names == ["one-processor"], is_told, "{first} {second}: {names:?}");
         }
     }
@@ -310,21 +339,25 @@ mod tests {
     fn processors_of_another_node() {
         let system = System::new();
         system.runs_on("0-7,16-23");
-        let hint = system.hint();
+        let hint = hint_of(&system);
         assert_eq!(hint.name, "remote-memory");
         assert!(command(&hint).starts_with("numactl --cpunodebind=1 --membind=1"));
         system.runs_on("0-8");
-        assert_eq!(system.hints(), []);
+        assert_eq!(hints_of(&system), []);
         // One node, or none that is known.
         system.file(&format!("sys/devices/{PCI}/numa_node"), "-1\n");
         system.runs_on("0");
-        assert_eq!(system.hints(), []);
+        assert_eq!(hints_of(&system), []);
     }
 
     #[test]
     fn doorbells_of_mlx5() {
         let system = System::new();
-        let found = hints(&system.files(), &system.devices(4096), false);
+        let found = hints(
+            &system.files(),
+            &system.devices(4096),
+            Settings { total_uuars: false, ..SETTINGS },
+        );
         assert_eq!(found[0].name, "user-access-regions");
         assert_eq!(command(&found[0]), "export MLX5_TOTAL_UUARS=128");
     }
@@ -334,11 +367,11 @@ mod tests {
         let system = System::new();
         system.file("proc/self/cgroup", "0::/kubepods/pod1\n");
         system.file("sys/fs/cgroup/kubepods/pod1/rdma.max", "mlx5_0 hca_handle=max hca_object=max");
-        assert_eq!(system.hints(), []);
+        assert_eq!(hints_of(&system), []);
         // That of the group above applies, too; another device's does not.
         let above = "mlx5_00 hca_handle=2 hca_object=1\nmlx5_0 hca_handle=2 hca_object=2000\n";
         system.file("sys/fs/cgroup/kubepods/rdma.max", above);
-        let hint = system.hint();
+        let hint = hint_of(&system);
         assert_eq!(hint.name, "rdma-cgroup");
         assert!(hint.what.contains("/kubepods allows its processes 2000 objects"), "{hint:?}");
         let lift = "echo 'mlx5_0 hca_object=max' > /sys/fs/cgroup/kubepods/rdma.max";

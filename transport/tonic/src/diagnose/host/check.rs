@@ -183,6 +183,7 @@ fn simulated(fabric: &Fabric) -> Vec<Device> {
         link_layer: "simulated".to_owned(),
         mtu: Some(port.mtu),
         rate: None,
+        traffic_class: None,
         lid: None,
         gids: Vec::new(),
     });
@@ -193,6 +194,8 @@ fn simulated(fabric: &Fabric) -> Vec<Device> {
         firmware: None,
         guid: None,
         interfaces: Vec::new(),
+        interface_mtu: None,
+        pcie: None,
         addresses: info.addresses,
         limits: None,
         steps: Vec::new(),

@@ -1,7 +1,7 @@
 //! The system: kernel, modules, device files, and the environment of the process.
 
 use crate::diagnose::host::system_files::SystemFiles;
-use crate::diagnose::report::{DeviceFile, Host, Module, ModuleState, RunsIn};
+use crate::diagnose::report::{DeviceFile, Host, Module, ModuleState, RdmaNamespaces, RunsIn};
 
 /// Modules that every device needs: name, purpose, and a path that exists if it is present.
 const MODULES: [(&str, &str, &str); 4] = [
@@ -38,6 +38,7 @@ pub(in crate::diagnose) fn host(files: &SystemFiles) -> Host {
         distribution: os_release(files, "ID"),
         runs_in,
         unit,
+        rdma_namespaces: rdma_namespaces(files),
     }
 }
 
@@ -51,6 +52,15 @@ fn os_release(files: &SystemFiles, key: &str) -> Option<String> {
     let text = files.read("/etc/os-release").or_else(|| files.read("/usr/lib/os-release"))?;
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
     Some(value.trim_matches(['"', '\'']).to_owned())
+}
+
+/// `rdma system set` changes the parameter as well.
+fn rdma_namespaces(files: &SystemFiles) -> Option<RdmaNamespaces> {
+    match files.read("/sys/module/ib_core/parameters/netns_mode")?.as_str() {
+        "Y" | "1" => Some(RdmaNamespaces::Shared),
+        "N" | "0" => Some(RdmaNamespaces::Exclusive),
+        _ => None,
+    }
 }
 
 fn runs_in(files: &SystemFiles) -> (RunsIn, Option<String>) {

@@ -5,7 +5,7 @@
 //! | `check` | the checks in their order, and the transport's own decision |
 //! | `facts` | facts that the findings need and the report does not contain |
 //! | `system_files` | reads /proc, /sys and /dev |
-//! | `kernel`, `sysfs`, `memory`, `descriptors` | the content of these files |
+//! | `kernel`, `sysfs`, `pcie`, `memory`, `descriptors` | the content of these files |
 //! | `loopback` | a connection from a device to itself |
 
 pub(super) mod check;
@@ -14,5 +14,6 @@ pub(super) mod facts;
 pub(super) mod kernel;
 mod loopback;
 pub(super) mod memory;
+mod pcie;
 pub(super) mod sysfs;
 pub(super) mod system_files;

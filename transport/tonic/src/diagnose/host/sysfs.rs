@@ -2,6 +2,7 @@
 
 use std::net::Ipv6Addr;
 
+use crate::diagnose::host::pcie;
 use crate::diagnose::host::system_files::{SystemFiles, after_colon, number};
 use crate::diagnose::report::{Device, Gid, Port};
 
@@ -22,9 +23,7 @@ fn device(files: &SystemFiles, name: String, interfaces: &[Interface]) -> Device
     let ports: Vec<Port> = files
         .list(&format!("{dir}/ports"))
         .iter()
-        .filter_map(|number| {
-            port(files, &format!("{dir}/ports/{number}"), number.parse().ok()?, is_iwarp)
-        })
+        .filter_map(|number| port(files, &name, number.parse().ok()?, is_iwarp))
         .collect();
     let transport = match ports.first().map(|port| port.link_layer.as_str()) {
         _ if is_iwarp => "iWARP",
@@ -52,6 +51,12 @@ fn device(files: &SystemFiles, name: String, interfaces: &[Interface]) -> Device
         driver: files.target(&format!("{dir}/device/driver")),
         firmware: files.read(&format!("{dir}/fw_ver")),
         guid,
+        interface_mtu: on
+            .iter()
+            .filter_map(|name| number(&files.read(&format!("/sys/class/net/{name}/mtu"))?))
+            .filter_map(|mtu| u32::try_from(mtu).ok())
+            .min(),
+        pcie: pcie::link(files, &format!("{dir}/device")),
         interfaces: on,
         addresses: Vec::new(),
         ports,
@@ -63,7 +68,8 @@ fn device(files: &SystemFiles, name: String, interfaces: &[Interface]) -> Device
     }
 }
 
-fn port(files: &SystemFiles, dir: &str, number_of_port: u32, is_iwarp: bool) -> Option<Port> {
+fn port(files: &SystemFiles, device: &str, number_of_port: u32, is_iwarp: bool) -> Option<Port> {
+    let dir = format!("{CLASS}/{device}/ports/{number_of_port}");
     let read = |file: &str| files.read(&format!("{dir}/{file}"));
     let state = read("state")?;
     let mut gids = Vec::new();
@@ -95,9 +101,26 @@ fn port(files: &SystemFiles, dir: &str, number_of_port: u32, is_iwarp: bool) -> 
         link_layer: read("link_layer").unwrap_or_else(|| "unknown".to_owned()),
         mtu: None,
         rate: read("rate"),
+        traffic_class: traffic_class(files, device, number_of_port).filter(|_| !is_iwarp),
         lid: read("lid").and_then(|text| number(&text)).and_then(|lid| u32::try_from(lid).ok()),
         gids,
     })
+}
+
+/// The type of service of connections that set none: NVIDIA's own driver has a file for all queue
+/// pairs (`Global tclass=106`), the connection manager one in configfs.
+fn traffic_class(files: &SystemFiles, device: &str, port: u32) -> Option<u32> {
+    let of_driver = files.read(&format!("{CLASS}/{device}/tc/{port}/traffic_class"));
+    let of_driver = of_driver.and_then(|text| {
+        let set = text.lines().find_map(|line| line.strip_prefix("Global tclass="))?;
+        number(set.trim())
+    });
+    let of_manager = || {
+        let file = format!("/sys/kernel/config/rdma_cm/{device}/ports/{port}/default_roce_tos");
+        number(&files.read(&file)?)
+    };
+    let set = of_driver.or_else(of_manager).filter(|tos| *tos > 0)?;
+    u32::try_from(set).ok()
 }
 
 /// A network interface.
