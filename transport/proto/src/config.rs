@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::frame::MAX_HEADER_BLOCK;
-use crate::hello::{HEADERS, Settings, is_alignment};
+use crate::hello::{HEADERS, PeerSettings, is_alignment};
 
 /// How the end of the peer becomes known (R24). None of these takes the peer's process, which may
 /// pause.
@@ -227,8 +227,8 @@ impl Config {
     }
 
     /// The settings that the peer receives in the hello.
-    pub fn settings(&self) -> Settings {
-        Settings {
+    pub fn settings(&self) -> PeerSettings {
+        PeerSettings {
             recv_slots: self.recv_slots,
             max_recvs: self.max_recvs,
             slot_size: self.slot_size,

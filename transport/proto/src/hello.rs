@@ -55,7 +55,7 @@ const MAGIC: [u8; 4] = *b"tRDM";
 
 /// The settings of one side that the other side needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct PeerSettings {
     /// RECV slots posted at the start, and so the peer's first credits.
     pub recv_slots: u16,
     /// Maximum number of RECV slots, which bounds the credits that messages return.
@@ -84,7 +84,7 @@ pub struct Hello {
     /// The one-time ticket from the Offer.
     pub ticket: [u8; 16],
     /// The client's settings.
-    pub settings: Settings,
+    pub settings: PeerSettings,
 }
 
 /// The server's reply when it accepts.
@@ -93,7 +93,7 @@ pub struct Accept {
     /// The version to be used.
     pub version: u8,
     /// The server's settings.
-    pub settings: Settings,
+    pub settings: PeerSettings,
 }
 
 /// The server's reply when it refuses.
@@ -225,7 +225,7 @@ fn prefix(data: &[u8], kind: u8, len: usize) -> Result<&[u8], HelloError> {
     Ok(&data[..len])
 }
 
-fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELLO_LEN] {
+fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &PeerSettings) -> [u8; HELLO_LEN] {
     let mut out = [0; HELLO_LEN];
     out[..4].copy_from_slice(&MAGIC);
     out[4] = HELLO_LEN as u8;
@@ -244,8 +244,8 @@ fn put(kind: u8, min: u8, max: u8, ticket: &[u8; 16], s: &Settings) -> [u8; HELL
     out
 }
 
-fn settings(data: &[u8]) -> Result<Settings, HelloError> {
-    let s = Settings {
+fn settings(data: &[u8]) -> Result<PeerSettings, HelloError> {
+    let s = PeerSettings {
         recv_slots: u16::from_le_bytes(le(data, 24)),
         max_recvs: u16::from_le_bytes(le(data, 26)),
         slot_size: u32::from_le_bytes(le(data, 28)),
@@ -280,7 +280,7 @@ fn settings(data: &[u8]) -> Result<Settings, HelloError> {
 
 impl Hello {
     /// A hello with this crate's versions.
-    pub fn new(ticket: [u8; 16], settings: Settings) -> Self {
+    pub fn new(ticket: [u8; 16], settings: PeerSettings) -> Self {
         Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, ticket, settings }
     }
 
@@ -395,8 +395,10 @@ mod tests {
         data.extend([0; 40]);
         assert_eq!(Hello::decode(&data).unwrap(), hello());
         for align in [1, 2, 64, 4096] {
-            let accept =
-                Accept { version: VERSION_MAX, settings: Settings { align, ..hello().settings } };
+            let accept = Accept {
+                version: VERSION_MAX,
+                settings: PeerSettings { align, ..hello().settings },
+            };
             assert_eq!(Accept::decode(&accept.encode()).unwrap(), accept);
         }
         for reject in [

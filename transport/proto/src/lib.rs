@@ -77,6 +77,6 @@ pub use conn::{
     SendError, Side, Stats, StreamMap, Transmit, Unsent, WantKey, Write,
 };
 pub use error::{Breach, CloseCode};
-pub use hello::{Accept, HEADERS, Hello, Reject, Settings};
+pub use hello::{Accept, HEADERS, Hello, PeerSettings, Reject};
 pub use ids::{GrantId, ResetCode, StreamId};
 pub use payload::{LentBody, LentPlace, Payload};

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::error::Breach;
 use crate::frame::{FRAME_HEADER, Frame, MESSAGE_HEADER};
 use crate::headers::table::{Received, Sent};
-use crate::hello::Settings;
+use crate::hello::PeerSettings;
 use crate::ids::StreamId;
 
 /// Maximum number of empty queues that are kept for later streams, and maximum capacity of each.
@@ -53,7 +53,7 @@ pub(super) enum Phase {
 pub struct Connection {
     pub(super) side: Side,
     pub(super) config: Config,
-    pub(super) peer: Settings,
+    pub(super) peer: PeerSettings,
     pub(super) phase: Phase,
     pub(super) credits: Credits,
     pub(super) heartbeat: Heartbeat,
@@ -133,7 +133,7 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    fn new(side: Side, config: Config, peer: Settings, now: Instant) -> Self {
+    fn new(side: Side, config: Config, peer: PeerSettings, now: Instant) -> Self {
         Connection {
             side,
             phase: Phase::Open,
@@ -180,13 +180,13 @@ impl Connection {
 
     /// The connecting side, with the settings of the peer's [`crate::Accept`]. `config` has been
     /// checked ([`Config::check`]) and is what the [`crate::Hello`] stated.
-    pub fn client(config: Config, peer: Settings, now: Instant) -> Self {
+    pub fn client(config: Config, peer: PeerSettings, now: Instant) -> Self {
         Connection::new(Side::Client, config, peer, now)
     }
 
     /// The accepting side, with the settings of the peer's [`crate::Hello`]. `config` has been
     /// checked and is what the [`crate::Accept`] stated.
-    pub fn server(config: Config, peer: Settings, now: Instant) -> Self {
+    pub fn server(config: Config, peer: PeerSettings, now: Instant) -> Self {
         Connection::new(Side::Server, config, peer, now)
     }
 

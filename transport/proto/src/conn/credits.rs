@@ -8,7 +8,7 @@
 use super::recv_queue::{RecvQueue, Run};
 use crate::config::Config;
 use crate::error::Breach;
-use crate::hello::Settings;
+use crate::hello::PeerSettings;
 
 /// Messages to wait for, after there was no memory for extra RECVs, before more are wanted again.
 const RETRY_AFTER: u32 = 64;
@@ -48,7 +48,7 @@ pub(super) struct Credits {
 }
 
 impl Credits {
-    pub(super) fn new(config: &Config, peer: &Settings) -> Self {
+    pub(super) fn new(config: &Config, peer: &PeerSettings) -> Self {
         let bytes = (config.rest_slot_size(), config.slot_size);
         let peer_bytes = (peer.rest_slot_size, peer.slot_size);
         Credits {

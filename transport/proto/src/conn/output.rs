@@ -6,7 +6,7 @@ use super::connection::Connection;
 use super::stream::{Bulk, DroppedOutput, Out, RecvHalf, SendHalf};
 use super::types::{Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
-use crate::hello::Settings;
+use crate::hello::PeerSettings;
 use crate::ids::{ResetCode, StreamId};
 use crate::payload::Payload;
 
@@ -318,7 +318,7 @@ impl Connection {
 }
 
 /// Checks the length of a header block against the peer's limit.
-fn check_block(block: &Bytes, peer: &Settings) -> Result<(), SendError> {
+fn check_block(block: &Bytes, peer: &PeerSettings) -> Result<(), SendError> {
     let (len, limit) = (block.len(), peer.max_headers);
     if len > limit as usize { Err(SendError::HeadersTooLong { len, limit }) } else { Ok(()) }
 }

@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Clock, Link, LinkError, PeerInfo};
 use tonic_rdma_memory::{Forked, Owned, Pool};
-use tonic_rdma_proto::{CloseCode, Config, Connection, Liveness, Settings, Side, StreamId};
+use tonic_rdma_proto::{CloseCode, Config, Connection, Liveness, PeerSettings, Side, StreamId};
 
 use crate::codec::Methods;
 use crate::connection::call::stream_io::Streams;
@@ -98,7 +98,7 @@ impl Shared {
         side: Side,
         link: AnyLink,
         pool: Pool,
-        peer: Settings,
+        peer: PeerSettings,
         options: &ConnectionConfig,
         counters: Arc<Counters>,
         methods: Arc<Methods>,

@@ -15,7 +15,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic_rdma_fabric::{AnyLink, Link, PeerInfo};
 use tonic_rdma_memory::{Pool, throttled};
-use tonic_rdma_proto::{SendError, Settings, Side, Unsent};
+use tonic_rdma_proto::{PeerSettings, SendError, Side, Unsent};
 use tracing::Instrument;
 
 use crate::boxed_body;
@@ -79,7 +79,7 @@ impl FastClient {
     pub(crate) fn start(
         link: AnyLink,
         pool: Pool,
-        peer: Settings,
+        peer: PeerSettings,
         options: &ConnectionConfig,
         counters: Arc<Counters>,
         methods: Arc<Methods>,

@@ -9,7 +9,7 @@ use http::{Extensions, Request, Response};
 use tonic::body::Body;
 use tonic_rdma_fabric::{AnyLink, Link};
 use tonic_rdma_memory::Pool;
-use tonic_rdma_proto::{CloseCode, Settings, Side};
+use tonic_rdma_proto::{CloseCode, PeerSettings, Side};
 use tower::Service;
 use tracing::Instrument;
 
@@ -36,7 +36,7 @@ pub(crate) struct Accepted {
     pub(crate) link: AnyLink,
     pub(crate) pool: Pool,
     /// The settings of the hello.
-    pub(crate) peer: Settings,
+    pub(crate) peer: PeerSettings,
     pub(crate) options: ConnectionConfig,
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,

@@ -35,7 +35,7 @@ use tonic::body::Body;
 use tonic_rdma_fabric::sim::{SimConfig, SimDevice, SimNet};
 use tonic_rdma_fabric::{Addr, Fabric};
 use tonic_rdma_memory::{Pool, PoolConfig};
-use tonic_rdma_proto::{Accept, Hello, Settings};
+use tonic_rdma_proto::{Accept, Hello, PeerSettings};
 use tower::Service;
 
 use crate::connection::{Accepted, CallError, ConnectionConfig, FastClient, serve_connection};
@@ -167,7 +167,7 @@ async fn connect_as(
     fabrics: &[Fabric; 2],
     pools: &[Pool; 2],
     configure: fn(&mut ConnectionConfig),
-    believe: fn(&mut Settings),
+    believe: fn(&mut PeerSettings),
 ) -> Pair {
     let mut listener = fabrics[0].listen(&Addr::Ip("10.0.0.1:0".parse().unwrap())).unwrap();
     let addr = listener.local_addr();

@@ -18,7 +18,7 @@ use tonic_rdma_fabric::{
 };
 use tonic_rdma_memory::{LogThrottle, Pool, throttled};
 use tonic_rdma_proto::hello::HelloError;
-use tonic_rdma_proto::{Accept, Hello, Reject, Settings as PeerSettings, Side};
+use tonic_rdma_proto::{Accept, Hello, PeerSettings, Reject, Side};
 
 use self::listeners::{ListenerKey, Listeners};
 use self::rejects::{redeem, reject_for};
