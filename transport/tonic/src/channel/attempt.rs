@@ -9,8 +9,8 @@ use tonic_rdma_proto::{Accept, Hello};
 
 use crate::bootstrap::client::{OfferHook, offer};
 use crate::channel::backoff;
-use crate::channel::fast::Fast;
 use crate::channel::rails::{self, Left, Rail, Rails};
+use crate::channel::shared::Fast;
 use crate::codec::Methods;
 use crate::connection::{FastClient, KeepAliveSettings, Origin};
 use crate::context::Context;

@@ -12,9 +12,8 @@ use tonic_rdma_proto::Side;
 
 use crate::channel::attempt::Plan;
 use crate::channel::backoff::{self, Backoff};
-use crate::channel::fast::Fast;
 use crate::channel::rails::Left;
-use crate::channel::shared::{Shared, State};
+use crate::channel::shared::{Fast, Shared, State};
 use crate::connection::FastClient;
 use crate::context::Changes;
 use crate::executor::SharedExec;
@@ -97,7 +96,7 @@ async fn maintain(
     log: &mut Log,
     mut open: impl FnMut(usize) -> Arc<Shared>,
 ) {
-    shared.begin.notified().await;
+    shared.start.wait().await;
     let mut backoff = Backoff::default();
     let verbs = plan.context.paths(&plan.fabrics).contains(&Path::Verbs);
     let mut changes = plan.context.changes(if verbs { Path::Verbs } else { Path::Tcp });
@@ -166,7 +165,7 @@ async fn maintain(
         }
         // Nobody waits for a further connection, and the server is not asked for one in vain.
         if plan.connection > 0 {
-            shared.wanted().await;
+            shared.start.wait_again().await;
         }
         since = reason;
     }

@@ -19,7 +19,6 @@ mod attempt;
 pub(crate) mod backoff;
 mod balance;
 mod balanced;
-mod fast;
 mod health;
 mod into_tonic;
 mod manager;
@@ -27,6 +26,7 @@ pub(crate) mod rails;
 mod select;
 pub(crate) mod shared;
 mod stack;
+mod start;
 
 use std::fmt;
 use std::future::Future;
@@ -226,7 +226,7 @@ impl Channel {
         env: EnvSettings,
     ) -> Result<Self, Error> {
         let one = One::new(tcp, endpoint, Ok(env));
-        one.shared.begin();
+        one.shared.start.begin();
         // The manager reports an expired limit. The extra second covers a host too busy to run it
         // in time.
         let limit = one.shared.fast_path_timeout + Duration::from_secs(1);
@@ -236,7 +236,8 @@ impl Channel {
         }
     }
 
-    /// A channel that connects at its first call.
+    /// A channel that connects at its first call, and makes its fast path when it is seen to live
+    /// on: see [`start`].
     pub(crate) fn lazy(
         tcp: TcpChannel,
         endpoint: &Endpoint,

@@ -10,9 +10,8 @@ use tonic::body::Body;
 use tonic_rdma_proto::Side;
 use tower::{Service, ServiceExt};
 
-use crate::channel::fast::Fast;
 use crate::channel::rails::Rails;
-use crate::channel::shared::{Route, Shared};
+use crate::channel::shared::{Fast, Route, Shared};
 use crate::connection::{Call, CallError};
 use crate::error::{BoxError, Cause, Error};
 use crate::land_in::Target;
@@ -60,7 +59,6 @@ impl Service<Request<Body>> for Select {
         if self.shared.bad_env.is_some() || self.placed {
             return Poll::Ready(Ok(()));
         }
-        self.shared.begin();
         if self.shared.needs_tcp() {
             ready!(self.tcp.poll_ready(cx))?;
             self.placed = true;
@@ -84,6 +82,7 @@ impl Select {
             let error = Error::from(env.clone());
             return Box::pin(async { Err(error.into()) });
         }
+        self.shared.called();
         if std::mem::take(&mut self.placed) {
             return over_tcp(&mut self.tcp, self.shared.tcp.clone(), req);
         }

@@ -1,24 +1,31 @@
 //! State that the clones of a channel, its calls and its manager share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
+use tonic_rdma_memory::Pool;
 
-use crate::channel::fast::Fast;
-use crate::connection::Origin;
+use crate::channel::start::Start;
+use crate::connection::{FastClient, Origin};
 use crate::path::PathInfo;
 use crate::path::policy::EnvError;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::tcp::client::TcpClient;
 use crate::telemetry::stats::Counters;
 
+/// An established fast path.
+#[derive(Debug, Clone)]
+pub(crate) struct Fast {
+    pub(crate) client: FastClient,
+    pub(crate) pool: Pool,
+}
+
 /// State of a channel's fast path.
 ///
 /// | state | on | next |
 /// |---|---|---|
-/// | Idle | first call, or `connect` | Trying |
+/// | Idle | [`Start`] | Trying |
 /// | Trying | fast path up | Up |
 /// | Trying | attempt failed, or is later than `connect` waits | Down |
 /// | Up | link lost, or the peer takes no new calls | Down |
@@ -42,7 +49,7 @@ impl State {
     pub(crate) fn info(&self) -> PathInfo {
         match self {
             State::Idle => {
-                PathInfo::tcp(Reason::new(ReasonCode::Pending, "no call has been made yet"))
+                PathInfo::tcp(Reason::new(ReasonCode::Pending, "no second call has been made yet"))
             }
             State::Trying { since: reason } | State::Down(reason) => PathInfo::tcp(reason.clone()),
             State::Up(fast) => PathInfo::fast(fast.client.peer()),
@@ -64,9 +71,7 @@ pub(crate) struct Shared {
     pub(crate) bad_env: Option<EnvError>,
     /// Scheme, authority and user agent of calls on the fast path; on TCP tonic sets them.
     pub(crate) origin: Arc<Origin>,
-    begun: AtomicBool,
-    /// Notified at the first call.
-    pub(crate) begin: Notify,
+    pub(crate) start: Start,
     /// Notified when a call finds the fast path closed to new calls.
     pub(crate) stale: Notify,
 }
@@ -96,8 +101,7 @@ impl Shared {
             fast_path_timeout,
             bad_env,
             origin,
-            begun: AtomicBool::new(false),
-            begin: Notify::new(),
+            start: Start::default(),
             stale: Notify::new(),
         }
     }
@@ -143,19 +147,9 @@ impl Shared {
         (!matches!(&*self.state.borrow(), State::Up(_))).then(Self::handed_over)
     }
 
-    /// Starts the manager; a lazy channel starts it with its first call.
-    pub(crate) fn begin(&self) {
-        if !self.begun.load(Ordering::Relaxed) && !self.begun.swap(true, Ordering::Relaxed) {
-            self.begin.notify_one();
-        }
-    }
-
-    /// Waits until a call asks for it, or asks again.
-    ///
-    /// Cancel safe.
-    pub(crate) async fn wanted(&self) {
-        self.begun.store(false, Ordering::Relaxed);
-        self.begin.notified().await;
+    /// A call comes. One that requires the fast path waits for it.
+    pub(crate) fn called(&self) {
+        if self.required { self.start.begin() } else { self.start.call() }
     }
 
     /// Whether the next call should hold a place in the TCP connection's queue.

@@ -35,8 +35,10 @@ impl Endpoint {
         Channel::establish(tcp, self, env).await
     }
 
-    /// Create a channel that connects at its first call. That call goes over TCP, and the channel
-    /// moves to the fast path when it is up.
+    /// Create a channel that connects at its first call. That call goes over TCP. The channel makes
+    /// its fast path at the second call, or 20 ms after the first, so that a program that connects
+    /// for each call does not pay for one, and moves when the path is up. With
+    /// [`require_fast_path`](Endpoint::require_fast_path) it makes the path at the first call.
     ///
     /// A bad environment variable makes every call fail with UNAVAILABLE and a message that names
     /// the variable.

@@ -23,8 +23,7 @@ use tokio::time::Instant;
 
 use crate::bootstrap::client::Place;
 use crate::channel::backoff::STABLE;
-use crate::channel::fast::Fast;
-use crate::channel::shared::Shared;
+use crate::channel::shared::{Fast, Shared};
 use crate::context::{Context, RailHealth, RailKey};
 use crate::path::reason::ReasonCode;
 
@@ -221,7 +220,7 @@ impl Rails {
             }
             // While the first is down, start no other: it would fail alike.
             if best.is_some() {
-                other.begin();
+                other.start.begin();
             }
             if let Some(fast) = other.fast() {
                 let calls = fast.client.calls_in_flight();

@@ -53,6 +53,21 @@ async fn a_lazy_channel_starts_on_tcp_and_moves() {
     assert!(who.starts_with("path=sim "), "{who}");
 }
 
+/// A program that connects for each call pays for no fast path.
+#[tokio::test(start_paused = true)]
+async fn one_call_over_a_lazy_channel_makes_no_attempt() {
+    let world = World::new();
+    let serving = world.serve().await;
+    let channel = world.endpoint(&serving).connect_lazy();
+    let mut client = Client::new(channel.clone());
+    client.say("only").await.unwrap();
+    assert_eq!(channel.stats().attempts, 0);
+    client.say("second").await.unwrap();
+    let mut moved = channel.clone();
+    while moved.path_changed().await.path != Path::Sim {}
+    assert_eq!(channel.stats().attempts, 1);
+}
+
 #[tokio::test]
 async fn a_lazy_channel_that_requires_rdma_never_uses_tcp() {
     let world = World::new();
