@@ -1,5 +1,7 @@
 //! What the checks find in the repository.
 
+use std::collections::BTreeMap;
+
 use crate::files::Source;
 use crate::modules::Crate;
 use crate::{circles, logging, size, unsafety, width, wording};
@@ -45,8 +47,8 @@ pub struct Findings {
     pub full: Vec<Finding>,
     /// Files with `unsafe` where there may be none.
     pub unsafe_files: Vec<Finding>,
-    /// Files with a sentence that was to go.
-    pub sentences: Vec<Finding>,
+    /// Wordings to avoid, each with its file.
+    pub wordings: Vec<Finding>,
     /// Files that log without the throttle.
     pub unthrottled: Vec<Finding>,
     /// What keeps clippy from asking for SAFETY comments.
@@ -88,9 +90,9 @@ impl Findings {
                 found.wide.push(Finding { path: path.clone(), what });
             }
             if !path.starts_with(OURS) {
-                for sentence in wording::found(source) {
-                    let what = format!("{path}: \"{sentence}\"");
-                    found.sentences.push(Finding { path: path.clone(), what });
+                for wording::Hit { line, pattern, text } in wording::found(source)? {
+                    let what = format!("{path}:{line}: {pattern:?}: {text}");
+                    found.wordings.push(Finding { path: path.clone(), what });
                 }
             }
             if logging::holds(source) {
@@ -124,7 +126,7 @@ impl Findings {
     }
 
     /// The lists of what is known, by the name of each constant in `tests/known/mod.rs`.
-    pub fn lists(&self) -> [(&'static str, &'static str, &[Finding]); 8] {
+    pub fn lists(&self) -> [(&'static str, &'static str, &[Finding]); 7] {
         [
             ("CIRCLES", "Files that need each other.", &self.circles),
             (
@@ -136,9 +138,13 @@ impl Findings {
             ("LONG", "Files with too many lines.", &self.long),
             ("FULL", "Folders with too many files.", &self.full),
             ("UNSAFE", "Files with `unsafe` outside of memory and fabric.", &self.unsafe_files),
-            ("SENTENCES", "Files with a sentence that was to go.", &self.sentences),
             ("UNTHROTTLED", "Files that log without the throttle.", &self.unthrottled),
         ]
+    }
+
+    /// The number of wordings to avoid, by file or folder.
+    pub fn wording_counts(&self) -> BTreeMap<String, usize> {
+        wording::counts(self.wordings.iter().map(|finding| (finding.path.as_str(), 1)))
     }
 
     /// The content of `tests/known/mod.rs` that these findings agree with.

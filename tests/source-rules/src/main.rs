@@ -1,17 +1,17 @@
-//! Shows what breaks the rules of the source, or, with `--known`, the list of it for
-//! `tests/known/mod.rs`.
+//! Shows what breaks the rules of the source, all of it or below one path. With `--known` or
+//! `--wording` it prints the content of the file in `tests/known/` instead.
 
 use std::process::ExitCode;
 
-use tonic_rdma_source_rules::{Findings, files};
+use tonic_rdma_source_rules::{Findings, files, wording};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let known = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => false,
-        ["--known"] => true,
+    let below = match &arguments[..] {
+        [] => "",
+        [only] if only == "--known" || only == "--wording" || !only.starts_with('-') => only,
         _ => {
-            eprintln!("usage: tonic-rdma-source-rules [--known]");
+            eprintln!("usage: tonic-rdma-source-rules [--known | --wording | PATH]");
             return ExitCode::from(2);
         }
     };
@@ -23,11 +23,19 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    if known {
-        print!("{}", found.known());
-        return ExitCode::SUCCESS;
+    match below {
+        "--known" => print!("{}", found.known()),
+        "--wording" => print!("{}", wording::write_list(&found.wording_counts())),
+        below => show(&found, below),
     }
-    for (_, about, findings) in found.lists() {
+    ExitCode::SUCCESS
+}
+
+/// Prints the findings in files whose path begins with `below`.
+fn show(found: &Findings, below: &str) {
+    let wordings = ("", "Wordings to avoid.", &found.wordings[..]);
+    for (_, about, findings) in found.lists().into_iter().chain([wordings]) {
+        let findings: Vec<_> = findings.iter().filter(|f| f.path.starts_with(below)).collect();
         println!("{about} {} in all.", findings.len());
         for finding in findings {
             println!("    {}", finding.what);
@@ -36,5 +44,4 @@ fn main() -> ExitCode {
     for line in &found.lint_is_off {
         println!("{line}");
     }
-    ExitCode::SUCCESS
 }

@@ -16,9 +16,10 @@ pub struct Long {
     pub width: usize,
 }
 
-/// What of a file is prose.
+/// Where the prose of a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
+    /// Everything.
     Markdown,
     /// `//` and `/* */`, parsed.
     Rust,
@@ -28,7 +29,7 @@ enum Kind {
     Hashes,
 }
 
-fn kind(source: &Source) -> Option<Kind> {
+pub(crate) fn kind(source: &Source) -> Option<Kind> {
     let name = source.path.rsplit('/').next().unwrap_or_default();
     let ending = name.rsplit_once('.').map(|(_, ending)| ending);
     match ending {
@@ -42,7 +43,7 @@ fn kind(source: &Source) -> Option<Kind> {
 }
 
 /// The lines of prose: for each, whether it is a comment or document, and the text of it.
-fn prose(source: &Source, kind: Kind) -> Vec<Option<&str>> {
+pub(crate) fn prose(source: &Source, kind: Kind) -> Vec<Option<&str>> {
     let marked =
         |line: &'_ str, marks: &[&str]| marks.iter().any(|m| line.trim_start().starts_with(m));
     match kind {

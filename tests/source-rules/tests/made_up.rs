@@ -3,7 +3,7 @@
 use tonic_rdma_source_rules::files::Source;
 use tonic_rdma_source_rules::modules::Crate;
 use tonic_rdma_source_rules::{
-    circles, figures, logging, pointers, size, unsafety, width, wording, workflows,
+    circles, figures, logging, pointers, size, unsafety, width, workflows,
 };
 
 /// Lines without a finding.
@@ -224,21 +224,6 @@ fn a_lint_that_is_off_is_found() {
     assert_eq!(found(&root.replace("deny", "warn"), member, "").len(), 1);
     assert_eq!(found(root, "[package]\n", "").len(), 1);
     assert_eq!(found(root, member, "#![allow(clippy::undocumented_unsafe_blocks)]").len(), 1);
-}
-
-#[test]
-fn a_sentence_is_found_wherever_its_lines_break() {
-    let found = |text: &str| wording::found(&Source::new("a.rs", text)).len();
-    for sentence in wording::SENTENCES {
-        assert!(found(sentence) >= 1, "{sentence}");
-    }
-    assert_eq!(
-        found("    /// Who copies a long message\n    /// without a pause is done sooner.\n"),
-        1
-    );
-    assert_eq!(found("# Who copies a long message\n# without a pause is done sooner.\n"), 1);
-    assert_eq!(found("/// # Errors\n///\n/// There is none.\n"), 1);
-    assert_eq!(found("/// # Errors\n///\n/// There is none, or it is damaged.\n"), 0);
 }
 
 /// A Makefile with five targets, three of them tests.

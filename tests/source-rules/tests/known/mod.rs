@@ -22,8 +22,5 @@ pub(crate) const FULL: &[&str] = &[];
 /// Files with `unsafe` outside of memory and fabric.
 pub(crate) const UNSAFE: &[&str] = &[];
 
-/// Files with a sentence that was to go.
-pub(crate) const SENTENCES: &[&str] = &[];
-
 /// Files that log without the throttle.
 pub(crate) const UNTHROTTLED: &[&str] = &[];
