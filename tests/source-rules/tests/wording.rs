@@ -97,7 +97,11 @@ fn long_parentheses_and_two_semicolons_are_refused() {
     allowed(&[&format!("// It goes {twelve} word).")]);
     refused(Pattern::Semicolons, &["// It comes; it goes; it ends."]);
     allowed(&["// | cell | one; two; three |"]);
-    allowed(&["// It comes; it goes. It starts; it ends.", "// `a(); b(); c();` is code."]);
+    allowed(&[
+        "// It comes; it goes. It starts; it ends.",
+        "// `a(); b(); c();` is code.",
+        "// for x in $y; do z; done",
+    ]);
 }
 
 #[test]
