@@ -7,26 +7,25 @@ use crate::registrar::Registrar;
 
 /// The size of the smallest pool that works, in bytes.
 pub const MIN_POOL: usize = 2 << 20;
-/// The size in bytes of a pool for which none is set. Memory is mapped and pinned only when it is
-/// needed.
+/// The default size of a pool in bytes. Memory is mapped and pinned only when it is needed.
 pub const DEFAULT_POOL: usize = 64 << 20;
 
-/// Maximum bytes left to the rest of the process. A pool leaves half of what may be pinned, up to
-/// this.
+/// The maximum number of bytes left to the rest of the process. A pool leaves half of what may be
+/// pinned, up to this.
 const MAX_MARGIN: u64 = 256 * 1024;
 /// The lowest RLIMIT_MEMLOCK in bytes with which a pool can be made in a process that pins nothing
 /// else.
 pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MAX_MARGIN;
-/// Bytes of control memory for which a connection's queues are reckoned: one at rest has 8 KiB, a
-/// busy one 82 KiB or more.
+/// The control memory, in bytes, that is reckoned for each connection. A connection at rest has 8
+/// KiB, a busy one 82 KiB or more.
 const CONTROL_PER_CONNECTION: u64 = 60 * 1024;
-/// Minimum bytes for landing, and for control blocks.
+/// The minimum number of bytes for landing, and for control blocks.
 const MIN_PART: usize = MIN_POOL / 8;
 /// Maximum bytes of a landing chunk.
 const MAX_CHUNK: usize = 4 << 20;
 
-/// The maximum size of a pool, and how it is divided. Each size that is not set follows from the
-/// others, and the total from what makes the pool.
+/// The maximum size of a pool, and how it is divided. A size that is not set is derived from the
+/// others, and the total from the code that makes the pool.
 ///
 /// ```
 /// use tonic_rdma_memory::PoolConfig;
@@ -45,21 +44,21 @@ pub struct PoolConfig {
 
 impl PoolConfig {
     /// Sets the maximum number of bytes that the pool may pin, at least [`MIN_POOL`]. The pool
-    /// shrinks to what RLIMIT_MEMLOCK allows. Default: [`DEFAULT_POOL`], unless what makes the pool
-    /// [chooses another](Self::or_total).
+    /// shrinks to what RLIMIT_MEMLOCK allows. Default: [`DEFAULT_POOL`], unless the code that makes
+    /// the pool [chooses another](Self::or_total).
     pub fn total(mut self, bytes: usize) -> Self {
         self.total = Some(bytes);
         self
     }
 
-    /// Sets the total where none is set.
+    /// Sets the total unless one is set.
     pub fn or_total(mut self, bytes: usize) -> Self {
         self.total.get_or_insert(bytes);
         self
     }
 
-    /// Sets the total in place of one that may be set. The parts that are set keep their
-    /// proportions, unless one would become too small.
+    /// Sets the total, and replaces one that is set. The parts that are set keep their proportions,
+    /// unless one would become too small.
     pub fn rescale(mut self, bytes: usize) -> Self {
         if self.send.is_some() || self.landing.is_some() {
             let (send, landing) = scale(self.parts(), self.bytes(), bytes);
@@ -92,22 +91,22 @@ impl PoolConfig {
         self
     }
 
-    /// Whether memory for sending may be [lent](crate::Pool::lend) to processes of this host, where
-    /// the device can do that. What is [for a peer](crate::Pool::for_peer) then lies in files of
-    /// its own, which that peer maps, read-only and whole. Default: false.
+    /// Sets whether send memory may be [lent](crate::Pool::lend) to processes on this host, where
+    /// the device supports it. Memory that is [for a peer](crate::Pool::for_peer) then lies in
+    /// files of its own, which that peer maps whole and read-only. Default: false.
     pub fn lendable(mut self, lendable: bool) -> Self {
         self.lendable = lendable;
         self
     }
 
     /// The lowest RLIMIT_MEMLOCK in bytes with which the pool has its configured size in a process
-    /// that pins nothing else. Drivers of adapters pin more, for queues:
+    /// that pins nothing else. Some drivers also pin memory for queues:
     /// [`memlock_for`](Self::memlock_for).
     pub fn memlock(&self) -> u64 {
         self.memlock_for(Pinning::default())
     }
 
-    /// As [`memlock`](Self::memlock), with the queues of a device.
+    /// Like [`memlock`](Self::memlock), but includes a device's queues.
     pub fn memlock_for(&self, pinning: Pinning) -> u64 {
         let queues = queues_of(self.control(), pinning.queue_bytes);
         (self.bytes() as u64).saturating_add(queues).saturating_add(MAX_MARGIN)
@@ -124,7 +123,7 @@ impl PoolConfig {
         (self.send.unwrap_or(total / 4), self.landing.unwrap_or(total / 2))
     }
 
-    /// What is left for control memory.
+    /// The bytes that remain for control memory.
     fn control(&self) -> usize {
         let (send, landing) = self.parts();
         self.bytes().saturating_sub(send).saturating_sub(landing)
@@ -164,7 +163,8 @@ impl PoolConfig {
                     pinned: memlock.pinned,
                 });
             }
-            // A pool with its queues takes as much more than the pool as the configured one does.
+            // The pool with its queues exceeds the pool by the same proportion as the configured
+            // one.
             let with_queues =
                 (configured as u64).saturating_add(queues_of(control, pinning.queue_bytes));
             let beside = room as u128 * configured as u128 / u128::from(with_queues);
@@ -177,8 +177,8 @@ impl PoolConfig {
         // for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
-        // A multiple of 64 KiB, the length of many pieces, and of whole huge pages: also where that
-        // makes fewer chunks, but for small pools.
+        // A multiple of 64 KiB, the length of many pieces. Except in small pools, also a multiple
+        // of huge pages, even where that makes fewer chunks.
         let chunk = match self.huge_pages {
             HugePages::Off => chunk - chunk % (64 * 1024),
             _ if chunk < HUGE_PAGE / 2 => chunk - chunk % (64 * 1024),
@@ -189,7 +189,7 @@ impl PoolConfig {
     }
 }
 
-/// The parts for sending and for landing of a pool of `from` bytes, for one of `to` bytes. They
+/// Scales the parts for sending and landing from a pool of `from` bytes to one of `to` bytes. They
 /// keep their proportions unless one would become too small.
 fn scale((send, landing): (usize, usize), from: usize, to: usize) -> (usize, usize) {
     let scaled = |part: usize| {
@@ -208,22 +208,22 @@ fn scale((send, landing): (usize, usize), from: usize, to: usize) -> (usize, usi
     (send, landing)
 }
 
-/// Bytes that the queues of as many connections pin as `control` bytes have room for.
+/// The bytes that queues pin for as many connections as `control` bytes have room for.
 fn queues_of(control: usize, queue_bytes: usize) -> u64 {
     (control as u64 / CONTROL_PER_CONNECTION).saturating_mul(queue_bytes as u64)
 }
 
-/// What a device pins, and what it has to do with RLIMIT_MEMLOCK.
+/// The memory that a device pins for itself, and how RLIMIT_MEMLOCK applies to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pinning {
-    /// As [`Registrar::ignores_ipc_lock`](crate::Registrar::ignores_ipc_lock).
+    /// The value of [`Registrar::ignores_ipc_lock`](crate::Registrar::ignores_ipc_lock).
     pub ignores_ipc_lock: bool,
-    /// As [`Registrar::queue_bytes`](crate::Registrar::queue_bytes).
+    /// The value of [`Registrar::queue_bytes`](crate::Registrar::queue_bytes).
     pub queue_bytes: usize,
 }
 
 impl Pinning {
-    /// That of a device. May measure it, which creates and destroys a queue pair.
+    /// Returns what a device pins. May measure it, which creates and destroys a queue pair.
     pub fn of(registrar: &dyn Registrar) -> Pinning {
         Pinning {
             ignores_ipc_lock: registrar.ignores_ipc_lock(),

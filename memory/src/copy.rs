@@ -85,7 +85,7 @@ mod x86 {
         &LENGTHS
     }
 
-    /// The longest of these lengths; 0 if there are none.
+    /// Returns the longest of these lengths, or 0 without one.
     pub(super) fn end(vendor: [u8; 12], erms: bool) -> usize {
         match &vendor {
             b"GenuineIntel" => 0,

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::stats::Use;
 
-/// A device refused to register memory, or the kernel to map it.
+/// The error when a device refuses to register memory, or the kernel to map it.
 ///
 /// The cause is in the environment. The text names the call, the error and, for limits of the
 /// process, the remedy: RLIMIT_MEMLOCK with ENOMEM from a device, RLIMIT_AS with ENOMEM from
@@ -19,11 +19,11 @@ use crate::stats::Use;
 pub struct RegisterError {
     len: usize,
     source: io::Error,
-    /// The memory could not even be mapped.
+    /// True if the kernel did not map the memory.
     unmapped: bool,
 }
 
-/// The call that has failed. Memory is mapped in three steps, each with errors of its own.
+/// The call that failed. Memory is mapped in three steps, each with its own errors.
 fn what(error: &io::Error, unmapped: bool) -> &'static str {
     match error.raw_os_error() {
         _ if !unmapped => "registering",
@@ -36,28 +36,28 @@ fn what(error: &io::Error, unmapped: bool) -> &'static str {
 fn hint(error: &io::Error, unmapped: bool) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOMEM) if unmapped => {
-            " (the process may have no more address space, or the host has no memory: raise RLIMIT_AS with `ulimit \
-             -v`, or LimitAS= in the systemd unit)"
+            ": the host has no memory, or the process has reached its limit on address space. Raise RLIMIT_AS with \
+             `ulimit -v`, or LimitAS= in the systemd unit"
         }
         Some(libc::EMFILE) => {
-            " (the process has as many descriptors as RLIMIT_NOFILE allows: raise it with `ulimit -n`, or LimitNOFILE= \
-             in the systemd unit)"
+            ": the process has reached its limit on descriptors. Raise RLIMIT_NOFILE with `ulimit -n`, or LimitNOFILE= \
+             in the systemd unit"
         }
         Some(libc::ENFILE) => {
-            " (the host has as many open files as it allows: raise /proc/sys/fs/file-max)"
+            ": the host has reached its limit on open files. Raise /proc/sys/fs/file-max"
         }
         Some(libc::EFBIG) => {
-            " (files of the process may not be that long: raise RLIMIT_FSIZE with `ulimit -f`, or LimitFSIZE= in the \
-             systemd unit)"
+            ": the file would exceed the process's limit on file sizes. Raise RLIMIT_FSIZE with `ulimit -f`, or \
+             LimitFSIZE= in the systemd unit"
         }
         Some(libc::ENOMEM) => {
-            " (more would be pinned than RLIMIT_MEMLOCK allows: raise it with `ulimit -l`, LimitMEMLOCK= or \
-             `docker run --ulimit memlock=-1`)"
+            ": the process would exceed its limit on pinned memory. Raise RLIMIT_MEMLOCK with `ulimit -l`, \
+             LimitMEMLOCK= or `docker run --ulimit memlock=-1`"
         }
         Some(libc::EFAULT) => {
-            " (the memory is not mapped to its end, as with a file that was truncated; or it is a file that is mapped \
-             shared and read-only, which Linux before 6.2 does not pin: map it private, as \
-             `MmapOptions::map_copy_read_only` of memmap2 does, or fill a `LendableBuf`)"
+            ": either the memory is not mapped to its end, as with a file that was truncated, or it is a file that is \
+             mapped shared and read-only, which Linux before 6.2 does not pin. Map the file private, as \
+             `MmapOptions::map_copy_read_only` of memmap2 does, or fill a `LendableBuf`"
         }
         _ => "",
     }
@@ -100,7 +100,7 @@ impl RegisterError {
     }
 }
 
-/// Why a pool cannot be made, or cannot allocate memory.
+/// The reason why a pool cannot be made, or cannot allocate memory.
 ///
 /// | variant | cause |
 /// |---|---|
@@ -174,8 +174,8 @@ pub enum PoolError {
         /// The use that the memory was requested for.
         usage: Use,
     },
-    /// The environment: this process may not make the memory files that landing memory for peers of
-    /// this host lies in. RLIMIT_FSIZE is too low, or a filter of system calls forbids
+    /// The environment: this process may not make the memory files in which landing memory for
+    /// peers on this host lies. RLIMIT_FSIZE is too low, or a filter of system calls forbids
     /// memfd_create(2).
     #[error("a memory file of {len} bytes cannot be made: {source}")]
     File {
@@ -197,7 +197,7 @@ pub enum PoolError {
     Register(#[from] RegisterError),
 }
 
-/// Why memory of the application is not registered.
+/// The reason why application memory is not registered.
 ///
 /// | variant | cause |
 /// |---|---|
@@ -206,9 +206,9 @@ pub enum PoolError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionError {
-    /// The environment: RLIMIT_MEMLOCK does not leave enough beside what the pool may use.
+    /// The environment: RLIMIT_MEMLOCK does not leave enough on top of what the pool may use.
     #[error(
-        "{len} bytes of the application's were to be registered; the limit on pinned memory is {limit} bytes, \
+        "cannot register {len} bytes of application memory: the limit on pinned memory is {limit} bytes, \
          {pinned} of them pinned already, and {reserved} kept for the pool: configure a smaller pool \
          (PoolConfig::total), or lift the limit (`ulimit -l unlimited`, LimitMEMLOCK=infinity in a systemd \
          unit, `docker run --ulimit memlock=-1`)"
@@ -223,8 +223,8 @@ pub enum RegionError {
         /// Bytes that the pool may still pin.
         reserved: u64,
     },
-    /// The caller: a part of the memory is registered already, or is memory of the pool, which can
-    /// be sent as it is.
+    /// The caller: a part of the memory is registered already, or is pool memory, which can be sent
+    /// without registration.
     #[error(
         "a part of the {len} bytes that were to be registered {}",
         if *.pool { "is memory of the pool, which is sent as it is" } else { "is registered already, by an earlier call" }
@@ -232,7 +232,7 @@ pub enum RegionError {
     Overlap {
         /// Bytes that were to be registered.
         len: usize,
-        /// The part is memory of the pool, and not of the application.
+        /// True if the part is pool memory, false if it is application memory.
         pool: bool,
     },
     /// The environment: the device did not register the memory.

@@ -1,4 +1,4 @@
-//! Bytes that a peer of this host reads where they lie.
+//! Bytes that a peer on this host reads in place.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -10,13 +10,12 @@ use bytes::Bytes;
 use crate::buf::PinnedBytes;
 use crate::ledger::Ledger;
 
-/// Bytes of a pool that may be lent to a peer, or are: until this is dropped they do not return to
+/// Pool bytes that may be lent to a peer, or are lent. Until this is dropped they do not return to
 /// the pool, and count as lent.
 ///
-/// All that is lent of a pool is at most three quarters of its memory for sending, so that peers
-/// that keep it for long leave some: what exceeds that is copied. What is lent of
-/// [registered](crate::Pool::register_lendable) memory has no such limit, as nobody else waits for
-/// it: it stays registered.
+/// At most three quarters of a pool's send memory are lent, so that peers that keep it for long
+/// leave some. Bytes beyond that are copied. [Registered](crate::Pool::register_lendable) memory
+/// has no such limit: it stays registered, and nobody else waits for it.
 #[derive(Debug)]
 pub struct LendableBytes {
     bytes: PinnedBytes,
@@ -27,13 +26,13 @@ pub struct LendableBytes {
 #[derive(Debug)]
 struct Counted {
     len: usize,
-    /// Not of the pool.
+    /// True if the bytes are not the pool's.
     registered: bool,
     ledger: Arc<Ledger>,
 }
 
 impl Counted {
-    /// Counts bytes, and returns how many were lent of their kind before.
+    /// Counts bytes as lent, and returns how many of their kind were lent before.
     fn new(len: usize, registered: bool, ledger: &Arc<Ledger>) -> (usize, Self) {
         let counted = Counted { len, registered, ledger: ledger.clone() };
         (counted.counter().fetch_add(len, Relaxed), counted)
@@ -54,7 +53,7 @@ impl Drop for Counted {
 }
 
 impl LendableBytes {
-    /// `peer`: for whom the memory of the handle is that is asked.
+    /// Lends bytes to `peer`, the peer that the handle's memory serves.
     pub(crate) fn new(
         ledger: &Arc<Ledger>,
         peer: Option<NonZeroU32>,
@@ -66,7 +65,7 @@ impl LendableBytes {
         let (key, len) = (bytes.lend_key()?, bytes.len());
         let registered = bytes.is_registered();
         let limit = if registered { usize::MAX } else { ledger.sizes.send / 4 * 3 };
-        // Uncounted when it is dropped.
+        // Dropping it ends the count.
         let (lent, counted) = Counted::new(len, registered, ledger);
         (lent.saturating_add(len) <= limit).then_some(LendableBytes { bytes, key, counted })
     }
@@ -81,17 +80,17 @@ impl LendableBytes {
         self.bytes.iova()
     }
 
-    /// The number of bytes: at least 1.
+    /// The number of bytes, at least 1.
     pub fn len(&self) -> usize {
         self.counted.len
     }
 
-    /// Whether there are no bytes: never.
+    /// Always false, because there is at least 1 byte.
     pub fn is_empty(&self) -> bool {
         self.counted.len == 0
     }
 
-    /// The bytes. They keep the memory, but not its registration, and do not count as lent.
+    /// The bytes. They keep the memory alive, but not its registration, and do not count as lent.
     pub fn bytes(&self) -> &Bytes {
         self.bytes.bytes()
     }
@@ -123,14 +122,14 @@ mod tests {
         let mut lent: Vec<_> = all.iter().map(|bytes| pool.lend(bytes)).collect();
         assert_eq!(lent.iter().filter(|lent| lent.is_some()).count(), 3);
         assert_eq!(pool.stats().lent, 3 << 20);
-        // What is lent stays in use, whatever becomes of the bytes.
+        // Lent memory stays in use, whatever becomes of the bytes.
         drop(all);
         assert_eq!(pool.stats().send, 3 << 20);
         lent.clear();
         assert_eq!((pool.stats().lent, pool.stats().send), (0, 0));
     }
 
-    /// The attack: a peer maps what it was lent, and looks for what was sent to another.
+    /// The attack: a peer maps the memory that it was lent, and looks for bytes sent to another.
     #[test]
     fn peers_are_lent_memory_of_their_own() {
         let common = {
@@ -216,12 +215,12 @@ mod tests {
         let memory = Arc::new(buf.freeze());
         let bytes = LendableMemory::bytes(memory.clone());
         let registration = pool.register_lendable(memory).unwrap();
-        // More than three quarters of the memory for sending.
+        // More than three quarters of the send memory.
         let lent: Vec<_> = (0..3).map(|_| pool.lend(&bytes.slice(64..)).unwrap()).collect();
         assert_eq!((lent[0].addr(), lent[0].len()), (bytes.as_ptr() as u64 + 64, (8 << 20) - 64));
         let stats = pool.stats();
         assert_eq!((stats.lent, stats.lent_application), (0, 3 * ((8 << 20) - 64)));
-        // What is lent stays registered, whatever becomes of the registration and the bytes.
+        // Lent memory stays registered, whatever becomes of the registration and the bytes.
         drop((registration, bytes));
         assert_eq!(pool.stats().application, 8 << 20);
         drop(lent);

@@ -9,7 +9,7 @@
 //! | sending | [`Pool::alloc`], [`Pool::try_alloc`] | [`PinnedBuf`], then `Bytes` |
 //! | landing (what peers write to) | [`Landing::alloc`] | [`LandingBuf`] until the peer sends DONE, then [`Landed`] |
 //! | connections | [`Pool::control`] | [`PinnedBuf`] |
-//! | sending, by the application | [`Pool::register`] | `Bytes` of the application |
+//! | sending, by the application | [`Pool::register`] | the application's `Bytes` |
 //! | landing, by the application | [`NamedBuffer::new`] | [`NamedGrant`] until the peer sends DONE, then `Bytes` |
 //!
 //! Each use has its own budget, so that sending cannot starve receiving (R11). All of them together
@@ -22,11 +22,11 @@
 //! |---|---|
 //! | `pool` | [`Pool`] |
 //! | `buf` | buffers to fill and send, and how to wait for them |
-//! | `named` | memory of the application that a message lands in |
-//! | `lent` | memory for sending that peers of this host read where it lies |
+//! | `named` | application memory that a message lands in |
+//! | `lent` | send memory that peers on this host read in place |
 //! | `landing` | landing memory: allocator, chunks, [`Landed`] bytes |
 //! | `arena` | slots in size classes, and the queue of requests for them |
-//! | `registered` | memory of the application, registered with the device |
+//! | `registered` | application memory, registered with the device |
 //! | `ledger` | budgets, counters, the index of regions, the waiters for landing memory, the landing thread |
 //! | `config` | the sizes of a pool, and how they shrink to fit RLIMIT_MEMLOCK |
 //! | `region` | mapped and registered memory; [`memfd`] |

@@ -1,7 +1,7 @@
-//! Limits how often a line is logged that a peer can cause, so that logs do not fill the disk.
+//! A limit on how often a peer can cause a log line, so that logs do not fill the disk.
 //!
-//! Libraries of this workspace log above DEBUG by [`throttled!`](crate::throttled) only, which
-//! `tests/source-rules` holds.
+//! Libraries of this workspace log above DEBUG through [`throttled!`](crate::throttled) only.
+//! `tests/source-rules` checks that.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use crate::process::PerProcess;
 /// Logs a line through a [`LogThrottle`](crate::LogThrottle), with the number of lines suppressed
 /// since the last one as the field `suppressed`.
 ///
-/// The level is `warn`, `error` or `info`, and the rest is as the macro of that name in `tracing`
-/// takes it. Behind `in` stands the throttle; without it the line has one of its own, which all of
-/// the process share.
+/// The level is `warn`, `error` or `info`. The other arguments are those of the `tracing` macro of
+/// that name. `in` names a throttle; without it the line has its own, which the whole process
+/// shares.
 ///
 /// ```
 /// use tonic_rdma_memory::{LogThrottle, throttled};
@@ -35,26 +35,26 @@ macro_rules! throttled {
     }};
 }
 
-/// Limits lines of one kind: 20 at once, then one a second. Suppressed lines are counted.
+/// A limit on lines of one kind: 20 at once, then one a second. Suppressed lines are counted.
 #[derive(Debug)]
 pub struct LogThrottle(PerProcess<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Lines of the burst that have been used.
+    /// The number of lines of the burst that have been used.
     used: u32,
-    /// Since when `used` has not become less.
+    /// The time at which `used` was last reduced.
     since: Option<Instant>,
     suppressed: u64,
 }
 
 impl LogThrottle {
-    /// Lines that may be logged at once, after a pause.
+    /// The number of lines that may be logged at once, after a pause.
     pub const BURST: u32 = 20;
     /// After the burst, one line is allowed in each period.
     pub const PERIOD: Duration = Duration::from_secs(1);
 
-    /// A throttle that has let nothing pass so far.
+    /// Makes a throttle that has not let any line pass.
     pub const fn new() -> LogThrottle {
         LogThrottle(PerProcess::new(Mutex::default))
     }
@@ -103,7 +103,7 @@ mod tests {
         let lines: Vec<u64> = (0..10_000).filter_map(|n| throttle.pass_at(at(n))).collect();
         assert_eq!(lines.len(), 20 + 9);
         assert_eq!((lines[..20].iter().sum::<u64>(), lines[20], lines[21]), (0, 980, 999));
-        // After a rest it is as at the beginning.
+        // After a rest the whole burst is available again.
         let rested = at(60_000);
         assert_eq!(throttle.pass_at(rested), Some(999));
         assert_eq!(

@@ -1,10 +1,10 @@
-//! How much memory the process may pin.
+//! The amount of memory that the process may pin.
 //!
 //! The kernel counts the pinned pages of a process and refuses registrations beyond RLIMIT_MEMLOCK
 //! (getrlimit(2)). Most distributions, containers and systemd set it to 8 MiB. CAP_IPC_LOCK lifts
-//! the limit, except on Soft-iWARP, which applies it to every process. The kernel asks for the
-//! capability in the initial user namespace (`capable` in the kernel's `ib_umem_get`), so that of a
-//! rootless container does not count.
+//! the limit, except on Soft-iWARP, which applies it to every process. The kernel requires the
+//! capability in the initial user namespace (`capable` in the kernel's `ib_umem_get`), so a
+//! rootless container's does not count.
 
 #[cfg_attr(not(target_os = "linux"), path = "memlock/elsewhere.rs")]
 mod rlimit;
@@ -52,8 +52,8 @@ impl Memlock {
         Self::read()
     }
 
-    /// The bytes that may still be pinned; `None` means unlimited. `ignores_ipc_lock` says whether
-    /// the device applies the limit to processes with CAP_IPC_LOCK, too.
+    /// The number of bytes that may still be pinned; `None` means unlimited. `ignores_ipc_lock`
+    /// says whether the device applies the limit even to processes with CAP_IPC_LOCK.
     pub fn available(&self, ignores_ipc_lock: bool) -> Option<u64> {
         if self.cap_ipc_lock && !ignores_ipc_lock {
             return None;
@@ -75,8 +75,8 @@ fn has_ipc_lock(status: &str) -> bool {
         .is_some_and(|caps| caps >> CAP_IPC_LOCK & 1 == 1)
 }
 
-/// Whether this is the name of the initial user namespace, whose number is PROC_USER_INIT_INO of
-/// the kernel. One that does not tell has no other.
+/// Whether this is the name of the initial user namespace, whose number is the kernel's
+/// PROC_USER_INIT_INO. A kernel without a name for it has no other namespace.
 fn is_initial(user_namespace: &str) -> bool {
     user_namespace.is_empty() || user_namespace == "user:[4026531837]"
 }

@@ -1,4 +1,4 @@
-//! The pool.
+//! The pool of registered memory, and its handles.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -53,8 +53,8 @@ impl Pool {
     /// [`PoolError::Register`].
     ///
     /// # Errors
-    /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL);
-    /// [`PoolError::TooSmall`] if less is configured; [`PoolError::Parts`] if the configured parts
+    /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL).
+    /// [`PoolError::TooSmall`] if less is configured. [`PoolError::Parts`] if the configured parts
     /// leave too little for landing or for connections.
     pub fn new(config: PoolConfig, registrar: Arc<dyn Registrar>) -> Result<Pool, PoolError> {
         let memlock = if registrar.pins() {
@@ -63,7 +63,7 @@ impl Pool {
                     |error| crate::throttled!(warn, %error, "RLIMIT_MEMLOCK cannot be read; taken as unlimited"),
                 )
                 .ok()
-                // Pools that have ended, and the application, are about to give it back.
+                // Pools that have ended, and the application, are about to unpin these bytes.
                 .map(|limits| {
                     let soon = (unpinning() + freeing::bytes()) as u64;
                     Memlock { pinned: limits.pinned.saturating_sub(soon), ..limits }
@@ -82,13 +82,13 @@ impl Pool {
         })))
     }
 
-    /// Returns a handle of this pool whose buffers for sending are for one peer, and may be
-    /// [lent](Self::lend) to that: they lie in arenas that no other handle allocates from. So a
-    /// peer that maps such an arena finds nothing but what was allocated by this handle. All
-    /// handles share the budgets. At most three quarters of the memory for sending are in such
-    /// arenas; when no more can be made, buffers come from the memory that is lent to nobody.
+    /// Returns a handle of this pool whose send buffers serve one peer, and may be
+    /// [lent](Self::lend) to it. They lie in arenas from which no other handle allocates, so a peer
+    /// that maps such an arena finds only memory that this handle allocated. All handles share the
+    /// budgets. At most three quarters of the send memory are in such arenas. Beyond that, buffers
+    /// come from memory that is not lent.
     ///
-    /// A clone of this pool where nothing of it [may be lent](PoolConfig::lendable).
+    /// Returns a plain clone if [lending is off](PoolConfig::lendable).
     #[must_use]
     pub fn for_peer(&self) -> Pool {
         let Inner { send, control, ledger } = &*self.0;
@@ -171,25 +171,24 @@ impl Pool {
         LendableBytes::new(&self.0.ledger, self.0.send.peer(), self.resolve(bytes)?)
     }
 
-    /// Registers memory of the application with the device, so that any part of it can be sent from
-    /// where it lies. It stays registered while the returned value, a clone of it, or
-    /// [bytes](Pool::resolve) that were found through it are alive, also longer than the pool. Then
-    /// it is deregistered, and `memory` dropped: by a thread of its own, if the device takes time
-    /// for it.
+    /// Registers application memory with the device, so that any part of it can be sent in place.
+    /// It stays registered while the returned value, a clone of it, or [bytes](Pool::resolve) that
+    /// were found through it are alive, even after the pool is dropped. The last holder deregisters
+    /// the memory and drops it, on a dedicated thread if the device is slow.
     ///
     /// The device only reads it. It need not be page-aligned. Blocks while the pages are pinned.
     ///
     /// # Errors
-    /// [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beside what the pool may
-    /// use; [`RegionError::Overlap`] if a part of it is registered already, or is memory of this
-    /// pool; [`RegionError::Register`] if the device or the kernel refuses.
+    /// [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough on top of what the pool may
+    /// use. [`RegionError::Overlap`] if a part of it is registered already, or is pool memory.
+    /// [`RegionError::Register`] if the device or the kernel refuses.
     pub fn register(&self, memory: Bytes) -> Result<PoolRegistration, RegionError> {
         PoolRegistration::new(self.0.ledger.clone(), memory, Owner::Application, None)
     }
 
-    /// Registers memory of the application as [`register`](Self::register) does, and so that it may
-    /// be [lent](Self::lend) to processes of this host, where the device can do that: whatever
-    /// [`PoolConfig::lendable`] is. They map all of it.
+    /// Registers application memory like [`register`](Self::register). Where the device supports
+    /// it, the memory can also be [lent](Self::lend) to processes on this host, regardless of
+    /// [`PoolConfig::lendable`]. They map all of it.
     ///
     /// # Errors
     /// Those of [`register`](Self::register), and [`RegionError::Register`] if the process has no

@@ -1,9 +1,10 @@
 //! The process that made something: a child of fork(2) is another one than its parent (R23).
 //!
-//! A child has copies of its parent's statics and of nothing else: no thread of the parent's, locks
-//! in the state that another thread left them in, and handles of devices, sockets and pages that
-//! are still the parent's. So a static is a [`PerProcess`], which begins anew in a child without a
-//! look at what the parent left, and what a child must not drop is [`Owned`].
+//! A child has copies of its parent's statics and of nothing else. It has none of the parent's
+//! threads, its locks are in the state in which another thread left them, and its handles of
+//! devices, sockets and pages are still the parent's. A static is therefore a [`PerProcess`], which
+//! starts from scratch in a child without a look at what the parent left. What a child must not
+//! drop is [`Owned`].
 //!
 //! | the generation is | on | next |
 //! |---|---|---|

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::error::RegisterError;
 use crate::file::OwnedFd;
 
-/// What a device, and through it a peer, may do with registered memory.
+/// The access that a device, and through it a peer, has to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The device may read it for work requests of this side, and nobody may write it: the mapping
@@ -14,13 +14,13 @@ pub enum Access {
     LocalRead,
     /// The device may read and write it for work requests of this side.
     Local,
-    /// As [`Access::Local`], and peers that have the rkey may write to it, too.
+    /// Like [`Access::Local`], and peers that have the rkey may also write to it.
     RemoteWrite,
-    /// As [`Access::RemoteWrite`], for the peers of several connections, one after the other. Asked
-    /// for only if the registrar [wants a file](Registrar::wants_file).
+    /// Like [`Access::RemoteWrite`], but for the peers of several connections, one after the other.
+    /// Only requested if the registrar [wants a file](Registrar::wants_file).
     RemoteWriteInTurn,
-    /// As [`Access::LocalRead`], and peers that have the rkey may map the file and read it. Asked
-    /// for only if the registrar [lends](Registrar::lends).
+    /// Like [`Access::LocalRead`], and peers that have the rkey may map the file and read it. Only
+    /// requested if the registrar [lends](Registrar::lends).
     Lend,
 }
 
@@ -48,8 +48,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// Whether registering pins pages, so that RLIMIT_MEMLOCK applies to it.
     fn pins(&self) -> bool;
 
-    /// Whether the device applies RLIMIT_MEMLOCK to processes with CAP_IPC_LOCK, too, as Soft-iWARP
-    /// does.
+    /// True if the device applies RLIMIT_MEMLOCK even to processes with CAP_IPC_LOCK, like
+    /// Soft-iWARP.
     fn ignores_ipc_lock(&self) -> bool {
         false
     }

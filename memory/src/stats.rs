@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// What memory is used for. Each use has its own budget, so that none can starve another (R11).
+/// The use of a piece of memory. Each use has its own budget, so that none can starve another
+/// (R11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Use {
     /// Buffers that the application fills and sends.
@@ -43,7 +44,7 @@ pub struct PoolStats {
     /// Memory of the pool that is mapped and registered, in use or not, and landing memory that is
     /// about to be.
     pub registered: usize,
-    /// Memory of the application that is registered with the pool's device.
+    /// Application memory that is registered with the pool's device.
     pub application: usize,
     /// Send memory held as buffers or `Bytes`.
     pub send: usize,
@@ -53,16 +54,16 @@ pub struct PoolStats {
     pub granted: usize,
     /// Landing memory that has been written and is not free again.
     pub filled: usize,
-    /// Of `filled`, what the application [holds](crate::Landed::hold).
+    /// The part of `filled` that the application [holds](crate::Landed::hold).
     pub held: usize,
     /// Landing memory leased to connections, granted or not.
     pub leased: usize,
     /// The maximum of `registered` so far.
     pub high_water: usize,
-    /// Of `send`, what peers have been lent.
+    /// The part of `send` that is lent to peers.
     pub lent: usize,
-    /// What peers have been lent of `application`, and of what other peers have lent this process.
-    /// What several messages have counts for each.
+    /// Lent memory that is part of `application`, or that other peers have lent this process.
+    /// Memory that several messages carry counts once for each.
     pub lent_application: usize,
     /// The number of registrations since the pool was made.
     pub registrations: u64,

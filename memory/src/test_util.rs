@@ -42,7 +42,7 @@ unsafe impl Registrar for LendingRegistrar {
 #[derive(Clone, Debug)]
 pub struct ChangingBuf(Arc<PinnedBuf>);
 
-/// What is sent of it.
+/// The sent part of a buffer.
 struct Sent(Arc<PinnedBuf>);
 
 impl AsRef<[u8]> for Sent {

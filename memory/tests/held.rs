@@ -1,4 +1,4 @@
-//! What the application may hold of the landing memory.
+//! The limit on landing memory that the application holds.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -7,12 +7,12 @@ mod common;
 use common::{assert_unused, pool, small};
 use tonic_rdma_memory::{Landed, Landing, PoolConfig};
 
-/// What lands in a new piece.
+/// Lands `len` bytes in a new piece.
 fn land(landing: &mut Landing, len: usize) -> Option<Landed> {
     landing.alloc(len, len).unwrap().map(|piece| piece.filled(len))
 }
 
-/// What the application gets when it keeps all that lands: pieces, until it may hold no more.
+/// Holds every landed piece until the application may hold no more, and returns them.
 fn hold_all(landing: &mut Landing, len: usize) -> Vec<Landed> {
     std::iter::from_fn(|| land(landing, len).filter(Landed::hold)).collect()
 }

@@ -178,7 +178,7 @@ fn others_allocate_while_a_chunk_is_made() {
     settle(pool, &registrar);
 }
 
-/// The owner is told of its own pieces meanwhile.
+/// The owner hears of its own pieces while a chunk is made.
 #[test]
 fn pieces_that_come_free_are_used_while_a_chunk_is_made() {
     let (pool, registrar, gate) = slow();

@@ -17,7 +17,7 @@ fn in_child(run: impl FnOnce()) {
     assert!(fork(run).unwrap().wait().unwrap(), "a signal or a panic has ended the child");
 }
 
-/// What is made under a limit that is too low fails with its name and its cure.
+/// Checks that a call under a limit that is too low fails with the limit's name and its cure.
 fn is_told<T: std::fmt::Debug>(made: std::io::Result<T>) {
     let error = made.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FileTooLarge, "{error}");

@@ -84,7 +84,7 @@ fn marked(mut buf: PinnedBuf, len: usize, mark: u8) -> (PinnedBuf, u8) {
 }
 
 fn is_marked(bytes: &[u8], mark: u8) -> bool {
-    // A comparison of memory is fast without optimisation, too.
+    // A comparison of memory is fast even without optimization.
     bytes.first().is_none_or(|first| *first == mark && bytes[1..] == bytes[..bytes.len() - 1])
 }
 

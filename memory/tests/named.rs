@@ -1,4 +1,4 @@
-//! Memory of the application that a message lands in.
+//! Application memory that a message lands in.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -60,7 +60,7 @@ fn grant(
     result.unwrap()
 }
 
-/// Writes as the device of the peer does.
+/// Writes like the peer's device.
 fn write(registrar: &RecordingRegistrar, grant: &NamedGrant, bytes: &[u8]) {
     assert!(registrar.covers(grant.rkey() & !RKEY, grant.addr(), bytes.len()));
     let to = registrar.place(grant.rkey() & !RKEY, grant.addr());
@@ -338,7 +338,7 @@ fn what_cannot_land_is_copied_unless_the_buffer_is_in_use() {
     drop(view);
     assert_eq!(&lease.fill(&landed(&[2; 7])).unwrap()[..], [2; 7]);
     drop(lease);
-    // The next call begins anew.
+    // The next call starts from zero.
     assert_eq!(buffer.claim().unwrap().filled(), 0);
     buffer.close();
     assert!(buffer.claim().is_none());

@@ -46,7 +46,7 @@ fn policy(addr: usize) -> String {
     policy
 }
 
-/// What the kernel, or a sandbox, makes of a mapping that asks for node 0.
+/// The policy that the kernel, or a sandbox, gives a mapping that asks for node 0.
 fn policy_of_a_plain_mapping() -> String {
     let len = 1 << 20;
     // SAFETY: a new mapping, used here only.

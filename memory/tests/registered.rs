@@ -1,4 +1,4 @@
-//! Memory of the application that is registered with a pool's device.
+//! Application memory that is registered with a pool's device.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

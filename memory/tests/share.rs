@@ -48,7 +48,8 @@ fn a_single_connection_may_have_all_and_yields_to_a_waiter() {
     assert_unused(&pool);
 }
 
-/// What an allocation selects is reported by the next call: the peer has to be asked for it.
+/// Chunks that one allocation selects are reported by the next call, because the peer has to be
+/// asked for them.
 #[test]
 fn chunks_selected_by_an_allocation_are_reported() {
     let (pool, _ledger) = small();
@@ -123,7 +124,7 @@ fn the_only_chunk_stays_usable_while_the_application_holds_it() {
     assert!(other.alloc(need, need).unwrap().is_some());
 }
 
-/// What a connection has of its share it keeps, however many others wait.
+/// A connection keeps its share, however many others wait.
 #[test]
 fn nothing_within_a_share_is_given_back() {
     let (pool, _ledger) = small();
@@ -206,7 +207,7 @@ fn chunks_hold_several_pieces() {
     assert!(all.len() >= 14, "{}", all.len());
 }
 
-/// What can be done without is taken within the share only.
+/// Pieces that a connection can do without are taken within the share only.
 #[test]
 fn spare_pieces_are_within_the_share() {
     let (pool, _ledger) = small();

@@ -118,7 +118,7 @@ fn landing_memory() {
     landing_memory_of(pool, &registrar);
 }
 
-/// As above, where the landing thread makes and frees the chunks.
+/// The same, where the landing thread makes and frees the chunks.
 #[test]
 fn landing_memory_by_the_landing_thread() {
     let (pool, registrar) = small();

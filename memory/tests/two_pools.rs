@@ -112,7 +112,7 @@ fn who_has_none_waits_for_another_pool() {
     }
 }
 
-/// As it is by prlimit(1), of which no pool is told.
+/// Raises the limit like prlimit(1), of which no pool hears.
 #[test]
 fn a_limit_that_is_raised_is_used_at_once() {
     for slow in [false, true] {
@@ -155,7 +155,7 @@ fn nobody_waits_for_ever() {
         let begin = Instant::now();
         let almost = MAX_WAIT - Duration::from_millis(1);
         assert!(waits(&mut twos, begin, Duration::ZERO, almost));
-        // What is returned is too little, but begins the wait anew.
+        // The returned memory is too little, but restarts the wait.
         held.pop();
         trim(&mut ones, &one);
         leave_none(&two);
@@ -289,8 +289,8 @@ fn what_is_queued_counts_under_the_limit() {
     one.control(one.config().control).unwrap();
 }
 
-/// Memory of the application leaves room for all that the pool may use, and what it gave back lands
-/// messages.
+/// Application memory leaves room for all that the pool may use, and what it returns is used for
+/// landing.
 #[test]
 fn memory_of_the_application_fits_beside_the_pool() {
     let _alone = alone();

@@ -11,8 +11,8 @@
 //! slot is free the arena stays registered, until another request fits it, the budget needs its
 //! bytes, or it is trimmed.
 //!
-//! Memory that may be lent lies in arenas for one peer ([`Arenas::for_peer`]), as a peer maps whole
-//! arenas: nothing else is in them. All share the budget, and the queue of waiters.
+//! Lendable memory lies in arenas for one peer ([`Arenas::for_peer`]) and in no others, because a
+//! peer maps whole arenas. All arenas share the budget and the queue of waiters.
 //!
 //! The free lists are lock-free. A lock is taken only to make or remove an arena.
 
@@ -47,12 +47,13 @@ const TRIM_INTERVAL: Duration = Duration::from_secs(1);
 /// One registered mapping and its slots.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    /// Its registration with a ring, once that has been tried. Dropped before the memory.
+    /// The arena's registration with a ring, once one has been tried. It is dropped before the
+    /// memory.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     fixed: std::sync::OnceLock<Option<crate::disk::fixed::Fixed>>,
     region: Region,
     slot: usize,
-    /// The number of slots in use. Only a hint: the handles decide.
+    /// The number of slots in use. It is only a hint: the handles decide.
     in_use: AtomicUsize,
 }
 
@@ -71,11 +72,11 @@ struct Class {
     in_use: AtomicUsize,
 }
 
-/// Arenas that are for one peer, and may be lent to it.
+/// The owner of arenas that are for one peer and may be lent to it.
 #[derive(Debug)]
 struct Peer {
     id: NonZeroU32,
-    /// The pool's arenas that are for nobody, which have the waiters.
+    /// The pool's common arenas, which belong to no peer and hold the waiters.
     common: Arc<Arenas>,
 }
 
@@ -85,32 +86,32 @@ pub(crate) struct Arenas {
     usage: Use,
     budget: usize,
     classes: Vec<Class>,
-    /// The arenas of size classes. The lock also serializes growing.
+    /// The arenas of all size classes. The lock also serializes growth.
     arenas: Mutex<Slab<Arc<Arena>>>,
-    /// Bytes of a new arena of small slots.
+    /// The size of a new arena for small slots, in bytes.
     arena_bytes: usize,
-    /// Free dedicated arenas, which stay registered for the next request of their size until the
-    /// budget needs them: memory is never registered per message (R12), however long.
+    /// Free dedicated arenas. They stay registered for the next request of their size until the
+    /// budget needs them, because memory is never registered per message (R12).
     idle: Mutex<Idle>,
-    /// Arenas have been removed, and the other pools of the process have not been notified yet.
+    /// True after arenas have been removed, until the other pools of the process are notified.
     must_notify: AtomicBool,
-    /// The waiters for a slot, also for one of a peer's arenas; for send memory only.
+    /// The waiters for a slot of these arenas or of a peer's. Only send memory has waiters.
     waiters: WaitQueue<Arc<Arenas>, SlotRef>,
-    /// The arenas for peers, if these are not.
+    /// The arenas for peers. Empty in an arena set that is for a peer itself.
     peers: Mutex<Vec<Weak<Arenas>>>,
     next_peer: AtomicU32,
-    /// Bytes of the arenas for peers.
+    /// The total size of the arenas for peers, in bytes.
     for_peers: AtomicUsize,
-    /// The peer that these are for, if any.
+    /// The peer that owns these arenas, if any.
     peer: Option<Peer>,
-    /// The last field, so that the registrar outlives the registrations.
+    /// Last, so that the registrar outlives the registrations.
     ledger: Arc<Ledger>,
 }
 
 /// Free dedicated arenas.
 #[derive(Debug, Default)]
 struct Idle {
-    /// Each with the value of `trims` when it became idle.
+    /// The arenas, each with the value of `trims` when it became idle.
     arenas: Vec<(Handle, u64)>,
     /// The number of trims so far.
     trims: u64,
@@ -127,7 +128,7 @@ pub(crate) struct SlotRef {
     handle: Option<Handle>,
     /// `None` for a dedicated arena.
     class: Option<usize>,
-    /// The last field, so that they outlive the arena.
+    /// Last, so that the arenas outlive the handle.
     arenas: Arc<Arenas>,
 }
 
@@ -185,7 +186,7 @@ impl Arenas {
         self.waiters().serve(|arenas, len| arenas.take_seeing(len, &mut seen));
     }
 
-    /// Serves the waiters, if there are any: memory has come free.
+    /// Serves the waiters, if there are any, after memory has come free.
     pub(crate) fn memory_freed(&self) {
         if self.waiters().any_after_free() {
             self.serve();
@@ -225,15 +226,15 @@ impl Arenas {
         }
     }
 
-    /// As [`take`](Self::take). `seen` gets the arenas that were looked at: these may be the last
-    /// references, and are to be dropped when the caller holds no lock.
+    /// Like [`take`](Self::take), and adds to `seen` the arenas that it looked at. These may be the
+    /// last references, so the caller drops them while it holds no lock.
     #[cold]
     fn take_seeing(
         self: &Arc<Self>,
         len: usize,
         seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
-        // An empty buffer needs an address, too.
+        // An empty buffer also needs an address.
         let (usage, budget, len) = (self.usage, self.budget, len.max(1));
         if len > budget {
             return Err(PoolError::TooLarge { len, budget, usage });
@@ -251,7 +252,7 @@ impl Arenas {
             self.ledger.deregistered();
         }
         match (slot, &self.peer) {
-            // Memory that is lent to nobody is better than none.
+            // A slot from the common arenas, which is not lendable, is better than an error.
             (Err(PoolError::Exhausted { .. }), Some(peer)) => peer.common.take_seeing(len, seen),
             (slot, _) => slot,
         }
@@ -263,8 +264,8 @@ impl Arenas {
         seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have grown the class in the meantime. While an arena is removed, under
-        // this lock, the free list lacks slots that are put back afterwards.
+        // Another thread may have grown the class since. While an arena is removed, under this
+        // lock, the free list lacks the slots that will be put back.
         if let Some(slot) = self.pop(first) {
             return Ok(slot);
         }
@@ -442,8 +443,8 @@ impl Arenas {
                     crate::throttled!(
                         warn,
                         %error, bytes,
-                        "no memory that can be lent (it needs Linux 5.1 and a descriptor for each \
-                         file of 2 MiB); messages are copied"
+                        "no lendable memory, so messages are copied: it needs Linux 5.1, and a \
+                         descriptor for each file of 2 MiB"
                     );
                 }
                 Err(_) => {}
@@ -520,15 +521,15 @@ impl SlotRef {
         self.lkey
     }
 
-    /// The number of its arena among the buffers that a ring has registered. Registers the arena
-    /// when it is asked for the first time; `None` if that fails, or it is registered with another
-    /// ring.
+    /// Returns the index of the slot's arena among the buffers registered with a ring. The first
+    /// call registers the arena. Returns `None` if that fails, or if the arena is registered with
+    /// another ring.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     pub(crate) fn fixed(&self, buffers: &Arc<crate::disk::fixed::FixedBuffers>) -> Option<u16> {
         let arena = &self.handle.as_ref()?.arena;
         let fixed = arena.fixed.get_or_init(|| {
             let ledger = &self.arenas.ledger;
-            // What the pool may still pin with its device.
+            // The amount that the pool may still pin with its device.
             let reserved = match ledger.registrar.pins() {
                 true => ledger.sizes.total.saturating_sub(ledger.budgets.total()) as u64,
                 false => 0,
@@ -570,7 +571,7 @@ impl Drop for SlotRef {
     }
 }
 
-/// All slots are free by now, since each holds a reference to the arenas.
+/// All slots are free here, because each holds a reference to the arenas.
 impl Drop for Arenas {
     fn drop(&mut self) {
         if self.ledger.is_inherited() {

@@ -1,15 +1,15 @@
 //! Arenas for one peer, which may be lent to it.
 //!
-//! A peer maps whole arenas. So what may be lent lies in arenas that only one handle of the pool
-//! allocates from, which is for that peer. All arenas share the budget:
+//! A peer maps whole arenas. Lendable memory therefore lies in arenas from which only one handle of
+//! the pool allocates, and which serve one peer. All arenas share the budget:
 //!
 //! | memory is wanted for | it comes from |
 //! |---|---|
 //! | a peer | a free slot of its arenas; a new arena for it, while those for peers are at most three quarters of the budget; the arenas for nobody, of which nothing is lent |
 //! | nobody | a free slot of these arenas; a new one |
 //!
-//! A new arena takes the place of those without a slot in use, whoever they are for. A request that
-//! has to wait does so in the one queue of the arenas for nobody.
+//! A new arena replaces any arenas without a slot in use, whichever peer they serve. A request that
+//! has to wait joins the single queue of the common arenas.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,15 +19,15 @@ use super::{Arenas, CLASSES, Peer};
 use crate::region::page::HUGE_PAGE;
 
 impl Arenas {
-    /// Arenas for a peer, within the same budget.
+    /// Creates arenas for one peer, within the same budget.
     pub(crate) fn for_peer(self: &Arc<Self>) -> Arc<Self> {
         let common = self.common().clone();
         let next = || NonZeroU32::new(common.next_peer.fetch_add(1, Relaxed));
-        // Numbers come again after 2^32 connections.
+        // Ids repeat after 2^32 connections.
         let id = next().or_else(next).unwrap_or(NonZeroU32::MIN);
         let mut arenas = Arenas::new(self.usage, self.budget, self.ledger.clone());
         arenas.peer = Some(Peer { id, common: common.clone() });
-        // There may be many peers: each begins with little.
+        // There may be many peers, so each begins with small arenas.
         let bytes = (self.budget / 64).clamp(CLASSES[2], HUGE_PAGE);
         arenas.arena_bytes = bytes.min(common.arena_bytes);
         let arenas = Arc::new(arenas);
@@ -37,17 +37,17 @@ impl Arenas {
         arenas
     }
 
-    /// The peer that these are for.
+    /// The peer that owns these arenas, or `None` for the common ones.
     pub(crate) fn peer(&self) -> Option<NonZeroU32> {
         self.peer.as_ref().map(|peer| peer.id)
     }
 
-    /// Those that are for nobody.
+    /// The common arenas of this pool.
     fn common(self: &Arc<Self>) -> &Arc<Self> {
         self.peer.as_ref().map_or(self, |peer| &peer.common)
     }
 
-    /// All of this budget but these.
+    /// All other arenas that share this budget.
     pub(super) fn others(&self) -> Vec<Arc<Arenas>> {
         let common = self.peer.as_ref().map(|peer| &peer.common);
         let peers = &common.map_or(self, |common| common).peers;
@@ -57,7 +57,7 @@ impl Arenas {
         common.cloned().into_iter().chain(peers).collect()
     }
 
-    /// Takes `bytes` of the budget, and removes idle arenas of others for it.
+    /// Takes `bytes` from the budget, and removes other peers' idle arenas to make room.
     pub(super) fn take_budget_of_others(&self, bytes: usize, seen: &mut Vec<Arc<Arenas>>) -> bool {
         let others = self.others();
         seen.extend(others.iter().cloned());
@@ -71,7 +71,7 @@ impl Arenas {
         })
     }
 
-    /// Removes one idle arena. False if there is none, or another thread is at it.
+    /// Removes one idle arena. Returns false if no arena is idle or another thread holds the lock.
     fn remove_idle(&self) -> bool {
         let Ok(mut arenas) = self.arenas.try_lock() else { return false };
         if let Some(handle) = self.take_idle(|_| true) {
@@ -83,12 +83,12 @@ impl Arenas {
         idle.into_iter().any(|key| self.remove_arena(&mut arenas, key))
     }
 
-    /// Takes `bytes` of the budget, if it has them.
+    /// Takes `bytes` from the budget if it has that much left.
     pub(super) fn take_bytes(&self, bytes: usize) -> bool {
         let Some(peer) = &self.peer else {
             return self.ledger.budgets.take(self.usage, bytes, self.budget);
         };
-        // A peer that keeps a slot of each arena leaves a quarter to others.
+        // A peer that keeps a slot of each of its arenas leaves a quarter of the budget to others.
         let for_peers = peer.common.for_peers.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let taken = for_peers <= self.budget / 4 * 3
             && self.ledger.budgets.take(self.usage, bytes, self.budget);

@@ -1,4 +1,4 @@
-//! A queue of waiters for memory, which are served in their order.
+//! A first-in, first-out queue of waiters for memory.
 //!
 //! | a waiter is | when |
 //! |---|---|
@@ -13,13 +13,13 @@ use std::task::Waker;
 use crate::error::PoolError;
 use crate::ledger::WaiterCount;
 
-/// What a waiter receives.
+/// The memory that a waiter receives, or the reason why it fails.
 pub(crate) type Served<T> = Result<T, PoolError>;
 
 #[derive(Debug)]
 struct Waiter<S, T> {
     id: u64,
-    /// Where its memory comes from.
+    /// The allocator of the memory.
     source: S,
     len: usize,
     waker: Waker,
@@ -32,7 +32,7 @@ struct Queue<S, T> {
     waiters: VecDeque<Waiter<S, T>>,
 }
 
-/// The queue, with a count of its waiters that is read without the lock.
+/// The queue, with a count of its waiters that can be read without the lock.
 #[derive(Debug)]
 pub(crate) struct WaitQueue<S, T> {
     /// The number of waiters that have not been served.
@@ -52,18 +52,18 @@ impl<S, T> WaitQueue<S, T> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there are waiters, after which a new request has to queue.
+    /// True if there are waiters, so that a new request has to queue.
     pub(crate) fn any(&self) -> bool {
         self.unserved.count() > 0
     }
 
-    /// Whether anyone waits for memory that the caller has just freed.
+    /// True if a request waits for memory that the caller has just freed.
     pub(crate) fn any_after_free(&self) -> bool {
         self.unserved.any_after_free()
     }
 
-    /// Adds a waiter at the end and returns its id. Memory may have come free just before, so the
-    /// caller must call [`serve`](Self::serve) once.
+    /// Adds a waiter at the end and returns its id. The caller must then call
+    /// [`serve`](Self::serve) once, because memory may have come free just before.
     pub(crate) fn join(&self, source: S, len: usize, waker: Waker) -> u64 {
         let mut queue = self.lock();
         let id = queue.next_id;

@@ -67,7 +67,7 @@ impl PinnedBuf {
         self.len = 0;
     }
 
-    /// Keeps the first `len` bytes, if there are more.
+    /// Shortens the buffer to `len` bytes. Does nothing if it is not longer.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -88,8 +88,8 @@ impl PinnedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.slot.ptr().as_ptr(), self.len) }
     }
 
-    /// Reads until the buffer is full or the reader is at its end. Returns the number of bytes
-    /// read. The reader is lent memory with old contents, and is trusted to report correctly how
+    /// Reads until the buffer is full or the reader is at its end, and returns the number of bytes
+    /// read. The reader is given memory with old contents, and is trusted to report correctly how
     /// much it has filled. For a tokio reader use its `read_buf`, which takes any [`BufMut`]:
     ///
     /// ```
@@ -155,7 +155,7 @@ impl PinnedBuf {
         self.slot.ptr().addr().get() as u64
     }
 
-    /// The number of the memory among the buffers that a ring has registered.
+    /// The index of the memory among the buffers that a ring has registered.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     pub(crate) fn fixed(
         &self,
@@ -238,8 +238,8 @@ unsafe impl BufMut for PinnedBuf {
     }
 }
 
-/// Bytes in registered memory, with the key by which the device reads them. Keeps the memory alive,
-/// and registered.
+/// Bytes in registered memory, with the key by which the device reads them. The value keeps the
+/// memory alive and registered.
 #[derive(Clone, Debug)]
 pub struct PinnedBytes {
     bytes: Bytes,
@@ -247,7 +247,7 @@ pub struct PinnedBytes {
     iova: u64,
     lend_key: Option<u32>,
     for_peer: Option<NonZeroU32>,
-    /// Application memory stays registered as long as this.
+    /// For application memory: keeps it registered.
     keep_alive: Option<KeepAlive>,
 }
 
@@ -262,7 +262,7 @@ impl PinnedBytes {
         self.lkey
     }
 
-    /// The key by which peers can be lent the memory, if they can.
+    /// The key under which the memory can be lent to peers, or `None` if it cannot be lent.
     pub fn lend_key(&self) -> Option<u32> {
         self.lend_key
     }
@@ -300,23 +300,23 @@ impl PinnedBytes {
         PinnedBytes { bytes, iova, keep_alive, ..*self }
     }
 
-    /// Whether `peer` may be lent them, as far as their memory is for one peer.
+    /// Whether the bytes may be lent to `peer`. Memory that serves one peer may be lent to that
+    /// peer only.
     pub(crate) fn may_be_lent_to(&self, peer: Option<NonZeroU32>) -> bool {
         self.for_peer.is_none() || self.for_peer == peer
     }
 
-    /// Whether they lie in memory of the application, or of a peer.
+    /// True if the bytes lie in application memory or in memory lent by a peer.
     pub(crate) fn is_registered(&self) -> bool {
         self.keep_alive.is_some()
     }
 
-    /// The bytes, which do not keep application memory registered.
+    /// The bytes. They do not keep application memory registered.
     pub(crate) fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Returns the bytes without the key. They keep the memory registered: what has been found to
-    /// be registered stays so until it is posted.
+    /// Returns the bytes without the key. They keep the memory registered until they are posted.
     pub fn into_registered(self) -> Bytes {
         if self.keep_alive.is_some() { Bytes::from_owner(self) } else { self.bytes }
     }

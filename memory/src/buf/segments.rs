@@ -10,7 +10,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 pub struct Segment {
     /// The number of copied bytes before it.
     pub at: usize,
-    /// The bytes.
+    /// The content, by reference where it is in pinned memory.
     pub bytes: Bytes,
     /// Whether they were put as a buffer, like protobuf's `bytes` fields, and not as a slice, like
     /// its strings.
@@ -42,9 +42,9 @@ pub struct SegmentBuf<'a> {
     segments: &'a mut VecDeque<Segment>,
     /// Minimum length of a segment.
     min_segment: usize,
-    /// Bytes of all segments.
+    /// The total length of all segments.
     segment_bytes: usize,
-    /// Bytes of the segments that had to be copied.
+    /// The total length of the segments that had to be copied.
     copied_bytes: usize,
 }
 
@@ -59,17 +59,17 @@ impl<'a> SegmentBuf<'a> {
         SegmentBuf { copied, segments, min_segment, segment_bytes: 0, copied_bytes: 0 }
     }
 
-    /// The number of bytes put so far.
+    /// The number of bytes written so far.
     pub fn len(&self) -> usize {
         self.copied.len() + self.segment_bytes
     }
 
-    /// Whether nothing has been put.
+    /// Whether nothing has been written.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of all segments.
+    /// The total length of all segments in bytes.
     pub fn segment_bytes(&self) -> usize {
         self.segment_bytes
     }

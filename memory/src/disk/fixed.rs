@@ -1,9 +1,9 @@
-//! Buffers that are registered with a ring: the kernel pins their pages once, and not for each read
-//! or write.
+//! Buffers that are registered with a ring, so that the kernel pins their pages once instead of for
+//! each read or write.
 //!
-//! Registering counts against RLIMIT_MEMLOCK, as registering with an RDMA device does, and the
+//! Registration counts against RLIMIT_MEMLOCK, in addition to registration with an RDMA device: the
 //! kernel counts the pages twice. So a buffer is registered only if the limit leaves room for it
-//! beside all that its pool may still pin. Others are used unregistered.
+//! and for all that its pool may still pin. Other buffers are used unregistered.
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,17 +13,17 @@ use io_uring::IoUring;
 use crate::memlock::Memlock;
 use crate::process::Process;
 
-/// Buffers that a ring can have registered at a time.
+/// The maximum number of buffers that a ring registers at a time.
 const MAX_FIXED: u32 = 256;
 
 /// The registered buffers of a ring.
 pub(crate) struct FixedBuffers {
     ring: Arc<IoUring>,
-    /// The numbers that are free; none if the kernel has no sparse tables (before Linux 5.19).
+    /// The free indexes. Empty if the kernel has no sparse tables (before Linux 5.19).
     free: Mutex<Vec<u16>>,
 }
 
-/// A registered buffer. It is deregistered when this is dropped; work in flight keeps its pages.
+/// A registered buffer. Dropping it deregisters the buffer; work in flight keeps its pages.
 pub(crate) struct Fixed {
     buffers: Arc<FixedBuffers>,
     number: u16,
@@ -46,7 +46,7 @@ impl FixedBuffers {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers `len` bytes at `addr`, if that leaves `reserved` bytes of RLIMIT_MEMLOCK.
+    /// Registers `len` bytes at `addr`, if RLIMIT_MEMLOCK then still leaves `reserved` bytes.
     ///
     /// # Safety
     /// The memory is mapped, and stays so as long as the returned value is alive.
@@ -56,7 +56,8 @@ impl FixedBuffers {
         len: usize,
         reserved: u64,
     ) -> Option<Fixed> {
-        // Held until the buffer is registered, so that no two take the same rest of the limit.
+        // Held until the buffer is registered, so that no two callers count on the same rest of the
+        // limit.
         let mut free = self.free();
         let number = *free.last()?;
         let left = Memlock::read().ok()?.available(false);
@@ -85,7 +86,7 @@ impl FixedBuffers {
 }
 
 impl Fixed {
-    /// The buffer's number, if it is registered with that ring.
+    /// The buffer's index, if it is registered with that ring.
     pub(crate) fn number(&self, of: &Arc<FixedBuffers>) -> Option<u16> {
         Arc::ptr_eq(&self.buffers, of).then_some(self.number)
     }
@@ -93,7 +94,7 @@ impl Fixed {
 
 impl Drop for Fixed {
     fn drop(&mut self) {
-        // The ring of an inherited one is the parent's.
+        // An inherited ring is the parent's.
         if !self.process.is_current() {
             return;
         }
@@ -102,7 +103,7 @@ impl Drop for Fixed {
         // SAFETY: an empty buffer takes the place of this one; the kernel reads no memory of it.
         match unsafe { submitter.register_buffers_update(self.number.into(), &[none], None) } {
             Ok(()) => self.buffers.free().push(self.number),
-            // The number is not used again, and the pages stay pinned until the ring is closed.
+            // The index is not used again, and the pages stay pinned until the ring is closed.
             Err(error) => crate::throttled!(warn, %error, "io_uring keeps a buffer that has ended"),
         }
     }

@@ -1,5 +1,5 @@
-//! Files to and from memory of a pool through io_uring(7), with O_DIRECT if the file has it: the
-//! disk writes to, or reads from, the memory that the RDMA device uses, and no processor copies.
+//! Transfers between files and pool memory through io_uring(7), with O_DIRECT if the file has it.
+//! The disk accesses the memory that the RDMA device uses, and no processor copies.
 //!
 //! | state of a piece of work | its memory belongs to | becomes |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `ring` | [`Ring`]: posting, and the thread that takes completions |
 //! | `transfer` | [`Transfer`]: waiting for one |
-//! | `fixed` | arenas that are registered with the ring, too |
+//! | `fixed` | arenas that are also registered with the ring |
 //! | `unsupported` | [`Ring`] of systems other than Linux: it cannot be made |
 
 #[cfg(target_os = "linux")]

@@ -17,13 +17,14 @@ use super::transfer::{Completer, Transfer, transfer};
 use crate::buf::PinnedBuf;
 use crate::process::Process;
 
-/// The most that a single piece of work transfers, in bytes: the kernel's limit, in whole pages.
+/// The maximum length of one transfer in bytes: the kernel's limit, in whole pages.
 const MAX_LEN: usize = 1 << 30;
-/// Times that work is posted again after EAGAIN, which the kernel says when it is short of memory.
+/// The number of times that work is posted again after EAGAIN, the kernel's error when it is short
+/// of memory.
 const MAX_AGAIN: u32 = 100;
-/// Of the work that ends the thread.
+/// The `user_data` of the request that ends the thread.
 const STOP: u64 = u64::MAX;
-/// Waits before the kernel, which was short of memory, is asked again.
+/// The pause before the next request to a kernel that was short of memory.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A ring of io_uring(7), with a thread that takes its completions. Cheap to clone. Work in flight
@@ -52,16 +53,16 @@ struct Shared {
     ring: Arc<IoUring>,
     queue: Mutex<Queue>,
     fixed: Arc<FixedBuffers>,
-    /// The most work that is posted at a time.
+    /// The maximum amount of work that is posted at a time.
     entries: usize,
 }
 
 #[derive(Default)]
 struct Queue {
     work: Slab<Work>,
-    /// Work that is still to be posted.
+    /// Work that is not posted yet.
     waiting: VecDeque<usize>,
-    /// Work that the kernel has, including that which ends the thread.
+    /// The number of requests that the kernel has, including the one that ends the thread.
     posted: usize,
     stopped: bool,
 }
@@ -70,19 +71,19 @@ struct Work {
     entry: squeue::Entry,
     /// Keeps the descriptor open, and in use for this file, until the kernel is done.
     _file: Arc<File>,
-    /// Holds the memory, and gives it back.
+    /// Holds the memory, and returns it to its owner.
     done: Box<dyn FnOnce(io::Result<usize>) + Send>,
     again: u32,
 }
 
 impl Ring {
-    /// Makes a ring that has at most `entries` reads and writes in flight; others wait their turn.
-    /// 1 to 4096; the kernel rounds up to a power of two.
+    /// Makes a ring with at most `entries` reads and writes in flight, 1 to 4096. The kernel rounds
+    /// up to a power of two. Further work waits its turn.
     ///
     /// # Errors
-    /// What the kernel says: ENOSYS without io_uring, EPERM where seccomp or
-    /// `kernel.io_uring_disabled` forbid it; `Unsupported` before Linux 5.6, which has no such
-    /// reads and writes; that of the system if it gives no thread.
+    /// The kernel's error: ENOSYS without io_uring, or EPERM where seccomp or
+    /// `kernel.io_uring_disabled` forbid it. `Unsupported` before Linux 5.6, which lacks these
+    /// reads and writes. The error of creating the thread, if that fails.
     pub fn new(entries: u32) -> io::Result<Ring> {
         let ring = IoUring::new(entries.clamp(1, 4096))?;
         let mut probe = Probe::new();
@@ -132,7 +133,7 @@ impl Ring {
         transfer
     }
 
-    /// The work that has not ended, posted or not.
+    /// The amount of work that has not ended, posted or not.
     pub fn in_flight(&self) -> usize {
         self.0.0.queue().work.len()
     }
@@ -172,7 +173,7 @@ impl Shared {
         self.submit(&mut queue);
     }
 
-    /// Posts what waits, as far as the ring has room. With the lock of the queue.
+    /// Posts waiting work while the ring has room. The caller holds the queue's lock.
     fn submit(&self, queue: &mut Queue) {
         let mut pushed = false;
         while queue.posted < self.entries
@@ -181,7 +182,7 @@ impl Shared {
             let Some(work) = queue.work.get(key) else { continue };
             let entry = work.entry.clone().user_data(key as u64);
             if !self.push(&entry) {
-                // Not reached: entries that the kernel has taken leave room.
+                // Unreachable: entries that the kernel has taken leave room.
                 queue.waiting.push_front(key);
                 break;
             }
@@ -199,11 +200,11 @@ impl Shared {
         unsafe { self.ring.submission_shared().push(entry).is_ok() }
     }
 
-    /// Has the kernel take what was pushed.
+    /// Makes the kernel take the pushed entries.
     fn enter(&self) {
         while let Err(error) = self.ring.submitter().submit() {
             if error.raw_os_error() != Some(libc::EINTR) {
-                // It is short of memory, for which there is no event to wait for.
+                // The kernel is short of memory, and reports no event when that ends.
                 tracing::debug!(%error, "io_uring takes no work at the moment");
                 thread::sleep(PAUSE);
             }
@@ -253,7 +254,7 @@ impl Shared {
             self.submit(&mut queue);
             let over = queue.stopped && queue.posted == 0 && queue.work.is_empty();
             drop(queue);
-            // Without the lock: whoever is woken may post, and dropped memory wakes others.
+            // Without the lock, because woken tasks may post, and dropped memory wakes others.
             for (work, result) in ended {
                 let error = || io::Error::from_raw_os_error(-result);
                 (work.done)(usize::try_from(result).map_err(|_| error()));
@@ -265,7 +266,7 @@ impl Shared {
     }
 }
 
-/// A signal, or a kernel short of memory.
+/// True after a signal, or if the kernel is short of memory.
 fn is_to_repeat(result: i32) -> bool {
     [-libc::EINTR, -libc::EAGAIN].contains(&result)
 }

@@ -1,4 +1,4 @@
-//! What becomes of a read or write: a future, or a thread that waits.
+//! The result of a read or write: a future, or a thread that waits.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,8 +6,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::{fmt, io};
 
-/// A read or write in flight. It resolves to the number of bytes, and to the memory, which is its
-/// owner's again.
+/// A read or write in flight. It resolves to the number of bytes and to the memory, which belongs
+/// to its owner again.
 ///
 /// # Cancel safety
 /// The memory belongs to the work (R10). If this is dropped, the work goes on, and the memory is

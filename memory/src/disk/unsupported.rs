@@ -1,4 +1,4 @@
-//! A ring where the system has no io_uring: programs compile, and are told when they ask for one.
+//! A ring for systems without io_uring: programs compile, and get an error when they ask for one.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::Transfer;
 use crate::buf::PinnedBuf;
 
-/// io_uring, which this system does not have: there is no value of this type.
+/// A ring of io_uring, which this system lacks: the type has no values.
 #[derive(Clone, Debug)]
 pub struct Ring(Infallible);
 

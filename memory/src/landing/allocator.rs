@@ -12,7 +12,7 @@ use crate::error::RegisterError;
 use crate::ledger::{LandingWaiter, Ledger, Waiting};
 use crate::region::page::page;
 
-/// Attempts to register once more after another pool of the process has pinned what was left.
+/// The number of retries after another pool of the process has pinned what the limit had left.
 const MAX_RETRIES: usize = 3;
 /// Maximum bytes of a chunk for pieces that are shorter.
 const MAX_CHUNK: usize = 4 << 20;
@@ -25,26 +25,28 @@ const MAX_CHUNK: usize = 4 << 20;
 #[derive(Debug)]
 pub struct Landing {
     pub(super) waiter: Arc<LandingWaiter>,
-    /// Bytes that may be leased at a time.
+    /// The maximum number of bytes that may be leased at a time.
     pub(super) limit: usize,
     pub(super) chunks: Vec<Arc<Chunk>>,
-    /// Some of `chunks` are being reclaimed.
+    /// True while some of `chunks` are being reclaimed.
     pub(super) has_reclaimed: bool,
-    /// Some were selected since [`enforce_share`](Landing::enforce_share) was called last.
+    /// True if chunks were selected since the last call of
+    /// [`enforce_share`](Landing::enforce_share).
     pub(super) has_unreported: bool,
-    /// It claims memory beyond its share.
+    /// True if it claims memory beyond its share.
     pub(super) starves: bool,
-    /// Can be told that a chunk has been made.
+    /// True if a waker is set, which can report that a chunk has been made.
     pub(super) has_waker: bool,
     /// The chunk that the landing thread makes.
     pub(super) making: Option<Making>,
-    /// Why it did not make the last one.
+    /// The error of the last chunk that it failed to make.
     pub(super) failed: Option<Failed>,
-    /// Attempts since the last success that failed by what another pool has pinned.
+    /// The number of attempts since the last success that failed because another pool has pinned
+    /// memory.
     pub(super) retries: usize,
-    /// The claim that other connections have been woken for; `No` if there is none.
+    /// The claim that other connections have been woken for, or `No`.
     announced: Waiting,
-    /// [`alloc`](Landing::alloc) has found no memory only because the landing thread has it.
+    /// True if [`alloc`](Landing::alloc) found no memory only because the landing thread has it.
     pub(super) is_pending: bool,
     pub(super) ledger: Arc<Ledger>,
 }
@@ -74,10 +76,10 @@ impl Landing {
     /// budget allows it and, while another connection claims memory, the [share](Landing::share) of
     /// this one. A chunk has room for several pieces of `want` bytes, or is as long as the piece.
     ///
-    /// Where the registrar [is slow](crate::Registrar::is_slow), and a waker is
-    /// [registered](Landing::register_waker), a thread of the pool makes the chunk:
-    /// [`Landing::is_pending`] is true while only that is missing, and the waker is woken when it
-    /// is made. Otherwise it is made here.
+    /// Where the registrar [is slow](crate::Registrar::is_slow) and a waker is
+    /// [registered](Landing::register_waker), a thread of the pool makes the chunk.
+    /// [`Landing::is_pending`] is true while only that chunk is missing, and the waker is woken
+    /// when it is made. Otherwise this call makes it.
     ///
     /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
@@ -126,8 +128,8 @@ impl Landing {
             if !self.is_pending && self.making.is_none() {
                 break state;
             }
-            // The landing thread may have freed the chunks meanwhile, and another connection may
-            // have got their memory; or this attempt has had a chunk made.
+            // The landing thread may have freed the chunks since, and another connection may have
+            // taken their memory. This attempt may also have queued a chunk to be made.
         };
         if state.is_claim() && state != self.announced {
             self.announced = state;
@@ -137,8 +139,8 @@ impl Landing {
         Ok(None)
     }
 
-    /// As [`alloc`](Self::alloc), for a piece of `want` bytes that the connection can do without: a
-    /// chunk is leased within the share only, and the connection does not wait.
+    /// Like [`alloc`](Self::alloc), but for a piece of `want` bytes that the connection can do
+    /// without: a chunk is leased within the share only, and the connection does not wait.
     ///
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
@@ -154,13 +156,13 @@ impl Landing {
         self.or_wait(found)
     }
 
-    /// As [`alloc`](Self::alloc), for a piece of exactly `want` bytes, while a longer one is waited
-    /// for: what the connection waits for does not change if there is none.
+    /// Like [`alloc`](Self::alloc), but for a piece of exactly `want` bytes while the connection
+    /// waits for a longer one. If there is no memory, what the connection waits for stays the same.
     ///
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_meanwhile(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
-        // A chunk that has been made meanwhile is the first one's.
+        // A chunk that has been made since belongs to the first request.
         let want = want.div_ceil(GRANULE).max(1);
         let found = self.take_best(want, want, Kind::Meanwhile);
         self.or_wait(found)
@@ -184,37 +186,37 @@ impl Landing {
         self.ledger.landing_waiters().set(&self.waiter, state)
     }
 
-    /// This connection has waited for memory until `now`, by the caller's clock. To be called some
-    /// times a second while [`alloc`](Landing::alloc) has none. It bounds the wait for memory that
-    /// only other pools of the process hold: if none of them returns any for two seconds, and this
-    /// pool has no landing memory, `alloc` returns an error.
+    /// Reports that this connection has waited for memory until `now`, by the caller's clock. Call
+    /// it several times a second while [`alloc`](Landing::alloc) finds no memory. It bounds the
+    /// wait for memory that only other pools of the process hold: if none of them returns any for
+    /// two seconds, and this pool has no landing memory, `alloc` returns an error.
     pub fn waited(&self, now: Instant) {
         self.ledger.waited(now);
     }
 
-    /// The shortest piece that would help has been missing for long, because readers keep what this
-    /// connection has, or the shares of others are all that there is. From the next call of
-    /// [`alloc`](Landing::alloc) on, until it has a piece or stops waiting, it claims memory beyond
-    /// its share, and other connections return a chunk even of theirs.
+    /// Reports that the shortest useful piece has been missing for a long time, because readers
+    /// keep this connection's memory or because the other connections' shares are all that there
+    /// is. From the next call of [`alloc`](Landing::alloc) until it has a piece or stops waiting,
+    /// the connection claims memory beyond its share, and other connections return a chunk even of
+    /// their shares.
     pub fn starve(&mut self) {
         self.starves = true;
     }
 
-    /// Whether a piece of `want` bytes can come free for this connection at all, without more than
-    /// its share.
+    /// Whether a piece of `want` bytes can ever come free for this connection within its share.
     pub fn may_have(&self, want: usize) -> bool {
         let granules = want.div_ceil(GRANULE);
         want <= self.ledger.may_lease(&self.waiter)
             || self.usable_chunks().any(|chunk| chunk.bitmap.len() >= granules)
     }
 
-    /// Bytes of the chunks of which nothing is granted or filled.
+    /// The total size of the chunks without granted or filled pieces.
     fn idle(&self) -> usize {
         self.chunks.iter().filter(|chunk| chunk.bitmap.is_free()).map(|chunk| chunk.bytes()).sum()
     }
 
-    /// What this connection waits for if it finds no memory, and a chunk of `needed` bytes would
-    /// help.
+    /// Returns what this connection would wait for if it found no memory and a chunk of `needed`
+    /// bytes would help.
     fn would_wait(&mut self, needed: usize) -> Waiting {
         let is_made = self.is_made(needed);
         self.is_pending = is_made || self.is_freed(needed) || self.is_next(needed);
@@ -243,14 +245,14 @@ impl Landing {
         self.chunks.iter().filter(|chunk| !chunk.is_reclaiming())
     }
 
-    /// The longest free run: its chunk, its start and its granules.
+    /// The longest free run: its chunk, its start and its number of granules.
     fn longest(&self) -> Option<(&Arc<Chunk>, usize, usize)> {
         self.usable_chunks()
             .filter_map(|chunk| chunk.bitmap.longest().map(|(at, run)| (chunk, at, run)))
             .max_by_key(|(_, _, run)| *run)
     }
 
-    /// Bytes of the shortest new chunk that gives a longer piece than the longest free run.
+    /// The size of the shortest new chunk that gives a longer piece than the longest free run.
     fn needed(&self, want: usize, min: usize) -> usize {
         let run = self.longest().map_or(0, |(_, _, run)| run.min(want));
         want.min(run + 1).max(min).saturating_mul(GRANULE)
@@ -263,8 +265,8 @@ impl Landing {
         self.usable_chunks().find_map(find)
     }
 
-    /// As [`take_best`](Self::take_best), but tries again if another pool of the process has pinned
-    /// in the meantime what the limit had left: then this connection can wait instead of failing.
+    /// Like [`take_best`](Self::take_best), but tries again if another pool of the process has just
+    /// pinned what was left of the limit. Then this connection can wait instead of failing.
     fn take_best_retrying(
         &mut self,
         want: usize,
@@ -285,8 +287,8 @@ impl Landing {
         self.or_wait(found)
     }
 
-    /// No memory now, instead of an error, if other pools of the process hold what RLIMIT_MEMLOCK
-    /// allows: it has been taken between the decision to register and the attempt.
+    /// Turns an error into "no memory now" if other pools of the process hold what RLIMIT_MEMLOCK
+    /// allows. They took it between the decision to register and the attempt.
     fn or_wait(
         &self,
         found: Result<Option<LandingBuf>, RegisterError>,
@@ -302,7 +304,7 @@ impl Landing {
         }
     }
 
-    /// The longest free run, if it has at least `min` granules: `want` of them.
+    /// Takes up to `want` granules of the longest free run, if it has at least `min`.
     fn take_longest(&self, want: usize, min: usize) -> Option<LandingBuf> {
         let (chunk, at, run) = self.longest()?;
         let run = run.min(want);
@@ -359,8 +361,8 @@ impl Landing {
         }
     }
 
-    /// Takes the lease of a chunk of at least `needed` bytes for a piece of `want` granules. An
-    /// error if there is none, nor any to wait for, and no free run of `min` granules.
+    /// Takes the lease of a chunk of at least `needed` bytes for a piece of `want` granules. Fails
+    /// if no lease is free or can be waited for, and no run of `min` granules is free.
     fn lease_for(
         &self,
         want: usize,
@@ -382,22 +384,23 @@ impl Landing {
         }
     }
 
-    /// Whether the limit and, while others claim memory, the share allow `bytes` more.
+    /// Whether `bytes` more may be leased within the limit and, while others claim memory, within
+    /// the share.
     fn may_lease_more(&self, bytes: usize) -> bool {
         self.leased().saturating_add(self.freeing()).saturating_add(bytes) <= self.lease_cap()
     }
 
     /// Takes the lease of a chunk with room for several pieces of `want` granules, or for `needed`
-    /// bytes. RLIMIT_MEMLOCK leaves `left` bytes.
+    /// bytes. `left` is the number of bytes that RLIMIT_MEMLOCK leaves.
     ///
-    /// A connection that has more gets longer chunks. None has a rest that is too short for a
-    /// piece, and beyond the share a chunk has one piece only.
+    /// A connection with more memory gets longer chunks. No chunk has a rest that is too short for
+    /// a piece, and a chunk beyond the share has one piece only.
     fn lease(&self, want: usize, needed: usize, left: usize) -> Option<Lease> {
         let piece = want.saturating_mul(GRANULE).checked_next_multiple_of(page());
         let piece = piece.unwrap_or(usize::MAX);
         let (leased, cap) = (self.leased(), self.lease_cap());
         let room = cap.saturating_sub(leased + self.freeing()).min(left);
-        // A limit below what is needed is told by the attempt to make the chunk.
+        // If the limit leaves less than is needed, the attempt to make the chunk reports it.
         let room = match self.ledger.longest_chunk() {
             Some(longest) if longest >= needed => room.min(longest),
             _ => room,
@@ -426,8 +429,9 @@ impl Landing {
         self.has_waker = true;
     }
 
-    /// Deregisters the chunks without granted or filled pieces and returns them to the pool.
-    /// Returns their bytes. Unless the connection waits, it gives up the chunk that is being made.
+    /// Deregisters the chunks without granted or filled pieces, returns them to the pool, and
+    /// returns their size in bytes. Unless the connection waits, it also gives up the chunk that is
+    /// being made.
     pub fn trim(&mut self) -> usize {
         self.collect();
         if self.waiter.state() == Waiting::No && self.making.take().is_some() {
@@ -436,7 +440,7 @@ impl Landing {
         self.return_free(|_| true)
     }
 
-    /// Returns the chunks to the pool that `which` selects, as far as nothing of them is granted or
+    /// Returns to the pool the chunks that `which` selects and of which nothing is granted or
     /// filled.
     pub(super) fn return_free(&mut self, mut which: impl FnMut(&Chunk) -> bool) -> usize {
         let mut bytes = 0;
@@ -451,8 +455,8 @@ impl Landing {
         bytes
     }
 
-    /// Returns idle chunks, which are each too short, if that makes room for a chunk of `needed`
-    /// bytes. Returns whether it did.
+    /// Returns idle chunks that are too short, if that makes room for a chunk of `needed` bytes.
+    /// Returns whether it did.
     fn make_room(&mut self, needed: usize) -> bool {
         if self.making.is_some() || self.freeing() > 0 {
             return false;

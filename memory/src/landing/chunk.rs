@@ -1,13 +1,14 @@
 //! Chunks of landing memory.
 //!
-//! A chunk is a region of its own, mapped and registered for one lease to one connection. So a key
-//! that an earlier peer knew no longer works, and no data of an earlier peer can be read (R12). Its
-//! address is random, so a peer of another connection that learns the key cannot find it
-//! (`region::random_address`). [Pieces](super::piece) of it are runs of granules of 4 KiB.
+//! Each chunk is its own region, mapped and registered for one lease to one connection. A key that
+//! an earlier peer knew no longer works, and no data of an earlier peer can be read (R12). The
+//! address is random, so that the peer of another connection cannot find the chunk even if it
+//! learns the key (`region::random_address`). [Pieces](super::piece) of it are runs of granules of
+//! 4 KiB.
 //!
-//! Whoever drops the last piece of a chunk, or its allocator, does not deregister and unmap it: the
-//! landing thread does (`ledger::landing_thread`), if the pool has one. Until then the chunk
-//! belongs to its lease.
+//! If the pool has a landing thread, that thread deregisters and unmaps a chunk
+//! (`ledger::landing_thread`), not the holder that drops its last piece or its allocator. The chunk
+//! belongs to its lease until then.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -23,22 +24,22 @@ use crate::region::mapping::{Mapping, Place};
 use crate::registrar::Access;
 use crate::stats::Use;
 
-/// Bytes of a granule.
+/// The size of a granule in bytes.
 pub(crate) const GRANULE: usize = 4096;
 
 /// A part of the landing budget. Dropping it returns the part and wakes the waiters.
 #[derive(Debug)]
 pub(crate) struct Lease {
     len: usize,
-    /// A region has been registered for it.
+    /// True once a region has been registered for the lease.
     is_registered: bool,
     pub(super) waiter: Arc<LandingWaiter>,
     pub(super) ledger: Arc<Ledger>,
 }
 
 impl Lease {
-    /// Takes up to `max` bytes of the budget in multiples of `unit`, which is whole pages; `None`
-    /// if it has fewer than `min`.
+    /// Takes up to `max` bytes of the budget in multiples of `unit`, which is whole pages. Returns
+    /// `None` if the budget has fewer than `min`.
     pub(crate) fn take(
         ledger: &Arc<Ledger>,
         waiter: &Arc<LandingWaiter>,
@@ -76,7 +77,7 @@ impl Drop for Lease {
 #[derive(Debug)]
 struct Memory {
     region: Region,
-    /// It waits for the landing thread.
+    /// Set while the memory waits for the landing thread.
     freeing: Option<Freeing>,
     lease: Lease,
 }
@@ -96,16 +97,16 @@ impl Memory {
 /// A leased region and the bitmap of its granules.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    /// Taken in drop only.
+    /// Only `drop` takes it.
     memory: ManuallyDrop<Memory>,
     pub(crate) bitmap: ChunkBitmap,
     /// The granules that the application [holds](super::held).
     pub(super) held: ChunkBitmap,
-    /// The number of pieces that it holds.
+    /// The number of pieces that the application holds.
     pub(super) n_held: AtomicUsize,
     /// The number of granules that a peer may write to.
     pub(super) granted: AtomicUsize,
-    /// The chunk is to be returned as soon as it is free: see [`share`](super::share).
+    /// True if the chunk is to be returned as soon as it is free: see [`share`](super::share).
     reclaiming: AtomicBool,
 }
 
@@ -166,7 +167,7 @@ impl Chunk {
         self.reclaiming.load(SeqCst)
     }
 
-    /// For the owner of the allocator only.
+    /// Sets whether the chunk is being reclaimed. Only the allocator's owner may call it.
     pub(crate) fn set_reclaiming(&self, reclaiming: bool) {
         self.reclaiming.store(reclaiming, SeqCst);
     }

@@ -1,4 +1,4 @@
-//! A bitmap of the granules of a chunk: the bits of those that are taken are set.
+//! A bitmap of a chunk's granules, in which the bits of taken granules are set.
 //!
 //! Only the owner of the chunk takes granules, so one that it has seen free stays free until it
 //! takes it. Anyone may clear bits, by an atomic and-not, so that freeing takes no lock. Clearing a
@@ -34,14 +34,14 @@ impl ChunkBitmap {
         let mut at = 0;
         std::iter::from_fn(move || {
             let start = self.next(at, false);
-            // The end of a run is read once: granules freed in the meantime are another run.
+            // The end of a run is read once. Granules that are freed later form another run.
             at = self.next(start, true);
             (start < self.len).then_some((start, at - start))
         })
     }
 
-    /// The first granule from `at` on that is taken, or free if `taken` is false; `len` if there is
-    /// none.
+    /// Returns the first granule from `at` on that is taken, or that is free if `taken` is false.
+    /// Returns `len` without such a granule.
     fn next(&self, mut at: usize, taken: bool) -> usize {
         while at < self.len {
             let word = self.words[at / WORD].load(Ordering::Acquire);
@@ -85,7 +85,7 @@ impl ChunkBitmap {
         self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
     }
 
-    /// Takes granules that are free. For the owner of the chunk only.
+    /// Takes free granules. Only the chunk's owner may call it.
     pub(crate) fn take(&self, start: usize, len: usize) {
         for (word, mask) in masks(start, len) {
             let before = self.words[word].fetch_or(mask, Ordering::AcqRel);
@@ -93,8 +93,8 @@ impl ChunkBitmap {
         }
     }
 
-    /// Takes granules that nobody else takes, unless the first of them is taken. Returns whether it
-    /// has. For a bitmap whose granules anyone may take.
+    /// Takes granules that nobody else takes, unless the first of them is taken, and returns
+    /// whether it did. For a bitmap whose granules anyone may take.
     pub(crate) fn try_take(&self, start: usize, len: usize) -> bool {
         let mut masks = masks(start, len);
         let Some((word, mask)) = masks.next() else { return false };
@@ -113,7 +113,7 @@ impl ChunkBitmap {
         self.words[at / WORD].load(Ordering::Acquire) >> (at % WORD) & 1 == 1
     }
 
-    /// Frees granules that are taken. Returns false if one of them was free already.
+    /// Frees taken granules. Returns false if one of them was free already.
     pub(crate) fn free(&self, start: usize, len: usize) -> bool {
         let mut all = true;
         for (word, mask) in masks(start, len) {

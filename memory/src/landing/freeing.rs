@@ -1,8 +1,8 @@
-//! Memory that waits for the landing thread to free it.
+//! Memory that is queued for the landing thread to free.
 //!
-//! Until the thread has come to it, the budget does not have its bytes, and the process has them
-//! pinned. Whoever decides whether memory is short counts them as free soon, so that nobody gives
-//! up more for a connection that is about to get them.
+//! The budget does not have these bytes, and the process has them pinned, until the thread has
+//! freed them. Code that decides whether memory is short counts them as free, so that no connection
+//! gives up more memory for one that is about to get these bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::ledger::{LandingWaiter, Ledger};
 
-/// A chunk that is queued to be freed. Dropped when it has been unmapped, and before the budget
-/// gets its bytes: whoever still finds them here is woken by the budget.
+/// A chunk that is queued to be freed. It is dropped after it has been unmapped and before the
+/// budget gets its bytes, so that the budget wakes whoever still finds them here.
 #[derive(Debug)]
 pub(super) struct Freeing {
     len: usize,

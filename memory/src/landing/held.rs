@@ -1,8 +1,8 @@
 //! Landed memory that the application holds.
 //!
-//! Landed bytes are the transport's until it hands them on. From then on only the application
-//! decides when their memory comes free, so what it holds is bounded. Where it may hold no more,
-//! the transport hands on a copy on the heap.
+//! The transport owns landed bytes until it hands them on. After that only the application decides
+//! when their memory comes free, so the amount that it holds is bounded. Beyond the bound, the
+//! transport hands on a copy on the heap.
 //!
 //! | bound | so that |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | in the chunk, or in what else may be leased, [`MIN_ROOM`] bytes in a row are not held | the connection can receive anything, if in parts |
 //! | chunks with held pieces are 7/8 of the landing budget | another connection can receive anything |
 //!
-//! A piece is counted as a whole, once, from the first [`hold`](Origin::hold) of any of its bytes
+//! A piece counts as a whole and once, from the first [`hold`](Origin::hold) of any of its bytes
 //! until it comes free.
 
 use std::sync::Arc;
@@ -21,10 +21,11 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use super::chunk::{Chunk, GRANULE};
 use crate::ledger::MIN_SHARE;
 
-/// Bytes in a row that take any message, in parts.
+/// The run of free bytes that is enough to receive any message, in parts.
 const MIN_ROOM: usize = MIN_SHARE;
 
-/// The piece of landing memory that bytes lie in. They keep the piece; this finds it.
+/// The piece of landing memory in which bytes lie. The bytes keep the piece alive; this value finds
+/// it.
 #[derive(Clone)]
 pub(super) struct Origin {
     chunk: Arc<Chunk>,
@@ -37,7 +38,7 @@ impl Origin {
         Origin { chunk, start, granules }
     }
 
-    /// The application holds the piece from now on. Returns false if it may not.
+    /// Counts the piece as held by the application. Returns false if it may not hold it.
     pub(super) fn hold(&self) -> bool {
         let Origin { chunk, start, granules } = self;
         if chunk.held.is_taken(*start) {
@@ -45,7 +46,7 @@ impl Origin {
         }
         let (bytes, waiter, ledger) = (granules * GRANULE, chunk.waiter(), chunk.ledger());
         let (budget, may_lease) = (ledger.landing_budget(), ledger.may_lease(waiter));
-        // Added first, so that pieces that are handed on at the same time see each other.
+        // Added before the check, so that pieces handed on at the same time see each other.
         let by_connection = add(&waiter.held, bytes);
         let by_all = add(&ledger.counters.held, bytes);
         let newly_pinned = match chunk.n_held.fetch_add(1, AcqRel) {
@@ -72,12 +73,12 @@ impl Origin {
 }
 
 impl Chunk {
-    /// Whether the application holds a piece of this chunk.
+    /// True if the application holds a piece of this chunk.
     pub(super) fn is_held(&self) -> bool {
         self.n_held.load(Acquire) > 0
     }
 
-    /// The piece is coming free.
+    /// Ends the hold of a piece that is coming free.
     pub(super) fn let_go(&self, start: usize, granules: usize) {
         if self.held.is_taken(start) {
             self.held.free(start, granules);
@@ -85,7 +86,7 @@ impl Chunk {
         }
     }
 
-    /// The application no longer holds a piece of `bytes` bytes.
+    /// Subtracts a piece of `bytes` bytes that the application no longer holds.
     fn uncount(&self, bytes: usize) {
         let (waiter, counters) = (self.waiter(), &self.ledger().counters);
         let unpinned = match self.n_held.fetch_sub(1, AcqRel) {
@@ -103,7 +104,7 @@ impl Chunk {
     }
 }
 
-/// Adds to a counter, and returns the sum.
+/// Adds to a counter and returns the sum.
 fn add(counter: &AtomicUsize, bytes: usize) -> usize {
     counter.fetch_add(bytes, AcqRel).saturating_add(bytes)
 }

@@ -1,4 +1,4 @@
-//! Landed bytes, to which the peer that wrote them may still write.
+//! Landed bytes, which the peer that wrote them can still change.
 //!
 //! A peer keeps its key, or its mapping, after DONE. A value could therefore change between being
 //! checked and being used, so landed bytes are never parsed in place. [`Landed`] does not expose
@@ -32,7 +32,7 @@ const MAX_WINDOW: usize = 4096;
 ///
 /// # Safety
 /// `src` is valid for reads of `len` bytes, `dst` for writes, and they do not overlap. No other
-/// thread of this process writes to `src` meanwhile.
+/// thread of this process writes to `src` during the call.
 #[inline]
 unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: the caller's contract. The compiler does not see what another process or a device
@@ -42,8 +42,8 @@ unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Landed bytes. The memory returns to its chunk when the last part of them, and the last `Bytes`
-/// lent of them, is dropped.
+/// Landed bytes. Their memory returns to its chunk when the last part of them and the last `Bytes`
+/// lent from them are dropped.
 ///
 /// ```
 /// use bytes::{Buf, Bytes};
@@ -59,7 +59,7 @@ unsafe fn fetch(src: *const u8, dst: *mut u8, len: usize) {
 #[derive(Clone, Default)]
 pub struct Landed {
     bytes: Bytes,
-    /// The piece of landing memory; none if there are no bytes, or if they lie elsewhere.
+    /// The piece of landing memory. `None` if there are no bytes, or if they lie elsewhere.
     origin: Option<Origin>,
 }
 
@@ -73,15 +73,16 @@ impl Landed {
         self.origin.is_some()
     }
 
-    /// To be called before the application gets the bytes, or a reader that the application may
-    /// stop: it holds their piece from now on, and keeps others from landing there, for as long as
-    /// it likes. Returns whether it may. If not, it should get a [copy](Self::to_private), and the
-    /// piece should be dropped.
+    /// Counts the bytes' piece as held by the application, and returns whether the application may
+    /// hold it. The transport calls this before it hands the application the bytes, or a reader
+    /// that the application may stop reading. Held memory is not available for landing until the
+    /// application drops it. If the answer is false, the application should get a
+    /// [copy](Self::to_private), and the piece should be dropped.
     ///
-    /// It may hold three quarters of what its connection may lease now, and of the pool's landing
-    /// budget; a single piece of a connection may be longer. It may not hold a piece without which
-    /// the connection would have no room for the next one, or the pool none for another connection.
-    /// Bytes elsewhere may always be held.
+    /// The application may hold three quarters of what its connection may lease now, and of the
+    /// pool's landing budget. A connection's only piece may be longer. The application may not hold
+    /// a piece without which the connection would have no room for the next one, or the pool none
+    /// for another connection. Bytes outside landing memory may always be held.
     pub fn hold(&self) -> bool {
         self.origin.as_ref().is_none_or(Origin::hold)
     }
@@ -91,7 +92,7 @@ impl Landed {
         &self.bytes
     }
 
-    /// Lets go of the piece when nothing is left: its memory is free then.
+    /// Releases the piece when no bytes are left, which frees its memory.
     fn forget_if_empty(&mut self) {
         if self.bytes.is_empty() {
             *self = Landed::default();
@@ -144,7 +145,7 @@ impl Landed {
         self.append_first(self.len(), dst);
     }
 
-    /// `len` is at most the number of bytes.
+    /// Appends a copy of the first `len` bytes, at most all of them.
     fn append_first(&self, len: usize, dst: &mut BytesMut) {
         let len = len.min(self.len());
         dst.reserve(len);
@@ -157,7 +158,7 @@ impl Landed {
         }
     }
 
-    /// Moves the first `len` bytes to `dst`, by a copy.
+    /// Moves the first `len` bytes to `dst` by copying them.
     ///
     /// # Panics
     /// If there are fewer than `len` bytes.
@@ -174,9 +175,9 @@ impl Landed {
         copy.freeze()
     }
 
-    /// Returns the landing memory itself, **to which the peer may still write**. Only for the
-    /// application, whose documentation says so; never for code that checks a value and then uses
-    /// it.
+    /// Returns the landing memory itself, **to which the peer may still write**. Only the
+    /// application may use it, and its documentation says so. Code that checks a value and then
+    /// uses it must not.
     pub fn lend(self) -> Bytes {
         self.bytes
     }
@@ -201,8 +202,8 @@ impl Landed {
     }
 }
 
-/// For bytes that a peer may be able to write to. Treating other bytes as landed is safe and costs
-/// little.
+/// Wraps bytes that a peer may be able to write to. Treating other bytes as landed is safe and
+/// costs little.
 impl From<Bytes> for Landed {
     fn from(bytes: Bytes) -> Self {
         Landed { bytes, origin: None }
@@ -245,23 +246,23 @@ impl fmt::Debug for Window {
 /// A window is copied when the previous one is used up, so the bytes after a field of type `bytes`
 /// are not copied before that field has been passed.
 ///
-/// Of a message [in several parts](Landed::reader_of), no window spans two.
+/// In a message [of several parts](Landed::reader_of), no window spans two parts.
 #[derive(Debug)]
 pub struct LandedReader<'a> {
-    /// The landed bytes from the beginning of the window on.
+    /// The landed bytes from the start of the window on.
     memory: Bytes,
-    /// Bytes of the window that have been read.
+    /// The number of window bytes that have been read.
     at: usize,
-    /// Bytes of the window that are initialized. More than `at`, unless no bytes are left.
+    /// The number of window bytes that are initialized. More than `at`, unless no bytes are left.
     filled: usize,
     window: &'a mut Window,
-    /// The parts behind `memory`, and their bytes.
+    /// The parts after `memory`, and the number of their bytes.
     rest: std::vec::IntoIter<Landed>,
     rest_len: usize,
 }
 
 impl LandedReader<'_> {
-    /// Goes on to the next part if nothing is left of this one.
+    /// Advances to the next part if this one is used up.
     fn next_part(&mut self) {
         while self.memory.is_empty()
             && let Some(next) = self.rest.next()

@@ -1,8 +1,8 @@
-//! The chunk that a connection's allocator is having made.
+//! A chunk that the landing thread makes for a connection's allocator.
 //!
 //! Where the registrar [is slow](crate::Registrar::is_slow), the landing thread makes chunks
-//! (`ledger::landing_thread`). An allocator has one made at a time, of which it has the lease from
-//! the start: it claims nothing for it, and counts it as leased.
+//! (`ledger::landing_thread`). An allocator has at most one chunk in the making. It takes the lease
+//! first, so the chunk counts as leased and needs no claim.
 //!
 //! | the chunk is | on | next |
 //! |---|---|---|
@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::chunk::{Chunk, Lease};
 use crate::error::RegisterError;
 
-/// Which function of the allocator a chunk is made for.
+/// The allocator function that a chunk is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Needed,
@@ -32,28 +32,28 @@ pub(super) enum Kind {
     Meanwhile,
 }
 
-/// Where the thread leaves the chunk.
+/// The place where the thread leaves the chunk.
 type Slot = Mutex<Option<Result<Chunk, RegisterError>>>;
 
 /// A chunk that is queued, made or failed. Dropping it gives the chunk up.
 #[derive(Debug)]
 pub(super) struct Making {
-    /// The thread has a weak reference: a result that has no owner is dropped.
+    /// The result. The thread has a weak reference, so a result without an owner is dropped.
     slot: Arc<Slot>,
-    /// Bytes of the lease.
+    /// The size of the lease in bytes.
     pub(super) bytes: usize,
     pub(super) request: Request,
 }
 
-/// What a chunk is made for.
+/// The allocation that a chunk is made for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) kind: Kind,
-    /// Bytes that the chunk has to have at least.
+    /// The minimum size of the chunk in bytes.
     pub(super) needed: usize,
 }
 
-/// An attempt that has failed.
+/// A failed attempt.
 #[derive(Debug)]
 pub(super) struct Failed {
     pub(super) request: Request,
@@ -82,14 +82,14 @@ impl Making {
         Making { slot, bytes, request }
     }
 
-    /// The chunk, or why there is none, once.
+    /// Takes the chunk, or the reason why it could not be made. Returns it once.
     pub(super) fn take_result(&self) -> Option<Result<Chunk, RegisterError>> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// Makes the chunk, if the process may still pin it and what the pool keeps for connections: chunks
-/// in front of it in the queue have been pinned since the lease was taken.
+/// Makes the chunk if RLIMIT_MEMLOCK still has room for it and for what the pool reserves for
+/// connections. Chunks ahead in the queue have been pinned since the lease was taken.
 fn make(lease: Lease) -> Result<Chunk, RegisterError> {
     let bytes = lease.bytes();
     match lease.ledger.landing_left() {

@@ -1,16 +1,16 @@
-//! Landing memory: what peers may write to.
+//! Landing memory, to which peers may write.
 //!
 //! | file | what |
 //! |---|---|
 //! | `allocator` | [`Landing`]: one connection's allocator of landing memory |
 //! | `making` | the chunk that the landing thread makes for a connection |
-//! | `pending` | what an allocator has the landing thread do, and waits for |
+//! | `pending` | the landing thread's work for an allocator |
 //! | `freeing` | chunks that wait for the landing thread to free them |
-//! | `share` | what a connection may lease while others claim memory |
+//! | `share` | the limit on leases while other connections claim memory |
 //! | `chunk` | chunks leased to connections |
 //! | `piece` | the pieces of chunks that are granted to peers, and filled by them |
 //! | `chunk_bitmap` | which granules of a chunk are taken, or held by the application |
-//! | `held` | what the application holds, and how much of it that may be |
+//! | `held` | memory that the application holds, and the limit on it |
 //! | `landed` | [`Landed`] bytes, and how they are read while a peer may write to them |
 
 mod allocator;

@@ -1,4 +1,5 @@
-//! What an allocator has the landing thread do, and waits for: see [`making`](super::making).
+//! The landing thread's work for one allocator, which the allocator waits for: see
+//! [`making`](super::making).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -10,19 +11,19 @@ use crate::error::RegisterError;
 use crate::ledger::Waiting;
 
 impl Landing {
-    /// Whether the landing thread makes the chunks. It has to wake the owner.
+    /// Whether the landing thread makes the chunks, for which it must be able to wake the owner.
     pub(crate) fn uses_thread(&self) -> bool {
         self.has_waker && self.ledger.registrar.is_slow()
     }
 
-    /// Has a chunk made for this lease.
+    /// Has the landing thread make a chunk for this lease.
     pub(super) fn begin_making(&mut self, lease: Lease, request: Request) {
         self.making = Some(Making::begin(lease, request));
         self.record_leased();
     }
 
-    /// Takes the chunk that has been made since the last call, or the error. So do the functions
-    /// that allocate.
+    /// Takes the chunk that has been made since the last call, or the error. The allocating
+    /// functions do the same.
     pub fn collect(&mut self) {
         if self.making.is_some() {
             self.collect_result();
@@ -40,7 +41,7 @@ impl Landing {
                 self.retries = 0;
                 self.chunks.push(Arc::new(chunk));
             }
-            // Nobody waits for it any more, so it is no answer to a later call.
+            // No caller waits for it any more, so the error is no answer to a later call.
             Err(_) if request.kind != Kind::Spare && self.waiter.state() == Waiting::No => {}
             Err(error) => self.failed = Some(Failed { request, error }),
         }
@@ -53,12 +54,12 @@ impl Landing {
         (failed.request.needed <= request.needed).then_some(failed.error)
     }
 
-    /// Bytes of the chunk that is being made.
+    /// The size of the chunk that is being made, in bytes.
     pub(super) fn making_bytes(&self) -> usize {
         self.making.as_ref().map_or(0, |making| making.bytes)
     }
 
-    /// Bytes of chunks of this allocator that the landing thread has not freed yet.
+    /// The total size of this allocator's chunks that the landing thread has not freed yet.
     pub(super) fn freeing(&self) -> usize {
         self.waiter.freeing.load(SeqCst)
     }
@@ -69,7 +70,7 @@ impl Landing {
     }
 
     /// Whether memory for a chunk of `needed` bytes comes free as soon as the landing thread has
-    /// freed chunks of this allocator.
+    /// freed this allocator's chunks.
     pub(super) fn is_freed(&self, needed: usize) -> bool {
         let freeing = self.freeing();
         freeing > 0
@@ -77,8 +78,7 @@ impl Landing {
             && self.ledger.landing_free().saturating_add(freeing) >= needed
     }
 
-    /// Whether a chunk of `needed` bytes can be made as soon as a shorter one has been: one is made
-    /// at a time.
+    /// Whether a chunk of `needed` bytes can be made after the shorter one that is being made now.
     pub(super) fn is_next(&self, needed: usize) -> bool {
         self.making.is_some()
             && self.leased().saturating_add(self.freeing()).saturating_add(needed)
@@ -86,15 +86,15 @@ impl Landing {
             && self.ledger.landing_free() >= needed
     }
 
-    /// Whether a chunk is being made, or has been and waits to be [collected](Landing::collect):
-    /// the owner is woken, and should allocate again.
+    /// Whether a chunk is being made, or has been made and not [collected](Landing::collect). The
+    /// owner is woken, and should then allocate again.
     pub fn is_making(&self) -> bool {
         self.making.is_some()
     }
 
-    /// Whether the last call of [`alloc`](Landing::alloc) returned `None` only because its chunk is
-    /// being made, or because chunks that this connection has returned are not free yet: memory is
-    /// not short.
+    /// Whether the last call of [`alloc`](Landing::alloc) returned `None` although memory is not
+    /// short: its chunk is being made, or chunks that this connection has returned are not free
+    /// yet.
     pub fn is_pending(&self) -> bool {
         self.is_pending
     }

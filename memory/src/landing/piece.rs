@@ -1,4 +1,4 @@
-//! The pieces of chunks: granted to peers, then filled by them.
+//! Pieces of chunks, which are granted to peers and then filled by them.
 //!
 //! | a granule goes from | to | by |
 //! |---|---|---|
@@ -20,7 +20,7 @@ use super::chunk::{Chunk, GRANULE};
 use super::held::Origin;
 use super::landed::Landed;
 
-/// A piece of landing memory that is granted, or about to be: a peer may write to it, so it must
+/// A piece of landing memory that is granted, or about to be. A peer may write to it, so it must
 /// not be read.
 ///
 /// Drop it only when nothing can write to it any longer: after ABORT, or when the queue pair has
@@ -44,7 +44,7 @@ impl Piece {
         self.granules * GRANULE
     }
 
-    /// Frees the granules after the first `n`, which have nothing to read.
+    /// Frees the granules after the first `n`, in which nothing is left to read.
     fn truncate(&mut self, n: usize) {
         let Some(rest @ 1..) = self.granules.checked_sub(n) else { return };
         let (ledger, waiter) = (self.chunk.ledger(), self.chunk.waiter());
@@ -88,7 +88,7 @@ impl Drop for Piece {
 }
 
 impl LandingBuf {
-    /// Takes free granules of a chunk. For the owner of the allocator only.
+    /// Takes free granules of a chunk. Only the allocator's owner may call it.
     pub(crate) fn new(chunk: &Arc<Chunk>, start: usize, granules: usize) -> Self {
         chunk.bitmap.take(start, granules);
         chunk.granted.fetch_add(granules, Relaxed);
@@ -117,15 +117,15 @@ impl LandingBuf {
         self.piece.bytes()
     }
 
-    /// As [`filled_from`](Self::filled_from) with an offset of 0.
+    /// Like [`filled_from`](Self::filled_from) with an offset of 0.
     pub fn filled(self, len: usize) -> Landed {
         self.filled_from(0, len)
     }
 
-    /// Turns the piece into landed bytes: the peer has written `len` bytes from the offset `begin`
-    /// on, and has sent DONE. A range beyond the capacity is truncated. Granules after the range
-    /// return to the pool at once, the others when the last part of the result, and the last
-    /// `Bytes` lent of it, is dropped.
+    /// Turns the piece into landed bytes, after the peer has written `len` bytes from the offset
+    /// `begin` on and has sent DONE. A range beyond the capacity is truncated. Granules after the
+    /// range return to the pool at once. The others return when the last part of the result, and
+    /// the last `Bytes` lent from it, is dropped.
     pub fn filled_from(self, begin: usize, len: usize) -> Landed {
         let LandingBuf { mut piece } = self;
         let begin = begin.min(piece.bytes());

@@ -1,11 +1,11 @@
-//! How much landing memory a connection may lease while others claim some.
+//! The limit on the landing memory that a connection may lease while others claim some.
 //!
 //! A connection is active if it has leased landing memory or waits for some. The **share** of each
 //! active connection is the landing budget divided by their number, and at least 32 KiB. A
-//! connection that waits and has at most three quarters of its share claims memory, unless what it
-//! needs does not fit into the share. A connection may exceed its share unless another one claims
-//! memory. While one does, a connection leases no more than its share, and selects chunks beyond it
-//! to be reclaimed. It never returns what is within its share, so chunks settle, and no more are
+//! connection that waits and has at most three quarters of its share claims memory, unless it needs
+//! more than fits into the share. While no other connection claims memory, a connection may exceed
+//! its share. While one does, a connection leases no more than its share, and selects chunks beyond
+//! it to be reclaimed. It never returns memory within its share. So chunks settle, and no more are
 //! registered, as long as the same connections are active. A connection stays active until it is
 //! idle for a while and returns its last chunk.
 //!
@@ -18,13 +18,13 @@
 //!
 //! Pieces are allocated from usable chunks only. Granted pieces of a chunk that is being reclaimed
 //! have to be recalled from the peer ([`LandingBuf::is_reclaiming`]). Pieces that the application
-//! [holds](crate::Landed::hold) come free when it drops them, which cannot be accelerated. So a
-//! chunk with such a piece is not selected, and a connection that has nothing else keeps one
+//! [holds](crate::Landed::hold) come free when it drops them, and nothing can hasten that. So a
+//! chunk with such a piece is not selected, and a connection that has only such chunks keeps one
 //! usable.
 //!
-//! Shares may be more than there is: readers hold memory that a connection leased when it had a
-//! larger share, or there are too many connections for the smallest share. A connection that is
-//! left with nothing **starves** ([`Landing::starve`]), and gets a chunk of another.
+//! The shares together may exceed the memory: readers hold memory that a connection leased when its
+//! share was larger, or there are too many connections for the smallest share. A connection that
+//! gets nothing then **starves** ([`Landing::starve`]), and gets another connection's chunk.
 
 use std::cmp::Reverse;
 
@@ -35,32 +35,33 @@ use crate::ledger::MIN_SHARE;
 /// The chunks that a connection has to return: see [`Landing::enforce_share`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaim {
-    /// Nothing.
+    /// No chunks.
     None,
-    /// Only chunks that an earlier call selected.
+    /// Only chunks that an earlier call has selected.
     Pending,
-    /// Chunks that no earlier call selected, and perhaps others.
+    /// Chunks that no earlier call has selected, and perhaps others.
     New,
 }
 
 impl Landing {
-    /// Bytes that this connection has leased, including those of a chunk that is being made.
+    /// The number of bytes that this connection has leased, including those of a chunk that is
+    /// being made.
     pub fn leased(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.bytes()).sum::<usize>() + self.making_bytes()
     }
 
-    /// Bytes that this connection may lease while others claim memory: the current landing budget
-    /// divided by the number of active connections, at least 32 KiB.
+    /// The number of bytes that this connection may lease while others claim memory: the current
+    /// landing budget divided by the number of active connections, at least 32 KiB.
     pub fn share(&self) -> usize {
         self.ledger.landing_waiters().share(self.ledger.landing_budget())
     }
 
-    /// Whether another connection starves that this one does not compete with.
+    /// Whether another connection starves and this one must yield to it.
     fn yields_to_starving(&self) -> bool {
         !self.starves && self.ledger.landing_waiters().others_starve(&self.waiter)
     }
 
-    /// Bytes that may be leased now, including those that are leased already.
+    /// The number of bytes that may be leased now, including those that are leased already.
     pub(super) fn lease_cap(&self) -> usize {
         if self.yields_to_starving() {
             self.share().min(self.leased()).min(self.limit)
@@ -85,13 +86,13 @@ impl Landing {
         }
     }
 
-    /// Selects the chunks to reclaim. What is new is noted until
-    /// [`enforce_share`](Landing::enforce_share) returns it.
+    /// Selects the chunks to reclaim. Notes new ones until
+    /// [`enforce_share`](Landing::enforce_share) reports them.
     pub(super) fn select(&mut self) {
         let leased = self.leased();
         let scarce = self.ledger.landing_free_soon() < MIN_SHARE;
         let cap = match scarce && self.yields_to_starving() {
-            // One chunk is too many.
+            // At least one chunk has to go.
             true => self.lease_cap().min(leased.saturating_sub(1)),
             false => self.lease_cap(),
         };
@@ -100,12 +101,12 @@ impl Landing {
             return;
         }
         let mut order: Vec<_> = self.chunks.iter().collect();
-        // Usable chunks first. Of these first what the application holds, and then the fullest,
-        // because they would take longest to come free.
+        // Usable chunks come first. Of these, those with pieces that the application holds come
+        // first, and then the fullest, because they would take longest to come free.
         order.sort_by_key(|chunk| {
             (chunk.is_reclaiming(), !chunk.is_held(), Reverse(chunk.bitmap.taken()))
         });
-        // A chunk that is being made cannot be returned, but others for it.
+        // A chunk that is being made cannot be returned, but others can be in its place.
         let (mut usable, mut any_reclaimed, mut any_new) = (self.making_bytes(), false, false);
         for chunk in &order {
             let stays = chunk.is_held() && !chunk.is_reclaiming();
@@ -131,8 +132,8 @@ impl Landing {
         self.waiter.set_reclaims(any_reclaimed);
     }
 
-    /// Deregisters the chunks that [`enforce_share`](Landing::enforce_share) has selected and of
-    /// which nothing is granted or filled, and returns them to the pool. Returns their bytes.
+    /// Deregisters the chunks that [`enforce_share`](Landing::enforce_share) has selected and that
+    /// have no granted or filled pieces, and returns them to the pool. Returns their size in bytes.
     pub fn return_reclaimed(&mut self) -> usize {
         if !self.has_reclaimed {
             return 0;
@@ -147,8 +148,8 @@ impl Landing {
 }
 
 impl LandingBuf {
-    /// Whether the chunk of this piece is being reclaimed, because another connection claims
-    /// memory: the piece should be recalled from the peer.
+    /// Whether the chunk of this piece is being reclaimed because another connection claims memory.
+    /// If so, the piece should be recalled from the peer.
     pub fn is_reclaiming(&self) -> bool {
         self.chunk().is_reclaiming()
     }

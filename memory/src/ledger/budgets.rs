@@ -1,4 +1,4 @@
-//! How much of each budget is mapped.
+//! The mapped part of each budget.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -11,9 +11,11 @@ pub(crate) struct Budgets {
     send: AtomicUsize,
     landing: AtomicUsize,
     control: AtomicUsize,
-    /// Of `landing`, the bytes of chunks that wait for the landing thread to free them.
+    /// The part of `landing` that is in chunks waiting for the landing thread to free them, in
+    /// bytes.
     pub(crate) freeing: AtomicUsize,
-    /// Raised after the part and lowered before it, so that it never exceeds the sum of the parts.
+    /// The sum of the parts. Raised after a part and lowered before it, so that it never exceeds
+    /// them.
     total: AtomicUsize,
     high_water: AtomicUsize,
 }
@@ -27,13 +29,13 @@ impl Budgets {
         }
     }
 
-    /// Takes `len` bytes of a budget. Returns false, and takes nothing, if it has fewer.
+    /// Takes `len` bytes of a budget. Returns false and takes nothing if the budget has fewer.
     pub(crate) fn take(&self, usage: Use, len: usize, budget: usize) -> bool {
         self.take_some(usage, len, len, 1, budget).is_some()
     }
 
-    /// Takes up to `max` bytes of a budget, in multiples of `unit`. Returns the bytes taken; `None`
-    /// if the budget has fewer than `min`.
+    /// Takes up to `max` bytes of a budget, in multiples of `unit`, and returns how many. Returns
+    /// `None` if the budget has fewer than `min`.
     pub(crate) fn take_some(
         &self,
         usage: Use,
@@ -54,12 +56,12 @@ impl Budgets {
         Some(len)
     }
 
-    /// Updates the high-water mark: bytes that were taken have been registered.
+    /// Updates the high-water mark after bytes that were taken have been registered.
     pub(crate) fn registered(&self) {
         self.high_water.fetch_max(self.total(), Relaxed);
     }
 
-    /// Returns bytes to a budget. Their memory must have been deregistered and unmapped.
+    /// Returns bytes to a budget after their memory has been deregistered and unmapped.
     pub(crate) fn release(&self, usage: Use, len: usize) {
         self.total.fetch_sub(len, AcqRel);
         self.of(usage).fetch_sub(len, AcqRel);
@@ -69,8 +71,8 @@ impl Budgets {
         self.of(usage).load(Acquire)
     }
 
-    /// The mapped bytes that a pool returns in the course of time: all but those of connections,
-    /// which may last.
+    /// The mapped bytes that a pool returns sooner or later: all but those of connections, which
+    /// may last.
     pub(super) fn returnable(&self) -> usize {
         self.used(Use::Send) + self.used(Use::Landing)
     }

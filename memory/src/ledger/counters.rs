@@ -12,15 +12,15 @@ pub(crate) struct Counters {
     pub(crate) control: AtomicUsize,
     pub(crate) granted: AtomicUsize,
     pub(crate) filled: AtomicUsize,
-    /// Of `filled`, what the application holds.
+    /// The part of `filled` that the application holds.
     pub(crate) held: AtomicUsize,
-    /// Bytes of the chunks that such pieces lie in.
+    /// The total size of the chunks in which held pieces lie.
     pub(crate) pinned: AtomicUsize,
-    /// Bytes of the application that are registered.
+    /// Registered application memory, in bytes.
     pub(crate) application: AtomicUsize,
-    /// Of `send`, what peers have been lent.
+    /// The part of `send` that is lent to peers.
     pub(crate) lent: AtomicUsize,
-    /// Of memory that is not the pool's, what peers have been lent, each as often as they were.
+    /// Lent memory that is not the pool's. Memory that is lent several times counts each time.
     pub(crate) lent_application: AtomicUsize,
     pub(crate) registrations: AtomicU64,
     pub(crate) waits: AtomicU64,

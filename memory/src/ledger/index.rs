@@ -1,4 +1,4 @@
-//! Finds the registered region that an address range lies in.
+//! An index of registered regions by address.
 
 use std::any::Any;
 use std::num::NonZeroU32;
@@ -8,17 +8,17 @@ use crossbeam_utils::sync::ShardedLock;
 
 use crate::region::Region;
 
-/// What keeps a registration of application memory alive.
+/// A value that keeps a registration of application memory alive.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
-/// The keys of a region, and the address of its first byte with them.
+/// The keys of a region, and the address that they give its first byte.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keys {
     pub(crate) lkey: u32,
     pub(crate) iova: u64,
-    /// The key by which peers can be lent it.
+    /// The key under which it can be lent to peers.
     pub(crate) lend_key: Option<u32>,
-    /// The only peer that can be lent it, if it is for one.
+    /// The only peer to which it can be lent, if it serves one peer.
     pub(crate) for_peer: Option<NonZeroU32>,
 }
 
@@ -27,8 +27,8 @@ struct Entry {
     start: usize,
     end: usize,
     keys: Keys,
-    /// Application memory. That of the pool is kept alive by the bytes that lie in it; here the
-    /// application can have bytes of its own that do not keep the registration.
+    /// For application memory: the registration. Bytes of pool memory keep it alive, but the
+    /// application can have bytes that do not keep the registration.
     application: Option<Weak<dyn Any + Send + Sync>>,
 }
 
@@ -36,12 +36,13 @@ struct Entry {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) keys: Keys,
-    /// Of application memory: what keeps it registered.
+    /// For application memory: the value that keeps it registered.
     pub(crate) keep_alive: Option<KeepAlive>,
 }
 
-/// The registered regions, sorted by address. Every sender reads it, but it changes only when an
-/// arena or a chunk is made or removed. Hence a sharded lock, of which a reader takes one shard.
+/// The registered regions, sorted by address. Every sender reads the index, and it changes only
+/// when an arena or a chunk is made or removed. Hence the sharded lock, of which a reader takes one
+/// shard.
 #[derive(Debug, Default)]
 pub(crate) struct Index(ShardedLock<Vec<Entry>>);
 
@@ -55,7 +56,7 @@ impl Index {
         debug_assert!(is_new, "mapped, and in the index already");
     }
 
-    /// Adds application memory. Returns false, and adds nothing, if a part of it is known already.
+    /// Adds application memory. Returns false and adds nothing if a part of it is known already.
     pub(crate) fn insert_application(
         &self,
         memory: &[u8],
@@ -77,7 +78,7 @@ impl Index {
         free
     }
 
-    /// Whether a part of the memory is known, and then whether it is memory of the pool.
+    /// Returns `None` if no part of the memory is known, or whether the known part is pool memory.
     pub(crate) fn overlaps(&self, memory: &[u8]) -> Option<bool> {
         let start = memory.as_ptr().addr();
         let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +101,7 @@ impl Index {
         }
         let keep_alive = match &entry.application {
             None => None,
-            // The last of its bytes is being dropped.
+            // The last holder is dropping the registration.
             Some(application) => Some(application.upgrade()?),
         };
         let iova = entry.keys.iova + (start - entry.start) as u64;

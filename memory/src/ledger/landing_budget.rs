@@ -1,11 +1,11 @@
-//! The landing budget of a pool, which shrinks while RLIMIT_MEMLOCK leaves less than it.
+//! A pool's landing budget, which shrinks while RLIMIT_MEMLOCK leaves less.
 //!
 //! A pool is sized by the limit when it is made, but pins memory later. If several pools share a
 //! process, or the limit is lowered, a pool may find that it cannot pin more. It then works with
 //! what it has leased, like a smaller pool: connections wait for memory, and landed data is copied
-//! out if readers hold on to it. A pool that has leased nothing waits for what
-//! [other pools](super::pinning_pools) of the process return. The part of the control budget that
-//! is not pinned yet stays reserved, so landing memory never prevents a new connection.
+//! out if readers hold on to it. A pool that has leased nothing waits for memory that [other
+//! pools](super::pinning_pools) of the process return. The part of the control budget that is not
+//! pinned yet stays reserved, so landing memory never prevents a new connection.
 //!
 //! | a landing budget is | from | to, by |
 //! |---|---|---|
@@ -30,16 +30,16 @@ pub(crate) struct LandingBudget {
     configured: usize,
     /// The current budget in bytes, at most `configured`.
     bytes: AtomicUsize,
-    /// Whatever the limit leaves, nothing is tried.
+    /// True while no chunk is attempted, whatever the limit leaves.
     is_paused: AtomicBool,
     pub(crate) waiters: LandingWaiters,
-    /// What the pool has mapped.
+    /// The memory that the pool has mapped.
     pub(super) budgets: Arc<Budgets>,
-    /// How long it waits for other pools.
+    /// The wait for other pools.
     pub(super) others_wait: OthersWait,
 }
 
-/// Whether any budget may be lowered, so that deregistering memory need not look for those.
+/// True if any budget may be lowered. If not, deregistering memory need not look for one.
 pub(super) static ANY_LOWERED: AtomicBool = AtomicBool::new(false);
 
 impl LandingBudget {
@@ -63,7 +63,7 @@ impl LandingBudget {
         self.bytes() < self.configured
     }
 
-    /// Sets the budget back to the configured one.
+    /// Restores the configured budget.
     pub(crate) fn restore(&self) {
         self.resume();
         self.bytes.store(self.configured, SeqCst);
@@ -83,10 +83,11 @@ impl LandingBudget {
     }
 
     /// Lowers the budget until memory is deregistered in this process. The caller must then check
-    /// once more what the process may pin.
+    /// again how much the process may pin.
     pub(crate) fn lower(&self, bytes: usize) {
         self.bytes.store(bytes.min(self.configured), SeqCst);
-        // After it: who deregisters memory sees both, or its memory is found by the check.
+        // After lowering, so that a thread that deregisters memory sees both, or the check finds
+        // its memory.
         ANY_LOWERED.store(true, SeqCst);
         fence(SeqCst);
     }

@@ -1,8 +1,8 @@
-//! The landing thread of a pool: makes and frees landing memory, so that no task waits for it.
+//! A pool's landing thread, which makes and frees landing memory so that no task waits for it.
 //!
-//! To map, zero and register a chunk takes milliseconds, and so does the reverse. Connections ask
-//! for chunks on the workers of a runtime, with their lock held. So these jobs run on a thread of
-//! the pool, where the [registrar is slow](crate::Registrar::is_slow).
+//! Mapping, zeroing and registering a chunk takes milliseconds, and so does freeing it. Connections
+//! ask for chunks on a runtime's workers, with their lock held. So these jobs run on a pool thread
+//! where the [registrar is slow](crate::Registrar::is_slow).
 //!
 //! | the thread | on | next |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 //! | works | the queue is empty | waits |
 //! | waits, works | the ledger is dropped, and with it the sender of the queue | ended, after the jobs in the queue |
 //!
-//! Jobs may keep the ledger alive; the thread does not, and nobody waits for its end. So the last
+//! Jobs may keep the ledger alive. The thread does not, and nobody waits for its end. So the last
 //! job may drop the ledger on the thread itself.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +21,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// What the thread does, once.
+/// A job that the thread runs once.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// The queue of the thread, if it has started.
@@ -37,7 +37,8 @@ impl LandingThread {
         self.queue().is_some()
     }
 
-    /// Queues a job. Starts the thread for the first one. Runs the job here if there is no thread.
+    /// Queues a job, and starts the thread for the first one. Runs the job on the caller's thread
+    /// if no thread can be started.
     pub(crate) fn run(&self, job: Job) {
         let mut queue = self.queue();
         if queue.is_none() {
@@ -105,7 +106,7 @@ mod tests {
         }
     }
 
-    /// The last job drops what the thread belongs to, on the thread itself.
+    /// The last job drops the owner of the thread, on the thread itself.
     #[test]
     fn the_thread_ends_with_its_owner() {
         struct Told(mpsc::Sender<()>);

@@ -10,8 +10,8 @@
 //! | for its share | as above, and has less than its share | return what exceeds their shares |
 //! | starving | as above, since nothing that it has can take even its shortest piece | return a chunk, even of their shares |
 //!
-//! The last two are claims. Each attempt to allocate sets the state anew, and the next that
-//! succeeds or fails for good ends it, as does the owner when it gives up or is dropped.
+//! The last two are claims. Each attempt to allocate replaces the state. It ends with the next
+//! attempt that succeeds or fails for good, and when the owner gives up or is dropped.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, fence};
@@ -23,7 +23,7 @@ use super::waiter_count::WaiterCount;
 /// The smallest share in bytes: enough for two pieces that are worth granting.
 pub(crate) const MIN_SHARE: usize = 32 * 1024;
 
-/// What an allocator waits for: the table of the module.
+/// The memory that an allocator waits for, as in the module's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub(crate) enum Waiting {
     No,
@@ -37,7 +37,7 @@ impl Waiting {
     const ALL: [Waiting; 5] =
         [Waiting::No, Waiting::ForOwn, Waiting::AtShare, Waiting::ForShare, Waiting::Starving];
 
-    /// Memory that comes free in the budget helps it.
+    /// Whether memory that comes free in the budget helps the waiter.
     fn takes_budget(self) -> bool {
         self >= Waiting::AtShare
     }
@@ -47,25 +47,25 @@ impl Waiting {
     }
 }
 
-/// The part of a [`Landing`](crate::Landing) that outlives it: a piece that comes free wakes the
-/// owner through it.
+/// The part of a [`Landing`](crate::Landing) that outlives it, through which a piece that comes
+/// free wakes the owner.
 #[derive(Debug)]
 pub(crate) struct LandingWaiter {
-    /// A [`Waiting`].
+    /// The [`Waiting`] state as a number.
     state: AtomicU8,
-    /// Some chunks are to be returned as soon as they are free.
+    /// True if some chunks are to be returned as soon as they are free.
     reclaims: AtomicBool,
-    /// Bytes that the owner has leased.
+    /// The number of bytes that the owner has leased.
     leased: AtomicUsize,
-    /// Bytes that the owner may lease at a time.
+    /// The maximum number of bytes that the owner may lease at a time.
     pub(crate) limit: usize,
-    /// Bytes of the pieces that the application holds.
+    /// The total size of the pieces that the application holds.
     pub(crate) held: AtomicUsize,
-    /// Bytes of the chunks that such pieces lie in.
+    /// The total size of the chunks in which held pieces lie.
     pub(crate) pinned: AtomicUsize,
-    /// Bytes of the owner's chunks that wait to be deregistered and unmapped.
+    /// The total size of the owner's chunks that wait to be deregistered and unmapped.
     pub(crate) freeing: AtomicUsize,
-    /// The owner has leased memory, or waits for some.
+    /// True if the owner has leased memory or waits for some.
     active: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
@@ -98,14 +98,14 @@ impl LandingWaiter {
     }
 
     /// Sets whether chunks are to be returned as soon as they are free. After setting `true`, the
-    /// owner must check for free ones once more.
+    /// owner must check again for free ones.
     pub(crate) fn set_reclaims(&self, reclaims: bool) {
         self.reclaims.store(reclaims, SeqCst);
         fence(SeqCst);
     }
 
-    /// Replaces the waker. The old one is dropped outside the lock: dropping it may drop a task and
-    /// all that the task owns.
+    /// Replaces the waker. Drops the old one outside the lock, because that may drop a task and all
+    /// that the task owns.
     pub(crate) fn set_waker(&self, new: Option<Waker>) {
         let old = std::mem::replace(&mut *self.waker(), new);
         drop(old);
@@ -122,10 +122,10 @@ impl LandingWaiter {
         }
     }
 
-    /// Wakes the owner, because a piece of it has come free, if it needs to know: it waits for
-    /// memory, or has a chunk to return that may now be free.
+    /// Wakes the owner after one of its pieces has come free, if it waits for memory or has a chunk
+    /// to return that may now be free.
     pub(crate) fn piece_freed(&self) {
-        // Between freeing the memory and reading both.
+        // Orders the freeing of the memory before the reads of both.
         fence(SeqCst);
         if self.state() != Waiting::No || self.reclaims.load(SeqCst) {
             self.wake();
@@ -136,9 +136,9 @@ impl LandingWaiter {
 /// The waiters of all connections of a pool.
 #[derive(Debug, Default)]
 pub(crate) struct LandingWaiters {
-    /// Those that claim memory are in the order in which they began to.
+    /// The waiters. Those that claim memory are in the order in which they began to.
     list: Mutex<Vec<Weak<LandingWaiter>>>,
-    /// Those that the budget helps.
+    /// The number of waiters that memory in the budget helps.
     n_waiting: WaiterCount,
     n_claims: AtomicUsize,
     n_starving: AtomicUsize,
@@ -150,7 +150,7 @@ impl LandingWaiters {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a waiter that does not wait yet, of an allocator that may lease `limit` bytes.
+    /// Adds an idle waiter for an allocator that may lease `limit` bytes.
     pub(crate) fn add(&self, limit: usize) -> Arc<LandingWaiter> {
         let waiter = Arc::new(LandingWaiter::new(limit));
         self.list().push(Arc::downgrade(&waiter));
@@ -165,8 +165,8 @@ impl LandingWaiters {
         waiter.set_waker(None);
     }
 
-    /// Sets what the waiter waits for; only its owner calls this. Returns the state before. If it
-    /// begins to wait for anything, the owner must check for memory once more before it waits.
+    /// Sets the state of a waiter and returns the old one. Only the waiter's owner calls this. When
+    /// it begins to wait, it must check for memory again before it waits.
     pub(crate) fn set(&self, waiter: &Arc<LandingWaiter>, state: Waiting) -> Waiting {
         let before = waiter.state();
         if before == state {
@@ -180,7 +180,7 @@ impl LandingWaiters {
             (true, false) => self.n_waiting.leave(),
             (true, true) | (false, false) => {}
         }
-        // Between the new state and the last check for memory.
+        // Orders the new state before the last check for memory.
         fence(SeqCst);
         count(&self.n_starving, changes(|state| state == Waiting::Starving));
         count(&self.n_claims, changes(Waiting::is_claim));
@@ -201,7 +201,7 @@ impl LandingWaiters {
         }
     }
 
-    /// Records how many bytes the owner of the waiter has leased; only the owner calls this.
+    /// Records how many bytes the waiter's owner has leased. Only the owner calls this.
     pub(crate) fn record_leased(&self, waiter: &LandingWaiter, leased: usize) {
         waiter.leased.store(leased, SeqCst);
         self.count_active(waiter);
@@ -249,8 +249,8 @@ impl LandingWaiters {
         waiters.iter().filter(|waiter| which(waiter)).for_each(|waiter| waiter.wake());
     }
 
-    /// Wakes the others that wait at their shares: fewer connections claim memory, or shares have
-    /// grown.
+    /// Wakes the others that wait at their shares, because fewer connections claim memory or shares
+    /// have grown.
     fn wake_at_share(&self, waiter: &LandingWaiter) {
         if self.n_waiting.any_after_free() {
             self.wake_each(|other| {
@@ -259,15 +259,15 @@ impl LandingWaiters {
         }
     }
 
-    /// Wakes the other connections that have more than `leased` bytes, so that they return what
-    /// they have to: this one has begun to claim memory.
+    /// Wakes the other connections that have more than `leased` bytes, because this one has begun
+    /// to claim memory and they have to return some.
     pub(crate) fn wake_above(&self, waiter: &Arc<LandingWaiter>, leased: usize) {
         self.wake_each(|other| {
             !std::ptr::eq(other, Arc::as_ptr(waiter)) && other.leased() > leased
         });
     }
 
-    /// Wakes those that wait: part of the budget has come free.
+    /// Wakes the waiters after a part of the budget has come free.
     pub(crate) fn budget_freed(&self) {
         if self.n_waiting.any_after_free() {
             self.wake_each(|waiter| waiter.state().takes_budget());
@@ -275,7 +275,7 @@ impl LandingWaiters {
     }
 }
 
-/// Adds one to `counter`, or subtracts it, when something begins or ends to count.
+/// Adds 1 to `counter` when something begins to count, or subtracts 1 when it ceases to.
 fn count(counter: &AtomicUsize, change: (bool, bool)) {
     match change {
         (false, true) => {

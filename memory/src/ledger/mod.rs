@@ -1,5 +1,5 @@
-//! The accounting of a pool: budgets, counters, the index of regions, the waiters for landing
-//! memory, the thread that makes it, and the registrar of the device.
+//! A pool's accounting: budgets, counters, the index of regions, the waiters for landing memory,
+//! the thread that makes it, and the device's registrar.
 //!
 //! Arenas, slots, chunks and pieces hold the ledger, not the pool, so that they can outlive it.
 //!
@@ -57,15 +57,15 @@ pub(crate) struct Ledger {
     landing: Arc<LandingBudget>,
     pub(crate) registrar: Arc<dyn Registrar>,
     pub(crate) landing_thread: LandingThread,
-    /// The process that has made the pool.
+    /// The process that made the pool.
     process: Process,
-    /// Landing memory could not be had, and has not been since.
+    /// True from the time when no landing memory was available until some is.
     pub(crate) cannot_land: AtomicBool,
-    /// The last field, so that it is dropped after the registrar.
+    /// Last, so that it is dropped after the registrar.
     _notify: NotifyOnDrop,
 }
 
-/// Wakes other pools when dropped. Holds whether this one pins memory.
+/// Wakes other pools when dropped, if this pool pins memory.
 struct NotifyOnDrop(bool);
 
 impl Drop for NotifyOnDrop {
@@ -104,8 +104,8 @@ impl Ledger {
         }
     }
 
-    /// Whether a parent of this process has made the pool: it is left alone then, with everything
-    /// of it, and its memory is not mapped here (R23).
+    /// Whether a parent of this process made the pool. Such a pool and all that belongs to it are
+    /// left alone, and its memory is not mapped here (R23).
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
         !self.process.is_current()
@@ -126,13 +126,13 @@ impl Ledger {
         self.landing_budget().saturating_sub(self.budgets.used(Use::Landing))
     }
 
-    /// As [`landing_free`](Self::landing_free), with those that the landing thread is about to
-    /// free.
+    /// Like [`landing_free`](Self::landing_free), but includes bytes that the landing thread is
+    /// about to free.
     pub(crate) fn landing_free_soon(&self) -> usize {
         self.landing_free().saturating_add(self.budgets.freeing.load(SeqCst))
     }
 
-    /// The bytes that the owner of the waiter may have leased, including those that are leased
+    /// The number of bytes that the waiter's owner may lease, including those that are leased
     /// already: its share, or more while no other connection claims memory.
     pub(crate) fn may_lease(&self, waiter: &LandingWaiter) -> usize {
         let waiters = self.landing_waiters();
@@ -173,7 +173,7 @@ impl Ledger {
         Some((usize::try_from(available).unwrap_or(usize::MAX).saturating_sub(control), memlock))
     }
 
-    /// The bytes that the longest chunk may have where chunks are files and RLIMIT_FSIZE applies.
+    /// The length of the longest possible chunk, where chunks are files and RLIMIT_FSIZE applies.
     pub(crate) fn longest_chunk(&self) -> Option<usize> {
         if self.registrar.wants_file() { longest_file() } else { None }
     }
@@ -183,22 +183,22 @@ impl Ledger {
         error.is_limit() && self.landing_left().is_some()
     }
 
-    /// Memory has been deregistered: wakes the pools that wait for the limit to leave more.
+    /// Wakes the pools that wait for room under the limit, after memory has been deregistered.
     pub(crate) fn deregistered(&self) {
         if self.registrar.pins() {
             pinning_pools::returned();
         }
     }
 
-    /// As [`deregistered`](Self::deregistered), for a registration that has failed: part of the
-    /// memory may have been pinned for a moment, but nothing has been returned.
+    /// Like [`deregistered`](Self::deregistered), but for a failed registration. Part of the memory
+    /// may have been pinned for a moment, but nothing has been returned.
     pub(crate) fn not_registered(&self) {
         if self.registrar.pins() {
             pinning_pools::wake();
         }
     }
 
-    /// A connection waits for landing memory at `now`, by the caller's clock.
+    /// Records that a connection waits for landing memory at `now`, by the caller's clock.
     pub(crate) fn waited(&self, now: Instant) {
         if self.landing.is_lowered() {
             self.landing.others_wait.waited(now, pinning_pools::returns());
@@ -214,19 +214,19 @@ impl Ledger {
             && pinning_pools::others_hold(&self.landing)
     }
 
-    /// The device has refused what the limit allows: no chunk is made until a pool of the process
-    /// returns memory, or a connection has waited for a while.
+    /// Stops making chunks after the device has refused one that the limit allows, until a pool of
+    /// the process returns memory or a connection has waited for a while.
     pub(crate) fn pause_landing(&self) {
         self.landing.pause(self.budgets.used(Use::Landing));
     }
 
-    /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if that is
-    /// less than `min`. `None` means that there is nothing to wait for: the pool has no landing
-    /// memory, and [other pools](Self::waits_for_others) hold none.
+    /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if they
+    /// are fewer than `min`. Returns `None` if there is nothing to wait for: the pool has no
+    /// landing memory, and [other pools](Self::waits_for_others) hold none.
     pub(crate) fn fit_landing(&self, min: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);
         if used.saturating_add(min) > self.sizes.landing {
-            // The configured budget does not allow it, whatever the limit.
+            // The configured budget does not allow a chunk, whatever the limit.
             return Some(0);
         }
         let room = || match self.landing.is_paused() {
@@ -236,7 +236,8 @@ impl Ledger {
         let mut left = room();
         if left < min {
             self.landing.lower(used.saturating_add(left));
-            // Checked again after lowering: memory deregistered from now on wakes this pool.
+            // Checked again after lowering, because memory that is deregistered from now on wakes
+            // this pool.
             left = room();
         }
         if left >= min {

@@ -1,21 +1,21 @@
-//! How long a pool without landing memory waits for what other pools of the process return.
+//! The time for which a pool without landing memory waits for memory that other pools return.
 //!
-//! They may keep it for ever. Then a message is refused after a while, as it would be if nobody
-//! held any.
+//! The other pools may keep it for ever. After a while a message is therefore refused, as if no
+//! pool held any.
 //!
 //! | the wait | on | next |
 //! |---|---|---|
 //! | none | a connection has waited | running |
-//! | running | a pool of the process has returned memory | running, anew |
-//! | running | no connection has told of its waiting for [`MAX_WAIT`] | running, anew |
+//! | running | a pool of the process has returned memory | running, restarted |
+//! | running | no connection has told of its waiting for [`MAX_WAIT`] | running, restarted |
 //! | running | [`MAX_WAIT`] has passed | over |
 //! | over | a pool of the process has returned memory | none |
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Connections that end, those of a server that is replaced for example, return their memory by
-/// then on a busy machine, too.
+/// Connections that end (of a replaced server, for example) return their memory by then even on a
+/// busy machine.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// The wait of a pool. It has no clock: connections tell it the time.
@@ -25,9 +25,9 @@ pub(crate) struct OthersWait(Mutex<Option<Wait>>);
 #[derive(Debug)]
 struct Wait {
     since: Instant,
-    /// When a connection last told of its waiting.
+    /// The time of the last report that a connection waits.
     told: Instant,
-    /// How often pools had returned memory when it began.
+    /// The number of times that pools had returned memory when the wait began.
     returns: usize,
     is_over: bool,
 }
@@ -37,7 +37,7 @@ impl OthersWait {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection waits at `now`. Pools have returned memory `returns` times so far.
+    /// Records that a connection waits at `now`. Pools have returned memory `returns` times so far.
     pub(super) fn waited(&self, now: Instant, returns: usize) {
         let mut wait = self.wait();
         let passed = |since: Instant| now.saturating_duration_since(since) >= MAX_WAIT;
@@ -78,10 +78,10 @@ mod tests {
             [501, 502, 503, 504, 505].map(|n| tell(n, 8)),
             [false, false, false, false, true]
         );
-        // What is returned meanwhile begins it anew.
+        // Memory that is returned during the wait restarts it.
         let told = [(600, 9), (603, 9), (603, 10), (606, 10), (607, 10)];
         assert_eq!(told.map(|(n, r)| tell(n, r)), [false, false, false, false, true]);
-        // So does a pause: it was another wait.
+        // A pause also restarts it, because it was another wait.
         let told = [(700, 11), (703, 11), (707, 11), (710, 11), (711, 11)];
         assert_eq!(told.map(|(n, r)| tell(n, r)), [false, false, false, false, true]);
     }

@@ -1,7 +1,7 @@
-//! The pools of this process that pin memory, which share RLIMIT_MEMLOCK.
+//! The pools of this process that pin memory and so share RLIMIT_MEMLOCK.
 //!
-//! A pool that finds nothing left by the limit waits while others hold memory that they will
-//! return: for landing, or for sending. It is woken when any of them deregisters some.
+//! A pool that has no room under the limit waits while others hold landing or send memory that they
+//! will return. It is woken when any of them deregisters some.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicUsize, fence};
@@ -11,7 +11,7 @@ use super::landing_budget::{ANY_LOWERED, LandingBudget};
 use crate::process::PerProcess;
 
 static POOLS: PerProcess<Mutex<Vec<Weak<LandingBudget>>>> = PerProcess::new(Mutex::default);
-/// How often any of them has returned memory.
+/// The number of times that any pool has returned memory.
 static RETURNS: AtomicUsize = AtomicUsize::new(0);
 
 fn list() -> MutexGuard<'static, Vec<Weak<LandingBudget>>> {
@@ -22,7 +22,7 @@ fn pools() -> Vec<Arc<LandingBudget>> {
     list().iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Adds a pool. It is one of them until its last memory is gone.
+/// Adds a pool, which stays in the list until its last memory is gone.
 pub(super) fn add(pool: &Arc<LandingBudget>) {
     let mut list = list();
     list.retain(|pool| pool.strong_count() > 0);
@@ -34,7 +34,7 @@ pub(super) fn others_hold(pool: &LandingBudget) -> bool {
     pools().iter().any(|other| !std::ptr::eq(&**other, pool) && other.budgets.returnable() > 0)
 }
 
-/// Bytes that landing threads are about to unpin.
+/// The number of bytes that landing threads are about to unpin.
 pub(crate) fn unpinning() -> usize {
     pools().iter().map(|pool| pool.budgets.freeing.load(SeqCst)).sum()
 }
@@ -43,7 +43,7 @@ pub(super) fn returns() -> usize {
     RETURNS.load(SeqCst)
 }
 
-/// A pool has deregistered memory: restores lowered budgets and wakes their waiters.
+/// Restores lowered budgets and wakes their waiters, after a pool has deregistered memory.
 pub(super) fn returned() {
     RETURNS.fetch_add(1, SeqCst);
     wake();

@@ -13,12 +13,12 @@
 
 use crate::atomics::{AtomicUsize, Ordering, fence};
 
-/// The number of waiters, which is read without a lock.
+/// The number of waiters, which can be read without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct WaiterCount(AtomicUsize);
 
 impl WaiterCount {
-    /// Adds a waiter. It must check for memory once more after this.
+    /// Adds a waiter, which must then check for memory again.
     pub(crate) fn enter(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);

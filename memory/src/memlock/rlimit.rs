@@ -8,7 +8,7 @@ pub(super) fn get() -> io::Result<(Option<u64>, Option<u64>)> {
     Ok((finite(limit.rlim_cur), finite(limit.rlim_max)))
 }
 
-/// Raises the soft limit to the hard one. One that cannot be raised stays as it is.
+/// Raises the soft limit to the hard one. A limit that cannot be raised stays as it is.
 pub(super) fn raise() -> io::Result<()> {
     let mut limit = getrlimit()?;
     if limit.rlim_cur != limit.rlim_max {
@@ -27,7 +27,7 @@ pub(super) fn status() -> io::Result<String> {
     fs::read_to_string("/proc/self/status")
 }
 
-/// The name of the user namespace that this process is in; empty where the kernel does not tell.
+/// The name of this process's user namespace, or an empty string if the kernel gives none.
 pub(super) fn user_namespace() -> String {
     let name = fs::read_link("/proc/self/ns/user").unwrap_or_default();
     name.to_string_lossy().into_owned()

@@ -12,7 +12,7 @@ use crate::error::RegionError;
 use crate::landing::Landing;
 use crate::ledger::Ledger;
 
-/// A part of a named buffer that is granted, or about to be: a peer may write to it.
+/// A part of a named buffer that is granted, or about to be. A peer may write to it.
 ///
 /// Drop it only when nothing can write to it any longer: after ABORT, or when the queue pair has
 /// been destroyed (R9).
@@ -21,21 +21,21 @@ pub struct NamedGrant {
     registered: Registered,
 }
 
-/// What a grant has until it is dropped.
+/// The registration that a grant keeps until it is dropped.
 enum Registered {
-    /// A registration of its own, which ends with it. `None` once it has been dropped.
+    /// The grant's own registration, which ends with it. `None` once it has been dropped.
     Once(Option<Held>),
-    /// One that the buffer keeps.
+    /// A registration that the buffer keeps.
     Kept { pinned: Arc<Pinned>, granting: Granting },
 }
 
-/// A registration that ends before the lease is given up: the order of the fields.
+/// A registration that ends before the lease is given up, because of the order of the fields.
 struct Held {
     pinned: Arc<Pinned>,
     granting: Granting,
 }
 
-/// That a part of the buffer is granted.
+/// Marks a part of the buffer as granted.
 struct Granting(NamedLease);
 
 impl Drop for Granting {
@@ -64,7 +64,7 @@ impl NamedGrant {
         let kept = state.kept.clone().filter(|kept| kept.is_of(&ledger));
         let keeps = state.keeps;
         drop(state);
-        // Ends the grant if what follows fails.
+        // Ends the grant if a later step fails.
         let granting = Granting(lease);
         let buffer = &granting.0.0.0;
         let registered = match (keeps, kept) {
@@ -77,7 +77,7 @@ impl NamedGrant {
                 let pinned = Arc::new(pinned);
                 let earlier = buffer.state().kept.replace(pinned.clone());
                 if let Some(earlier) = earlier {
-                    // The lease waits for its end.
+                    // The lease waits for the end of the earlier registration.
                     earlier.end_before(granting.0.clone());
                 }
                 Registered::Kept { pinned, granting }
@@ -121,9 +121,10 @@ impl NamedGrant {
         self.range.len()
     }
 
-    /// The peer has written the first `len` bytes, at most the capacity, and has sent DONE. They
-    /// are viewed from now on, and the key is withdrawn, unless the buffer keeps its registration:
-    /// by a thread of its own if the device takes time for it. Until then the peer can change them.
+    /// Turns the grant into bytes after the peer has written the first `len` bytes, at most the
+    /// capacity, and has sent DONE. They count as viewed from now on. The key is withdrawn, unless
+    /// the buffer keeps its registration, on a dedicated thread if the device is slow. Until then
+    /// the peer can change the bytes.
     pub fn filled(self, len: usize) -> Bytes {
         let NamedGrant { range, registered } = self;
         let granting = match &registered {
@@ -150,49 +151,50 @@ impl Drop for Registered {
         if let Registered::Once(held) = self
             && let Some(Held { pinned, granting }) = held.take()
         {
-            // To unpin the memory takes time, and the connection is locked.
+            // Unpinning the memory takes time, and the connection is locked.
             pinned.end_before(granting);
         }
     }
 }
 
-/// Where the thread leaves the grant.
+/// The place where the thread leaves the grant.
 type Slot = Mutex<Option<Result<NamedGrant, RegionError>>>;
 
-/// A part of a named buffer that is being registered. Dropping it gives the registration up.
+/// A part of a named buffer that is being registered. Dropping it gives up the registration.
 #[derive(Debug)]
 pub struct NamedRegistration(Arc<Slot>);
 
 impl NamedRegistration {
-    /// The grant, or why there is none, once.
+    /// Takes the grant, or the reason why it failed. Returns it once.
     pub fn take_result(&self) -> Option<Result<NamedGrant, RegionError>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl NamedLease {
-    /// Whether nothing need be registered for a grant.
+    /// Whether a grant needs no new registration.
     fn keeps_registration_of(&self, ledger: &Arc<Ledger>) -> bool {
         self.0.0.state().kept.as_ref().is_some_and(|kept| kept.is_of(ledger))
     }
 }
 
 impl Landing {
-    /// Whether a peer can write to this buffer. Where it has to map a file, that is a
+    /// Whether a peer can write to this buffer. A peer that has to map a file can only write to a
     /// [`LandableBuf`](crate::LandableBuf) that is [kept
-    /// registered](super::NamedBuffer::keep_registered), as nothing takes a mapping away.
+    /// registered](super::NamedBuffer::keep_registered), because a mapping cannot be revoked.
     pub fn can_name(&self, lease: &NamedLease) -> bool {
         !self.ledger().registrar.wants_file() || lease.file().is_some()
     }
 
-    /// Registers a part of a named buffer, so that the peer of this connection can write to it:
-    /// what follows the filled bytes. Where the registrar is slow, the landing thread does it, and
-    /// wakes the [waker](Landing::register_waker) then. Nothing is registered where the buffer has
-    /// [kept](super::NamedBuffer::keep_registered) that of an earlier grant by this pool.
+    /// Registers a part of a named buffer after the filled bytes, so that this connection's peer
+    /// can write to it. Where the registrar is slow, the landing thread does it and then wakes the
+    /// [waker](Landing::register_waker). Nothing is registered if the buffer has
+    /// [kept](super::NamedBuffer::keep_registered) the registration of an earlier grant by this
+    /// pool.
     ///
-    /// The result has [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough beside what
-    /// the pool may use, [`RegionError::Overlap`] if another part of the buffer is granted, and
-    /// [`RegionError::Register`] if the device or the kernel refuses.
+    /// The result has [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough on top of
+    /// what the pool may use, [`RegionError::Overlap`] if another part of the buffer is granted,
+    /// and [`RegionError::Register`] if the device or the kernel refuses.
     pub fn register_named(&self, lease: NamedLease, range: Range<usize>) -> NamedRegistration {
         let slot = Arc::<Slot>::default();
         let (ledger, waiter) = (self.ledger().clone(), self.waiter().clone());

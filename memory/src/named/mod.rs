@@ -1,4 +1,4 @@
-//! Memory of the application that a message lands in.
+//! Application memory that a message lands in.
 //!
 //! | who holds | what | so that |
 //! |---|---|---|
@@ -18,10 +18,10 @@
 //! | claimed | drop of the last clone of the lease, of which the registration holds one | idle: the owner is woken |
 //! | idle, without views | [`NamedBuffer::take`] | taken: the application has it back |
 //!
-//! A registration ends before its clone of the lease is dropped, so no key works for a buffer that
-//! is idle, unless it [keeps](NamedBuffer::keep_registered) it. Then it ends with
-//! [`NamedBuffer::close`], or when the buffer is dropped, before the owner is taken or dropped: the
-//! buffer is claimed meanwhile.
+//! A registration ends before its clone of the lease is dropped, so no key works for an idle
+//! buffer. A buffer that [keeps its registration](NamedBuffer::keep_registered) is the exception:
+//! there it ends with [`NamedBuffer::close`], or when the buffer is dropped, before the owner is
+//! taken or dropped. The buffer is claimed until then.
 
 mod grant;
 mod pinned;
@@ -41,36 +41,35 @@ use crate::file::OwnedFd;
 use crate::landing::Landed;
 use crate::region::landable::LandableBuf;
 
-/// A buffer of the application that the longest `bytes` field of a message is to land in. Cheap to
-/// clone.
+/// An application buffer in which the longest `bytes` field of a message lands. Cheap to clone.
 #[derive(Clone)]
 pub struct NamedBuffer(Arc<Buffer>);
 
 struct Buffer {
     start: NonNull<u8>,
     len: usize,
-    /// The owner, from `Box::into_raw`. It is borrowed exclusively by `start` until it is taken.
+    /// The owner, from `Box::into_raw`. `start` borrows it exclusively until it is taken.
     owner: NonNull<dyn Any + Send>,
-    /// What peers of this host can map of a [`LandableBuf`].
+    /// The file of a [`LandableBuf`], which peers on this host can map.
     file: Option<Arc<OwnedFd>>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// No call may claim it any more.
+    /// True if no call may claim the buffer any more.
     closed: bool,
-    /// What is registered once stays so until the buffer is closed.
+    /// True if a registration lasts until the buffer is closed.
     keeps: bool,
     kept: Option<Arc<Pinned>>,
     claimed: bool,
     granted: bool,
     taken: bool,
-    /// Bytes at the start that have landed, or were copied there.
+    /// The number of bytes at the start that have landed, or were copied there.
     filled: usize,
-    /// Views that are alive.
+    /// The number of live views.
     views: usize,
-    /// Those who wait until no call has it.
+    /// The tasks that wait until no call has the buffer.
     wakers: Vec<Waker>,
 }
 
@@ -81,7 +80,7 @@ unsafe impl Send for Buffer {}
 // SAFETY: as above; all shared state is behind the mutex.
 unsafe impl Sync for Buffer {}
 
-/// Why a buffer does not come back yet.
+/// The reason why a buffer cannot be taken back yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InUse {
     /// A call still has it.
@@ -90,14 +89,15 @@ pub enum InUse {
     /// Bytes of the message, or clones of them, are still alive.
     #[error("{0} views of the landed bytes are alive: drop the message first")]
     Viewed(usize),
-    /// It came back before.
+    /// The buffer was taken back before.
     #[error("the buffer has come back already")]
     Taken,
 }
 
 impl NamedBuffer {
-    /// A buffer over the bytes of `owner`, whose `as_mut` is called once. Of a [`LandableBuf`]
-    /// peers of this host can map the file, once it is [kept registered](Self::keep_registered).
+    /// Makes a buffer over the bytes of `owner`, whose `as_mut` is called once. If the owner is a
+    /// [`LandableBuf`], peers on this host can map its file once the buffer is [kept
+    /// registered](Self::keep_registered).
     pub fn new<T: AsMut<[u8]> + Send + 'static>(owner: T) -> Self {
         let landable = (&owner as &dyn Any).downcast_ref::<LandableBuf>();
         let file = landable.map(|landable| landable.file().clone());
@@ -121,8 +121,8 @@ impl NamedBuffer {
         self.0.len == 0
     }
 
-    /// Claims the buffer for a call. `None` if a call has it, if bytes of an earlier one are still
-    /// viewed, or if it is [closed](Self::close).
+    /// Claims the buffer for a call. Returns `None` if a call has it, if bytes of an earlier one
+    /// are still viewed, or if it is [closed](Self::close).
     pub fn claim(&self) -> Option<NamedLease> {
         let mut state = self.0.state();
         if state.closed || state.claimed || state.taken || state.views > 0 {
@@ -134,15 +134,15 @@ impl NamedBuffer {
         Some(NamedLease(Arc::new(Claim(self.0.clone()))))
     }
 
-    /// From the first grant on the whole buffer stays registered, with one key, until it is closed
-    /// or dropped. A peer that has had a grant can write to it all that time; to a [`LandableBuf`]
-    /// that it has mapped, for as long as it runs.
+    /// Keeps the whole buffer registered, with one key, from the first grant on until it is closed
+    /// or dropped. A peer that has had a grant can write to the buffer for all that time. If it has
+    /// mapped a [`LandableBuf`], it can do so for as long as it runs.
     pub fn keep_registered(&self) {
         self.0.state().keeps = true;
     }
 
-    /// No call may claim the buffer from now on. A registration that it keeps ends, now or when the
-    /// call that has it has ended: by a thread of its own if the device takes time for it.
+    /// Prevents calls from claiming the buffer. A kept registration ends now, or when the current
+    /// call has ended, on a dedicated thread if the device is slow.
     pub fn close(&self) {
         let mut state = self.0.state();
         state.closed = true;
@@ -151,7 +151,8 @@ impl NamedBuffer {
         }
     }
 
-    /// Ready when no call has the buffer. Wakes all tasks that have polled since one had it.
+    /// Returns `Ready` when no call has the buffer. The end of the call wakes all tasks that have
+    /// polled during it.
     pub fn poll_idle(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.0.state();
         if !state.claimed {
@@ -163,10 +164,9 @@ impl NamedBuffer {
         Poll::Pending
     }
 
-    /// Returns the owner, once, when no registration is kept: that ends now.
+    /// Returns the owner, once, when no registration is kept. If one is kept, this call ends it.
     ///
-    /// # Errors
-    /// [`InUse`]: it stays where it is.
+    /// [`InUse`] if the buffer is in use. The owner then stays in it.
     ///
     /// # Panics
     /// If the owner is no `T`.
@@ -215,8 +215,8 @@ impl Buffer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the registration that an unclaimed buffer keeps, if any; it is claimed until that has
-    /// ended.
+    /// Ends the registration that an unclaimed buffer keeps, if any. The buffer is claimed until
+    /// that is done.
     fn end_registration(buffer: &Arc<Buffer>, mut state: MutexGuard<'_, State>) {
         let Some(kept) = state.kept.take() else { return };
         state.claimed = true;
@@ -240,7 +240,7 @@ impl Drop for Buffer {
     }
 }
 
-/// The right of one call to put bytes into the buffer. The last clone gives it up.
+/// The right of one call to put bytes into the buffer. Dropping the last clone gives it up.
 #[derive(Clone, Debug)]
 pub struct NamedLease(Arc<Claim>);
 
@@ -252,18 +252,18 @@ impl NamedLease {
         self.0.0.len
     }
 
-    /// The file that peers of this host may map to write to the buffer, if they may.
+    /// The file that peers on this host may map to write to the buffer, if they may.
     fn file(&self) -> Option<&Arc<OwnedFd>> {
         let buffer = &self.0.0;
         buffer.file.as_ref().filter(|_| buffer.state().keeps)
     }
 
-    /// Bytes at the start of the buffer that have landed, or were copied there.
+    /// The number of bytes at the start of the buffer that have landed, or were copied there.
     pub fn filled(&self) -> usize {
         self.0.0.state().filled
     }
 
-    /// Where in the buffer these bytes lie, if they are a view of it.
+    /// The range of these bytes in the buffer, if they are a view of it.
     pub fn range_of(&self, landed: &Landed) -> Option<Range<usize>> {
         let bytes = landed.memory();
         let at = bytes.as_ptr().addr().checked_sub(self.0.0.start.addr().get())?;
@@ -271,8 +271,8 @@ impl NamedLease {
         (!bytes.is_empty() && end <= self.0.0.len).then_some(at..end)
     }
 
-    /// A view of bytes that have landed, which may lie in several views. `None` if not all of them
-    /// have.
+    /// Returns a view of landed bytes, which may overlap other views. Returns `None` if not all of
+    /// them have landed.
     pub fn view(&self, range: Range<usize>) -> Option<Bytes> {
         let buffer = &self.0.0;
         let mut state = buffer.state();
@@ -284,9 +284,9 @@ impl NamedLease {
         Some(Bytes::from_owner(View { buffer: buffer.clone(), range }))
     }
 
-    /// Fills the start of the buffer with a copy of these parts, one behind the other, and returns
-    /// a view of it. `None` if they do not fit, a peer may write to the buffer, or something is
-    /// viewed.
+    /// Fills the start of the buffer with a copy of these parts, one after the other, and returns a
+    /// view of it. Returns `None` if they do not fit, if a peer may write to the buffer, or if any
+    /// of it is viewed.
     pub fn fill(&self, parts: &[Landed]) -> Option<Bytes> {
         let buffer = &self.0.0;
         let len = parts.iter().map(Landed::len).sum();

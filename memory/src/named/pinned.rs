@@ -1,4 +1,4 @@
-//! Memory of the application that peers can write to.
+//! Application memory that peers can write to.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::ledger::Ledger;
 use crate::registered::{freeing, pin};
 use crate::registrar::{Access, Memory, Registration};
 
-/// Memory of the application that is registered.
+/// Registered application memory.
 pub(super) struct Pinned {
     /// `None` once it has been dropped.
     registration: Option<Box<dyn Registration>>,
@@ -19,8 +19,8 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Registers bytes for a peer to write to. `file`: what they map, for a registrar that wants
-    /// one.
+    /// Registers bytes for a peer to write to. `file` is what peers map, for a registrar that wants
+    /// a file.
     ///
     /// # Safety
     /// They are mapped and writable until this is dropped.
@@ -59,14 +59,14 @@ impl Pinned {
         self.registration.as_deref().map_or(0, Registration::rkey)
     }
 
-    /// Ends it, and then drops `behind`: by a thread of its own if that takes time.
+    /// Ends the registration and then drops `behind`, on a dedicated thread if that takes time.
     pub(super) fn end_before(self: Arc<Self>, behind: impl Send + 'static) {
         if self.ledger.is_inherited() {
             return std::mem::forget((self, behind));
         }
         let registrar = &self.ledger.registrar;
         let (is_slow, pinned) = (registrar.is_slow(), if registrar.pins() { self.len } else { 0 });
-        // A tuple is dropped from its first field on.
+        // The fields of a tuple are dropped in order.
         match is_slow {
             true => freeing::free(pinned, (self, behind)),
             false => drop((self, behind)),

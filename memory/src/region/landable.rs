@@ -1,4 +1,4 @@
-//! Memory of the application that peers of this host can write to.
+//! Application memory that peers on this host can write to.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -8,8 +8,8 @@ use super::mapping::Mapping;
 use super::page::{HugePages, page};
 use crate::file::OwnedFd;
 
-/// A memory file, mapped, that peers of this host can map, too, to write to it: a buffer for
-/// [`NamedBuffer`](crate::NamedBuffer) that messages land in over shared memory without another
+/// A mapped memory file that peers on this host can map and write to. As the buffer of a
+/// [`NamedBuffer`](crate::NamedBuffer), it receives messages over shared memory without another
 /// copy.
 ///
 /// It is as long as it was made, and begins as zeros. A child of fork(2) does not have it.

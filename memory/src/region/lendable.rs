@@ -1,4 +1,4 @@
-//! Memory of the application that peers of this host can be lent.
+//! Application memory that can be lent to peers on this host.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -60,8 +60,8 @@ impl DerefMut for LendableBuf {
     }
 }
 
-/// Memory of the application in a memory file that keeps its size, its pages and its contents, so
-/// that peers of this host can map it and read there what they were lent:
+/// Application memory in a memory file whose size, pages and contents cannot change. Peers on this
+/// host can therefore map it and read what they were lent in place:
 /// [`Pool::register_lendable`](crate::Pool::register_lendable).
 ///
 /// Who is lent a part of it sees all of it: it should hold nothing but what is meant for its
@@ -75,17 +75,17 @@ pub struct LendableMemory {
 }
 
 impl LendableMemory {
-    /// Takes a memory file (memfd_create(2)) that is filled: by this process or by another. It is
-    /// sealed against shrinking, growing and writing, and mapped read-only; pages that it has not
-    /// yet are allocated. Blocks meanwhile.
+    /// Takes a memory file (memfd_create(2)) that this or another process has filled. It is sealed
+    /// against shrinking, growing and writing, and mapped read-only. Missing pages are allocated.
+    /// Blocks until this is done.
     ///
     /// Linux before 6.2 does not register such memory with RDMA devices (EFAULT), as it does not
     /// pin what is mapped shared and read-only. A [`LendableBuf`] it does.
     ///
     /// # Errors
-    /// `InvalidInput`, with what is wrong: it is no memory file, or one of huge pages; it has no
-    /// bytes; it does not allow sealing (MFD_ALLOW_SEALING); it is still mapped for writing
-    /// somewhere. Others are those of fcntl(2), fallocate(2) and mmap(2).
+    /// `InvalidInput` with the reason: the file is no memory file, has huge pages, is empty, does
+    /// not allow sealing (MFD_ALLOW_SEALING) or is still mapped for writing. Other errors are those
+    /// of fcntl(2), fallocate(2) and mmap(2).
     pub fn from_file(file: impl Into<OwnedFd>) -> io::Result<Self> {
         let file = file.into();
         let len = memfd::len_of_ordinary_pages(&file)?;
@@ -162,7 +162,7 @@ mod tests {
         error.to_string()
     }
 
-    /// What a peer with the descriptor could try.
+    /// Checks that a peer with the descriptor cannot change the memory.
     fn is_out_of_reach(memory: &LendableMemory) {
         let fd = memory.as_fd().as_raw_fd();
         let mut file = File::from(memory.as_fd().try_clone_to_owned().unwrap());

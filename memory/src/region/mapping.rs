@@ -40,7 +40,7 @@ pub(crate) enum Place {
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
-    /// Peers may have mapped it, too, and write to it.
+    /// True if peers may have mapped it and may write to it.
     shared: bool,
     /// The process that has mapped it: a child does not have it (MADV_DONTFORK).
     process: Process,
@@ -87,8 +87,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps a new file that peers can map, too, and that can neither shrink nor grow. It has all of
-    /// its pages, as a peer takes no file with holes.
+    /// Maps a new file that peers can also map, and that can neither shrink nor grow. All of its
+    /// pages are allocated, because a peer refuses a file with holes.
     pub(crate) fn shared(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::sealed(c"tonic-rdma-landing", len)?;
         let mapping = Self::map(len, READ_WRITE, libc::MAP_SHARED, Some(&file), Place::Any)?;
@@ -260,7 +260,7 @@ impl Drop for Mapping {
 mod tests {
     use super::*;
 
-    /// Holds under the sanitizers, too, which leave only part of the address space to the program.
+    /// Also holds under the sanitizers, which leave the program only part of the address space.
     #[test]
     fn mappings_at_random_places_are_ordinary_memory() {
         let len = 64 << 10;
@@ -283,7 +283,8 @@ mod tests {
         assert_eq!(adjacent, 0, "{starts:x?}");
     }
 
-    /// What smaps says of the mapping that an address lies in, which may be merged with others.
+    /// Returns what smaps reports of the mapping around an address, which may be merged with
+    /// others.
     #[cfg(not(miri))]
     fn smaps(start: usize, what: &str) -> u64 {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -148,7 +148,7 @@ fn stat(fd: RawFd) -> io::Result<libc::stat> {
 /// fallocate(2) and fcntl(2).
 pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
     let fd = file.as_raw_fd();
-    // A file that was sealed before may lack pages, too.
+    // A file that was sealed before may also lack pages.
     file_limit::grow(len, || allocate(fd, len))?;
     // SAFETY: the descriptor is open; the argument is a number.
     if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } & CONTENTS != CONTENTS {
@@ -159,7 +159,7 @@ pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
         sealed if sealed == len as u64 => Ok(()),
         sealed => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("a memory file of {len} bytes that somebody made {sealed} meanwhile"),
+            format!("a memory file of {len} bytes that another process has made {sealed}"),
         )),
     }
 }

@@ -7,8 +7,8 @@
 //! | `random_address` | addresses of landing memory that peers cannot guess |
 //! | [`memfd`] | memory that can be shared with another process |
 //! | `file_limit` | RLIMIT_FSIZE, and signals that end system calls |
-//! | `landable` | memory of the application that peers of this host can write to |
-//! | `lendable` | memory of the application that peers of this host can be lent |
+//! | `landable` | application memory that peers on this host can write to |
+//! | `lendable` | application memory that can be lent to peers on this host |
 //!
 //! Systems other than Linux have ordinary memory only, which no peer maps: the files of `elsewhere`
 //! take the place of those that they are named after.

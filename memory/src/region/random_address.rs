@@ -17,8 +17,8 @@
 //!
 //! A virtual address lies between 1/64 and 63/64 of the way from 0 to the main thread's stack.
 //! Programs and their heaps lie below that range or use little of it, and the stack can grow. The
-//! address of the stack reveals the size of the address space (47 bits on x86-64, 48 on most of
-//! arm64, 39 in User Mode Linux, 37 under valgrind). Sanitizers reserve parts of the range;
+//! address of the stack reveals the size of the address space: 47 bits on x86-64, 48 on most of
+//! arm64, 39 in User Mode Linux and 37 under valgrind. Sanitizers reserve parts of the range;
 //! attempts to map there fail, and another address is tried.
 
 use std::io;
@@ -88,12 +88,12 @@ fn random_place(len: usize) -> io::Result<usize> {
 }
 
 /// Maps `len` bytes at a random address. `map` gets an address as a hint, and maps there or
-/// elsewhere; a mapping elsewhere is passed to `unmap`. (MAP_FIXED_NOREPLACE is no alternative: the
-/// thread sanitizer ends the process for an address that it does not leave to the program.)
+/// elsewhere; a mapping elsewhere is passed to `unmap`. MAP_FIXED_NOREPLACE is no alternative: the
+/// thread sanitizer ends the process for an address that it does not leave to the program.
 ///
 /// # Errors
-/// Those of `map`; none of [`MAX_ATTEMPTS`] addresses was free; getrandom(2) failed. There is no
-/// fallback to another address.
+/// The error of `map`, an error if all [`MAX_ATTEMPTS`] addresses are in use, or that of
+/// getrandom(2). There is no fallback to another address.
 pub(crate) fn map_at_random(
     len: usize,
     map: impl Fn(usize) -> io::Result<NonNull<u8>>,

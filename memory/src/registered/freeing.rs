@@ -1,5 +1,4 @@
-//! The thread that deregisters memory of the application and drops it. It ends when there is
-//! nothing left to do.
+//! The thread that deregisters application memory and drops it. It ends when no work is left.
 
 use std::any::Any;
 use std::sync::atomic::AtomicUsize;
@@ -9,7 +8,7 @@ use std::thread;
 
 use crate::process::PerProcess;
 
-/// What is to be dropped, and the number of its bytes that are pinned.
+/// The value to drop, and the number of its bytes that are pinned.
 type Job = (usize, Box<dyn Any + Send>);
 
 #[derive(Default)]

@@ -1,5 +1,5 @@
-//! Memory of the application that is mapped from a file: somebody may truncate the file, and then
-//! whoever reads the pages behind its end gets SIGBUS, which ends the process.
+//! Application memory that is mapped from a file. If another process truncates the file, whoever
+//! reads a page behind the end gets SIGBUS, which ends the process.
 //!
 //! | the pages | what a read finds |
 //! |---|---|
@@ -36,7 +36,7 @@ static TABLE: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
 static CHANGES: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 /// Guarded ranges that have been found to be truncated, and are still there.
 static TRUNCATED: AtomicUsize = AtomicUsize::new(0);
-/// What was installed before.
+/// The signal action that was installed before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 /// The page size, for the handler.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
@@ -150,7 +150,7 @@ pub fn is_any_truncated() -> bool {
 /// The error for what must not be sent, because [`is_truncated`] says so.
 pub fn truncated() -> io::Error {
     io::Error::other(
-        "registered memory is mapped from a file that was truncated: register it anew, and keep \
+        "registered memory is mapped from a file that was truncated: register it again, and keep \
          the file as long as it is mapped, or register a copy",
     )
 }

@@ -1,4 +1,4 @@
-//! Memory of the application, and of peers, that is registered with the device of a pool.
+//! Memory of applications and peers that is registered with a pool's device.
 //!
 //! | who holds a [`PoolRegistration`] | so that |
 //! |---|---|
@@ -44,15 +44,15 @@ struct Held {
     ledger: Arc<Ledger>,
 }
 
-/// Whose memory it is.
+/// The owner of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     Application,
-    /// Of a peer, which has lent it.
+    /// A peer, which has lent it.
     Peer,
 }
 
-/// What is registered, and in the index.
+/// A registration that is in the index.
 struct Registered(Option<Held>);
 
 impl PoolRegistration {
@@ -100,7 +100,7 @@ impl PoolRegistration {
         if ledger.index.insert_application(&range, keys, &keep_alive) {
             return Ok(PoolRegistration(keep_alive));
         }
-        // Another thread has registered a part of it meanwhile. Its entry stays.
+        // Another thread has registered a part of it since. Its entry stays.
         if let Ok(mut registered) = keep_alive.downcast::<Registered>()
             && let Some(registered) = Arc::get_mut(&mut registered)
             && let Some(held) = registered.0.take()
@@ -121,7 +121,7 @@ impl PoolRegistration {
 /// same rest.
 static PINNING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
-/// Registers memory of the application, if the pool can still use all of its own then.
+/// Registers application memory if the pool can still use all of its own afterwards.
 pub(crate) fn pin(
     ledger: &Ledger,
     memory: NonNull<[u8]>,

@@ -80,7 +80,7 @@ pub fn limit_file_size(bytes: u64) -> io::Result<()> {
 
 /// The numbers of system calls that tests forbid.
 pub const FSTATFS: libc::c_long = libc::SYS_fstatfs;
-/// As [`FSTATFS`].
+/// The number of memfd_create(2), like [`FSTATFS`].
 pub const MEMFD_CREATE: libc::c_long = libc::SYS_memfd_create;
 
 /// Has a system call fail with EPERM in this thread and in those that it starts, by a filter of

@@ -3,7 +3,7 @@
 
 use std::io;
 
-/// An open file, of which there is none.
+/// An open file. This platform has no such value.
 #[derive(Debug)]
 pub struct OwnedFd(Nothing);
 
