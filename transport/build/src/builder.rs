@@ -8,7 +8,7 @@ use prost_types::FileDescriptorSet;
 
 use crate::channel::Generator;
 
-/// What is generated, and where. Made by [`configure`](crate::configure), or from a
+/// The settings of the generated code. Made by [`configure`](crate::configure), or from a
 /// [`tonic_prost_build::Builder`].
 ///
 /// The methods are those of [`tonic_prost_build::Builder`], which has their documentation.
@@ -91,7 +91,7 @@ impl Builder {
         Builder { bytes_named: true, ..self }
     }
 
-    /// As [`tonic_prost_build::Builder::disable_comments`].
+    /// The same as [`tonic_prost_build::Builder::disable_comments`].
     pub fn disable_comments<I, S>(self, path: I) -> Self
     where
         I: IntoIterator<Item = S>,
@@ -100,7 +100,7 @@ impl Builder {
         Builder { tonic: self.tonic.disable_comments(path), ..self }
     }
 
-    /// As [`tonic_prost_build::Builder::skip_debug`].
+    /// The same as [`tonic_prost_build::Builder::skip_debug`].
     pub fn skip_debug<I, S>(self, paths: I) -> Self
     where
         I: IntoIterator<Item = S>,

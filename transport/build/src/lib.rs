@@ -1,10 +1,10 @@
 //! Stubs for tonic-rdma, generated in `build.rs`.
 //!
-//! tonic-prost-build does the work. This crate changes three of its choices: the stubs use
-//! `tonic_rdma::codec::ProstCodec`, which does not copy `bytes` fields; these fields are `Bytes`;
-//! and the clients' `connect` makes a `tonic_rdma::Channel`, where that of tonic-prost-build stays
-//! on TCP. All else is as set by the methods of [`Builder`], which are those of
-//! [`tonic_prost_build::Builder`].
+//! tonic-prost-build does the work, and this crate changes three of its choices. The stubs use
+//! `tonic_rdma::codec::ProstCodec`, which does not copy `bytes` fields. These fields are `Bytes`.
+//! The clients' `connect` makes a `tonic_rdma::Channel`, where that of tonic-prost-build stays on
+//! TCP. The methods of [`Builder`] are those of [`tonic_prost_build::Builder`], and set everything
+//! else.
 //!
 //! ```no_run
 //! fn main() -> std::io::Result<()> {

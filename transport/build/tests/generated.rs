@@ -1,5 +1,5 @@
-//! What is generated: it differs from tonic-prost-build's code in the codec, the channel and the
-//! type of `bytes` fields, and in nothing else.
+//! The generated code differs from tonic-prost-build's in the codec, the channel and the type of
+//! `bytes` fields, and in nothing else.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

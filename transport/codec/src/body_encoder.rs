@@ -38,7 +38,7 @@ impl Chunk {
     }
 }
 
-/// What a body gives.
+/// The result of polling a body.
 pub type Polled = Option<Result<Frame<Bytes>, Status>>;
 
 /// Polls one body, and combines its frames with the segments that the encoder stored.
@@ -103,7 +103,7 @@ impl BodyEncoder {
             Poll::Pending | Poll::Ready(None | Some(Err(_))) => None,
         };
         let Some(data) = data else {
-            // What had been encoded before an error is lost in tonic, too.
+            // tonic also loses what was encoded before an error.
             sink.clear();
             return frame;
         };

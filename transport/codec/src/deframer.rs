@@ -120,9 +120,9 @@ pub struct Delivered {
     pub plain: u64,
     /// For a codec that is not known yet, or to learn tonic's limit.
     pub learning: u64,
-    /// Of messages in several parts, which tonic joins.
+    /// Messages that landed in several parts, which tonic joins.
     pub joined: u64,
-    /// Of messages that are too short for a placeholder.
+    /// Messages that are too short for a placeholder.
     pub short: u64,
     /// To a buffer that the caller has named.
     pub named: u64,
@@ -131,8 +131,8 @@ pub struct Delivered {
 /// Deframer of one received body.
 ///
 /// Only this crate's decoder receives landed bytes. For any other reader they are copied out first,
-/// in pieces of at most `SLICE` bytes. Each header is read once, into `at`, and passed on as it
-/// was read, so that tonic finds the same message boundaries whatever the peer writes meanwhile.
+/// in pieces of at most `SLICE` bytes. Each header is read once, into `at`, and passed on as it was
+/// read. tonic therefore finds the same message boundaries even if the peer writes to them later.
 #[derive(Debug)]
 pub struct Deframer {
     method: Arc<Method>,

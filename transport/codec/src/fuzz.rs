@@ -29,7 +29,7 @@ use crate::prost_codec::ProstCodec;
 pub enum Came {
     /// In control messages.
     InMessages,
-    /// By WRITE.
+    /// The message lands by WRITE.
     Landed,
     /// Lent, but for a few bytes at its ends.
     Lent,
@@ -40,7 +40,7 @@ pub enum Came {
 pub struct OneMethod(Arc<Methods>);
 
 impl OneMethod {
-    /// As [`encode`], for consecutive calls of one method.
+    /// Like [`encode`], but for consecutive calls of one method.
     ///
     /// # Errors
     /// The codec's status.
@@ -59,7 +59,7 @@ impl OneMethod {
         send(body, &mut BodyEncoder::new(self.call(), whole, true))
     }
 
-    /// As [`decode`], for consecutive calls of one method.
+    /// Like [`decode`], but for consecutive calls of one method.
     pub fn decode<M>(
         &self,
         pieces: Vec<(Bytes, Came)>,
@@ -133,8 +133,8 @@ where
     OneMethod::default().decode(pieces, limit)
 }
 
-/// As [`decode`], with a sender that writes to `arena`, where the pieces landed, after each read by
-/// prost. The arena holds the plan of these writes.
+/// Like [`decode`], but with a sender that writes to `arena`, where the pieces landed, after each
+/// read by prost. The arena holds the plan of these writes.
 ///
 /// # Panics
 /// If prost is given a byte of the arena itself.

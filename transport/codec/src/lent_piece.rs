@@ -5,14 +5,15 @@ use tonic_rdma_memory::{Landed, LandedReader, Window};
 
 use crate::placeholder::HEADER;
 
-/// What was in front of the bytes that are lent, these, and what was behind them.
+/// A piece of a message with lent bytes: the bytes before them, the lent bytes, and the bytes
+/// after.
 #[derive(Debug, Default)]
 pub struct LentPiece {
     /// In memory that the peer cannot write to.
     pub head: Bytes,
-    /// What the peer has lent.
+    /// The bytes that the peer has lent.
     pub lent: Landed,
-    /// As the head.
+    /// The bytes after the lent ones, received like `head`.
     pub tail: Bytes,
 }
 

@@ -13,7 +13,7 @@
 //! | `pending_messages` | received messages that wait for their decoder |
 //! | `deframer` | finds the messages in a received body, replaces them with placeholders |
 //! | `lent_piece` | a piece of a body that the peer has lent |
-//! | `named` | messages whose field lands in a buffer of the application |
+//! | `named` | messages whose field lands in an application buffer |
 //! | `land_in` | such a buffer as a call has it, and what has become of it |
 //! | `methods` | what is learnt about each method |
 //! | `served` | which codec reads a request |
@@ -46,7 +46,7 @@ mod tests;
 pub use self::pending_messages::pending_messages;
 pub use self::prost_codec::{ProstCodec, ProstDecoder, ProstEncoder};
 
-/// What the transport needs. Not part of the stable interface.
+/// The interface for the transport. It is not part of the stable interface.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::body_encoder::{BodyEncoder, Chunk, Polled};

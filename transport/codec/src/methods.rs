@@ -1,4 +1,4 @@
-//! What is learnt about each method: the codec of its stub, and the message lengths that tonic's
+//! Facts learnt about each method: the codec of its stub, and the message lengths that tonic's
 //! limits accept.
 
 use std::collections::HashMap;

@@ -21,7 +21,7 @@ pub(super) enum Message {
     Whole(Landed),
     /// Lent, but for its ends.
     Lent(Box<LentPiece>),
-    /// Of a call that has named a buffer.
+    /// A message of a call that has named a buffer.
     Named(Box<NamedMessage>),
 }
 

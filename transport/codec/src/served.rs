@@ -1,11 +1,11 @@
 //! Which codec reads a request, known before any of it is read.
 //!
-//! A service of tonic makes its decoder when it is first polled, before it polls the request's
-//! body. So a decoder of this crate that is made meanwhile is the one of the method. A client that
-//! the service calls makes a decoder as well, but an encoder before it: nothing is learnt from what
-//! comes after one. A layer or a handler that has another service called within the process, before
-//! it awaits anything, may have made the decoder instead: the first messages that nobody takes show
-//! that, and the method is learnt from its first response.
+//! A tonic service makes its decoder when it is first polled, before it polls the request's body. A
+//! decoder of this crate that is made in that time is therefore the method's. A client that the
+//! service calls also makes a decoder, but makes an encoder first, so decoders after an encoder are
+//! ignored. A layer or handler may have made the decoder instead, if it calls another service in
+//! the process before it awaits anything. The first messages that nobody takes reveal this, and
+//! then the first response tells the method's codec.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ mod tests {
         ProstCodec::<(), ()>::new().encoder();
     }
 
-    /// What is known of a method, to its first call and to the next one.
+    /// Returns what is known about a method at its first call and at its second.
     fn learnt(poll: impl FnOnce()) -> (Used, Used) {
         let (methods, uri) = (Arc::new(Methods::default()), Uri::from_static("http://h/a.B/C"));
         let mut call = methods.call(&uri);
@@ -91,7 +91,8 @@ mod tests {
 
     #[test]
     fn other_codecs_teach_nothing() {
-        // One of another crate; that of a client which is called before; one that comes later.
+        // A decoder of another crate, one of a client that is called before, and one that is made
+        // later.
         assert_eq!(learnt(|| ()), (Used::Unknown, Used::Unknown));
         assert_eq!(learnt(|| (encoder(), decoder()).0), (Used::Unknown, Used::Unknown));
     }

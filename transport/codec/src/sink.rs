@@ -38,7 +38,7 @@ thread_local! {
     static SMALL: Cell<BytesMut> = Cell::new(BytesMut::new());
 }
 
-/// What an encoder is told of the body that is polled, and what it tells: without a destructor, as
+/// The exchange between an encoder and the body that is being polled. It has no destructor, because
 /// each poll of a body sets one.
 #[derive(Clone, Copy, Debug)]
 struct Place {
@@ -345,7 +345,7 @@ mod tests {
             assert!(is_set(), "and comes back");
             let panics = || without(|| inner.set(|| panic!("on purpose")));
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
-            assert!(is_set(), "after a panic, too");
+            assert!(is_set(), "even after a panic");
         });
         assert!(!is_set());
     }

@@ -492,8 +492,8 @@ fn cut(wire: &[u8], cuts: &[(usize, Came)]) -> Vec<(Bytes, Came)> {
     pieces
 }
 
-/// What prost decodes from the joined bytes, up to the first error; `None` if tonic rejects the
-/// framing.
+/// Returns what prost decodes from the joined bytes, up to the first error. Returns `None` if tonic
+/// rejects the framing.
 fn joined(mut wire: &[u8]) -> Vec<Option<Result<Tree, String>>> {
     let mut all = Vec::new();
     while !wire.is_empty() {

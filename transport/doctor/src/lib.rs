@@ -1,5 +1,5 @@
-//! What keeps gRPC calls from RDMA, and how to fix it: the result of
-//! [`diagnose`](tonic_rdma::diagnose()) as text for people, and as JSON for scripts.
+//! The reasons why gRPC calls do not use RDMA, and their cures: the result of
+//! [`diagnose`](tonic_rdma::diagnose()) as text for people and as JSON for scripts.
 //!
 //! [`Report`] is a diagnosis that can be printed. The program `tonic-rdma-doctor` of this package
 //! makes the diagnosis of a host and of the path to a server. A server or client that runs prints
@@ -64,8 +64,8 @@ impl<'a> Report<'a> {
         serde_json::to_string(self.found)
     }
 
-    /// The exit code of a program whose result is this diagnosis: 0 if RDMA would be used, or with
-    /// a peer shared memory; 1 if not; [`UNKNOWN`](Report::UNKNOWN) if the peer did not answer.
+    /// The exit code of a program whose result is this diagnosis. 0 if RDMA would be used, or with
+    /// a peer, shared memory. 1 if not. [`UNKNOWN`](Report::UNKNOWN) if the peer did not answer.
     pub fn exit_code(&self) -> u8 {
         match (&self.found.peer, self.found.rdma) {
             (Some(peer), _) if peer.error.is_some() => Self::UNKNOWN,

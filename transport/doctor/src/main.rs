@@ -13,8 +13,9 @@ use tonic_rdma_doctor::{Escaped, Report};
 #[command(
     version,
     after_help = "\
-Exit codes: 0 RDMA would be used, or with --peer shared memory; 1 it would not; 2 unknown: a wrong flag or variable, no \
-server at --peer, or an answer that could not be written. docs/troubleshooting.md of tonic-rdma explains the reason codes."
+Exit codes: 0 if RDMA would be used, 1 if not, 2 if unknown (wrong flag or variable, no server at --peer, unwritable output). \
+With --peer, the code is also 0 if the server shares memory with this host. docs/troubleshooting.md of \
+tonic-rdma explains the reason codes."
 )]
 struct Args {
     /// A server to connect to: shows what it offers, which path is chosen and how long each step

@@ -42,7 +42,7 @@ pub(crate) fn print(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     verdict(page, found)
 }
 
-/// What no examination of a host finds.
+/// Adds hints about the program's own code, which no examination of a host can find.
 fn own_code(page: &mut Page<'_>) -> fmt::Result {
     page.line(format_args!(
         "\nA program that stays on TCP all the same makes tonic's own channel. Look in its code for\n  \

@@ -40,7 +40,7 @@ opaque! {
     ibv_sa_path_rec,
 }
 
-/// An event channel.
+/// The queue of connection manager events, with the descriptor that signals them.
 #[derive(Debug)]
 #[repr(C)]
 pub struct rdma_event_channel {

@@ -223,13 +223,13 @@ functions! {
         required {
             /// Lists the devices of this host. Null with errno if that fails.
             "IBVERBS_1.1" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device;
-            /// Frees the list of devices.
+            /// Frees the array that `ibv_get_device_list` returned.
             "IBVERBS_1.1" fn ibv_free_device_list(list: *mut *mut ibv_device) -> ();
-            /// The name of a device.
+            /// Returns the device's name, such as `mlx5_0`.
             "IBVERBS_1.1" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
             /// Opens a device. Null with errno if that fails.
             "IBVERBS_1.1" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
-            /// Closes a device.
+            /// Closes the context that `ibv_open_device` returned.
             "IBVERBS_1.1" fn ibv_close_device(context: *mut ibv_context) -> c_int;
             /// Writes the attributes of a device.
             "IBVERBS_1.1" fn ibv_query_device(
@@ -317,9 +317,9 @@ functions! {
         required {
             /// Makes an event channel. Null with errno if that fails.
             "RDMACM_1.0" fn rdma_create_event_channel() -> *mut rdma_event_channel;
-            /// Destroys an event channel.
+            /// Closes the descriptor and frees its memory, once all its ids are destroyed.
             "RDMACM_1.0" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) -> ();
-            /// Makes an id.
+            /// Allocates an identifier, the connection manager's counterpart of a socket.
             "RDMACM_1.0" fn rdma_create_id(
                 channel: *mut rdma_event_channel, id: *mut *mut rdma_cm_id, context: *mut c_void,
                 ps: rdma_port_space::Type

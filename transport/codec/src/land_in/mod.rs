@@ -1,4 +1,4 @@
-//! A buffer of the application that the field of a message lands in.
+//! An application buffer in which a message field lands.
 //!
 //! | file | what |
 //! |---|---|

@@ -1,6 +1,6 @@
-//! What has become of a buffer.
+//! The fate of a buffer after its call.
 
-/// What has become of a buffer.
+/// The fate of a buffer after its call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -15,13 +15,13 @@ pub enum Outcome {
     Copied {
         /// Its length: the first bytes of the buffer.
         len: usize,
-        /// Why.
+        /// The reason for the copy.
         why: WhyCopied,
     },
     /// Nothing is in the buffer that means anything.
     #[non_exhaustive]
     Empty {
-        /// Why.
+        /// The reason why no field landed.
         why: WhyEmpty,
     },
 }
@@ -74,8 +74,8 @@ pub enum WhyEmpty {
     /// The message has no field of type `Bytes`, or only empty ones.
     #[error("the message has no bytes field")]
     NoField,
-    /// The field is longer than the buffer. It was delivered as ever, or the call failed:
-    /// `LandIn::or_fail`.
+    /// The field is longer than the buffer. It was delivered as usual, or the call failed because
+    /// of `LandIn::or_fail`.
     #[error("a field of {field} bytes does not fit a buffer of {buffer} bytes")]
     #[non_exhaustive]
     TooLong {

@@ -10,7 +10,7 @@ use tonic_rdma_memory::{NamedBuffer, NamedLease};
 
 use super::outcome::{Outcome, WhyCopied, WhyEmpty};
 
-/// What a request carries in its extensions.
+/// The buffer and its options, which a request carries in its extensions.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub buffer: NamedBuffer,

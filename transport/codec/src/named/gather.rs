@@ -1,5 +1,5 @@
-//! The first message of a body whose field is to land in a buffer of the application: it is kept in
-//! the parts in which it came, however short they are.
+//! The first message of a body whose field is to land in an application buffer. It is kept in the
+//! parts in which it arrived, however short they are.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,12 +17,12 @@ pub(crate) struct Gather {
     pub(crate) begun: bool,
 }
 
-/// What is left of a [`Gather`] once its message is complete, and the buffer is the decoder's.
+/// The rest of a [`Gather`] once its message is complete and the decoder owns the buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     /// Bytes that the decoder copies to the buffer.
     pub(crate) copied: Option<Arc<AtomicU64>>,
-    /// The stream may let go of the buffer, too.
+    /// True if the stream may also release the buffer.
     pub(crate) lets_go: bool,
 }
 

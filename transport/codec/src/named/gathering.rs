@@ -33,7 +33,8 @@ impl Deframer {
         std::mem::take(&mut self.gathered.lets_go)
     }
 
-    /// As [`pop`](Self::pop), while a message is gathered. The outer `None`: this is not so now.
+    /// Like [`pop`](Self::pop), but for a message that is being gathered. Returns the outer `None`
+    /// if no message is being gathered.
     pub fn pop_gathered(&mut self) -> Option<Option<Bytes>> {
         if self.used != Used::Ours {
             if self.part.len() > 0

@@ -59,7 +59,7 @@ impl NamedMessage {
     }
 }
 
-/// As in tonic-prost: protobuf errors are INTERNAL.
+/// Maps protobuf errors to INTERNAL, like tonic-prost.
 fn malformed(error: DecodeError) -> Status {
     Status::internal(error.to_string())
 }

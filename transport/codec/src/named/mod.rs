@@ -1,4 +1,4 @@
-//! Messages whose longest field lands in a buffer of the application (`LandIn`).
+//! Messages whose longest field lands in an application buffer (`LandIn`).
 //!
 //! | file | what |
 //! |---|---|

@@ -151,7 +151,7 @@ async fn tonic_finds_messages_where_they_were_found_before() {
         wire.extend(framed(std::slice::from_ref(message)));
     }
     let (arena, landed) = land(&wire);
-    // These are read before anything is passed on. Later headers are read once, too, but
+    // These are read before anything is passed on. Later headers are also read once, but
     // afterwards.
     headers.truncate(2);
     let received = Received {
