@@ -5,7 +5,7 @@
 
 use tonic_rdma_fabric::Fabric;
 
-/// What this program itself has linked.
+/// The libibverbs that this program itself has linked.
 #[cfg(links_libibverbs)]
 mod linked {
     use std::ffi::{c_int, c_void};

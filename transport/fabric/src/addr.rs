@@ -100,7 +100,7 @@ impl From<ShmAddr> for Addr {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ShmAddr(Arc<str>);
 
-/// What was given cannot be the name of a shared-memory listener.
+/// The given text is not a valid name of a shared-memory listener.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{name:?} is no name of a shared-memory listener: 1 to 107 of the characters a-z, A-Z, 0-9, '.', '-' and '_'"

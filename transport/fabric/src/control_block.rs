@@ -105,7 +105,7 @@ impl ControlBlock {
         ControlBlock::with(pool, config, config.recv_bytes(), slots)
     }
 
-    /// As [`new`](Self::new), without RECV slots: SEND slots and staging alone.
+    /// Like [`new`](Self::new), but with SEND slots and staging only, and no RECV slots.
     #[cfg(all(target_os = "linux", feature = "shm"))]
     pub(crate) fn without_recvs(
         pool: &Pool,
@@ -295,7 +295,7 @@ impl ControlBlock {
         let (base, bytes) = self.block();
         // SAFETY: the range lies in a buffer of this block, is initialized, and no device writes
         // there (the RECV ring ends before it, or lies in another buffer); &mut self makes it
-        // unique on this side. A device may read it meanwhile, which Rust does not see.
+        // unique on this side. A device may read it at the same time, which Rust does not see.
         unsafe { std::slice::from_raw_parts_mut(base.as_ptr(), bytes) }
     }
 
@@ -360,7 +360,7 @@ impl ControlBlock {
         matches!(self.slots.get(slot as usize), Some(Slot::Held(_)))
     }
 
-    /// What was received; empty for a posted slot.
+    /// The received bytes, or an empty slice for a posted slot.
     #[inline]
     pub(crate) fn recv_slot(&self, slot: u32, len: u32) -> &[u8] {
         let (Some(Slot::Held(filled)), Some((ptr, _))) =

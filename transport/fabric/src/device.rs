@@ -1,4 +1,4 @@
-//! What a device says about itself.
+//! The properties that a device reports.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -71,13 +71,13 @@ impl fmt::Display for Transport {
     }
 }
 
-/// What carries a port's packets.
+/// The link layer that carries a port's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LinkLayer {
     /// InfiniBand.
     InfiniBand,
-    /// Ethernet.
+    /// RoCE or iWARP over Ethernet.
     Ethernet,
     /// The device did not say (iWARP devices may not).
     Unspecified,
@@ -126,9 +126,9 @@ impl fmt::Display for PortState {
 pub struct PortInfo {
     /// Number, from 1.
     pub number: u8,
-    /// State.
+    /// Whether the port can carry packets.
     pub state: PortState,
-    /// Link layer.
+    /// The network below the port.
     pub link_layer: LinkLayer,
     /// Active path MTU in bytes, 0 if unknown.
     pub mtu: u32,
@@ -146,7 +146,7 @@ pub struct DeviceInfo {
     pub name: String,
     /// Wire protocol.
     pub transport: Transport,
-    /// Ports.
+    /// The device's ports, in the order of their numbers.
     pub ports: Vec<PortInfo>,
     /// This host's IP addresses that rdma_cm finds on the device. Without one it cannot be used
     /// here.

@@ -24,13 +24,13 @@ use crate::peer::PeerInfo;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Verb {
-    /// SEND.
+    /// A SEND work request.
     Send,
     /// RDMA WRITE.
     Write,
     /// RDMA READ: a [probe](crate::Link::probe) over iWARP.
     Read,
-    /// RECV.
+    /// A posted RECV.
     Recv,
     /// A SEND or a WRITE: the device does not say which.
     SendOrWrite,
@@ -81,7 +81,7 @@ pub enum FabricError {
     NoFunction {
         /// The shared object that was looked for.
         library: &'static str,
-        /// The function.
+        /// The function of rdma-core that failed.
         function: &'static str,
         /// The dynamic linker's message, with the file that it has opened.
         dlerror: String,
@@ -100,9 +100,9 @@ pub enum FabricError {
     /// The caller named a device that this host does not have.
     #[error("no RDMA device is called {name:?}; this host has: {}", found.join(", "))]
     NoSuchDevice {
-        /// What was asked for.
+        /// The requested device name.
         name: String,
-        /// What there is.
+        /// The names of the devices that exist.
         found: Vec<String>,
     },
     /// The device has no active port: a fault of this host, its cable or its switch.
@@ -110,7 +110,7 @@ pub enum FabricError {
         "no port of RDMA device {device} is active (it is {state}): check cable, switch or `ip link`"
     )]
     NoActivePort {
-        /// Device.
+        /// The name of the device.
         device: String,
         /// State of its first port.
         state: PortState,
@@ -120,7 +120,7 @@ pub enum FabricError {
         "no IP address of this host lies on RDMA device {device}: give its network interface an address"
     )]
     NoAddress {
-        /// Device.
+        /// The name of the device.
         device: String,
     },
     /// The caller named a local address that does not lie on an RDMA device.
@@ -144,7 +144,7 @@ pub enum FabricError {
         "RDMA device {device} refuses a queue pair ({verb}: {source}): it is listed but cannot be used by this process"
     )]
     QueuePairRefused {
-        /// Device.
+        /// The name of the device.
         device: String,
         /// The call that failed.
         verb: Verb,
@@ -178,7 +178,7 @@ pub enum FabricError {
     /// This host cannot share memory between processes.
     #[error("memory cannot be shared on this host: {what}: {source}")]
     Shm {
-        /// What failed.
+        /// The operation that failed.
         what: &'static str,
         /// Why.
         source: Arc<io::Error>,
@@ -200,7 +200,7 @@ pub enum FabricError {
     /// The device was removed from this host.
     #[error("RDMA device {device} was removed")]
     DeviceRemoved {
-        /// Device.
+        /// The name of the device.
         device: String,
     },
 }
@@ -237,19 +237,19 @@ impl fmt::Display for ConnectStep {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The peer did not answer in time: a fault of the peer (it does not run, or is overloaded) or
-    /// of the network (packets get lost).
+    /// The peer did not answer in time. Either the peer is at fault (it does not run, or is
+    /// overloaded) or the network loses packets.
     #[error("{} to {addr} timed out after {} ms while {step}", addr.connection(), after.as_millis())]
     Timeout {
         /// The peer.
         addr: Addr,
-        /// What was in flight.
+        /// The step that was in progress.
         step: ConnectStep,
         /// The limit.
         after: Duration,
     },
     /// The connection was lost before a message of 4,096 bytes had arrived each way. Short packets
-    /// do arrive: the MTU of this end, of the peer or of a switch between them is too small, or
+    /// do arrive, so the MTU at this end, at the peer or at a switch between them is too small, or
     /// the peer has ended.
     #[error("{} to {addr} was lost before a message of 4096 bytes arrived: {source}", addr.connection())]
     LongPackets {
@@ -264,7 +264,7 @@ pub enum ConnectError {
     NoRoute {
         /// The peer.
         addr: Addr,
-        /// What failed.
+        /// The step that failed.
         step: ConnectStep,
         /// Why.
         source: Arc<io::Error>,
@@ -306,7 +306,7 @@ pub enum ConnectError {
     Failed {
         /// The peer.
         addr: Addr,
-        /// What was in flight.
+        /// The step that was in progress.
         step: ConnectStep,
         /// Why.
         source: Arc<io::Error>,
@@ -316,7 +316,7 @@ pub enum ConnectError {
     PeerGone {
         /// The peer.
         addr: Addr,
-        /// What was in flight.
+        /// The step that was in progress.
         step: ConnectStep,
     },
     /// This process does not share memory with the peer's user, by its own
@@ -351,7 +351,7 @@ pub enum ConnectError {
     OtherVersion {
         /// The peer.
         addr: Addr,
-        /// Its version.
+        /// The peer's protocol version.
         version: u8,
         /// The version of this process.
         own: u8,
@@ -391,7 +391,7 @@ pub enum LinkError {
         code: u32,
         /// The vendor's own code.
         vendor_err: u32,
-        /// The peer.
+        /// The peer at the other end.
         peer: Box<PeerInfo>,
     },
     /// A call failed on the device of this host.
@@ -401,19 +401,19 @@ pub enum LinkError {
         verb: Verb,
         /// Why.
         source: Arc<io::Error>,
-        /// The peer.
+        /// The peer at the other end.
         peer: Box<PeerInfo>,
     },
     /// The peer closed the connection, or its process or its device ended.
     #[error("{peer} closed the {}", peer.remote.connection())]
     Disconnected {
-        /// The peer.
+        /// The peer at the other end.
         peer: Box<PeerInfo>,
     },
     /// This end called [`Link::disconnect`](crate::Link::disconnect).
     #[error("the {} to {peer} was closed here", peer.remote.connection())]
     Closed {
-        /// The peer.
+        /// The peer at the other end.
         peer: Box<PeerInfo>,
     },
     /// The peer broke the protocol of shared memory, which no device enforces.
@@ -421,13 +421,13 @@ pub enum LinkError {
     Breach {
         /// How.
         what: String,
-        /// The peer.
+        /// The peer at the other end.
         peer: Box<PeerInfo>,
     },
     /// The device was removed from this host.
     #[error("RDMA device {} was removed, connection to {peer}", peer.device)]
     DeviceRemoved {
-        /// The peer.
+        /// The peer at the other end.
         peer: Box<PeerInfo>,
     },
     /// The caller broke the contract of [`Link`](crate::Link). The link is still usable.
@@ -435,7 +435,7 @@ pub enum LinkError {
     Misuse {
         /// How.
         what: String,
-        /// The peer.
+        /// The peer at the other end.
         peer: Box<PeerInfo>,
     },
 }

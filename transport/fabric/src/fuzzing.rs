@@ -18,7 +18,7 @@ impl Words for Memory {
     }
 }
 
-/// What is left of the input.
+/// The remaining fuzz input.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -170,8 +170,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever the memory holds, and whatever is written to it meanwhile, both ends stay
-        /// within the bounds or name a breach.
+        /// Both ends stay within the bounds or name a breach, whatever the memory holds and
+        /// whatever is written to it at the same time.
         #[test]
         fn arbitrary_memory_is_read_within_bounds(input in proptest::collection::vec(any::<u8>(), 0..400)) {
             super::ring(&input);

@@ -1,4 +1,4 @@
-//! What this host has for a fast path: devices, ports, addresses and the memlock limit.
+//! The resources of this host for a fast path: devices, ports, addresses and the memlock limit.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -24,21 +24,21 @@ pub struct HostSnapshot {
     memlock: Option<u64>,
 }
 
-/// A device in sysfs.
+/// An RDMA device as listed in sysfs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct SysfsDevice {
     name: OsString,
     /// The kernel gives each device that it creates another inode.
     inode: u64,
-    /// As sysfs has their states: `4: ACTIVE`.
+    /// The state of each port as sysfs writes it: `4: ACTIVE`.
     ports: Vec<Vec<u8>>,
 }
 
 impl HostSnapshot {
-    /// What keeps a link of `device` with the local address `local` from reaching anybody: no port
-    /// of the device is active, no interface has the address, its interface has no carrier, or the
-    /// address lies on another device, if it was among those [in use](Self::now). `None` where
-    /// nothing of that kind is known.
+    /// Returns the reason why a link of `device` with the local address `local` cannot reach
+    /// anybody: no port of the device is active, no interface has the address, its interface has no
+    /// carrier, or the address was among those [in use](Self::now) and lies on another device.
+    /// Returns `None` if no such reason is known.
     ///
     /// A link that stands then is not lost yet: its device sends again for a while, and the port
     /// may come back.

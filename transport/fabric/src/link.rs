@@ -16,7 +16,7 @@ use crate::timer::Timer;
 /// allows more.
 pub const MAX_PRIVATE_DATA: usize = 56;
 
-/// What a link can do; fixed for its life.
+/// The capabilities of a link, which never change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caps {
     /// Payloads up to this many bytes travel inside the work request (Soft-RoCE: up to 512,
@@ -130,7 +130,7 @@ pub enum Posted {
     InFlight,
 }
 
-/// Whether a peer can WRITE to a buffer of the application.
+/// Whether a peer can WRITE to an application buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shared {
     /// It can, once it is told the key.
@@ -141,7 +141,7 @@ pub enum Shared {
     No,
 }
 
-/// What [`Link::poll`] reports.
+/// A report of [`Link::poll`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completion {
     /// The work with this id, and all work queued before it, is done: its memory may be used again.
@@ -233,9 +233,9 @@ pub trait Link: Send + 'static {
     /// dead.
     fn share(&mut self, rkey: u32) -> Result<Shared, LinkError>;
 
-    /// Gives the peer of this link access to the buffer of the application behind a remote key.
-    /// Called before the SEND that first tells the peer the key, and again after polls while it has
-    /// to be [asked](Shared::Asked). The peers of other links may have it, too.
+    /// Gives this link's peer access to the application buffer behind a remote key. Call it before
+    /// the SEND that first tells the peer the key, and again after polls while it returns
+    /// [`Shared::Asked`]. The peers of other links may also have access.
     ///
     /// # Errors
     /// As [`share`](Link::share).
@@ -362,21 +362,21 @@ pub trait Link: Send + 'static {
     /// [`LinkError::Misuse`] for a slot that is posted already; otherwise the link is dead.
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError>;
 
-    /// Posts the [extra RECVs](crate::LinkConfig::recv_extra), with memory that the pool can
-    /// [spare](Pool::spare), or a part of them if it has memory for no more, and gives the number
-    /// of those that were not posted before: so many more credits may be given to the peer. 0 when
-    /// all are, or there is no memory, or the link has all its RECVs posted from the start (shared
-    /// memory).
+    /// Posts the [extra RECVs](crate::LinkConfig::recv_extra) for which the pool can
+    /// [spare](Pool::spare) memory, and returns how many it has newly posted. The peer may be given
+    /// as many more credits. Returns 0 if all are posted, if there is no memory, or if the link
+    /// posts all its RECVs at the start (shared memory).
     ///
     /// # Errors
     /// The device refused work; the link is dead.
     fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError>;
 
-    /// Gives back what only a busy connection needs. The extra RECVs go, each when the next message
-    /// in it has been read and [reposted](Link::repost): posted RECVs cannot be taken back. Their
-    /// memory returns to the pool with the last of them. The RECVs at rest that were left out are
-    /// posted, and their number is returned: so many more credits may be given to the peer. Shared
-    /// memory gives back the pages of the ring that it sends through, if nothing lies there.
+    /// Returns the memory that only a busy connection needs. Each extra RECV goes when the next
+    /// message in it has been read and [reposted](Link::repost), because a posted RECV cannot be
+    /// taken back. Their memory returns to the pool with the last of them. The RECVs at rest that
+    /// were left out are posted, and their number is returned: the peer may be given as many more
+    /// credits. Shared memory releases the pages of the ring that it sends through, if no message
+    /// lies there.
     ///
     /// # Errors
     /// The device refused work; the link is dead.

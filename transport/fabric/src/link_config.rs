@@ -83,7 +83,7 @@ impl Takes {
     pub const ALL: Takes = Takes { lent: true, named: true };
 }
 
-/// What an ACK timeout is clamped to: 1 ms to 17 s.
+/// The range to which an ACK timeout is clamped: 1 ms to 17 s.
 pub const ACK_TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_nanos(4096 << 8)..=Duration::from_nanos(4096 << 22);
 

@@ -1,4 +1,4 @@
-//! Who is at the two ends of a link.
+//! The identities of the two ends of a link.
 
 use std::fmt;
 

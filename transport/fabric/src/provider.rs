@@ -381,10 +381,10 @@ impl Fabric {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Listener {
-    /// Of rdma-core.
+    /// A listener of rdma-core.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     Verbs(VerbsListener),
-    /// Of processes of this host.
+    /// A listener for processes on this host.
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmListener),
     /// In process.
@@ -425,10 +425,10 @@ impl Listener {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Incoming {
-    /// Of rdma-core.
+    /// A request over rdma-core.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     Verbs(VerbsIncoming),
-    /// Of a process of this host.
+    /// A request from a process on this host.
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmIncoming),
     /// In process.
@@ -440,7 +440,7 @@ pub enum Incoming {
 }
 
 impl Incoming {
-    /// As [`Fabric::grows`].
+    /// The value of [`Fabric::grows`].
     pub fn grows(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -449,8 +449,8 @@ impl Incoming {
         }
     }
 
-    /// The private data of the peer, which is untrusted. InfiniBand and RoCE pad it with zeros to
-    /// 56 bytes, iWARP does not.
+    /// The peer's private data, which is untrusted. InfiniBand and RoCE pad it with zeros to 56
+    /// bytes; iWARP does not.
     pub fn private_data(&self) -> &[u8] {
         dispatch!(Incoming, self, i => i.private_data())
     }
@@ -528,7 +528,7 @@ impl Incoming {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AnyLink {
-    /// Of rdma-core.
+    /// A link of rdma-core.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     Verbs(VerbsLink),
     /// With a process of this host.

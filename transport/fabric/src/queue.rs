@@ -149,7 +149,7 @@ impl SendQueue {
         self.entry(seq).is_some_and(|e| e.signalled)
     }
 
-    /// What kind of work it was, for error messages.
+    /// The kind of work, for error messages.
     #[inline]
     pub(crate) fn verb(&self, seq: u64) -> Verb {
         self.entry(seq).map_or(Verb::SendOrWrite, |e| e.verb)

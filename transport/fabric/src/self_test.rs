@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::error::Verb;
 
-/// What [`Fabric::self_test`](crate::Fabric::self_test) found out about one device. Everything that
-/// it made has been freed.
+/// The result of [`Fabric::self_test`](crate::Fabric::self_test) for one device. All objects that
+/// the test made have been freed.
 #[derive(Debug, Clone)]
 pub struct SelfTest {
     /// The limits that the device reports; `None` when it could not be opened or queried.

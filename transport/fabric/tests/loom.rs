@@ -214,7 +214,7 @@ fn a_channel_without_a_poller_wakes_its_connection() {
             let channel = channel.clone();
             thread::spawn(move || channel.send(0))
         };
-        // The runtime may report an earlier signal of the eventfd, too.
+        // The runtime may also report an earlier signal of the eventfd.
         let signalled = |woken: &mut [bool; 2]| {
             channel.direction().raise();
             channel.take(woken);

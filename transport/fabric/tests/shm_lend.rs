@@ -74,7 +74,7 @@ async fn bytes_are_read_where_they_lie() {
     assert_eq!(lent_of(&me), 100_000);
     let read = c.link.borrow(lent, 100_000).unwrap();
     assert!(read == pattern(100_000, 3) && read.as_ptr() != bytes.as_ptr());
-    // It is the same memory: what is in the buffer next is seen there, too.
+    // It is the same memory, so the buffer's next content is visible there.
     let slice = read.slice(10..20);
     drop(read);
     assert_eq!(returned(&mut c), [], "a part of it is still read");
@@ -132,8 +132,8 @@ async fn only_those_who_may_are_lent_anything() {
     lend_to(&one, &mut s, &mut c, &bytes).await;
 }
 
-/// What is still read when the connection ends stays with its reader, and returns when the last
-/// slice is dropped.
+/// Memory that is still read when the connection ends stays with its reader, and returns when the
+/// last slice is dropped.
 #[tokio::test]
 async fn leases_outlive_the_connection() {
     let (me, you) = (lending(Lending::SameUser), borrowing());
@@ -380,7 +380,7 @@ async fn a_peer_that_declines_is_not_waited_for() {
     assert!(!end.link.is_mapping(key), "it is not asked again");
 }
 
-/// What becomes of an end to which a stranger lends these files with these messages.
+/// Returns the error of an end to which a stranger lends these files with these messages.
 async fn offered(messages: Vec<Message>) -> String {
     let you = borrowing();
     let (stranger, mut end) = entered(&you).await;

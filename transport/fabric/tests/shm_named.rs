@@ -1,5 +1,5 @@
-//! Buffers of the application that a peer maps to write to them, over shared memory: within one
-//! process, and by peers that lie.
+//! Application buffers that a peer maps to write to them, over shared memory: within one process,
+//! and by peers that lie.
 #![cfg(all(target_os = "linux", feature = "shm"))]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -19,7 +19,7 @@ use tonic_rdma_fabric::{
 };
 use tonic_rdma_memory::{LandableBuf, NamedBuffer, NamedGrant, NamedLease};
 
-/// Of a buffer.
+/// The length of a buffer.
 const LEN: usize = 100_001;
 
 fn side() -> Side {
@@ -151,7 +151,7 @@ async fn sixty_connections_have_one_buffer_in_turn() {
     assert!(taken(&buffer).await.starts_with(b"late"));
 }
 
-/// What cannot be taken back is mapped only where the application has said so.
+/// A mapping that cannot be revoked is made only where the application allows it.
 #[tokio::test]
 async fn only_what_is_kept_and_in_a_file_is_mapped() {
     let landing = side().pool.landing();

@@ -238,7 +238,7 @@ async fn another_process(role: String) {
                 read.push(bytes);
                 end.send(1, b"reads").await;
             }
-            // Lends on what it reads, likewise.
+            // Lends on what it reads, in the same way.
             b"on" => {
                 let bytes = side.pool.lend(read.last().unwrap()).expect("may be lent on");
                 let lent = end.link.lend(bytes).unwrap();
@@ -276,7 +276,7 @@ fn lent_at(bytes: &[u8]) -> Lent {
     Lent { lease: word(0), key: word(4), addr }
 }
 
-/// Memory of the application that may be lent.
+/// Registers application memory that may be lent.
 fn registered(me: &Side) -> (bytes::Bytes, Option<PoolRegistration>) {
     let mut buf = LendableBuf::zeroed(LENT).unwrap();
     buf.copy_from_slice(&pattern(LENT, 7));
@@ -320,8 +320,8 @@ async fn released(me: &Side) {
     assert_eq!(me.pool.stats().send, 0);
 }
 
-/// The reader of pool memory, or of memory of the application, is killed while it reads, once
-/// before and once after its lender's link has ended.
+/// The reader of pool memory, or of application memory, is killed while it reads, once before and
+/// once after its lender's link has ended.
 async fn a_killed_reader_keeps_nothing_that_was_lent() {
     let before = held();
     for (link_first, registers) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -351,8 +351,8 @@ async fn a_killed_reader_keeps_nothing_that_was_lent() {
     closed(before).await;
 }
 
-/// A pool that is not lent, and memory of the application that is: the other process maps the one
-/// file, read-only, and cannot map it otherwise.
+/// A pool that is not lent, and application memory that is: the other process maps the one file,
+/// read-only, and cannot map it otherwise.
 async fn registered_memory_is_all_that_a_peer_maps() {
     let fabric = Fabric::Shm(ShmDevice::new(ShmAccess::SameUser, Lending::SameUser));
     let me = Side::new(fabric);
@@ -370,8 +370,8 @@ async fn registered_memory_is_all_that_a_peer_maps() {
     released(&me).await;
 }
 
-/// A process that has lent on what it was lent is killed: the owner keeps the memory until its
-/// reader is done, which only that process knew of. Here the owner is the reader, too.
+/// A process that has re-lent borrowed memory is killed. The owner keeps the memory until its
+/// reader is done, which only that process knew of. Here the owner is also the reader.
 async fn a_killed_process_between_takes_nothing_away() {
     let before = held();
     for owner_leaves_first in [false, true] {
@@ -456,7 +456,7 @@ async fn one_process_is_lent_to() {
     assert!(!maps.contains("tonic-rdma-lent"), "{maps}");
 }
 
-/// What it has lent stays readable, and goes with its last slice.
+/// Memory lent by a killed process stays readable, and goes with its last slice.
 async fn a_killed_lender_takes_nothing_away() {
     let me = side();
     let before = held();
@@ -537,7 +537,7 @@ async fn with_process(me: &Side, role: &str) -> (Process, End) {
     }
 }
 
-/// After kill -9 of the peer in the middle of traffic, this process keeps none of its descriptors,
+/// After the peer is killed amid traffic (kill -9), this process keeps none of its descriptors,
 /// mappings or memory.
 async fn a_killed_peer_leaves_nothing_behind() {
     let me = side();
@@ -724,7 +724,7 @@ fn start_in_another_namespace(role: &str, listener: &Listener) -> Process {
     Process::run(unshare)
 }
 
-/// What another client was sent.
+/// The secret that another client was sent.
 const SECRET: &[u8] = b"what was sent to another client";
 
 /// Runs as the first process of a PID namespace, and looks for the secret in what it is lent.

@@ -701,8 +701,8 @@ async fn what_strangers_pass_holds_up_nobody() {
     lingering.end();
 }
 
-/// Descriptors of admitted peers: in place of a ring, an eventfd or a chunk; too many; unrequested;
-/// and unread when the connection ends.
+/// Admitted peers pass descriptors in place of a ring, an eventfd or a chunk, too many of them,
+/// unrequested ones, and ones that are unread when the connection ends.
 #[tokio::test]
 async fn what_peers_pass_holds_up_nobody() {
     let side = side();

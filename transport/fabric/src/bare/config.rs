@@ -20,7 +20,7 @@ pub fn config() -> LinkConfig {
     }
 }
 
-/// What one end grants to the other, and does at its request.
+/// The memory that one end grants to the other, and the work that it does on request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Places for WRITEs, at most 16. WRITEs in flight go to different ones, as messages that have
@@ -29,9 +29,9 @@ pub struct Limits {
     /// Bytes of each: the longest WRITE. The accepting end grants no longer ones than it was
     /// granted.
     pub place_len: usize,
-    /// The part of the pool's landing memory that they may take together, as one of so many. Where
-    /// that is less than one place, places are shorter. Calls have the rest, and what a bare
-    /// connection has it keeps while others wait.
+    /// The part of the pool's landing memory that they may take together, as a divisor: 1 /
+    /// `landing_part`. Where that is less than one place, places are shorter. The rest is for
+    /// calls. A bare connection keeps its memory while others wait.
     pub landing_part: usize,
     /// Bytes of memory that WRITEs are taken from, in turn; as many as one WRITE has if that is
     /// more.

@@ -32,7 +32,7 @@ pub(super) struct End {
     /// The bytes of WRITEs, in memory of the pool.
     source: Bytes,
     limits: Limits,
-    /// What the other end may WRITE to. Never read.
+    /// The buffers to which the other end may WRITE. They are never read.
     landing: Vec<LandingBuf>,
     /// Bytes of each of them.
     granted: usize,
@@ -44,7 +44,7 @@ pub(super) struct End {
     queued: u64,
     done: u64,
     sends: usize,
-    /// What this end may WRITE to.
+    /// The places to which this end may WRITE.
     places: Vec<Place>,
 }
 

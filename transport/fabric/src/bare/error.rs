@@ -21,7 +21,7 @@ pub enum BareError {
     #[error("no memory to WRITE from: the pool does not know its own")]
     NoSource,
     /// The peer granted nothing as long.
-    #[error("no place for a WRITE of {len} bytes: the longest one of the peer has {longest}")]
+    #[error("no place for a WRITE of {len} bytes: the peer's longest has {longest}")]
     TooLong {
         /// Bytes of the WRITE.
         len: usize,

@@ -1,4 +1,4 @@
-//! What the ends of a bare connection say to each other, as SENDs of at most [`MAX_LEN`] bytes.
+//! The messages between the ends of a bare connection: SENDs of at most [`MAX_LEN`] bytes.
 //!
 //! | kind | fields (little-endian) | answer |
 //! |---|---|---|

@@ -83,14 +83,14 @@ impl Machine for Host {
     }
 }
 
-/// What a wait follows.
+/// The event after which a wait begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WaitKind {
     Received,
     Sent,
 }
 
-/// What is known of waits of one kind.
+/// The estimate for waits of one kind.
 #[derive(Debug, Clone, Copy, Default)]
 struct WaitEstimate {
     /// How long a wait takes without wake-ups: a moving average.
@@ -136,7 +136,7 @@ impl State {
     }
 }
 
-/// What to do when the queue is empty.
+/// The next step when the queue is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Poll again, after other tasks have run.
@@ -217,7 +217,7 @@ impl<M: Machine> BusyPoll<M> {
         self.estimate_mut(kind).learn(took, cost);
     }
 
-    /// Wake-ups of the peer that are part of a wait.
+    /// The number of the peer's wake-ups that are part of a wait.
     fn peer_wake_ups(&self, kind: WaitKind) -> u32 {
         u32::from(kind == WaitKind::Sent && self.peer_sleeps)
     }

@@ -32,7 +32,7 @@ impl Machine for Fake {
     }
 }
 
-/// As in [`LinkConfig`](crate::LinkConfig).
+/// The limit of [`LinkConfig`](crate::LinkConfig).
 fn limit() -> Duration {
     crate::LinkConfig::default().busy_poll_limit
 }
@@ -85,9 +85,9 @@ struct Pair {
     /// Each wake-up takes a part of this, in eighths, more or less than is known.
     noise: u32,
     cost: Duration,
-    /// What waiting has cost the processors: sleeps, and polls.
+    /// The processor time that waiting has cost, in sleeps and in polls.
     spent: Duration,
-    /// What it would have at best: each wait is as long as the peer works.
+    /// The least possible cost, if each wait is as long as the peer works.
     best: Duration,
     sleeps: usize,
 }
@@ -304,8 +304,8 @@ fn one_that_only_sends_does_not_poll() {
     }
 }
 
-/// A server that works for long before it answers does not poll meanwhile, and polls for the next
-/// request.
+/// A server that works for a long time before it answers does not poll while it works, and polls
+/// for the next request.
 #[test]
 fn time_to_think_is_not_polled_away() {
     let cost = Duration::from_micros(100);
@@ -357,7 +357,8 @@ fn one_that_is_told_not_to_never_polls() {
     }
 }
 
-/// And one whose polls find something goes on.
+/// No other end begins to poll once the share is used up, and one whose polls find something
+/// continues.
 #[test]
 fn where_the_share_is_used_up_no_other_begins() {
     let mut end = end(Duration::from_micros(100));
@@ -368,7 +369,7 @@ fn where_the_share_is_used_up_no_other_begins() {
     end.sent(Some(false));
     assert!(end.is_ready());
     assert_eq!(end.on_empty(true, || false), Next::PollAgain);
-    // In vain.
+    // The poll finds nothing.
     end.pass(Duration::from_millis(1));
     assert_eq!(end.on_empty(true, || false), Next::Sleep);
     end.received();

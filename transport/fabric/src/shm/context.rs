@@ -1,4 +1,4 @@
-//! What the connections of a device share.
+//! State that the connections of a device share.
 
 use std::sync::Arc;
 

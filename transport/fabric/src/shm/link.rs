@@ -63,8 +63,8 @@ use crate::shm::wakeup::wake_cost::{UNKNOWN, Waiting, WakeCost, monotonic, wake_
 
 /// Completions per poll, at most.
 const MAX_COMPLETIONS: usize = 256;
-/// Polls that find messages in the ring until the socket is looked at, too: what comes there does
-/// not wait for a peer to fall silent.
+/// The number of polls that find messages in the ring before the socket is also read, so that the
+/// socket does not wait for a peer to fall silent.
 const MAX_BUSY_POLLS: u32 = 32;
 /// Rounds of polling before other tasks run.
 const MAX_ROUNDS: usize = 64;
@@ -79,7 +79,7 @@ pub struct ShmLink {
     writer: Writer<PeerMap>,
     wakeup: Wakeup,
     chunks: PeerChunks,
-    /// What the peer has given, and whose descriptor is being taken.
+    /// A file that the peer has given and whose descriptor is being taken.
     pending: Option<Box<Pending>>,
     /// The message of a file that is not taken yet.
     deferred: Option<Box<Deferred>>,
@@ -90,7 +90,7 @@ pub struct ShmLink {
     lender: Option<Box<Lender>>,
     /// Once the peer has lent something.
     borrower: Option<Box<Borrower>>,
-    /// Of this link, if it may lend on what peers have lent.
+    /// This link's pool, if re-lending is allowed.
     lends_on: Option<Pool>,
     table: Arc<Table>,
     /// Keys of this end's chunks that the peer knows, and whether it can write to them.
@@ -163,7 +163,7 @@ impl ShmLink {
         }
     }
 
-    /// What it has done so far.
+    /// Counts of the link's work so far.
     pub fn stats(&self) -> ShmStats {
         self.stats
     }

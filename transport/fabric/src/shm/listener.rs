@@ -190,14 +190,14 @@ pub struct ShmIncoming {
     local: ShmAddr,
     socket: Socket,
     private_data: Vec<u8>,
-    /// Of the peer's ring.
+    /// The shape of the peer's ring.
     shape: Shape,
     /// The memory that the peer takes.
     takes: Takes,
 }
 
 impl ShmIncoming {
-    /// The private data of the peer, without padding.
+    /// The peer's private data, without padding.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }

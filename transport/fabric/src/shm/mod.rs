@@ -28,13 +28,13 @@
 //! all of them. It has one page of each ring: the sending end gives the others back when nothing
 //! lies in them ([`Link::shrink`](crate::Link::shrink)), as nobody else writes there.
 //!
-//! A handshake is three messages: HELLO, which carries a ticket and no descriptor; ACCEPT, with the
-//! ring of the end that accepts, and the number of its runtime; RING, with that of the other end,
-//! the number of the channel that it has chosen (`wakeup::channels`), and the channel's eventfds
-//! and page until the other end has them. No descriptor of a peer's is opened before its ticket was
-//! checked, and calls that may block on one run on threads of their own (`blocking`). In particular
+//! A handshake is three messages. HELLO carries a ticket and no descriptor. ACCEPT carries the ring
+//! of the accepting end and the number of its runtime. RING carries the ring of the other end, the
+//! number of the channel that it has chosen (`wakeup::channels`), and the channel's eventfds and
+//! page until the accepting end has them. No descriptor from a peer is opened before its ticket was
+//! checked, and calls that may block on one run on dedicated threads (`blocking`). In particular,
 //! no task opens, waits for or closes an unknown file: tasks wait only for sockets, and for
-//! eventfds that were found to be some.
+//! descriptors that were found to be eventfds.
 //!
 //! Everything in shared memory is as untrusted as a packet: `ring` reads each word once, and checks
 //! the copy. A peer that breaks the rules reaches only the ring and the chunks that it was given,
@@ -52,7 +52,7 @@
 //! | `ready_fd` | a descriptor that a task waits for |
 //! | `recv_slots` | where received messages lie until they are read |
 //! | `memory` | files that are mapped, and landing chunks |
-//! | `named` | buffers of the application that the peer maps to write to them |
+//! | `named` | application buffers that the peer maps and writes to |
 //! | `taking` | files that the peer has given, until they are mapped |
 //! | `offers` | files that the peer was offered to map |
 //! | `lend` | messages that the peer reads where their sender has them |

@@ -14,10 +14,11 @@ use crate::shm::socket::wire::Message;
 
 /// Files that a peer is offered, at most.
 pub(crate) const MAX_FILES: usize = 512;
-/// Their bytes, at most: address space of the peer, and memory of the one that offers it.
+/// The maximum total size of the files in bytes. They take the peer's address space, and memory of
+/// the end that offers them.
 pub(crate) const MAX_BYTES: u64 = 1 << 36;
 
-/// What the peer has done with a file.
+/// The state of a file that was offered to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Offer {
     Open,
@@ -34,7 +35,7 @@ pub(crate) struct Offers {
 }
 
 impl Offers {
-    /// What has become of the offer of a file. `None`: it was not offered.
+    /// Returns the state of a file's offer, or `None` if the file was not offered.
     pub(crate) fn get(&self, key: u32) -> Option<Offer> {
         self.files.get(&key).map(|(offer, _)| *offer)
     }
@@ -50,7 +51,7 @@ impl Offers {
         self.bytes += len;
     }
 
-    /// The peer has mapped a file, or cannot. It may be one that was taken back meanwhile.
+    /// Records that the peer has mapped a file, or cannot. The file may have been taken back since.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
         if let Some((offer, _)) = self.files.get_mut(&key).filter(|(o, _)| *o == Offer::Open) {
             *offer = if taken { Offer::Taken } else { Offer::Declined };

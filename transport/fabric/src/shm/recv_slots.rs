@@ -91,7 +91,7 @@ impl RecvSlots {
         matches!(self.slots.get(slot as usize), Some(Slot::Posted))
     }
 
-    /// What was received; empty for a posted slot.
+    /// The received bytes, or an empty slice for a posted slot.
     #[inline]
     pub(crate) fn get(&self, slot: u32, len: u32) -> &[u8] {
         match self.slots.get(slot as usize) {

@@ -96,7 +96,7 @@ impl Shape {
         (self.slots as usize + 1) * self.slot_size as usize
     }
 
-    /// As HELLO and ACCEPT have it.
+    /// The encoding in HELLO and ACCEPT.
     pub(crate) fn to_bytes(self) -> [u8; 8] {
         let ([a, b, c, d], [e, f, g, h]) = (self.slots.to_le_bytes(), self.slot_size.to_le_bytes());
         [a, b, c, d, e, f, g, h]
@@ -223,8 +223,9 @@ impl<W: Words> Reader<W> {
         }
     }
 
-    /// Announces that this end waits: from now on the peer wakes it, in the way that `value` says.
-    /// False when a message may have come meanwhile; this end then does not wait.
+    /// Announces that this end waits, so that the peer wakes it in the way that `value` says.
+    /// Returns false if a message may have arrived before the announcement; then this end does not
+    /// wait.
     pub(crate) fn wait(&self, value: u64) -> bool {
         wait_flag::raise(self.word(WAITING), value);
         let waits = !self.has_pending_recv();
@@ -302,7 +303,7 @@ pub(crate) struct Writer<W> {
     chunks: u64,
 }
 
-/// What became of a message that was to be written.
+/// The result of writing a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Put {
     /// It lies in the ring.

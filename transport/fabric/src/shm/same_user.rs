@@ -7,12 +7,12 @@
 //! and the same PID namespace: a process of another namespace cannot name this one, also where this
 //! one sees it, as it sees those of its child namespaces.
 //!
-//! SO_PEERCRED tells the number of a process that may have ended since, and another process may
-//! have its number now. So the number counts only as long as a pidfd of the peer says that the peer
-//! lives: that of the socket (SO_PEERPIDFD, Linux 6.5). On older kernels it is one of the number
-//! (pidfd_open(2), Linux 5.3), and counts if a message that was sent later comes from that number,
-//! as the kernel says (SCM_CREDENTIALS): who has the number while the message is sent has had it
-//! since, and is the peer. Where neither can be had, the peer is none of them.
+//! SO_PEERCRED gives a process id, and its process may have ended and another may have the id now.
+//! So the id counts only while the peer's pidfd says that the peer lives. On Linux 6.5 and later
+//! the pidfd is the socket's (SO_PEERPIDFD). On older kernels it is opened by the id
+//! (pidfd_open(2), Linux 5.3), and counts if the kernel says (SCM_CREDENTIALS) that a message which
+//! was sent later comes from that id: the process that has the id while the message is sent has had
+//! it since, and is the peer. Where neither is available, the peer counts as a stranger.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -92,7 +92,7 @@ pub(super) fn process(socket: &Socket) -> Option<HostProcess> {
     (pid != 0 && lives(&pidfd)).then_some(HostProcess { pid, start })
 }
 
-/// Of the process that has this number now.
+/// Opens a pidfd of the process that has this id now.
 fn pidfd_of(pid: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
@@ -160,7 +160,7 @@ mod tests {
         (one, listening.accept().await.unwrap())
     }
 
-    /// As on kernels that give no pidfd of a socket's peer.
+    /// Covers kernels that give no pidfd of a socket's peer.
     #[tokio::test]
     async fn a_peer_shows_by_sending_that_its_number_is_still_its_own() {
         let own = std::process::id();
@@ -181,8 +181,8 @@ mod tests {
         assert!(Candidate::by(&mut other, None).is_none(), "it may be of one who has ended");
     }
 
-    /// Who sends with another number is another process, and the number of one that has ended
-    /// counts for nobody.
+    /// A process that sends with another id is not the peer, and the id of an ended process counts
+    /// for nobody.
     #[test]
     fn a_number_counts_while_its_process_lives() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();

@@ -1,4 +1,4 @@
-//! What a handshake yields: this end's ring, the peer's, and how the ends wake each other.
+//! The result of a handshake: this end's ring, the peer's, and how the ends wake each other.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,6 +1,6 @@
-//! What a link over shared memory has done.
+//! Counts of a link over shared memory.
 
-/// What a link has done since it was made.
+/// Counts of a link's work since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShmStats {
     /// Messages sent.
@@ -18,6 +18,6 @@ pub struct ShmStats {
     pub waits: u64,
     /// Times that a message came while this end polled.
     pub polled: u64,
-    /// Files of the peer that had to wait, because files before them were mapped for nothing.
+    /// The number of peer files that had to wait, because earlier files were mapped and never used.
     pub deferred_files: u64,
 }

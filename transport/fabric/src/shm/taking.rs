@@ -9,7 +9,7 @@ use crate::shm::memory::peer_map::{Offered, PeerMap, Usage};
 use crate::shm::socket::seqpacket::{Socket, SocketMessage, TakeFds};
 use crate::timer::Timer;
 
-/// A file of the peer, while a thread maps it.
+/// A peer's file while a thread maps it.
 #[derive(Debug)]
 pub(super) enum Pending {
     Chunk(Offered, TakeFds<PeerMap>),

@@ -58,7 +58,7 @@ impl Checksums {
 /// A fast checksum, which changes with every bit.
 ///
 /// # Safety
-/// The range is readable and nobody writes there meanwhile.
+/// The range is readable and nobody writes there during the call.
 unsafe fn sum(addr: NonNull<u8>, len: usize) -> u64 {
     // SAFETY: the caller's promise.
     let bytes = unsafe { std::slice::from_raw_parts(addr.as_ptr(), len) };

@@ -28,7 +28,7 @@ pub struct SimConfig {
     /// The bytes of one of this many WRITEs arrive in any order, some of them only when the RECV
     /// of a message behind it completes. 0, the default: never.
     pub unordered: u32,
-    /// What a peer has lent may be lent on. Default false.
+    /// Whether memory that a peer has lent may be lent again. Default false.
     pub lends_on: bool,
     /// Maximum depth of a send queue; at least 4. Default: no maximum.
     pub send_queue: Option<u32>,
@@ -71,7 +71,7 @@ pub struct SimStats {
     pub write_bytes: u64,
     /// Leases that were given.
     pub leases: u64,
-    /// Of them those of memory that a peer had lent.
+    /// The part of those leases whose memory a peer had lent.
     pub lent_on: u64,
     /// Completions reported, of either kind.
     pub completions: u64,

@@ -166,7 +166,7 @@ pub struct SimIncoming {
 }
 
 impl SimIncoming {
-    /// The private data of the peer, without padding.
+    /// The peer's private data, without padding.
     pub fn private_data(&self) -> &[u8] {
         &self.request.private_data
     }

@@ -1,4 +1,5 @@
-//! Who is on a network: devices by address, listeners by address and port, and the ends of links.
+//! The members of a network: devices by address, listeners by address and port, and the ends of
+//! links.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -97,7 +97,7 @@ struct State {
 pub(super) struct End {
     pub(super) id: EndId,
     pub(super) device: Arc<DeviceState>,
-    /// What it has lent to the other end.
+    /// The memory that it has lent to the other end.
     pub(super) loans: Loans,
     /// The memory that it takes from the other end.
     pub(super) takes: Takes,
@@ -139,7 +139,7 @@ impl End {
     /// Delivers a message to this end, and wakes it if `wake_up` says so.
     ///
     /// # Safety
-    /// `src` is readable for `len` bytes, and nobody writes there meanwhile.
+    /// `src` is readable for `len` bytes, and nobody writes there during the call.
     pub(super) unsafe fn deliver(
         &self,
         src: NonNull<u8>,

@@ -31,7 +31,7 @@ pub trait InstantPeer: Send + 'static {
     /// Receives a SEND.
     fn receive(&mut self, message: &[u8]);
 
-    /// Composes the next message. `None`: there is none now.
+    /// Composes the next message, or returns `None` if no message is due.
     fn next_message(&mut self) -> Option<Vec<u8>>;
 }
 

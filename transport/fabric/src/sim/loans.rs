@@ -1,6 +1,6 @@
-//! What the ends of a simulated connection have lent each other. Both are in one process, so the
-//! reader looks at the lender's memory itself; nothing is mapped. What may be lent on is registered
-//! with the reader's pool while it is read.
+//! Memory that the ends of a simulated connection have lent each other. Both are in one process, so
+//! the reader looks at the lender's memory itself, and nothing is mapped. Memory that may be lent
+//! again is registered with the reader's pool while it is read.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -67,7 +67,7 @@ impl Loans {
         }
     }
 
-    /// What the other end reads. `None` if it is not lent.
+    /// Returns the memory that the other end reads, or `None` if it is not lent.
     pub(super) fn borrow(&self, lent: Lent, len: u32, returns: &Arc<Returns>) -> Option<Bytes> {
         let loan = lock(&self.0).1.get(&lent.lease).cloned()?;
         let is_there = (loan.bytes.key(), loan.bytes.addr(), loan.bytes.len())
@@ -98,7 +98,7 @@ impl Drop for Borrowed {
     }
 }
 
-/// What was borrowed, registered with the pool of the reader.
+/// Borrowed memory that is registered with the reader's pool.
 struct LentOn {
     bytes: Bytes,
     registration: PoolRegistration,

@@ -1,9 +1,9 @@
 //! An in-process network with a seed and faults: the verbs model without hardware, for tests.
 //!
-//! It checks what a NIC checks. A SEND needs a posted RECV that is long enough; a WRITE needs a
-//! live key, the bounds of its region and the right to write; a source needs a live local key; the
-//! accepting side must not send first (iWARP). What fails kills the connection, with the completion
-//! status that rdma-core has for it.
+//! It checks what a NIC checks. A SEND needs a posted RECV that is long enough. A WRITE needs a
+//! live key, the bounds of its region and the right to write. A source needs a live local key. The
+//! accepting side must not send first (iWARP). A failed check kills the connection, with the
+//! completion status that rdma-core has for it.
 //!
 //! [`SimConfig::delay`] delays messages and completions for a number of *polls* drawn from the
 //! seed, so that completions are reported after the answers to what they complete, and batches

@@ -19,9 +19,9 @@ impl fmt::Display for EndId {
 pub enum Event<'a> {
     /// An end was made, and its RECVs are posted.
     Made {
-        /// The end.
+        /// The end that was made.
         end: EndId,
-        /// Its device.
+        /// The name of the end's device.
         device: &'a str,
         /// RECVs posted.
         recv_slots: u32,
@@ -30,7 +30,7 @@ pub enum Event<'a> {
     },
     /// Two ends are connected, seen from one of them: told twice for each connection.
     Joined {
-        /// This end.
+        /// The end on this side.
         end: EndId,
         /// The other one.
         peer: EndId,
@@ -56,7 +56,7 @@ pub enum Event<'a> {
         end: EndId,
         /// The receiver.
         peer: EndId,
-        /// The message.
+        /// The bytes of the message.
         message: &'a [u8],
     },
     /// A WRITE has landed.
@@ -83,7 +83,7 @@ pub enum Event<'a> {
     Reposted {
         /// The receiver.
         end: EndId,
-        /// Its bytes.
+        /// The length in bytes.
         bytes: u32,
     },
     /// RECVs were posted that were not there before.
@@ -109,17 +109,17 @@ pub enum Event<'a> {
     },
     /// The driver was told that the link is dead.
     Died {
-        /// The end.
+        /// The end on which the link died.
         end: EndId,
     },
     /// The queue pair was destroyed.
     Destroyed {
-        /// The end.
+        /// The end that had the queue pair.
         end: EndId,
     },
     /// Memory was registered.
     Registered {
-        /// With this device.
+        /// The name of the device.
         device: &'a str,
         /// From here, as work requests name it (iova).
         addr: u64,
@@ -130,7 +130,7 @@ pub enum Event<'a> {
     },
     /// A registration has ended.
     Deregistered {
-        /// With this device.
+        /// The name of the device.
         device: &'a str,
         /// From here, as it was registered.
         addr: u64,

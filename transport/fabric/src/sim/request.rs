@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use crate::sim::end::End;
 
-/// What a client puts before a listener.
+/// A client's request to a listener.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) private_data: Vec<u8>,
@@ -18,7 +18,7 @@ pub(super) struct Request {
     pub(super) answer: oneshot::Sender<Answer>,
 }
 
-/// What the accepting side says.
+/// The answer of the accepting side.
 #[derive(Debug)]
 pub(super) enum Answer {
     Accepted { end: Arc<End>, private_data: Vec<u8>, established: oneshot::Sender<()> },

@@ -1,4 +1,4 @@
-//! What all parts of a simulated network share, and what all parts of one of its devices share.
+//! State that all parts of a simulated network share, or all parts of one of its devices.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -23,7 +23,7 @@ const NONE: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub(super) struct CoarseClock {
-    /// What the reused time is counted from.
+    /// The origin of the reused time.
     epoch: Instant,
     /// Nanoseconds since then. It stands for itself: nothing else is read by what it says.
     reused: AtomicU64,

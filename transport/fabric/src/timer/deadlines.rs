@@ -50,7 +50,7 @@ type Key = (Instant, u64);
 pub(super) struct Deadlines {
     fd: AsyncFd<OwnedFd>,
     clock: CoarseClock,
-    /// What deadlines that expire together are counted from.
+    /// The origin of deadlines that expire together.
     epoch: Instant,
     state: Mutex<State>,
 }
@@ -59,7 +59,7 @@ pub(super) struct Deadlines {
 struct State {
     /// Timers that are set, each with the task that waits for it.
     waiting: BTreeMap<Key, Option<Waker>>,
-    /// What the kernel's timer is set for.
+    /// The time for which the kernel's timer is set.
     armed: Option<Instant>,
     /// When it expired last: all deadlines up to then have passed.
     passed: Option<Instant>,
@@ -78,7 +78,7 @@ struct State {
 pub(super) struct KernelTimer {
     deadlines: Arc<Deadlines>,
     id: u64,
-    /// What it was last set for. In the map until it expires.
+    /// The time for which it was last set. In the map until it expires.
     at: Option<Instant>,
     gate: WakeGate,
 }
@@ -122,7 +122,7 @@ impl Deadlines {
         Some(state.last)
     }
 
-    /// The deadline, moved on by a [`SLACK`]th of its wait at most to one that others have, too: a
+    /// The deadline, moved on by a [`SLACK`]th of its wait at most to one that others share: a
     /// multiple of a power of two of milliseconds.
     fn shared(&self, at: Instant, wait: Duration) -> Instant {
         let slack = wait.as_millis() as u64 / SLACK;
@@ -175,8 +175,8 @@ impl Deadlines {
         };
         let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let once = libc::itimerspec { it_interval: never, it_value: value };
-        // By the C library, as the clock is read: who puts a clock in that place can put timers
-        // there, too.
+        // The C library's call, like the one that reads the clock: a program that replaces the
+        // clock can also replace timers.
         // SAFETY: the descriptor is open, the call reads `once`, and writes nowhere; this rests on
         // no rule.
         match unsafe {
@@ -243,7 +243,7 @@ impl Reactor {
                     Poll::Ready(Err(_)) => return Poll::Ready(()),
                 };
                 let mut times = [0; 8];
-                // It may have been set anew since it expired: then there is nothing to read.
+                // It may have been set again since it expired. Then there is nothing to read.
                 if guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut times)?)).is_ok() {
                     deadlines.expire().into_iter().for_each(Waker::wake);
                 }
@@ -270,7 +270,7 @@ impl KernelTimer {
         Ok(KernelTimer { deadlines, id, at: None, gate: WakeGate::new() })
     }
 
-    /// Whose timer this is.
+    /// The owner of this timer.
     pub(super) fn deadlines(&self) -> Arc<Deadlines> {
         self.deadlines.clone()
     }
@@ -370,7 +370,7 @@ mod tests {
                 expires(timer).await;
             }
             assert_eq!(waiting(&timers[0]), 0);
-            // The clock's reused time expires by it, too.
+            // The clock's reused time also expires by it.
             let armed = || lock(&timers[0].deadlines.state).armed;
             while armed().is_some() {
                 tokio::time::sleep(SHORT).await;

@@ -64,7 +64,7 @@ impl Timer {
         Timer::with_tokio_clock()
     }
 
-    /// As [`new`](Timer::new), on tokio's clock, which tests can stop.
+    /// Like [`new`](Timer::new), but on tokio's clock, which tests can stop.
     #[inline]
     pub fn with_tokio_clock() -> Timer {
         Timer { kind: Kind::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }

@@ -64,7 +64,7 @@ pub async fn a_bare_connection_is_not_for_longer_writes(server: &Side, client: &
         let mut bare = Bare::open(link, client.pool.clone(), small).await.unwrap();
         // No longer ones than the peer was granted.
         assert_eq!(bare.longest(), 4096);
-        let named = "no place for a WRITE of 1048576 bytes: the longest one of the peer has 4096";
+        let named = "no place for a WRITE of 1048576 bytes: the peer's longest has 4096";
         assert_eq!(bare.write(1 << 20, 1, 1).await.unwrap_err().to_string(), named);
         let error = bare.written(8192, 1, 1).await.unwrap_err();
         assert!(matches!(error, BareError::TooLong { len: 8192, longest: 4096 }), "{error}");
@@ -106,7 +106,7 @@ pub async fn a_bare_connection_ends_for_nonsense(server: &Side, client: &Side) {
     let cases: [(&[Vec<u8>], &str); 7] = [
         (&[vec![9; 300]], "makes no sense: 300 bytes"),
         (&[vec![4]], "makes no sense: Written"),
-        (&[write(4096, 1, 1)], "the longest one of the peer has 0"),
+        (&[write(4096, 1, 1)], "the peer's longest has 0"),
         (&[place(nowhere, 7, 4096), place(0, 0, 0)], "granted before"),
         (&[place(nowhere, 7, u32::MAX), write(0, 4096, 1)], "no place for a WRITE of 0 bytes"),
         (&[place(nowhere, 7, u32::MAX), write(1 << 20, 1, 1)], "1048576 bytes written"),

@@ -330,7 +330,7 @@ pub async fn nobody_listens(server: &Side, client: &Side) {
     assert!(matches!(&error, ConnectError::Refused { addr: at } if *at == addr), "{error}");
 }
 
-/// As many SENDs as the peer has RECVs, repeatedly and in both directions.
+/// Sends as many SENDs as the peer has RECVs, repeatedly and in both directions.
 pub async fn sends_fill_all_credits(server: &Side, client: &Side) {
     let (mut s, mut c) = greeted_pair(server, client).await;
     let credits = config().recv_slots as usize;

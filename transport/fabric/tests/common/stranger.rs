@@ -120,7 +120,7 @@ pub fn fill_pages(file: &OwnedFd, len: u64) {
     assert_eq!(rustix::io::pwrite(file, &zeros, 0).unwrap(), zeros.len());
 }
 
-/// As [`sealed`], with all of its pages.
+/// Like [`sealed`], but with all of its pages.
 pub fn whole(len: u64) -> OwnedFd {
     let file = sealed(len);
     fill_pages(&file, len);
@@ -212,7 +212,7 @@ pub struct Stranger {
     /// The eventfd that it waits for, and the one that it wakes its peer by.
     pub own_event_fd: OwnedFd,
     pub peers_event_fd: OwnedFd,
-    /// Of its wake-up channel.
+    /// The page of its wake-up channel.
     pub page: File,
     pub number: u64,
     /// That of the last ACCEPT.
@@ -306,8 +306,8 @@ impl Stranger {
         ring_message(self.nonce.load(Ordering::Relaxed), number)
     }
 
-    /// As [`accepted`](Self::accepted), without blocking the test's runtime; then sends `fds` as
-    /// its ring, and eventfds and page of its channel.
+    /// Like [`accepted`](Self::accepted), but does not block the test's runtime. Then sends `fds`
+    /// as its ring, and eventfds and page of its channel.
     pub async fn enters(self: &Arc<Self>, fds: Vec<OwnedFd>) -> File {
         let (this, (told, entered)) = (self.clone(), tokio::sync::oneshot::channel());
         std::thread::spawn(move || {

@@ -100,7 +100,7 @@ async fn landing_memory_of_another_connection_is_not_found() {
     assert!(landed[12288..].iter().all(|b| *b == 0), "changed behind what was written");
 }
 
-/// As SECURITY.md counts: each bit of the page number varies. Chunks of whole huge pages keep their
+/// Each bit of the page number varies, as SECURITY.md counts. Chunks of whole huge pages keep their
 /// place within one.
 #[tokio::test]
 async fn addresses_of_landing_memory_are_random() {
@@ -128,8 +128,8 @@ fn addresses_vary_from(first: u32, side: &Side) {
     }
 }
 
-/// Memory of the application may be mapped read-only, at any address, and the device reads it only:
-/// not even a peer that knows its address and key can write to it.
+/// Application memory may be mapped read-only, at any address, and the device only reads it: not
+/// even a peer that knows its address and key can write to it.
 #[tokio::test]
 async fn a_mapped_file_is_sent_from_where_it_lies_and_cannot_be_written() {
     let _turn = TURN.lock().await;
@@ -164,7 +164,7 @@ async fn a_mapped_file_is_sent_from_where_it_lies_and_cannot_be_written() {
     assert_eq!(stats.application, memory.len(), "registered while bytes with its key are left");
 
     let written = end_of_a_write(&side, source.iova(), source.lkey()).await;
-    assert!(written.is_some(), "a peer has written to memory of the application");
+    assert!(written.is_some(), "a peer has written to application memory");
     assert!(memory[..] == content[1..]);
     drop((source, s, c));
     while side.pool.stats().application > 0 {
@@ -172,7 +172,7 @@ async fn a_mapped_file_is_sent_from_where_it_lies_and_cannot_be_written() {
     }
 }
 
-/// Memory that processes of this host can be lent is written from over the network, too.
+/// Memory that processes on this host can be lent is also sent over the network.
 #[tokio::test]
 async fn lendable_memory_is_registered_with_devices() {
     let _turn = TURN.lock().await;

@@ -1,4 +1,4 @@
-//! What a link's peer has lent.
+//! Memory that a link's peer has lent.
 
 use std::collections::HashMap;
 use std::io;
@@ -121,15 +121,16 @@ impl Drop for KeptDescriptor {
     }
 }
 
-/// Memory of the peer that this process has mapped.
+/// Peer memory that this process has mapped.
 #[derive(Debug)]
 struct File {
     map: Arc<PeerMap>,
     addr: u64,
-    /// Has the map, too.
+    /// The registration of the memory, which also keeps the mapping.
     _registration: Option<(PoolRegistration, KeptDescriptor)>,
-    /// As long as they are there, the peer keeps what it has lent, also when the connection has
-    /// ended, and so does the owner of what was lent on. Closing a pipe does not block.
+    /// The pipe ends. While they are open, the peer keeps the memory that it has lent, even after
+    /// the connection has ended, and so does the owner of re-lent memory. Closing a pipe does not
+    /// block.
     _reads: Arc<OwnedFd>,
     _owner: Option<(OwnedFd, KeptDescriptor)>,
 }

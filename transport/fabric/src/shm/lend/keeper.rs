@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | is not there | leases are to be kept | starts, and waits |
 //! | waits | a pipe has no writing end any more | its leases end |
-//! | waits | more leases are to be kept | waits for theirs, too |
+//! | waits | more leases are to be kept | also waits for theirs |
 //! | has no leases | | ends |
 
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -25,7 +25,7 @@ type Kept = (PipeReader, Slab<LendableBytes>);
 struct Keeper {
     /// Not yet with the thread.
     added: Vec<Kept>,
-    /// Wakes the thread; `None` if there is none.
+    /// Wakes the thread; `None` until a thread runs.
     thread: Option<PipeWriter>,
 }
 

@@ -103,7 +103,7 @@ impl Lender {
         }
     }
 
-    /// The peer has mapped a file, or cannot. It may be one that was taken back meanwhile.
+    /// Records that the peer has mapped a file, or cannot. The file may have been taken back since.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
         self.files.answered(key, taken);
     }

@@ -1,4 +1,4 @@
-//! Landing chunks of the peer that this end has mapped.
+//! The peer's landing chunks that this end has mapped.
 //!
 //! | message | before its descriptor is taken | then |
 //! |---|---|---|

@@ -30,7 +30,7 @@ use crate::turn::COPY_UNIT;
 const FAULT_AROUND: usize = 64 << 10;
 /// Bytes of the largest ordinary page of any kernel, to which a file may be rounded up.
 const MAX_PAGE: u64 = 64 << 10;
-/// Bytes that are unmapped at a time: meanwhile no other thread can map anything.
+/// The number of bytes to unmap at a time. No other thread can map anything during a step.
 const UNMAP_STEP: usize = 4 << 20;
 
 /// Device and inode of a file.
@@ -38,7 +38,7 @@ pub(crate) type FileId = (u64, u64);
 
 /// The seals of a file that nobody can cut short.
 const KEEPS_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
-/// Those of a file that keeps its pages, too: only its maker can write to it, or nobody.
+/// The seals of a file that keeps its pages and that only its maker, or nobody, can write to.
 const READ_ONLY: [SealFlags; 2] =
     [KEEPS_SIZE.union(SealFlags::FUTURE_WRITE), KEEPS_SIZE.union(SealFlags::WRITE)];
 
@@ -119,7 +119,7 @@ impl Map {
         Map::of(file, len, READ_WRITE)
     }
 
-    /// As [`new`](Self::new), a file that has all of its pages.
+    /// Like [`new`](Self::new), but requires a file that has all of its pages.
     ///
     /// # Errors
     /// Those of [`new`](Self::new). `UnexpectedEof`: the file has a hole.
@@ -259,7 +259,7 @@ impl Words for Map {
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is page aligned, `len` bytes long, and lives as long as self; its
         // file keeps its size, whatever pages it has, and a page that is missing reads as zeros
-        // (R15); other processes may write to it at any time, which atomics allow.
+        // (R15). Other processes may write to it at any time, which atomics allow.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast::<AtomicU64>(), self.len / 8) }
     }
 }

@@ -35,7 +35,7 @@ const UNPOPULATED: u64 = 8;
 /// A peer's user and pid, as its socket tells.
 pub(crate) type PeerProcess = (u32, u32);
 
-/// What processes owe, in bytes.
+/// The debts of processes, in bytes.
 #[derive(Debug)]
 struct Debts {
     owed: BTreeMap<PeerProcess, u64>,
@@ -94,7 +94,7 @@ pub(crate) fn owed(process: PeerProcess) -> u64 {
     debts().owed.get(&process).copied().unwrap_or(0)
 }
 
-/// What a file of a peer costs, which its process owes once the file is unmapped.
+/// The cost of a peer's file, which its process owes once the file is unmapped.
 #[derive(Debug)]
 pub(crate) struct MapCost {
     process: PeerProcess,

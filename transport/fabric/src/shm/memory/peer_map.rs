@@ -46,24 +46,24 @@ pub(crate) struct Offered {
 pub(crate) struct Given {
     pub(crate) files: usize,
     pub(crate) bytes: u64,
-    /// The process of the peer.
+    /// The id of the peer's process.
     pub(crate) pid: u32,
 }
 
-/// What a file is for.
+/// The purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {
     /// A connection has one.
     Ring,
-    /// Of a wake-up channel, which has one.
+    /// The single page of a wake-up channel.
     Page,
     /// Landing memory of a connection that has given `others` before.
     Chunk { others: Given },
     /// Memory that a connection has lent, which has lent `others` before. Several connections may
     /// lend the same.
     Lent { others: Given },
-    /// A buffer of the application that a connection has offered, which has offered `others`
-    /// before. Several connections may offer the same.
+    /// An application buffer offered by a connection that has offered `others` before. Several
+    /// connections may offer the same buffer.
     Named { others: Given },
 }
 
@@ -73,7 +73,7 @@ impl Usage {
         matches!(self, Usage::Lent { .. } | Usage::Named { .. })
     }
 
-    /// What the peer owes for a file of this length, if it may give many.
+    /// The peer's debt for a file of this length, if it may give many.
     fn cost(self, user: u32, len: usize) -> Option<MapCost> {
         let len = len as u64;
         match self {
@@ -245,8 +245,8 @@ impl PeerMap {
     /// Maps all of a file, on behalf of a peer of this user. May block: the file can be anything.
     ///
     /// # Errors
-    /// Those of [`Map::new`], and for other files than rings and pages [`Map::whole`]; the file is
-    /// mapped already; or there are too many.
+    /// The errors of [`Map::new`], and for files other than rings and pages those of
+    /// [`Map::whole`]. Also fails if the file is mapped already or there are too many.
     pub(crate) fn new(file: impl AsFd, len: usize, user: u32, usage: Usage) -> io::Result<PeerMap> {
         let (mut entry, cost) = (None, usage.cost(user, len));
         let accept = |file| {
@@ -289,7 +289,7 @@ impl PeerMap {
         Ok(map)
     }
 
-    /// As [`lent`](Self::lent), but mapped for this caller alone, at an address of its own.
+    /// Like [`lent`](Self::lent), but mapped for this caller alone, at an address of its own.
     ///
     /// # Errors
     /// Those of [`lent`](Self::lent).

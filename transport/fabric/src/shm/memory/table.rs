@@ -12,7 +12,7 @@ use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 pub(crate) struct Table {
     next: AtomicU32,
     chunks: Mutex<HashMap<u32, Arc<Chunk>>>,
-    /// What may be lent to peers.
+    /// The regions that may be lent to peers.
     lendable: Mutex<HashMap<u32, Arc<Lendable>>>,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Lendable {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     pub(crate) file: OwnedFd,
-    /// Of what a peer has lent this process: the pipe that tells that peer of readers.
+    /// For memory that a peer has lent this process: the pipe that tells the peer of readers.
     pub(crate) owner: OnceLock<Arc<OwnedFd>>,
     /// The links whose peers have it.
     links: Mutex<Vec<Weak<RevokedKeys>>>,
@@ -42,7 +42,7 @@ pub(crate) struct Chunk {
 enum Links {
     /// One has it, and no other ever (R12).
     One(Option<Arc<RevokedKeys>>),
-    /// A buffer of the application, which is kept registered for calls one after the other.
+    /// An application buffer, which stays registered for one call after the other.
     InTurn(Vec<Weak<RevokedKeys>>),
 }
 
@@ -74,7 +74,7 @@ impl RevokedKeys {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the keys, if there are any. One load when there are none.
+    /// Takes the revoked keys. Costs one load if none was revoked.
     pub(crate) fn take(&self) -> Vec<u32> {
         match self.any.load(Ordering::Relaxed) {
             true => {
@@ -139,7 +139,8 @@ impl Table {
         self.share_with(rkey, to, false)
     }
 
-    /// Gives a buffer of the application to the peer of a link. `None`: there is no such key.
+    /// Gives a link's peer access to an application buffer. Returns `None` if the key does not
+    /// exist.
     pub(crate) fn share_named(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<Chunk>> {
         self.share_with(rkey, to, true)
     }
@@ -198,8 +199,8 @@ impl Drop for ShmRegistration {
 }
 
 // SAFETY: a key is looked up in the table for each loan and removed from it when the Registration
-// drops. A peer that had it keeps at most a mapping of its own; the pool takes the pages out of the
-// file before it unmaps it, and never uses the file again. A buffer of the application that is kept
+// drops. A peer that had it keeps at most a mapping of its own. The pool takes the pages out of the
+// file before it unmaps it, and never uses the file again. An application buffer that is kept
 // registered stays in such a mapping, as its owner has been told.
 unsafe impl Registrar for ShmRegistrar {
     fn pins(&self) -> bool {

@@ -1,13 +1,13 @@
 //! Threads for what may block: taking a peer's descriptors, and closing what may hold some.
 //!
-//! A descriptor is a file of the peer's choice, and an unknown file may block: a TCP socket with
-//! SO_LINGER waits in close(2) until its data is sent, with O_NONBLOCK or without; a file of FUSE
-//! asks its server; and a process that holds another copy of the descriptor can change either at
-//! any time. Descriptors that lie in a socket's queue are closed by the thread that takes the
-//! message without room for them, or closes the socket. So recvmsg(2) with room for descriptors,
-//! the calls on a descriptor whose kind is not known yet, and close(2) of such a descriptor and of
-//! every socket that a peer has the other end of, are jobs for these threads, and for nobody else.
-//! So is munmap(2) of a peer's file, which takes its time when there is much to unmap.
+//! A descriptor is a file of the peer's choice, and an unknown file may block. A TCP socket with
+//! SO_LINGER waits in close(2) until its data is sent, with or without O_NONBLOCK. A FUSE file asks
+//! its server. A process that holds another copy of the descriptor can change either at any time.
+//! Descriptors that lie in a socket's queue are closed by the thread that closes the socket, or
+//! that takes the message without room for them. So these threads alone call recvmsg(2) with room
+//! for descriptors, make the calls on a descriptor of unknown kind, and close such descriptors and
+//! every socket whose other end is a peer's. They also call munmap(2) on a peer's file, which is
+//! slow when there is much to unmap.
 //!
 //! A job may last for ever. Therefore:
 //!
@@ -59,7 +59,7 @@ struct State {
     queue: VecDeque<(u32, Job)>,
     /// Threads by the user whose job they do.
     busy: BTreeMap<u32, usize>,
-    /// Sockets to be closed, by the user of the peer.
+    /// The number of sockets to close, by the peer's user.
     closing: BTreeMap<u32, usize>,
     threads: usize,
     waiting: usize,

@@ -48,7 +48,7 @@ pub(crate) struct Taken {
     pub(crate) sender: Option<u32>,
 }
 
-/// Who is at the other end, as the kernel says.
+/// The process at the other end, as the kernel reports it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Credentials {
     /// 0 when it lies outside of this process's PID namespace.
@@ -265,12 +265,12 @@ impl Socket {
     /// closed, or it has sent an empty message, which is as good as the end.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; `InvalidData` when it does not fit.
+    /// `WouldBlock` if no message has arrived; `InvalidData` if the message does not fit.
     pub(crate) fn receive(&self) -> io::Result<Option<SocketMessage>> {
         receive(self.fd(), self.tells_senders)
     }
 
-    /// As [`receive`](Self::receive), waiting for one. Cancel safe.
+    /// Like [`receive`](Self::receive), but waits for a message. Cancel safe.
     pub(crate) async fn next(&self) -> io::Result<Option<SocketMessage>> {
         let Some(ready_fd) = &self.ready_fd else { return Ok(None) };
         loop {
@@ -282,7 +282,7 @@ impl Socket {
         }
     }
 
-    /// As [`receive`](Self::receive), in a task that is woken when there is one.
+    /// Like [`receive`](Self::receive), but wakes the task when a message arrives.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<SocketMessage>>> {
         let tells_senders = self.tells_senders;
         let Some(ready_fd) = &mut self.ready_fd else { return Poll::Ready(Ok(None)) };

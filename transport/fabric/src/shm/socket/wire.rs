@@ -34,7 +34,7 @@ use crate::shm::ring::Shape;
 use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 
-/// Of the protocol.
+/// The version of the protocol.
 pub(crate) const VERSION: u8 = 11;
 const PROTOCOL: [u8; 6] = *b"trdshm";
 /// Protocol and version.
@@ -72,7 +72,7 @@ pub(crate) enum LendOn {
     Done = 2,
 }
 
-/// A message.
+/// A message on the unix socket, without its descriptors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
     Hello { shape: Shape, takes: Takes, private_data: Vec<u8> },

@@ -18,12 +18,12 @@
 //! own, and no part of a connection's, because the runtime then polls it for certain: a task that
 //! does not poll its link holds up no other connection.
 //!
-//! The poller may stand in the queue of a thread that a task blocks. Whatever connection of the
-//! channel runs meanwhile, on another thread, takes the bits.
+//! The poller may be queued on a thread that a task blocks. Any connection of the channel that runs
+//! on another thread in that time takes the bits.
 //!
-//! A channel ends with its last connection, with its runtime, and with an error of the eventfd, for
-//! which the peer is to blame. A peer that sets bits for ever has the poller run for ever, in turn
-//! with all other tasks, and its own connections woken in vain, each once in a turn.
+//! A channel ends with its last connection, with its runtime, and with an error of the eventfd,
+//! which is the peer's fault. A peer that sets bits for ever keeps the poller running, in turn with
+//! all other tasks, and wakes its own connections for nothing, each once in a turn.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -65,7 +65,7 @@ struct State {
 pub(crate) struct WakeChannel {
     page: Page,
     event_fds: EventFds,
-    /// What the eventfd wakes.
+    /// The waker that the eventfd calls.
     waker: Waker,
     /// The process that made it. A child of fork(2) has it too, without the page.
     process: u32,
@@ -79,7 +79,7 @@ pub(crate) struct WakeChannel {
     state: Mutex<State>,
 }
 
-/// What the eventfd wakes. The runtime holds it, and so it does not keep the channel.
+/// The waker that the eventfd calls. The runtime holds it, so it must not keep the channel alive.
 #[derive(Debug)]
 struct Signal(Weak<WakeChannel>);
 
@@ -139,7 +139,7 @@ impl WakeChannel {
         })
     }
 
-    /// What the peer writes to wake this end.
+    /// The direction in which the peer wakes this end.
     pub(super) fn inbound(&self) -> Direction<'_> {
         self.direction(self.event_fds.end())
     }
@@ -207,9 +207,9 @@ impl WakeChannel {
         woken
     }
 
-    /// As [`wake_tasks`](Self::wake_tasks), from a task of a connection that is about to check for
-    /// messages: it takes bits where the poller may have to wait. Cheap while there are none: one
-    /// load.
+    /// Like [`wake_tasks`](Self::wake_tasks), but from a connection's task that is about to check
+    /// for messages. It takes bits where the poller may have to wait. Costs one load while no bit
+    /// is set.
     #[inline]
     pub(super) fn wake_others(&self, running: u16) {
         if self.inbound().has_bits() && self.wake_tasks_except(running) > 0 {
@@ -227,8 +227,8 @@ impl WakeChannel {
         self.wake_tasks() > 0 || found
     }
 
-    /// Wakes a connection of the peer, which waits. True if that took a system call. `stamp` comes
-    /// before it, and gets the time.
+    /// Wakes one of the peer's connections, which waits. Returns true if that took a system call.
+    /// `stamp` is called before it, with the time.
     pub(super) fn wake_peer(&self, connection: u16, stamp: impl FnOnce(u64)) -> bool {
         let outbound = self.outbound();
         // Read first: with the bit the peer may run and begin its next wait, which is not the one
@@ -447,7 +447,7 @@ mod tests {
         }
     }
 
-    /// As long as the reactor and the pollers need.
+    /// Yields for as long as the reactor and the pollers need.
     async fn turns() {
         for _ in 0..16 {
             tokio::task::yield_now().await;

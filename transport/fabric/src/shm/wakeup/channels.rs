@@ -11,7 +11,7 @@
 //! | connecting end | accepting end | when |
 //! |---|---|---|
 //! | channel | channel | always, as a rule |
-//! | channel | messages | the accepting end has ended the channel meanwhile, has it full, or cannot map it. It wakes its peer by messages, too; the connecting end's place in the channel stays unused |
+//! | channel | messages | the accepting end has ended the channel since, has it full, or cannot map it. It wakes its peer by also messages; the connecting end's place in the channel stays unused |
 //! | messages | messages | the ends are strangers (`same_user`), or the connecting end cannot make a channel |
 //!
 //! A number means nothing without the process that it comes with: pid and start time, which were
@@ -82,7 +82,7 @@ fn lock() -> MutexGuard<'static, Vec<Entry>> {
     CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What tells the current runtime from others of this process. Not 0.
+/// A number that tells the current runtime from others of this process. Never 0.
 pub(crate) fn runtime() -> u64 {
     KEYS.hash_one(Handle::current().id()).max(1)
 }
@@ -98,7 +98,7 @@ pub(crate) struct PeerFiles {
     pub(crate) user: u32,
 }
 
-/// What a connecting end has chosen.
+/// The channel that a connecting end has chosen.
 #[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) member: Member,
@@ -107,8 +107,8 @@ pub(crate) struct Chosen {
     pub(crate) files: Option<(Arc<WakeChannel>, Arc<OwnedFd>)>,
 }
 
-/// Chooses the channel of a connection to a runtime of this process, or makes one. `None`: there is
-/// none, and none can be made.
+/// Chooses the channel of a connection to a runtime of this process, or makes one. Returns `None`
+/// if neither succeeds.
 pub(crate) fn choose(peer: HostProcess, peer_runtime: u64) -> Option<Chosen> {
     let mut channels = lock();
     // With itself a process has both ends of a channel: it connects by that of the maker.
@@ -136,7 +136,7 @@ pub(crate) fn choose(peer: HostProcess, peer_runtime: u64) -> Option<Chosen> {
     Some(Chosen { member, name, files: Some((channel, page)) })
 }
 
-/// What cannot be had is done without: its connections are woken by messages.
+/// Logs a failure and turns it into `None`: connections without a channel are woken by messages.
 fn usable<T>(made: io::Result<T>) -> Option<T> {
     made.inspect_err(|error| tracing::debug!(%error, "no wake-up channel")).ok()
 }

@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// As long as the reactor needs to report what there is.
+    /// Yields for as long as the reactor needs to report an event.
     async fn turns() {
         for _ in 0..8 {
             tokio::task::yield_now().await;
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// What has happened to the descriptor is an error for tokio, which nothing clears.
+    /// tokio reports what has happened to the descriptor as an error that nothing clears.
     #[tokio::test]
     async fn one_that_is_broken_is_not_waited_for() {
         let (reader, writer) = std::io::pipe().unwrap();

@@ -54,7 +54,7 @@ impl Drop for Member {
 #[derive(Debug)]
 pub(crate) enum Wakeup {
     Channel(Member),
-    /// By messages on the socket.
+    /// A message on the socket.
     Message,
 }
 
@@ -76,7 +76,7 @@ impl Wakeup {
         }
     }
 
-    /// What this end says in its ring when it waits.
+    /// The value that this end writes to its ring when it waits.
     #[inline]
     pub(crate) fn value(&self) -> u64 {
         match self {

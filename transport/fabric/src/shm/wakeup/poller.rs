@@ -16,13 +16,14 @@ use std::task::{Context, Poll};
 
 use crate::shm::wakeup::channel::WakeChannel;
 
-/// Turns in vain, each after all other tasks that could run, before it sleeps.
+/// The number of turns that find nothing, each after all other tasks that could run, before it
+/// sleeps.
 pub(super) const LINGER: u32 = 2;
 
 #[derive(Debug)]
 pub(super) struct Poller {
     channel: Arc<WakeChannel>,
-    /// Turns in vain since a connection was woken.
+    /// The number of turns that found nothing since a connection was woken.
     in_vain: u32,
 }
 

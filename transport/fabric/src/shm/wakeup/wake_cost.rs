@@ -54,14 +54,14 @@ impl Waiting {
     }
 }
 
-/// How long ago the peer woke this end, which has waited since `since`. None: the peer did not wake
-/// it meanwhile, or reads another clock.
+/// Returns how long ago the peer woke this end, which has waited since `since`. Returns `None` if
+/// the peer did not wake it in that time, or reads another clock.
 pub(crate) fn wake_up(since: u64, woken_at: u64, now: u64) -> Option<Duration> {
     (since..=now).contains(&woken_at).then(|| Duration::from_nanos(now - woken_at))
 }
 
-/// Nanoseconds of CLOCK_MONOTONIC, which is one for all processes of a time namespace; 0 where
-/// there is none.
+/// Nanoseconds of CLOCK_MONOTONIC, which is the same for all processes of a time namespace. 0 on
+/// systems without it.
 pub(crate) fn monotonic() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // By the C library: rustix would ask the kernel's vDSO, which a process under valgrind has not.

@@ -9,8 +9,8 @@
 //!
 //! The sender sets the bit and then checks whether the process sleeps. The receiver says that it
 //! sleeps, and then checks the bits (`wait_flag`). Whoever takes bits wakes their connections. The
-//! peer may write anything to any word at any time: that wakes connections in vain, or wakes those
-//! of the peer late. Checked with loom.
+//! peer may write anything to any word at any time. That wakes connections for nothing, or wakes
+//! the peer's own connections late. Checked with loom.
 
 use crate::atomics::{AtomicU64, Ordering};
 use crate::shm::wakeup::wait_flag;
@@ -20,7 +20,7 @@ const STAGE: usize = 1;
 const SUMMARY: usize = 8;
 const BITS: usize = 16;
 
-/// What has become of a channel at one end.
+/// The state of a channel at one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// It has not been joined.
@@ -84,7 +84,7 @@ impl<'a> Direction<'a> {
         self.0[STAGE].store(stage as u64, Ordering::Release);
     }
 
-    /// What the receiving end says has become of the channel.
+    /// The state of the channel that the receiving end reports.
     pub(crate) fn stage(self) -> Stage {
         match self.0[STAGE].load(Ordering::Acquire) {
             0 => Stage::Offered,

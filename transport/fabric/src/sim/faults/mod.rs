@@ -1,4 +1,4 @@
-//! What a test makes go wrong: faults of devices, delays, and bugs of the fabric itself.
+//! The faults that a test injects: device faults, delays, and bugs of the fabric itself.
 
 pub(super) mod delay;
 pub(super) mod device_faults;

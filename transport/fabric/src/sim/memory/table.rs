@@ -105,7 +105,7 @@ impl Table {
     /// A remote write of `len` bytes from `src` to `iova`, if `rkey` allows it.
     ///
     /// # Safety
-    /// `src` is readable for `len` bytes, and nobody writes there meanwhile.
+    /// `src` is readable for `len` bytes, and nobody writes there during the call.
     pub(crate) unsafe fn write(&self, rkey: u32, iova: u64, src: NonNull<u8>, len: usize) -> bool {
         let regions = self.lock();
         let place = regions
