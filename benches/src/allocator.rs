@@ -122,7 +122,7 @@ fn newer_source(program: &Path) -> anyhow::Result<Option<PathBuf>> {
 /// A contender with an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
-    /// The contender.
+    /// The transport under test.
     pub contender: Contender,
     /// The allocator of its processes.
     pub allocator: Allocator,

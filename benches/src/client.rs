@@ -41,7 +41,7 @@ pub struct Client {
     source: Source,
     /// Replies are read.
     reads: bool,
-    /// What long replies land in, if not in memory of the connection.
+    /// The buffers in which long replies land, if not in the connection's memory.
     buffers: Option<Buffers>,
     /// Registrations of its last payloads, latest first.
     registered: Arc<Mutex<Vec<PoolRegistration>>>,
@@ -192,7 +192,7 @@ pub(crate) enum Channel {
 }
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// The future of a response.
+/// The future of a transport's response, whichever transport that is.
 type ResponseFuture = Pin<Box<dyn Future<Output = Result<http::Response<Body>, BoxError>> + Send>>;
 
 impl Service<http::Request<Body>> for Channel {

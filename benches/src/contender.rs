@@ -27,8 +27,8 @@ pub enum Contender {
     ShmLentRead,
     /// The same without lending: each message is copied once, and then read
     ShmRead,
-    /// tonic-rdma over shared memory, with its codec and a payload of the application's at an odd
-    /// address; what is received lands in buffers of the application that the peer has mapped
+    /// tonic-rdma over shared memory, with its codec and an application payload at an odd address;
+    /// received messages land in application buffers that the peer has mapped
     ShmKept,
     /// tonic-rdma over shared memory, with tonic's codec
     ShmPlain,
@@ -40,7 +40,7 @@ pub enum Contender {
     Verbs,
     /// The same, with a payload of the application's at an odd address, which is registered
     VerbsRegistered,
-    /// The same, and what is received lands in buffers of the application, registered for each
+    /// The same, and received messages land in application buffers that are registered for each
     /// transfer
     VerbsLanded,
     /// The same, with buffers that stay registered
@@ -72,9 +72,9 @@ pub enum Contender {
 pub enum Neighbour {
     /// tonic over rdma-io-tonic.
     RdmaIoTonic,
-    /// ruapc.
+    /// The RPC stack ruapc over RDMA.
     Ruapc,
-    /// iceoryx2.
+    /// The message passing library iceoryx2.
     Iceoryx2,
 }
 
@@ -83,7 +83,7 @@ pub enum Neighbour {
 pub enum Source {
     /// The best memory for the transport: pinned memory, if it has some.
     Best,
-    /// As `Best`, with a pool that is large enough for messages of any length.
+    /// Like `Best`, with a pool that is large enough for messages of any length.
     LongPool,
     /// The heap, at an odd address.
     Heap,
@@ -119,7 +119,7 @@ const LINE: usize = 64;
 /// Offset in a cache line of a payload at an odd address.
 const ODD: usize = 7;
 
-/// How buffers of the application that messages land in are registered.
+/// The way in which application buffers that messages land in are registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LandsIn {
     /// For each transfer.
@@ -160,7 +160,7 @@ pub enum Transport {
 }
 
 impl Contender {
-    /// The transport.
+    /// The transport that carries the contender's calls.
     pub fn transport(self) -> Transport {
         match self {
             Self::TonicTcp => Transport::Tonic { unix: false },
@@ -218,7 +218,7 @@ impl Contender {
         matches!(self, Self::ShmLentRead | Self::ShmRead)
     }
 
-    /// What long messages land in, if not in memory of the connection.
+    /// The buffers in which long messages land, if not in the connection's memory.
     pub fn lands_in(self) -> Option<LandsIn> {
         match self {
             Self::VerbsLanded => Some(LandsIn::Once),

@@ -25,7 +25,7 @@ pub struct Copies {
 /// Bytes so far. The difference of two values is what was copied in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// By memcpy and memmove.
+    /// Bytes copied by memcpy and memmove.
     pub memory: u64,
     /// Into and out of the kernel.
     pub kernel: u64,

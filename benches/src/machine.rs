@@ -1,4 +1,5 @@
-//! What results depend on besides the code: processor, kernel, C library and allocator.
+//! The environment on which results depend besides the code: processor, kernel, C library and
+//! allocator.
 
 use std::process::Command;
 use std::{fmt, fs};
@@ -90,7 +91,7 @@ fn processor(info: &str) -> String {
     }
 }
 
-/// As reported by getconf(1); musl does not support it.
+/// The C library as getconf(1) reports it, which musl does not support.
 fn c_library() -> String {
     let output = Command::new("getconf")
         .arg("GNU_LIBC_VERSION")

@@ -141,8 +141,8 @@ pub(crate) fn latencies(mut times: Vec<Duration>) -> Round {
     }
 }
 
-/// The duration of `calls` calls, `in_flight` at a time, spread evenly over the connections. If
-/// there are more connections than calls in flight, each caller cycles through its share of them.
+/// The duration of `calls` calls, `in_flight` at a time, spread evenly over the connections. With
+/// more connections than calls in flight, each caller cycles through its share of them.
 pub(crate) async fn run_concurrently<C: Calls>(
     clients: &[C],
     payload: Bytes,

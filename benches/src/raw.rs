@@ -22,8 +22,8 @@ const N_TARGETS: usize = 8;
 /// WRITEs in flight for rows that do not specify it.
 const DEFAULT_WINDOW: usize = 16;
 
-/// What an end does where messages have up to `message` bytes: targets have that length, and longer
-/// messages than a WRITE are sent from as much, as calls do.
+/// Returns an end's limits for messages of up to `message` bytes. Targets have that length.
+/// Messages that are longer than a WRITE are sent from as much memory, as calls do.
 fn limits(message: usize) -> Limits {
     Limits {
         places: N_TARGETS,
@@ -87,7 +87,7 @@ pub async fn serve(
 pub struct Raw {
     fabric: Fabric,
     addr: Addr,
-    /// None while it is opened anew.
+    /// `None` while the connection is being reopened.
     bare: Option<Bare>,
     /// Bytes of its targets.
     target: usize,

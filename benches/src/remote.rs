@@ -24,7 +24,7 @@ use crate::role::Role;
 /// Pause before an agent that does not answer is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// A server to start.
+/// The request to start a server.
 #[derive(Debug, Serialize, Deserialize)]
 struct StartServer {
     variant: String,

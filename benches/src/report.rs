@@ -28,7 +28,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 /// All rounds of one contender in one row.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// The variant.
+    /// The variant of the contender.
     pub variant: Variant,
     /// One sample per round.
     pub samples: Vec<Sample>,
@@ -111,7 +111,7 @@ impl Cell {
 /// All contenders in one row.
 #[derive(Clone, Debug)]
 pub struct RowResult {
-    /// The row.
+    /// The row that was measured.
     pub row: Row,
     /// In the order of [`Variant::all`].
     pub cells: Vec<Cell>,
@@ -137,7 +137,7 @@ impl RowResult {
     }
 }
 
-/// A table in Markdown.
+/// Formats an empty Markdown table with these column titles.
 pub fn markdown(header: &[String]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
@@ -224,12 +224,12 @@ pub fn failures(results: &[RowResult], is_included: impl Fn(Contender) -> bool) 
     failed.map(|(r, cell, why)| format!("{} {}: {why}", r.row.name(), cell.variant)).collect()
 }
 
-/// A run.
+/// All results of one run of `compare`.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// Program, command line and commit.
     pub origin: Origin,
-    /// The machine.
+    /// The machine on which it ran.
     pub machine: Machine,
     /// Notes on the procedure.
     pub notes: Vec<String>,
@@ -330,7 +330,7 @@ pub struct Bound {
     limit: f64,
 }
 
-/// What is bounded.
+/// The quantity that is bounded.
 #[derive(Clone, Debug, PartialEq)]
 enum What {
     /// The first's median, of the second's.

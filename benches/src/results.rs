@@ -75,10 +75,10 @@ pub struct Recorded {
     /// The name of its file, without `.json`.
     #[serde(skip)]
     pub name: String,
-    /// The origin.
+    /// The origin of the results.
     #[serde(flatten)]
     pub origin: Origin,
-    /// The machine.
+    /// The machine on which they were measured.
     pub machine: Machine,
     /// Notes on the procedure.
     pub notes: Vec<String>,

@@ -107,7 +107,7 @@ impl Role {
     pub fn runtime(&self, placement: &Placement) -> anyhow::Result<tokio::runtime::Runtime> {
         let (client, server) = placement.cpus()?;
         cpu::pin(if self.serve.is_some() { server } else { client })?;
-        // If a signal ends `compare`, its processes end, too.
+        // If a signal ends `compare`, its processes also end.
         set_parent_process_death_signal(Some(Signal::KILL))
             .context("cannot follow the parent process")?;
         // Each connection needs a few descriptors. `scale` reports a reached hard limit.

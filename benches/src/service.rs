@@ -45,7 +45,7 @@ struct Replies {
     reads: bool,
     heap: Bytes,
     pinned: Arc<OnceLock<Bytes>>,
-    /// What long requests land in, if not in memory of the connection.
+    /// The buffers in which long requests land, if not in the connection's memory.
     buffers: Option<Buffers>,
     /// Keeps `heap` registered.
     registered: Arc<OnceLock<Option<PoolRegistration>>>,
@@ -217,9 +217,8 @@ const SPARE: usize = 8;
 /// Maximum number of streams of a connection if `room` is given.
 const MAX_STREAMS: u32 = 16 << 10;
 
-/// The context of a contender: the global one; or one whose pool is large and may be lent; or, with
-/// `room`, one whose pools have control memory for that number of connections and otherwise the
-/// default sizes.
+/// The context of a contender: the global one, or one with a large, lendable pool. With `room`, its
+/// pools have control memory for that number of connections, and otherwise the default sizes.
 pub(crate) fn context(contender: Contender, room: Option<usize>) -> Context {
     static SHARED: OnceLock<Context> = OnceLock::new();
     if contender.source() == Source::LongPool {

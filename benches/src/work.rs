@@ -25,8 +25,8 @@ pub enum Kind {
     Rate {
         /// Calls in flight over all connections.
         in_flight: usize,
-        /// Number of connections. If there are more than calls in flight, the calls cycle through
-        /// them.
+        /// Number of connections. With more connections than calls in flight, the calls cycle
+        /// through them.
         connections: usize,
     },
     /// Concurrent small unary calls on one connection while other connections are idle: thousands

@@ -59,7 +59,7 @@ fn a_contender_that_fails_is_shown_and_the_run_goes_on() {
     assert!(cell("latency-64", "memcpy-hot")["median"].is_null());
     // TCP copies each byte into the message, into the kernel, out of it, and out of the message.
     // Shared memory copies it once, or twice until the client has learnt that the server's stub
-    // uses the codec. Without optimization, moves are copies, too.
+    // uses the codec. Without optimization, moves are also copies.
     let copies = |contender| cell("up-64KiB-x8", contender)["copies"].as_f64().unwrap();
     assert!(
         copies("tonic-tcp") >= 4.0 && (1.0..copies("tonic-tcp") / 1.5).contains(&copies("shm")),
@@ -170,8 +170,8 @@ fn contenders_take_part_with_both_allocators() {
     let both = |allocator| [("tonic-tcp", allocator), ("shm-plain", allocator)];
     let expected = [&both(glibc)[..], &[("memcpy-hot", None)], &both(mimalloc)].concat();
     assert_eq!(who, expected);
-    // A message has 4096 pages. glibc maps most of them anew for each message over TCP; over shared
-    // memory that depends on which buffers are freed first. mimalloc keeps them.
+    // A message has 4096 pages. glibc maps most of them again for each message over TCP. Over
+    // shared memory that depends on which buffers are freed first. mimalloc keeps them.
     let faults = |cell: &serde_json::Value| cell["page_faults_per_call"].as_f64().unwrap();
     assert!(faults(cells[0]) > 1000.0, "{said}");
     for kept in [cells[3], cells[4]] {

@@ -1,4 +1,5 @@
-//! What transfers cost this process: processor time, and bytes copied between files and memory.
+//! The cost of transfers to this process: processor time, and bytes copied between files and
+//! memory.
 //!
 //! The transport counts its own copies ([`tonic_rdma::Copied`]). Computing a CRC32C reads bytes and
 //! copies none.
@@ -105,7 +106,7 @@ mod tests {
         direct_written(40);
         settled(50);
         let spent = Costs::now() - before;
-        // Other tests of this process are counted, too.
+        // Other tests of this process are also counted.
         assert!(spent.file_read_bytes >= 10 && spent.file_written_bytes >= 20);
         assert!(spent.direct_read_bytes >= 30 && spent.direct_written_bytes >= 40);
         assert!(spent.settled_bytes >= 50);

@@ -76,7 +76,7 @@ pub(crate) fn too_short() {
     SHORT.store(true, Ordering::Relaxed);
 }
 
-/// Whether to read a file only or to write it, too.
+/// Whether a file is only read, or also written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,

@@ -1,5 +1,5 @@
-//! What a server has under a name. The server is not trusted: a name that it returns must lie below
-//! the requested one.
+//! The entries that a server has under a name. The server is not trusted: a name that it returns
+//! must lie below the requested one.
 
 use std::collections::HashMap;
 

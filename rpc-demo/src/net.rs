@@ -59,7 +59,7 @@ impl Connection {
         fitting(asked.unwrap_or(CHUNK), self.pool().as_ref())
     }
 
-    /// As [`chunk`](Connection::chunk), for a range of a file.
+    /// Like [`chunk`](Connection::chunk), but for a range of a file.
     pub(crate) fn range_chunk(&self, asked: Option<usize>) -> usize {
         let default = if self.is_on_one_host() { RANGE_CHUNK_ON_ONE_HOST } else { CHUNK };
         self.chunk(asked.or(Some(default)))
@@ -341,8 +341,8 @@ pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
 /// messages are long enough to go [past the page cache](crate::disk::MIN_LEN).
 const SENDING: usize = 16;
 const LANDED: usize = 48;
-/// What a message takes beside its payload, in bytes: a page of framing, and up to a page because
-/// the payload is aligned.
+/// The bytes that a message takes in addition to its payload: a page of framing, and up to a page
+/// because the payload is aligned.
 const BESIDE: usize = 8 << 10;
 
 /// For `--json`. `reason` and `cause` explain why the path is TCP.

@@ -82,7 +82,7 @@ pub(crate) struct Pending {
     on_drop: OnDrop,
 }
 
-/// What happens to a file that was not placed.
+/// The fate of a file that was not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnDrop {
     Remove,
@@ -171,7 +171,7 @@ pub(crate) trait Room: Send + 'static {
 
 /// A part of a file with a single writer.
 pub(crate) struct Part {
-    /// The file.
+    /// The file that the part belongs to.
     pub(crate) file: Arc<Written>,
     /// Offset of the part in bytes.
     pub(crate) offset: u64,
@@ -401,7 +401,8 @@ mod tests {
         assert!(std::fs::read(temp.path().join("t")).unwrap()[7..] == content);
     }
 
-    /// What can still change is copied, once, before it is checked: in the page cache and past it.
+    /// Bytes that can still change are copied, once, before they are checked: in the page cache and
+    /// past it.
     #[tokio::test]
     async fn what_may_change_is_copied_before_it_is_checked() {
         let (temp, dir) = dir();

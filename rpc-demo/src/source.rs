@@ -111,7 +111,7 @@ fn read(
     }
 }
 
-/// What is to be done after a part was read past the page cache.
+/// The next step after a part was read past the page cache.
 #[derive(PartialEq, Eq)]
 enum Next {
     /// The receiver has everything, or is gone.
@@ -361,7 +361,7 @@ impl Buffers {
         self.read_plain(want, reader, digest)
     }
 
-    /// As `read`, into ordinary memory.
+    /// Like `read`, but into ordinary memory.
     fn read_plain(
         &mut self,
         want: usize,

@@ -10,14 +10,14 @@ use crate::disk::Disk;
 use crate::names::Shown;
 use crate::net::Route;
 
-/// What was transferred.
+/// Counts of what was transferred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Tally {
     /// Bytes of the files.
     pub(crate) bytes: u64,
-    /// Files.
+    /// Files, including empty ones.
     pub(crate) files: u64,
-    /// Directories.
+    /// Directories, including empty ones.
     pub(crate) directories: u64,
     /// Links and special files that were left out.
     pub(crate) skipped: u64,

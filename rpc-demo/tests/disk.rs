@@ -166,7 +166,7 @@ fn put_counted(lends: [bool; 2]) -> [u64; 3] {
     [lent, written, by("settled_bytes")]
 }
 
-/// What goes through the page cache because messages are short is told as well.
+/// The summary also reports bytes that go through the page cache because messages are short.
 #[test]
 fn short_messages_are_a_reason() {
     let dir = on_disk();

@@ -32,7 +32,7 @@ fn is_whole(file: &Path) -> bool {
 }
 
 /// Two clients put at the same time, when there is room for either alone. One or both are told that
-/// there is none, and continue once there is.
+/// the disk is full, and continue once there is room.
 #[test]
 fn puts_that_fill_the_disk_fail_with_the_reason() {
     let [disk, memory] = places();

@@ -88,7 +88,7 @@ fn left_on_screen(columns: u16, mut command: std::process::Command) -> Vec<Strin
     rows.filter(|row| !row.is_empty()).collect()
 }
 
-/// What `command` writes to a terminal with these variables, until it has ended.
+/// Returns all that `command` writes to a terminal with these variables until it has ended.
 fn written(mut command: std::process::Command, variables: &[(&str, &str)]) -> String {
     let (mut screen, theirs) = terminal(100);
     let stdout = theirs.try_clone().unwrap();

@@ -1,7 +1,6 @@
-//! Contenders of other projects: rdma-io-tonic, which is tonic over a byte stream over RDMA; ruapc,
-//! an independent RPC stack; and iceoryx2, which hands over messages in shared memory. `compare
-//! --neighbours` starts this program for their processes. Each is configured as its documentation
-//! recommends.
+//! Contenders of other projects. rdma-io-tonic is tonic over a byte stream over RDMA. ruapc is an
+//! independent RPC stack. iceoryx2 hands over messages in shared memory. `compare --neighbours`
+//! starts this program for their processes. Each is configured as its documentation recommends.
 
 #[cfg(feature = "rdma")]
 mod byte_stream;

@@ -138,7 +138,7 @@ pub(crate) async fn client(server_addr: String) -> anyhow::Result<()> {
     let context = Context::create(&config())?;
     let connect = async move || {
         let addr = free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let addr = addr.context("there is no address for so many connections")?;
+        let addr = addr.context("more connections than addresses")?;
         let leased = LeasedAddr { addr, free: Arc::clone(&free) };
         // `compare` has its own time limit, which is the same for all contenders.
         let client = Client { timeout: Duration::from_secs(3600), ..Client::default() };

@@ -53,7 +53,7 @@ pub enum Verdict {
 /// One count and its record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// The scenario.
+    /// The name of the scenario.
     pub scenario: String,
     /// The name of the count.
     pub count: String,

@@ -9,7 +9,7 @@ pub struct Scenario {
     pub name: &'static str,
     /// A description of one repetition.
     pub what: &'static str,
-    /// Runs it.
+    /// Runs the scenario and returns its counts.
     pub run: fn() -> anyhow::Result<Counts>,
 }
 

@@ -87,9 +87,9 @@ pub struct Args {
 pub enum Part {
     /// Clients that send large messages
     Bulk,
-    /// Connections
+    /// Many connections of few calls
     Connections,
-    /// Streams
+    /// Many streams on few connections
     Streams,
 }
 

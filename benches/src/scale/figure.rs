@@ -57,7 +57,7 @@ pub enum Unit {
 /// A figure of a row.
 #[derive(Clone, Copy)]
 pub struct Figure {
-    /// The name.
+    /// The name in the record and on the command line.
     pub name: &'static str,
     /// Its kind.
     pub unit: Unit,
@@ -123,9 +123,9 @@ pub const BULK: [Figure; 5] = [
     bulk("pressure", Unit::Count, |round| Some(round.memory?.pressure as f64 / round.bytes as f64)),
 ];
 
-/// Figures of rows of connections. The first is the default. `all-`: calls on all connections in
-/// turn; `one-`: calls on one connection while the others are idle; other figures: per idle
-/// connection.
+/// Figures of rows of connections. The first is the default. Figures `all-` are of calls on all
+/// connections in turn, figures `one-` of calls on one connection while the others are idle. Other
+/// figures are per idle connection.
 pub const CONNECTIONS: [Figure; 10] = [
     load("all-rate", |row| &row.all, |load| load.kcalls_per_s),
     load("all-cpu", |row| &row.all, |load| load.cpu_us_per_call),

@@ -7,19 +7,19 @@ use crate::footprint::Footprint;
 use crate::machine::Machine;
 use crate::results::Origin;
 
-/// A run.
+/// All results of one run of `scale`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
-    /// The origin.
+    /// The origin of the results.
     #[serde(flatten)]
     pub origin: Origin,
-    /// The machine.
+    /// The machine on which they were measured.
     pub machine: Machine,
     /// Notes on the procedure.
     pub notes: Vec<String>,
     /// Clients that send large messages.
     pub bulk: Vec<Bulk>,
-    /// Connections.
+    /// The rows with many connections.
     pub connections: Vec<Connections>,
     /// Streams on one connection.
     pub streams: Vec<Streams>,
@@ -28,13 +28,13 @@ pub struct Run {
 /// Clients of a contender that send large messages to one server.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Bulk {
-    /// The contender.
+    /// The name of the contender.
     pub contender: String,
     /// Number of clients, each with its own connection.
     pub clients: usize,
     /// Maximum size in bytes of the pool of either process, if it has one.
     pub pool: Option<usize>,
-    /// The rounds.
+    /// The rounds of bulk transfers.
     pub rounds: Vec<BulkRound>,
     /// The error that ended the rounds.
     pub failure: Option<String>,
@@ -71,7 +71,7 @@ pub struct Memory {
 /// Connections of a contender.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Connections {
-    /// The contender.
+    /// The name of the contender.
     pub contender: String,
     /// Number of connections.
     pub connections: usize,
@@ -110,7 +110,7 @@ pub struct Ends {
 /// Streams that are open on one connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Streams {
-    /// The contender.
+    /// The name of the contender.
     pub contender: String,
     /// Number of open streams.
     pub streams: usize,

@@ -8,7 +8,7 @@ use crate::scale::record::{Connections, Ends, Run};
 /// A table: heading and lines. The first line contains the column names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The heading.
+    /// The heading above the table.
     pub heading: &'static str,
     lines: Vec<Vec<String>>,
 }
@@ -45,7 +45,7 @@ impl Table {
     }
 }
 
-/// All tables of a run.
+/// Formats all tables of a run.
 pub fn all(run: &Run) -> Vec<Table> {
     let tables = [bulk(run), calls(run), rest(run), streams(run)];
     tables.into_iter().filter(|table| table.lines.len() > 1).collect()

@@ -63,7 +63,7 @@ pub(crate) enum Command {
     Completions(Completions),
 }
 
-/// What to diagnose.
+/// The host and path to diagnose.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -75,8 +75,8 @@ The doctor checks rdma-core, kernel modules, device files, devices, ports, GIDs,
 device it creates the objects that a connection needs, and connects the device with itself. For each problem it prints \
 the transport's reason code (docs/troubleshooting.md explains them) and the command that fixes it.
 
-Exit codes: 0 RDMA would be used; 1 it would not; 2 unknown: a wrong flag or variable, no server at --peer, or an answer \
-that could not be written. With --peer, the code is also 0 if the server shares memory with this host.")]
+Exit codes: 0 if RDMA would be used, 1 if not, 2 if unknown (wrong flag or variable, no server at --peer, unwritable output). \
+With --peer, the code is also 0 if the server shares memory with this host.")]
 pub(crate) struct Doctor {
     /// A server to connect to: shows what it offers, which path is chosen and how long each step
     /// takes, and compares TCP with that path, and with SENDs and WRITEs without calls, for some

@@ -24,9 +24,9 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `size` bytes in total: half of them in one file, then special cases (empty, tiny, deeply
-    /// nested, unusual names, sizes around those of chunks and pages), and the rest in files of
-    /// middle size.
+    /// `size` bytes in total. Half of them are in one file. Then come special cases: empty, tiny
+    /// and deeply nested files, unusual names, and sizes around those of chunks and pages. Files of
+    /// medium size make up the rest.
     pub(super) fn new(size: u64, seed: u64) -> Plan {
         let mut files = vec![("half.bin".to_owned(), size / 2), ("empty.bin".to_owned(), 0)];
         files.extend((0..32).map(|n| (format!("tiny/{n:02}.bin"), n * n + 1)));

@@ -145,7 +145,7 @@ impl Candidate {
         Candidate { path: path.to_owned(), backing, room }
     }
 
-    /// What is missing for a tree of `size` bytes.
+    /// The space that is missing for a tree of `size` bytes.
     fn lacks(&self, size: u64) -> String {
         let path = shown(&self.path);
         match &self.room {
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(chosen(&both, None), ("/dev/shm".to_owned(), GIB, None));
         assert_eq!(chosen(&both, Some(3 * GIB)), ("/dev/shm".to_owned(), 3 * GIB, None));
         assert_eq!(chosen(&[tmp(Ok(0)), shm(Ok(need(GIB)))], None).0, "/dev/shm");
-        // The directory for temporary files may be in memory, too.
+        // The directory for temporary files may also be in memory.
         let second = [shm(Ok(64 * MIB)), candidate("/tmp", Backing::Memory, Ok(12 * GIB))];
         assert_eq!(chosen(&second, None), ("/tmp".to_owned(), GIB, None));
     }

@@ -56,7 +56,7 @@ mod tests {
         fs::write(from.join("sub/file"), vec![7; 100_000]).unwrap();
         let run = copy(&from, &to, &AtomicBool::new(false)).unwrap();
         assert_eq!(run.bytes, 100_000);
-        // Other tests of this process are counted, too.
+        // Other tests of this process are also counted.
         assert!(run.copied_bytes >= 100_000);
         let paths =
             |dir| Tree::walk(dir).unwrap().nodes.into_iter().map(|node| (node.path, node.size));

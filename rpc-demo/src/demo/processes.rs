@@ -217,9 +217,9 @@ impl Processes {
     }
 }
 
-/// Parallel transfers if both ends share the processors of a host. Each transfer waits most of the
-/// time, for a thread of the peer or for its own reads: with one transfer more than processors, a
-/// sixth of the processor time was idle (README.md, "The demonstration").
+/// The number of parallel transfers if both ends share the processors of a host. Each transfer
+/// waits most of the time, for a peer thread or for its own reads: with one transfer more than
+/// processors, a sixth of the processor time was idle (README.md, "The demonstration").
 fn jobs() -> u16 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     u16::try_from(processors * 4).unwrap_or(u16::MAX).min(JOBS_MAX)

@@ -253,7 +253,7 @@ impl Store {
 
     fn read_at(&self, path: &str) -> io::Result<Object> {
         regular(&self.root.symlink_metadata(path)?)?;
-        // If a pipe has replaced it meanwhile, opening it must not wait for a writer.
+        // If a pipe has replaced it since, opening it must not wait for a writer.
         let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
         let file =
             self.root.open_with(path, OpenOptions::new().read(true).custom_flags(nonblock))?;

@@ -74,7 +74,7 @@ pub(crate) struct Wanted {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UploadError {
     #[error(
-        "the server knows no such upload; it was restarted, or another client took the upload over; repeat the \
+        "the server knows no such upload: it was restarted, or another client took the upload over. Repeat the \
          command with --resume"
     )]
     Unknown,

@@ -39,7 +39,7 @@ use crate::pb::ObjectHead;
 use crate::pb::put_request::Head;
 use crate::ranges::Ranges;
 
-/// A directory to create.
+/// A directory that the receiver creates.
 #[derive(Clone)]
 pub(crate) struct Directory {
     pub(crate) target: Target,

@@ -24,7 +24,7 @@ use crate::tree::shown;
 pub(crate) enum Origin {
     /// A local file.
     File(PathBuf),
-    /// Stdin.
+    /// The standard input.
     Stdin,
     /// An object of a server.
     Object(Connection, Name),
@@ -41,7 +41,7 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// What opening a content reveals.
+/// The facts that opening a file reveals.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     /// Bytes.
@@ -227,7 +227,7 @@ impl Opened {
             now if now > had => Err(format!("it grew past the {had} bytes it had")),
             now if now < had => Err(format!("it ended after {now} of the {had} bytes it had")),
             _ if Attributes::of(&metadata).modified != self.attributes.modified => {
-                Err("it was written to meanwhile".to_owned())
+                Err("it was written to during the transfer".to_owned())
             }
             _ => Ok(()),
         }

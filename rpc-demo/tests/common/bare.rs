@@ -1,4 +1,4 @@
-//! What the doctor says of a connection without calls over a device.
+//! The doctor's report on a connection without calls over a device.
 
 use serde_json::Value;
 
