@@ -21,12 +21,12 @@ macro_rules! cases {
 /// A case's function.
 pub(crate) type Run = for<'a> fn(&'a TestEnv) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// A case.
+/// A test of the suite, which runs over every fabric.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     /// `MODULE::FUNCTION`
     pub(crate) name: String,
-    /// Runs it.
+    /// Runs the case in an environment.
     pub(crate) run: Run,
     /// The fabrics that the case runs over; `None` means all of them.
     pub(crate) only: Option<&'static [Fabric]>,

@@ -18,7 +18,8 @@ cases![end_as_over_tonic];
 
 /// Calls of a case.
 const CALLS: usize = 100;
-/// What stock tonic accepts of header fields by default (16 KiB for a server) less its own.
+/// The bytes of header fields that stock tonic accepts by default (16 KiB for a server), less its
+/// own.
 const METADATA: usize = 12 << 10;
 
 async fn end_as_over_tonic(env: &TestEnv) {
@@ -61,7 +62,7 @@ struct RandomCall {
 /// Names with their values.
 type Fields = Vec<(String, Vec<u8>)>;
 
-/// What a caller can see of a call.
+/// The part of a call's result that a caller can see.
 #[derive(Debug, Default, PartialEq)]
 struct Outcome {
     head: Option<Fields>,

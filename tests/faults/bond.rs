@@ -34,7 +34,7 @@ pub async fn slaves_are_cut(log: Log) {
 
 /// The slaves in use lose their carrier, and the bonds keep theirs.
 pub async fn slaves_go_down(log: Log) {
-    // It takes the carrier of the other end, too.
+    // It also takes the carrier of the other end.
     let down = async |gone, _| run(&format!("ip link set vb{gone} down"));
     let up = |gone| run(&format!("ip link set vb{gone} up"));
     change("slaves of a bond that go down", log, down, up).await;

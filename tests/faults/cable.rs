@@ -60,7 +60,8 @@ pub async fn ready_to_use_is_lost(log: Log) {
     test.end("ready to use is lost").await;
 }
 
-/// What a cable carries from here, far less than the machine could: two carry twice as much.
+/// The rate of a cable in this direction, far less than the machine's: two cables carry twice as
+/// much.
 const RATE: &str = "netem limit 10000 rate 16mbit";
 const MESSAGE: usize = 256 * 1024;
 

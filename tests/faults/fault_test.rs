@@ -273,8 +273,8 @@ impl FaultTest {
         }
     }
 
-    /// What the processes hold at rest from now on is what they may hold later: they have opened
-    /// another device.
+    /// Makes the resources that the processes hold at rest now the new baseline, because they have
+    /// opened another device.
     pub fn forget_baseline(&mut self) {
         self.leak_checks = Default::default();
     }

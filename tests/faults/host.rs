@@ -18,7 +18,7 @@ use crate::log::Log;
 
 /// The reason codes of a lost path.
 const LOST: &[ReasonCode] = &[ReasonCode::LinkLost, ReasonCode::GoAway];
-/// What the host tells of, before or after the connection is lost.
+/// The reasons that the host gives, before or after the connection is lost.
 const NO_PORT: &[ReasonCode] =
     &[ReasonCode::NoActivePort, ReasonCode::NotOnRdmaDevice, ReasonCode::LinkLost];
 

@@ -7,7 +7,7 @@ use tonic_rdma_tests::process::Process;
 use crate::fault_test::{FaultTest, Topology, run};
 use crate::log::Log;
 
-/// Makes the limit apply to root, too.
+/// Makes the limit apply even to root.
 const BOUND: &str = "setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock";
 /// Bytes: less than any pool needs, and the usual limit.
 const LOW: usize = 64 << 10;

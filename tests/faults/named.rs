@@ -212,8 +212,8 @@ async fn leave(mut request: Request<Message>) -> Result<Response<Message>, Statu
     Ok(Response::new(Message { total, ..Message::default() }))
 }
 
-/// What is given up with a buffer that stays registered: a peer that has had the key can change the
-/// buffer, and nothing beside it, until its owner has it back.
+/// A buffer that stays registered costs protection: a peer that has had the key can change the
+/// buffer, and nothing next to it, until its owner has it back.
 pub async fn a_key_that_is_kept(_: Log) {
     let Topology { server_device, client_device, .. } = Topology::one_device();
     let land_in = LandIn::new(vec![0xee; LEN]).keep_registered();

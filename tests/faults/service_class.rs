@@ -28,7 +28,7 @@ const UDP: u8 = 17;
 /// The port of RoCE v2.
 const ROCE_V2: [u8; 2] = 4791_u16.to_be_bytes();
 
-/// Who sent RoCE packets, with which type of service.
+/// The senders of RoCE packets, each with its type of service.
 type Seen = BTreeSet<(Ipv4Addr, u8)>;
 
 /// Reads all packets of the guest until it is stopped.
@@ -66,7 +66,8 @@ impl Reader {
     }
 }
 
-/// What both ends send with, if they are told to, once they are connected.
+/// Returns the type of service that both ends send with once they are connected, if they are told
+/// to use one.
 async fn of_both(client: Option<u8>, server: Option<u8>) -> Seen {
     let Topology { server_device, client_device, .. } = Topology::veth();
     let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();

@@ -63,8 +63,8 @@ static size_t power_of_two(size_t n) {
 static size_t rounded(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 /* Bytes that the queues of a queue pair take, by a reading of the driver of ConnectX (mlx5): a work
- * request is a control segment, an address and either a segment or what is inline, in blocks of 64;
- * queues are powers of two; and a page is for the doorbell. */
+ * request is a control segment, an address and either a segment or what is inline, in blocks of 64.
+ * Queues are powers of two, and a page is for the doorbell. */
 static size_t bytes_of(const struct init_attr *attr) {
     size_t payload = rounded(4 + attr->max_inline_data, 16);
     size_t request = rounded(32 + (payload > 16 ? payload : 16), 64);

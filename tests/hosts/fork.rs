@@ -1,7 +1,7 @@
-//! A child of fork(2) that executes no program. What it makes itself works, over shared memory and
-//! TCP; what it inherited fails by name, where tonic's hangs; its parent notices nothing.
-//! `transport/tonic/tests/fork` forks while any lock may be held, tries what else is inherited, and
-//! runs over each device.
+//! A child of fork(2) that executes no program. Objects that it makes itself work, over shared
+//! memory and TCP. Inherited ones fail by name, where tonic's hang. The parent notices nothing.
+//! `transport/tonic/tests/fork` forks while any lock may be held, tries other inherited objects,
+//! and runs over each device.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;

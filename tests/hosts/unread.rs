@@ -81,8 +81,8 @@ pub async fn answer(here: &Here, size: usize) -> String {
 /// Streams that a connection may have at a time on the fast path, where nothing else is set.
 const MAX_STREAMS: usize = 1024;
 
-/// Where there is a limit on streams, further calls wait until another has ended. Over TCP, as with
-/// tonic, there is none.
+/// Where streams are limited, further calls wait until another has ended. Over TCP, as with tonic,
+/// they are unlimited.
 pub async fn streams_at_a_time(fabric: Fabric) {
     let server = Server::start(fabric, "", "").await;
     let (_channel, client) = connect_here(fabric, server.at).await;

@@ -14,7 +14,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A channel over any of the fabrics.
 #[derive(Clone, Debug)]
 pub enum AnyChannel {
-    /// A stock tonic channel.
+    /// A channel of tonic as published.
     Stock(tonic::transport::Channel),
     /// A tonic-rdma channel.
     Rdma(tonic_rdma::Channel),
@@ -68,7 +68,7 @@ impl Service<http::Request<Body>> for AnyChannel {
     }
 }
 
-/// The future of a response.
+/// The future of a response, whichever channel the call uses.
 #[allow(missing_debug_implementations)]
 pub struct AnyCall(Pin<Box<dyn Future<Output = Result<http::Response<Body>, Status>> + Send>>);
 

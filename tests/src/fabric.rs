@@ -8,7 +8,7 @@ use tonic_rdma::{FabricKind, Path};
 use crate::channel::AnyChannel;
 use crate::codec::CodecKind;
 
-/// What carries the calls of a case.
+/// The network or memory that carries a case's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fabric {
     /// tonic's own client and server over TCP: the reference.
@@ -21,7 +21,7 @@ pub enum Fabric {
     StockServer,
     /// The fast path over the simulated network, with a device and a pool for each end.
     Sim,
-    /// As `Sim`, with work and completions delayed, so that they are reported late and in parts.
+    /// Like `Sim`, with work and completions delayed, so that they are reported late and in parts.
     SimDelayed,
     /// The simulated network with the plain codec at both ends. The other fabrics with a fast path
     /// use tonic-rdma's codec at one end or both.
@@ -31,13 +31,13 @@ pub enum Fabric {
     SimSmall,
     /// Memory shared between the two ends, with a pool for each.
     Shm,
-    /// As `Shm`, with one pool for both ends, which fits the usual memlock limit of 8 MiB.
+    /// Like `Shm`, with one pool for both ends, which fits the usual memlock limit of 8 MiB.
     ShmSmall,
     /// Memory shared between two processes, which lend each other what they send. Only a server of
     /// nothing but the scripted service runs in the second one; cases that build another server
     /// keep it in this process.
     ShmTwo,
-    /// As `Shm`, with a client of tonic's type, which calls through a tonic-rdma channel.
+    /// Like `Shm`, with a client of tonic's type, which calls through a tonic-rdma channel.
     ShmTonic,
     /// The fast path over RDMA devices.
     Verbs,
@@ -150,7 +150,7 @@ impl Fabric {
         matches!(self, Fabric::Stock | Fabric::StockClient)
     }
 
-    /// The fabric with this name.
+    /// Returns the fabric with this name, or `None` if the name is unknown.
     pub fn from_name(name: &str) -> Option<Fabric> {
         match name {
             "stock" => Some(Fabric::Stock),

@@ -41,7 +41,7 @@ pub fn codec_name(n: usize) -> &'static str {
     if n.is_multiple_of(2) { "zero-copy" } else { "plain" }
 }
 
-/// The codec with this name.
+/// Returns the codec with this name, and panics if the name is unknown.
 #[allow(clippy::panic)]
 pub fn codec_from_name(name: &str) -> CodecKind {
     match name {

@@ -11,7 +11,7 @@ pub struct ProcessResources {
     pub fds: usize,
     /// Mappings of memfds, which hold shared memory.
     pub memfd_maps: usize,
-    /// Threads.
+    /// Threads of the process.
     pub threads: usize,
     /// KiB of memory that is pinned for devices.
     pub pinned: usize,

@@ -44,7 +44,7 @@ const PARALLEL: usize = 10;
 /// pieces of messages and one for headers, of 16 and 4 KiB, from the first long ones on, which may
 /// come late: two workers and the thread of the test. Queues and tables keep spare capacity.
 const HEAP_SLACK: usize = 3 * (20 << 10) + (24 << 10);
-/// As many that a leak of 67 bytes a connection exceeds that.
+/// Enough connections that a leak of 67 bytes for each exceeds that.
 const CONNECTIONS: usize = 1300;
 /// Connections that rest at a time.
 const AT_REST: usize = 1000;
@@ -52,7 +52,7 @@ const AT_REST: usize = 1000;
 /// Descriptors of a connection at rest, the TCP connection included, at either end. The eventfds of
 /// shared memory are two for all.
 const FDS_AT_REST: usize = 2;
-/// KiB of memory (VmRSS) of a connection at rest, likewise.
+/// KiB of memory (VmRSS) of a connection at rest, measured in the same way.
 const KIB_AT_REST: usize = 128;
 /// How long nothing happens.
 const REST: Duration = Duration::from_secs(3);
@@ -72,7 +72,7 @@ fn status_of(process: &str, name: &str) -> usize {
 fn wake_ups(process: &str) -> usize {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
-    // One may have ended meanwhile.
+    // One may have ended since.
     let of = |id: String| std::fs::read_to_string(format!("/proc/{process}/task/{id}/status")).ok();
     let count = |status: String| {
         let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
@@ -175,7 +175,8 @@ impl Target {
         connecting.join_all().await
     }
 
-    /// As many that have carried a few bytes each, so that none has used landing memory.
+    /// Makes as many connections that have carried a few bytes each, so that none has used landing
+    /// memory.
     async fn connect_small(&self) -> Vec<(Channel, Client)> {
         let mut connecting = JoinSet::new();
         for _ in 0..PARALLEL {
@@ -396,7 +397,7 @@ async fn at_rest(connections: usize, seed: u64) {
         assert!(woken * 10 <= made, "{woken} wake-ups of {process}");
     }
 
-    // They work as ever.
+    // They still work.
     for (channel, client) in &mut channels {
         small_call(client).await;
         assert_eq!((channel.path().path, channel.stats().calls_fast), (target.path, 2));

@@ -1,4 +1,4 @@
-//! What a handler learns about its peer.
+//! Facts that a handler learns about its peer.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! What a call carries besides messages: addresses, metadata, header limits, layers, raw HTTP.
+//! Parts of a call other than messages: addresses, metadata, header limits, layers, raw HTTP.
 
 pub(crate) mod addresses;
 pub(crate) mod headers;

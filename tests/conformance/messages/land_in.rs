@@ -1,5 +1,5 @@
-//! Messages that land in buffers of the application: whatever the path, the field lies in the
-//! buffer, and the buffer comes back.
+//! Messages that land in application buffers: whatever the path, the field lies in the buffer, and
+//! the buffer comes back.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;
@@ -296,8 +296,8 @@ async fn one_buffer_for_two_calls(env: &TestEnv) {
     check(fabric, &finished.outcome, size, true);
 }
 
-/// Bytes of the application that the pools of the client's context have registered, and
-/// registrations so far.
+/// Application bytes that the pools of the client's context have registered, and registrations so
+/// far.
 async fn registered(channel: &AnyChannel) -> (usize, u64) {
     let AnyChannel::Rdma(channel) = channel else { return (0, 0) };
     let stats = channel.context().pool_stats().await;
@@ -329,7 +329,7 @@ async fn one_mapped_buffer_for_many_replies(env: &TestEnv) {
     many_replies(env, LandableBuf::zeroed(SIZE).unwrap(), check).await;
 }
 
-/// Of the longest message to a buffer that stays registered.
+/// The length of the longest message to a buffer that stays registered.
 const SIZE: usize = 200_000;
 
 async fn many_replies<T: AsMut<[u8]> + Send + 'static>(
@@ -405,7 +405,7 @@ async fn receive(mut request: Request<Message>) -> Result<Response<Message>, Sta
     Ok(Response::new(Message { total: filled as u64, ..steps(&told, []) }))
 }
 
-/// What is told of a buffer that is left for the next request.
+/// Describes a buffer that is left for the next request.
 async fn left<T: AsMut<[u8]> + Send + 'static>(land_in: &LandIn<T>, view: usize) -> Message {
     let outcome = land_in.outcome().await;
     let told = match outcome {
@@ -488,7 +488,7 @@ async fn requests_of_every_length(env: &TestEnv) {
     for size in [0, 1, 100, 4095, 4097, 20_000, 200_000, 3 << 20, 200_001, 5] {
         let reply = put(&mut client, size, size + size % 2).await.unwrap();
         check_told(env.fabric(), &reply, size, size < 1 << 20);
-        // A buffer that is too short stays empty, and the message is delivered as ever.
+        // A buffer that is too short stays empty, and the message is delivered as usual.
         if size > 0 && env.fabric().codecs().1 == CodecKind::ZeroCopy {
             let told = put(&mut client, size, size - 1).await.unwrap().script.unwrap().id;
             let expected = format!("TooLong {{ field: {size}, buffer: {} }}", size - 1);

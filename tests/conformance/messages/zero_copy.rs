@@ -87,8 +87,8 @@ async fn every_kind_of_call(env: &TestEnv) {
     }
 }
 
-/// Registered memory of the application, at an odd address, is sent from where it lies by one
-/// connection after the other, and belongs to the application again when all bytes of it are gone.
+/// Registered application memory at an odd address is sent in place by one connection after the
+/// other, and belongs to the application again when all its bytes are dropped.
 async fn memory_of_the_application(env: &TestEnv) {
     /// An owner that tells when it is dropped.
     struct Owner(Vec<u8>, Option<oneshot::Sender<()>>);

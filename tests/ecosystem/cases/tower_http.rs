@@ -169,6 +169,6 @@ pub(crate) async fn a_handler_that_panics_fails_its_call_only(net: Net) {
         let reply = client.say_hello(told("answer")).await.unwrap();
         assert_eq!(reply.into_inner().message, "answer");
     }
-    assert!(!waiting.is_finished(), "a call beside those that failed stands");
+    assert!(!waiting.is_finished(), "a call next to those that failed goes on");
     waiting.abort();
 }

@@ -1,4 +1,4 @@
-//! What a case of the ecosystem suite runs over: addresses, servers and channels of one path.
+//! The environment of an ecosystem case: addresses, servers and channels of one path.
 
 // Test code: a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]
@@ -73,7 +73,7 @@ impl Net {
         channel
     }
 
-    /// What the `Hello` service of the examples answers to one who came over this path.
+    /// The answer of the examples' `Hello` service to a caller over this path.
     pub fn greeting(self) -> String {
         format!("hello you, you came by {}", self.path())
     }

@@ -105,7 +105,7 @@ struct Side {
     next_memory: usize,
     /// Data that has been received and not consumed.
     unread: Vec<(StreamId, u32, Flow)>,
-    /// Leases of the peer that have not been returned, and those of this side that have not ended.
+    /// The peer's leases that have not been returned, and this side's that have not ended.
     borrowed: BTreeSet<u32>,
     lent: BTreeSet<u32>,
     lends: bool,

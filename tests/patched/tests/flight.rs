@@ -139,7 +139,7 @@ where
     assert!(got == sent, "another table than was put");
 }
 
-/// What the encoder pads, so that tonic sends the first long message of a stream by itself.
+/// The padding of the encoder, so that tonic sends the first long message of a stream by itself.
 const PADDING: u64 = 32 << 10;
 
 /// Nothing was copied because of a codec, at one end, in one stream.

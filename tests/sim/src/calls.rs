@@ -74,8 +74,8 @@ async fn perform(
     }
 }
 
-/// Memory of the application. What it holds is overwritten when its owner gets it back, so that
-/// whoever reads it later, a device for instance, sends wrong bytes.
+/// Application memory whose content is overwritten when its owner gets it back, so that whoever
+/// reads it later, such as a device, sends wrong bytes.
 struct Reused(Vec<u8>);
 
 impl AsRef<[u8]> for Reused {
@@ -91,9 +91,9 @@ impl Drop for Reused {
     }
 }
 
-/// The bytes of a request: in the channel's pool if the plan says so and the pool has room, and for
-/// every other call in registered memory of the application: at an odd address, or in memory that
-/// the peer may be lent.
+/// The bytes of a request. They lie in the channel's pool if the plan says so and the pool has
+/// room. For every other call they lie in registered application memory, at an odd address or in
+/// memory that the peer may be lent.
 async fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
     let key = Key { call: call.id, down: false, index };
     let len = call.requests[index];

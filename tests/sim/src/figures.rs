@@ -31,15 +31,15 @@ pub struct Figures {
     pub faults: BTreeMap<&'static str, u64>,
     /// Events on the fabric.
     pub events: u64,
-    /// SENDs.
+    /// SENDs of all connections.
     pub sends: u64,
-    /// WRITEs.
+    /// WRITEs of all connections.
     pub writes: u64,
-    /// Bytes of WRITEs.
+    /// The total length of these WRITEs.
     pub write_bytes: u64,
-    /// Leases.
+    /// Leases given to peers.
     pub leases: u64,
-    /// Of them those of what a peer had lent.
+    /// The part of the leases whose memory a peer had lent.
     pub lent_on: u64,
     /// Connections.
     pub links: u64,

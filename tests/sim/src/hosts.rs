@@ -71,7 +71,7 @@ fn address(server: Host) -> SocketAddr {
     SocketAddr::new(ip(server), 50051)
 }
 
-/// A running server.
+/// A server with its shutdown signal and its task.
 pub(crate) struct RunningServer {
     stop: Option<oneshot::Sender<()>>,
     pub(crate) task: JoinHandle<Result<(), tonic_rdma::Error>>,

@@ -11,9 +11,9 @@ use crate::load::{CallPlan, Kind};
 use crate::pattern::{self, Key};
 use crate::world::World;
 
-/// What an owner fills its buffer with.
+/// The byte with which an owner fills its buffer.
 const OWN: u8 = 0x5a;
-/// How long an owner keeps its buffer. Late WRITEs arrive meanwhile.
+/// How long an owner keeps its buffer. Late WRITEs arrive in that time.
 const KEPT: Duration = Duration::from_millis(300);
 /// A reader that retains the field keeps the buffer from its owner.
 const RETRY: Duration = Duration::from_millis(20);

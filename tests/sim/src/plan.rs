@@ -1,4 +1,4 @@
-//! What a seed expands to: hosts, pools, calls, and faults with their times.
+//! The plan that a seed expands to: hosts, pools, calls, and faults with their times.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ pub(crate) const THEMES: [Theme; 14] = [
 ];
 
 impl Theme {
-    /// All themes.
+    /// All themes, in the order of their names.
     pub fn all() -> &'static [Theme] {
         &THEMES
     }

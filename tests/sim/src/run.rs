@@ -60,11 +60,11 @@ pub enum Sabotage {
 /// The result of a run.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// The seed.
+    /// The seed that was run.
     pub seed: u64,
-    /// Its theme.
+    /// The theme that the seed selects.
     pub theme: Theme,
-    /// What went wrong; empty if the run passed.
+    /// The errors that were found. Empty if the run passed.
     pub wrong: Vec<String>,
     /// A hash of all events, their order and their times.
     pub hash: u64,
@@ -84,7 +84,7 @@ pub struct Report {
     pub trace: Vec<String>,
 }
 
-/// Runs a seed.
+/// Runs the simulation of a seed to its end.
 pub fn run(seed: u64, options: &Options) -> Report {
     let mut plan = Plan::draw(seed, options.theme);
     plan.net.injected_bug = options.injected_bug;
@@ -184,7 +184,7 @@ async fn work(
         let world = world.clone();
         tokio::spawn(async move { world.release_retained().await })
     };
-    // Faults occur while connections are made, too.
+    // Faults also occur while connections are made.
     let injecting = fault_injection::inject_faults(world, hosts, &mut servers);
     let calling = async {
         connect(world, hosts).await;
@@ -340,8 +340,8 @@ async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut
     }
 }
 
-/// What is wrong if connections do not return the control memory of their last load. SEND slots go
-/// when all their work has completed, RECVs with one PING each.
+/// Returns the error if connections do not return the control memory of their last load. SEND slots
+/// go when all their work has completed, RECVs with one PING each.
 async fn more_than_at_rest(hosts: &Hosts, checker: &WireChecker) -> Option<String> {
     const EACH: usize = 8 << 10;
     let mut wrong = None;

@@ -107,7 +107,7 @@ struct Pipe {
 
 #[derive(Default)]
 struct PipeState {
-    /// What was written, and when it arrives.
+    /// The written bytes, each with its time of arrival.
     queue: VecDeque<(Instant, Bytes)>,
     /// The writer is done.
     ended: bool,

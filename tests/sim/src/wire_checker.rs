@@ -78,7 +78,7 @@ struct End {
     returned: u64,
     /// Memory of this end that the peer has been told of.
     grants: BTreeMap<u32, Grant>,
-    /// What this end has lent to its peer.
+    /// The leases that this end has given its peer.
     leases: BTreeSet<u32>,
     /// Halves of streams that have not ended: `true` for the client's half.
     open: BTreeSet<(u32, bool)>,
@@ -155,9 +155,9 @@ impl WireChecker {
         }
     }
 
-    /// What is left on connections that should be at rest: open streams, RECVs that are not posted,
-    /// grants. Standing grants count too, so connections must have been idle for longer than these
-    /// last.
+    /// Returns the resources that are still in use on connections that should be at rest: open
+    /// streams, RECVs that are not posted, grants. Standing grants count as well, so connections
+    /// must have been idle for longer than these last.
     pub fn quiet(&self) -> Vec<String> {
         let state = self.lock();
         let mut left = Vec::new();

@@ -1,4 +1,4 @@
-//! What all tasks of a run share.
+//! State that all tasks of a run share.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,13 +13,13 @@ use crate::oracle::CallLog;
 use crate::plan::Plan;
 use crate::wire_checker::WireChecker;
 
-/// What all tasks of a run share.
+/// State that all tasks of a run share.
 pub(crate) struct World {
     pub(crate) plan: Arc<Plan>,
     pub(crate) started: Instant,
     pub(crate) checker: Arc<WireChecker>,
     call_log: Mutex<CallLog>,
-    /// What readers retain, and until when.
+    /// The bytes that readers retain, and until when.
     retained: Mutex<Vec<(Instant, Bytes)>>,
     channels: Mutex<Vec<Option<Channel>>>,
     /// Buffers of servers that are not back, or are being watched.

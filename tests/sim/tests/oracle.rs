@@ -158,7 +158,7 @@ impl Wire {
         self.send_full(end, credits, false, frames)
     }
 
-    /// As [`send`](Self::send); `full`: the credits are for full slots.
+    /// Like [`send`](Self::send). `full` says whether the credits are for full slots.
     fn send_full(&self, end: EndId, credits: u16, full: bool, frames: &[Frame]) -> &Self {
         let peer = if end == CLIENT { SERVER } else { CLIENT };
         let mut slot = [0; 1024];

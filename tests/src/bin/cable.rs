@@ -72,9 +72,9 @@ fn give(frames: &Receiver<Box<[u8]>>, to: &OwnedFd) {
     }
 }
 
-/// Whether a frame has a management datagram of the connection manager that says READY TO USE
-/// (InfiniBand Architecture Specification 1.3, sections 12.6.9 and 16.7; RoCE v2 has it in UDP to
-/// port 4791).
+/// Whether a frame has a management datagram of the connection manager that says READY TO USE, as
+/// in sections 12.6.9 and 16.7 of the InfiniBand Architecture Specification 1.3. RoCE v2 has it in
+/// UDP to port 4791.
 fn is_ready_to_use(frame: &[u8]) -> bool {
     /// Bytes in which the UDP header begins, whatever headers are in front.
     const HEADERS: usize = 64;

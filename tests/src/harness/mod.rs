@@ -130,7 +130,7 @@ pub struct TestEnv {
 struct Contexts {
     server: Context,
     client: Context,
-    /// Of a client with memory for few connections.
+    /// The context of a client with memory for few connections.
     few: Context,
 }
 
@@ -222,12 +222,12 @@ impl TestEnv {
         self.listen_at(any_port()).await
     }
 
-    /// As [`listen`](Self::listen), at this address.
+    /// Like [`listen`](Self::listen), but at this address.
     pub async fn listen_at(&self, addr: SocketAddr) -> Listening {
         self.listen_now(addr)
     }
 
-    /// As [`listen_at`](Self::listen_at), on the current runtime.
+    /// Like [`listen_at`](Self::listen_at), but on the current runtime.
     pub fn listen_now(&self, addr: SocketAddr) -> Listening {
         let listener = std::net::TcpListener::bind(addr).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -251,7 +251,7 @@ impl TestEnv {
         }
     }
 
-    /// As [`server`](Self::server), in this process.
+    /// Like [`server`](Self::server), but in this process.
     pub(crate) async fn server_here(&self) -> Server {
         serve!(self, |server| server.add_service(Scripted::server(&self.probe)))
     }
@@ -293,9 +293,9 @@ impl TestEnv {
             .unwrap_or_default()
     }
 
-    /// As [`rdma_endpoint`](Self::rdma_endpoint), with memory for few connections. One takes so
-    /// little of a pool that the process would run out of descriptors first, or a guest of memory
-    /// for queue pairs.
+    /// Like [`rdma_endpoint`](Self::rdma_endpoint), but with memory for few connections. One takes
+    /// so little of a pool that the process would run out of descriptors first, or a guest of
+    /// memory for queue pairs.
     pub fn endpoint_for_few(&self, uri: String) -> tonic_rdma::Endpoint {
         let endpoint = self.rdma_endpoint(uri);
         match &self.contexts {

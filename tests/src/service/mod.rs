@@ -127,7 +127,7 @@ fn decode_script(value: &BinaryMetadataValue) -> Result<Script, Status> {
     Script::decode(bytes).map_err(|e| Status::invalid_argument(format!("{SCRIPT_KEY}: {e}")))
 }
 
-/// What the handler can see of the call, besides messages.
+/// The parts of the call other than messages that the handler can see.
 struct Head {
     metadata: MetadataMap,
     seen: Vec<(&'static str, String)>,
@@ -188,7 +188,7 @@ pub fn append(metadata: &mut MetadataMap, entries: &[Entry]) {
     }
 }
 
-/// A running script.
+/// A script and the state of its steps.
 struct RunningScript {
     probe: Probe,
     id: String,

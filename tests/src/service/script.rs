@@ -83,7 +83,7 @@ pub fn hang() -> Step {
     step(Kind::Hang(true))
 }
 
-/// Panic.
+/// A step at which the handler panics.
 pub fn panic(text: impl Into<String>) -> Step {
     step(Kind::Panic(text.into()))
 }

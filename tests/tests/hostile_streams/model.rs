@@ -20,7 +20,7 @@ use super::{DISCARDED, WARM_UP};
 
 /// Streams that are held at a time.
 const STREAMS: usize = 8;
-/// What the peer does in a run.
+/// The number of the peer's steps in a run.
 const STEPS: u32 = 1200;
 /// Bytes of the headers of a stream, its first buffers, and the buffer that pieces are joined in.
 const EACH_STREAM: usize = 128 << 10;
@@ -48,7 +48,7 @@ impl Random {
     }
 }
 
-/// What is unread of a stream.
+/// The unread part of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unread {
     window: usize,
@@ -73,12 +73,12 @@ struct Model {
     next_stream: u32,
     /// Bytes that were sent on the discarded stream.
     discarded: usize,
-    /// Memory of the peer that it lends, if it does.
+    /// Memory that the peer lends, if it does.
     lends: Option<Bytes>,
     /// Grants that the server has, of memory that nobody writes to.
     granted: Vec<u32>,
     next_grant: u32,
-    /// What all streams that there were allow together.
+    /// The bytes that all streams so far allow together.
     ever: usize,
     /// The most bytes that were held, and what was allowed then.
     most: (usize, usize),

@@ -56,12 +56,12 @@ impl Peer {
         Peer::connect_as(server, Lending::Off).await
     }
 
-    /// As [`connect`](Self::connect), and lends to a server that borrows.
+    /// Like [`connect`](Self::connect), and lends to a server that borrows.
     pub(crate) async fn connect_lending(server: SocketAddr) -> Self {
         Peer::connect_as(server, Lending::SameUser).await
     }
 
-    /// As [`connect`](Self::connect), and lends where it may.
+    /// Like [`connect`](Self::connect), and lends where it may.
     pub(crate) async fn connect_as(server: SocketAddr, lending: Lending) -> Self {
         let fabric = Fabric::shm(ShmAccess::SameUser, lending).unwrap();
         let config = PoolConfig::default().total(16 << 20).lendable(lending != Lending::Off);

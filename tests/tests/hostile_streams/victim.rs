@@ -25,7 +25,7 @@ use tower::{Service as _, ServiceExt as _};
 
 use super::peer::{Ended, Peer, data};
 
-/// What runs beside the victim, and the settings of the server for it.
+/// The programs that run next to the victim, each with the server settings for it.
 const BESIDE: [(&str, &str); 11] = [
     ("nothing", ""),
     ("spin-1", ""),
@@ -45,7 +45,7 @@ const EVERY: Duration = Duration::from_millis(5);
 const CALLS: usize = 2000;
 /// Streams that a peer opens at a time.
 const STREAMS: u32 = 25;
-/// Time until a connection of the peer that measures fails.
+/// Time until a connection of the measuring peer fails.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Runs the victim beside each of [`BESIDE`] in turn, with a server of its own.
@@ -129,7 +129,7 @@ pub(crate) async fn run_beside(at: SocketAddr, what: &str) {
     pending::<()>().await;
 }
 
-/// Takes so many processors.
+/// Keeps `threads` processors busy.
 fn spin(threads: usize) {
     for _ in 0..threads {
         std::thread::spawn(|| while std::hint::black_box(true) {});
