@@ -13,7 +13,8 @@
 //! | [`workflows`] | hosted workflows call targets of the Makefile, and every test |
 //!
 //! [`prose`] finds the paragraphs for [`wording`], and [`packages`] finds the source of tonic, for
-//! tests that hold ours against it.
+//! tests that hold ours against it. [`golden`] reads files with the bytes of messages, and the
+//! tables of docs/protocol.md, for tests of the crates whose messages these are.
 //!
 //! `tests/known/mod.rs` lists the files that still break a rule, and `tests/known/wording.txt` the
 //! number of wordings in each file that are still to go. A test fails when it finds more than is
@@ -24,6 +25,7 @@
 pub mod circles;
 pub mod figures;
 pub mod files;
+pub mod golden;
 pub mod logging;
 pub mod modules;
 pub mod packages;

@@ -1,76 +1,20 @@
-//! The wire format of control messages.
+//! Control messages: frames as values, and their bytes.
 //!
-//! One SEND carries one message: a header and any number of frames. All integers are little-endian.
+//! One SEND carries one message: a header and any number of frames. The layouts, and what each
+//! frame means, are in `docs/protocol.md`; `golden/frames.txt` has the bytes of each frame.
 //!
-//! Message header, 8 bytes:
-//!
-//! | offset | bytes | field |
-//! |---|---|---|
-//! | 0 | 2 | credits returned: RECV slots that the sender has posted, in the order in which it has |
-//! | 2 | 1 | flags: WAITED 1: output of the sender has waited for a credit since its last message, or did not fit into this one, which takes a RECV of less than a full slot; FULL 2: the credits are for full RECV slots, and not for those of the size at the start |
-//! | 3 | 1 | reserved, 0 |
-//! | 4 | 4 | length of the message in bytes, header included |
-//!
-//! A message is no longer than the RECV that it takes: RECVs are taken in the order in which they
-//! were posted, and hello and FULL tell their sizes.
-//!
-//! Frame header, 8 bytes, then the payload:
-//!
-//! | offset | bytes | field |
-//! |---|---|---|
-//! | 0 | 1 | type |
-//! | 1 | 1 | flags |
-//! | 2 | 2 | bytes of payload |
-//! | 4 | 4 | stream id, 0 for the connection |
-//!
-//! | type | name | stream | payload | flags |
-//! |---|---|---|---|---|
-//! | 1 | HEADERS | yes | a piece of a header block ([`crate::headers`]) | END 1: the sender's half ends here; MORE 2: the block continues in the next HEADERS of the stream; INDEXED 4: a complete block that may refer to fields that the connection remembers; LANDS 8: the first of a stream, from the client, which names memory for large messages of the response. MORE excludes END and INDEXED |
-//! | 2 | DATA | yes | bytes of the body | END 1 |
-//! | 3 | WINDOW | yes | increment (4) | |
-//! | 4 | RESET | yes | reset code (4) | |
-//! | 5 | REQUEST | yes | bytes wanted (8), begin (4), field: offset (4) and length (4) | |
-//! | 6 | GRANT | yes, or 0 for a standing grant | grant id (4), rkey (4), length (4), reserved (4), address (8) | |
-//! | 7 | DONE | yes | grant id (4), bytes written (4), begin (4) | END 1 |
-//! | 8 | ABORT | 0 | grant id (4) | |
-//! | 9 | RECALL | 0 | grant id (4) | |
-//! | 10 | PING | 0 | token (8) | ACK 1 |
-//! | 11 | GOAWAY | 0 | close code (4), text (0 to 240) | ACK 1 |
-//! | 12 | CLOSE | 0 | close code (4), text (0 to 240) | |
-//! | 13 | LENT | yes | lease (4), key (4), length (4), bytes of the head (2), reserved (2), address (8), head, tail | END 1 |
-//! | 14 | RETURN | 0 | lease (4) | |
-//! | 15 | DECLINE | yes | | OWN 1: the sender declines what its own REQUESTs brought |
-//!
-//! A header block has at most 65,536 bytes. A GRANT that answers a REQUEST has at least 12,288
-//! bytes, unless it ends with the request, or where the field of the request begins or ends.
-//!
-//! The field of a REQUEST is the message's longest field of type `bytes`, which the receiver may
-//! have land in memory of its own. It lies within the bytes wanted; both numbers are 0 if it is not
-//! known. After LANDS a server uses no standing grants for the stream. A sender may send what lies
-//! around the field by DATA, and request memory for the field as if it were the message.
-//!
-//! A receiver's **modulus** is the larger of 64 and the alignment that its hello requires. The
-//! begin of a REQUEST is the required address of the first byte, modulo the modulus. The address of
-//! a GRANT that answers it is congruent to that, plus what has already been granted for the
-//! request, but for a GRANT that begins within the field, whose address is any. The begin of a DONE
-//! is the offset of the first byte in a standing grant, and 0 if the grant answered a REQUEST. Both
-//! begins are less than the modulus.
-//!
-//! LENT is a piece of the body: its head, then bytes that lie in memory of the sender, which the
-//! receiver has mapped under that key, then its tail. What is lent stays as it is until the
-//! receiver returns the lease, which it may do long after the stream has ended. The piece counts in
-//! no window, so the frame fits a message of the receiver's connection at rest.
-//!
-//! DECLINE tells that one direction of a stream does without landing memory: no REQUEST and no
-//! GRANT follows there, what was requested and not granted comes by DATA, and so does the rest of
-//! the body. The receiver of the body sends it when it has no memory to grant; its sender, with
-//! OWN, when it cannot write to what was granted. REQUESTs and GRANTs that cross it are void, and a
-//! GRANT is answered by ABORT all the same.
-//!
-//! Frame types, flags and reserved values that are not in these tables are breaches.
+//! | module | content |
+//! |---|---|
+//! | `kind` | codes, names and flags of the frames |
+//! | `display` | frames as lines of a log |
+
+mod display;
+mod kind;
 
 use bytes::{Buf, Bytes};
 
+use self::kind::LENT;
+pub use self::kind::{ACK, END, FrameKind, INDEXED, LANDS, MAX_TEXT, MORE, OWN};
 use crate::error::Breach;
 use crate::headers::table::Sent;
 pub use crate::payload::Field;
@@ -84,25 +28,9 @@ const WAITED: u8 = 1;
 const FULL: u8 = 2;
 /// Bytes of a frame header.
 pub const FRAME_HEADER: usize = 8;
-/// The sender's half of the stream ends with this frame.
-pub const END: u8 = 1;
-/// The header block continues in the next HEADERS frame of the stream.
-pub const MORE: u8 = 2;
-/// The header block refers to fields that the connection remembers.
-pub const INDEXED: u8 = 4;
-/// The client names memory for large messages of the response.
-pub const LANDS: u8 = 8;
-/// Answers a PING or a GOAWAY.
-pub const ACK: u8 = 1;
-/// The sender declines memory that was granted to it.
-pub const OWN: u8 = 1;
-/// Maximum length of the text of a GOAWAY or CLOSE, in bytes.
-pub const MAX_TEXT: usize = 240;
 /// Maximum length of a header block in bytes, unless
 /// [`Config::max_headers`](crate::Config::max_headers) says otherwise.
 pub const MAX_HEADER_BLOCK: usize = 65_536;
-/// Bytes of a LENT frame in front of its head.
-const LENT: usize = 24;
 /// Bytes of a message with a LENT frame, without its head and tail.
 pub(crate) const LENT_MESSAGE: usize = MESSAGE_HEADER + FRAME_HEADER + LENT;
 /// Minimum length, in bytes, of a GRANT that answers a REQUEST without completing it. This bounds
@@ -112,7 +40,7 @@ pub const MIN_GRANT: u32 = 12 * 1024;
 
 /// A frame as received. Payloads are slices of the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of the table above")]
+#[allow(missing_docs, reason = "docs/protocol.md has the fields")]
 pub enum Frame {
     /// A piece of a header block.
     Headers { stream: u32, end: bool, more: bool, indexed: bool, lands: bool, block: Bytes },
@@ -150,26 +78,27 @@ pub enum Frame {
 impl Frame {
     /// The name of the frame for error messages.
     pub fn name(&self) -> &'static str {
-        kind_name(self.kind())
+        self.kind().name()
     }
 
-    fn kind(&self) -> u8 {
+    /// The kind of the frame.
+    pub fn kind(&self) -> FrameKind {
         match self {
-            Frame::Headers { .. } => 1,
-            Frame::Data { .. } => 2,
-            Frame::Window { .. } => 3,
-            Frame::Reset { .. } => 4,
-            Frame::Request { .. } => 5,
-            Frame::Grant { .. } => 6,
-            Frame::Done { .. } => 7,
-            Frame::Abort { .. } => 8,
-            Frame::Recall { .. } => 9,
-            Frame::Ping { .. } => 10,
-            Frame::GoAway { .. } => 11,
-            Frame::Close { .. } => 12,
-            Frame::Lent { .. } => 13,
-            Frame::Return { .. } => 14,
-            Frame::Decline { .. } => 15,
+            Frame::Headers { .. } => FrameKind::Headers,
+            Frame::Data { .. } => FrameKind::Data,
+            Frame::Window { .. } => FrameKind::Window,
+            Frame::Reset { .. } => FrameKind::Reset,
+            Frame::Request { .. } => FrameKind::Request,
+            Frame::Grant { .. } => FrameKind::Grant,
+            Frame::Done { .. } => FrameKind::Done,
+            Frame::Abort { .. } => FrameKind::Abort,
+            Frame::Recall { .. } => FrameKind::Recall,
+            Frame::Ping { .. } => FrameKind::Ping,
+            Frame::GoAway { .. } => FrameKind::GoAway,
+            Frame::Close { .. } => FrameKind::Close,
+            Frame::Lent { .. } => FrameKind::Lent,
+            Frame::Return { .. } => FrameKind::Return,
+            Frame::Decline { .. } => FrameKind::Decline,
         }
     }
 
@@ -193,14 +122,6 @@ impl Frame {
                 Frame::GoAway { text, .. } | Frame::Close { text, .. } => 4 + text.len(),
             }
     }
-}
-
-fn kind_name(kind: u8) -> &'static str {
-    const NAMES: [&str; 16] = [
-        "?", "HEADERS", "DATA", "WINDOW", "RESET", "REQUEST", "GRANT", "DONE", "ABORT", "RECALL",
-        "PING", "GOAWAY", "CLOSE", "LENT", "RETURN", "DECLINE",
-    ];
-    NAMES.get(usize::from(kind)).copied().unwrap_or("unknown")
 }
 
 /// Composes a message in a SEND slot.
@@ -243,8 +164,8 @@ impl<'a> Composer<'a> {
         self.len += bytes.len();
     }
 
-    fn header(&mut self, kind: u8, flags: u8, len: usize, stream: u32) {
-        let mut head = [kind, flags, 0, 0, 0, 0, 0, 0];
+    fn header(&mut self, kind: FrameKind, flags: u8, len: usize, stream: u32) {
+        let mut head = [kind.code(), flags, 0, 0, 0, 0, 0, 0];
         head[2..4].copy_from_slice(&(len as u16).to_le_bytes());
         head[4..].copy_from_slice(&stream.to_le_bytes());
         self.put(&head);
@@ -349,7 +270,7 @@ impl<'a> Composer<'a> {
         if FRAME_HEADER + wire > self.room() {
             return false;
         }
-        self.header(13, u8::from(end) * END, wire, stream);
+        self.header(FrameKind::Lent, u8::from(end) * END, wire, stream);
         self.put_lent(place, lent.len() as u32, head_len);
         head.iter().chain(tail).for_each(|segment| self.put(&segment.bytes));
         true
@@ -369,7 +290,7 @@ impl<'a> Composer<'a> {
         let flags = (u8::from(end) * END)
             | (u8::from(shortened.is_some()) * INDEXED)
             | (u8::from(lands) * LANDS);
-        self.header(1, flags, shortened.unwrap_or(block.len()), stream);
+        self.header(FrameKind::Headers, flags, shortened.unwrap_or(block.len()), stream);
         match shortened {
             Some(len) => self.len += len,
             None => self.put(block),
@@ -379,7 +300,7 @@ impl<'a> Composer<'a> {
     /// Adds a DATA frame with the next `len` bytes of `payload`, gathered from its segments. `len`
     /// is at most [`Composer::room`] less the frame header, and at most the length of the payload.
     pub(crate) fn add_data(&mut self, stream: u32, end: bool, len: usize, payload: &mut Payload) {
-        self.header(2, u8::from(end) * END, len, stream);
+        self.header(FrameKind::Data, u8::from(end) * END, len, stream);
         let mut left = len;
         while left > 0 {
             let piece = payload.take(left);
@@ -444,58 +365,32 @@ impl Reader {
         if rest.is_empty() {
             return Ok(None);
         }
-        let Some((&[kind, flags, l0, l1, s0, s1, s2, s3], rest)) =
+        let Some((&[code, flags, l0, l1, s0, s1, s2, s3], rest)) =
             rest.split_first_chunk::<FRAME_HEADER>()
         else {
             return Err(Breach::FrameLength { frame: "?", stated: FRAME_HEADER, left: rest.len() });
         };
         let len = usize::from(u16::from_le_bytes([l0, l1]));
         let stream = u32::from_le_bytes([s0, s1, s2, s3]);
-        if kind == 0 || kind > 15 {
-            return Err(Breach::UnknownFrame(kind));
-        }
+        let kind = FrameKind::from_code(code).ok_or(Breach::UnknownFrame(code))?;
         let Some(mut p) = rest.get(..len) else {
-            return Err(Breach::FrameLength {
-                frame: kind_name(kind),
-                stated: len,
-                left: rest.len(),
-            });
+            return Err(Breach::FrameLength { frame: kind.name(), stated: len, left: rest.len() });
         };
-        let allowed = match kind {
-            1 => END | MORE | INDEXED | LANDS,
-            2 | 7 | 13 => END,
-            10 | 11 => ACK,
-            15 => OWN,
-            _ => 0,
-        };
-        let excluded = kind == 1 && flags & MORE != 0 && flags & (END | INDEXED) != 0;
-        if flags & !allowed != 0 || excluded {
-            return Err(Breach::UnknownFlags { frame: kind_name(kind), flags });
+        if !kind.allows_flags(flags) {
+            return Err(Breach::UnknownFlags { frame: kind.name(), flags });
         }
-        let on_stream = matches!(kind, 1..=5 | 7 | 13 | 15);
-        if kind != 6 && on_stream != (stream != 0) {
-            return Err(Breach::StreamField { frame: kind_name(kind), id: stream });
+        if !kind.allows_stream(stream) {
+            return Err(Breach::StreamField { frame: kind.name(), id: stream });
         }
-        let exact = match kind {
-            3 | 4 | 8 | 9 | 14 => Some(4),
-            5 => Some(20),
-            7 => Some(12),
-            10 => Some(8),
-            15 => Some(0),
-            6 => Some(24),
-            13 if len < LENT => Some(LENT),
-            11 | 12 if !(4..=4 + MAX_TEXT).contains(&len) => Some(4),
-            _ => None,
-        };
-        if exact.is_some_and(|exact| exact != len) {
-            return Err(Breach::PayloadLength { frame: kind_name(kind), got: len });
+        if !kind.allows_payload(len) {
+            return Err(Breach::PayloadLength { frame: kind.name(), got: len });
         }
         let from = self.at + FRAME_HEADER;
         self.at = from + len;
         let bytes = |skip: usize| self.message.slice(from + skip..from + len);
         let end = flags & END != 0;
         Ok(Some(match kind {
-            1 => Frame::Headers {
+            FrameKind::Headers => Frame::Headers {
                 stream,
                 end,
                 more: flags & MORE != 0,
@@ -503,10 +398,10 @@ impl Reader {
                 lands: flags & LANDS != 0,
                 block: bytes(0),
             },
-            2 => Frame::Data { stream, end, data: bytes(0) },
-            3 => Frame::Window { stream, increment: p.get_u32_le() },
-            4 => Frame::Reset { stream, code: p.get_u32_le() },
-            5 => {
+            FrameKind::Data => Frame::Data { stream, end, data: bytes(0) },
+            FrameKind::Window => Frame::Window { stream, increment: p.get_u32_le() },
+            FrameKind::Reset => Frame::Reset { stream, code: p.get_u32_le() },
+            FrameKind::Request => {
                 let (len, begin) = (p.get_u64_le(), p.get_u32_le());
                 let field = Field { at: p.get_u32_le(), len: p.get_u32_le() };
                 if field.len == 0 && field.at != 0 {
@@ -514,7 +409,7 @@ impl Reader {
                 }
                 Frame::Request { stream, len, begin, field: (field.len > 0).then_some(field) }
             }
-            6 => {
+            FrameKind::Grant => {
                 let (id, rkey, len, reserved) =
                     (p.get_u32_le(), p.get_u32_le(), p.get_u32_le(), p.get_u32_le());
                 if reserved != 0 {
@@ -522,19 +417,21 @@ impl Reader {
                 }
                 Frame::Grant { stream, id, rkey, len, addr: p.get_u64_le() }
             }
-            7 => Frame::Done {
+            FrameKind::Done => Frame::Done {
                 stream,
                 end,
                 id: p.get_u32_le(),
                 len: p.get_u32_le(),
                 begin: p.get_u32_le(),
             },
-            8 => Frame::Abort { id: p.get_u32_le() },
-            9 => Frame::Recall { id: p.get_u32_le() },
-            10 => Frame::Ping { ack: flags & ACK != 0, token: p.get_u64_le() },
-            11 => Frame::GoAway { ack: flags & ACK != 0, code: p.get_u32_le(), text: bytes(4) },
-            12 => Frame::Close { code: p.get_u32_le(), text: bytes(4) },
-            13 => {
+            FrameKind::Abort => Frame::Abort { id: p.get_u32_le() },
+            FrameKind::Recall => Frame::Recall { id: p.get_u32_le() },
+            FrameKind::Ping => Frame::Ping { ack: flags & ACK != 0, token: p.get_u64_le() },
+            FrameKind::GoAway => {
+                Frame::GoAway { ack: flags & ACK != 0, code: p.get_u32_le(), text: bytes(4) }
+            }
+            FrameKind::Close => Frame::Close { code: p.get_u32_le(), text: bytes(4) },
+            FrameKind::Lent => {
                 let (lease, key, lent) = (p.get_u32_le(), p.get_u32_le(), p.get_u32_le());
                 let (head, reserved, addr) =
                     (usize::from(p.get_u16_le()), p.get_u16_le(), p.get_u64_le());
@@ -542,14 +439,14 @@ impl Reader {
                     return Err(Breach::Reserved("LENT frame"));
                 }
                 if LENT + head > len {
-                    return Err(Breach::PayloadLength { frame: kind_name(kind), got: len });
+                    return Err(Breach::PayloadLength { frame: kind.name(), got: len });
                 }
                 let (mut tail, place) = (bytes(LENT), LentPlace { lease, key, addr });
                 let lent = LentBody { head: tail.split_to(head), place, len: lent, tail };
                 Frame::Lent { stream, end, lent: Box::new(lent) }
             }
-            14 => Frame::Return { lease: p.get_u32_le() },
-            _ => Frame::Decline { stream, own: flags & OWN != 0 },
+            FrameKind::Return => Frame::Return { lease: p.get_u32_le() },
+            FrameKind::Decline => Frame::Decline { stream, own: flags & OWN != 0 },
         }))
     }
 }

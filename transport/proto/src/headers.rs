@@ -1,17 +1,8 @@
-//! Header blocks.
-//!
-//! A block is a list of fields. A field is one of
-//!
-//! | first byte | what follows | meaning |
-//! |---|---|---|
-//! | 0 | name length (2), name, value length (2), value | literal |
-//! | 1 to 127 | value length (2), value | name number n of the static table |
-//! | 128 to 255 | nothing | name and value number n - 128 of the static pairs |
-//!
-//! Fields that a connection has sent before are shorter still: see `table`.
+//! Header blocks: lists of fields, whose layouts are in `docs/protocol.md`.
 //!
 //! Names are lower-case as in HTTP/2. Pseudo-fields (`:path`, `:status` ...) are encoded as
-//! ordinary fields; the layer above interprets them.
+//! ordinary fields; the layer above interprets them. Fields that a connection has sent before are
+//! shorter still: see `table`.
 
 pub(crate) mod table;
 

@@ -1,38 +1,8 @@
 //! The private data of connect, accept and reject.
 //!
 //! rdma_cm carries at most 56 bytes with a connect request on InfiniBand and RoCE (rdma_connect(3))
-//! and pads what it delivers, so every message contains its length. All integers are little-endian.
-//!
-//! Hello (client to server), 56 bytes:
-//!
-//! | offset | bytes | field |
-//! |---|---|---|
-//! | 0 | 4 | magic `tRDM` |
-//! | 4 | 1 | length of the message: 56 |
-//! | 5 | 1 | kind: 1 hello, 2 accept, 3 reject |
-//! | 6 | 1 | lowest version spoken |
-//! | 7 | 1 | highest version spoken |
-//! | 8 | 16 | ticket |
-//! | 24 | 2 | RECV slots at the start: the peer's first credits |
-//! | 26 | 2 | maximum RECV slots, including those at the start |
-//! | 28 | 4 | bytes of a full RECV slot, as those beyond the ones at the start have |
-//! | 32 | 4 | streams that the peer may have open |
-//! | 36 | 4 | stream window in bytes |
-//! | 40 | 8 | reserved, 0; not read |
-//! | 48 | 4 | longest header block in bytes |
-//! | 52 | 2 | alignment of landed payload in bytes: a power of two, 1 to 4096 |
-//! | 54 | 2 | bytes of a RECV slot at the start: 512 to those of a full one |
-//!
-//! Accept (server to client) is the same with kind 2, the chosen version in both version bytes, and
-//! a ticket of zeros. Reject, 16 bytes: magic, length 16, kind 3, the versions that the server
-//! speaks, the code (4), reserved (4).
-//!
-//! # Version negotiation
-//!
-//! The client states the lowest and highest version that it speaks. The server chooses the highest
-//! common version, or rejects with [`Reject::Version`] and its own range. A version may only
-//! redefine what follows the version bytes, so that any two versions can reject each other
-//! properly.
+//! and pads what it delivers, so every message contains its length. The layouts, and how versions
+//! are negotiated, are in `docs/protocol.md`.
 
 /// The lowest protocol version that this crate speaks.
 pub const VERSION_MIN: u8 = 5;

@@ -70,6 +70,8 @@ pub mod headers;
 pub mod hello;
 mod ids;
 mod payload;
+#[cfg(test)]
+mod tests;
 
 pub use config::{Config, ConfigError, KeepAlive, Liveness};
 pub use conn::{

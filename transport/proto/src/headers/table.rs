@@ -1,12 +1,7 @@
 //! Header tables that both ends of a connection keep: a repeated field takes one byte.
 //!
 //! Each direction of a connection has a table of 64 entries. In a HEADERS frame with the flag
-//! INDEXED, a field may also be
-//!
-//! | first byte | what follows | meaning |
-//! |---|---|---|
-//! | 136 | entry (1, up to 63), a literal field (first byte 0 to 127) of at most 256 bytes | the field, which is stored in the entry |
-//! | 192 to 255 | nothing | the field of entry n - 192 |
+//! INDEXED, a field may define an entry or refer to one (`docs/protocol.md`).
 //!
 //! Messages arrive in the order in which they were composed, which keeps both tables in sync. A
 //! block that takes several frames does not use them. The sender chooses the fields to store.
@@ -16,9 +11,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::PAIRS;
 use crate::error::Breach;
 
-const ENTRIES: usize = 64;
+/// Number of entries of a table.
+pub(crate) const ENTRIES: usize = 64;
 /// Maximum length of a stored field in bytes.
-const LONGEST: usize = 256;
+pub(crate) const LONGEST: usize = 256;
 const DEFINE: u8 = 136;
 const ENTRY: u8 = 192;
 /// Static names whose fields are usually the same for all calls, or for all calls of a method:
