@@ -81,7 +81,7 @@ impl Frame {
         self.kind().name()
     }
 
-    /// The kind of the frame.
+    /// Returns the kind, which has code, name and flags.
     pub fn kind(&self) -> FrameKind {
         match self {
             Frame::Headers { .. } => FrameKind::Headers,

@@ -76,6 +76,8 @@ mod setup;
 pub(crate) mod socket;
 mod stats;
 mod taking;
+#[cfg(test)]
+mod tests;
 mod user;
 mod wakeup;
 

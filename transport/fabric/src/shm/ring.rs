@@ -3,19 +3,8 @@
 //! The memory is seen as words of 8 bytes, all atomic: another process may write to any of them at
 //! any time.
 //!
-//! | words | written by | what |
-//! |---|---|---|
-//! | 0 | sender | tail: messages published, counted from 0 |
-//! | 1 | sender | CHUNK messages that it had put on the socket when it published the tail |
-//! | 2 | sender | when it last woke the receiver: nanoseconds of CLOCK_MONOTONIC |
-//! | 8 | receiver | head: messages whose slots are free again |
-//! | 16 | both | not 0: the receiver waits, and is to be woken as this says (`wakeup::member`) |
-//! | 24 | receiver | the processor it last ran on |
-//! | 32 .. 32 + slots | sender | of each slot: bytes of its message, and where they lie |
-//! | then, from the next multiple of 8 | sender | the messages: `slots` + 1 times `slot_size` bytes |
-//!
-//! Tail, head, the waiting flag and the processor each have a cache line of their own. Message `n`
-//! is of slot `n % slots`.
+//! `docs/protocol.md` has the layout. Tail, head, the waiting flag and the processor each have a
+//! cache line of their own.
 //!
 //! The sender says where a message lies. Messages follow each other, each from a cache line on, and
 //! begin at the front again where one would not fit in front of the end. Slots become free in their
@@ -42,7 +31,7 @@ const PLACES: usize = 32;
 
 /// Bytes of all slots, at most: those of the longest ring that a connection of this crate's users
 /// makes. What this end sends makes the pages of the peer's ring, on this process's account.
-const MAX_RING: u64 = 128 << 10;
+pub(crate) const MAX_RING: u64 = 128 << 10;
 /// Bytes of a cache line, which no two messages share.
 const LINE: usize = 64;
 /// Bytes of the smallest page.

@@ -29,7 +29,7 @@ macro_rules! frame_kinds {
             /// All kinds, in the order of their codes.
             pub const ALL: &[FrameKind] = &[$(FrameKind::$kind,)*];
 
-            /// The kind with this code.
+            /// Returns `None` for a code that no kind has.
             #[inline]
             pub fn from_code(code: u8) -> Option<FrameKind> {
                 match code {

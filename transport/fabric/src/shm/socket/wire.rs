@@ -1,32 +1,8 @@
-//! Messages on the socket.
+//! Messages on the socket, whose layouts are in `docs/protocol.md`.
 //!
-//! | message | bytes | descriptors |
-//! |---|---|---|
-//! | HELLO | kind, magic, slots u32, slot_size u32, takes u8, private data | |
-//! | ACCEPT | kind, magic, slots u32, slot_size u32, takes u8, runtime u64, nonce u64, private data | ring |
-//! | RING | kind, the nonce of ACCEPT u64; with a channel also its number u64, runtime u64, end u8 | ring of the shape that HELLO named; if the other end may not have them, the eventfd of the channel that the client waits for, the one that the server waits for, and the page |
-//! | REJECT | kind, magic, private data | |
-//! | REFUSED | kind, magic, text | |
-//! | OTHER_USER | kind, magic, the user that is refused u32; REFUSED follows | |
-//! | NO_ROOM | kind, magic, the error u32 that a limit of the process or its host has caused, in place of REFUSED | |
-//! | CHUNK | kind, rkey u32, address u64, length u64 | file |
-//! | FORGET | kind, rkey u32 | |
-//! | WAKE | kind | |
-//! | LEND | kind, key u32, address u64, length u64, lend_on u8 | file; with the first also the writing end of a pipe; with what is lent on also that of its owner |
-//! | OPEN | kind: the server has taken RING, and the connection is open | |
-//! | TAKEN, DECLINED | kind, key u32: the answers to LEND and NAME; DECLINED also to CHUNK | |
-//! | UNLEND | kind, key u32 | |
-//! | NAME | kind, key u32, address u64, length u64 | file |
-//! | UNNAME | kind, key u32 | |
-//!
-//! Numbers are little-endian. The magic ends with the version; an end that speaks another is
-//! refused, and finds the version of the one that refuses it in the magic of the answer.
-//! `takes` tells what its sender takes: 1 for LEND, 2 for NAME, 3 for both. Another kind, and an
-//! answer to a kind that nobody may have offered, is a breach.
-//! `runtime` of ACCEPT is 0 when the server takes no wake-up channel: both then wake each other by
-//! WAKE. Otherwise it tells the server's runtime from others of its process, as `runtime` of RING
-//! does for the client. The nonce is a number that nobody guesses: who sends RING has read ACCEPT.
-//! `end` is 0 when the client has made the channel, 1 when the server has.
+//! The messages of the handshake begin with a magic, which ends with the version. An end that
+//! speaks another is refused, and finds the version of the one that refuses it in the magic of the
+//! answer.
 
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::Takes;
@@ -37,29 +13,80 @@ use crate::shm::wakeup::event_fd::End;
 /// The version of the protocol.
 pub(crate) const VERSION: u8 = 11;
 const PROTOCOL: [u8; 6] = *b"trdshm";
+/// Maximum length of the text of REFUSED, in bytes.
+pub(crate) const MAX_TEXT: usize = 128;
 /// Protocol and version.
 const MAGIC: [u8; 7] = {
     let [a, b, c, d, e, f] = PROTOCOL;
     [a, b, c, d, e, f, VERSION]
 };
 
-const HELLO: u8 = 1;
-const ACCEPT: u8 = 2;
-const REJECT: u8 = 3;
-const REFUSED: u8 = 4;
-const CHUNK: u8 = 5;
-const FORGET: u8 = 6;
-const WAKE: u8 = 7;
-const RING: u8 = 8;
-const OTHER_USER: u8 = 9;
-const LEND: u8 = 10;
-const TAKEN: u8 = 11;
-const DECLINED: u8 = 12;
-const UNLEND: u8 = 13;
-const NAME: u8 = 14;
-const UNNAME: u8 = 15;
-const OPEN: u8 = 16;
-const NO_ROOM: u8 = 17;
+macro_rules! message_kinds {
+    ($($kind:ident = $code:literal,)*) => {
+        /// The kind of a message: its first byte.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u8)]
+        pub(crate) enum MessageKind { $($kind = $code,)* }
+
+        impl MessageKind {
+            /// All kinds, in the order of their codes.
+            #[cfg(test)]
+            pub(crate) const ALL: &[MessageKind] = &[$(MessageKind::$kind,)*];
+
+            fn from_code(code: u8) -> Option<MessageKind> {
+                match code {
+                    $($code => Some(MessageKind::$kind),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+message_kinds! {
+    Hello = 1,
+    Accept = 2,
+    Reject = 3,
+    Refused = 4,
+    Chunk = 5,
+    Forget = 6,
+    Wake = 7,
+    Ring = 8,
+    OtherUser = 9,
+    Lend = 10,
+    Taken = 11,
+    Declined = 12,
+    Unlend = 13,
+    Name = 14,
+    Unname = 15,
+    Open = 16,
+    NoRoom = 17,
+}
+
+impl MessageKind {
+    /// Whether protocol and version follow the kind: a peer of another version reads this.
+    fn has_magic(self) -> bool {
+        match self {
+            MessageKind::Hello
+            | MessageKind::Accept
+            | MessageKind::Reject
+            | MessageKind::Refused
+            | MessageKind::OtherUser
+            | MessageKind::NoRoom => true,
+            MessageKind::Chunk
+            | MessageKind::Forget
+            | MessageKind::Wake
+            | MessageKind::Ring
+            | MessageKind::Lend
+            | MessageKind::Taken
+            | MessageKind::Declined
+            | MessageKind::Unlend
+            | MessageKind::Name
+            | MessageKind::Unname
+            | MessageKind::Open => false,
+        }
+    }
+}
 
 /// Whether the peer may lend on what is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,51 +122,56 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    pub(crate) fn kind(&self) -> MessageKind {
+        match self {
+            Message::Hello { .. } => MessageKind::Hello,
+            Message::Accept { .. } => MessageKind::Accept,
+            Message::Reject { .. } => MessageKind::Reject,
+            Message::Refused { .. } => MessageKind::Refused,
+            Message::OtherUser { .. } => MessageKind::OtherUser,
+            Message::NoRoom { .. } => MessageKind::NoRoom,
+            Message::Chunk { .. } => MessageKind::Chunk,
+            Message::Forget { .. } => MessageKind::Forget,
+            Message::Wake => MessageKind::Wake,
+            Message::Ring { .. } => MessageKind::Ring,
+            Message::Open => MessageKind::Open,
+            Message::Lend { .. } => MessageKind::Lend,
+            Message::Taken { .. } => MessageKind::Taken,
+            Message::Declined { .. } => MessageKind::Declined,
+            Message::Unlend { .. } => MessageKind::Unlend,
+            Message::Name { .. } => MessageKind::Name,
+            Message::Unname { .. } => MessageKind::Unname,
+        }
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(96);
-        let mut head = |kind: u8| {
-            out.push(kind);
+        let kind = self.kind();
+        out.push(kind as u8);
+        if kind.has_magic() {
             out.extend(MAGIC);
-        };
+        }
         match self {
             Message::Hello { shape, takes, private_data } => {
-                head(HELLO);
                 out.extend(shape.to_bytes());
                 out.push(takes_byte(*takes));
                 out.extend(private_data);
             }
             Message::Accept { shape, takes, runtime, nonce, private_data } => {
-                head(ACCEPT);
                 out.extend(shape.to_bytes());
                 out.push(takes_byte(*takes));
                 out.extend(runtime.to_le_bytes());
                 out.extend(nonce.to_le_bytes());
                 out.extend(private_data);
             }
-            Message::Reject { private_data } => {
-                head(REJECT);
-                out.extend(private_data);
-            }
-            Message::Refused { text } => {
-                head(REFUSED);
-                out.extend(text.bytes().take(128));
-            }
-            Message::OtherUser { uid } => {
-                head(OTHER_USER);
-                out.extend(uid.to_le_bytes());
-            }
-            Message::NoRoom { errno } => {
-                head(NO_ROOM);
-                out.extend(errno.to_le_bytes());
+            Message::Reject { private_data } => out.extend(private_data),
+            Message::Refused { text } => out.extend(text.bytes().take(MAX_TEXT)),
+            Message::OtherUser { uid: word } | Message::NoRoom { errno: word } => {
+                out.extend(word.to_le_bytes());
             }
             Message::Chunk { rkey: key, addr, len }
             | Message::Lend { key, addr, len, .. }
             | Message::Name { key, addr, len } => {
-                out.push(match self {
-                    Message::Chunk { .. } => CHUNK,
-                    Message::Lend { .. } => LEND,
-                    _ => NAME,
-                });
                 out.extend(key.to_le_bytes());
                 out.extend(addr.to_le_bytes());
                 out.extend(len.to_le_bytes());
@@ -151,20 +183,9 @@ impl Message {
             | Message::Taken { key }
             | Message::Declined { key }
             | Message::Unlend { key }
-            | Message::Unname { key } => {
-                out.push(match self {
-                    Message::Forget { .. } => FORGET,
-                    Message::Taken { .. } => TAKEN,
-                    Message::Declined { .. } => DECLINED,
-                    Message::Unlend { .. } => UNLEND,
-                    _ => UNNAME,
-                });
-                out.extend(key.to_le_bytes());
-            }
-            Message::Wake => out.push(WAKE),
-            Message::Open => out.push(OPEN),
+            | Message::Unname { key } => out.extend(key.to_le_bytes()),
+            Message::Wake | Message::Open => {}
             Message::Ring { nonce, channel } => {
-                out.push(RING);
                 out.extend(nonce.to_le_bytes());
                 if let Some(ChannelName { number, runtime, end }) = channel {
                     out.extend(number.to_le_bytes());
@@ -178,102 +199,128 @@ impl Message {
 
     /// `None` when it makes no sense.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Message> {
-        let (kind, rest) = bytes.split_first()?;
-        match *kind {
-            HELLO | ACCEPT => {
-                let (slots, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
-                let (slot_size, rest) = u32_of(rest)?;
-                let shape = Shape { slots, slot_size };
-                let (takes, rest) = rest.split_first()?;
-                let takes = takes_of(*takes)?;
-                let (runtime, nonce, rest) = match *kind {
-                    HELLO => (0, 0, rest),
-                    _ => {
-                        let (runtime, rest) = u64_of(rest)?;
-                        let (nonce, rest) = u64_of(rest)?;
-                        (runtime, nonce, rest)
-                    }
-                };
-                let private_data = rest.to_vec();
-                if !shape.is_sound() || private_data.len() > MAX_PRIVATE_DATA {
-                    return None;
-                }
-                Some(match *kind {
-                    HELLO => Message::Hello { shape, takes, private_data },
-                    _ => Message::Accept { shape, takes, runtime, nonce, private_data },
-                })
+        let (code, rest) = bytes.split_first()?;
+        let kind = MessageKind::from_code(*code)?;
+        let rest = if kind.has_magic() { rest.strip_prefix(&MAGIC)? } else { rest };
+        let (message, rest) = match kind {
+            MessageKind::Hello => {
+                let (shape, takes, rest) = greeting(rest)?;
+                (Message::Hello { shape, takes, private_data: private_data(rest)? }, &[][..])
             }
-            REJECT => {
-                let private_data = rest.strip_prefix(&MAGIC)?.to_vec();
-                (private_data.len() <= MAX_PRIVATE_DATA).then_some(Message::Reject { private_data })
-            }
-            REFUSED => {
-                let text = String::from_utf8_lossy(rest.strip_prefix(&MAGIC)?).into_owned();
-                Some(Message::Refused { text })
-            }
-            OTHER_USER => {
-                let (uid, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
-                rest.is_empty().then_some(Message::OtherUser { uid })
-            }
-            NO_ROOM => {
-                let (errno, rest) = u32_of(rest.strip_prefix(&MAGIC)?)?;
-                rest.is_empty().then_some(Message::NoRoom { errno })
-            }
-            CHUNK | LEND | NAME => {
-                let (key, rest) = u32_of(rest)?;
-                let (addr, rest) = u64_of(rest)?;
-                let (len, rest) = u64_of(rest)?;
-                let message = match (*kind, rest) {
-                    (CHUNK, []) => Message::Chunk { rkey: key, addr, len },
-                    (NAME, []) => Message::Name { key, addr, len },
-                    (LEND, [0]) => Message::Lend { key, addr, len, lend_on: LendOn::Never },
-                    (LEND, [1]) => Message::Lend { key, addr, len, lend_on: LendOn::Allowed },
-                    (LEND, [2]) => Message::Lend { key, addr, len, lend_on: LendOn::Done },
-                    _ => return None,
-                };
-                addr.checked_add(len).is_some().then_some(message)
-            }
-            FORGET | TAKEN | DECLINED | UNLEND | UNNAME => {
-                let (key, rest) = u32_of(rest)?;
-                let message = match *kind {
-                    FORGET => Message::Forget { rkey: key },
-                    TAKEN => Message::Taken { key },
-                    DECLINED => Message::Declined { key },
-                    UNLEND => Message::Unlend { key },
-                    _ => Message::Unname { key },
-                };
-                rest.is_empty().then_some(message)
-            }
-            WAKE => rest.is_empty().then_some(Message::Wake),
-            OPEN => rest.is_empty().then_some(Message::Open),
-            RING => {
-                let (nonce, rest) = u64_of(rest)?;
-                if rest.is_empty() {
-                    return Some(Message::Ring { nonce, channel: None });
-                }
-                let (number, rest) = u64_of(rest)?;
+            MessageKind::Accept => {
+                let (shape, takes, rest) = greeting(rest)?;
                 let (runtime, rest) = u64_of(rest)?;
-                let end = match rest {
-                    [0] => End::Maker,
-                    [1] => End::Taker,
+                let (nonce, rest) = u64_of(rest)?;
+                let private_data = private_data(rest)?;
+                (Message::Accept { shape, takes, runtime, nonce, private_data }, &[][..])
+            }
+            MessageKind::Reject => (Message::Reject { private_data: private_data(rest)? }, &[][..]),
+            MessageKind::Refused => {
+                let text = String::from_utf8_lossy(rest).into_owned();
+                (Message::Refused { text }, &[][..])
+            }
+            MessageKind::OtherUser => {
+                let (uid, rest) = u32_of(rest)?;
+                (Message::OtherUser { uid }, rest)
+            }
+            MessageKind::NoRoom => {
+                let (errno, rest) = u32_of(rest)?;
+                (Message::NoRoom { errno }, rest)
+            }
+            MessageKind::Chunk => {
+                let (rkey, addr, len, rest) = file(rest)?;
+                (Message::Chunk { rkey, addr, len }, rest)
+            }
+            MessageKind::Name => {
+                let (key, addr, len, rest) = file(rest)?;
+                (Message::Name { key, addr, len }, rest)
+            }
+            MessageKind::Lend => {
+                let (key, addr, len, rest) = file(rest)?;
+                let (lend_on, rest) = rest.split_first()?;
+                let lend_on = match lend_on {
+                    0 => LendOn::Never,
+                    1 => LendOn::Allowed,
+                    2 => LendOn::Done,
                     _ => return None,
                 };
-                Some(Message::Ring { nonce, channel: Some(ChannelName { number, runtime, end }) })
+                (Message::Lend { key, addr, len, lend_on }, rest)
             }
-            _ => None,
-        }
+            MessageKind::Forget => {
+                let (rkey, rest) = u32_of(rest)?;
+                (Message::Forget { rkey }, rest)
+            }
+            MessageKind::Taken => {
+                let (key, rest) = u32_of(rest)?;
+                (Message::Taken { key }, rest)
+            }
+            MessageKind::Declined => {
+                let (key, rest) = u32_of(rest)?;
+                (Message::Declined { key }, rest)
+            }
+            MessageKind::Unlend => {
+                let (key, rest) = u32_of(rest)?;
+                (Message::Unlend { key }, rest)
+            }
+            MessageKind::Unname => {
+                let (key, rest) = u32_of(rest)?;
+                (Message::Unname { key }, rest)
+            }
+            MessageKind::Wake => (Message::Wake, rest),
+            MessageKind::Open => (Message::Open, rest),
+            MessageKind::Ring => {
+                let (nonce, rest) = u64_of(rest)?;
+                let channel = match rest {
+                    [] => None,
+                    rest => Some(channel_name(rest)?),
+                };
+                (Message::Ring { nonce, channel }, &[][..])
+            }
+        };
+        rest.is_empty().then_some(message)
     }
 }
 
 /// The version of a message of a handshake, if it is not this end's.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
-    match bytes {
-        [HELLO | ACCEPT | REJECT | REFUSED | OTHER_USER | NO_ROOM, rest @ ..] => {
-            let version = *rest.strip_prefix(&PROTOCOL)?.first()?;
-            (version != VERSION).then_some(version)
-        }
-        _ => None,
+    let (code, rest) = bytes.split_first()?;
+    if !MessageKind::from_code(*code)?.has_magic() {
+        return None;
     }
+    let version = *rest.strip_prefix(&PROTOCOL)?.first()?;
+    (version != VERSION).then_some(version)
+}
+
+/// Decodes the common beginning of HELLO and ACCEPT.
+fn greeting(bytes: &[u8]) -> Option<(Shape, Takes, &[u8])> {
+    let (slots, rest) = u32_of(bytes)?;
+    let (slot_size, rest) = u32_of(rest)?;
+    let shape = Shape { slots, slot_size };
+    let (takes, rest) = rest.split_first()?;
+    shape.is_sound().then_some((shape, takes_of(*takes)?, rest))
+}
+
+fn private_data(bytes: &[u8]) -> Option<Vec<u8>> {
+    (bytes.len() <= MAX_PRIVATE_DATA).then(|| bytes.to_vec())
+}
+
+/// Key, address and length of a file, which lies within the address space.
+fn file(bytes: &[u8]) -> Option<(u32, u64, u64, &[u8])> {
+    let (key, rest) = u32_of(bytes)?;
+    let (addr, rest) = u64_of(rest)?;
+    let (len, rest) = u64_of(rest)?;
+    addr.checked_add(len).map(|_| (key, addr, len, rest))
+}
+
+fn channel_name(bytes: &[u8]) -> Option<ChannelName> {
+    let (number, rest) = u64_of(bytes)?;
+    let (runtime, rest) = u64_of(rest)?;
+    let end = match rest {
+        [0] => End::Maker,
+        [1] => End::Taker,
+        _ => return None,
+    };
+    Some(ChannelName { number, runtime, end })
 }
 
 fn takes_byte(takes: Takes) -> u8 {
@@ -354,7 +401,7 @@ mod tests {
         let mut refused = Message::Refused { text: "of another version".into() }.encode();
         refused[7] = 3;
         assert_eq!(other_version(&refused), Some(3));
-        assert_eq!(other_version(&[REFUSED]), None);
+        assert_eq!(other_version(&[MessageKind::Refused as u8]), None);
         assert_eq!(other_version(b"\x07trdshm\x03"), None, "no message of a handshake");
         assert_eq!(
             Message::decode(&Message::Chunk { rkey: 1, addr: u64::MAX, len: 1 }.encode()),

@@ -20,4 +20,4 @@ pub(super) mod member;
 mod poller;
 pub(super) mod wait_flag;
 pub(super) mod wake_cost;
-mod wake_page;
+pub(super) mod wake_page;

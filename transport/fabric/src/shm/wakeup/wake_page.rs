@@ -1,11 +1,6 @@
 //! The page that two processes share to wake each other's connections: the words of one direction.
 //!
-//! | words | written by | what |
-//! |---|---|---|
-//! | 0 | both | 1: the receiving process sleeps, and the eventfd wakes it |
-//! | 1 | receiver | what has become of the channel at this end: 0 nothing yet, 1 in use, 2 ended |
-//! | 8 | both | which of the 64 words that follow have bits |
-//! | 16 .. 80 | both | a bit for each connection that has been sent something while it waited |
+//! `docs/protocol.md` has the layout.
 //!
 //! The sender sets the bit and then checks whether the process sleeps. The receiver says that it
 //! sleeps, and then checks the bits (`wait_flag`). Whoever takes bits wakes their connections. The
