@@ -9,6 +9,7 @@
 //! | `send` | protocol to link: SENDs, WRITEs, staging |
 //! | `receive` | landing memory: granted, waited for, given back; delivery to readers |
 //! | `call` | calls out and in: streams, bodies, headers |
+//! | `tasks` | the tasks that a connection wakes, and the work that they are charged for |
 //! | `usage` | what the connection counts and reports |
 //! | `delay` | a delay before an action, once |
 //!
@@ -23,6 +24,7 @@ mod driver;
 mod receive;
 mod send;
 mod state;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod usage;

@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use smallvec::SmallVec;
 use tokio::sync::{Notify, watch};
 use tonic::Status;
 use tonic_rdma_fabric::{AnyLink, Clock, Link, LinkError, PeerInfo};
@@ -15,10 +14,10 @@ use crate::codec::Methods;
 use crate::connection::call::stream_io::Streams;
 use crate::connection::config::ConnectionConfig;
 use crate::connection::copy_scheduler::CopyScheduler;
-use crate::connection::driver::handle::DriverHandle;
 use crate::connection::receive::landing::LandingMemory;
 use crate::connection::send::in_flight::InFlight;
 use crate::connection::send::write_window::WriteWindow;
+use crate::connection::tasks::Tasks;
 use crate::connection::usage::Usage;
 use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::stats::Counters;
@@ -60,7 +59,6 @@ pub(crate) struct ConnectionState {
     /// None when the queue pair has been destroyed.
     pub(crate) link: Option<AnyLink>,
     pub(crate) pool: Pool,
-    pub(crate) driver: DriverHandle,
     /// The time of messages: that of the runtime's connections.
     pub(crate) clock: Clock,
     /// Leases of the peer of which nothing is read any longer.
@@ -70,12 +68,7 @@ pub(crate) struct ConnectionState {
     pub(crate) landing: LandingMemory,
     pub(crate) streams: Streams,
     pub(crate) usage: Usage,
-    /// Counts operations while the lock is held, for the turn to which they are charged (R20).
-    pub(crate) work: usize,
-    /// The driver has not taken notice that the connection has become quiet.
-    pub(crate) became_quiet: bool,
-    /// Tasks that were made ready: woken after the lock.
-    pub(crate) wakes: SmallVec<[Waker; 4]>,
+    pub(crate) tasks: Tasks,
 }
 
 /// Work on its way to the link.
@@ -141,13 +134,10 @@ impl Shared {
                 ),
                 clock: Clock::default(),
                 pool,
-                driver: DriverHandle::default(),
                 returned: Vec::new(),
                 streams: Streams::default(),
                 usage: Usage::new(side, link.peer(), counters),
-                work: 0,
-                became_quiet: false,
-                wakes: SmallVec::new(),
+                tasks: Tasks::default(),
                 link: Some(link),
             })),
         })
@@ -214,16 +204,16 @@ fn emptied() -> ! {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        if self.wakes.is_empty() {
+        if self.tasks.none_ready() {
             return;
         }
         if let Some(mut state) = self.state.take() {
-            let Some(first) = state.wakes.pop() else { return };
-            if state.wakes.is_empty() {
+            let Some(first) = state.tasks.pop_ready() else { return };
+            if state.tasks.none_ready() {
                 drop(state);
                 return first.wake();
             }
-            let others = std::mem::take(&mut state.wakes);
+            let others = state.tasks.take_ready();
             drop(state);
             others.into_iter().for_each(Waker::wake);
             first.wake();
@@ -232,17 +222,6 @@ impl Drop for Guard<'_> {
 }
 
 impl ConnectionState {
-    pub(crate) fn wake(&mut self, waker: Option<Waker>) {
-        if let Some(waker) = waker {
-            self.wakes.push(waker);
-        }
-    }
-
-    pub(crate) fn wake_driver(&mut self) {
-        let driver = self.driver.call();
-        self.wake(driver);
-    }
-
     /// Why calls cannot go on; `None` while they can.
     pub(crate) fn end_reason(&self) -> Option<&Reason> {
         match &self.life {
@@ -265,7 +244,7 @@ impl ConnectionState {
         self.conn.go_away(CloseCode::Resources, &reason.to_string());
         self.closed.send_replace(Some(reason.clone()));
         self.leaving = Some(reason);
-        self.wake_driver();
+        self.tasks.wake_driver();
     }
 
     /// Why no new calls are taken.
@@ -292,16 +271,14 @@ impl ConnectionState {
             }
             (life, _) => life,
         };
-        let mut wakes = std::mem::take(&mut self.wakes);
         // In the order of their ids, so that a simulated run can be repeated.
         let mut streams: Vec<_> = self.streams.io.iter_mut().collect();
         streams.sort_unstable_by_key(|(id, _)| **id);
         for (_, io) in streams {
-            wakes.extend(io.recv_waker.take());
-            wakes.extend(io.send_waker.take());
+            self.tasks.wake(io.recv_waker.take());
+            self.tasks.wake(io.send_waker.take());
         }
-        self.wakes = wakes;
-        self.wake_driver();
+        self.tasks.wake_driver();
     }
 
     /// Whether the caller of a stream that was just opened still waits.

@@ -269,7 +269,7 @@ fn open(
             state.flush_soon();
             if state.conn.is_roused() {
                 // The time of the peer begins now, which only the driver's timer tells.
-                state.wake_driver();
+                state.tasks.wake_driver();
             }
             drop(state);
             out.resume_panic();

@@ -86,7 +86,7 @@ impl RecvBody {
         let pending = state.copies.interleaves_reads(short)
             && state.link.as_ref().is_some_and(Link::has_pending_recv);
         if pending {
-            state.wake_driver();
+            state.tasks.wake_driver();
         }
         drop(state);
         self.pace.checked(pending);
@@ -276,7 +276,7 @@ impl Drop for RecvBody {
             state.conn.reset(id, ResetCode::CANCEL);
             if let Some(io) = state.streams.io.get_mut(&id) {
                 let waker = io.send_waker.take();
-                state.wake(waker);
+                state.tasks.wake(waker);
             }
         }
         let dropped = self.stream.release(&mut state);

@@ -225,7 +225,7 @@ impl SendBody {
             }
             let more = self.gather(cx);
             let mut state = stream.shared.lock();
-            state.work = 0;
+            state.tasks.work = 0;
             if state.end_reason().is_some() || !state.conn.is_open_for_sending(id) {
                 return Poll::Ready(Ok(()));
             }
@@ -240,7 +240,7 @@ impl SendBody {
             if self.is_queued() {
                 return Poll::Ready(Ok(()));
             }
-            let mut work = 1 + state.work;
+            let mut work = 1 + state.tasks.work;
             // The queue may have emptied before this, and its wake-up has passed then.
             self.waits_for_room = self.waits_for_room && !state.conn.has_room(id);
             if more && !self.waits_for_room {

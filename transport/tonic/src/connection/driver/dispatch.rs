@@ -161,7 +161,7 @@ impl ConnectionState {
                     if code == CloseCode::Resources {
                         self.leave(limit_of_peer(&PeerText(&text, DETAIL).to_string()));
                     }
-                    self.wake_driver();
+                    self.tasks.wake_driver();
                 }
                 Event::Closed { code: CloseCode::Ok, text } => {
                     let text = PeerText(&text, SHORT).to_string();
@@ -183,17 +183,15 @@ impl ConnectionState {
                         // In the order in which they were posted (R1).
                         Some(Ok(posted)) => self.conn.rest_recvs_posted(posted),
                         Some(Err(error)) => {
-                            self.driver.fail(error);
-                            self.wake_driver();
+                            self.tasks.fail(error);
                         }
                         None => {}
                     }
-                    self.became_quiet = true;
+                    self.tasks.driver.quiet();
                 }
                 Event::Probe => {
                     if let Some(Err(error)) = self.link.as_mut().map(Link::probe) {
-                        self.driver.fail(error);
-                        self.wake_driver();
+                        self.tasks.fail(error);
                     }
                 }
                 Event::Dead => {
@@ -212,7 +210,7 @@ impl ConnectionState {
                 }
             }
         }
-        self.work += events / EVENTS_UNIT;
+        self.tasks.work += events / EVENTS_UNIT;
         events
     }
 
@@ -221,8 +219,8 @@ impl ConnectionState {
         if let Some(io) = self.streams.io.get_mut(&id) {
             change(io);
             let (recv, send) = (io.recv_waker.take(), io.send_waker.take());
-            self.wake(recv);
-            self.wake(send);
+            self.tasks.wake(recv);
+            self.tasks.wake(send);
         }
     }
 

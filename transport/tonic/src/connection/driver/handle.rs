@@ -18,6 +18,8 @@ pub(crate) struct DriverHandle {
     calls: u32,
     /// An error met outside the driver.
     error: Option<LinkError>,
+    /// The connection has become quiet since the driver last took notice of that.
+    became_quiet: bool,
 }
 
 impl DriverHandle {
@@ -64,5 +66,16 @@ impl DriverHandle {
     #[inline]
     pub(crate) fn take_error(&mut self) -> Option<LinkError> {
         self.error.take()
+    }
+
+    /// The connection has become quiet.
+    pub(crate) fn quiet(&mut self) {
+        self.became_quiet = true;
+    }
+
+    /// Whether the connection has become quiet since the last call.
+    #[inline]
+    pub(crate) fn take_quiet(&mut self) -> bool {
+        std::mem::take(&mut self.became_quiet)
     }
 }

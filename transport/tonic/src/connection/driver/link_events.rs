@@ -16,7 +16,7 @@ const GOODBYE_POLLS: usize = 1000;
 impl ConnectionState {
     /// Takes the completions that the link has, and acts on them. True when it has no more for now.
     pub(super) fn poll_link(&mut self, cx: &mut Context<'_>) -> bool {
-        let mut error = self.driver.take_error();
+        let mut error = self.tasks.driver.take_error();
         let mut idle = true;
         if let (Some(link), None) = (&mut self.link, &error) {
             let mut completions = scratch::take_completions();
@@ -29,7 +29,7 @@ impl ConnectionState {
             }
             self.return_leases(cx);
             self.usage.polled(completions.len());
-            self.work += completions.len();
+            self.tasks.work += completions.len();
             // Completions before an error count.
             let result = self.complete(&completions);
             scratch::put_completions(completions);

@@ -120,8 +120,8 @@ impl Driver {
         self.yields.runs();
         for round in 1..=MAX_ROUNDS {
             let mut state = shared.lock();
-            state.work = 0;
-            if state.driver.runs(cx) {
+            state.tasks.work = 0;
+            if state.tasks.driver.runs(cx) {
                 state.landing.account.register_waker(cx.waker());
             }
             let idle = state.poll_link(cx);
@@ -132,10 +132,10 @@ impl Driver {
             let refused = self.take_opened(&mut state);
             let ended = self.poll_end(cx, &mut state);
             let room = self.report(&mut state, idle);
-            let rests = std::mem::take(&mut state.became_quiet);
-            let (called, next) = (state.driver.is_called(), state.copies.next(round));
+            let rests = state.tasks.driver.take_quiet();
+            let (called, next) = (state.tasks.driver.is_called(), state.copies.next(round));
             let graced = state.landing.grace.is_running() || state.landing.relief.is_running();
-            let mut work = state.work;
+            let mut work = state.tasks.work;
             drop(state);
 
             if graced {
@@ -218,7 +218,7 @@ impl ConnectionState {
     #[inline]
     fn transmit(&mut self) {
         self.landing.enforce_share(&mut self.conn);
-        let woke = !(self.wakes.is_empty() && self.streams.opened.is_empty());
+        let woke = !(self.tasks.none_ready() && self.streams.opened.is_empty());
         let flush = self.copies.driver_flush(woke);
         let waits =
             self.landing.is_short || self.landing.is_making || self.conn.has_postponed_lends();

@@ -23,13 +23,15 @@ impl ConnectionState {
         let Some(io) = self.streams.io.get_mut(&id) else { return };
         io.ended |= end;
         let place = match place {
-            Place::Landing { .. } if io.reading == Reading::Lagging => match self.work < MAX_WORK {
-                true => Place::Heap,
-                false => {
-                    self.landing.relief.add(id);
-                    place
+            Place::Landing { .. } if io.reading == Reading::Lagging => {
+                match self.tasks.work < MAX_WORK {
+                    true => Place::Heap,
+                    false => {
+                        self.landing.relief.add(id);
+                        place
+                    }
                 }
-            },
+            }
             place => place,
         };
         let len = part.len() as u32;
@@ -45,12 +47,12 @@ impl ConnectionState {
             };
             if let Some(copied) = copied {
                 *copied += u64::from(len);
-                self.work += turn::copies(len as usize);
+                self.tasks.work += turn::copies(len as usize);
             }
             io.unread.push(part, flow, place);
         }
         let waker = io.recv_waker.take();
-        self.wake(waker);
+        self.tasks.wake(waker);
         if discard {
             self.conn.consume(id, len, flow);
         }

@@ -104,7 +104,7 @@ impl ConnectionState {
         self.conn.recall_standing();
         let begins = wants_whole && self.landing.wait.short();
         if self.landing.stall.begin() || begins {
-            self.wake_driver();
+            self.tasks.wake_driver();
         }
     }
 
@@ -172,8 +172,7 @@ impl ConnectionState {
             None | Some(Ok(Shared::Yes)) => {}
             Some(Ok(Shared::Asked | Shared::No)) => return Err(NoLanding::NotTaken),
             Some(Err(error)) => {
-                self.driver.fail(error);
-                self.wake_driver();
+                self.tasks.fail(error);
                 return Ok(None);
             }
         }

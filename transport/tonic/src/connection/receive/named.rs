@@ -123,8 +123,7 @@ impl ConnectionState {
                 self.conn.refuse_named(stream);
             }
             Err(error) => {
-                self.driver.fail(error);
-                self.wake_driver();
+                self.tasks.fail(error);
             }
         }
         *decided = true;

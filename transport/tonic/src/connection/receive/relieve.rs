@@ -18,7 +18,7 @@ impl ConnectionState {
         let delays = [&self.landing.wait.0, &self.landing.stall.0];
         if delays.iter().any(|delay| delay.deadline().is_some_and(|at| at <= now)) {
             self.landing.grace.begin();
-            self.wake_driver();
+            self.tasks.wake_driver();
         }
     }
 
@@ -53,7 +53,7 @@ impl ConnectionState {
     /// Copies what nobody reads, as much as this turn has room for.
     fn relieve(&mut self) {
         while let Some(&id) = self.landing.relief.streams.front() {
-            let room = MAX_WORK.saturating_sub(self.work) * COPY_UNIT;
+            let room = MAX_WORK.saturating_sub(self.tasks.work) * COPY_UNIT;
             if room == 0 {
                 return;
             }
@@ -64,7 +64,7 @@ impl ConnectionState {
                 let (copied, done) = io.unread.copy_out(room);
                 self.landing.relief.copied += copied;
                 self.usage.copied.pressure += copied as u64;
-                self.work += 1 + turn::copies(copied);
+                self.tasks.work += 1 + turn::copies(copied);
                 if !done {
                     continue;
                 }

@@ -35,8 +35,7 @@ impl ConnectionState {
     pub(crate) fn run_flush(&mut self, flush: Flush) {
         self.grant();
         if let Err(error) = self.post(flush) {
-            self.driver.fail(error);
-            self.wake_driver();
+            self.tasks.fail(error);
         }
         // Posting makes room in streams, whose bodies may wait for it.
         self.dispatch();
@@ -53,18 +52,18 @@ impl ConnectionState {
         if !self.conn.wants_flush() {
             return false;
         }
-        let first = self.driver.begins_batch();
+        let first = self.tasks.driver.begins_batch();
         let shared =
             self.streams.io.len() > 1 && self.link.as_ref().is_some_and(Link::shares_processor);
         if !first || shared {
-            self.wake_driver();
+            self.tasks.wake_driver();
             self.count();
             return true;
         }
         let flush = self.copies.call_flush();
         self.run_flush(flush);
         if self.copies.has_backlog() {
-            self.wake_driver();
+            self.tasks.wake_driver();
         }
         true
     }
@@ -172,10 +171,10 @@ impl ConnectionState {
         }
         let (short, waits) = (self.conn.stats().short_sent(), self.conn.waits_to_write());
         self.copies.flushed(&flush, short, waits);
-        self.work += turn::copies(flush.bytes());
+        self.tasks.work += turn::copies(flush.bytes());
         // The driver polls for the answer.
         if posted && !self.copies.has_backlog() && link.is_eager() {
-            self.wake_driver();
+            self.tasks.wake_driver();
         }
         Ok(())
     }

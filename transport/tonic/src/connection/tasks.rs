@@ -1,0 +1,58 @@
+//! The tasks that a connection wakes, and the work that they are charged for.
+
+use std::task::Waker;
+
+use smallvec::SmallVec;
+use tonic_rdma_fabric::LinkError;
+
+use crate::connection::driver::handle::DriverHandle;
+
+/// Tasks that were made ready, the driver, and the work that was done, behind the lock.
+#[derive(Debug, Default)]
+pub(crate) struct Tasks {
+    pub(crate) driver: DriverHandle,
+    /// Tasks that were made ready: woken after the lock.
+    ready: SmallVec<[Waker; 4]>,
+    /// Counts operations while the lock is held, for the turn to which they are charged (R20).
+    pub(crate) work: usize,
+}
+
+impl Tasks {
+    /// Has a task woken once the lock is free.
+    #[inline]
+    pub(crate) fn wake(&mut self, waker: Option<Waker>) {
+        if let Some(waker) = waker {
+            self.ready.push(waker);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn wake_driver(&mut self) {
+        let driver = self.driver.call();
+        self.wake(driver);
+    }
+
+    /// Keeps an error of the link for the driver, which ends the connection.
+    pub(crate) fn fail(&mut self, error: LinkError) {
+        self.driver.fail(error);
+        self.wake_driver();
+    }
+
+    /// Whether no task was made ready since the lock was taken.
+    #[inline]
+    pub(crate) fn none_ready(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    /// Takes the task that was made ready last.
+    #[inline]
+    pub(crate) fn pop_ready(&mut self) -> Option<Waker> {
+        self.ready.pop()
+    }
+
+    /// Takes all tasks that were made ready, in their order.
+    #[inline]
+    pub(crate) fn take_ready(&mut self) -> SmallVec<[Waker; 4]> {
+        std::mem::take(&mut self.ready)
+    }
+}
