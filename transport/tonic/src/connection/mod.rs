@@ -3,7 +3,9 @@
 //! | room | what |
 //! |---|---|
 //! | `config` | sizes of a connection, taken from the pool |
-//! | `state` | the state behind one lock, a struct for each room |
+//! | `shared` | a connection behind its lock |
+//! | `state` | the parts of a connection, and what takes several of them |
+//! | `lifecycle` | whether it takes calls, and why not |
 //! | `copy_scheduler` | decides when payload is copied, and when copies pause |
 //! | `driver` | the task that polls the link, keeps the timers and ends the connection |
 //! | `send` | protocol to link: SENDs, WRITEs, staging |
@@ -21,8 +23,10 @@ mod config;
 mod copy_scheduler;
 mod delay;
 mod driver;
+mod lifecycle;
 mod receive;
 mod send;
+mod shared;
 mod state;
 mod tasks;
 #[cfg(test)]

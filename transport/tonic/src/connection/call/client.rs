@@ -27,7 +27,8 @@ use crate::connection::call::send_body::{SendBody, give_up};
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::{Fault, wait_for};
 use crate::connection::driver::drive;
-use crate::connection::state::{Life, Shared, ended};
+use crate::connection::lifecycle::{Life, ended};
+use crate::connection::shared::SharedConnection;
 use crate::land_in::WhyCopied;
 use crate::land_in::{Claimed, Target};
 use crate::path::reason::{Reason, ReasonCode};
@@ -52,7 +53,7 @@ pub(crate) enum CallError {
 /// calls and closes when those in flight have ended.
 #[derive(Clone)]
 pub(crate) struct FastClient {
-    shared: Arc<Shared>,
+    shared: Arc<SharedConnection>,
     handle: Arc<Handle>,
     caller: Arc<Caller>,
 }
@@ -86,7 +87,8 @@ impl FastClient {
         origin: Arc<Origin>,
     ) -> FastClient {
         let span = spans::connection(Side::Client, link.peer());
-        let shared = Shared::new(Side::Client, link, pool, peer, options, counters, methods);
+        let shared =
+            SharedConnection::new(Side::Client, link, pool, peer, options, counters, methods);
         let stop = Arc::new(Notify::new());
         let drain = {
             let stop = stop.clone();
@@ -118,8 +120,8 @@ impl FastClient {
     /// Why it takes no new calls; `None` while it does.
     pub(crate) fn ending(&self) -> Option<Reason> {
         let state = self.shared.lock();
-        let going = || (!state.conn.takes_streams()).then(|| state.why_no_calls());
-        state.end_reason().cloned().or_else(going)
+        let going = || (!state.conn.takes_streams()).then(|| state.lifecycle.why_no_calls());
+        state.lifecycle.end_reason().cloned().or_else(going)
     }
 
     /// Resolves when the connection is gone, or is left to the calls in flight, with the reason.
@@ -162,7 +164,7 @@ enum Unanswered {
 /// A call in flight. Written by hand because it is moved: the future of an `async` block is twice
 /// as large.
 pub(crate) struct Call {
-    shared: Arc<Shared>,
+    shared: Arc<SharedConnection>,
     parts: Parts,
     block: Result<Bytes, Status>,
     method: Arc<Method>,
@@ -242,14 +244,14 @@ impl Future for Call {
 /// Opens a stream and sends what has been gathered, if the peer's limit allows it now. The task is
 /// woken when there is a response.
 fn open(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedConnection>,
     block: &Bytes,
     out: &mut SendBody,
     named: Option<&Arc<Claimed>>,
     cx: &Context<'_>,
 ) -> Result<Stage, Unanswered> {
     let mut state = shared.lock();
-    if let Some(reason) = state.end_reason() {
+    if let Some(reason) = state.lifecycle.end_reason() {
         return Err(Unanswered::NotSent(reason.clone(), Vec::new()));
     }
     match state.conn.open(block.clone(), out.is_empty()) {
@@ -280,7 +282,7 @@ fn open(
             if !std::mem::replace(&mut state.streams.limit_told, true) {
                 throttled!(
                     warn,
-                    peer = %state.peer,
+                    peer = %state.lifecycle.peer,
                     limit,
                     "as many calls are in flight on the connection as the server takes; more wait until one ends: end those that nobody reads, or raise Server::max_concurrent_streams"
                 );
@@ -292,7 +294,7 @@ fn open(
             let text = format!("request headers of {len} bytes, the limit is {limit}");
             Err(Unanswered::Failed(Status::resource_exhausted(text)))
         }
-        Err(_) => Err(Unanswered::NotSent(state.why_no_calls(), Vec::new())),
+        Err(_) => Err(Unanswered::NotSent(state.lifecycle.why_no_calls(), Vec::new())),
     }
 }
 
@@ -313,10 +315,10 @@ fn wait(
         return Poll::Ready(Ok(head));
     }
     let transmitted = state.conn.is_transmitted(id);
-    let unanswered = match (&mut io.fault, &state.life) {
+    let unanswered = match (&mut io.fault, state.lifecycle.life()) {
         (Some(Fault::Refused(unsent)), _) => {
             let unsent = std::mem::take(unsent);
-            Unanswered::NotSent(state.why_no_calls(), unsent)
+            Unanswered::NotSent(state.lifecycle.why_no_calls(), unsent)
         }
         (Some(fault), _) => Unanswered::Failed(fault.status()),
         (None, Life::Open) => {

@@ -16,8 +16,8 @@ use crate::connection::call::headers;
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 use crate::connection::copy_scheduler::ReadPace;
+use crate::connection::lifecycle::inherited;
 use crate::connection::receive::stall::Reading;
-use crate::connection::state::inherited;
 use crate::telemetry::stats::Copied;
 
 /// A part that is being copied to the heap, in pieces that are charged to the reader's turns (R20).
@@ -185,7 +185,7 @@ impl Body for RecvBody {
         }
         let id = this.stream.id;
         let mut state = this.stream.shared.lock();
-        let (lost, side) = (state.end_status(), state.conn.side());
+        let (lost, side) = (state.lifecycle.end_status(), state.conn.side());
         let Some(io) = state.streams.io.get_mut(&id) else {
             this.finished = true;
             return Poll::Ready(None);

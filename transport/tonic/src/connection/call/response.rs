@@ -64,7 +64,7 @@ pub(crate) fn begin(
 /// The client has reset the stream, or the connection has ended.
 pub(crate) fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bool {
     let mut state = stream.shared.lock();
-    if state.end_reason().is_some() {
+    if state.lifecycle.end_reason().is_some() {
         return true;
     }
     match state.streams.io.get_mut(&stream.id) {

@@ -214,7 +214,7 @@ impl SendBody {
             if self.waits_for_room {
                 // A body that is ready wakes its task, too.
                 let mut state = stream.shared.lock();
-                let is_full = state.end_reason().is_none()
+                let is_full = state.lifecycle.end_reason().is_none()
                     && state.conn.is_open_for_sending(id)
                     && !state.conn.has_room(id);
                 if is_full && let Some(io) = state.streams.io.get_mut(&id) {
@@ -226,7 +226,7 @@ impl SendBody {
             let more = self.gather(cx);
             let mut state = stream.shared.lock();
             state.tasks.work = 0;
-            if state.end_reason().is_some() || !state.conn.is_open_for_sending(id) {
+            if state.lifecycle.end_reason().is_some() || !state.conn.is_open_for_sending(id) {
                 return Poll::Ready(Ok(()));
             }
             if let Err(status) = self.queue(&mut state, id) {

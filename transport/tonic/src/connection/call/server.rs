@@ -21,7 +21,8 @@ use crate::connection::call::recv_body::RecvBody;
 use crate::connection::call::stream::{Opened, StreamRef};
 use crate::connection::call::task_pool::TaskPool;
 use crate::connection::driver::{Turn, drive};
-use crate::connection::state::{Life, Shared};
+use crate::connection::lifecycle::Life;
+use crate::connection::shared::SharedConnection;
 use crate::land_in::Claimed;
 use crate::land_in::WhyCopied;
 use crate::land_in::allocators::Allocators;
@@ -57,7 +58,7 @@ where
 {
     let Accepted { link, pool, peer, options, counters, methods, extensions, drain } = accepted;
     let span = spans::connection(Side::Server, link.peer());
-    let shared = Shared::new(Side::Server, link, pool, peer, &options, counters, methods);
+    let shared = SharedConnection::new(Side::Server, link, pool, peer, &options, counters, methods);
     let allocators = options.allocators;
     let mut header_cache = HeaderCache::new(shared.methods.clone(), extensions);
     let task_pool = TaskPool::new(service);

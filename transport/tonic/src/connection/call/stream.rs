@@ -6,13 +6,14 @@ use bytes::Bytes;
 use tonic_rdma_proto::{ResetCode, StreamId};
 
 use crate::connection::call::stream_io::StreamIo;
-use crate::connection::state::{ConnectionState, Shared};
+use crate::connection::shared::SharedConnection;
+use crate::connection::state::ConnectionState;
 
 /// Keeps a stream's [`StreamIo`]. The last one removes the stream, and resets it unless all of it
 /// has been queued: a response that is queued to its end still goes out.
 #[derive(Debug)]
 pub(crate) struct StreamRef {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedConnection>,
     pub(crate) id: StreamId,
     /// It was released.
     released: bool,
@@ -32,7 +33,11 @@ pub(crate) struct Opened {
 
 impl StreamRef {
     /// `state` is that of `shared`, which has the stream.
-    pub(crate) fn new(shared: &Arc<Shared>, state: &mut ConnectionState, id: StreamId) -> Self {
+    pub(crate) fn new(
+        shared: &Arc<SharedConnection>,
+        state: &mut ConnectionState,
+        id: StreamId,
+    ) -> Self {
         state.streams.io.entry(id).or_default().refs += 1;
         StreamRef { shared: shared.clone(), id, released: false }
     }
@@ -56,7 +61,7 @@ impl StreamRef {
 
 impl Opened {
     pub(crate) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedConnection>,
         state: &mut ConnectionState,
         id: StreamId,
         block: Bytes,

@@ -8,9 +8,10 @@ use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, StreamId};
 use crate::codec::Part;
 use crate::connection::call::stream_io::{Fault, StreamIo};
 use crate::connection::driver::scratch;
+use crate::connection::lifecycle::Life;
 use crate::connection::receive::landing::Granted;
 use crate::connection::receive::unread::Place;
-use crate::connection::state::{ConnectionState, Life};
+use crate::connection::state::ConnectionState;
 use crate::path::peer_text::{DETAIL, PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
 
@@ -99,7 +100,7 @@ impl ConnectionState {
 
     /// Ends the connection of a peer that broke the protocol.
     pub(crate) fn breached(&mut self, breach: &Breach) {
-        let peer = &self.peer;
+        let peer = &self.lifecycle.peer;
         throttled!(in BREACHES, warn, %peer, %breach, "the peer broke the protocol; closing the connection");
         let reason =
             Reason::from_peer(ReasonCode::LinkLost, format!("protocol breach: {breach} ({peer})"));
@@ -157,21 +158,26 @@ impl ConnectionState {
                 }),
                 Event::GoAway { code, text } => {
                     let short = PeerText(&text, SHORT);
-                    tracing::debug!(peer = %self.peer, %code, text = %short, "the peer goes away");
+                    tracing::debug!(peer = %self.lifecycle.peer, %code, text = %short, "the peer goes away");
                     if code == CloseCode::Resources {
-                        self.leave(limit_of_peer(&PeerText(&text, DETAIL).to_string()));
+                        self.lifecycle.leave(
+                            limit_of_peer(&PeerText(&text, DETAIL).to_string()),
+                            &mut self.conn,
+                            &mut self.tasks,
+                        );
                     }
                     self.tasks.wake_driver();
                 }
                 Event::Closed { code: CloseCode::Ok, text } => {
                     let text = PeerText(&text, SHORT).to_string();
-                    tracing::debug!(peer = %self.peer, text, "the peer closed the connection in good order");
+                    tracing::debug!(peer = %self.lifecycle.peer, text, "the peer closed the connection in good order");
                     self.end(Life::Dead(Reason::from_peer(ReasonCode::GoAway, text)));
                 }
                 Event::Closed { code, text } => {
                     let text = PeerText(&text, SHORT);
-                    throttled!(in CLOSED, warn, peer = %self.peer, %code, %text, "the peer closed the connection");
-                    let detail = format!("closed by the peer ({code}): {text} ({})", self.peer);
+                    throttled!(in CLOSED, warn, peer = %self.lifecycle.peer, %code, %text, "the peer closed the connection");
+                    let detail =
+                        format!("closed by the peer ({code}): {text} ({})", self.lifecycle.peer);
                     let reason = match code {
                         CloseCode::Resources => ReasonCode::PoolExhausted,
                         _ => ReasonCode::LinkLost,
@@ -197,14 +203,14 @@ impl ConnectionState {
                 Event::Dead => {
                     let detail = format!(
                         "the peer's device does not answer: its host or the path is gone ({})",
-                        self.peer
+                        self.lifecycle.peer
                     );
                     self.end(Life::Dead(Reason::new(ReasonCode::LinkLost, detail)));
                 }
                 Event::KeepAliveTimedOut => {
                     let detail = format!(
                         "keep-alive timed out: the peer's process has not answered a ping ({})",
-                        self.peer
+                        self.lifecycle.peer
                     );
                     self.end(Life::Dead(Reason::new(ReasonCode::LinkLost, detail)));
                 }

@@ -6,7 +6,8 @@ use tonic_rdma_fabric::{Link, LinkError};
 use tonic_rdma_proto::{CloseCode, Side};
 
 use crate::connection::driver::scratch;
-use crate::connection::state::{ConnectionState, Life};
+use crate::connection::lifecycle::Life;
+use crate::connection::state::ConnectionState;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 
@@ -47,7 +48,7 @@ impl ConnectionState {
     /// server has none. Any other end cuts calls off; the peer takes it for the loss that it is.
     pub(super) fn say_goodbye(&mut self) {
         let is_clean = self.conn.side() == Side::Client || self.conn.pending().streams == 0;
-        if self.life != Life::Open || !is_clean {
+        if !self.lifecycle.is_open() || !is_clean {
             return;
         }
         let text = "the runtime has ended";
@@ -62,7 +63,7 @@ impl ConnectionState {
             if self.conn.is_due() {
                 self.flush();
             }
-            if self.send.in_flight.is_idle() || matches!(self.life, Life::Dead(_)) {
+            if self.send.in_flight.is_idle() || self.lifecycle.is_dead() {
                 break;
             }
             std::thread::yield_now();
@@ -71,14 +72,17 @@ impl ConnectionState {
     }
 
     fn end_reason_of(&self, error: &LinkError) -> Reason {
-        if let Some(reason) = self.end_reason() {
+        if let Some(reason) = self.lifecycle.end_reason() {
             return reason.clone();
         }
         match error {
             LinkError::Closed { .. }
                 if self.conn.pending().streams == 0 || !self.conn.takes_streams() =>
             {
-                Reason::from_peer(ReasonCode::GoAway, format!("disconnected ({})", self.peer))
+                Reason::from_peer(
+                    ReasonCode::GoAway,
+                    format!("disconnected ({})", self.lifecycle.peer),
+                )
             }
             // Shared memory ends so only when the peer's process lets go of it; no call is hurt.
             LinkError::Disconnected { peer }
@@ -88,7 +92,7 @@ impl ConnectionState {
             {
                 Reason::from_peer(ReasonCode::GoAway, format!("{error}, with no call in flight"))
             }
-            _ => self.lost(error),
+            _ => self.lifecycle.lost(error),
         }
     }
 

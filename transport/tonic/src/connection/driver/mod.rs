@@ -31,7 +31,9 @@ use crate::connection::call::stream::Opened;
 use crate::connection::copy_scheduler::Next;
 use crate::connection::driver::timers::Timers;
 use crate::connection::driver::yield_policy::YieldPolicy;
-use crate::connection::state::{ConnectionState, Life, Shared, inherited};
+use crate::connection::lifecycle::{Life, inherited};
+use crate::connection::shared::SharedConnection;
+use crate::connection::state::ConnectionState;
 use crate::path::reason::{Reason, ReasonCode};
 
 /// Rounds of one turn before other tasks run.
@@ -51,7 +53,7 @@ pub(crate) enum Turn {
 /// asks for an orderly end. Returns why it ended; the queue pair is gone by then, and landing
 /// memory is free, or in the queue of the pool's thread to be freed.
 pub(crate) async fn drive(
-    shared: Arc<Shared>,
+    shared: Arc<SharedConnection>,
     mut serve: impl FnMut(Turn),
     drain: impl Future<Output = ()>,
 ) -> Reason {
@@ -78,7 +80,7 @@ pub(crate) async fn drive(
 }
 
 struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<SharedConnection>,
     timers: Timers,
     draining: bool,
     /// Rounds since metrics were recorded.
@@ -91,7 +93,7 @@ struct Driver {
 
 /// A driver that is dropped, with its runtime for instance, says goodbye and leaves nothing under
 /// the device.
-struct Teardown(Arc<Shared>);
+struct Teardown(Arc<SharedConnection>);
 
 impl Drop for Teardown {
     fn drop(&mut self) {
@@ -101,10 +103,10 @@ impl Drop for Teardown {
         let mut state = self.0.lock();
         state.say_goodbye();
         let lost = || Reason::new(ReasonCode::LinkLost, "the connection's driver was dropped");
-        let reason = state.end_reason().cloned().unwrap_or_else(lost);
+        let reason = state.lifecycle.end_reason().cloned().unwrap_or_else(lost);
         state.end(Life::Dead(reason));
         state.destroy();
-        let reason = state.end_reason().cloned();
+        let reason = state.lifecycle.end_reason().cloned();
         drop(state);
         self.0.closed.send_replace(reason);
         self.0.stream_room.notify_waiters();
@@ -188,7 +190,7 @@ impl Driver {
     /// Closes a connection that has drained; then timers, and the end.
     #[inline]
     fn poll_end(&mut self, cx: &mut Context<'_>, state: &mut ConnectionState) -> Poll<Reason> {
-        if state.conn.is_drained() && state.life == Life::Open {
+        if state.conn.is_drained() && state.lifecycle.is_open() {
             let reason = Reason::new(ReasonCode::GoAway, "closed in good order");
             state.conn.close(CloseCode::Ok, "closed in good order");
             state.end(Life::Closing(reason));

@@ -19,7 +19,8 @@ use tokio::time::Instant;
 use tonic_rdma_fabric::{Link, Timer};
 
 use crate::connection::driver::tidy::Tidy;
-use crate::connection::state::{ConnectionState, Life};
+use crate::connection::lifecycle::Life;
+use crate::connection::state::ConnectionState;
 use crate::path::reason::Reason;
 
 /// How long the last message of a connection may take, when no call is left in it.
@@ -75,11 +76,11 @@ impl Timers {
             self.armed = false;
         }
         // A call has begun at rest: its time counts from now on.
-        if state.conn.is_roused() && state.life == Life::Open {
+        if state.conn.is_roused() && state.lifecycle.is_open() {
             self.expire(state, state.clock.now().into());
         }
         loop {
-            match &state.life {
+            match state.lifecycle.life() {
                 Life::Dead(reason) => {
                     let reason = reason.clone();
                     state.destroy();
@@ -105,7 +106,7 @@ impl Timers {
             }
             let Poll::Ready(now) = self.timer.poll(cx) else { return Poll::Pending };
             self.armed = false;
-            match &state.life {
+            match state.lifecycle.life() {
                 Life::Closing(reason) => {
                     let reason = reason.clone();
                     state.end(Life::Dead(reason));

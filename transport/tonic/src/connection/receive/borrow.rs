@@ -7,8 +7,9 @@ use tonic_rdma_memory::throttled;
 use tonic_rdma_proto::{CloseCode, Flow, LentBody, LentPlace, StreamId};
 
 use crate::codec::{LentPiece, Part};
+use crate::connection::lifecycle::Life;
 use crate::connection::receive::unread::Place;
-use crate::connection::state::{ConnectionState, Life};
+use crate::connection::state::ConnectionState;
 use crate::path::reason::{Reason, ReasonCode};
 
 impl ConnectionState {
@@ -25,7 +26,7 @@ impl ConnectionState {
             }
             Err(error) => {
                 let text = error.to_string();
-                throttled!(warn, peer = %self.peer, %error, "the peer lends what is not there; closing the connection");
+                throttled!(warn, peer = %self.lifecycle.peer, %error, "the peer lends what is not there; closing the connection");
                 self.conn.close(CloseCode::Breach, &text);
                 self.end(Life::Closing(Reason::from_peer(ReasonCode::LinkLost, text)));
             }

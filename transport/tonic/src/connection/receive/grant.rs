@@ -6,7 +6,7 @@ use tonic_rdma_proto::{GrantMemory, LandingWant, StreamId, WantKey};
 
 use crate::connection::call::stream_io::StreamIo;
 use crate::connection::receive::landing::Granted;
-use crate::connection::state::{ConnectionState, Life};
+use crate::connection::state::ConnectionState;
 use crate::path::from_error;
 use crate::path::reason::ReasonCode;
 
@@ -33,7 +33,7 @@ impl ConnectionState {
     pub(crate) fn grant(&mut self) {
         // Nobody writes any more. The protocol does not know of the link's end, and its streams may
         // still want memory.
-        if matches!(self.life, Life::Dead(_)) {
+        if self.lifecycle.is_dead() {
             return;
         }
         self.landing.account.collect();
@@ -200,7 +200,7 @@ impl ConnectionState {
         throttled!(in UNREGISTERED, warn, %error, stream = %id, "no landing memory; messages come by control messages");
         self.conn.decline_landing(id);
         let NoLanding::Unregistered(error) = error else { return };
-        if self.leaving.is_some() {
+        if self.lifecycle.is_leaving() {
             return;
         }
         let reason = match self.pool.may_land() {
@@ -209,6 +209,6 @@ impl ConnectionState {
             Ok(()) => from_error::landing(error, ReasonCode::ProcessLimit),
         };
         self.pool.cannot_land();
-        self.leave(reason);
+        self.lifecycle.leave(reason, &mut self.conn, &mut self.tasks);
     }
 }

@@ -20,7 +20,7 @@ use tonic_rdma_proto::{Room, Transmit, Write};
 
 use crate::connection::copy_scheduler::Flush;
 use crate::connection::send::in_flight::Stage;
-use crate::connection::state::{ConnectionState, Life};
+use crate::connection::state::ConnectionState;
 
 impl ConnectionState {
     /// Grants the landing memory that the peer wants, then posts what the protocol has to send,
@@ -72,7 +72,7 @@ impl ConnectionState {
         self.copies.flush_begins();
         self.lend()?;
         let Some(link) = self.link.as_mut() else { return Ok(()) };
-        let closing = self.life != Life::Open;
+        let closing = !self.lifecycle.is_open();
         // Messages were posted since the last doorbell.
         let mut messages = false;
         let mut posted = false;

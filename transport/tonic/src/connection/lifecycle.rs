@@ -1,0 +1,128 @@
+//! The life of a connection: whether it takes calls, and why not.
+
+use tokio::sync::watch;
+use tonic::Status;
+use tonic_rdma_fabric::{LinkError, PeerInfo};
+use tonic_rdma_memory::Forked;
+use tonic_rdma_proto::{CloseCode, Connection};
+
+use crate::connection::tasks::Tasks;
+use crate::path::reason::{Reason, ReasonCode};
+
+/// Life of a connection.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Life {
+    Open,
+    /// Ended by this side after an error: one CLOSE frame is on its way.
+    Closing(Reason),
+    /// The queue pair is gone.
+    Dead(Reason),
+}
+
+/// The life of one connection, and where its channel learns of it.
+#[derive(Debug)]
+pub(crate) struct Lifecycle {
+    pub(crate) peer: PeerInfo,
+    life: Life,
+    /// Why calls that follow take another path, while those in flight go on here.
+    leaving: Option<Reason>,
+    /// Tells the channel of the end, and of `leaving`.
+    closed: watch::Sender<Option<Reason>>,
+}
+
+impl Lifecycle {
+    pub(crate) fn new(peer: PeerInfo, closed: watch::Sender<Option<Reason>>) -> Self {
+        Lifecycle { peer, life: Life::Open, leaving: None, closed }
+    }
+
+    #[inline]
+    pub(crate) fn life(&self) -> &Life {
+        &self.life
+    }
+
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.life == Life::Open
+    }
+
+    #[inline]
+    pub(crate) fn is_dead(&self) -> bool {
+        matches!(self.life, Life::Dead(_))
+    }
+
+    #[inline]
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    /// Why calls cannot go on; `None` while they can.
+    #[inline]
+    pub(crate) fn end_reason(&self) -> Option<&Reason> {
+        match &self.life {
+            Life::Open => None,
+            Life::Closing(reason) | Life::Dead(reason) => Some(reason),
+        }
+    }
+
+    /// The status of a call whose connection has ended (R7).
+    #[inline]
+    pub(crate) fn end_status(&self) -> Option<Status> {
+        self.end_reason().map(ended)
+    }
+
+    /// Has calls that follow take another path for this reason, at either end. Those in flight go
+    /// on here. The first reason stays.
+    pub(crate) fn leave(&mut self, reason: Reason, conn: &mut Connection, tasks: &mut Tasks) {
+        if self.leaving.is_some() || !self.is_open() {
+            return;
+        }
+        conn.go_away(CloseCode::Resources, &reason.to_string());
+        self.closed.send_replace(Some(reason.clone()));
+        self.leaving = Some(reason);
+        tasks.wake_driver();
+    }
+
+    /// Why no new calls are taken.
+    pub(crate) fn why_no_calls(&self) -> Reason {
+        let going = "the server takes no new calls on this connection";
+        let leaving = self.leaving.clone();
+        leaving.unwrap_or_else(|| Reason::from_peer(ReasonCode::GoAway, going))
+    }
+
+    /// Begins the end. False if that has begun, and gets no further by this.
+    pub(crate) fn end(&mut self, life: Life) -> bool {
+        if self.is_dead() || (!self.is_open() && matches!(life, Life::Closing(_))) {
+            return false;
+        }
+        // The end in good order that follows is not what the channel is to be told.
+        self.life = match (life, &self.leaving) {
+            (Life::Closing(reason), Some(why)) if reason.code() == ReasonCode::GoAway => {
+                Life::Closing(why.clone())
+            }
+            (Life::Dead(reason), Some(why)) if reason.code() == ReasonCode::GoAway => {
+                Life::Dead(why.clone())
+            }
+            (life, _) => life,
+        };
+        true
+    }
+
+    pub(crate) fn lost(&self, error: &LinkError) -> Reason {
+        Reason::new(ReasonCode::LinkLost, format!("{error} ({})", self.peer))
+    }
+}
+
+/// The status of a call whose connection has ended for this reason (R7).
+pub(crate) fn ended(reason: &Reason) -> Status {
+    let how = match reason.code() {
+        ReasonCode::GoAway => "closed",
+        _ => "lost",
+    };
+    Status::unavailable(format!("connection {how}: {reason}"))
+}
+
+/// The status of a call whose connection belongs to a parent of this process.
+#[cold]
+pub(crate) fn inherited() -> Status {
+    Status::unavailable(Forked("the connection").to_string())
+}

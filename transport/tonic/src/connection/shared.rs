@@ -1,0 +1,133 @@
+//! A connection behind its lock, shared by its driver and its calls.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use tokio::sync::{Notify, watch};
+use tonic_rdma_fabric::{AnyLink, Link, PeerInfo};
+use tonic_rdma_memory::{Owned, Pool};
+use tonic_rdma_proto::{Config, Connection, Liveness, PeerSettings, Side};
+
+use crate::codec::Methods;
+use crate::connection::config::ConnectionConfig;
+use crate::connection::state::ConnectionState;
+use crate::path::reason::Reason;
+use crate::telemetry::stats::Counters;
+
+/// One connection, shared by its driver and its calls.
+pub(crate) struct SharedConnection {
+    state: Owned<Mutex<ConnectionState>>,
+    /// Notified when a stream has ended: there may be room for another.
+    pub(crate) stream_room: Arc<Notify>,
+    pub(crate) closed: watch::Sender<Option<Reason>>,
+    pub(crate) peer: PeerInfo,
+    /// Messages up to this many bytes, with their header, fit a control slot.
+    pub(crate) eager_limit: usize,
+    pub(crate) methods: Arc<Methods>,
+    pub(crate) calls: Arc<Counters>,
+}
+
+impl fmt::Debug for SharedConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedConnection").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+impl SharedConnection {
+    pub(crate) fn new(
+        side: Side,
+        link: AnyLink,
+        pool: Pool,
+        peer: PeerSettings,
+        options: &ConnectionConfig,
+        counters: Arc<Counters>,
+        methods: Arc<Methods>,
+    ) -> Arc<Self> {
+        // tokio's clock, which tests can stop.
+        let now = tokio::time::Instant::now().into_std();
+        let liveness = match link.caps().tells_end {
+            true => Liveness::Told,
+            false => Liveness::Asked(link.caps().probe_limit),
+        };
+        let config = Config { liveness, ..options.proto.clone() };
+        let conn = match side {
+            Side::Client => Connection::client(config, peer, now),
+            Side::Server => Connection::server(config, peer, now),
+        };
+        let closed = watch::Sender::new(None);
+        Arc::new(SharedConnection {
+            stream_room: Arc::default(),
+            closed: closed.clone(),
+            peer: link.peer().clone(),
+            eager_limit: conn.eager_limit(),
+            methods,
+            calls: counters.clone(),
+            state: Owned::new(Mutex::new(ConnectionState::new(
+                link, conn, pool, closed, options, counters,
+            ))),
+        })
+    }
+
+    /// Whether this process has made the connection. If not, its parent has: a child of fork(2)
+    /// takes no lock of it, and drops nothing of it (R23).
+    #[inline]
+    pub(crate) fn is_own(&self) -> bool {
+        self.state.is_own()
+    }
+
+    /// The state. Tasks that were made ready are woken when the guard is dropped, after the lock.
+    pub(crate) fn lock(&self) -> StateGuard<'_> {
+        StateGuard { state: Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)) }
+    }
+}
+
+/// The lock, held. Wakes tasks after it is released.
+pub(crate) struct StateGuard<'a> {
+    state: Option<MutexGuard<'a, ConnectionState>>,
+}
+
+impl std::ops::Deref for StateGuard<'_> {
+    type Target = ConnectionState;
+    #[inline]
+    fn deref(&self) -> &ConnectionState {
+        match &self.state {
+            Some(state) => state,
+            None => emptied(),
+        }
+    }
+}
+
+impl std::ops::DerefMut for StateGuard<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut ConnectionState {
+        match &mut self.state {
+            Some(state) => state,
+            None => emptied(),
+        }
+    }
+}
+
+#[cold]
+fn emptied() -> ! {
+    unreachable!("the guard is emptied in drop only")
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        if self.tasks.none_ready() {
+            return;
+        }
+        if let Some(mut state) = self.state.take() {
+            let Some(first) = state.tasks.pop_ready() else { return };
+            if state.tasks.none_ready() {
+                drop(state);
+                return first.wake();
+            }
+            let others = state.tasks.take_ready();
+            drop(state);
+            others.into_iter().for_each(Waker::wake);
+            first.wake();
+        }
+    }
+}
