@@ -3,17 +3,16 @@
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tonic_rdma_fabric::{AnyLink, Clock, Link};
+use tonic_rdma_fabric::{AnyLink, Link};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Connection, StreamId};
 
 use crate::connection::call::stream_io::Streams;
 use crate::connection::config::ConnectionConfig;
-use crate::connection::copy_scheduler::CopyScheduler;
+use crate::connection::copy_scheduler::{CopyScheduler, Flush};
 use crate::connection::lifecycle::{Life, Lifecycle};
 use crate::connection::receive::landing::LandingMemory;
-use crate::connection::send::in_flight::InFlight;
-use crate::connection::send::write_window::WriteWindow;
+use crate::connection::send::link_io::LinkIo;
 use crate::connection::tasks::Tasks;
 use crate::connection::usage::Usage;
 use crate::path::reason::Reason;
@@ -25,28 +24,12 @@ pub(crate) struct ConnectionState {
     pub(crate) lifecycle: Lifecycle,
     /// The protocol.
     pub(crate) conn: Connection,
-    /// None when the queue pair has been destroyed.
-    pub(crate) link: Option<AnyLink>,
-    pub(crate) pool: Pool,
-    /// The time of messages: that of the runtime's connections.
-    pub(crate) clock: Clock,
-    /// Leases of the peer of which nothing is read any longer.
-    pub(crate) returned: Vec<u32>,
-    pub(crate) send: SendQueue,
+    pub(crate) link: LinkIo,
     pub(crate) copies: CopyScheduler,
     pub(crate) landing: LandingMemory,
     pub(crate) streams: Streams,
     pub(crate) usage: Usage,
     pub(crate) tasks: Tasks,
-}
-
-/// Work on its way to the link.
-pub(crate) struct SendQueue {
-    pub(crate) in_flight: InFlight,
-    /// How many bytes of WRITEs may be in flight.
-    pub(crate) window: WriteWindow,
-    /// The link copies from any memory while work is queued.
-    pub(crate) any_memory: bool,
 }
 
 impl ConnectionState {
@@ -60,25 +43,17 @@ impl ConnectionState {
     ) -> Self {
         ConnectionState {
             lifecycle: Lifecycle::new(link.peer().clone(), closed),
-            send: SendQueue {
-                in_flight: InFlight::new(&options.link, options.staging.0, options.staging.1),
-                window: WriteWindow::default(),
-                any_memory: link.caps().any_memory,
-            },
             copies: CopyScheduler::new(),
             landing: LandingMemory::new(
                 &pool,
                 options.landing.min(link.caps().max_landing),
                 options.copy_on_delivery,
             ),
-            clock: Clock::default(),
-            pool,
-            returned: Vec::new(),
             streams: Streams::default(),
             usage: Usage::new(conn.side(), link.peer(), counters),
             tasks: Tasks::default(),
             conn,
-            link: Some(link),
+            link: LinkIo::new(link, pool, options),
         }
     }
 
@@ -105,19 +80,78 @@ impl ConnectionState {
     /// The queue pair goes first, then the memory that it could write to (R9).
     pub(crate) fn destroy(&mut self) {
         self.count();
-        self.link = None;
-        self.send.in_flight.return_unused();
+        self.link.destroy();
         self.landing.release();
-        self.pool.trim_now();
+        self.link.pool.trim_now();
         self.record();
         self.usage.close();
+    }
+
+    /// Grants the landing memory that the peer wants, then posts what the protocol has to send,
+    /// with one doorbell. Where the link copies, the peer sees messages before the copies begin. An
+    /// error is kept for the driver, which is woken.
+    pub(crate) fn flush(&mut self) {
+        let flush = self.copies.full_flush();
+        self.run_flush(flush);
+    }
+
+    /// As [`flush`](Self::flush), within what the copy scheduler allows.
+    fn run_flush(&mut self, flush: Flush) {
+        self.grant();
+        let closing = !self.lifecycle.is_open();
+        let ConnectionState { link, conn, copies, tasks, .. } = self;
+        if let Err(error) = link.post(conn, copies, tasks, flush, closing) {
+            tasks.fail(error);
+        }
+        // Posting makes room in streams, whose bodies may wait for it.
+        self.dispatch();
+        self.count();
+    }
+
+    /// As [`flush`](Self::flush), for calls. The first call posts its work itself. Calls that
+    /// follow before the driver runs leave their work to the driver, which posts it together in
+    /// one message. Where the peer shares this processor, it cannot begin with the first message
+    /// meanwhile: of several calls all leave their work to the driver.
+    ///
+    /// Returns false when there was nothing to do: then nothing was counted either.
+    pub(crate) fn flush_soon(&mut self) -> bool {
+        if !self.conn.wants_flush() {
+            return false;
+        }
+        let first = self.tasks.driver.begins_batch();
+        let shared =
+            self.streams.io.len() > 1 && self.link.get().is_some_and(Link::shares_processor);
+        if !first || shared {
+            self.tasks.wake_driver();
+            self.count();
+            return true;
+        }
+        let flush = self.copies.call_flush();
+        self.run_flush(flush);
+        if self.copies.has_backlog() {
+            self.tasks.wake_driver();
+        }
+        true
+    }
+
+    /// Gives memory back that others wait for, and flushes what the protocol has to send.
+    #[inline]
+    pub(crate) fn transmit(&mut self) {
+        self.landing.enforce_share(&mut self.conn);
+        let woke = !(self.tasks.none_ready() && self.streams.opened.is_empty());
+        let flush = self.copies.driver_flush(woke);
+        let waits =
+            self.landing.is_short || self.landing.is_making || self.conn.has_postponed_lends();
+        if self.conn.is_due() || waits {
+            self.run_flush(flush);
+        }
     }
 
     /// Adds what moved since the last time to the channel's counters.
     pub(crate) fn count(&mut self) {
         self.usage.count(self.conn.stats());
         // The driver, which records metrics, has ended.
-        if self.link.is_none() {
+        if self.link.get().is_none() {
             self.record();
         }
     }

@@ -84,7 +84,7 @@ impl RecvBody {
         let mut state = self.stream.shared.lock();
         let short = state.conn.stats().eager_received;
         let pending = state.copies.interleaves_reads(short)
-            && state.link.as_ref().is_some_and(Link::has_pending_recv);
+            && state.link.get().is_some_and(Link::has_pending_recv);
         if pending {
             state.tasks.wake_driver();
         }

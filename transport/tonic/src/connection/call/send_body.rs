@@ -168,7 +168,8 @@ impl SendBody {
                 && self.trailers.is_none()
                 && matches!(self.state, State::Ended);
             self.encoder.has_sent(chunk.len);
-            let payload = state.payload(chunk);
+            let limit = state.conn.eager_limit();
+            let payload = state.link.payload(chunk, limit, &mut state.usage.copied);
             state.conn.send_payload(id, payload, end).map_err(not_queued)?;
             if end {
                 self.state = State::Queued;

@@ -29,10 +29,10 @@ impl ConnectionState {
     pub(super) fn complete(&mut self, completions: &[Completion]) -> Result<(), LinkError> {
         let mut result = Ok(());
         let (mut received, mut events) = (false, 0);
-        let writing = self.send.in_flight.writing();
+        let writing = self.link.writing();
         for completion in completions {
             match *completion {
-                Completion::Sent { id } => self.send.in_flight.done(id),
+                Completion::Sent { id } => self.link.sent(id),
                 Completion::Received { slot, len } if result.is_ok() => {
                     received = true;
                     result = self.receive(slot, len).map(|more| events += more);
@@ -40,56 +40,40 @@ impl ConnectionState {
                 Completion::Received { .. } => {}
                 Completion::NotMapped { rkey } => self.conn.cannot_write(rkey),
                 Completion::Forgotten { rkey } => self.conn.forget_unwritable(rkey),
-                Completion::Answered => self.conn.peer_exists(self.clock.now()),
+                Completion::Answered => self.conn.peer_exists(self.link.now()),
             }
         }
         if received
             && events == 0
-            && let Some(link) = &mut self.link
+            && let Some(link) = self.link.get_mut()
         {
             link.wait_goes_on();
         }
-        self.return_sends();
-        let left = self.send.in_flight.writing();
-        if left < writing {
-            let (waits, now) =
-                (self.conn.waits_to_write(), || tokio::time::Instant::now().into_std());
-            self.send.window.completed(writing - left, left, waits, now);
-        }
+        self.link.completed(writing, || self.conn.waits_to_write());
         result
     }
 
     /// The connection has been at rest for a while: only a busy one needs most SEND slots. A PING
     /// reports the completion of work before it, which may have reported none.
     pub(crate) fn spare_sends(&mut self) {
-        if self.send.in_flight.rest() {
+        if self.link.rest() {
             self.conn.send_ping();
         }
-        self.return_sends();
-    }
-
-    /// Returns the memory of SEND slots that are not needed, if nothing is in flight.
-    #[inline]
-    pub(crate) fn return_sends(&mut self) {
-        if self.send.in_flight.spares_slots()
-            && let Some(slots) = self.link.as_mut().and_then(Link::shrink_sends)
-        {
-            self.send.in_flight.resized(slots);
-        }
+        self.link.return_sends();
     }
 
     /// Gives a message to the protocol. How many events it has brought.
     fn receive(&mut self, slot: u32, len: u32) -> Result<usize, LinkError> {
-        let Some(link) = self.link.as_mut() else { return Ok(0) };
+        let Some(link) = self.link.get_mut() else { return Ok(0) };
         let message = scratch::copy_message(link.recv_slot(slot, len));
         // Posted again before the protocol can give the credit back (R1).
         let posted = link.repost(slot)?;
-        let received = self.conn.receive(self.clock.now(), message);
+        let received = self.conn.receive(self.link.now(), message);
         if !posted {
             self.conn.recv_gone();
         }
         if self.conn.wants_recvs() {
-            self.conn.recvs_posted(link.grow(&self.pool)?);
+            self.conn.recvs_posted(self.link.grow_recvs()?);
         }
         let events = self.dispatch();
         if let Err(breach) = received {
@@ -144,7 +128,7 @@ impl ConnectionState {
                 }
                 Event::Lent { stream, lent, end } => self.borrow(stream, *lent, end),
                 Event::LeaseEnded { lease } => {
-                    if let Some(link) = &mut self.link {
+                    if let Some(link) = self.link.get_mut() {
                         link.end_lease(lease);
                     }
                 }
@@ -185,7 +169,7 @@ impl ConnectionState {
                     self.end(Life::Dead(Reason::from_peer(reason, detail)));
                 }
                 Event::Quiet => {
-                    match self.link.as_mut().map(Link::shrink) {
+                    match self.link.get_mut().map(Link::shrink) {
                         // In the order in which they were posted (R1).
                         Some(Ok(posted)) => self.conn.rest_recvs_posted(posted),
                         Some(Err(error)) => {
@@ -196,7 +180,7 @@ impl ConnectionState {
                     self.tasks.driver.quiet();
                 }
                 Event::Probe => {
-                    if let Some(Err(error)) = self.link.as_mut().map(Link::probe) {
+                    if let Some(Err(error)) = self.link.get_mut().map(Link::probe) {
                         self.tasks.fail(error);
                     }
                 }

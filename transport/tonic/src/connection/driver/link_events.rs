@@ -19,7 +19,7 @@ impl ConnectionState {
     pub(super) fn poll_link(&mut self, cx: &mut Context<'_>) -> bool {
         let mut error = self.tasks.driver.take_error();
         let mut idle = true;
-        if let (Some(link), None) = (&mut self.link, &error) {
+        if let (Some(link), None) = (self.link.get_mut(), &error) {
             let mut completions = scratch::take_completions();
             match link.poll(cx, &mut completions) {
                 Poll::Pending => {}
@@ -28,7 +28,7 @@ impl ConnectionState {
                     error = result.err();
                 }
             }
-            self.return_leases(cx);
+            self.link.return_leases(cx, &mut self.conn);
             self.usage.polled(completions.len());
             self.tasks.work += completions.len();
             // Completions before an error count.
@@ -63,7 +63,7 @@ impl ConnectionState {
             if self.conn.is_due() {
                 self.flush();
             }
-            if self.send.in_flight.is_idle() || self.lifecycle.is_dead() {
+            if self.link.is_idle() || self.lifecycle.is_dead() {
                 break;
             }
             std::thread::yield_now();
@@ -96,19 +96,11 @@ impl ConnectionState {
         }
     }
 
-    /// How often memory has been used that has to go back later: landing memory, staging, and,
-    /// where they come and go, RECVs.
-    pub(super) fn memory_used(&self) -> u64 {
-        let stats = self.conn.stats();
-        let calls = if self.send.any_memory { 0 } else { stats.streams };
-        stats.writes + stats.grants_given + calls
-    }
-
     /// Deregisters memory that has not been needed for a while (R12).
     pub(super) fn tidy(&mut self, now: std::time::Instant) {
         if self.conn.lands_nothing(now) {
             self.landing.account.trim();
         }
-        self.pool.trim(now);
+        self.link.pool.trim(now);
     }
 }

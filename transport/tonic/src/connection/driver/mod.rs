@@ -24,7 +24,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use tonic_rdma_fabric::{Link, WakeGate, turn};
+use tonic_rdma_fabric::{WakeGate, turn};
 use tonic_rdma_proto::CloseCode;
 
 use crate::connection::call::stream::Opened;
@@ -58,8 +58,7 @@ pub(crate) async fn drive(
     drain: impl Future<Output = ()>,
 ) -> Reason {
     let (mut drain, mut asked) = (pin!(drain), WakeGate::new());
-    let timer = shared.lock().link.as_ref().map(Link::timer).unwrap_or_default();
-    shared.lock().clock = timer.clock();
+    let timer = shared.lock().link.timer();
     let mut driver = Driver {
         timers: Timers::new(timer),
         draining: false,
@@ -212,20 +211,5 @@ impl Driver {
             state.record();
         }
         room
-    }
-}
-
-impl ConnectionState {
-    /// Gives memory back that others wait for, and flushes what the protocol has to send.
-    #[inline]
-    fn transmit(&mut self) {
-        self.landing.enforce_share(&mut self.conn);
-        let woke = !(self.tasks.none_ready() && self.streams.opened.is_empty());
-        let flush = self.copies.driver_flush(woke);
-        let waits =
-            self.landing.is_short || self.landing.is_making || self.conn.has_postponed_lends();
-        if self.conn.is_due() || waits {
-            self.run_flush(flush);
-        }
     }
 }

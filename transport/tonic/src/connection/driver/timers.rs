@@ -77,7 +77,7 @@ impl Timers {
         }
         // A call has begun at rest: its time counts from now on.
         if state.conn.is_roused() && state.lifecycle.is_open() {
-            self.expire(state, state.clock.now().into());
+            self.expire(state, state.link.now().into());
         }
         loop {
             match state.lifecycle.life() {
@@ -86,9 +86,9 @@ impl Timers {
                     state.destroy();
                     return Poll::Ready(reason);
                 }
-                Life::Closing(reason) if state.send.in_flight.is_idle() => {
+                Life::Closing(reason) if state.link.is_idle() => {
                     let reason = reason.clone();
-                    if let Some(link) = &mut state.link {
+                    if let Some(link) = state.link.get_mut() {
                         link.disconnect();
                     }
                     state.end(Life::Dead(reason));
@@ -148,7 +148,7 @@ impl Timers {
     fn expire(&mut self, state: &mut ConnectionState, now: Instant) {
         let judged = state.conn.handle_timeout(now.into_std());
         let rests = state.conn.is_resting();
-        if self.tidy.is_unused(rests, state.memory_used()) {
+        if self.tidy.is_unused(rests, state.link.memory_used(&state.conn.stats())) {
             state.spare_sends();
         }
         state.landing_timeout(now);
@@ -160,7 +160,7 @@ impl Timers {
         state.flush();
         state.record();
         state.tidy(now.into_std());
-        self.tidy.expired(now.into_std(), rests, state.memory_used());
+        self.tidy.expired(now.into_std(), rests, state.link.memory_used(&state.conn.stats()));
         self.armed = false;
     }
 }

@@ -1,7 +1,5 @@
 //! What the peer has lent, and what of it returns.
 
-use std::task::Context;
-
 use tonic_rdma_fabric::{Lent, Link};
 use tonic_rdma_memory::throttled;
 use tonic_rdma_proto::{CloseCode, Flow, LentBody, LentPlace, StreamId};
@@ -16,7 +14,7 @@ impl ConnectionState {
     /// Delivers a piece of a body, most of which is lent. A peer that has lent no such
     /// memory has broken the protocol.
     pub(crate) fn borrow(&mut self, stream: StreamId, lent: LentBody, end: bool) {
-        let Some(link) = &mut self.link else { return };
+        let Some(link) = self.link.get_mut() else { return };
         let LentBody { head, place: LentPlace { lease, key, addr }, len, tail } = lent;
         match link.borrow(Lent { lease, key, addr }, len) {
             Ok(lent) => {
@@ -30,19 +28,6 @@ impl ConnectionState {
                 self.conn.close(CloseCode::Breach, &text);
                 self.end(Life::Closing(Reason::from_peer(ReasonCode::LinkLost, text)));
             }
-        }
-    }
-
-    /// Returns the leases of which nothing is read any longer. The driver is woken for the next.
-    #[inline]
-    pub(crate) fn return_leases(&mut self, cx: &Context<'_>) {
-        let Some(link) = &mut self.link else { return };
-        link.take_returned(cx.waker(), &mut self.returned);
-        if self.returned.is_empty() {
-            return;
-        }
-        for lease in self.returned.drain(..) {
-            self.conn.return_lease(lease);
         }
     }
 }

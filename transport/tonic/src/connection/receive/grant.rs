@@ -144,7 +144,7 @@ impl ConnectionState {
     fn land(&mut self, want: LandingWant, min: u32) -> Result<Option<u32>, NoLanding> {
         let (most, min) = (want.want as usize, min as usize);
         let mut found = self.landing.account.alloc(most, min);
-        let chunk = self.pool.config().chunk;
+        let chunk = self.link.pool.config().chunk;
         if let Err(error) = &found
             && error.len() > chunk.max(LONGEST_CHUNK)
             && min < most
@@ -168,7 +168,7 @@ impl ConnectionState {
 
     /// Grants this memory for a want, and returns the length. None: the link has failed.
     fn provide(&mut self, want: LandingWant, buf: LandingBuf) -> Result<Option<u32>, NoLanding> {
-        match self.link.as_mut().map(|link| link.share(buf.rkey())) {
+        match self.link.get_mut().map(|link| link.share(buf.rkey())) {
             None | Some(Ok(Shared::Yes)) => {}
             Some(Ok(Shared::Asked | Shared::No)) => return Err(NoLanding::NotTaken),
             Some(Err(error)) => {
@@ -203,12 +203,12 @@ impl ConnectionState {
         if self.lifecycle.is_leaving() {
             return;
         }
-        let reason = match self.pool.may_land() {
+        let reason = match self.link.pool.may_land() {
             // Nor is there memory for any other message.
             Err(limit) => from_error::pool(&limit),
             Ok(()) => from_error::landing(error, ReasonCode::ProcessLimit),
         };
-        self.pool.cannot_land();
+        self.link.pool.cannot_land();
         self.lifecycle.leave(reason, &mut self.conn, &mut self.tasks);
     }
 }

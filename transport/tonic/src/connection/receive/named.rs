@@ -102,7 +102,7 @@ impl ConnectionState {
                 }
             },
         };
-        let shared = match &mut self.link {
+        let shared = match self.link.get_mut() {
             Some(link) => link.share_named(buffer.rkey()),
             None => Ok(Shared::No),
         };

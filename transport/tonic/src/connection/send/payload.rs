@@ -1,20 +1,24 @@
-//! Bodies as the protocol takes them.
+//! Bodies as the protocol takes them, and bytes that the peer reads where they lie.
 
-use tonic_rdma_fabric::Link;
+use tonic_rdma_fabric::{Lent, Link, LinkError};
 use tonic_rdma_memory::PinnedBytes;
-use tonic_rdma_proto::Payload;
+use tonic_rdma_proto::{Connection, LentPlace, Payload};
 
 use crate::codec::Chunk;
-use crate::connection::send::lend::MIN_LENT;
-use crate::connection::state::ConnectionState;
+use crate::connection::send::link_io::LinkIo;
+use crate::telemetry::stats::Copied;
 
 /// Bytes of a run between the segments of a message up to which it does not count as payload.
 const FRAMING: usize = 256;
+/// Segments of fewer bytes are copied: to return a lease takes a message, which a copy does not. At
+/// 64 KiB lending costs less (docs/performance-log.md); where between that and a control slot it
+/// begins to was not measured.
+const MIN_LENT: usize = 32 * 1024;
 
-impl ConnectionState {
+impl LinkIo {
     /// Turns a chunk into a payload, and counts the copies that it needs.
-    pub(crate) fn payload(&mut self, chunk: Chunk) -> Payload {
-        let eager = chunk.len <= self.conn.eager_limit();
+    pub(crate) fn payload(&self, chunk: Chunk, eager_limit: usize, copied: &mut Copied) -> Payload {
+        let eager = chunk.len <= eager_limit;
         let mut payload = Payload::new();
         let may_lend = !eager && self.link.as_ref().is_some_and(Link::may_lend);
         for (at, bytes) in chunk.segments.into_iter().enumerate() {
@@ -29,14 +33,14 @@ impl ConnectionState {
             // It is resolved again when it is posted, which may be after the application has
             // dropped its registration.
             let bytes = registered.map_or(bytes, PinnedBytes::into_registered);
-            let pinned = !eager && (in_pool || self.send.any_memory);
+            let pinned = !eager && (in_pool || self.any_memory);
             if !(eager || framing || in_pool) {
                 let len = bytes.len() as u64;
                 if !chunk.apart {
-                    self.usage.copied.plain_codec += len;
+                    copied.plain_codec += len;
                 }
                 if !pinned {
-                    self.usage.copied.staging += len;
+                    copied.staging += len;
                 }
             }
             match chunk.longest == Some(at) {
@@ -48,5 +52,30 @@ impl ConnectionState {
             }
         }
         payload
+    }
+
+    /// Lends what the protocol has to send, as far as the pool and the peer allow. The rest is
+    /// sent, or waits until the peer has mapped it.
+    pub(super) fn lend(&mut self, conn: &mut Connection) -> Result<(), LinkError> {
+        conn.retry_lends();
+        while let Some((stream, bytes)) = conn.poll_lend() {
+            let lendable = if conn.may_lend() { self.pool.lend(&bytes) } else { None };
+            let lent = match (lendable, &mut self.link) {
+                (Some(lendable), Some(link)) => {
+                    let key = lendable.key();
+                    match link.lend(lendable)? {
+                        None if link.is_mapping(key) => {
+                            conn.postpone_lend();
+                            continue;
+                        }
+                        lent => lent,
+                    }
+                }
+                _ => None,
+            };
+            let place = lent.map(|Lent { lease, key, addr }| LentPlace { lease, key, addr });
+            conn.provide_lent(stream, place);
+        }
+        Ok(())
     }
 }

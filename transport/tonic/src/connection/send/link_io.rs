@@ -1,0 +1,303 @@
+//! The link of a connection, and the work that is in flight on it.
+
+use std::task::Context;
+use std::time::Instant;
+
+use bytes::{BufMut, Bytes};
+use tonic_rdma_fabric::{AnyLink, Clock, Link, LinkError, Posted, Timer, Work, WriteSource, turn};
+use tonic_rdma_memory::{Pool, copy_slice};
+use tonic_rdma_proto::{Connection, Room, Stats, Transmit, Write};
+
+use crate::connection::config::ConnectionConfig;
+use crate::connection::copy_scheduler::{CopyScheduler, Flush};
+use crate::connection::send::in_flight::{InFlight, Stage};
+use crate::connection::send::write_window::WriteWindow;
+use crate::connection::tasks::Tasks;
+
+/// A link, and what of it is in use. Whatever belongs to streams and outlives a link is elsewhere.
+pub(crate) struct LinkIo {
+    /// None when the queue pair has been destroyed.
+    pub(super) link: Option<AnyLink>,
+    pub(crate) pool: Pool,
+    in_flight: InFlight,
+    /// How many bytes of WRITEs may be in flight.
+    window: WriteWindow,
+    /// The link copies from any memory while work is queued.
+    pub(super) any_memory: bool,
+    /// The time of messages: that of the runtime's connections.
+    clock: Clock,
+    /// Leases of the peer of which nothing is read any longer.
+    returned: Vec<u32>,
+}
+
+impl LinkIo {
+    pub(crate) fn new(link: AnyLink, pool: Pool, options: &ConnectionConfig) -> Self {
+        let (blocks, block_size) = options.staging;
+        LinkIo {
+            pool,
+            in_flight: InFlight::new(&options.link, blocks, block_size),
+            window: WriteWindow::default(),
+            any_memory: link.caps().any_memory,
+            clock: Clock::default(),
+            returned: Vec::new(),
+            link: Some(link),
+        }
+    }
+
+    /// The link; None when the queue pair has been destroyed.
+    #[inline]
+    pub(crate) fn get(&self) -> Option<&AnyLink> {
+        self.link.as_ref()
+    }
+
+    /// Like [`get`](Self::get), to use it.
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> Option<&mut AnyLink> {
+        self.link.as_mut()
+    }
+
+    /// Destroys the queue pair, and returns memory that was not used to the pool.
+    pub(crate) fn destroy(&mut self) {
+        self.link = None;
+        self.in_flight.return_unused();
+    }
+
+    /// The timer of the connection. Its clock is that of messages from now on.
+    pub(crate) fn timer(&mut self) -> Timer {
+        let timer = self.link.as_ref().map(Link::timer).unwrap_or_default();
+        self.clock = timer.clock();
+        timer
+    }
+
+    /// The time of a message that is received now.
+    #[inline]
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Nothing is in flight.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight.is_idle()
+    }
+
+    /// Bytes of WRITEs in flight.
+    #[inline]
+    pub(crate) fn writing(&self) -> usize {
+        self.in_flight.writing()
+    }
+
+    /// Work `id` has completed, and all work before it.
+    #[inline]
+    pub(crate) fn sent(&mut self, id: u64) {
+        self.in_flight.done(id);
+    }
+
+    /// Completions have been handled. `before`: bytes of WRITEs in flight before them; `waits`:
+    /// payload waits to be written.
+    #[inline]
+    pub(crate) fn completed(&mut self, before: usize, waits: impl FnOnce() -> bool) {
+        self.return_sends();
+        let left = self.in_flight.writing();
+        if left < before {
+            let now = || tokio::time::Instant::now().into_std();
+            self.window.completed(before - left, left, waits(), now);
+        }
+    }
+
+    /// Posts RECVs in memory of the pool: how many.
+    pub(crate) fn grow_recvs(&mut self) -> Result<u32, LinkError> {
+        self.link.as_mut().map_or(Ok(0), |link| link.grow(&self.pool))
+    }
+
+    /// The connection has been at rest for a while: only a busy one needs most SEND slots. True:
+    /// something has to be sent, whose completion reports that of work before it.
+    pub(crate) fn rest(&mut self) -> bool {
+        self.in_flight.rest()
+    }
+
+    /// Returns the memory of SEND slots that are not needed, if nothing is in flight.
+    #[inline]
+    pub(crate) fn return_sends(&mut self) {
+        if self.in_flight.spares_slots()
+            && let Some(slots) = self.link.as_mut().and_then(Link::shrink_sends)
+        {
+            self.in_flight.resized(slots);
+        }
+    }
+
+    /// How often memory has been used that has to go back later: landing memory, staging, and,
+    /// where they come and go, RECVs.
+    pub(crate) fn memory_used(&self, stats: &Stats) -> u64 {
+        let calls = if self.any_memory { 0 } else { stats.streams };
+        stats.writes + stats.grants_given + calls
+    }
+
+    /// Returns the leases of which nothing is read any longer. The driver is woken for the next.
+    #[inline]
+    pub(crate) fn return_leases(&mut self, cx: &Context<'_>, conn: &mut Connection) {
+        let Some(link) = &mut self.link else { return };
+        link.take_returned(cx.waker(), &mut self.returned);
+        if self.returned.is_empty() {
+            return;
+        }
+        for lease in self.returned.drain(..) {
+            conn.return_lease(lease);
+        }
+    }
+
+    /// Posts what the protocol has to send, with one doorbell, within what `flush` allows.
+    /// `closing`: the end of the connection waits for its last message.
+    pub(crate) fn post(
+        &mut self,
+        conn: &mut Connection,
+        copies: &mut CopyScheduler,
+        tasks: &mut Tasks,
+        mut flush: Flush,
+        closing: bool,
+    ) -> Result<(), LinkError> {
+        copies.flush_begins();
+        self.lend(conn)?;
+        let Some(link) = self.link.as_mut() else { return Ok(()) };
+        // Messages were posted since the last doorbell.
+        let mut messages = false;
+        let mut posted = false;
+        // Bytes of WRITEs since the last one that reports its completion.
+        let mut unreported = 0;
+        let short = conn.stats().short_sent();
+        let longest = link.caps().max_msg;
+        if self.in_flight.wants_slots(conn.pending().streams > 0)
+            && let Some(slots) = link.grow_sends(&self.pool)
+        {
+            self.in_flight.resized(slots);
+        }
+        let must_report = self.in_flight.must_report();
+        while conn.is_due() && link.send_room() > 0 {
+            let at = self.in_flight.slot();
+            let staging = match conn.waits_to_stage() {
+                true => self.in_flight.staging_room(&self.pool),
+                false => 0,
+            };
+            let slot =
+                at.and_then(|at| link.block_mut().get_mut(at..at + self.in_flight.slot_size()));
+            let room = Room {
+                write: match self.any_memory {
+                    true => flush.room(),
+                    false => self.window.room(self.in_flight.writing()),
+                },
+                staging,
+                chunk: self.window.chunk().min(longest),
+            };
+            match (conn.poll_transmit(slot, room), at) {
+                (Some(Transmit::Send(len)), Some(offset)) => {
+                    messages = true;
+                    let id = self.in_flight.send();
+                    let report = closing || must_report;
+                    if link.queue(id, Work::Send { offset, len }, report)? == Posted::Done {
+                        self.in_flight.done(id);
+                    }
+                }
+                (Some(Transmit::Write(write)), _) => {
+                    let Write { src, pinned, addr, rkey } = write;
+                    let as_it_lies = match (pinned, self.any_memory) {
+                        (true, true) => {
+                            // The peer works on these messages while this end copies.
+                            if std::mem::take(&mut messages) {
+                                link.ring_doorbell()?;
+                            }
+                            Some(WriteSource::Any(src.clone()))
+                        }
+                        (true, false) => self.pool.resolve(&src).map(WriteSource::Bytes),
+                        (false, _) => None,
+                    };
+                    let len = src.len();
+                    unreported += len;
+                    let report = !self.any_memory && unreported >= self.window.half();
+                    unreported *= usize::from(!report);
+                    let (id, source) = match as_it_lies {
+                        Some(src) => (self.in_flight.write_pinned(src.len()), src),
+                        None => {
+                            let Some(stage) = self.in_flight.stage() else {
+                                let what = format!(
+                                    "a WRITE of {} bytes without room to stage it",
+                                    src.len()
+                                );
+                                return Err(LinkError::Misuse {
+                                    what,
+                                    peer: Box::new(link.peer().clone()),
+                                });
+                            };
+                            (
+                                self.in_flight.write_staged(src.len(), &stage),
+                                copy_to_stage(link, stage, &src),
+                            )
+                        }
+                    };
+                    let work = Work::Write { src: source, remote_addr: addr, rkey };
+                    let queued = link.queue(id, work, report)?;
+                    // The peer is not told that bytes have come which may be zeros.
+                    check_not_truncated(&src, link)?;
+                    if queued == Posted::Done {
+                        self.in_flight.done(id);
+                        flush.copied(len, link.has_pending_recv());
+                    }
+                }
+                _ if self.any_memory && flush.advance() => continue,
+                _ => break,
+            }
+            posted = true;
+        }
+        self.in_flight.return_unused();
+        if posted {
+            link.ring_doorbell()?;
+            if self.in_flight.writing() > 0 && conn.stats().short_sent() > short {
+                self.window.shared();
+            }
+        }
+        let (short, waits) = (conn.stats().short_sent(), conn.waits_to_write());
+        copies.flushed(&flush, short, waits);
+        tasks.work += turn::copies(flush.bytes());
+        // The driver polls for the answer.
+        if posted && !copies.has_backlog() && link.is_eager() {
+            tasks.wake_driver();
+        }
+        Ok(())
+    }
+}
+
+fn copy_to_stage(link: &mut AnyLink, stage: Stage, src: &Bytes) -> WriteSource {
+    match stage {
+        Stage::Block(mut block) => {
+            block.put_slice(src);
+            WriteSource::Buf(block)
+        }
+        Stage::Slot(offset) => {
+            let len = src.len();
+            if let Some(slot) = link.block_mut().get_mut(offset..offset + len) {
+                copy_slice(src, slot);
+            }
+            WriteSource::Staged { offset, len }
+        }
+    }
+}
+
+/// Checks the source of a WRITE after it was read: application memory that is mapped from a file
+/// which was truncated reads as zeros, which must not be announced to the peer.
+///
+/// # Errors
+/// It is mapped from a file that was truncated. The peer has the bytes, and no DONE for them: the
+/// connection has to end.
+#[inline]
+fn check_not_truncated(src: &Bytes, link: &AnyLink) -> Result<(), LinkError> {
+    #[cfg(target_os = "linux")]
+    if tonic_rdma_memory::mapped_file::is_truncated(src) {
+        use tonic_rdma_fabric::{Link as _, Verb};
+        return Err(LinkError::Device {
+            verb: Verb::Write,
+            source: std::sync::Arc::new(tonic_rdma_memory::mapped_file::truncated()),
+            peer: Box::new(link.peer().clone()),
+        });
+    }
+    let _ = (src, link);
+    Ok(())
+}
