@@ -1,4 +1,4 @@
-//! The state of a connection, behind one lock.
+//! The parts of a connection, behind one lock, and what takes several of them.
 
 use std::sync::Arc;
 
@@ -7,10 +7,11 @@ use tonic_rdma_fabric::{AnyLink, Link};
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{Connection, StreamId};
 
-use crate::connection::call::stream_io::Streams;
+use crate::connection::call::streams::Streams;
 use crate::connection::config::ConnectionConfig;
 use crate::connection::copy_scheduler::{CopyScheduler, Flush};
 use crate::connection::lifecycle::{Life, Lifecycle};
+use crate::connection::receive::grant::Granter;
 use crate::connection::receive::landing::LandingMemory;
 use crate::connection::send::link_io::LinkIo;
 use crate::connection::tasks::Tasks;
@@ -18,8 +19,8 @@ use crate::connection::usage::Usage;
 use crate::path::reason::Reason;
 use crate::telemetry::stats::Counters;
 
-/// What the lock protects. Each room has a struct of its own in it; a method that spans several
-/// rooms is one of this struct, in the room that it belongs to.
+/// What the lock protects: parts that have methods of their own, and get other parts as arguments.
+/// The methods of this struct have several parts work together.
 pub(crate) struct ConnectionState {
     pub(crate) lifecycle: Lifecycle,
     /// The protocol.
@@ -62,13 +63,7 @@ impl ConnectionState {
         if !self.lifecycle.end(life) {
             return;
         }
-        // In the order of their ids, so that a simulated run can be repeated.
-        let mut streams: Vec<_> = self.streams.io.iter_mut().collect();
-        streams.sort_unstable_by_key(|(id, _)| **id);
-        for (_, io) in streams {
-            self.tasks.wake(io.recv_waker.take());
-            self.tasks.wake(io.send_waker.take());
-        }
+        self.streams.wake_all(&mut self.tasks);
         self.tasks.wake_driver();
     }
 
@@ -93,6 +88,31 @@ impl ConnectionState {
     pub(crate) fn flush(&mut self) {
         let flush = self.copies.full_flush();
         self.run_flush(flush);
+    }
+
+    /// Grants the landing memory that the protocol wants.
+    fn grant(&mut self) {
+        let ConnectionState { landing, conn, link, streams, lifecycle, tasks, .. } = self;
+        Granter { landing, conn, link, streams, lifecycle, tasks }.grant();
+    }
+
+    /// Has what nobody reads make room, if a delay is over. The driver's task runs.
+    #[inline]
+    pub(crate) fn grace_turn(&mut self) {
+        let ConnectionState { landing, conn, streams, usage, tasks, .. } = self;
+        if landing.grace_turn(conn, streams, &mut usage.copied, tasks) {
+            self.flush();
+        }
+    }
+
+    /// A reader begins to wait for a stream, whose message may have been left where it is, as
+    /// others read too little.
+    #[inline]
+    pub(crate) fn reader_waits(&mut self, id: StreamId) {
+        if self.conn.waits_for_readers() {
+            self.conn.reader_waits(id);
+            self.flush_soon();
+        }
     }
 
     /// As [`flush`](Self::flush), within what the copy scheduler allows.
@@ -140,8 +160,7 @@ impl ConnectionState {
         self.landing.enforce_share(&mut self.conn);
         let woke = !(self.tasks.none_ready() && self.streams.opened.is_empty());
         let flush = self.copies.driver_flush(woke);
-        let waits =
-            self.landing.is_short || self.landing.is_making || self.conn.has_postponed_lends();
+        let waits = self.landing.waits() || self.conn.has_postponed_lends();
         if self.conn.is_due() || waits {
             self.run_flush(flush);
         }

@@ -29,6 +29,7 @@ use crate::connection::call::stream_io::{Fault, wait_for};
 use crate::connection::driver::drive;
 use crate::connection::lifecycle::{Life, ended};
 use crate::connection::shared::SharedConnection;
+use crate::connection::state::ConnectionState;
 use crate::land_in::WhyCopied;
 use crate::land_in::{Claimed, Target};
 use crate::path::reason::{Reason, ReasonCode};
@@ -261,7 +262,8 @@ fn open(
                 wait_for(&mut io.recv_waker, cx);
             }
             if let Some(named) = named {
-                state.name_memory(id, named);
+                let ConnectionState { landing, streams, conn, .. } = &mut *state;
+                landing.name_memory(id, named, streams, conn);
             }
             let queued =
                 if out.is_empty() { out.ended_with_head() } else { out.queue(&mut state, id) };

@@ -8,6 +8,7 @@
 //! | `response` | the answer to a call |
 //! | `stream` | a call's handle of its stream |
 //! | `stream_io` | the state of a stream, as the connection keeps it |
+//! | `streams` | the streams of a connection, and delivery to them |
 //! | `send_body` | a body that is sent |
 //! | `recv_body` | a body that is received |
 //! | `headers` | http heads to and from header blocks |
@@ -22,4 +23,5 @@ mod send_body;
 pub(super) mod server;
 pub(super) mod stream;
 pub(super) mod stream_io;
+pub(super) mod streams;
 mod task_pool;

@@ -9,7 +9,7 @@ use tonic::Status;
 use tonic_rdma_fabric::Link;
 use tonic_rdma_fabric::turn::{self, COPY_UNIT};
 use tonic_rdma_memory::Landed;
-use tonic_rdma_proto::{ResetCode, Side};
+use tonic_rdma_proto::{Connection, Flow, ResetCode, Side, StreamId};
 
 use crate::codec::{Deframer, Delivered, Part, Used};
 use crate::connection::call::headers;
@@ -199,13 +199,13 @@ impl Body for RecvBody {
             }
             io.reading = Reading::UpToDate;
             this.ended = io.is_at_end();
-            state.consume(id, piece.flows());
+            consume(&mut state.conn, id, piece.flows());
             // The decoder copies joined pieces, long ones too.
             state.usage.copied.eager += u64::from(piece.landed_and_joined());
             if !state.flush_soon() {
                 state.count();
             }
-            let copies = state.landing.copy_on_delivery;
+            let copies = state.landing.copies_on_delivery();
             drop(state);
             this.take_out(piece.part, copies);
             return this.poll_part(cx);
@@ -240,6 +240,16 @@ impl Body for RecvBody {
     }
 }
 
+/// Bytes have been read, or will not be.
+#[inline]
+fn consume(conn: &mut Connection, id: StreamId, flows: [(u32, Flow); 2]) {
+    for (len, flow) in flows {
+        if len > 0 {
+            conn.consume(id, len, flow);
+        }
+    }
+}
+
 /// Counts the copies of the bytes that were handed on.
 fn add(copied: &mut Copied, delivered: Delivered) {
     let Delivered { plain, learning, joined, short, named } = delivered;
@@ -265,7 +275,7 @@ impl Drop for RecvBody {
         io.discard = true;
         let rest = std::mem::take(&mut io.unread);
         let (ended, alone) = (io.ended, io.refs == 1);
-        state.consume(id, rest.flows());
+        consume(&mut state.conn, id, rest.flows());
         state.reader_waits(id);
         if !rest.is_empty() || delivered != Delivered::default() {
             state.count();

@@ -306,7 +306,7 @@ pub(crate) fn give_up(state: &mut ConnectionState, id: StreamId, code: ResetCode
         state.flush_soon();
     }
     state.conn.reset(id, code);
-    state.fail_stream(id, status.clone());
+    state.streams.fail(id, status.clone(), &mut state.tasks);
     state.flush_soon();
 }
 

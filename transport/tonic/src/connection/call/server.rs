@@ -23,6 +23,7 @@ use crate::connection::call::task_pool::TaskPool;
 use crate::connection::driver::{Turn, drive};
 use crate::connection::lifecycle::Life;
 use crate::connection::shared::SharedConnection;
+use crate::connection::state::ConnectionState;
 use crate::land_in::Claimed;
 use crate::land_in::WhyCopied;
 use crate::land_in::allocators::Allocators;
@@ -105,9 +106,10 @@ fn name(
         Used::Unknown | Used::Plain => None,
     };
     let mut state = stream.shared.lock();
+    let ConnectionState { landing, streams, conn, .. } = &mut *state;
     match &claimed {
-        Some(claimed) => state.name_memory(stream.id, claimed),
-        None => state.conn.decide_naming(stream.id, false),
+        Some(claimed) => landing.name_memory(stream.id, claimed, streams, conn),
+        None => conn.decide_naming(stream.id, false),
     }
     state.flush_soon();
     claimed

@@ -1,29 +1,16 @@
-//! The state of a call's stream, as the connection keeps it.
+//! The state of one call's stream, as the connection keeps it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use bytes::Bytes;
 use tonic::{Code, Status};
-use tonic_rdma_proto::{ResetCode, StreamId, StreamMap, Unsent};
+use tonic_rdma_proto::{ResetCode, Unsent};
 
 use crate::codec::Used;
 use crate::connection::receive::stall::Reading;
 use crate::connection::receive::unread::Unread;
 use crate::land_in::Claimed;
-
-/// The streams of a connection.
-#[derive(Debug, Default)]
-pub(crate) struct Streams {
-    pub(crate) io: StreamMap<StreamIo>,
-    /// Streams that the peer opened and nobody serves yet, with their header blocks.
-    pub(crate) opened: VecDeque<(StreamId, Bytes)>,
-    /// A call waits for a free stream.
-    pub(crate) room_wanted: bool,
-    /// The log says that calls wait for one.
-    pub(crate) limit_told: bool,
-}
 
 /// The application's side of one stream, behind the connection's lock.
 #[derive(Debug, Default)]

@@ -1,16 +1,14 @@
 //! Received messages to the protocol, and its events to their streams.
 
-use tonic::Status;
-use tonic_rdma_fabric::{Completion, Link, LinkError};
+use tonic_rdma_fabric::{Completion, Lent, Link, LinkError};
 use tonic_rdma_memory::{LogThrottle, throttled};
-use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, StreamId};
+use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, LentBody, LentPlace, StreamId};
 
-use crate::codec::Part;
-use crate::connection::call::stream_io::{Fault, StreamIo};
+use crate::codec::{LentPiece, Part};
+use crate::connection::call::stream_io::Fault;
 use crate::connection::driver::scratch;
 use crate::connection::lifecycle::Life;
-use crate::connection::receive::landing::Granted;
-use crate::connection::receive::unread::Place;
+use crate::connection::receive::unread::{Arrival, Place};
 use crate::connection::state::ConnectionState;
 use crate::path::peer_text::{DETAIL, PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
@@ -98,33 +96,27 @@ impl ConnectionState {
             events += 1;
             match event {
                 Event::Opened { stream, block, end } => {
-                    // Inserted at once: pieces of the body may follow in the same message.
-                    self.streams.io.insert(stream, StreamIo::opened(end));
-                    self.streams.opened.push_back((stream, block));
+                    self.streams.open(stream, block, end);
                 }
-                Event::Headers { stream, block, end } => self.with(stream, |io| {
-                    if io.head.is_none() && !io.head_taken {
-                        io.head = Some((block, end));
-                    } else {
-                        io.trailers = Some(block);
-                    }
-                    io.ended |= end;
-                }),
+                Event::Headers { stream, block, end } => {
+                    self.streams.change(stream, &mut self.tasks, |io| {
+                        if io.head.is_none() && !io.head_taken {
+                            io.head = Some((block, end));
+                        } else {
+                            io.trailers = Some(block);
+                        }
+                        io.ended |= end;
+                    })
+                }
                 Event::Data { stream, data, end } => {
-                    self.deliver(stream, Part::Eager(data), Flow::Window, Place::Message, end);
+                    let (part, flow, place) = (Part::Eager(data), Flow::Window, Place::Message);
+                    self.deliver(stream, Arrival { part, flow, place, end });
                 }
                 Event::Landed { stream, memory, begin, len, flow, end } => {
-                    let (landed, place) = match self.landing.granted.try_remove(memory) {
-                        Some(Granted::Pool(buf)) => {
-                            let landed = buf.filled_from(begin as usize, len as usize);
-                            (landed, Place::Landing { begin })
-                        }
-                        Some(Granted::Named(buf)) => {
-                            (buf.filled(len as usize).into(), Place::Named)
-                        }
-                        None => continue,
-                    };
-                    self.deliver(stream, Part::Landed(landed), flow, place, end);
+                    if let Some((landed, place)) = self.landing.landed(memory, begin, len) {
+                        let part = Part::Landed(landed);
+                        self.deliver(stream, Arrival { part, flow, place, end });
+                    }
                 }
                 Event::Lent { stream, lent, end } => self.borrow(stream, *lent, end),
                 Event::LeaseEnded { lease } => {
@@ -132,14 +124,18 @@ impl ConnectionState {
                         link.end_lease(lease);
                     }
                 }
-                Event::Returned { memory } => drop(self.landing.granted.try_remove(memory)),
-                Event::Reset { stream, code } => self.with(stream, |io| {
-                    io.fault.get_or_insert(Fault::Reset(code));
-                }),
-                Event::Writable { stream } => self.with(stream, |_| ()),
-                Event::Refused { stream, unsent } => self.with(stream, |io| {
-                    io.fault.get_or_insert(Fault::Refused(unsent));
-                }),
+                Event::Returned { memory } => self.landing.take_back(memory),
+                Event::Reset { stream, code } => {
+                    self.streams.change(stream, &mut self.tasks, |io| {
+                        io.fault.get_or_insert(Fault::Reset(code));
+                    })
+                }
+                Event::Writable { stream } => self.streams.change(stream, &mut self.tasks, |_| ()),
+                Event::Refused { stream, unsent } => {
+                    self.streams.change(stream, &mut self.tasks, |io| {
+                        io.fault.get_or_insert(Fault::Refused(unsent));
+                    })
+                }
                 Event::GoAway { code, text } => {
                     let short = PeerText(&text, SHORT);
                     tracing::debug!(peer = %self.lifecycle.peer, %code, text = %short, "the peer goes away");
@@ -204,21 +200,30 @@ impl ConnectionState {
         events
     }
 
-    /// Changes a stream's state and wakes both of its sides.
-    fn with(&mut self, id: StreamId, change: impl FnOnce(&mut StreamIo)) {
-        if let Some(io) = self.streams.io.get_mut(&id) {
-            change(io);
-            let (recv, send) = (io.recv_waker.take(), io.send_waker.take());
-            self.tasks.wake(recv);
-            self.tasks.wake(send);
-        }
+    /// Delivers a piece of a body to its stream.
+    fn deliver(&mut self, id: StreamId, arrival: Arrival) {
+        let ConnectionState { streams, conn, landing, usage, tasks, .. } = self;
+        streams.deliver(id, arrival, conn, landing.relief(), &mut usage.copied, tasks);
     }
 
-    /// Fails a stream for a reason of this side.
-    pub(crate) fn fail_stream(&mut self, id: StreamId, status: Status) {
-        self.with(id, |io| {
-            io.fault.get_or_insert(Fault::Local(status));
-        });
+    /// Delivers a piece of a body, most of which is lent. A peer that has lent no such
+    /// memory has broken the protocol.
+    fn borrow(&mut self, stream: StreamId, lent: LentBody, end: bool) {
+        let Some(link) = self.link.get_mut() else { return };
+        let LentBody { head, place: LentPlace { lease, key, addr }, len, tail } = lent;
+        match link.borrow(Lent { lease, key, addr }, len) {
+            Ok(lent) => {
+                let piece = LentPiece { head, lent: lent.into(), tail };
+                let part = Part::Lent(Box::new(piece));
+                self.deliver(stream, Arrival { part, flow: Flow::Lent, place: Place::Lent, end });
+            }
+            Err(error) => {
+                let text = error.to_string();
+                throttled!(warn, peer = %self.lifecycle.peer, %error, "the peer lends what is not there; closing the connection");
+                self.conn.close(CloseCode::Breach, &text);
+                self.end(Life::Closing(Reason::from_peer(ReasonCode::LinkLost, text)));
+            }
+        }
     }
 }
 

@@ -99,7 +99,7 @@ impl ConnectionState {
     /// Deregisters memory that has not been needed for a while (R12).
     pub(super) fn tidy(&mut self, now: std::time::Instant) {
         if self.conn.lands_nothing(now) {
-            self.landing.account.trim();
+            self.landing.trim();
         }
         self.link.pool.trim(now);
     }

@@ -123,7 +123,7 @@ impl Driver {
             let mut state = shared.lock();
             state.tasks.work = 0;
             if state.tasks.driver.runs(cx) {
-                state.landing.account.register_waker(cx.waker());
+                state.landing.register_waker(cx.waker());
             }
             let idle = state.poll_link(cx);
             if round == 1 {
@@ -135,7 +135,7 @@ impl Driver {
             let room = self.report(&mut state, idle);
             let rests = state.tasks.driver.take_quiet();
             let (called, next) = (state.tasks.driver.is_called(), state.copies.next(round));
-            let graced = state.landing.grace.is_running() || state.landing.relief.is_running();
+            let graced = state.landing.runs_soon();
             let mut work = state.tasks.work;
             drop(state);
 

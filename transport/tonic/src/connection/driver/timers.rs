@@ -118,24 +118,19 @@ impl Timers {
 
     /// A deadline has come up since the timer was set, or what it was set for has happened.
     fn is_outdated(&self, state: &mut ConnectionState) -> bool {
-        // Asks each: asking takes its deadline.
-        let wait = state.landing.wait.0.has_new_deadline();
-        let reclaim_delay = state.landing.reclaim_delay.0.has_new_deadline();
-        let stall = state.landing.stall.0.has_new_deadline();
+        let landing = state.landing.has_new_deadline();
         let heartbeat = match self.heartbeat {
             Heartbeat::Waits => false,
             Heartbeat::Asks => !state.conn.is_asking(),
             Heartbeat::Rests => !state.conn.is_resting(),
         };
-        wait || reclaim_delay || stall || heartbeat
+        landing || heartbeat
     }
 
     /// Sets the timer for the first deadline, if there is one.
     fn arm(&mut self, state: &ConnectionState) {
-        let wait = state.landing.wait.0.deadline().map(Instant::into_std);
-        let reclaim_delay = state.landing.reclaim_delay.0.deadline().map(Instant::into_std);
-        let stall = state.landing.stall.0.deadline().map(Instant::into_std);
-        let others = [wait, reclaim_delay, stall, self.tidy.deadline()];
+        let landing = state.landing.deadline().map(Instant::into_std);
+        let others = [landing, self.tidy.deadline()];
         let deadlines = state.conn.next_timeout().into_iter().chain(others.into_iter().flatten());
         if let Some(at) = deadlines.min() {
             self.timer.set(at);
@@ -151,7 +146,9 @@ impl Timers {
         if self.tidy.is_unused(rests, state.link.memory_used(&state.conn.stats())) {
             state.spare_sends();
         }
-        state.landing_timeout(now);
+        if state.landing.timed_out(now) {
+            state.tasks.wake_driver();
+        }
         state.landing.recall_reclaimed(&mut state.conn, now);
         state.dispatch();
         if let Err(breach) = judged {

@@ -2,11 +2,13 @@
 
 use tonic_rdma_fabric::{Link, Shared};
 use tonic_rdma_memory::{LandingBuf, LogThrottle, RegisterError, throttled};
-use tonic_rdma_proto::{GrantMemory, LandingWant, StreamId, WantKey};
+use tonic_rdma_proto::{Connection, GrantMemory, LandingWant, StreamId, WantKey};
 
-use crate::connection::call::stream_io::StreamIo;
-use crate::connection::receive::landing::Granted;
-use crate::connection::state::ConnectionState;
+use crate::connection::call::streams::Streams;
+use crate::connection::lifecycle::Lifecycle;
+use crate::connection::receive::landing::{Granted, LandingMemory};
+use crate::connection::send::link_io::LinkIo;
+use crate::connection::tasks::Tasks;
 use crate::path::from_error;
 use crate::path::reason::ReasonCode;
 
@@ -27,9 +29,18 @@ enum NoLanding {
     NotTaken,
 }
 
-impl ConnectionState {
+/// The parts of a connection that a grant concerns.
+pub(crate) struct Granter<'a> {
+    pub(crate) landing: &'a mut LandingMemory,
+    pub(crate) conn: &'a mut Connection,
+    pub(crate) link: &'a mut LinkIo,
+    pub(crate) streams: &'a mut Streams,
+    pub(crate) lifecycle: &'a mut Lifecycle,
+    pub(crate) tasks: &'a mut Tasks,
+}
+
+impl Granter<'_> {
     /// Grants the landing memory that the protocol wants, from this connection's account.
-    #[inline]
     pub(crate) fn grant(&mut self) {
         // Nobody writes any more. The protocol does not know of the link's end, and its streams may
         // still want memory.
@@ -37,7 +48,7 @@ impl ConnectionState {
             return;
         }
         self.landing.account.collect();
-        self.landing.limit_standing(&mut self.conn);
+        self.landing.limit_standing(self.conn);
         let mut done = self.grant_wanted();
         while self.grant_named() {
             done = self.grant_wanted();
@@ -92,10 +103,8 @@ impl ConnectionState {
 
     /// The landing memory that the protocol wants next. Whether a reader waits for a stream counts
     /// where all streams together have much that nobody reads.
-    pub(crate) fn next_want(&mut self) -> Option<LandingWant> {
-        let streams = &self.streams.io;
-        let awaited = |id| streams.get(&id).is_some_and(StreamIo::is_awaited);
-        self.conn.poll_landing(awaited)
+    fn next_want(&mut self) -> Option<LandingWant> {
+        self.conn.poll_landing(|id| self.streams.is_awaited(id))
     }
 
     /// There is no memory for a stream, which wants a whole piece or not.
@@ -209,6 +218,6 @@ impl ConnectionState {
             Ok(()) => from_error::landing(error, ReasonCode::ProcessLimit),
         };
         self.link.pool.cannot_land();
-        self.lifecycle.leave(reason, &mut self.conn, &mut self.tasks);
+        self.lifecycle.leave(reason, self.conn, self.tasks);
     }
 }

@@ -1,17 +1,22 @@
 //! The landing memory of a connection.
 
+use std::task::Waker;
+
 use slab::Slab;
-use tonic_rdma_memory::{Landing, LandingBuf, NamedGrant, NamedRegistration, Pool, Reclaim};
+use tokio::time::Instant;
+use tonic_rdma_memory::{
+    Landed, Landing, LandingBuf, NamedGrant, NamedRegistration, Pool, Reclaim,
+};
 use tonic_rdma_proto::{Connection, StreamId};
 
 use crate::connection::receive::landing_wait::LandingWait;
 use crate::connection::receive::reclaim::ReclaimDelay;
-use crate::connection::receive::relief::Relief;
-use crate::connection::receive::stall::{Grace, Stall};
+use crate::connection::receive::stall::{Grace, Relief, Stall};
+use crate::connection::receive::unread::Place;
 
 /// Memory that the peer may write to.
 #[derive(Debug)]
-pub(crate) enum Granted {
+pub(super) enum Granted {
     /// Of the pool.
     Pool(LandingBuf),
     /// Of the application.
@@ -26,14 +31,14 @@ impl Granted {
 
 /// A buffer of the application that is about to be granted.
 #[derive(Debug)]
-pub(crate) struct Naming {
-    pub(crate) stream: StreamId,
-    pub(crate) step: NamingStep,
+pub(super) struct Naming {
+    pub(super) stream: StreamId,
+    pub(super) step: NamingStep,
 }
 
 /// What a buffer of the application waits for.
 #[derive(Debug)]
-pub(crate) enum NamingStep {
+pub(super) enum NamingStep {
     /// That it is registered.
     Registering(NamedRegistration),
     /// That the peer has mapped it.
@@ -43,27 +48,27 @@ pub(crate) enum NamingStep {
 /// What a connection has of the pool's landing memory, and waits for.
 #[derive(Debug)]
 pub(crate) struct LandingMemory {
-    pub(crate) account: Landing,
+    pub(super) account: Landing,
     /// Memory that the peer may write to.
-    pub(crate) granted: Slab<Granted>,
+    pub(super) granted: Slab<Granted>,
     /// Buffers of the application that are about to be granted.
-    pub(crate) naming: Vec<Naming>,
+    pub(super) naming: Vec<Naming>,
     /// Whether messages land in parts where memory in one piece is short.
-    pub(crate) wait: LandingWait,
+    pub(super) wait: LandingWait,
     /// How long no stream has got memory that wants some.
-    pub(crate) stall: Stall,
+    pub(super) stall: Stall,
     /// Before delays end.
-    pub(crate) grace: Grace,
+    pub(super) grace: Grace,
     /// What follows from the end of [`stall`](Self::stall).
-    pub(crate) relief: Relief,
+    pub(super) relief: Relief,
     /// Whether memory is to go back to other connections.
-    pub(crate) reclaim_delay: ReclaimDelay,
+    pub(super) reclaim_delay: ReclaimDelay,
     /// The account waits for memory.
-    pub(crate) is_short: bool,
+    pub(super) is_short: bool,
     /// The account has a chunk made: then grants may go on.
-    pub(crate) is_making: bool,
+    pub(super) is_making: bool,
     /// The peer is not trusted to leave alone what it has sent.
-    pub(crate) copy_on_delivery: bool,
+    pub(super) copy_on_delivery: bool,
 }
 
 impl LandingMemory {
@@ -84,10 +89,79 @@ impl LandingMemory {
         }
     }
 
+    /// The driver's task runs with another waker: woken when there is memory.
+    pub(crate) fn register_waker(&mut self, waker: &Waker) {
+        self.account.register_waker(waker);
+    }
+
+    /// What the peer has written to memory that it was granted, and where it lies. The grant ends.
+    pub(crate) fn landed(
+        &mut self,
+        memory: usize,
+        begin: u32,
+        len: u32,
+    ) -> Option<(Landed, Place)> {
+        Some(match self.granted.try_remove(memory)? {
+            Granted::Pool(buf) => {
+                (buf.filled_from(begin as usize, len as usize), Place::Landing { begin })
+            }
+            Granted::Named(buf) => (buf.filled(len as usize).into(), Place::Named),
+        })
+    }
+
+    /// A grant has ended with nothing written.
+    pub(crate) fn take_back(&mut self, memory: usize) {
+        drop(self.granted.try_remove(memory));
+    }
+
+    /// The copies that are still to be made of what nobody reads.
+    #[inline]
+    pub(crate) fn relief(&mut self) -> &mut Relief {
+        &mut self.relief
+    }
+
+    /// Whether what lands is copied before it is read.
+    #[inline]
+    pub(crate) fn copies_on_delivery(&self) -> bool {
+        self.copy_on_delivery
+    }
+
+    /// Whether grants wait for memory, or for a chunk that is being made.
+    #[inline]
+    pub(crate) fn waits(&self) -> bool {
+        self.is_short || self.is_making
+    }
+
+    /// Whether the driver has to run again soon.
+    #[inline]
+    pub(crate) fn runs_soon(&self) -> bool {
+        self.grace.is_running() || self.relief.is_running()
+    }
+
+    /// When the first of the delays ends.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let delays = [&self.wait.0, &self.reclaim_delay.0, &self.stall.0];
+        delays.iter().filter_map(|delay| delay.deadline()).min()
+    }
+
+    /// Whether there is a deadline that the driver has not taken. Takes them.
+    pub(crate) fn has_new_deadline(&mut self) -> bool {
+        // Asks each: asking takes its deadline.
+        let wait = self.wait.0.has_new_deadline();
+        let reclaim_delay = self.reclaim_delay.0.has_new_deadline();
+        let stall = self.stall.0.has_new_deadline();
+        wait || reclaim_delay || stall
+    }
+
+    /// Nothing has landed for a while: chunks that are free go back to the pool.
+    pub(crate) fn trim(&mut self) {
+        self.account.trim();
+    }
+
     /// Sets how much the peer may be granted in advance: half of this connection's share. The rest
     /// is for what it requests.
     #[inline]
-    pub(crate) fn limit_standing(&self, conn: &mut Connection) {
+    pub(super) fn limit_standing(&self, conn: &mut Connection) {
         if conn.gives_standing() {
             conn.limit_standing(self.account.share() as u64 / 2);
         }
@@ -103,7 +177,7 @@ impl LandingMemory {
 
     /// A stream has landing memory, or none wants any.
     #[inline]
-    pub(crate) fn progresses(&mut self) {
+    pub(super) fn progresses(&mut self) {
         // A chunk that goes back may still be in the way.
         if !self.reclaim_delay.0.is_over() {
             self.stall.end();
@@ -135,7 +209,7 @@ impl LandingMemory {
     }
 
     /// Recalls the grants that are in the way of connections that wait, if it is time to.
-    pub(crate) fn recall_reclaimed(&mut self, conn: &mut Connection, now: tokio::time::Instant) {
+    pub(crate) fn recall_reclaimed(&mut self, conn: &mut Connection, now: Instant) {
         if self.reclaim_delay.0.expire(now) {
             let granted = &self.granted;
             conn.recall_grants(|key| granted.get(key).is_some_and(Granted::is_reclaiming));

@@ -9,19 +9,13 @@
 //! | `reclaim` | landing memory above the connection's share goes back while others claim some |
 //! | `stall` | what nobody reads makes room, when a stream has waited long for landing memory |
 //! | `relieve` | acts on these delays |
-//! | `relief` | the copies that are still to be made then |
-//! | `deliver` | landed and received payload goes to its stream |
-//! | `borrow` | what the peer has lent, and what of it returns |
 //! | `unread` | the part of a received body that nobody has read |
 
-mod borrow;
-mod deliver;
-mod grant;
+pub(super) mod grant;
 pub(super) mod landing;
 mod landing_wait;
 mod named;
 mod reclaim;
-mod relief;
-pub(super) mod relieve;
+mod relieve;
 pub(super) mod stall;
 pub(super) mod unread;

@@ -15,32 +15,41 @@ use std::sync::Arc;
 
 use tonic_rdma_fabric::{Link, Shared};
 use tonic_rdma_memory::RegionError;
-use tonic_rdma_proto::{GrantMemory, NamedWant, ResetCode, Side, StreamId};
+use tonic_rdma_proto::{Connection, GrantMemory, NamedWant, ResetCode, Side, StreamId};
 
-use crate::connection::receive::landing::{Granted, Naming, NamingStep};
-use crate::connection::state::ConnectionState;
+use crate::connection::call::streams::Streams;
+use crate::connection::receive::grant::Granter;
+use crate::connection::receive::landing::{Granted, LandingMemory, Naming, NamingStep};
 use crate::land_in::Claimed;
 use crate::land_in::WhyCopied;
 
-impl ConnectionState {
+impl LandingMemory {
     /// What is received on this stream, which has just been opened, is to land in a buffer.
-    pub(crate) fn name_memory(&mut self, id: StreamId, named: &Arc<Claimed>) {
-        let Some(io) = self.streams.io.get_mut(&id) else { return };
+    pub(crate) fn name_memory(
+        &mut self,
+        id: StreamId,
+        named: &Arc<Claimed>,
+        streams: &mut Streams,
+        conn: &mut Connection,
+    ) {
+        let Some(io) = streams.io.get_mut(&id) else { return };
         io.named = Some(named.clone());
-        if self.landing.copy_on_delivery {
+        if self.copy_on_delivery {
             named.will_be_copied(WhyCopied::CopyOnDelivery);
-        } else if !self.landing.account.can_name(&named.lease) {
+        } else if !self.account.can_name(&named.lease) {
             named.will_be_copied(WhyCopied::SharedMemory);
         } else {
-            match self.conn.side() {
-                Side::Client => self.conn.name_memory(id),
-                Side::Server => self.conn.decide_naming(id, true),
+            match conn.side() {
+                Side::Client => conn.name_memory(id),
+                Side::Server => conn.decide_naming(id, true),
             }
             return;
         }
-        self.conn.decide_naming(id, false);
+        conn.decide_naming(id, false);
     }
+}
 
+impl Granter<'_> {
     /// Registers the buffers that the protocol wants, and grants those that are registered. True
     /// when the protocol may want more.
     #[inline]
@@ -70,7 +79,7 @@ impl ConnectionState {
             }
             (_, Err(status)) => {
                 self.conn.reset(stream, ResetCode::CANCEL);
-                self.fail_stream(stream, status);
+                self.streams.fail(stream, status, self.tasks);
             }
             _ => self.conn.refuse_named(stream),
         }

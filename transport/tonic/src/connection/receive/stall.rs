@@ -20,7 +20,10 @@
 //! A busy runtime is no stall: before the driver acts on a delay, it lets all other tasks run
 //! [`GRACE`] times, readers that were woken among them ([`Grace`]).
 
+use std::collections::VecDeque;
 use std::time::Duration;
+
+use tonic_rdma_proto::StreamId;
 
 use crate::connection::delay::Delay;
 
@@ -30,6 +33,10 @@ const PERIOD: Duration = Duration::from_millis(50);
 /// Turns of the runtime's tasks between the end of a delay and what follows from it. Tasks do not
 /// run in strict order.
 const GRACE: u8 = 8;
+
+/// The operations of a round of the driver after which it copies nothing more of what is unread:
+/// the rest is copied in later turns (R20).
+pub(crate) const MAX_WORK: usize = 32;
 
 /// Turns that are left until the ends of delays count.
 ///
@@ -91,6 +98,34 @@ impl Stall {
     #[inline]
     pub(crate) fn end(&mut self) {
         self.0.reset();
+    }
+}
+
+/// The copies that the driver has still to make of what nobody reads, over several turns (R20).
+#[derive(Debug, Default)]
+pub(crate) struct Relief {
+    /// The streams whose payload is copied, in their order.
+    pub(super) streams: VecDeque<StreamId>,
+    /// The number of bytes after which no other stream is copied.
+    pub(super) want: usize,
+    pub(super) copied: usize,
+    /// A stream has waited for a period: with the last copy, that is over.
+    pub(super) ends_stall: bool,
+}
+
+impl Relief {
+    /// Whether the driver has to run again soon.
+    #[inline]
+    pub(crate) fn is_running(&self) -> bool {
+        !self.streams.is_empty()
+    }
+
+    /// What has landed for a lagging stream is to be copied, whatever else is.
+    pub(crate) fn add(&mut self, id: StreamId) {
+        self.want = usize::MAX;
+        if self.streams.back() != Some(&id) {
+            self.streams.push_back(id);
+        }
     }
 }
 

@@ -57,6 +57,15 @@ pub(crate) enum Place {
     Heap,
 }
 
+/// Payload that has come for a stream.
+pub(crate) struct Arrival {
+    pub(crate) part: Part,
+    pub(crate) flow: Flow,
+    pub(crate) place: Place,
+    /// It is the last of the body.
+    pub(crate) end: bool,
+}
+
 /// A piece of a received body.
 #[derive(Debug)]
 pub(crate) struct Piece {

@@ -1,0 +1,121 @@
+//! The streams of a connection, and delivery of received payload to them.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use tonic::Status;
+use tonic_rdma_fabric::turn;
+use tonic_rdma_proto::{Connection, StreamId, StreamMap};
+
+use crate::connection::call::stream_io::{Fault, StreamIo};
+use crate::connection::receive::stall::{MAX_WORK, Reading, Relief};
+use crate::connection::receive::unread::{Arrival, Place};
+use crate::connection::tasks::Tasks;
+use crate::telemetry::stats::Copied;
+
+/// The streams of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    pub(crate) io: StreamMap<StreamIo>,
+    /// Streams that the peer opened and nobody serves yet, with their header blocks.
+    pub(crate) opened: VecDeque<(StreamId, Bytes)>,
+    /// A call waits for a free stream.
+    pub(crate) room_wanted: bool,
+    /// The log says that calls wait for one.
+    pub(crate) limit_told: bool,
+}
+
+impl Streams {
+    /// The peer has opened a stream, and may have ended its half.
+    pub(crate) fn open(&mut self, id: StreamId, block: Bytes, ended: bool) {
+        // Inserted at once: pieces of the body may follow in the same message.
+        self.io.insert(id, StreamIo::opened(ended));
+        self.opened.push_back((id, block));
+    }
+
+    /// Whether a reader waits for what the peer sends on this stream next, or drops it.
+    pub(crate) fn is_awaited(&self, id: StreamId) -> bool {
+        self.io.get(&id).is_some_and(StreamIo::is_awaited)
+    }
+
+    /// Changes a stream's state and wakes both of its sides.
+    pub(crate) fn change(
+        &mut self,
+        id: StreamId,
+        tasks: &mut Tasks,
+        change: impl FnOnce(&mut StreamIo),
+    ) {
+        if let Some(io) = self.io.get_mut(&id) {
+            change(io);
+            tasks.wake(io.recv_waker.take());
+            tasks.wake(io.send_waker.take());
+        }
+    }
+
+    /// Fails a stream for a reason of this side.
+    pub(crate) fn fail(&mut self, id: StreamId, status: Status, tasks: &mut Tasks) {
+        self.change(id, tasks, |io| {
+            io.fault.get_or_insert(Fault::Local(status));
+        });
+    }
+
+    /// Wakes both sides of all streams.
+    pub(crate) fn wake_all(&mut self, tasks: &mut Tasks) {
+        // In the order of their ids, so that a simulated run can be repeated.
+        let mut streams: Vec<_> = self.io.iter_mut().collect();
+        streams.sort_unstable_by_key(|(id, _)| **id);
+        for (_, io) in streams {
+            tasks.wake(io.recv_waker.take());
+            tasks.wake(io.send_waker.take());
+        }
+    }
+
+    /// Adds a piece to what the stream's reader has not read. `relief` gets a lagging stream whose
+    /// piece stays where it landed for now; `copied` counts a piece that is copied here.
+    #[inline]
+    pub(crate) fn deliver(
+        &mut self,
+        id: StreamId,
+        arrival: Arrival,
+        conn: &mut Connection,
+        relief: &mut Relief,
+        copied: &mut Copied,
+        tasks: &mut Tasks,
+    ) {
+        let Arrival { part, flow, place, end } = arrival;
+        let Some(io) = self.io.get_mut(&id) else { return };
+        io.ended |= end;
+        let place = match place {
+            Place::Landing { .. } if io.reading == Reading::Lagging => {
+                match tasks.work < MAX_WORK {
+                    true => Place::Heap,
+                    false => {
+                        relief.add(id);
+                        place
+                    }
+                }
+            }
+            place => place,
+        };
+        let len = part.len() as u32;
+        let discard = io.discard;
+        if !discard && len > 0 {
+            let count = match place {
+                Place::Heap => Some(&mut copied.pressure),
+                _ if !io.unread.joins(part.len(), place) => None,
+                Place::Message => Some(&mut copied.eager),
+                Place::Landing { .. } | Place::Named | Place::Lent => Some(&mut copied.joined),
+            };
+            if let Some(count) = count {
+                *count += u64::from(len);
+                tasks.work += turn::copies(len as usize);
+            }
+            io.unread.push(part, flow, place);
+        }
+        let waker = io.recv_waker.take();
+        tasks.wake(waker);
+        if discard {
+            conn.consume(id, len, flow);
+        }
+    }
+}
