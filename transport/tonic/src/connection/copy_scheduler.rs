@@ -81,7 +81,7 @@ impl Recent {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CopyState {
     Continuous,
     Interleaved,
     Yielded,
@@ -90,7 +90,7 @@ enum State {
 /// The schedule of one connection, behind its lock.
 #[derive(Debug)]
 pub(super) struct CopyScheduler {
-    state: State,
+    state: CopyState,
     sent: Recent,
     received: Recent,
     backlog: bool,
@@ -98,7 +98,7 @@ pub(super) struct CopyScheduler {
 
 /// What the driver does after a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum AfterFlush {
     /// Flush again in the same turn.
     Flush,
     /// Let other tasks run, then flush again.
@@ -111,7 +111,7 @@ impl CopyScheduler {
     #[inline]
     pub(super) fn new() -> Self {
         CopyScheduler {
-            state: State::Continuous,
+            state: CopyState::Continuous,
             sent: Recent::default(),
             received: Recent::default(),
             backlog: false,
@@ -123,11 +123,11 @@ impl CopyScheduler {
     #[inline]
     pub(super) fn driver_flush(&mut self, woke: bool) -> Flush {
         self.state = match (self.state, woke) {
-            (State::Continuous, _) => State::Continuous,
-            (State::Interleaved, true) => State::Yielded,
-            (State::Interleaved, false) | (State::Yielded, _) => State::Interleaved,
+            (CopyState::Continuous, _) => CopyState::Continuous,
+            (CopyState::Interleaved, true) => CopyState::Yielded,
+            (CopyState::Interleaved, false) | (CopyState::Yielded, _) => CopyState::Interleaved,
         };
-        Flush::new(if self.state == State::Yielded { 0 } else { MAX_COPY })
+        Flush::new(if self.state == CopyState::Yielded { 0 } else { MAX_COPY })
     }
 
     /// The next flush of a call: it copies this call's data, never an earlier transfer's.
@@ -155,8 +155,8 @@ impl CopyScheduler {
         if flush.copied > 0 {
             self.sent.piece(short);
             self.state = match (self.sent.pieces, self.state) {
-                (0, _) => State::Continuous,
-                (_, State::Continuous) => State::Interleaved,
+                (0, _) => CopyState::Continuous,
+                (_, CopyState::Continuous) => CopyState::Interleaved,
                 (_, state) => state,
             };
         }
@@ -171,11 +171,11 @@ impl CopyScheduler {
 
     /// What the driver does after its `n`th flush of a turn, counted from 1.
     #[inline]
-    pub(super) fn next(&self, n: usize) -> Next {
+    pub(super) fn next(&self, n: usize) -> AfterFlush {
         match (self.backlog, self.state) {
-            (false, _) => Next::Wait,
-            (true, State::Continuous) if n < MAX_FLUSHES => Next::Flush,
-            (true, _) => Next::Yield,
+            (false, _) => AfterFlush::Wait,
+            (true, CopyState::Continuous) if n < MAX_FLUSHES => AfterFlush::Flush,
+            (true, _) => AfterFlush::Yield,
         }
     }
 
@@ -370,9 +370,9 @@ mod tests {
                     let flush = self.scheduler.driver_flush(false);
                     self.flush(flush).await;
                     match self.scheduler.next(n) {
-                        Next::Flush => continue,
-                        Next::Yield => break,
-                        Next::Wait => break 'turns,
+                        AfterFlush::Flush => continue,
+                        AfterFlush::Yield => break,
+                        AfterFlush::Wait => break 'turns,
                     }
                 }
                 self.yields += 1;
@@ -424,7 +424,7 @@ mod tests {
             let flush = sender.scheduler.driver_flush(true);
             assert_eq!(flush.max, 0);
             sender.flush(flush).await;
-            assert_eq!(sender.scheduler.next(1), Next::Yield);
+            assert_eq!(sender.scheduler.next(1), AfterFlush::Yield);
             let flush = sender.scheduler.driver_flush(true);
             assert_eq!(flush.max, MAX_COPY, "once only: a peer that always wakes stops no copy");
             sender.flush(flush).await;

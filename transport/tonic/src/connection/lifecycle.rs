@@ -6,7 +6,7 @@ use tonic_rdma_fabric::{LinkError, PeerInfo};
 use tonic_rdma_memory::Forked;
 use tonic_rdma_proto::{CloseCode, Connection};
 
-use crate::connection::tasks::Tasks;
+use crate::connection::tasks::ReadyTasks;
 use crate::path::reason::{Reason, ReasonCode};
 
 /// Life of a connection.
@@ -72,7 +72,7 @@ impl Lifecycle {
 
     /// Has calls that follow take another path for this reason, at either end. Those in flight go
     /// on here. The first reason stays.
-    pub(crate) fn leave(&mut self, reason: Reason, conn: &mut Connection, tasks: &mut Tasks) {
+    pub(crate) fn leave(&mut self, reason: Reason, conn: &mut Connection, tasks: &mut ReadyTasks) {
         if self.leaving.is_some() || !self.is_open() {
             return;
         }

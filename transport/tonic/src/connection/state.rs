@@ -14,7 +14,7 @@ use crate::connection::lifecycle::{Life, Lifecycle};
 use crate::connection::receive::grant::Granter;
 use crate::connection::receive::landing::LandingMemory;
 use crate::connection::send::link_io::LinkIo;
-use crate::connection::tasks::Tasks;
+use crate::connection::tasks::ReadyTasks;
 use crate::connection::usage::Usage;
 use crate::path::reason::Reason;
 use crate::telemetry::stats::Counters;
@@ -30,7 +30,7 @@ pub(crate) struct ConnectionState {
     pub(crate) landing: LandingMemory,
     pub(crate) streams: Streams,
     pub(crate) usage: Usage,
-    pub(crate) tasks: Tasks,
+    pub(crate) tasks: ReadyTasks,
 }
 
 impl ConnectionState {
@@ -52,7 +52,7 @@ impl ConnectionState {
             ),
             streams: Streams::default(),
             usage: Usage::new(conn.side(), link.peer(), counters),
-            tasks: Tasks::default(),
+            tasks: ReadyTasks::default(),
             conn,
             link: LinkIo::new(link, pool, options),
         }

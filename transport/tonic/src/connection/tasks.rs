@@ -9,7 +9,7 @@ use crate::connection::driver::handle::DriverHandle;
 
 /// Tasks that were made ready, the driver, and the work that was done, behind the lock.
 #[derive(Debug, Default)]
-pub(crate) struct Tasks {
+pub(crate) struct ReadyTasks {
     pub(crate) driver: DriverHandle,
     /// Tasks that were made ready: woken after the lock.
     ready: SmallVec<[Waker; 4]>,
@@ -17,7 +17,7 @@ pub(crate) struct Tasks {
     pub(crate) work: usize,
 }
 
-impl Tasks {
+impl ReadyTasks {
     /// Has a task woken once the lock is free.
     #[inline]
     pub(crate) fn wake(&mut self, waker: Option<Waker>) {

@@ -55,14 +55,14 @@ pub(crate) enum CallError {
 #[derive(Clone)]
 pub(crate) struct FastClient {
     shared: Arc<SharedConnection>,
-    handle: Arc<Handle>,
+    handle: Arc<StopHandle>,
     caller: Arc<Caller>,
 }
 
 /// Asks the driver to end.
-struct Handle(Arc<Notify>);
+struct StopHandle(Arc<Notify>);
 
-impl Drop for Handle {
+impl Drop for StopHandle {
     fn drop(&mut self) {
         self.0.notify_one();
     }
@@ -98,7 +98,7 @@ impl FastClient {
         tokio::spawn(drive(shared.clone(), drop, drain).instrument(span));
         FastClient {
             shared,
-            handle: Arc::new(Handle(stop)),
+            handle: Arc::new(StopHandle(stop)),
             caller: Arc::new(Caller::new(&origin)),
         }
     }
@@ -152,7 +152,7 @@ impl FastClient {
         let out =
             Some(SendBody::new(body, BodyEncoder::new(call, shared.eager_limit - HEADER, apart)));
         let named = Target::claim(&parts.extensions, WhyCopied::NotApart);
-        Call { shared, parts, block, method, out, named, stage: Stage::New }
+        Call { shared, parts, block, method, out, named, stage: CallStage::New }
     }
 }
 
@@ -173,10 +173,10 @@ pub(crate) struct Call {
     out: Option<SendBody>,
     /// The buffer that the response is to land in.
     named: Option<Arc<Claimed>>,
-    stage: Stage,
+    stage: CallStage,
 }
 
-enum Stage {
+enum CallStage {
     New,
     /// Waits for a free stream.
     Room(Pin<Box<OwnedNotified>>),
@@ -195,11 +195,12 @@ impl Future for Call {
         let unanswered = loop {
             match stage {
                 // Ready data goes with the head: a small unary call is one SEND.
-                Stage::New => _ = out.gather(cx),
-                Stage::Room(room) => ready!(room.as_mut().poll(cx)),
-                Stage::Open(stream) => match ready!(wait(stream, out, cx)) {
+                CallStage::New => _ = out.gather(cx),
+                CallStage::Room(room) => ready!(room.as_mut().poll(cx)),
+                CallStage::Open(stream) => match ready!(wait(stream, out, cx)) {
                     Ok((block, end)) => {
-                        let Stage::Open(stream) = std::mem::replace(stage, Stage::New) else {
+                        let CallStage::Open(stream) = std::mem::replace(stage, CallStage::New)
+                        else {
                             continue;
                         };
                         let (out, named) = (place.take(), named.take());
@@ -217,12 +218,12 @@ impl Future for Call {
                 },
                 Err(status) => break Unanswered::Failed(status.clone()),
             };
-            if out.is_queued() && matches!(stage, Stage::Open(_)) {
+            if out.is_queued() && matches!(stage, CallStage::Open(_)) {
                 return Poll::Pending;
             }
         };
         // Resets the stream if there is one.
-        *stage = Stage::New;
+        *stage = CallStage::New;
         // The call may claim it anew on another path.
         *named = None;
         let out = place.take();
@@ -250,7 +251,7 @@ fn open(
     out: &mut SendBody,
     named: Option<&Arc<Claimed>>,
     cx: &Context<'_>,
-) -> Result<Stage, Unanswered> {
+) -> Result<CallStage, Unanswered> {
     let mut state = shared.lock();
     if let Some(reason) = state.lifecycle.end_reason() {
         return Err(Unanswered::NotSent(reason.clone(), Vec::new()));
@@ -277,7 +278,7 @@ fn open(
             }
             drop(state);
             out.resume_panic();
-            queued.map(|()| Stage::Open(stream)).map_err(Unanswered::Failed)
+            queued.map(|()| CallStage::Open(stream)).map_err(Unanswered::Failed)
         }
         Err(SendError::TooManyStreams(limit)) => {
             state.streams.room_wanted = true;
@@ -290,7 +291,7 @@ fn open(
                 );
             }
             // Created under the lock: it is notified of every stream that ends from now on.
-            Ok(Stage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
+            Ok(CallStage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
         }
         Err(SendError::HeadersTooLong { len, limit }) => {
             let text = format!("request headers of {len} bytes, the limit is {limit}");

@@ -91,15 +91,15 @@ impl HeaderCache {
 /// axum alone add three.
 fn with_room(mut extensions: Extensions) -> Extensions {
     #[derive(Clone)]
-    struct Place<const N: u8>;
-    extensions.insert(Place::<0>);
-    extensions.insert(Place::<1>);
-    extensions.insert(Place::<2>);
-    extensions.insert(Place::<3>);
-    extensions.remove::<Place<0>>();
-    extensions.remove::<Place<1>>();
-    extensions.remove::<Place<2>>();
-    extensions.remove::<Place<3>>();
+    struct Filler<const N: u8>;
+    extensions.insert(Filler::<0>);
+    extensions.insert(Filler::<1>);
+    extensions.insert(Filler::<2>);
+    extensions.insert(Filler::<3>);
+    extensions.remove::<Filler<0>>();
+    extensions.remove::<Filler<1>>();
+    extensions.remove::<Filler<2>>();
+    extensions.remove::<Filler<3>>();
     extensions
 }
 

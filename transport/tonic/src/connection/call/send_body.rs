@@ -27,7 +27,7 @@ use crate::connection::state::ConnectionState;
 const MIN_GATHER: usize = 64 * 1024;
 
 #[derive(Debug)]
-enum State {
+enum BodyState {
     Reading,
     Ended,
     Failed(Status),
@@ -43,7 +43,7 @@ pub(crate) struct SendBody {
     chunks: Fifo<Chunk>,
     /// The header block of the trailers.
     trailers: Option<Bytes>,
-    state: State,
+    state: BodyState,
     /// The stream was full, and may still be: nothing is taken from the body until it is not.
     waits_for_room: bool,
     /// The body panicked, and is not polled again.
@@ -61,7 +61,7 @@ impl fmt::Debug for Panic {
 
 impl SendBody {
     pub(crate) fn new(body: Body, encoder: BodyEncoder) -> Self {
-        let state = if body.is_end_stream() { State::Ended } else { State::Reading };
+        let state = if body.is_end_stream() { BodyState::Ended } else { BodyState::Reading };
         SendBody {
             body,
             encoder,
@@ -75,12 +75,12 @@ impl SendBody {
 
     /// The body is empty: the head is all there is.
     pub(crate) fn is_empty(&self) -> bool {
-        matches!(self.state, State::Ended) && self.chunks.is_empty() && self.trailers.is_none()
+        matches!(self.state, BodyState::Ended) && self.chunks.is_empty() && self.trailers.is_none()
     }
 
     /// The head was everything, and the connection has it.
     pub(crate) fn ended_with_head(&mut self) -> Result<(), Status> {
-        self.state = State::Queued;
+        self.state = BodyState::Queued;
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl SendBody {
     /// response goes out before a stream that panics.
     pub(crate) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let (mut gathered, mut enough) = (0, false);
-        while matches!(self.state, State::Reading) {
+        while matches!(self.state, BodyState::Reading) {
             if enough {
                 return true;
             }
@@ -106,14 +106,14 @@ impl SendBody {
                 Ok(polled) => polled,
                 Err(panic) => {
                     self.panic = Some(Panic(panic));
-                    self.state = State::Failed(Status::cancelled("the body panicked"));
+                    self.state = BodyState::Failed(Status::cancelled("the body panicked"));
                     return false;
                 }
             };
             match polled {
                 Poll::Pending => return false,
-                Poll::Ready(None) => self.state = State::Ended,
-                Poll::Ready(Some(Err(status))) => self.state = State::Failed(status),
+                Poll::Ready(None) => self.state = BodyState::Ended,
+                Poll::Ready(Some(Err(status))) => self.state = BodyState::Failed(status),
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => {
                         if data.is_empty() {
@@ -123,7 +123,7 @@ impl SendBody {
                             self.chunks.push_back(Chunk::whole(data));
                         }
                         if self.body.is_end_stream() {
-                            self.state = State::Ended;
+                            self.state = BodyState::Ended;
                         }
                     }
                     Err(frame) => {
@@ -131,9 +131,9 @@ impl SendBody {
                         match headers::encode_trailers(&trailers) {
                             Ok(block) => {
                                 self.trailers = Some(block);
-                                self.state = State::Ended;
+                                self.state = BodyState::Ended;
                             }
-                            Err(status) => self.state = State::Failed(status),
+                            Err(status) => self.state = BodyState::Failed(status),
                         }
                     }
                 },
@@ -166,28 +166,28 @@ impl SendBody {
         while let Some(chunk) = self.chunks.pop_front() {
             let end = self.chunks.is_empty()
                 && self.trailers.is_none()
-                && matches!(self.state, State::Ended);
+                && matches!(self.state, BodyState::Ended);
             self.encoder.has_sent(chunk.len);
             let limit = state.conn.eager_limit();
             let payload = state.link.payload(chunk, limit, &mut state.usage.copied);
             state.conn.send_payload(id, payload, end).map_err(not_queued)?;
             if end {
-                self.state = State::Queued;
+                self.state = BodyState::Queued;
             }
         }
-        match std::mem::replace(&mut self.state, State::Queued) {
-            State::Reading => {
-                self.state = State::Reading;
+        match std::mem::replace(&mut self.state, BodyState::Queued) {
+            BodyState::Reading => {
+                self.state = BodyState::Reading;
                 self.waits_for_room = !state.conn.has_room(id);
             }
-            State::Queued => {}
-            State::Failed(status) => {
+            BodyState::Queued => {}
+            BodyState::Failed(status) => {
                 return Err(match state.conn.side() {
                     Side::Client => body_failed(&status),
                     Side::Server => status,
                 });
             }
-            State::Ended => {
+            BodyState::Ended => {
                 let sent = match self.trailers.take() {
                     Some(block) => state.conn.send_headers(id, block, true),
                     None => state.conn.finish(id),
@@ -271,7 +271,7 @@ impl SendBody {
     }
 
     pub(crate) fn is_queued(&self) -> bool {
-        matches!(self.state, State::Queued)
+        matches!(self.state, BodyState::Queued)
     }
 
     /// The body as it was before anything was taken from it. `unsent`: what was queued of it.
@@ -284,7 +284,7 @@ impl SendBody {
             }
         }
         let nothing = segments.is_empty() && self.chunks.is_empty() && self.trailers.is_none();
-        if nothing && matches!(self.state, State::Ended | State::Queued) {
+        if nothing && matches!(self.state, BodyState::Ended | BodyState::Queued) {
             return Body::empty();
         }
         Body::new(Restored { out: self, segments })
@@ -349,14 +349,14 @@ impl http_body::Body for Restored {
         if let Some(segment) = segments.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(segment))));
         }
-        match std::mem::replace(&mut out.state, State::Queued) {
-            State::Reading => {
-                out.state = State::Reading;
+        match std::mem::replace(&mut out.state, BodyState::Queued) {
+            BodyState::Reading => {
+                out.state = BodyState::Reading;
                 // The transport that polls this decides whether messages are taken apart.
                 Pin::new(&mut out.body).poll_frame(cx)
             }
-            State::Failed(status) => Poll::Ready(Some(Err(status))),
-            State::Ended | State::Queued => {
+            BodyState::Failed(status) => Poll::Ready(Some(Err(status))),
+            BodyState::Ended | BodyState::Queued => {
                 // This side encoded them, so they decode.
                 let trailers =
                     out.trailers.take().map(headers::decode_trailers).and_then(Result::ok);

@@ -9,8 +9,8 @@ use tonic_rdma_proto::{Connection, StreamId, StreamMap};
 
 use crate::connection::call::stream_io::{Fault, StreamIo};
 use crate::connection::receive::stall::{MAX_WORK, Reading, Relief};
-use crate::connection::receive::unread::{Arrival, Place};
-use crate::connection::tasks::Tasks;
+use crate::connection::receive::unread::{Arrival, PayloadPlace};
+use crate::connection::tasks::ReadyTasks;
 use crate::telemetry::stats::Copied;
 
 /// The streams of a connection.
@@ -42,7 +42,7 @@ impl Streams {
     pub(crate) fn change(
         &mut self,
         id: StreamId,
-        tasks: &mut Tasks,
+        tasks: &mut ReadyTasks,
         change: impl FnOnce(&mut StreamIo),
     ) {
         if let Some(io) = self.io.get_mut(&id) {
@@ -53,14 +53,14 @@ impl Streams {
     }
 
     /// Fails a stream for a reason of this side.
-    pub(crate) fn fail(&mut self, id: StreamId, status: Status, tasks: &mut Tasks) {
+    pub(crate) fn fail(&mut self, id: StreamId, status: Status, tasks: &mut ReadyTasks) {
         self.change(id, tasks, |io| {
             io.fault.get_or_insert(Fault::Local(status));
         });
     }
 
     /// Wakes both sides of all streams.
-    pub(crate) fn wake_all(&mut self, tasks: &mut Tasks) {
+    pub(crate) fn wake_all(&mut self, tasks: &mut ReadyTasks) {
         // In the order of their ids, so that a simulated run can be repeated.
         let mut streams: Vec<_> = self.io.iter_mut().collect();
         streams.sort_unstable_by_key(|(id, _)| **id);
@@ -80,15 +80,15 @@ impl Streams {
         conn: &mut Connection,
         relief: &mut Relief,
         copied: &mut Copied,
-        tasks: &mut Tasks,
+        tasks: &mut ReadyTasks,
     ) {
         let Arrival { part, flow, place, end } = arrival;
         let Some(io) = self.io.get_mut(&id) else { return };
         io.ended |= end;
         let place = match place {
-            Place::Landing { .. } if io.reading == Reading::Lagging => {
+            PayloadPlace::Landing { .. } if io.reading == Reading::Lagging => {
                 match tasks.work < MAX_WORK {
-                    true => Place::Heap,
+                    true => PayloadPlace::Heap,
                     false => {
                         relief.add(id);
                         place
@@ -101,10 +101,12 @@ impl Streams {
         let discard = io.discard;
         if !discard && len > 0 {
             let count = match place {
-                Place::Heap => Some(&mut copied.pressure),
+                PayloadPlace::Heap => Some(&mut copied.pressure),
                 _ if !io.unread.joins(part.len(), place) => None,
-                Place::Message => Some(&mut copied.eager),
-                Place::Landing { .. } | Place::Named | Place::Lent => Some(&mut copied.joined),
+                PayloadPlace::Message => Some(&mut copied.eager),
+                PayloadPlace::Landing { .. } | PayloadPlace::Named | PayloadPlace::Lent => {
+                    Some(&mut copied.joined)
+                }
             };
             if let Some(count) = count {
                 *count += u64::from(len);

@@ -36,12 +36,12 @@ struct Job<S> {
 
 /// Where an idle task gets its next call. Only this task takes it: a call that is put here runs.
 struct TaskSlot<S> {
-    next: Mutex<Next<S>>,
+    next: Mutex<NextJob<S>>,
 }
 
 /// What an idle task does when it is woken.
 #[allow(clippy::large_enum_variant, reason = "a box would be an allocation for each call")]
-enum Next<S> {
+enum NextJob<S> {
     /// Waits on: somebody else has woken it.
     Wait,
     Run(Job<S>),
@@ -49,7 +49,7 @@ enum Next<S> {
 }
 
 /// The idle tasks. Whoever takes one off the list owns it.
-struct Waiting<S> {
+struct IdleTasks<S> {
     /// None: the connection has ended.
     idle: Option<Vec<(Arc<TaskSlot<S>>, Waker)>>,
 }
@@ -58,7 +58,7 @@ struct Waiting<S> {
 /// their calls end.
 pub(crate) struct TaskPool<S> {
     service: S,
-    waiting: Arc<Mutex<Waiting<S>>>,
+    waiting: Arc<Mutex<IdleTasks<S>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -73,7 +73,7 @@ where
 {
     /// For calls of clones of `service`.
     pub(crate) fn new(service: S) -> Self {
-        TaskPool { service, waiting: Arc::new(Mutex::new(Waiting { idle: Some(Vec::new()) })) }
+        TaskPool { service, waiting: Arc::new(Mutex::new(IdleTasks { idle: Some(Vec::new()) })) }
     }
 
     /// Runs a call. Within a tokio runtime.
@@ -81,17 +81,17 @@ where
         let job = Job { service: self.service.clone(), stream, method, request };
         let idle = lock(&self.waiting).idle.as_mut().and_then(Vec::pop);
         if let Some((slot, waker)) = idle {
-            *lock(&slot.next) = Next::Run(job);
+            *lock(&slot.next) = NextJob::Run(job);
             return waker.wake();
         }
         let Job { service, stream, method, request } = job;
         tokio::spawn(PooledTask {
             waiting: self.waiting.clone(),
-            slot: Arc::new(TaskSlot { next: Mutex::new(Next::Wait) }),
+            slot: Arc::new(TaskSlot { next: Mutex::new(NextJob::Wait) }),
             stream: Some(stream),
             method: Some(method),
             is_new: true,
-            stage: Stage::New { service, request: Some(request) },
+            stage: TaskStage::New { service, request: Some(request) },
         });
     }
 
@@ -99,7 +99,7 @@ where
     pub(crate) fn end_idle(&self) {
         let idle = lock(&self.waiting).idle.as_mut().map(std::mem::take);
         for (slot, waker) in idle.into_iter().flatten() {
-            *lock(&slot.next) = Next::End;
+            *lock(&slot.next) = NextJob::End;
             waker.wake();
         }
     }
@@ -117,7 +117,7 @@ impl<S> Drop for TaskPool<S> {
 pin_project! {
     /// One task. The client's reset, or the connection's end, drops the handler where it stands.
     struct PooledTask<S, F> {
-        waiting: Arc<Mutex<Waiting<S>>>,
+        waiting: Arc<Mutex<IdleTasks<S>>>,
         slot: Arc<TaskSlot<S>>,
         // Of the call.
         stream: Option<StreamRef>,
@@ -126,13 +126,13 @@ pin_project! {
         // The handler has not been polled.
         is_new: bool,
         #[pin]
-        stage: Stage<S, F>,
+        stage: TaskStage<S, F>,
     }
 }
 
 pin_project! {
-    #[project = StageProj]
-    enum Stage<S, F> {
+    #[project = TaskStageProj]
+    enum TaskStage<S, F> {
         New { service: S, request: Option<Request<Body>> },
         // The service takes no calls.
         Failed { error: Option<BoxError> },
@@ -152,13 +152,13 @@ where
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if matches!(self.stage, Stage::Idle) {
+        if matches!(self.stage, TaskStage::Idle) {
             let this = self.as_mut().project();
-            let next = std::mem::replace(&mut *lock(&this.slot.next), Next::Wait);
+            let next = std::mem::replace(&mut *lock(&this.slot.next), NextJob::Wait);
             let job = match next {
-                Next::Run(job) => job,
-                Next::End => return Poll::Ready(()),
-                Next::Wait => {
+                NextJob::Run(job) => job,
+                NextJob::End => return Poll::Ready(()),
+                NextJob::Wait => {
                     return match lock(this.waiting).idle {
                         Some(_) => Poll::Pending,
                         None => Poll::Ready(()),
@@ -170,14 +170,14 @@ where
             (*this.stream, *this.method, *this.is_new) = (Some(stream), Some(method), true);
             // Most services are always ready: the call starts without a move through `New`.
             this.stage.set(match service.poll_ready(cx) {
-                Poll::Ready(Ok(())) => Stage::Running { handler: service.call(request) },
-                Poll::Ready(Err(error)) => Stage::Failed { error: Some(error.into()) },
-                Poll::Pending => Stage::New { service, request: Some(request) },
+                Poll::Ready(Ok(())) => TaskStage::Running { handler: service.call(request) },
+                Poll::Ready(Err(error)) => TaskStage::Failed { error: Some(error.into()) },
+                Poll::Pending => TaskStage::New { service, request: Some(request) },
             });
         }
         ready!(self.as_mut().poll_call(cx));
         let mut this = self.project();
-        this.stage.set(Stage::Idle);
+        this.stage.set(TaskStage::Idle);
         (*this.stream, *this.method) = (None, None);
         match &mut lock(this.waiting).idle {
             Some(idle) if idle.len() < MAX_IDLE => {
@@ -200,21 +200,21 @@ where
         let Some(stream) = this.stream else { return Poll::Ready(()) };
         let result = loop {
             let result = match this.stage.as_mut().project() {
-                StageProj::New { service, request } => match service.poll_ready(cx) {
+                TaskStageProj::New { service, request } => match service.poll_ready(cx) {
                     Poll::Ready(Ok(())) => {
                         let Some(request) = request.take() else { return Poll::Ready(()) };
                         let handler = service.call(request);
-                        this.stage.set(Stage::Running { handler });
+                        this.stage.set(TaskStage::Running { handler });
                         continue;
                     }
                     Poll::Ready(Err(error)) => Poll::Ready(Err(error.into())),
                     Poll::Pending => Poll::Pending,
                 },
-                StageProj::Failed { error } => match error.take() {
+                TaskStageProj::Failed { error } => match error.take() {
                     Some(error) => Poll::Ready(Err(error)),
                     None => return Poll::Ready(()),
                 },
-                StageProj::Running { handler } => {
+                TaskStageProj::Running { handler } => {
                     let polled = match this.method {
                         Some(call) if std::mem::take(this.is_new) => {
                             serve_first(call, || handler.poll(cx))
@@ -223,8 +223,8 @@ where
                     };
                     polled.map_err(Into::into)
                 }
-                StageProj::Sending { out } => return out.pump(stream, cx).map(|_| ()),
-                StageProj::Idle => return Poll::Ready(()),
+                TaskStageProj::Sending { out } => return out.pump(stream, cx).map(|_| ()),
+                TaskStageProj::Idle => return Poll::Ready(()),
             };
             match result {
                 Poll::Ready(result) => break result,
@@ -233,14 +233,14 @@ where
             }
         };
         // The permits of the handler are free before the client has the response.
-        this.stage.set(Stage::Idle);
+        this.stage.set(TaskStage::Idle);
         let response = result.unwrap_or_else(|error| Status::from_error(error).into_http());
         let Some(method) = this.method.take() else { return Poll::Ready(()) };
         let Some(mut out) = begin(stream, response, method, cx) else { return Poll::Ready(()) };
         if out.pump(stream, cx).is_ready() {
             return Poll::Ready(());
         }
-        this.stage.set(Stage::Sending { out: Box::new(out) });
+        this.stage.set(TaskStage::Sending { out: Box::new(out) });
         Poll::Pending
     }
 }

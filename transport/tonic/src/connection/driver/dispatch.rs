@@ -8,7 +8,7 @@ use crate::codec::{LentPiece, Part};
 use crate::connection::call::stream_io::Fault;
 use crate::connection::driver::scratch;
 use crate::connection::lifecycle::Life;
-use crate::connection::receive::unread::{Arrival, Place};
+use crate::connection::receive::unread::{Arrival, PayloadPlace};
 use crate::connection::state::ConnectionState;
 use crate::path::peer_text::{DETAIL, PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
@@ -109,7 +109,8 @@ impl ConnectionState {
                     })
                 }
                 Event::Data { stream, data, end } => {
-                    let (part, flow, place) = (Part::Eager(data), Flow::Window, Place::Message);
+                    let (part, flow, place) =
+                        (Part::Eager(data), Flow::Window, PayloadPlace::Message);
                     self.deliver(stream, Arrival { part, flow, place, end });
                 }
                 Event::Landed { stream, memory, begin, len, flow, end } => {
@@ -215,7 +216,10 @@ impl ConnectionState {
             Ok(lent) => {
                 let piece = LentPiece { head, lent: lent.into(), tail };
                 let part = Part::Lent(Box::new(piece));
-                self.deliver(stream, Arrival { part, flow: Flow::Lent, place: Place::Lent, end });
+                self.deliver(
+                    stream,
+                    Arrival { part, flow: Flow::Lent, place: PayloadPlace::Lent, end },
+                );
             }
             Err(error) => {
                 let text = error.to_string();

@@ -28,7 +28,7 @@ use tonic_rdma_fabric::{WakeGate, turn};
 use tonic_rdma_proto::CloseCode;
 
 use crate::connection::call::stream::Opened;
-use crate::connection::copy_scheduler::Next;
+use crate::connection::copy_scheduler::AfterFlush;
 use crate::connection::driver::timers::Timers;
 use crate::connection::driver::yield_policy::YieldPolicy;
 use crate::connection::lifecycle::{Life, inherited};
@@ -157,10 +157,10 @@ impl Driver {
                 return Poll::Ready(reason);
             }
             match next {
-                Next::Yield if !called => self.yields.yield_now(cx),
-                Next::Yield => {}
-                Next::Wait if idle || called => {}
-                Next::Flush | Next::Wait => {
+                AfterFlush::Yield if !called => self.yields.yield_now(cx),
+                AfterFlush::Yield => {}
+                AfterFlush::Wait if idle || called => {}
+                AfterFlush::Flush | AfterFlush::Wait => {
                     ready!(turn::charge(cx, &mut work));
                     continue;
                 }

@@ -30,7 +30,7 @@ const MAX_WAIT: Duration = Duration::from_micros(500);
 const BUSY_TURNS: u8 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum YieldTo {
     /// The runtime has several threads.
     Several,
     BehindAll,
@@ -39,7 +39,7 @@ enum State {
 
 #[derive(Debug)]
 pub(super) struct YieldPolicy {
-    state: State,
+    state: YieldTo,
     /// When the driver yielded to everything.
     since: Option<Instant>,
 }
@@ -49,8 +49,8 @@ impl YieldPolicy {
     pub(super) fn new() -> Self {
         let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
         let state = match flavor {
-            Ok(RuntimeFlavor::CurrentThread) => State::BehindAll,
-            _ => State::Several,
+            Ok(RuntimeFlavor::CurrentThread) => YieldTo::BehindAll,
+            _ => YieldTo::Several,
         };
         YieldPolicy { state, since: None }
     }
@@ -60,20 +60,21 @@ impl YieldPolicy {
         if let Some(since) = self.since.take()
             && since.elapsed() > MAX_WAIT
         {
-            self.state = State::BehindTasks(BUSY_TURNS);
+            self.state = YieldTo::BehindTasks(BUSY_TURNS);
         }
     }
 
     /// Has the driver's task woken for another turn, after other tasks have run.
     pub(super) fn yield_now(&mut self, cx: &mut Context<'_>) {
         match self.state {
-            State::BehindAll => {
+            YieldTo::BehindAll => {
                 self.since = Some(Instant::now());
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
             }
-            State::Several => cx.waker().wake_by_ref(),
-            State::BehindTasks(left) => {
-                self.state = if left > 1 { State::BehindTasks(left - 1) } else { State::BehindAll };
+            YieldTo::Several => cx.waker().wake_by_ref(),
+            YieldTo::BehindTasks(left) => {
+                self.state =
+                    if left > 1 { YieldTo::BehindTasks(left - 1) } else { YieldTo::BehindAll };
                 cx.waker().wake_by_ref();
             }
         }

@@ -8,7 +8,7 @@ use crate::connection::call::streams::Streams;
 use crate::connection::lifecycle::Lifecycle;
 use crate::connection::receive::landing::{Granted, LandingMemory};
 use crate::connection::send::link_io::LinkIo;
-use crate::connection::tasks::Tasks;
+use crate::connection::tasks::ReadyTasks;
 use crate::path::from_error;
 use crate::path::reason::ReasonCode;
 
@@ -36,7 +36,7 @@ pub(crate) struct Granter<'a> {
     pub(crate) link: &'a mut LinkIo,
     pub(crate) streams: &'a mut Streams,
     pub(crate) lifecycle: &'a mut Lifecycle,
-    pub(crate) tasks: &'a mut Tasks,
+    pub(crate) tasks: &'a mut ReadyTasks,
 }
 
 impl Granter<'_> {

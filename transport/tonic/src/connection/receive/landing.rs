@@ -12,7 +12,7 @@ use tonic_rdma_proto::{Connection, StreamId};
 use crate::connection::receive::landing_wait::LandingWait;
 use crate::connection::receive::reclaim::ReclaimDelay;
 use crate::connection::receive::stall::{Grace, Relief, Stall};
-use crate::connection::receive::unread::Place;
+use crate::connection::receive::unread::PayloadPlace;
 
 /// Memory that the peer may write to.
 #[derive(Debug)]
@@ -100,12 +100,12 @@ impl LandingMemory {
         memory: usize,
         begin: u32,
         len: u32,
-    ) -> Option<(Landed, Place)> {
+    ) -> Option<(Landed, PayloadPlace)> {
         Some(match self.granted.try_remove(memory)? {
             Granted::Pool(buf) => {
-                (buf.filled_from(begin as usize, len as usize), Place::Landing { begin })
+                (buf.filled_from(begin as usize, len as usize), PayloadPlace::Landing { begin })
             }
-            Granted::Named(buf) => (buf.filled(len as usize).into(), Place::Named),
+            Granted::Named(buf) => (buf.filled(len as usize).into(), PayloadPlace::Named),
         })
     }
 

@@ -7,7 +7,7 @@ use tonic_rdma_proto::{Connection, StreamId};
 use crate::connection::call::streams::Streams;
 use crate::connection::receive::landing::LandingMemory;
 use crate::connection::receive::stall::{MAX_WORK, Reading, Relief};
-use crate::connection::tasks::Tasks;
+use crate::connection::tasks::ReadyTasks;
 use crate::telemetry::stats::Copied;
 
 impl LandingMemory {
@@ -29,7 +29,7 @@ impl LandingMemory {
         conn: &mut Connection,
         streams: &mut Streams,
         copied: &mut Copied,
-        tasks: &mut Tasks,
+        tasks: &mut ReadyTasks,
     ) -> bool {
         if self.grace.is_running() && self.grace.turn() {
             let now = Instant::now();
@@ -50,7 +50,7 @@ impl LandingMemory {
         conn: &mut Connection,
         streams: &mut Streams,
         copied: &mut Copied,
-        tasks: &mut Tasks,
+        tasks: &mut ReadyTasks,
     ) {
         if !self.stall.0.expire(now) {
             return;
@@ -66,7 +66,7 @@ impl LandingMemory {
     }
 
     /// Copies what nobody reads, as much as this turn has room for.
-    fn relieve(&mut self, streams: &mut Streams, copied: &mut Copied, tasks: &mut Tasks) {
+    fn relieve(&mut self, streams: &mut Streams, copied: &mut Copied, tasks: &mut ReadyTasks) {
         while let Some(&id) = self.relief.streams.front() {
             let room = MAX_WORK.saturating_sub(tasks.work) * COPY_UNIT;
             if room == 0 {

@@ -43,7 +43,7 @@ const MIN_JOINED: usize = 256;
 
 /// Where received bytes lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum PayloadPlace {
     /// In a buffer of received messages.
     Message,
     /// In landing memory, `begin` bytes behind the start of a granule.
@@ -61,7 +61,7 @@ pub(crate) enum Place {
 pub(crate) struct Arrival {
     pub(crate) part: Part,
     pub(crate) flow: Flow,
-    pub(crate) place: Place,
+    pub(crate) place: PayloadPlace,
     /// It is the last of the body.
     pub(crate) end: bool,
 }
@@ -131,23 +131,23 @@ impl Unread {
 
     /// Whether `len` bytes will be copied when they are [pushed](Self::push).
     #[inline]
-    pub(crate) fn joins(&self, len: usize, place: Place) -> bool {
+    pub(crate) fn joins(&self, len: usize, place: PayloadPlace) -> bool {
         if self.is_empty() {
             return false;
         }
         let kept = match place {
-            Place::Message => RECEIVE_CHUNK,
-            Place::Landing { begin } => (begin as usize + len).next_multiple_of(GRANULE),
-            Place::Named | Place::Lent => return false,
-            Place::Heap => len,
+            PayloadPlace::Message => RECEIVE_CHUNK,
+            PayloadPlace::Landing { begin } => (begin as usize + len).next_multiple_of(GRANULE),
+            PayloadPlace::Named | PayloadPlace::Lent => return false,
+            PayloadPlace::Heap => len,
         };
         kept + OVERHEAD > len + len / 2
     }
 
     /// Adds a piece. One for the heap is copied in any case.
-    pub(crate) fn push(&mut self, part: Part, flow: Flow, place: Place) {
+    pub(crate) fn push(&mut self, part: Part, flow: Flow, place: PayloadPlace) {
         let len = part.len();
-        let landed = if place == Place::Message { 0 } else { len as u32 };
+        let landed = if place == PayloadPlace::Message { 0 } else { len as u32 };
         let (window, bulk) = match flow {
             Flow::Window => (len as u32, 0),
             Flow::Bulk => (0, len as u32),
@@ -162,7 +162,7 @@ impl Unread {
                     piece.tail = Bytes::copy_from_slice(&piece.tail);
                     Part::Lent(piece)
                 }
-                Part::Landed(landed) if place == Place::Heap => {
+                Part::Landed(landed) if place == PayloadPlace::Heap => {
                     Part::Landed(landed.to_private().into())
                 }
                 part => part,
@@ -248,14 +248,15 @@ mod tests {
 
     use super::*;
 
-    const LANDING: Place = Place::Landing { begin: 0 };
+    const LANDING: PayloadPlace = PayloadPlace::Landing { begin: 0 };
 
-    fn part(bytes: Bytes, place: Place) -> Part {
+    fn part(bytes: Bytes, place: PayloadPlace) -> Part {
         match place {
-            Place::Message => Part::Eager(bytes),
-            Place::Landing { .. } | Place::Named | Place::Lent | Place::Heap => {
-                Part::Landed(bytes.into())
-            }
+            PayloadPlace::Message => Part::Eager(bytes),
+            PayloadPlace::Landing { .. }
+            | PayloadPlace::Named
+            | PayloadPlace::Lent
+            | PayloadPlace::Heap => Part::Landed(bytes.into()),
         }
     }
 
@@ -317,7 +318,7 @@ mod tests {
     #[test]
     fn what_is_read_at_once_is_not_copied() {
         let mut unread = Unread::default();
-        for place in [Place::Message, LANDING] {
+        for place in [PayloadPlace::Message, LANDING] {
             let bytes = Bytes::from(vec![1; 100]);
             for _ in 0..10 {
                 unread.push(part(bytes.clone(), place), Flow::Window, place);
@@ -348,7 +349,7 @@ mod tests {
         let mut unread = Unread::default();
         let pieces = [10, 10, 100_000].map(|len| Bytes::from(vec![1; len]));
         for bytes in &pieces {
-            unread.push(part(bytes.clone(), Place::Heap), Flow::Window, Place::Heap);
+            unread.push(part(bytes.clone(), PayloadPlace::Heap), Flow::Window, PayloadPlace::Heap);
         }
         for bytes in &pieces {
             let (piece, _) = shown(unread.pop().unwrap());
@@ -360,23 +361,28 @@ mod tests {
     /// Pieces of one kind, and the worst of mixtures, for a window of 2 MiB.
     #[test]
     fn a_window_of_any_pieces_keeps_at_most_twice_its_length() {
-        let kinds: [&[(usize, Place)]; 9] = [
-            &[(1, Place::Message)],
-            &[(4000, Place::Message)],
+        let kinds: [&[(usize, PayloadPlace)]; 9] = [
+            &[(1, PayloadPlace::Message)],
+            &[(4000, PayloadPlace::Message)],
             &[(1, LANDING)],
             &[(2700, LANDING)],
             &[(5000, LANDING)],
-            &[(1, Place::Heap)],
-            &[(1, Place::Message), (1, LANDING)],
-            &[(2860, LANDING), (1, Place::Message)],
-            &[(5600, LANDING), (4000, Place::Message), (400, Place::Heap), (33_000, Place::Heap)],
+            &[(1, PayloadPlace::Heap)],
+            &[(1, PayloadPlace::Message), (1, LANDING)],
+            &[(2860, LANDING), (1, PayloadPlace::Message)],
+            &[
+                (5600, LANDING),
+                (4000, PayloadPlace::Message),
+                (400, PayloadPlace::Heap),
+                (33_000, PayloadPlace::Heap),
+            ],
         ];
         let runs =
             kinds.into_iter().flat_map(|kind| [0, 42, 63, 2048, 4095].map(|begin| (kind, begin)));
         for (kind, begin) in runs {
             let (mut unread, mut window) = (Unread::default(), 2 << 20);
             for &(len, place) in kind.iter().cycle() {
-                let place = if place == LANDING { Place::Landing { begin } } else { place };
+                let place = if place == LANDING { PayloadPlace::Landing { begin } } else { place };
                 if len > window {
                     break;
                 }
@@ -388,9 +394,9 @@ mod tests {
         }
     }
 
-    fn place() -> impl Strategy<Value = Place> {
-        let landing = (0..4096_u32).prop_map(|begin| Place::Landing { begin });
-        prop_oneof![Just(Place::Message), landing, Just(Place::Heap)]
+    fn place() -> impl Strategy<Value = PayloadPlace> {
+        let landing = (0..4096_u32).prop_map(|begin| PayloadPlace::Landing { begin });
+        prop_oneof![Just(PayloadPlace::Message), landing, Just(PayloadPlace::Heap)]
     }
 
     proptest! {

@@ -25,7 +25,7 @@ use tonic_rdma_fabric::LinkConfig;
 use tonic_rdma_memory::{PinnedBuf, Pool};
 
 #[derive(Debug)]
-enum Kind {
+enum WorkKind {
     Slot,
     /// In a block, or in a SEND slot.
     Staged {
@@ -64,7 +64,7 @@ pub(crate) struct InFlight {
     /// Slots in flight.
     used: usize,
     staging: Staging,
-    in_flight: VecDeque<(u64, Kind)>,
+    in_flight: VecDeque<(u64, WorkKind)>,
     next_id: u64,
     /// Bytes of WRITEs in flight.
     writing: usize,
@@ -84,7 +84,7 @@ struct Staging {
 
 /// Where memory that is not pinned is copied.
 #[derive(Debug)]
-pub(crate) enum Stage {
+pub(crate) enum StagingSpot {
     /// A block of the pool.
     Block(PinnedBuf),
     /// A SEND slot, at this offset of the link's block.
@@ -189,10 +189,10 @@ impl InFlight {
     }
 
     /// Where to stage, after [`staging_room`](Self::staging_room). None: there is no room.
-    pub(crate) fn stage(&mut self) -> Option<Stage> {
+    pub(crate) fn stage(&mut self) -> Option<StagingSpot> {
         match self.staging.next.take() {
-            Some(block) => Some(Stage::Block(block)),
-            None => self.slot().map(Stage::Slot),
+            Some(block) => Some(StagingSpot::Block(block)),
+            None => self.slot().map(StagingSpot::Slot),
         }
     }
 
@@ -213,7 +213,7 @@ impl InFlight {
         self.in_flight.is_empty()
     }
 
-    fn begin(&mut self, kind: Kind) -> u64 {
+    fn begin(&mut self, kind: WorkKind) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         self.in_flight.push_back((id, kind));
@@ -229,24 +229,24 @@ impl InFlight {
     #[inline]
     pub(crate) fn send(&mut self) -> u64 {
         self.take_slot();
-        self.begin(Kind::Slot)
+        self.begin(WorkKind::Slot)
     }
 
     /// What [`InFlight::stage`] gave goes into flight with `len` bytes.
-    pub(crate) fn write_staged(&mut self, len: usize, stage: &Stage) -> u64 {
-        let block = matches!(stage, Stage::Block(_));
+    pub(crate) fn write_staged(&mut self, len: usize, stage: &StagingSpot) -> u64 {
+        let block = matches!(stage, StagingSpot::Block(_));
         match block {
             true => self.staging.used += 1,
             false => self.take_slot(),
         }
         self.writing += len;
-        self.begin(Kind::Staged { len, block })
+        self.begin(WorkKind::Staged { len, block })
     }
 
     /// `len` bytes of pinned memory go into flight; the link keeps them alive.
     pub(crate) fn write_pinned(&mut self, len: usize) -> u64 {
         self.writing += len;
-        self.begin(Kind::Pinned { len })
+        self.begin(WorkKind::Pinned { len })
     }
 
     /// Work `id` has completed, and all work before it.
@@ -254,15 +254,15 @@ impl InFlight {
     pub(crate) fn done(&mut self, id: u64) {
         while self.in_flight.front().is_some_and(|(first, _)| *first <= id) {
             match self.in_flight.pop_front() {
-                Some((_, Kind::Slot)) => self.used -= 1,
-                Some((_, Kind::Staged { len, block })) => {
+                Some((_, WorkKind::Slot)) => self.used -= 1,
+                Some((_, WorkKind::Staged { len, block })) => {
                     match block {
                         true => self.staging.used -= 1,
                         false => self.used -= 1,
                     }
                     self.writing -= len;
                 }
-                Some((_, Kind::Pinned { len })) => self.writing -= len,
+                Some((_, WorkKind::Pinned { len })) => self.writing -= len,
                 None => {}
             }
         }
@@ -345,7 +345,7 @@ mod tests {
         let stage = |s: &mut InFlight| {
             assert_eq!(s.staging_room(&pool), 1024);
             let stage = s.stage().unwrap();
-            assert!(matches!(stage, Stage::Block(_)));
+            assert!(matches!(stage, StagingSpot::Block(_)));
             stage
         };
         let first = stage(&mut s);
@@ -393,7 +393,7 @@ mod tests {
             "a quarter is left alone"
         );
         assert_eq!(s.staging_room(&pool), 512);
-        let Some(stage @ Stage::Slot(0)) = s.stage() else { panic!("the first slot") };
+        let Some(stage @ StagingSpot::Slot(0)) = s.stage() else { panic!("the first slot") };
         let a = s.write_staged(100, &stage);
         assert_eq!((s.slot(), s.writing()), (Some(512), 100));
         s.send();

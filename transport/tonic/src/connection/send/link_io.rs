@@ -10,9 +10,9 @@ use tonic_rdma_proto::{Connection, Room, Stats, Transmit, Write};
 
 use crate::connection::config::ConnectionConfig;
 use crate::connection::copy_scheduler::{CopyScheduler, Flush};
-use crate::connection::send::in_flight::{InFlight, Stage};
+use crate::connection::send::in_flight::{InFlight, StagingSpot};
 use crate::connection::send::write_window::WriteWindow;
-use crate::connection::tasks::Tasks;
+use crate::connection::tasks::ReadyTasks;
 
 /// A link, and what of it is in use. Whatever belongs to streams and outlives a link is elsewhere.
 pub(crate) struct LinkIo {
@@ -152,7 +152,7 @@ impl LinkIo {
         &mut self,
         conn: &mut Connection,
         copies: &mut CopyScheduler,
-        tasks: &mut Tasks,
+        tasks: &mut ReadyTasks,
         mut flush: Flush,
         closing: bool,
     ) -> Result<(), LinkError> {
@@ -265,13 +265,13 @@ impl LinkIo {
     }
 }
 
-fn copy_to_stage(link: &mut AnyLink, stage: Stage, src: &Bytes) -> WriteSource {
+fn copy_to_stage(link: &mut AnyLink, stage: StagingSpot, src: &Bytes) -> WriteSource {
     match stage {
-        Stage::Block(mut block) => {
+        StagingSpot::Block(mut block) => {
             block.put_slice(src);
             WriteSource::Buf(block)
         }
-        Stage::Slot(offset) => {
+        StagingSpot::Slot(offset) => {
             let len = src.len();
             if let Some(slot) = link.block_mut().get_mut(offset..offset + len) {
                 copy_slice(src, slot);
