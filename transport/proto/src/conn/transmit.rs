@@ -49,13 +49,35 @@ impl Connection {
     /// Credits to return do not count: they become due with received messages.
     pub fn wants_flush(&self) -> bool {
         self.has_output()
-            || !self.events.is_empty()
-            || !self.landing_queue.is_empty()
-            || self.unparks()
-            || !self.named_queue.is_empty()
+            || self.has_events()
+            || self.streams_want_memory()
             || !self.leases.queue.is_empty()
             || self.close_frame.is_some()
             || (self.grants.wants_standing() && self.grants.standing_len() > 0)
+    }
+
+    /// Whether [`Connection::poll_event`] returns anything.
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Whether [`Connection::poll_landing`] or [`Connection::poll_named`] may return anything, now
+    /// or under another [limit](Connection::limit_standing). False for a connection of small calls.
+    #[inline]
+    pub fn may_want_memory(&self) -> bool {
+        self.grants.active || self.streams_want_memory()
+    }
+
+    fn streams_want_memory(&self) -> bool {
+        !self.landing_queue.is_empty() || self.unparks() || !self.named_queue.is_empty()
+    }
+
+    /// Whether [`Connection::poll_lend`] may return anything, now or after
+    /// [`Connection::retry_lends`].
+    #[inline]
+    pub fn waits_to_lend(&self) -> bool {
+        !self.leases.queue.is_empty() || self.has_postponed_lends()
     }
 
     /// Whether [`Connection::poll_transmit`] or [`Connection::poll_landing`] may return anything,

@@ -90,8 +90,12 @@ impl ConnectionState {
         self.run_flush(flush);
     }
 
-    /// Grants the landing memory that the protocol wants.
+    /// Grants the landing memory that the protocol wants. A connection of small calls wants none.
+    #[inline]
     fn grant(&mut self) {
+        if !(self.conn.may_want_memory() || self.landing.waits()) {
+            return;
+        }
         let ConnectionState { landing, conn, link, streams, lifecycle, tasks, .. } = self;
         Granter { landing, conn, link, streams, lifecycle, tasks }.grant();
     }
@@ -124,7 +128,9 @@ impl ConnectionState {
             tasks.fail(error);
         }
         // Posting makes room in streams, whose bodies may wait for it.
-        self.dispatch();
+        if self.conn.has_events() {
+            self.dispatch();
+        }
         self.count();
     }
 

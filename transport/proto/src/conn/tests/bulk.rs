@@ -44,6 +44,27 @@ fn only_the_first_transfer_requests_a_grant() {
     p.assert_clean();
 }
 
+/// A flush of a small call passes over grants and events: it asks only whether there are any.
+#[test]
+fn a_connection_of_small_calls_wants_no_memory() {
+    let mut p = Pair::small();
+    for _ in 0..5 {
+        let id = p.open("head", false);
+        p.send(CLIENT, id, pattern(1, 100));
+        while p.step() {
+            assert!(p.ends.iter().all(|end| !end.conn.may_want_memory()));
+        }
+        p.answer(id, Bytes::new());
+        p.settle();
+        assert!(p.ends.iter().all(|end| !end.conn.has_events()));
+    }
+    let id = p.open("head", false);
+    p.send(CLIENT, id, pattern(1, 100_000));
+    p.until("an event", |p| p.ends[SERVER].conn.has_events());
+    p.until("a REQUEST", |p| p.ends[SERVER].conn.may_want_memory());
+    p.settle();
+}
+
 #[test]
 fn standing_grants_can_be_turned_off() {
     let mut p = Pair::new(with_standing(0), with_standing(0), 1 << 20);

@@ -45,7 +45,9 @@ fn flows(p: &Pair, id: StreamId) -> Vec<Flow> {
 fn a_field_is_lent_and_nothing_else_is_needed() {
     let mut p = lending(1 << 20);
     let (id, bytes) = send(&mut p, 1, true);
+    assert!(p.client().waits_to_lend());
     p.settle();
+    assert!(!p.client().waits_to_lend());
     let app = p.ends[SERVER].app(id);
     assert!(app.ended && app.body == bytes);
     assert_eq!(app.landed, [(bytes.len() as u32, Flow::Lent)]);

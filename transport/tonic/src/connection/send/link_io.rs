@@ -157,7 +157,9 @@ impl LinkIo {
         closing: bool,
     ) -> Result<(), LinkError> {
         copies.flush_begins();
-        self.lend(conn)?;
+        if conn.waits_to_lend() {
+            self.lend(conn)?;
+        }
         let Some(link) = self.link.as_mut() else { return Ok(()) };
         // Messages were posted since the last doorbell.
         let mut messages = false;
