@@ -20,7 +20,7 @@ pub(super) fn check(ret: i32) -> io::Result<()> {
 }
 
 /// An event channel. Its file descriptor does not block.
-pub(in crate::verbs) struct Channel(NonNull<rdma_sys::rdma_event_channel>);
+pub(crate) struct Channel(NonNull<rdma_sys::rdma_event_channel>);
 
 // SAFETY: librdmacm is thread-safe; a channel is a file descriptor.
 unsafe impl Send for Channel {}
@@ -35,11 +35,11 @@ impl fmt::Debug for Channel {
 
 /// An event as the library has it, copied.
 #[derive(Debug)]
-pub(in crate::verbs) struct RawEvent {
+pub(crate) struct RawEvent {
     /// The address of the id that it is for: of a connect request, the listening one.
     pub(super) id: usize,
     /// `RDMA_CM_EVENT_...`
-    pub(in crate::verbs) kind: kind::Type,
+    pub(crate) kind: kind::Type,
     /// A negative errno, or a reject reason.
     pub(super) status: i32,
     /// As the event has it: on InfiniBand and RoCE padded with zeros.
@@ -49,7 +49,7 @@ pub(in crate::verbs) struct RawEvent {
 }
 
 impl Channel {
-    pub(in crate::verbs) fn new() -> io::Result<Arc<Channel>> {
+    pub(crate) fn new() -> io::Result<Arc<Channel>> {
         // SAFETY: gives a channel or null; freed in Drop.
         let channel = unsafe { rdma_sys::rdma_create_event_channel() };
         let channel = Channel(NonNull::new(channel).ok_or_else(io::Error::last_os_error)?);
@@ -74,7 +74,7 @@ impl Channel {
 
     /// Hands the next event to `deliver`, and acknowledges it when that returns: its id is not
     /// destroyed before. None when there is no event now.
-    pub(in crate::verbs) fn next<T>(
+    pub(crate) fn next<T>(
         self: &Arc<Channel>,
         deliver: impl FnOnce(RawEvent) -> T,
     ) -> io::Result<Option<T>> {
@@ -133,7 +133,7 @@ impl Drop for Channel {
 }
 
 /// What the library has of an id. Its queue pair, if it had one, is gone before this drops.
-pub(in crate::verbs) struct RawId {
+pub(crate) struct RawId {
     id: NonNull<rdma_sys::rdma_cm_id>,
     channel: Arc<Channel>,
 }

@@ -16,7 +16,7 @@ use crate::verbs::cm::channel::{Channel, RawEvent, RawId};
 use crate::verbs::discovery::lib_probe::is_inherited;
 
 /// Connect requests that wait to be accepted; more are rejected.
-pub(in crate::verbs) const BACKLOG: usize = 128;
+pub(crate) const BACKLOG: usize = 128;
 
 /// Events that are taken in one turn of a task: whoever floods this host with connect requests does
 /// not keep a worker of the runtime.
@@ -52,20 +52,20 @@ struct EventQueue {
 
 /// An event of an id.
 #[derive(Debug)]
-pub(in crate::verbs) struct Event {
+pub(crate) struct Event {
     /// `RDMA_CM_EVENT_...`
-    pub(in crate::verbs) kind: kind::Type,
+    pub(crate) kind: kind::Type,
     /// A negative errno, or a reject reason.
-    pub(in crate::verbs) status: i32,
+    pub(crate) status: i32,
     /// On InfiniBand and RoCE padded with zeros.
-    pub(in crate::verbs) private_data: Vec<u8>,
+    pub(crate) private_data: Vec<u8>,
     /// Of a connect request.
-    pub(in crate::verbs) request: Option<Request>,
+    pub(crate) request: Option<Request>,
 }
 
 /// The new id of a connect request, and its events.
 #[derive(Debug)]
-pub(in crate::verbs) struct Request {
+pub(crate) struct Request {
     /// Dropped before the id is destroyed.
     pub(super) events: Subscription,
     pub(super) id: RawId,

@@ -21,7 +21,7 @@ const OPTION_ID_ACK_TIMEOUT: i32 = 3;
 
 impl Event {
     /// The status as an error.
-    pub(in crate::verbs) fn error(&self) -> io::Error {
+    pub(crate) fn error(&self) -> io::Error {
         match self.status {
             0 => io::Error::other(name(self.kind)),
             status => io::Error::from_raw_os_error(status.saturating_abs()),
@@ -30,7 +30,7 @@ impl Event {
 }
 
 /// The event's name, for messages.
-pub(in crate::verbs) fn name(kind: kind::Type) -> String {
+pub(crate) fn name(kind: kind::Type) -> String {
     // SAFETY: rdma_event_str gives a static string for any number.
     unsafe {
         let text = rdma_sys::rdma_event_str(kind);
@@ -43,7 +43,7 @@ pub(in crate::verbs) fn name(kind: kind::Type) -> String {
 
 /// A connection-manager id. Its queue pair, if it had one, is gone before this drops: see
 /// [`Qp`](crate::verbs::queue_pair::qp::Qp).
-pub(in crate::verbs) struct CmId {
+pub(crate) struct CmId {
     /// None: the id has a channel of its own. Dropped before the id is destroyed.
     events: Option<Subscription>,
     id: RawId,
@@ -66,26 +66,26 @@ impl From<Request> for CmId {
 
 impl CmId {
     /// An id of the current runtime.
-    pub(in crate::verbs) fn new() -> io::Result<CmId> {
+    pub(crate) fn new() -> io::Result<CmId> {
         let hub = Hub::current()?;
         let id = RawId::new(hub.channel())?;
         Ok(CmId { events: Some(hub.subscribe(&id)), id })
     }
 
     /// An id on a channel that is not the runtime's. Nobody waits for its events.
-    pub(in crate::verbs) fn apart(channel: &Arc<Channel>) -> io::Result<CmId> {
+    pub(crate) fn apart(channel: &Arc<Channel>) -> io::Result<CmId> {
         Ok(CmId { events: None, id: RawId::new(channel)? })
     }
 
     /// Gives the id a channel of its own.
-    pub(in crate::verbs) fn set_apart(&mut self) -> io::Result<()> {
+    pub(crate) fn set_apart(&mut self) -> io::Result<()> {
         let channel = Channel::new()?;
         self.events = None;
         self.id.migrate(channel)
     }
 
     /// The next event; otherwise the task is woken when there is one.
-    pub(in crate::verbs) fn poll_event(&self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+    pub(crate) fn poll_event(&self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
         match &self.events {
             Some(events) => events.poll(cx),
             None => Poll::Pending,
@@ -96,7 +96,7 @@ impl CmId {
     ///
     /// # Errors
     /// The channel fails, or the runtime that the id was made in has ended.
-    pub(in crate::verbs) async fn next_event(&self) -> io::Result<Event> {
+    pub(crate) async fn next_event(&self) -> io::Result<Event> {
         future::poll_fn(|cx| self.poll_next_event(cx)).await
     }
 
@@ -104,10 +104,7 @@ impl CmId {
     ///
     /// # Errors
     /// Those of [`next_event`](Self::next_event).
-    pub(in crate::verbs) fn poll_next_event(
-        &self,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<Event>> {
+    pub(crate) fn poll_next_event(&self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
         match self.poll_event(cx) {
             Poll::Pending if self.events.as_ref().is_none_or(Subscription::is_orphaned) => {
                 Poll::Ready(Err(io::Error::other("nobody waits for events of the id any more")))
@@ -117,12 +114,12 @@ impl CmId {
     }
 
     /// The descriptor of the id's event channel, as long as the id has that.
-    pub(in crate::verbs) fn channel_fd(&self) -> RawFd {
+    pub(crate) fn channel_fd(&self) -> RawFd {
         self.id.channel().as_raw_fd()
     }
 
     /// The kind of the next event of an id with a channel of its own.
-    pub(in crate::verbs) fn own_event(&self) -> io::Result<Option<kind::Type>> {
+    pub(crate) fn own_event(&self) -> io::Result<Option<kind::Type>> {
         match self.events {
             Some(_) => Ok(None),
             None => self.id.channel().next(|event| event.kind),
@@ -131,50 +128,50 @@ impl CmId {
 
     /// The library must not know the id's queue pair any more, because that is about to be
     /// destroyed. Reading an event of the id modifies the queue pair that the library knows.
-    pub(in crate::verbs) fn forget_queue_pair(&self) {
+    pub(crate) fn forget_queue_pair(&self) {
         let _paused = self.events.as_ref().map(Subscription::pause);
         // SAFETY: the id is alive, and its only other reader and writer is whoever reads events.
         unsafe { (*self.as_ptr()).qp = ptr::null_mut() };
     }
 
-    pub(in crate::verbs) fn as_ptr(&self) -> *mut rdma_sys::rdma_cm_id {
+    pub(crate) fn as_ptr(&self) -> *mut rdma_sys::rdma_cm_id {
         self.id.as_ptr()
     }
 
     /// The device that the id is bound to, if it is.
-    pub(in crate::verbs) fn verbs(&self) -> Option<NonNull<rdma_sys::ibv_context>> {
+    pub(crate) fn verbs(&self) -> Option<NonNull<rdma_sys::ibv_context>> {
         // SAFETY: the id is alive.
         NonNull::new(unsafe { (*self.as_ptr()).verbs })
     }
 
     /// The port that the id is bound to, from 1; 0 when it is not bound.
-    pub(in crate::verbs) fn port(&self) -> u8 {
+    pub(crate) fn port(&self) -> u8 {
         // SAFETY: the id is alive.
         unsafe { (*self.as_ptr()).port_num }
     }
 
-    pub(in crate::verbs) fn local(&self) -> Option<SocketAddr> {
+    pub(crate) fn local(&self) -> Option<SocketAddr> {
         // SAFETY: the id is alive; the union is large enough for any address, and zero when unset.
         unsafe { read(&raw const (*self.as_ptr()).route.addr.src.src_addr) }
     }
 
-    pub(in crate::verbs) fn remote(&self) -> Option<SocketAddr> {
+    pub(crate) fn remote(&self) -> Option<SocketAddr> {
         // SAFETY: as above.
         unsafe { read(&raw const (*self.as_ptr()).route.addr.dst.dst_addr) }
     }
 
-    pub(in crate::verbs) fn bind(&self, addr: SocketAddr) -> io::Result<()> {
+    pub(crate) fn bind(&self, addr: SocketAddr) -> io::Result<()> {
         let mut addr = CAddr::new(addr);
         // SAFETY: the id is alive, the address is only read.
         check(unsafe { rdma_sys::rdma_bind_addr(self.as_ptr(), addr.as_mut_ptr()) })
     }
 
-    pub(in crate::verbs) fn listen(&self, backlog: i32) -> io::Result<()> {
+    pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
         // SAFETY: the id is alive.
         check(unsafe { rdma_sys::rdma_listen(self.as_ptr(), backlog) })
     }
 
-    pub(in crate::verbs) fn resolve_addr(&self, to: SocketAddr, timeout_ms: i32) -> io::Result<()> {
+    pub(crate) fn resolve_addr(&self, to: SocketAddr, timeout_ms: i32) -> io::Result<()> {
         let mut to = CAddr::new(to);
         // SAFETY: the id is alive, the address is only read, and no source address is given.
         check(unsafe {
@@ -182,18 +179,18 @@ impl CmId {
         })
     }
 
-    pub(in crate::verbs) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
+    pub(crate) fn resolve_route(&self, timeout_ms: i32) -> io::Result<()> {
         // SAFETY: the id is alive.
         check(unsafe { rdma_sys::rdma_resolve_route(self.as_ptr(), timeout_ms) })
     }
 
     /// Time until an unacknowledged packet is sent again: 4.096 us x 2^`exponent`.
-    pub(in crate::verbs) fn set_ack_timeout(&self, exponent: u8) -> io::Result<()> {
+    pub(crate) fn set_ack_timeout(&self, exponent: u8) -> io::Result<()> {
         self.set_option(OPTION_ID_ACK_TIMEOUT, exponent)
     }
 
     /// Type of service of the packets. Before the route is resolved, or the request accepted.
-    pub(in crate::verbs) fn set_type_of_service(&self, tos: u8) -> io::Result<()> {
+    pub(crate) fn set_type_of_service(&self, tos: u8) -> io::Result<()> {
         self.set_option(OPTION_ID_TOS, tos)
     }
 
@@ -205,20 +202,20 @@ impl CmId {
     }
 
     /// Sends the connect request. On Soft-iWARP this blocks while TCP connects.
-    pub(in crate::verbs) fn connect(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
+    pub(crate) fn connect(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
         let mut param = conn_param(private_data, retries);
         // SAFETY: the id is alive; the parameters and the private data they point to outlive the
         // call.
         check(unsafe { rdma_sys::rdma_connect(self.as_ptr(), &mut param) })
     }
 
-    pub(in crate::verbs) fn accept(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
+    pub(crate) fn accept(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
         let mut param = conn_param(private_data, retries);
         // SAFETY: as above.
         check(unsafe { rdma_sys::rdma_accept(self.as_ptr(), &mut param) })
     }
 
-    pub(in crate::verbs) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
+    pub(crate) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
         let len = private_data.len().min(MAX_PRIVATE_DATA);
         // SAFETY: the id is alive and the data is only read.
         check(unsafe {
@@ -226,7 +223,7 @@ impl CmId {
         })
     }
 
-    pub(in crate::verbs) fn disconnect(&self) -> io::Result<()> {
+    pub(crate) fn disconnect(&self) -> io::Result<()> {
         // SAFETY: the id is alive.
         check(unsafe { rdma_sys::rdma_disconnect(self.as_ptr()) })
     }
