@@ -55,7 +55,7 @@ pub enum Contender {
     MemcpyHot,
     /// A copy within this process, of memory that is not in the cache
     MemcpyCold,
-    /// The same at the distance of the row
+    /// The same, with source and destination as far apart as the row says
     MemcpyApart,
     /// The same with the transport's own copy function
     Copy,

@@ -124,7 +124,7 @@ impl SystemCalls {
         let text = String::from_utf8_lossy(&stderr);
         let total = text.lines().rev().find(|line| line.trim_end().ends_with(" total"));
         match total {
-            // Percent, seconds, microseconds per call, calls.
+            // The columns are percent, seconds, microseconds per call and calls.
             Some(line) => {
                 let calls = line.split_whitespace().nth(3).and_then(|calls| calls.parse().ok());
                 calls.with_context(|| format!("strace's sum makes no sense: {line}"))

@@ -16,8 +16,9 @@ use crate::work::{Kind, Row, SMALL};
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a measured WRITE in bytes. Soft-RoCE carries at most 8 MiB.
 const MAX_WRITE: usize = 4 << 20;
-/// Number of target buffers of a message each, at least [`MAX_WRITE`] bytes. WRITEs in flight go to
-/// different memory, like messages that have not been read yet, so they do not share cache lines.
+/// Number of target buffers. Each has the length of a message, and at least [`MAX_WRITE`] bytes.
+/// WRITEs in flight go to different memory, like messages that have not been read yet, so they do
+/// not share cache lines.
 const N_TARGETS: usize = 8;
 /// WRITEs in flight for rows that do not specify it.
 const DEFAULT_WINDOW: usize = 16;

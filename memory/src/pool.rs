@@ -254,7 +254,7 @@ impl Pool {
         if registrar.wants_file() {
             let len = sizes.chunk;
             match memfd::may_make(len) {
-                // The attempt itself tells a shortage, which may be over by then.
+                // The attempt itself reports a shortage, which may be over by then.
                 Err(source) if !is_shortage(&source) => {
                     return Err(PoolError::File { len, source });
                 }

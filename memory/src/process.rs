@@ -1,4 +1,5 @@
-//! The process that made something: a child of fork(2) is another one than its parent (R23).
+//! The identity of the process that made a value. A child of fork(2) is a different process from
+//! its parent (R23).
 //!
 //! A child has copies of its parent's statics and of nothing else. It has none of the parent's
 //! threads, its locks are in the state in which another thread left them, and its handles of
@@ -57,7 +58,7 @@ mod generation {
         word()
     }
 
-    /// A page that children find wiped. It is smaller than what an address space has in any case.
+    /// A page that is zeroed in children. It is so small that any address space has room for it.
     fn map(len: usize) -> Option<*mut AtomicU32> {
         let (prot, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -105,7 +106,7 @@ impl Process {
         }
     }
 
-    /// Whether this is the process that runs this, and not its parent.
+    /// Whether the running process is this one, and not a child of it.
     #[inline]
     pub fn is_current(self) -> bool {
         // A page that was wiped holds 0, or the number of a child.

@@ -103,7 +103,7 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError>;
 }
 
-/// A registered range. Dropping it deregisters the range; as when registering, that must not use
+/// A registered range. Dropping it deregisters the range. Like registration, the drop must not use
 /// the pool.
 pub trait Registration: Send + Sync {
     /// The key for work requests of this side.

@@ -336,9 +336,10 @@ pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
 }
 
 /// A message takes at most 1/16 of the send memory, and 1/48 of the landing memory. Each of the
-/// default number of jobs can then have a message in flight, two that wait for the disk and one
-/// that it takes, in two thirds of the landing memory; and where the memlock limit is 8 MiB,
-/// messages are long enough to go [past the page cache](crate::disk::MIN_LEN).
+/// default number of jobs can then have a message in flight, two messages that wait for the disk
+/// and one that it takes, and all together fill two thirds of the landing memory. With a memlock
+/// limit of 8 MiB, messages are still long enough to go [past the page
+/// cache](crate::disk::MIN_LEN).
 const SENDING: usize = 16;
 const LANDED: usize = 48;
 /// The bytes that a message takes in addition to its payload: a page of framing, and up to a page

@@ -187,8 +187,8 @@ fn install() -> io::Result<()> {
     // SAFETY: all fields of a sigaction may be zero.
     let (mut before, mut ours): (libc::sigaction, libc::sigaction) =
         unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-    // What is there now must be known to the handler before it can run.
-    // SAFETY: sigaction fills `before`, and installs nothing.
+    // The handler must know the current action before it can run. SAFETY: sigaction fills `before`,
+    // and installs nothing.
     if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut before) } != 0 {
         return Err(io::Error::last_os_error());
     }

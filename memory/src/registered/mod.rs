@@ -111,7 +111,7 @@ impl PoolRegistration {
         Err(RegionError::Overlap { len, pool: false })
     }
 
-    /// The key by which peers can be lent it, if they can.
+    /// The key under which the memory can be lent to peers, or `None` if it cannot be lent.
     pub fn lend_key(&self) -> Option<u32> {
         self.0.downcast_ref::<Registered>()?.0.as_ref()?.lend_key
     }
