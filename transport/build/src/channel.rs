@@ -13,7 +13,7 @@ impl ServiceGenerator for Generator {
     fn generate(&mut self, service: Service, buf: &mut String) {
         let mut code = String::new();
         self.inner.generate(service, &mut code);
-        // What cannot be parsed is left to the compiler, which reports it with its place.
+        // Code that does not parse is left to the compiler, which reports the place.
         match syn::parse_file(&code) {
             Ok(mut file) => {
                 Transport.visit_file_mut(&mut file);

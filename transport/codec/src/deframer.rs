@@ -62,7 +62,7 @@ impl Part {
         }
     }
 
-    /// Whether it keeps landing memory.
+    /// Whether the part keeps landing memory.
     pub fn is_in_pool(&self) -> bool {
         matches!(self, Part::Landed(landed) if landed.is_in_pool())
     }

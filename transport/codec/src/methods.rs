@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use foldhash::fast::RandomState;
 use http::Uri;
 
-/// Bytes of a message, or of a part of one, from which on its method is taken to transfer bulk.
+/// The length in bytes of a message, or of a part of one, from which on its method counts as
+/// transferring bulk.
 const BULK: usize = 64 * 1024;
 
 /// Maximum number of methods remembered. Only methods that are served count.
@@ -164,7 +165,7 @@ impl Methods {
         }
     }
 
-    /// A method that is not in the table, as another call has it that goes on.
+    /// Returns a method that is not in the table, but that a call in progress still has.
     fn latest(&self, path: &str) -> Arc<Method> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let same = if *latest.0 == *path { latest.1.upgrade() } else { None };

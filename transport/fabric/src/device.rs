@@ -14,7 +14,7 @@ pub struct LocalAddress {
     pub running: bool,
     /// The device, named as in `rdma link`.
     pub device: String,
-    /// Whether the device speaks iWARP, and so connects to no other.
+    /// Whether the device speaks iWARP. Such a device connects only to others that do.
     pub iwarp: bool,
 }
 

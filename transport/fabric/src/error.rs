@@ -129,7 +129,8 @@ pub enum FabricError {
         /// The address.
         addr: IpAddr,
     },
-    /// A local address has moved to another RDMA device, as when a bond of two uses the other one.
+    /// A local address has moved to another RDMA device, as when a bond switches to its other
+    /// device.
     #[error("address {addr} has moved from RDMA device {device} to {found}")]
     Moved {
         /// The address.

@@ -82,7 +82,7 @@ struct Ends {
     reader: Reader<Memory>,
     writer: Writer<Memory>,
     shape: Shape,
-    /// Messages taken whose slots are not posted again.
+    /// The messages that were taken and whose slots are not posted again.
     held: u32,
     /// CHUNK messages that the reader has dealt with.
     chunks: u64,

@@ -43,7 +43,7 @@ impl HostSnapshot {
     /// A link that stands then is not lost yet: its device sends again for a while, and the port
     /// may come back.
     pub fn obstacle(&self, device: &str, local: IpAddr) -> Option<FabricError> {
-        // Of a device that is gone its links tell.
+        // The links of a lost device report its loss.
         let seen = self.devices.iter().find(|seen| seen.name == device)?;
         let down =
             || FabricError::NoActivePort { device: device.to_owned(), state: PortState::Down };

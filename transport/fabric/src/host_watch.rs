@@ -8,7 +8,7 @@ use crate::never::Never;
 #[derive(Clone, Debug)]
 pub struct HostWatch(Never);
 
-/// The changes that a [`HostWatch`] tells of, for one task.
+/// The changes that a [`HostWatch`] reports, for one task.
 #[derive(Debug)]
 pub struct HostEvents(Never);
 

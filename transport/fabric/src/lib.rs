@@ -61,8 +61,8 @@
 //!
 //! The verbs provider registers file descriptors with tokio and bounds waits with tokio's timer, so
 //! everything here is called from within a tokio runtime with both drivers enabled. Over shared
-//! memory, what a peer can make block is done by threads of their own (`shm::blocking`), which
-//! neither a runtime nor the process waits for.
+//! memory, calls that a peer can make block run on dedicated threads (`shm::blocking`), for which
+//! neither a runtime nor the process waits.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

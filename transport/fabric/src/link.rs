@@ -135,7 +135,7 @@ pub enum Posted {
 pub enum Shared {
     /// It can, once it is told the key.
     Yes,
-    /// It was asked to map the buffer. A poll brings the answer.
+    /// The peer was asked to map the buffer. A poll brings the answer.
     Asked,
     /// It cannot.
     No,

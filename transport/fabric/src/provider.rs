@@ -94,8 +94,8 @@ impl Fabric {
         Err(FabricError::Platform)
     }
 
-    /// Whether the kernel may have RDMA devices: false if it surely has none. Reads one directory
-    /// and does not block, unlike [`devices`](Fabric::devices), which also says why.
+    /// Whether the kernel may have RDMA devices. False only if it certainly has none. Reads one
+    /// directory and does not block, unlike [`devices`](Fabric::devices), which also says why.
     pub fn may_have_devices() -> bool {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::may_have_devices();

@@ -35,7 +35,7 @@ impl Wake for GateWaker {
 #[derive(Debug)]
 pub struct WakeGate {
     gate: Arc<GateWaker>,
-    /// The waker made of `gate`.
+    /// The waker that wakes through `gate`.
     waker: Waker,
     /// The task that `gate` wakes.
     task: Option<Waker>,

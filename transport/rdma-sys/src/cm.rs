@@ -91,7 +91,7 @@ pub struct rdma_route {
     pub num_paths: c_int,
 }
 
-/// An id, up to the last field that is used.
+/// An identifier, up to the last field that this workspace uses.
 #[repr(C)]
 pub struct rdma_cm_id {
     pub verbs: *mut ibv_context,

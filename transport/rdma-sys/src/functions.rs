@@ -184,8 +184,8 @@ macro_rules! functions {
             }
         )*)*
 
-        /// Whether the libraries that were loaded have a function which older ones lack. False
-        /// before they are loaded.
+        /// Whether the loaded libraries have a function that older ones lack. False before they are
+        /// loaded.
         pub mod has {
             $($(
                 #[doc = concat!("Whether [`", stringify!($opt_name), "`](super::", stringify!($opt_name), ") is there.")]
@@ -290,7 +290,7 @@ functions! {
             ) -> c_int;
             /// Acknowledges an asynchronous event.
             "IBVERBS_1.1" fn ibv_ack_async_event(event: *mut ibv_async_event) -> ();
-            /// The words for a status.
+            /// Returns the description of a status.
             "IBVERBS_1.1" fn ibv_wc_status_str(status: ibv_wc_status::Type) -> *const c_char;
             /// Keeps registered memory out of children, on kernels that need it.
             "IBVERBS_1.1" fn ibv_fork_init() -> c_int;

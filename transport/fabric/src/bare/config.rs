@@ -44,7 +44,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 8 places of 1 MiB, an eighth of the landing memory, one source for all WRITEs, 1 GiB and
+    /// 8 places of 1 MiB, an eighth of the landing memory, one source for all WRITEs, and 1 GiB and
     /// 16,384 WRITEs a request.
     fn default() -> Self {
         Self {

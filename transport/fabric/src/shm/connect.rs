@@ -89,8 +89,8 @@ async fn attempt(
     // One that hangs up has nothing to say about it; a listener that goes does so too.
     let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
     let answer = match socket.next().await {
-        // A listener that refuses does not read the greeting first, and that is told before what it
-        // said.
+        // A listener that refuses does not read the greeting first, so the socket reports that
+        // before its answer.
         Err(error) if is_end(&error) => socket.receive().unwrap_or(None),
         answer => answer.map_err(failed)?,
     };

@@ -39,7 +39,7 @@ pub(crate) fn boot_id() -> Result<String, FabricError> {
 pub struct ShmDevice(Arc<DeviceContext>);
 
 impl ShmDevice {
-    /// A device of its own, with its own registrations. Opens nothing.
+    /// Makes a separate device, with its own registrations. Opens nothing.
     pub fn new(access: ShmAccess, lending: Lending) -> ShmDevice {
         ShmDevice(Arc::new(DeviceContext::new(access, lending)))
     }

@@ -66,7 +66,7 @@ const MAX_COMPLETIONS: usize = 256;
 /// The number of polls that find messages in the ring before the socket is also read, so that the
 /// socket does not wait for a peer to fall silent.
 const MAX_BUSY_POLLS: u32 = 32;
-/// Rounds of polling before other tasks run.
+/// The number of polling rounds before other tasks run.
 const MAX_ROUNDS: usize = 64;
 
 /// A link over shared memory.

@@ -325,7 +325,7 @@ impl<W: Words> Writer<W> {
     /// Copies a message of at most [`slot_size`](Self::slot_size) bytes into the next slot.
     ///
     /// # Errors
-    /// The peer broke a rule.
+    /// The peer broke a rule of the ring.
     pub(crate) fn put(&mut self, message: &[u8]) -> Result<Put, RingBreach> {
         let slots = u64::from(self.shape.slots);
         if self.in_use() >= slots {

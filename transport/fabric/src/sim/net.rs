@@ -58,7 +58,7 @@ impl SimNet {
         self.state.breaches()
     }
 
-    /// Whether [`SimConfig::injected_bug`] has struck.
+    /// Whether [`SimConfig::injected_bug`] has occurred.
     pub fn has_broken(&self) -> bool {
         self.state.has_broken()
     }

@@ -86,7 +86,7 @@ pub enum Event<'a> {
         /// The length in bytes.
         bytes: u32,
     },
-    /// RECVs were posted that were not there before.
+    /// New RECVs were posted.
     Grown {
         /// The receiver.
         end: EndId,

@@ -111,7 +111,7 @@ impl NetState {
         (Rng::new(self.config.seed, stream).next() >> 1) & !4095
     }
 
-    /// A port that was not given out before: 32768 and up.
+    /// Returns an unused port, from 32768 up.
     pub(super) fn fresh_port(&self) -> u16 {
         (32768 + self.ports.fetch_add(1, Relaxed) % 32768) as u16
     }

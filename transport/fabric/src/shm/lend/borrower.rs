@@ -48,7 +48,7 @@ impl TakenFile {
     /// that are not kept stay in `fds`.
     ///
     /// # Errors
-    /// `InvalidData` if it is nothing that may be lent; others if this process cannot map it, or
+    /// `InvalidData` if the file may not be lent. Other errors if this process cannot map it, or
     /// keeps as many descriptors as it may.
     pub(crate) fn new(fds: &mut Vec<OwnedFd>, taking: Taking) -> io::Result<TakenFile> {
         let Taking { offered, lend_on, user, others, pool } = taking;

@@ -23,7 +23,7 @@ type Kept = (PipeReader, Slab<LendableBytes>);
 
 #[derive(Debug, Default)]
 struct Keeper {
-    /// Not yet with the thread.
+    /// Leases that the thread has not taken yet.
     added: Vec<Kept>,
     /// Wakes the thread; `None` until a thread runs.
     thread: Option<PipeWriter>,

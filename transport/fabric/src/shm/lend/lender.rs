@@ -52,7 +52,7 @@ impl Lender {
     /// Lends bytes, if the peer has mapped the file that they lie in; otherwise offers it.
     ///
     /// # Errors
-    /// Those of the socket.
+    /// The errors of the socket.
     pub(crate) fn lend(
         &mut self,
         bytes: LendableBytes,

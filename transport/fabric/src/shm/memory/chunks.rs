@@ -29,9 +29,9 @@ const UNUSED_PERIOD: Duration = Duration::from_secs(10);
 struct PeerChunk {
     addr: u64,
     len: u64,
-    /// None: this end could not map it.
+    /// `None` if this end could not map the chunk.
     map: Option<PeerMap>,
-    /// A buffer of the application's.
+    /// True for an application buffer.
     named: bool,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct PeerChunks {
 }
 
 impl PeerChunks {
-    /// CHUNK messages that have been handled.
+    /// The number of CHUNK messages that have been handled.
     pub(crate) fn handled(&self) -> u64 {
         self.handled
     }

@@ -64,7 +64,8 @@ fn check(file: impl AsFd, len: usize, any_of: &[SealFlags]) -> io::Result<Stat> 
     let stat = fstat(&file)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let max_size = (len as u64).next_multiple_of(MAX_PAGE);
-    // A fault waits while the peer punches a hole around it: for no longer than this much takes.
+    // A fault waits while the peer punches a hole around it. The limit on the size bounds that
+    // wait.
     if len == 0 || size < len as u64 || size > max_size {
         return Err(invalid(format!("a file of {size} bytes, {len} are to be mapped")));
     }
@@ -107,8 +108,8 @@ impl Map {
     /// refuse it.
     ///
     /// # Errors
-    /// It is no memory file of ordinary pages, not sealed against shrinking and growing, of another
-    /// length, or cannot be mapped.
+    /// The file is no memory file of ordinary pages, is not sealed against shrinking and growing,
+    /// has another length, or cannot be mapped.
     pub(crate) fn new(
         file: impl AsFd,
         len: usize,
@@ -146,8 +147,8 @@ impl Map {
         accept: impl FnOnce(FileId) -> io::Result<()>,
     ) -> io::Result<Map> {
         let stat = check(&file, len, &READ_ONLY)?;
-        // A read makes pages that are not there, on this process's account. Nobody can take away
-        // those that are, as either seal forbids to punch holes.
+        // A read makes pages that are not there, on this process's account. Nobody can remove
+        // existing pages, because either seal forbids punching holes.
         check_pages(&file, &stat).map_err(|error| invalid(error.to_string()))?;
         accept((stat.st_dev, stat.st_ino))?;
         let map = Map::of(file, len, ProtFlags::READ)?;

@@ -2,8 +2,8 @@
 //!
 //! Checking, mapping and unmapping a file takes time of this process's threads for each of its
 //! pages, and costs the peer one short message. Files that are mapped are limited in number and
-//! length, so a peer that wants more of this time has to take files back and give others. What it
-//! takes back and was not used, or could not be mapped, is a debt of the peer's process:
+//! length, so a peer that wants more of this time has to take files back and give others. A file
+//! that the peer takes back unused, or that could not be mapped, is a debt of the peer's process:
 //!
 //! | a process owes | its next file |
 //! |---|---|

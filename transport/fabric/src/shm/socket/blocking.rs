@@ -34,7 +34,7 @@ use std::time::Duration;
 
 /// Threads of a pool, at most.
 const MAX_THREADS: usize = 64;
-/// Threads of a pool with jobs of one user, at most.
+/// The maximum number of pool threads that run jobs of one user.
 const MAX_THREADS_PER_USER: usize = MAX_THREADS / 2;
 /// A thread without a job ends after this.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);

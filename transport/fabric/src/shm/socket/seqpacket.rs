@@ -90,7 +90,7 @@ fn receive(socket: &OwnedFd, tells_senders: bool) -> io::Result<Option<SocketMes
     };
     let (len, has_fds) = read(RecvFlags::PEEK)?;
     if !has_fds {
-        // The same, as nobody else takes anything from this socket.
+        // The same message, because nobody else reads from this socket.
         read(RecvFlags::empty())?;
     }
     Ok((len > 0 || has_fds).then(|| SocketMessage { bytes: bytes[..len].to_vec(), has_fds }))

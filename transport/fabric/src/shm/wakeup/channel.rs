@@ -303,8 +303,8 @@ impl WakeChannel {
         drop((state, old));
     }
 
-    /// Nobody is woken by this channel any more: its connections find that out, and the poller
-    /// ends.
+    /// Ends the channel: its connections find that out and are no longer woken by it, and the
+    /// poller ends.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         if self.process != std::process::id() {

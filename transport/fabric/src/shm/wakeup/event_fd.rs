@@ -42,7 +42,7 @@ const START: u64 = 1 << 62;
 /// come.
 const MAX_ROUNDS: usize = 16;
 
-/// Which end of the eventfds a process has.
+/// The end of the eventfds that a process has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Maker,

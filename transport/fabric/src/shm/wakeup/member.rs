@@ -1,9 +1,8 @@
 //! How the ends of a connection wake each other.
 //!
 //! An end that waits says in its ring how it is to be woken: by the bit of its connection in the
-//! channel of the two processes, or by a message on the socket, as strangers are. An end that has
-//! no channel wakes its peer by a message, whatever that says: whoever waits polls the socket as
-//! well.
+//! channel of the two processes, or by a message on the socket, as strangers are. An end without a
+//! channel wakes its peer by any message, because a waiting end also polls the socket.
 
 use std::io;
 use std::sync::Arc;
@@ -59,7 +58,7 @@ pub(crate) enum Wakeup {
 }
 
 impl Wakeup {
-    /// From now on the task is woken when the peer wakes this end.
+    /// Registers the task, so that the peer's wake-ups wake it.
     ///
     /// # Errors
     /// The runtime has ended. `InvalidData`: the peer has broken the channel.

@@ -94,7 +94,7 @@ impl<'a> Direction<'a> {
 pub(crate) struct Taken<'a> {
     words: &'a [AtomicU64],
     summary: u64,
-    /// The word that `bits` are of.
+    /// The word to which `bits` belong.
     word: u16,
     bits: u64,
 }

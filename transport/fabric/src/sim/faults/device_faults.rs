@@ -30,7 +30,7 @@ pub(crate) struct Faults {
     removed: AtomicBool,
     /// Registrations have been held: the registrar is slow from then on.
     slow: AtomicBool,
-    /// Registrations of landing memory wait.
+    /// True while registrations of landing memory are delayed.
     held: Mutex<bool>,
     /// The number of those that do.
     waiting: AtomicU64,

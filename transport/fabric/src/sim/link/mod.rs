@@ -58,7 +58,7 @@ pub struct SimLink {
     end: Arc<End>,
     peer_end: Option<(Side, Arc<End>)>,
     sq: SendQueue,
-    /// Queued, before the doorbell.
+    /// Work that is queued until the doorbell rings.
     queued: Vec<Request>,
     /// After the doorbell, not delivered.
     in_flight: VecDeque<Request>,

@@ -43,8 +43,8 @@ impl fmt::Debug for Table {
     }
 }
 
-/// Remote keys differ from local ones, so that mixing them up is found out. Odd factor: no two
-/// lkeys share an rkey.
+/// Remote keys differ from local ones, so that mixing them up is noticed. The factor is odd, so
+/// that no two lkeys share an rkey.
 pub(super) fn rkey_of(lkey: u32) -> u32 {
     lkey.wrapping_mul(0x9e37_79b1) ^ 0x5a5a_5a5a
 }
@@ -94,7 +94,7 @@ impl Table {
         self.lock().by_lkey.get(&lkey)?.place(iova, len)
     }
 
-    /// Whether a remote write of `len` bytes to `iova` is allowed by `rkey`.
+    /// Whether `rkey` allows a remote write of `len` bytes to `iova`.
     pub(crate) fn is_writable(&self, rkey: u32, iova: u64, len: usize) -> bool {
         self.lock()
             .by_lkey
