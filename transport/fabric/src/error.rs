@@ -123,6 +123,22 @@ pub enum FabricError {
         /// The name of the device.
         device: String,
     },
+    /// The device has no IP address on this host, as it has no network interface: IPoIB makes one.
+    #[error(
+        "no IP address of this host lies on InfiniBand device {device}, which has no network interface: load IPoIB (modprobe ib_ipoib), and give the interface that it makes an address"
+    )]
+    NoIpoib {
+        /// Name of the device.
+        device: String,
+    },
+    /// The device has no reliable connections, so no connection manager serves it either.
+    #[error(
+        "RDMA device {device} has no reliable connections (RC queue pairs), which calls need, as AWS EFA has none: an address does not help"
+    )]
+    NoConnections {
+        /// Name of the device.
+        device: String,
+    },
     /// The caller named a local address that does not lie on an RDMA device.
     #[error("address {addr} does not lie on an RDMA device")]
     NotOnRdma {

@@ -16,7 +16,7 @@ use crate::verbs::connect;
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::attributes::ports;
 use crate::verbs::discovery::device_list::no_channel;
-use crate::verbs::discovery::{enumerate, lib_probe};
+use crate::verbs::discovery::{enumerate, has_interface, lib_probe};
 use crate::verbs::host_watch::HostWatch;
 use crate::verbs::link::VerbsLink;
 use crate::verbs::listener::VerbsListener;
@@ -33,6 +33,20 @@ pub struct VerbsDevice(pub(super) Arc<DeviceContext>);
 impl fmt::Debug for VerbsDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VerbsDevice").field("name", &self.0.name).finish_non_exhaustive()
+    }
+}
+
+/// Why no address leads to a device.
+fn unreachable(device: &DeviceInfo, has_interface: bool) -> FabricError {
+    let name = device.name.clone();
+    match device.transport {
+        // Devices of neither kind have connections of another kind, or none. One that could not be
+        // opened has no ports here.
+        Transport::Unknown if !device.ports.is_empty() => {
+            FabricError::NoConnections { device: name }
+        }
+        Transport::InfiniBand if !has_interface => FabricError::NoIpoib { device: name },
+        _ => FabricError::NoAddress { device: name },
     }
 }
 
@@ -75,7 +89,7 @@ impl VerbsDevice {
         }
         match device.addresses.first() {
             Some(ip) => VerbsDevice::at(*ip),
-            None => Err(FabricError::NoAddress { device: device.name.clone() }),
+            None => Err(unreachable(device, has_interface(&device.name))),
         }
     }
 
@@ -205,5 +219,43 @@ impl VerbsDevice {
         timeout: Duration,
     ) -> Result<(VerbsLink, Vec<u8>), ConnectError> {
         connect::connect(&self.0, addr, config, pool, private_data, timeout).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{LinkLayer, PortInfo, PortState};
+
+    #[test]
+    fn a_device_without_an_address_is_told_why() {
+        let told = |transport, ports: usize, has_interface| {
+            let port = PortInfo {
+                number: 1,
+                state: PortState::Active,
+                link_layer: LinkLayer::Unspecified,
+                mtu: 4096,
+                max_msg: 1 << 30,
+                gids: Vec::new(),
+            };
+            let (name, addresses) = ("x0".to_owned(), Vec::new());
+            let ports = vec![port; ports];
+            let device = DeviceInfo { name, transport, ports, addresses };
+            unreachable(&device, has_interface).to_string()
+        };
+        for has_interface in [false, true] {
+            let efa = told(Transport::Unknown, 1, has_interface);
+            assert!(efa.contains("x0 has no reliable connections"), "{efa}");
+            // It could not be opened.
+            let closed = told(Transport::Unknown, 0, has_interface);
+            assert!(closed.contains("no IP address"), "{closed}");
+        }
+        let bare = told(Transport::InfiniBand, 1, false);
+        assert!(bare.contains("modprobe ib_ipoib"), "{bare}");
+        for (transport, has_interface) in [(Transport::InfiniBand, true), (Transport::RoCE, false)]
+        {
+            let plain = told(transport, 1, has_interface);
+            assert!(plain.contains("give its network interface an address"), "{plain}");
+        }
     }
 }

@@ -5,6 +5,7 @@ use crate::diagnose::cures::{self, advice, quoted, root, user};
 use crate::diagnose::host::facts::Facts;
 use crate::diagnose::host::kernel::{DRIVERS, Loadable};
 use crate::diagnose::host::sysfs::Interface;
+use crate::diagnose::no_address;
 use crate::diagnose::report::{
     Cure, Device, Diagnosis, Finding, Module, ModuleState, Port, RunsIn,
 };
@@ -194,7 +195,13 @@ impl Explain<'_> {
             (Some(file), _) => file,
             (None, ReasonCode::Memlock) => (reason.detail().to_owned(), self.memlock()),
             (None, ReasonCode::NoActivePort) => self.no_active_port(device, reason),
-            (None, ReasonCode::NotOnRdmaDevice) => self.no_address(device, reason),
+            (None, ReasonCode::NotOnRdmaDevice) => {
+                let on: Vec<&Interface> = self.interfaces(device).collect();
+                no_address::finding(device, reason, &on)
+            }
+            (None, ReasonCode::QueuePairRefused) if no_address::is_unconnected(device) => {
+                (reason.detail().to_owned(), no_address::other_adapter())
+            }
             (None, ReasonCode::NoDevice) => self.not_listed(device),
             (None, ReasonCode::NoRdmaCore) => self.no_rdma_core(reason),
             _ => (reason.detail().to_owned(), vec![advice(reason.cure())]),
@@ -434,7 +441,7 @@ impl Explain<'_> {
         }
         let on: Vec<&Interface> = self.interfaces(device).collect();
         if let Some(down) = on.iter().find(|interface| !interface.up) {
-            return self.interface_down(device, down);
+            return no_address::interface_down(device, down);
         }
         let what = match on.first() {
             Some(interface) if !interface.carrier => {
@@ -446,36 +453,6 @@ impl Explain<'_> {
             _ => reason.detail().to_owned(),
         };
         (what, vec![advice("check cable, transceiver and switch port")])
-    }
-
-    fn interface_down(&self, device: &Device, down: &Interface) -> (String, Vec<Cure>) {
-        let what = format!("{} is on network interface {}, which is down", device.name, down.name);
-        (
-            what,
-            vec![root("bring the interface up", format!("ip link set {} up", quoted(&down.name)))],
-        )
-    }
-
-    fn no_address(&self, device: &Device, reason: &Reason) -> (String, Vec<Cure>) {
-        let on: Vec<&Interface> = self.interfaces(device).collect();
-        if let Some(down) = on.iter().find(|interface| !interface.up) {
-            return self.interface_down(device, down);
-        }
-        let Some(interface) = on.first() else {
-            return (reason.detail().to_owned(), vec![advice(reason.cure())]);
-        };
-        let what = format!(
-            "{} is on network interface {}, which has no address that other hosts can use",
-            device.name, interface.name
-        );
-        let command = format!("ip addr add ADDRESS/LENGTH dev {}", quoted(&interface.name));
-        (
-            what,
-            vec![root(
-                "give the interface an address of your network, and the length of its prefix",
-                command,
-            )],
-        )
     }
 
     fn interfaces(&self, device: &Device) -> impl Iterator<Item = &Interface> {

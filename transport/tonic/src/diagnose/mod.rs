@@ -7,7 +7,7 @@
 //! | `serialize` | serialization of the crate's own types in the result |
 //! | `host` | this host: its state, and tests on its devices |
 //! | `peer`, `measure` | a server: its offer, the steps to it, a short measurement |
-//! | `findings`, `cures` | what prevents RDMA, and the commands that fix it |
+//! | `findings`, `no_address`, `cures` | what prevents RDMA, and the commands that fix it |
 //! | `hints` | what makes it slower than it could be |
 
 mod cures;
@@ -15,6 +15,7 @@ mod findings;
 mod hints;
 mod host;
 mod measure;
+mod no_address;
 mod peer;
 mod peer_report;
 mod report;

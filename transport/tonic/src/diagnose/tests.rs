@@ -277,6 +277,37 @@ fn an_interface_without_an_address() {
 }
 
 #[test]
+fn infiniband_without_ipoib() {
+    let system = System::new();
+    system.device("mlx5_0", "InfiniBand\n", "4: ACTIVE\n");
+    // Another adapter's.
+    system.interface("eth0", true);
+    system.file("sys/class/net/eth0/address", "02:00:00:00:00:01\n");
+    let found = system.findings(ReasonCode::NotOnRdmaDevice);
+    let address = "ip addr add ADDRESS/LENGTH dev INTERFACE";
+    assert_eq!(commands(&found), ["modprobe ib_ipoib", address]);
+    assert!(found[0].what.contains("no network interface"), "{found:?}");
+    system.file("sys/class/infiniband/mlx5_0/device/net/ib0/mtu", "2044\n");
+    system.interface("ib0", true);
+    let found = system.findings(ReasonCode::NotOnRdmaDevice);
+    assert_eq!(commands(&found), ["ip addr add ADDRESS/LENGTH dev ib0"]);
+}
+
+#[test]
+fn a_device_without_connections() {
+    let system = System::new();
+    system.device("efa_0", "Unknown\n", "4: ACTIVE\n");
+    system.file("sys/class/infiniband/efa_0/node_type", "7: unspecified\n");
+    let found = system.findings(ReasonCode::QueuePairRefused);
+    assert_eq!(commands(&found), [""; 0]);
+    assert!(first(&found).what.starts_with("nothing on this host"), "{found:?}");
+    // Of another device the limits may be the cause.
+    system.device("mlx5_0", "Ethernet\n", "4: ACTIVE\n");
+    let found = system.findings(ReasonCode::QueuePairRefused);
+    assert!(found[1].cures[0].what.contains("limits"), "{found:?}");
+}
+
+#[test]
 fn no_device_and_the_adapters_module_is_not_loaded() {
     let system = System::new();
     system.full_kernel();

@@ -20,6 +20,7 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         | FabricError::DeviceRemoved { .. } => ReasonCode::NoDevice,
         FabricError::NoActivePort { .. } => ReasonCode::NoActivePort,
         FabricError::NoAddress { .. }
+        | FabricError::NoIpoib { .. }
         | FabricError::NotOnRdma { .. }
         | FabricError::Moved { .. } => ReasonCode::NotOnRdmaDevice,
         // Drivers of adapters pin the memory of queues.

@@ -209,13 +209,16 @@ impl ReasonCode {
                  /dev/infiniband is visible in the container, and TONIC_RDMA_DEVICE"
             }
             Self::NoActivePort => "bring the network interface of the RDMA device up",
-            Self::NotOnRdmaDevice => "use an address of an interface that has an RDMA device",
+            Self::NotOnRdmaDevice => {
+                "use an address of an interface that has an RDMA device (InfiniBand: of its IPoIB interface)"
+            }
             Self::Memlock => {
                 "raise the limit: `ulimit -l`, LimitMEMLOCK= in the systemd unit, or `--ulimit \
                  memlock=` for the container"
             }
             Self::QueuePairRefused => {
-                "check the device's limits and permissions (/dev/infiniband/uverbs*, rdma cgroup)"
+                "check the device's limits and permissions (/dev/infiniband/uverbs*, rdma cgroup); one without \
+                 reliable connections, as AWS EFA, cannot be used"
             }
             Self::NoRoute => "check routing and firewall between the two RDMA addresses",
             Self::HandshakeTimeout => {

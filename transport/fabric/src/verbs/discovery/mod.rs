@@ -18,6 +18,16 @@ use std::path::Path;
 /// The kernel's class of RDMA devices, which the modules of any driver make.
 const CLASS: &str = "/sys/class/infiniband_verbs";
 
+/// Whether the kernel shows this process a network interface of a device's own: an InfiniBand
+/// device has one by IPoIB. True where sysfs does not tell.
+pub(crate) fn has_interface(device: &str) -> bool {
+    let class = Path::new("/sys/class/infiniband").join(device).join("device");
+    match std::fs::read_dir(class.join("net")) {
+        Ok(mut interfaces) => interfaces.next().is_some(),
+        Err(error) => error.kind() != ErrorKind::NotFound || !class.exists(),
+    }
+}
+
 /// Whether the kernel may have RDMA devices: false if it surely has none.
 pub(crate) fn may_have_devices() -> bool {
     match std::fs::read_dir(CLASS) {

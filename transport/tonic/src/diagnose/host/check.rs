@@ -238,11 +238,8 @@ async fn try_out(device: &mut Device, context: &Context) -> Pinning {
     let fabric = match opened {
         Ok(fabric) => fabric,
         Err(reason) => {
-            // A registration that exceeds the limit is a better explanation than an unusable
-            // device.
             let tried = device.steps.iter().find_map(|step| step.reason.clone());
-            device.reason =
-                Some(tried.filter(|r| r.code() == ReasonCode::Memlock).unwrap_or(reason));
+            device.reason = Some(better(tried, reason));
             return Pinning::default();
         }
     };
@@ -263,6 +260,17 @@ async fn try_out(device: &mut Device, context: &Context) -> Pinning {
     }
     device.usable = device.reason.is_none();
     Pinning::of(&*fabric.registrar())
+}
+
+/// A registration that exceeds the limit is a better explanation than an unusable device, and a
+/// queue pair that cannot be had a better one than no address, which would not help.
+fn better(tried: Option<Reason>, opened: Reason) -> Reason {
+    let explains = |tried: &Reason| match tried.code() {
+        ReasonCode::Memlock => true,
+        ReasonCode::QueuePairRefused => opened.code() == ReasonCode::NotOnRdmaDevice,
+        _ => false,
+    };
+    tried.filter(explains).unwrap_or(opened)
 }
 
 fn steps(device: &str, trial: &SelfTest) -> Vec<Step> {
@@ -330,6 +338,25 @@ async fn verdict(request: &Request, devices: &[Device]) -> Result<(), Reason> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_queue_pair_that_is_refused_explains_more_than_a_missing_address() {
+        let [refused, memlock, no_address, no_port] = [
+            ReasonCode::QueuePairRefused,
+            ReasonCode::Memlock,
+            ReasonCode::NotOnRdmaDevice,
+            ReasonCode::NoActivePort,
+        ]
+        .map(|code| Reason::new(code, "why"));
+        let code = |tried: Option<&Reason>, opened: &Reason| {
+            better(tried.cloned(), opened.clone()).code().as_str()
+        };
+        assert_eq!(code(Some(&refused), &no_address), "queue-pair-refused");
+        assert_eq!(code(Some(&refused), &no_port), "no-active-port");
+        assert_eq!(code(Some(&memlock), &no_port), "memlock");
+        assert_eq!(code(Some(&no_port), &no_address), "not-on-rdma-device");
+        assert_eq!(code(None, &no_address), "not-on-rdma-device");
+    }
 
     #[test]
     fn the_version_is_in_the_files_name() {
