@@ -18,6 +18,13 @@ enums! {
     ibv_event_type: std::ffi::c_uint {
         IBV_EVENT_CQ_ERR = 0,
         IBV_EVENT_DEVICE_FATAL = 8,
+        IBV_EVENT_PORT_ACTIVE = 9,
+        IBV_EVENT_PORT_ERR = 10,
+        IBV_EVENT_LID_CHANGE = 11,
+        IBV_EVENT_PKEY_CHANGE = 12,
+        IBV_EVENT_SM_CHANGE = 13,
+        IBV_EVENT_CLIENT_REREGISTER = 17,
+        IBV_EVENT_GID_CHANGE = 18,
     }
 }
 

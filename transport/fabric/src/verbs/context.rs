@@ -7,7 +7,7 @@
 //! all of those hold an `Arc` of [`DeviceContext`].
 
 use std::mem::ManuallyDrop;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::{fmt, io};
 
 use rdma_sys::rdma_cm_event_type as kind;
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::device::{PortState, Transport};
 use crate::error::{FabricError, Verb};
@@ -78,6 +79,8 @@ pub(super) struct DeviceContext {
     /// Dropped in Drop, before its own id.
     cover: Option<Cover>,
     removed: AtomicBool,
+    /// Readable after asynchronous events that a watch of the host waits for.
+    changes: OnceLock<OwnedFd>,
     /// Dropped in Drop, after the protection domain.
     bound_id: ManuallyDrop<CmId>,
 }
@@ -186,6 +189,7 @@ impl DeviceContext {
             pd,
             cover,
             removed: AtomicBool::new(false),
+            changes: OnceLock::new(),
             bound_id: ManuallyDrop::new(id),
         }))
     }
@@ -220,6 +224,25 @@ impl DeviceContext {
     /// The descriptor that tells of the removal, as long as the context lives.
     pub(super) fn own_events(&self) -> RawFd {
         self.bound_id.channel_fd()
+    }
+
+    /// The descriptor that [`tell_change`](Self::tell_change) writes to. Nobody reads it: each
+    /// write wakes an edge-triggered watch.
+    pub(super) fn changes(&self) -> io::Result<BorrowedFd<'_>> {
+        if let Some(fd) = self.changes.get() {
+            return Ok(fd.as_fd());
+        }
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(self.changes.get_or_init(|| fd).as_fd())
+    }
+
+    /// Tells the watches of the host that a port of the device, or the device, has changed.
+    pub(super) fn tell_change(&self) {
+        if let Some(fd) = self.changes.get()
+            && let Err(error) = rustix::io::write(fd, &1_u64.to_ne_bytes())
+        {
+            tracing::debug!(%error, device = self.name, "a change is noticed late");
+        }
     }
 
     pub(super) fn removed_error(&self) -> FabricError {

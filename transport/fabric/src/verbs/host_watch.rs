@@ -6,6 +6,7 @@
 //! | rtnetlink(7): links and addresses | ports (their interface goes down or up), addresses |
 //! | uevents of the subsystem infiniband | devices that were added; those that nobody had open, removed |
 //! | the event channel of an open device | that the kernel waits for the device to be closed |
+//! | asynchronous events of an open device with links | its ports, and that it has failed |
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -74,13 +75,19 @@ impl HostWatch {
         Ok(HostWatch(Arc::new(Watched { epoll, route, uevents })))
     }
 
-    /// Tells also when the kernel waits for a device to be closed, until it is.
+    /// Tells also when the kernel waits for a device to be closed, and when asynchronous events of
+    /// it tell of a change, until it is closed.
     pub(super) fn also(&self, device: &DeviceContext) -> io::Result<()> {
         // SAFETY: the channel of the context lives as long as that; closing it ends the watch.
         let channel = unsafe { BorrowedFd::borrow_raw(device.own_events()) };
-        // Once for each event: whoever is told reads it from the channel.
+        self.once_for_each(channel)?;
+        self.once_for_each(device.changes()?)
+    }
+
+    /// Tells of each event of a descriptor, which others read.
+    fn once_for_each(&self, events: BorrowedFd<'_>) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::ET;
-        Ok(epoll::add(&self.0.epoll, channel, EventData::new_u64(DEVICE), flags)?)
+        Ok(epoll::add(&self.0.epoll, events, EventData::new_u64(DEVICE), flags)?)
     }
 
     /// What is told, in the current runtime.
@@ -210,6 +217,23 @@ mod tests {
         assert_eq!(taken(), (true, BATCH));
         assert_eq!(taken(), (false, 1));
         assert_eq!(taken(), (false, 0));
+    }
+
+    /// Asynchronous events wake a watch, each of them, and no one takes them from it.
+    #[tokio::test]
+    async fn a_device_tells_of_each_change() {
+        let Ok(watch) = HostWatch::new() else { panic!("netlink is not to be had") };
+        let device = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        watch.once_for_each(device.as_fd()).unwrap();
+        for told in 0..3 {
+            // Not of the host's own changes, which may come at any time.
+            while watch.take().unwrap().is_some() {}
+            rustix::io::write(&device, &1_u64.to_ne_bytes()).unwrap();
+            assert_eq!(watch.take().unwrap(), Some(true), "{told}");
+            assert_ne!(watch.take().unwrap(), Some(true), "{told}");
+        }
+        rustix::io::write(&device, &1_u64.to_ne_bytes()).unwrap();
+        watch.events().unwrap().next().await.unwrap();
     }
 
     #[test]

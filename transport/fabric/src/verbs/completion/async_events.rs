@@ -1,4 +1,11 @@
 //! Asynchronous events of a device: what is not the completion of any work.
+//!
+//! | event | goes to |
+//! |---|---|
+//! | a completion queue has failed | its links, which end |
+//! | the device has failed | all links of the device, which end, and the watches of the host |
+//! | a port went up or down, or its LID, GIDs, P_Keys or subnet manager have changed | the watches of the host |
+//! | any other: first messages of queue pairs, which peers cause | nobody |
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -6,7 +13,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use rdma_sys::ibv_event_type::{IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL};
+use rdma_sys::ibv_event_type as event_type;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -83,16 +90,47 @@ impl AsyncEvents {
         let at = event.as_mut_ptr();
         // SAFETY: the call has written the event.
         let kind = unsafe { (*at).event_type };
-        if kind == IBV_EVENT_CQ_ERR {
+        if kind == event_type::IBV_EVENT_CQ_ERR {
             // SAFETY: an event of this kind names a completion queue, which is not destroyed before
             // the event is acknowledged.
             failed.extend(find(unsafe { (&raw const (*at).element.cq).read() }.addr()));
         } else {
-            *is_fatal |= kind == IBV_EVENT_DEVICE_FATAL;
+            *is_fatal |= kind == event_type::IBV_EVENT_DEVICE_FATAL;
+            if changes_host(kind) {
+                self.device.tell_change();
+            }
             tracing::debug!(device = self.device.name, kind, "asynchronous event");
         }
         // SAFETY: taken above, acknowledged once, and at once: destroying what it names waits.
         unsafe { rdma_sys::ibv_ack_async_event(at) };
         Ok(true)
+    }
+}
+
+/// Whether what a snapshot of the host shows may have changed.
+fn changes_host(kind: std::ffi::c_uint) -> bool {
+    use event_type::*;
+    matches!(
+        kind,
+        IBV_EVENT_DEVICE_FATAL
+            | IBV_EVENT_PORT_ACTIVE
+            | IBV_EVENT_PORT_ERR
+            | IBV_EVENT_LID_CHANGE
+            | IBV_EVENT_PKEY_CHANGE
+            | IBV_EVENT_SM_CHANGE
+            | IBV_EVENT_CLIENT_REREGISTER
+            | IBV_EVENT_GID_CHANGE
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers are those of verbs.h. A peer causes COMM_EST (4), and must not wake the monitor.
+    #[test]
+    fn events_of_ports_and_of_the_device_change_the_host() {
+        let changing: Vec<_> = (0..=19).filter(|kind| changes_host(*kind)).collect();
+        assert_eq!(changing, [8, 9, 10, 11, 12, 13, 17, 18]);
     }
 }

@@ -366,6 +366,22 @@ fn a_broken_queue_ends_all_members_and_keeps_what_came_before() {
 }
 
 #[test]
+fn a_device_that_has_failed_ends_its_queues() {
+    let (_, mut dispatch) = made();
+    let mut pairs = [1, 2].map(|n| Pair::join(&mut dispatch, n));
+    for pair in &mut pairs {
+        pair.run(&mut dispatch, Armed::Solicited);
+    }
+    let mut wake = Vec::new();
+    dispatch.fail(Failure::DeviceFatal, &mut wake);
+    assert_eq!(wake.len(), 2);
+    for pair in &pairs {
+        let error = dispatch.poll(pair.id, false, 256, &mut |_| {}, &mut wake).unwrap_err();
+        assert!(error.to_string().contains("IBV_EVENT_DEVICE_FATAL"), "{error}");
+    }
+}
+
+#[test]
 fn an_overrun_is_told_by_name() {
     let (_, mut dispatch) = made();
     let mut pair = Pair::join(&mut dispatch, 1);
