@@ -25,6 +25,14 @@ impl HostWatch {
     ///
     /// # Errors
     /// None.
+    pub fn has_changed(&self) -> io::Result<bool> {
+        self.0.reached()
+    }
+
+    /// There is no watch to ask.
+    ///
+    /// # Errors
+    /// None.
     pub fn events(&self) -> io::Result<HostEvents> {
         self.0.reached()
     }

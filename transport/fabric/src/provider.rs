@@ -152,6 +152,21 @@ impl Fabric {
         }
     }
 
+    /// Opens one of the devices that [`devices`](Fabric::devices) has listed, like
+    /// [`open`](Fabric::open), and no other of them.
+    ///
+    /// # Errors
+    /// As [`open`](Fabric::open).
+    pub fn open_listed(listed: &[DeviceInfo], name: Option<&str>) -> Result<Fabric, FabricError> {
+        #[cfg(all(target_os = "linux", feature = "verbs"))]
+        return VerbsDevice::open_among(listed, name).map(Fabric::Verbs);
+        #[cfg(not(all(target_os = "linux", feature = "verbs")))]
+        {
+            let _ = (listed, name);
+            Err(FabricError::Platform)
+        }
+    }
+
     /// Opens the RDMA device that a local IP address lies on, with the checks of
     /// [`open`](Fabric::open).
     ///

@@ -56,11 +56,21 @@ impl VerbsDevice {
     /// # Errors
     /// Each thing that may be missing has an error of its own.
     pub fn open(name: Option<&str>) -> Result<VerbsDevice, FabricError> {
+        VerbsDevice::open_among(&enumerate::devices()?, name)
+    }
+
+    /// See [`Fabric::open_listed`](crate::Fabric::open_listed).
+    ///
+    /// # Errors
+    /// As [`open`](VerbsDevice::open).
+    pub fn open_among(
+        found: &[DeviceInfo],
+        name: Option<&str>,
+    ) -> Result<VerbsDevice, FabricError> {
         lib_probe::probe()?;
-        let found = enumerate::devices()?;
         let Some(name) = name else {
             let mut first = None;
-            for device in &found {
+            for device in found {
                 match VerbsDevice::open_listed(device) {
                     Ok(device) => return Ok(device),
                     Err(error) => drop(first.get_or_insert(error)),
@@ -72,7 +82,7 @@ impl VerbsDevice {
             Some(device) => VerbsDevice::open_listed(device),
             None if found.is_empty() => Err(FabricError::NoDevice),
             None => {
-                let found = found.into_iter().map(|d| d.name).collect();
+                let found = found.iter().map(|d| d.name.clone()).collect();
                 Err(FabricError::NoSuchDevice { name: name.to_owned(), found })
             }
         }

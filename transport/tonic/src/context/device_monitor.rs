@@ -66,6 +66,11 @@ impl DeviceMonitor {
         Changes(Some((self.changes.subscribe(), self.in_use.clone())))
     }
 
+    /// The host as of the last change.
+    pub(super) fn seen(&self) -> Arc<HostSnapshot> {
+        self.changes.borrow().clone()
+    }
+
     /// From now on it is a change, too, when this address of a listener moves to another device.
     pub(super) fn listens(&self, addr: IpAddr) {
         self.in_use.add(addr);

@@ -1,9 +1,10 @@
 //! The RDMA device that a host uses if nothing else is said.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use tonic_rdma_fabric::{Fabric, FabricError, off_worker};
+use tonic_rdma_fabric::{Fabric, FabricError, HostSnapshot, off_worker};
 
+use crate::context::survey::Survey;
 use crate::path::from_error;
 use crate::path::reason::Reason;
 
@@ -12,19 +13,31 @@ use crate::path::reason::Reason;
 #[derive(Default)]
 pub(super) struct FirstDevice {
     missing: OnceLock<FabricError>,
+    survey: Arc<Survey>,
 }
 
 impl FirstDevice {
+    /// The devices of this host as they are known.
+    pub(super) fn survey(&self) -> &Arc<Survey> {
+        &self.survey
+    }
+
     /// Opens the first usable device, or the one of this name, and tells whether there is no other.
-    pub(super) async fn open(&self, only: Option<String>) -> Result<(Fabric, bool), Reason> {
+    /// `host` is what the device monitor has seen last.
+    pub(super) async fn open(
+        &self,
+        only: Option<String>,
+        host: Arc<HostSnapshot>,
+    ) -> Result<(Fabric, bool), Reason> {
         if !Fabric::may_have_devices()
             && let Some(error) = self.missing.get()
         {
             return Err(from_error::fabric(error.clone()));
         }
+        let survey = self.survey.clone();
         let open = move || -> Result<_, FabricError> {
-            let fabric = Fabric::open(only.as_deref())?;
-            Ok((fabric, Fabric::devices()?.len() == 1))
+            let devices = survey.devices(host)?;
+            Ok((Fabric::open_listed(&devices, only.as_deref())?, devices.len() == 1))
         };
         off_worker(open).await.map_err(from_error::no_thread)?.map_err(|error| {
             if !Fabric::may_have_devices() {
@@ -46,8 +59,8 @@ mod tests {
     #[tokio::test]
     async fn a_host_without_devices_answers_at_once() {
         let device = FirstDevice::default();
-        let first = device.open(None).await;
-        let mut again = pin!(device.open(None));
+        let first = device.open(None, Arc::default()).await;
+        let mut again = pin!(device.open(None, Arc::default()));
         let polled = again.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert_eq!(polled.is_ready(), !Fabric::may_have_devices());
         let again = if polled.is_ready() { polled } else { Poll::Ready(again.await) };

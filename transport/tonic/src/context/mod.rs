@@ -9,6 +9,7 @@ mod rail_health;
 mod register;
 mod registered;
 mod sources;
+mod survey;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,10 +27,13 @@ pub(crate) use rail_health::{RailHealth, RailKey};
 use registered::Regions;
 pub use registered::{RegisterRegionError, Registered};
 pub(crate) use sources::Sources;
+use survey::Survey;
 use tokio::sync::Mutex;
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
-use tonic_rdma_fabric::{Addr, Fabric, FabricError, Lending, LocalAddress, off_worker};
+use tonic_rdma_fabric::{
+    Addr, Fabric, FabricError, HostSnapshot, Lending, LocalAddress, off_worker,
+};
 use tonic_rdma_memory::{
     HeapRegistrar, PerProcess, Pool, PoolConfig, PoolError, PoolStats, throttled,
 };
@@ -188,7 +192,10 @@ impl Context {
             Path::Shm => (self.shm().map_err(from_error::fabric)?, false),
             #[cfg(feature = "test-util")]
             Path::Sim => (self.sim().map_err(from_error::fabric)?, true),
-            Path::Verbs | Path::Tcp => self.0.state.first_device.open(only).await?,
+            Path::Verbs | Path::Tcp => {
+                let seen = self.0.state.device_monitor.seen();
+                self.0.state.first_device.open(only, seen).await?
+            }
         };
         if alone || (named && path == Path::Verbs) {
             self.pool(&fabric).await?;
@@ -267,7 +274,9 @@ impl Context {
             }
             Path::Verbs | Path::Tcp => {
                 let only = self.only(env_device);
-                blocking(move || places(bound, only.as_deref())).await?
+                let survey = self.0.state.first_device.survey().clone();
+                let seen = self.0.state.device_monitor.seen();
+                blocking(move || places(&survey, seen, bound, only.as_deref())).await?
             }
         };
         let (mut found, mut failed) = (Vec::new(), None);
@@ -374,6 +383,7 @@ impl Context {
         }
         if fabric.provider() == "verbs" {
             self.0.state.device_monitor.watch_removal(fabric);
+            self.0.state.first_device.survey().watch(fabric);
             self.watch_devices();
         }
         Ok(pool)
@@ -414,11 +424,13 @@ impl Context {
 
 /// Every usable device with the addresses to listen on.
 fn places(
+    survey: &Survey,
+    seen: Arc<HostSnapshot>,
     bound: Option<IpAddr>,
     only: Option<&str>,
 ) -> Result<Vec<(Fabric, Option<IpAddr>)>, FabricError> {
     // Reports the cause if no device is usable.
-    let first = Fabric::open(only)?;
+    let first = Fabric::open_listed(&survey.devices(seen)?, only)?;
     let on_devices = Fabric::local_addresses(only)?;
     if let Some(bound) = bound
         && on_devices.iter().any(|at| at.ip == bound)
