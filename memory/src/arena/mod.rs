@@ -16,7 +16,10 @@
 //!
 //! The free lists are lock-free. A lock is taken only to make or remove an arena.
 
+mod control;
 mod peers;
+#[cfg(test)]
+mod tests;
 mod wait_queue;
 
 use std::num::NonZeroU32;
@@ -85,6 +88,8 @@ struct Peer {
 pub(crate) struct Arenas {
     usage: Use,
     budget: usize,
+    /// Bytes of a page: arenas are whole pages.
+    page: usize,
     classes: Vec<Class>,
     /// The arenas of all size classes. The lock also serializes growth.
     arenas: Mutex<Slab<Arc<Arena>>>,
@@ -145,11 +150,21 @@ impl Arenas {
     }
 
     pub(crate) fn new(usage: Use, budget: usize, ledger: Arc<Ledger>) -> Self {
-        // The classes of send memory are those that fit its budget at least twice. The control
-        // block of a connection always gets a dedicated arena.
-        let largest = if usage == Use::Send { budget / 2 } else { 0 };
-        let class = |slot: &usize| Class {
-            slot: *slot,
+        Arenas::with_page(usage, budget, ledger, page())
+    }
+
+    /// For mappings of whole pages of `page` bytes.
+    fn with_page(usage: Use, budget: usize, ledger: Arc<Ledger>, page: usize) -> Self {
+        let (slots, arena_bytes) = match usage {
+            Use::Control => control::classes(page),
+            // Those that fit the budget at least twice.
+            _ => (
+                CLASSES.into_iter().filter(|slot| *slot <= budget / 2).collect(),
+                (ledger.sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
+            ),
+        };
+        let class = |slot| Class {
+            slot,
             free: SegQueue::new(),
             slots: AtomicUsize::new(0),
             in_use: AtomicUsize::new(0),
@@ -157,9 +172,10 @@ impl Arenas {
         Arenas {
             usage,
             budget,
-            classes: CLASSES.iter().filter(|slot| **slot <= largest).map(class).collect(),
+            page,
+            classes: slots.into_iter().map(class).collect(),
             arenas: Mutex::new(Slab::new()),
-            arena_bytes: (ledger.sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
+            arena_bytes,
             idle: Mutex::default(),
             must_notify: AtomicBool::new(false),
             waiters: WaitQueue::default(),
@@ -308,7 +324,7 @@ impl Arenas {
     ) -> Result<SlotRef, PoolError> {
         let slot = self.classes[class].slot;
         // Whole slots and whole pages; both sizes are powers of two.
-        let unit = slot.max(page());
+        let unit = slot.max(self.page);
         let bytes = (self.arena_bytes - self.arena_bytes % unit).max(unit);
         let arena = match self.map_arena(arenas, bytes, slot, seen) {
             Err(PoolError::Exhausted { .. }) if bytes > unit => {
@@ -333,7 +349,7 @@ impl Arenas {
         seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
         let (budget, usage) = (self.budget, self.usage);
-        let bytes = len.checked_next_multiple_of(page()).ok_or(PoolError::TooLarge {
+        let bytes = len.checked_next_multiple_of(self.page).ok_or(PoolError::TooLarge {
             len,
             budget,
             usage,
