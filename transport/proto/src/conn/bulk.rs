@@ -1,10 +1,10 @@
 //! Sending by WRITE: binds memory that the peer has granted to transfers, and returns what is not
 //! needed.
 
+use super::alignment::{self, Modulus};
 use super::connection::Connection;
 use super::grants::MAX_REQUESTS;
-use super::phase::{self, Modulus};
-use super::stream::{Bulk, Out, PeerGrant, Request, SendHalf};
+use super::stream::{Bulk, OutputItem, PeerGrant, QueuedRequest, SendHalf};
 use super::types::Side;
 use crate::error::Breach;
 use crate::frame::{Frame, MIN_GRANT};
@@ -25,8 +25,9 @@ impl Connection {
     pub(super) fn prepare_bulk(&mut self, key: usize) {
         let stream = &mut self.streams[key];
         let requests_all = stream.peer_names;
-        let stops = |out: &Out| {
-            matches!(out, Out::Lend(_)) || (matches!(out, Out::Eager { .. }) && !requests_all)
+        let stops = |out: &OutputItem| {
+            matches!(out, OutputItem::Lend(_))
+                || (matches!(out, OutputItem::Eager { .. }) && !requests_all)
         };
         if stream.out.front().is_none_or(stops) || stream.sends_data {
             return;
@@ -35,7 +36,7 @@ impl Connection {
         let modulus = Modulus::of(self.peer.align);
         let bulks =
             stream.out.iter_mut().take_while(|out| !stops(out)).filter_map(|out| match out {
-                Out::Bulk(bulk) => Some(bulk),
+                OutputItem::Bulk(bulk) => Some(bulk),
                 _ => None,
             });
         for bulk in bulks.take(MAX_PREPARED) {
@@ -52,7 +53,7 @@ impl Connection {
                     }
                     None => {
                         let Bulk { len, begin, field, .. } = **bulk;
-                        stream.requests.push_back(Request { len, begin, field });
+                        stream.requests.push_back(QueuedRequest { len, begin, field });
                         asked = true;
                     }
                 }
@@ -107,7 +108,7 @@ impl Connection {
             return Ok(());
         }
         let waiting = entry.out.iter_mut().find_map(|out| match out {
-            Out::Bulk(bulk) if bulk.prepared && bulk.granted < bulk.len => Some(bulk),
+            OutputItem::Bulk(bulk) if bulk.prepared && bulk.granted < bulk.len => Some(bulk),
             _ => None,
         });
         match waiting {
@@ -156,7 +157,7 @@ fn take_standing(
     bulk: &Bulk,
     modulus: Modulus,
 ) -> Option<PeerGrant> {
-    let offset = |grant: &PeerGrant| phase::offset(modulus, grant.addr, bulk.begin);
+    let offset = |grant: &PeerGrant| alignment::offset(modulus, grant.addr, bulk.begin);
     let holds = |grant: &PeerGrant| bulk.len + u64::from(offset(grant)) <= u64::from(grant.len);
     let (at, _) = standing
         .iter()

@@ -13,7 +13,7 @@ use super::id_map::Ids;
 use super::keep_alive::{Check, KeepAliveTimer};
 use super::leases::Leases;
 use super::reset_limit::ResetLimit;
-use super::stream::{Out, PeerGrant, RecvHalf, SendHalf, Stream};
+use super::stream::{OutputItem, PeerGrant, RecvHalf, SendHalf, Stream};
 use super::types::{Event, Pending, Side, Stats};
 use super::write_order::WriteOrder;
 use crate::config::Config;
@@ -38,7 +38,7 @@ pub(super) const RETIRE_INTERVAL: Duration = Duration::from_micros(156_250);
 /// | Closing | | | | Closed | |
 /// | Closed | | | | | |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum Lifecycle {
     Open,
     /// GOAWAY has been queued, and the peer may still open streams (server).
     Draining,
@@ -54,7 +54,7 @@ pub struct Connection {
     pub(super) side: Side,
     pub(super) config: Config,
     pub(super) peer: PeerSettings,
-    pub(super) phase: Phase,
+    pub(super) lifecycle: Lifecycle,
     pub(super) credits: Credits,
     pub(super) heartbeat: Heartbeat,
     pub(super) keep_alive: Option<KeepAliveTimer>,
@@ -63,7 +63,7 @@ pub struct Connection {
     /// Body bytes in the output of all streams.
     pub(super) queued: usize,
     /// Empty queues of streams that have ended, to be reused.
-    pub(super) free_queues: Vec<VecDeque<Out>>,
+    pub(super) free_queues: Vec<VecDeque<OutputItem>>,
     /// The highest stream id opened by this side (client).
     pub(super) last_opened: u32,
     /// The highest stream id that has been transmitted. Streams are transmitted in the order of
@@ -77,7 +77,7 @@ pub struct Connection {
     /// An upper bound of the frames in `control` that answer the peer.
     pub(super) n_answers: usize,
     pub(super) resets: ResetLimit,
-    /// The CLOSE frame, in [`Phase::Closing`].
+    /// The CLOSE frame, in [`Lifecycle::Closing`].
     pub(super) close_frame: Option<Frame>,
     /// The server has named memory for a request of this client.
     pub(super) peer_names_requests: bool,
@@ -125,7 +125,7 @@ impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection")
             .field("side", &self.side)
-            .field("phase", &self.phase)
+            .field("lifecycle", &self.lifecycle)
             .field("credits", &self.credits)
             .field("streams", &self.streams.len())
             .finish_non_exhaustive()
@@ -136,7 +136,7 @@ impl Connection {
     fn new(side: Side, config: Config, peer: PeerSettings, now: Instant) -> Self {
         Connection {
             side,
-            phase: Phase::Open,
+            lifecycle: Lifecycle::Open,
             credits: Credits::new(&config, &peer),
             heartbeat: Heartbeat::new(config.liveness, now),
             keep_alive: config.keep_alive.map(|keep| KeepAliveTimer::new(keep.within_a_day(), now)),
@@ -217,7 +217,7 @@ impl Connection {
 
     /// Whether [`Connection::open`] may succeed, now or when a stream ends.
     pub fn takes_streams(&self) -> bool {
-        self.phase == Phase::Open && !self.peer_going_away && self.last_opened < u32::MAX
+        self.lifecycle == Lifecycle::Open && !self.peer_going_away && self.last_opened < u32::MAX
     }
 
     /// Whether one more stream may be opened now.
@@ -337,7 +337,7 @@ impl Connection {
             Beat::Nothing | Beat::Rest => {}
             Beat::Probe => self.events.push_back(Event::Probe),
             Beat::Dead => {
-                self.phase = Phase::Closed;
+                self.lifecycle = Lifecycle::Closed;
                 self.events.push_back(Event::Dead);
                 return Ok(());
             }
@@ -347,7 +347,7 @@ impl Connection {
             None | Some(Check::Nothing) => {}
             Some(Check::Ping) => self.send_ping(),
             Some(Check::Dead) => {
-                self.phase = Phase::Closed;
+                self.lifecycle = Lifecycle::Closed;
                 self.events.push_back(Event::KeepAliveTimedOut);
                 return Ok(());
             }
@@ -375,7 +375,8 @@ impl Connection {
     /// Whether neither side waits for the other, or keeps anything of the other's. A client that
     /// has not sent its first message is waited for.
     fn is_idle(&self) -> bool {
-        let is_open = self.phase == Phase::Open && !self.peer_going_away && self.greeting_done;
+        let is_open =
+            self.lifecycle == Lifecycle::Open && !self.peer_going_away && self.greeting_done;
         let owes = self.has_output() || self.heartbeat.awaits_pong() || self.has_extra_recvs();
         is_open && !owes && self.last_activity.is_none() && self.pending() == Pending::default()
     }
@@ -400,7 +401,7 @@ impl Connection {
 
     /// Whether the connection is neither closed nor closing.
     pub(super) fn is_live(&self) -> bool {
-        !matches!(self.phase, Phase::Closing | Phase::Closed)
+        !matches!(self.lifecycle, Lifecycle::Closing | Lifecycle::Closed)
     }
 
     pub(super) fn insert(&mut self, id: u32, recv: RecvHalf) -> usize {
@@ -428,7 +429,7 @@ impl Connection {
         {
             stream.in_write_ready = true;
             let finish = match (stream.urgent_grants, stream.out.front_mut()) {
-                (0, Some(Out::Bulk(bulk))) => {
+                (0, Some(OutputItem::Bulk(bulk))) => {
                     *bulk.finish.get_or_insert(self.write_ready.finish(bulk.len))
                 }
                 // The peer has recalled the memory.

@@ -44,7 +44,7 @@ pub(super) const QUIET: Duration = Duration::from_millis(1250);
 pub(super) const REST: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum HeartbeatState {
     Alert { since: Instant },
     Asking { first: Instant, since: Instant },
     Resting,
@@ -56,7 +56,7 @@ pub(super) struct Heartbeat {
     liveness: Liveness,
     /// When the last message, or proof, was received.
     last_received: Instant,
-    state: State,
+    state: HeartbeatState,
     /// PINGs that have not been answered.
     outstanding: u32,
 }
@@ -75,7 +75,7 @@ impl Heartbeat {
         Heartbeat {
             liveness,
             last_received: now,
-            state: State::Alert { since: now },
+            state: HeartbeatState::Alert { since: now },
             outstanding: 0,
         }
     }
@@ -83,20 +83,20 @@ impl Heartbeat {
     /// A message or a proof was received.
     pub(super) fn received(&mut self, now: Instant) {
         self.last_received = now;
-        if self.state != State::Resting {
-            self.state = State::Alert { since: now };
+        if self.state != HeartbeatState::Resting {
+            self.state = HeartbeatState::Alert { since: now };
         }
     }
 
     /// What was received is more than PINGs.
     pub(super) fn active(&mut self, now: Instant) {
-        self.state = State::Alert { since: now };
+        self.state = HeartbeatState::Alert { since: now };
     }
 
     /// This side opens something that the peer has to answer, or may keep.
     pub(super) fn rouse(&mut self) {
-        if self.state == State::Resting {
-            self.state = State::Roused;
+        if self.state == HeartbeatState::Resting {
+            self.state = HeartbeatState::Roused;
         }
     }
 
@@ -112,16 +112,16 @@ impl Heartbeat {
 
     /// Whether a proof was asked for and nothing has been received since.
     pub(super) fn is_asking(&self) -> bool {
-        matches!(self.state, State::Asking { .. })
+        matches!(self.state, HeartbeatState::Asking { .. })
     }
 
     pub(super) fn is_resting(&self) -> bool {
-        self.state == State::Resting
+        self.state == HeartbeatState::Resting
     }
 
     /// Whether this side has opened something at rest, and the timer has not run since.
     pub(super) fn is_roused(&self) -> bool {
-        self.state == State::Roused
+        self.state == HeartbeatState::Roused
     }
 
     /// Counts a PING that is sent.
@@ -137,9 +137,13 @@ impl Heartbeat {
     /// `None`: a connection at rest asks for nothing.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.state {
-            State::Alert { since } | State::Asking { since, .. } => Some(since + QUIET),
-            State::Resting => (self.liveness != Liveness::Told).then(|| self.last_received + REST),
-            State::Roused => Some(self.last_received),
+            HeartbeatState::Alert { since } | HeartbeatState::Asking { since, .. } => {
+                Some(since + QUIET)
+            }
+            HeartbeatState::Resting => {
+                (self.liveness != Liveness::Told).then(|| self.last_received + REST)
+            }
+            HeartbeatState::Roused => Some(self.last_received),
         }
     }
 
@@ -153,21 +157,25 @@ impl Heartbeat {
             Liveness::Told => false,
         };
         let first = match self.state {
-            State::Alert { .. } if is_idle => {
-                self.state = State::Resting;
+            HeartbeatState::Alert { .. } if is_idle => {
+                self.state = HeartbeatState::Resting;
                 return Beat::Rest;
             }
-            State::Alert { .. } | State::Resting if self.liveness != Liveness::Told => now,
-            State::Alert { .. } | State::Resting | State::Roused => {
-                self.state = State::Alert { since: now };
+            HeartbeatState::Alert { .. } | HeartbeatState::Resting
+                if self.liveness != Liveness::Told =>
+            {
+                now
+            }
+            HeartbeatState::Alert { .. } | HeartbeatState::Resting | HeartbeatState::Roused => {
+                self.state = HeartbeatState::Alert { since: now };
                 return Beat::Nothing;
             }
-            State::Asking { first, .. } if !asks(first) && now < deadline + QUIET => {
+            HeartbeatState::Asking { first, .. } if !asks(first) && now < deadline + QUIET => {
                 return Beat::Dead;
             }
-            State::Asking { first, .. } => first,
+            HeartbeatState::Asking { first, .. } => first,
         };
-        self.state = State::Asking { first, since: now };
+        self.state = HeartbeatState::Asking { first, since: now };
         Beat::Probe
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
+use super::alignment::Modulus;
 use super::answer_clock::PendingAnswer;
 use super::connection::Connection;
 use super::grants::{Grant, MAX_REQUESTS};
-use super::phase::Modulus;
 use super::stream::{PeerRequest, RecvHalf, RequestKey, Section, SendHalf, Stream};
 use super::types::{Event, Flow, GrantMemory, LandingWant, Side, WantKey};
 use crate::error::Breach;

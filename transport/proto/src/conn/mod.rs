@@ -15,7 +15,7 @@
 //! | `bulk` | sending by WRITE: grants of the peer |
 //! | `leases` | what the sides have lent each other |
 //! | `lend` | sending without a WRITE: bytes that the peer reads where they lie |
-//! | `phase` | the address in landing memory at which a message begins |
+//! | `alignment` | the address in landing memory at which a message begins |
 //! | `recall` | recalling grants before they are used |
 //! | `answer_clock` | the clock of answers that the peer owes |
 //! | `answer_timeout` | the time that the peer has to return grants which others want |
@@ -55,6 +55,7 @@
 //! back. A grant that the peer keeps nevertheless is recalled when others want its memory
 //! (`recall`), and the peer must answer in time (`answer_timeout`).
 
+mod alignment;
 mod answer_clock;
 mod answer_timeout;
 mod bulk;
@@ -70,7 +71,6 @@ mod leases;
 mod lend;
 mod named;
 mod output;
-mod phase;
 mod recall;
 mod receive;
 mod recv_queue;

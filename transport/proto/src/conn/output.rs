@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::connection::Connection;
-use super::stream::{Bulk, DroppedOutput, Out, RecvHalf, SendHalf};
+use super::stream::{Bulk, DroppedOutput, OutputItem, RecvHalf, SendHalf};
 use super::types::{Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
 use crate::hello::PeerSettings;
@@ -45,7 +45,7 @@ impl Connection {
 
     fn push_headers(&mut self, key: usize, block: Bytes, end: bool) {
         let stream = &mut self.streams[key];
-        stream.out.push_back(Out::Headers { block, end, begun: false });
+        stream.out.push_back(OutputItem::Headers { block, end, begun: false });
         if end {
             stream.send = SendHalf::Ending;
         }
@@ -134,7 +134,7 @@ impl Connection {
         let eager_limit = self.eager_limit();
         let stream = &mut self.streams[key];
         if payload.len() <= eager_limit || stream.sends_data {
-            stream.out.insert(at, Out::Eager { payload, end, around: false });
+            stream.out.insert(at, OutputItem::Eager { payload, end, around: false });
             return false;
         }
         let around = if stream.peer_names { payload.cut_to_field(MAX_AROUND) } else { None };
@@ -142,11 +142,11 @@ impl Connection {
         let ends = |tail: &Payload| end && tail.is_empty();
         let bulk = Bulk::new(payload, ends(&tail), self.peer.align);
         if !tail.is_empty() {
-            stream.out.insert(at, Out::Eager { payload: tail, end, around: true });
+            stream.out.insert(at, OutputItem::Eager { payload: tail, end, around: true });
         }
-        stream.out.insert(at, Out::Bulk(Box::new(bulk)));
+        stream.out.insert(at, OutputItem::Bulk(Box::new(bulk)));
         if !head.is_empty() {
-            stream.out.insert(at, Out::Eager { payload: head, end: false, around: true });
+            stream.out.insert(at, OutputItem::Eager { payload: head, end: false, around: true });
         }
         true
     }
@@ -227,14 +227,14 @@ impl Connection {
         let (mut unsent, mut dropped) = (Vec::new(), DroppedOutput::default());
         for (place, out) in stream.out.drain(..).enumerate() {
             match out {
-                Out::Headers { .. } if place == 0 => {}
-                Out::Headers { block, .. } => unsent.push(Unsent::Trailers(block)),
-                Out::Eager { payload, .. } => unsent.push(Unsent::Data(payload)),
-                Out::Bulk(bulk) => {
+                OutputItem::Headers { .. } if place == 0 => {}
+                OutputItem::Headers { block, .. } => unsent.push(Unsent::Trailers(block)),
+                OutputItem::Eager { payload, .. } => unsent.push(Unsent::Data(payload)),
+                OutputItem::Bulk(bulk) => {
                     dropped.grants.extend(bulk.grants.iter().map(|grant| grant.id));
                     unsent.push(Unsent::Data(bulk.payload));
                 }
-                Out::Lend(lend) => {
+                OutputItem::Lend(lend) => {
                     dropped.leases.extend(lend.place.map(|place| place.lease));
                     unsent.push(Unsent::Data(lend.payload));
                 }

@@ -21,7 +21,7 @@
 
 use super::answer_clock::PendingAnswer;
 use super::connection::Connection;
-use super::stream::{Out, PeerRequest, PendingDone, RecvHalf, RequestKey};
+use super::stream::{OutputItem, PeerRequest, PendingDone, RecvHalf, RequestKey};
 use crate::frame::Frame;
 use crate::ids::GrantId;
 
@@ -114,10 +114,10 @@ impl Connection {
         // Recorded, so that a bound standing grant need not be searched again.
         self.peer_grants.insert(id, stream.id);
         let in_front = stream.out.iter().skip(place).any(|out| match out {
-            Out::Bulk(bulk) => bulk.grants.front().is_some_and(|grant| grant.standing),
-            Out::Headers { .. } | Out::Eager { .. } | Out::Lend(_) => false,
+            OutputItem::Bulk(bulk) => bulk.grants.front().is_some_and(|grant| grant.standing),
+            OutputItem::Headers { .. } | OutputItem::Eager { .. } | OutputItem::Lend(_) => false,
         });
-        let Some(Out::Bulk(bulk)) = stream.out.get_mut(place) else { return };
+        let Some(OutputItem::Bulk(bulk)) = stream.out.get_mut(place) else { return };
         let Some(grant) = bulk.grants.get_mut(at) else { return };
         if in_front {
             if !std::mem::replace(&mut grant.recalled, true) {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::connection::{Connection, Phase};
+use super::connection::{Connection, Lifecycle};
 use super::credits::Returned;
 use super::stream::{PeerGrant, RecvHalf, SendHalf};
 use super::types::{Event, Side};
@@ -28,10 +28,10 @@ impl Connection {
     /// The peer broke the protocol. The connection is closing: a CLOSE frame that names the breach
     /// is the only output left. The frames of the message behind the breach have had no effect.
     pub fn receive(&mut self, now: Instant, message: Bytes) -> Result<(), Breach> {
-        match self.phase {
-            Phase::Open | Phase::Draining | Phase::Drained => {}
-            Phase::Closed => return Ok(()),
-            Phase::Closing => {
+        match self.lifecycle {
+            Lifecycle::Open | Lifecycle::Draining | Lifecycle::Drained => {}
+            Lifecycle::Closed => return Ok(()),
+            Lifecycle::Closing => {
                 // CLOSE may still wait for a credit. Other breaches no longer matter.
                 let len = message.len();
                 let _ = Reader::new(message)
@@ -61,7 +61,7 @@ impl Connection {
         }
         while let Some(frame) = reader.next_frame()? {
             self.on_frame(frame, now)?;
-            if self.phase == Phase::Closed {
+            if self.lifecycle == Lifecycle::Closed {
                 return Ok(());
             }
         }
@@ -227,7 +227,7 @@ impl Connection {
     }
 
     fn accept_stream(&mut self, id: u32) -> Result<usize, Breach> {
-        if self.phase == Phase::Drained {
+        if self.lifecycle == Lifecycle::Drained {
             return Err(Breach::OpenedAfterGoAway(StreamId(id)));
         }
         if self.streams.len() >= self.config.max_streams as usize {

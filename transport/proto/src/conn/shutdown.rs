@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 
-use super::connection::{Connection, Phase};
+use super::connection::{Connection, Lifecycle};
 use super::types::{Event, Side};
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Frame, MAX_TEXT};
@@ -16,23 +16,23 @@ impl Connection {
     /// Stops accepting or opening new streams. A server sends GOAWAY. Streams in flight continue.
     /// `text` is truncated to 240 bytes. See [`Connection::is_drained`].
     pub fn go_away(&mut self, code: CloseCode, text: &str) {
-        if self.phase != Phase::Open {
+        if self.lifecycle != Lifecycle::Open {
             return;
         }
         self.heartbeat.rouse();
         match self.side {
             Side::Server => {
-                self.phase = Phase::Draining;
+                self.lifecycle = Lifecycle::Draining;
                 let frame = Frame::GoAway { ack: false, code: code.to_wire(), text: clip(text) };
                 self.push_control(frame);
             }
-            Side::Client => self.phase = Phase::Drained,
+            Side::Client => self.lifecycle = Lifecycle::Drained,
         }
     }
 
     /// Whether the connection is draining, the peer opens no more streams, and none is left.
     pub fn is_drained(&self) -> bool {
-        self.phase == Phase::Drained && self.streams.is_empty() && !self.has_output()
+        self.lifecycle == Lifecycle::Drained && self.streams.is_empty() && !self.has_output()
     }
 
     /// Closes the connection. Only a CLOSE frame is still sent, with `text` truncated to 240 bytes;
@@ -41,21 +41,21 @@ impl Connection {
         if !self.is_live() {
             return;
         }
-        self.phase = Phase::Closing;
+        self.lifecycle = Lifecycle::Closing;
         self.control.clear();
         self.close_frame = Some(Frame::Close { code: code.to_wire(), text: clip(text) });
     }
 
     pub(super) fn on_close(&mut self, code: u32, text: &[u8]) {
-        self.phase = Phase::Closed;
+        self.lifecycle = Lifecycle::Closed;
         let text = String::from_utf8_lossy(text).into_owned();
         self.events.push_back(Event::Closed { code: CloseCode::from_wire(code), text });
     }
 
     pub(super) fn on_go_away(&mut self, ack: bool, code: u32, text: &[u8]) -> Result<(), Breach> {
         match (self.side, ack) {
-            (Side::Server, true) if self.phase == Phase::Draining => {
-                self.phase = Phase::Drained;
+            (Side::Server, true) if self.lifecycle == Lifecycle::Draining => {
+                self.lifecycle = Lifecycle::Drained;
                 Ok(())
             }
             (Side::Client, false) if !self.peer_going_away => {

@@ -31,7 +31,7 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-use super::phase::{self, Modulus};
+use super::alignment::{self, Modulus};
 use crate::ids::GrantId;
 use crate::payload::{Field, LentPlace, Payload};
 
@@ -106,7 +106,7 @@ pub(super) struct Bulk {
     /// When it ends by the clock of [`WriteOrder`](super::write_order::WriteOrder), once it can be
     /// written.
     pub(super) finish: Option<u64>,
-    /// Its begin in the peer's memory: see [`phase`](super::phase).
+    /// Its begin in the peer's memory: see [`alignment`](super::alignment).
     pub(super) begin: u32,
     /// The field that the peer may have land apart, if it is known.
     pub(super) field: Option<Field>,
@@ -116,7 +116,7 @@ pub(super) struct Bulk {
 impl Bulk {
     /// A transfer to a peer that requires the alignment `align`.
     pub(super) fn new(payload: Payload, end: bool, align: u16) -> Self {
-        let (len, begin) = (payload.len() as u64, phase::begin(&payload, align));
+        let (len, begin) = (payload.len() as u64, alignment::begin(&payload, align));
         let (field, grants) = (payload.field(), VecDeque::new());
         Bulk { payload, end, prepared: false, granted: 0, len, finish: None, begin, field, grants }
     }
@@ -124,7 +124,7 @@ impl Bulk {
 
 /// An element of a stream's output queue.
 #[derive(Debug)]
-pub(super) enum Out {
+pub(super) enum OutputItem {
     Headers {
         block: Bytes,
         end: bool,
@@ -173,7 +173,7 @@ pub(super) struct PendingDone {
 
 /// A REQUEST to be sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
+pub(super) struct QueuedRequest {
     pub(super) len: u64,
     pub(super) begin: u32,
     pub(super) field: Option<Field>,
@@ -241,9 +241,9 @@ pub(super) struct Stream {
     /// The number of this side's RESET among all control frames, in [`RecvHalf::Discarding`].
     pub(super) reset_frame: u64,
 
-    pub(super) out: VecDeque<Out>,
+    pub(super) out: VecDeque<OutputItem>,
     pub(super) dones: VecDeque<PendingDone>,
-    pub(super) requests: VecDeque<Request>,
+    pub(super) requests: VecDeque<QueuedRequest>,
     /// Body bytes in `out`.
     pub(super) queued: usize,
     /// The driver was told that there is no room, and waits for it.
@@ -295,7 +295,7 @@ impl Stream {
     pub(super) fn new(
         id: u32,
         recv: RecvHalf,
-        out: VecDeque<Out>,
+        out: VecDeque<OutputItem>,
         send_window: u32,
         recv_window: u32,
     ) -> Self {
@@ -338,7 +338,7 @@ impl Stream {
     /// WRITE or has no memory for it.
     pub(super) fn can_write(&self) -> Option<bool> {
         match self.out.front() {
-            Some(Out::Bulk(bulk)) if !bulk.grants.is_empty() => {
+            Some(OutputItem::Bulk(bulk)) if !bulk.grants.is_empty() => {
                 bulk.payload.front().map(|(_, pinned)| pinned)
             }
             _ => None,
@@ -348,10 +348,10 @@ impl Stream {
     /// Finds a bound grant of the peer: the index in `out`, and the index among its grants.
     pub(super) fn find_grant(&self, id: u32) -> Option<(usize, usize)> {
         self.out.iter().enumerate().find_map(|(place, out)| match out {
-            Out::Bulk(bulk) => {
+            OutputItem::Bulk(bulk) => {
                 bulk.grants.iter().position(|grant| grant.id.0 == id).map(|at| (place, at))
             }
-            Out::Headers { .. } | Out::Eager { .. } | Out::Lend(_) => None,
+            OutputItem::Headers { .. } | OutputItem::Eager { .. } | OutputItem::Lend(_) => None,
         })
     }
 
@@ -361,9 +361,11 @@ impl Stream {
         let mut dropped = DroppedOutput { grants, leases: Vec::new(), queued: self.queued };
         for out in self.out.drain(..) {
             match out {
-                Out::Bulk(bulk) => dropped.grants.extend(bulk.grants.iter().map(|g| g.id)),
-                Out::Lend(lend) => dropped.leases.extend(lend.place.map(|place| place.lease)),
-                Out::Headers { .. } | Out::Eager { .. } => {}
+                OutputItem::Bulk(bulk) => dropped.grants.extend(bulk.grants.iter().map(|g| g.id)),
+                OutputItem::Lend(lend) => {
+                    dropped.leases.extend(lend.place.map(|place| place.lease))
+                }
+                OutputItem::Headers { .. } | OutputItem::Eager { .. } => {}
             }
         }
         self.requests.clear();

@@ -1,9 +1,9 @@
 //! Sending: composes messages and hands out WRITEs.
 
-use super::connection::{Connection, Phase};
+use super::alignment::LINE;
+use super::connection::{Connection, Lifecycle};
 use super::credits::Returned;
-use super::phase::LINE;
-use super::stream::{Out, PeerGrant, PendingDone, RecvHalf, Request, SendHalf};
+use super::stream::{OutputItem, PeerGrant, PendingDone, QueuedRequest, RecvHalf, SendHalf};
 use super::types::{Event, Room, Side, Stats, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
@@ -110,7 +110,7 @@ impl Connection {
         let frame = self.close_frame.take()?;
         let mut message = self.composer(slot);
         message.add(&frame);
-        self.phase = Phase::Closed;
+        self.lifecycle = Lifecycle::Closed;
         Some(self.finish_message(message))
     }
 
@@ -207,7 +207,7 @@ impl Connection {
                 continue;
             }
             if id <= self.last_known
-                && let Some(&Request { len, begin, field }) = stream.requests.front()
+                && let Some(&QueuedRequest { len, begin, field }) = stream.requests.front()
             {
                 if !message.add(&Frame::Request { stream: id, len, begin, field }) {
                     return Composed::Full;
@@ -219,14 +219,14 @@ impl Connection {
                 return Composed::Full;
             };
             let ended = match stream.out.front_mut() {
-                Some(Out::Bulk(bulk)) if stream.sends_data && bulk.grants.is_empty() => {
+                Some(OutputItem::Bulk(bulk)) if stream.sends_data && bulk.grants.is_empty() => {
                     let payload = std::mem::take(&mut bulk.payload);
-                    let eager = Out::Eager { payload, end: bulk.end, around: false };
+                    let eager = OutputItem::Eager { payload, end: bulk.end, around: false };
                     stream.out[0] = eager;
                     continue;
                 }
-                None | Some(Out::Bulk(_)) => return Composed::Idle,
-                Some(Out::Lend(lend)) => {
+                None | Some(OutputItem::Bulk(_)) => return Composed::Idle,
+                Some(OutputItem::Lend(lend)) => {
                     // It goes once the driver has decided.
                     let Some(place) = lend.place else { return Composed::Idle };
                     let (len, end) = (lend.payload.len(), lend.end);
@@ -239,7 +239,7 @@ impl Connection {
                     self.sent_bytes(key, len);
                     end
                 }
-                Some(Out::Headers { block, end, begun }) => {
+                Some(OutputItem::Headers { block, end, begun }) => {
                     if room < block.len().min(MIN_SPLIT) {
                         return Composed::Full;
                     }
@@ -274,7 +274,7 @@ impl Connection {
                     stream.out.pop_front();
                     end
                 }
-                Some(Out::Eager { payload, end, around }) => {
+                Some(OutputItem::Eager { payload, end, around }) => {
                     let allowed = payload.len().min(stream.send_window as usize);
                     if allowed == 0 && !payload.is_empty() {
                         return Composed::Idle;
@@ -346,7 +346,7 @@ impl Connection {
     fn write(&mut self, queue: usize, key: usize, room: Room) -> Option<Write> {
         let chunk = room.chunk.max(self.config.write_chunk as usize);
         let stream = &mut self.streams[key];
-        let Some(Out::Bulk(bulk)) = stream.out.front_mut() else { return None };
+        let Some(OutputItem::Bulk(bulk)) = stream.out.front_mut() else { return None };
         let grant = bulk.grants.front_mut()?;
         let (front, pinned) = bulk.payload.front()?;
         let wanted = front.min((grant.len - grant.used) as usize).min(chunk);

@@ -16,10 +16,10 @@ use std::collections::BinaryHeap;
 
 /// A stream that can write. The fields are compared in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Entry {
+struct WriteTurn {
     /// When its message would end, by the virtual clock.
     finish: u64,
-    /// Entries that would end at the same time are in order.
+    /// Turns that would end at the same time are in order.
     number: u64,
     key: usize,
 }
@@ -28,12 +28,12 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct WriteOrder {
     /// Those whose source is staged, those whose source is pinned.
-    queues: [BinaryHeap<Reverse<Entry>>; 2],
+    queues: [BinaryHeap<Reverse<WriteTurn>>; 2],
     /// The index of the queue whose turn it is.
     turn: usize,
     /// The virtual clock, in bytes.
     clock: u64,
-    /// The number of the next entry.
+    /// The number of the next turn.
     number: u64,
 }
 
@@ -45,14 +45,14 @@ impl WriteOrder {
 
     /// Adds a stream, which must not be in any queue. One that ends at 0 goes before all others.
     pub(super) fn push(&mut self, key: usize, pinned: bool, finish: u64) {
-        let entry = Entry { finish, number: self.number, key };
+        let turn = WriteTurn { finish, number: self.number, key };
         self.number += 1;
-        self.queues[usize::from(pinned)].push(Reverse(entry));
+        self.queues[usize::from(pinned)].push(Reverse(turn));
     }
 
     /// The first stream of a queue.
     pub(super) fn first(&self, queue: usize) -> Option<usize> {
-        self.queues[queue].peek().map(|Reverse(entry)| entry.key)
+        self.queues[queue].peek().map(|Reverse(turn)| turn.key)
     }
 
     /// Removes the first stream of a queue.
@@ -63,7 +63,7 @@ impl WriteOrder {
     /// Removes a stream from its queue.
     pub(super) fn remove(&mut self, key: usize) {
         for queue in &mut self.queues {
-            queue.retain(|Reverse(entry)| entry.key != key);
+            queue.retain(|Reverse(turn)| turn.key != key);
         }
     }
 

@@ -6,7 +6,7 @@
 //! | `calls` | the kinds of calls, header blocks, limits, windows, credits |
 //! | `bulk` | grants on request, standing grants, partial grants, fairness |
 //! | `segments` | bodies in several segments |
-//! | `phase` | the offset of messages in landing memory, and peers that give a wrong one |
+//! | `alignment` | the offset of messages in landing memory, and peers that give a wrong one |
 //! | `named` | fields that land in memory which the client names |
 //! | `recall` | grants that are recalled |
 //! | `answer_timeout` | a peer that does not answer RESET or RECALL |
@@ -21,6 +21,7 @@
 //! | `long_messages` | messages as long as gRPC can state, without their bytes |
 //! | `decline` | streams whose messages come by DATA, as their receiver has no landing memory |
 
+mod alignment;
 mod answer_timeout;
 mod breach;
 mod bulk;
@@ -35,7 +36,6 @@ mod memory;
 mod model;
 mod named;
 mod pair;
-mod phase;
 mod recall;
 mod recvs;
 mod resets;

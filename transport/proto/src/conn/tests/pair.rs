@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::super::connection::Phase;
+use super::super::connection::Lifecycle;
 use super::super::*;
 use super::loans::Loans;
 use super::memory::Memory;
@@ -591,7 +591,11 @@ impl Pair {
             let end = &self.ends[to];
             let slots = u32::from(receiver.config.recv_slots) + end.extra - end.left_out;
             assert!(under_way <= slots, "SEND without a posted RECV");
-            if self.ends.iter().all(|end| end.error.is_none() && end.conn.phase != Phase::Closed) {
+            if self
+                .ends
+                .iter()
+                .all(|end| end.error.is_none() && end.conn.lifecycle != Lifecycle::Closed)
+            {
                 let (ours, to_return) = (sender.credits.available(), receiver.credits.to_return());
                 assert_eq!(ours + under_way + to_return + coming_back, slots, "credits");
                 // The sizes too, in the order of the device.

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::super::connection::Phase;
+use super::super::connection::Lifecycle;
 use super::super::heartbeat::QUIET;
-use super::super::stream::{Out, RecvHalf, SendHalf};
+use super::super::stream::{OutputItem, RecvHalf, SendHalf};
 use super::super::*;
 use super::pair::{block, head, small};
 use crate::error::{Breach, CloseCode};
@@ -144,7 +144,7 @@ fn stream_in(side: Side, state: State) -> Connection {
         let stream = &mut conn.streams[key];
         stream.send = send;
         if send == SendHalf::Ending {
-            stream.out.push_back(Out::Eager {
+            stream.out.push_back(OutputItem::Eager {
                 payload: Bytes::new().into(),
                 end: true,
                 around: false,
@@ -262,7 +262,7 @@ fn every_state_of_a_stream_with_every_event() {
                             other => panic!("{context}: {other}"),
                         };
                         assert_eq!(found, wrong, "{context}");
-                        assert_eq!(conn.phase, Phase::Closing, "{context}");
+                        assert_eq!(conn.lifecycle, Lifecycle::Closing, "{context}");
                         assert_eq!(state_of(&conn), state, "{context}: a breach changes nothing");
                     }
                 }
@@ -308,60 +308,65 @@ const TURNS: [Turn; 7] = [
     Turn::Dead,
 ];
 
-const PHASES: [Phase; 5] =
-    [Phase::Open, Phase::Draining, Phase::Drained, Phase::Closing, Phase::Closed];
+const STAGES: [Lifecycle; 5] = [
+    Lifecycle::Open,
+    Lifecycle::Draining,
+    Lifecycle::Drained,
+    Lifecycle::Closing,
+    Lifecycle::Closed,
+];
 
-/// The table of [`Phase`]; `None` is a breach.
-fn turn(side: Side, phase: Phase, turn: Turn) -> Option<Phase> {
-    let live = matches!(phase, Phase::Open | Phase::Draining | Phase::Drained);
+/// The table of [`Lifecycle`]; `None` is a breach.
+fn turn(side: Side, stage: Lifecycle, turn: Turn) -> Option<Lifecycle> {
+    let live = matches!(stage, Lifecycle::Open | Lifecycle::Draining | Lifecycle::Drained);
     Some(match turn {
-        Turn::GoAwayHere => match (phase, side) {
-            (Phase::Open, Side::Server) => Phase::Draining,
-            (Phase::Open, Side::Client) => Phase::Drained,
-            _ => phase,
+        Turn::GoAwayHere => match (stage, side) {
+            (Lifecycle::Open, Side::Server) => Lifecycle::Draining,
+            (Lifecycle::Open, Side::Client) => Lifecycle::Drained,
+            _ => stage,
         },
         Turn::GoAway if live && side == Side::Server => return None,
-        Turn::GoAway => phase,
-        Turn::Acknowledged => match (phase, side) {
-            (Phase::Draining, Side::Server) => Phase::Drained,
+        Turn::GoAway => stage,
+        Turn::Acknowledged => match (stage, side) {
+            (Lifecycle::Draining, Side::Server) => Lifecycle::Drained,
             _ if live => return None,
-            _ => phase,
+            _ => stage,
         },
-        Turn::CloseHere if live => Phase::Closing,
-        Turn::Emitted if phase == Phase::Closing => Phase::Closed,
-        Turn::Closed | Turn::Dead if live => Phase::Closed,
-        Turn::CloseHere | Turn::Emitted | Turn::Closed | Turn::Dead => phase,
+        Turn::CloseHere if live => Lifecycle::Closing,
+        Turn::Emitted if stage == Lifecycle::Closing => Lifecycle::Closed,
+        Turn::Closed | Turn::Dead if live => Lifecycle::Closed,
+        Turn::CloseHere | Turn::Emitted | Turn::Closed | Turn::Dead => stage,
     })
 }
 
-/// A connection that has been brought into a phase by the usual operations.
-fn in_phase(side: Side, phase: Phase) -> Option<Connection> {
+/// A connection that has been brought into a stage by the usual operations.
+fn in_stage(side: Side, stage: Lifecycle) -> Option<Connection> {
     let mut conn = connection(side);
     conn.greeting_done = true;
-    match phase {
-        Phase::Open => {}
-        Phase::Draining if side == Side::Client => return None,
-        Phase::Draining => conn.go_away(CloseCode::Ok, "drain"),
-        Phase::Drained => {
+    match stage {
+        Lifecycle::Open => {}
+        Lifecycle::Draining if side == Side::Client => return None,
+        Lifecycle::Draining => conn.go_away(CloseCode::Ok, "drain"),
+        Lifecycle::Drained => {
             conn.go_away(CloseCode::Ok, "drain");
             if side == Side::Server {
                 conn.on_go_away(true, 0, b"").unwrap();
             }
         }
-        Phase::Closing => conn.close(CloseCode::Ok, "close"),
-        Phase::Closed => conn.on_close(0, b""),
+        Lifecycle::Closing => conn.close(CloseCode::Ok, "close"),
+        Lifecycle::Closed => conn.on_close(0, b""),
     }
-    assert_eq!(conn.phase, phase);
+    assert_eq!(conn.lifecycle, stage);
     Some(conn)
 }
 
 #[test]
-fn every_phase_of_a_connection_with_every_event() {
+fn every_stage_of_a_connection_with_every_event() {
     let mut tried = 0;
     for side in [Side::Client, Side::Server] {
-        for phase in PHASES {
+        for stage in STAGES {
             for event in TURNS {
-                let Some(mut conn) = in_phase(side, phase) else { continue };
+                let Some(mut conn) = in_stage(side, stage) else { continue };
                 let now = Instant::now();
                 let text = Bytes::new();
                 let result = match event {
@@ -384,7 +389,7 @@ fn every_phase_of_a_connection_with_every_event() {
                             .iter()
                             .filter(|f| matches!(f, Frame::Close { .. }))
                             .count();
-                        assert_eq!(closes, usize::from(phase == Phase::Closing));
+                        assert_eq!(closes, usize::from(stage == Lifecycle::Closing));
                         Ok(())
                     }
                     Turn::Closed => conn.receive(now, message(&Frame::Close { code: 0, text }, 0)),
@@ -396,17 +401,21 @@ fn every_phase_of_a_connection_with_every_event() {
                         Ok(())
                     }
                 };
-                let context = format!("{side:?}: {event:?} in {phase:?}");
-                match turn(side, phase, event) {
+                let context = format!("{side:?}: {event:?} in {stage:?}");
+                match turn(side, stage, event) {
                     Some(after) => {
-                        assert_eq!((result, conn.phase), (Ok(()), after), "{context}");
+                        assert_eq!((result, conn.lifecycle), (Ok(()), after), "{context}");
                     }
                     None => {
                         assert!(result.is_err(), "{context}");
-                        assert_eq!(conn.phase, Phase::Closing, "{context}: a breach closes");
+                        assert_eq!(
+                            conn.lifecycle,
+                            Lifecycle::Closing,
+                            "{context}: a breach closes"
+                        );
                     }
                 }
-                let live = !matches!(conn.phase, Phase::Closing | Phase::Closed);
+                let live = !matches!(conn.lifecycle, Lifecycle::Closing | Lifecycle::Closed);
                 assert_eq!(
                     conn.next_timeout().is_some(),
                     live,
@@ -414,7 +423,7 @@ fn every_phase_of_a_connection_with_every_event() {
                 );
                 assert_eq!(
                     conn.takes_streams(),
-                    conn.phase == Phase::Open && !conn.peer_going_away
+                    conn.lifecycle == Lifecycle::Open && !conn.peer_going_away
                 );
                 tried += 1;
             }
@@ -444,12 +453,12 @@ fn closed_connections_ignore_all_frames() {
     let names: BTreeSet<&str> = frames.iter().map(Frame::name).collect();
     assert_eq!(names.len(), 12, "all kinds of frames");
     for side in [Side::Client, Side::Server] {
-        for phase in [Phase::Closing, Phase::Closed] {
+        for stage in [Lifecycle::Closing, Lifecycle::Closed] {
             for frame in &frames {
-                let mut conn = in_phase(side, phase).unwrap();
+                let mut conn = in_stage(side, stage).unwrap();
                 conn.events.clear();
                 assert_eq!(conn.receive(Instant::now(), message(frame, 0)), Ok(()), "{frame:?}");
-                assert_eq!(conn.phase, phase);
+                assert_eq!(conn.lifecycle, stage);
                 assert_eq!(conn.poll_event(), None);
                 assert_eq!(conn.pending().streams, 0);
             }
