@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use super::answer_clock::AnswerClock;
 use super::connection::Connection;
-use super::stream::RecvHalf;
+use super::stream::RecvState;
 use crate::error::{Breach, CloseCode};
 use crate::ids::GrantId;
 
@@ -96,8 +96,10 @@ impl Connection {
         for (id, grant) in self.grants.iter_mut() {
             let stream = self.ids.get(&grant.stream).map(|key| &self.streams[*key]);
             let since = match stream {
-                Some(stream) if stream.recv == RecvHalf::Discarding => stream.reset_frame,
-                Some(stream) if stream.recv.is_done() => 0,
+                Some(stream) if stream.recv.state == RecvState::Discarding => {
+                    stream.recv.reset_frame
+                }
+                Some(stream) if stream.recv.state.is_done() => 0,
                 None if grant.stream != 0 => 0,
                 _ if grant.recalled => 0,
                 _ => continue,

@@ -4,7 +4,7 @@
 use super::alignment::{self, Modulus};
 use super::connection::Connection;
 use super::grants::MAX_REQUESTS;
-use super::stream::{Bulk, OutputItem, PeerGrant, QueuedRequest, SendHalf};
+use super::stream::{Bulk, OutputItem, PeerGrant, QueuedRequest, SendState};
 use super::types::Side;
 use crate::error::Breach;
 use crate::frame::{Frame, MIN_GRANT};
@@ -24,18 +24,18 @@ impl Connection {
     /// would hold memory that the one in front may be waiting for.
     pub(super) fn prepare_bulk(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        let requests_all = stream.peer_names;
+        let requests_all = stream.send.peer_names;
         let stops = |out: &OutputItem| {
             matches!(out, OutputItem::Lend(_))
                 || (matches!(out, OutputItem::Eager { .. }) && !requests_all)
         };
-        if stream.out.front().is_none_or(stops) || stream.sends_data {
+        if stream.send.out.front().is_none_or(stops) || stream.send.sends_data {
             return;
         }
         let (mut asked, mut waiting) = (false, false);
         let modulus = Modulus::of(self.peer.align);
         let bulks =
-            stream.out.iter_mut().take_while(|out| !stops(out)).filter_map(|out| match out {
+            stream.send.out.iter_mut().take_while(|out| !stops(out)).filter_map(|out| match out {
                 OutputItem::Bulk(bulk) => Some(bulk),
                 _ => None,
             });
@@ -53,7 +53,7 @@ impl Connection {
                     }
                     None => {
                         let Bulk { len, begin, field, .. } = **bulk;
-                        stream.requests.push_back(QueuedRequest { len, begin, field });
+                        stream.transfers.requests.push_back(QueuedRequest { len, begin, field });
                         asked = true;
                     }
                 }
@@ -91,7 +91,7 @@ impl Connection {
             return Ok(());
         }
         let key = self.known("GRANT", stream)?;
-        let Some(key) = key.filter(|key| self.streams[*key].send != SendHalf::Reset) else {
+        let Some(key) = key.filter(|key| self.streams[*key].send.state != SendState::Reset) else {
             // The grant crossed this side's RESET.
             self.n_answers += 1;
             self.abort_grant(id);
@@ -101,13 +101,13 @@ impl Connection {
             self.decline_grants(key);
         }
         let entry = &mut self.streams[key];
-        if entry.sends_data {
+        if entry.send.sends_data {
             // The grant crossed a DECLINE, or this side cannot write to it.
             self.n_answers += 1;
             self.abort_grant(id);
             return Ok(());
         }
-        let waiting = entry.out.iter_mut().find_map(|out| match out {
+        let waiting = entry.send.out.iter_mut().find_map(|out| match out {
             OutputItem::Bulk(bulk) if bulk.prepared && bulk.granted < bulk.len => Some(bulk),
             _ => None,
         });

@@ -13,7 +13,7 @@ use super::id_map::Ids;
 use super::keep_alive::{Check, KeepAliveTimer};
 use super::leases::Leases;
 use super::reset_limit::ResetLimit;
-use super::stream::{OutputItem, PeerGrant, RecvHalf, SendHalf, Stream};
+use super::stream::{OutputItem, PeerGrant, SendState, Stream};
 use super::types::{Event, Pending, Side, Stats};
 use super::write_order::WriteOrder;
 use crate::config::Config;
@@ -404,11 +404,10 @@ impl Connection {
         !matches!(self.lifecycle, Lifecycle::Closing | Lifecycle::Closed)
     }
 
-    pub(super) fn insert(&mut self, id: u32, recv: RecvHalf) -> usize {
+    pub(super) fn insert(&mut self, id: u32) -> usize {
         let out = self.free_queues.pop().unwrap_or_default();
-        let mut stream =
-            Stream::new(id, recv, out, self.peer.stream_window, self.config.stream_window);
-        stream.peer_names = self.peer_names_requests;
+        let mut stream = Stream::new(id, out, self.peer.stream_window, self.config.stream_window);
+        stream.send.peer_names = self.peer_names_requests;
         let key = self.streams.insert(stream);
         self.ids.insert(id, key);
         key
@@ -416,19 +415,19 @@ impl Connection {
 
     pub(super) fn mark_send(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        if !stream.in_send_ready {
-            stream.in_send_ready = true;
+        if !stream.queues.send {
+            stream.queues.send = true;
             self.send_ready.push_back(key);
         }
     }
 
     pub(super) fn mark_write(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        if !stream.in_write_ready
+        if !stream.queues.write
             && let Some(pinned) = stream.can_write()
         {
-            stream.in_write_ready = true;
-            let finish = match (stream.urgent_grants, stream.out.front_mut()) {
+            stream.queues.write = true;
+            let finish = match (stream.transfers.urgent, stream.send.out.front_mut()) {
                 (0, Some(OutputItem::Bulk(bulk))) => {
                     *bulk.finish.get_or_insert(self.write_ready.finish(bulk.len))
                 }
@@ -441,8 +440,8 @@ impl Connection {
 
     pub(super) fn remove_if_done(&mut self, key: usize) {
         let stream = &self.streams[key];
-        if stream.send.is_done() && stream.recv.is_done() {
-            if stream.send == SendHalf::Ended {
+        if stream.send.state.is_done() && stream.recv.state.is_done() {
+            if stream.send.state == SendState::Ended {
                 self.resets.answered();
             }
             self.remove(key);
@@ -454,23 +453,24 @@ impl Connection {
         let mut stream = self.streams.remove(key);
         self.ids.remove(&stream.id);
         self.settle_removed(&stream);
-        if self.free_queues.len() < MAX_FREE_QUEUES && stream.out.capacity() <= MAX_FREE_QUEUES {
-            stream.out.clear();
-            self.free_queues.push(std::mem::take(&mut stream.out));
+        if self.free_queues.len() < MAX_FREE_QUEUES && stream.send.out.capacity() <= MAX_FREE_QUEUES
+        {
+            stream.send.out.clear();
+            self.free_queues.push(std::mem::take(&mut stream.send.out));
         }
-        if stream.in_send_ready {
+        if stream.queues.send {
             self.send_ready.retain(|k| *k != key);
         }
-        if stream.in_write_ready {
+        if stream.queues.write {
             self.write_ready.remove(key);
         }
-        if stream.in_landing_queue {
+        if stream.queues.landing {
             self.landing_queue.retain(|k| *k != key);
         }
-        if stream.in_parked {
+        if stream.queues.parked {
             self.parked.retain(|k| *k != key);
         }
-        if stream.in_named_queue {
+        if stream.queues.naming {
             self.named_queue.retain(|k| *k != key);
         }
     }

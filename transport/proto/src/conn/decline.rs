@@ -17,7 +17,7 @@
 //! REQUESTs that cross its DECLINE.
 
 use super::connection::Connection;
-use super::stream::SendHalf;
+use super::stream::SendState;
 use crate::frame::Frame;
 use crate::ids::StreamId;
 
@@ -27,8 +27,8 @@ impl Connection {
     pub fn decline_landing(&mut self, id: StreamId) {
         let Some(&key) = self.ids.get(&id.0) else { return };
         let stream = &mut self.streams[key];
-        if !std::mem::replace(&mut stream.declined, true) {
-            stream.peer_requests.clear();
+        if !std::mem::replace(&mut stream.landing.declined, true) {
+            stream.landing.requests.clear();
             self.push_control(Frame::Decline { stream: id.0, own: false });
         }
     }
@@ -48,7 +48,7 @@ impl Connection {
     /// This side cannot write to what is granted to a stream.
     pub(super) fn decline_grants(&mut self, key: usize) {
         let stream = &self.streams[key];
-        if !stream.sends_data && !stream.send.is_done() {
+        if !stream.send.sends_data && !stream.send.state.is_done() {
             self.push_control(Frame::Decline { stream: stream.id, own: true });
         }
         self.send_data_from_now_on(key);
@@ -56,16 +56,16 @@ impl Connection {
 
     pub(super) fn send_data_from_now_on(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        if matches!(stream.send, SendHalf::Open | SendHalf::Ending) {
-            stream.sends_data = true;
-            stream.requests.clear();
+        if matches!(stream.send.state, SendState::Open | SendState::Ending) {
+            stream.send.sends_data = true;
+            stream.transfers.requests.clear();
             self.mark_send(key);
         }
     }
 
     pub(super) fn on_own_decline(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        stream.declined = true;
-        stream.peer_requests.clear();
+        stream.landing.declined = true;
+        stream.landing.requests.clear();
     }
 }

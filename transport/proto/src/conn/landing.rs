@@ -6,7 +6,7 @@ use super::alignment::Modulus;
 use super::answer_clock::PendingAnswer;
 use super::connection::Connection;
 use super::grants::{Grant, MAX_REQUESTS};
-use super::stream::{PeerRequest, RecvHalf, RequestKey, Section, SendHalf, Stream};
+use super::stream::{PeerRequest, RecvState, RequestKey, Section, SendState, Stream};
 use super::types::{Event, Flow, GrantMemory, LandingWant, Side, WantKey};
 use crate::error::Breach;
 use crate::frame::{Field, Frame, MIN_GRANT};
@@ -37,7 +37,7 @@ impl Connection {
         while self.unparks()
             && let Some(key) = self.parked.pop_front()
         {
-            self.streams[key].in_parked = false;
+            self.streams[key].queues.parked = false;
             self.queue_for_landing(key);
         }
         while let Some(&key) = self.landing_queue.front() {
@@ -48,10 +48,10 @@ impl Connection {
                 }
                 _ => {
                     self.landing_queue.pop_front();
-                    self.streams[key].in_landing_queue = false;
+                    self.streams[key].queues.landing = false;
                 }
             }
-            if want.is_some() && !std::mem::replace(&mut self.streams[key].in_parked, true) {
+            if want.is_some() && !std::mem::replace(&mut self.streams[key].queues.parked, true) {
                 self.parked.push_back(key);
             }
         }
@@ -91,7 +91,7 @@ impl Connection {
     /// A reader begins to wait for the stream.
     pub fn reader_waits(&mut self, id: StreamId) {
         let Some(&key) = self.ids.get(&id.0) else { return };
-        if self.streams[key].in_parked {
+        if self.streams[key].queues.parked {
             self.queue_for_landing(key);
         }
     }
@@ -102,7 +102,7 @@ impl Connection {
 
     /// Where, modulo the modulus, the first byte has to lie for which the stream wants memory.
     fn begin_of(&self, key: usize) -> u32 {
-        self.streams[key].peer_requests.front().map_or(0, |want| want.begin(self.modulus()))
+        self.streams[key].landing.requests.front().map_or(0, |want| want.begin(self.modulus()))
     }
 
     /// Adds to a want the bytes in front of the place where the sender has to begin.
@@ -116,7 +116,7 @@ impl Connection {
     /// it: one may exceed it if nothing else is unread, and a short one if its stream has nothing
     /// else.
     fn is_within_total(&self, key: usize, want: LandingWant) -> bool {
-        let floor = self.streams[key].held == 0 && want.want <= self.config.stream_window;
+        let floor = self.streams[key].landing.held == 0 && want.want <= self.config.stream_window;
         floor || self.grants.held == 0 || u64::from(want.want) <= self.grants.unread_room()
     }
 
@@ -124,20 +124,21 @@ impl Connection {
     /// its reader waits for.
     fn may_land(&self, key: usize, want: LandingWant, awaited: &impl Fn(StreamId) -> bool) -> bool {
         let stream = &self.streams[key];
-        self.is_within_total(key, want) || (stream.held == 0 && awaited(StreamId(stream.id)))
+        self.is_within_total(key, want)
+            || (stream.landing.held == 0 && awaited(StreamId(stream.id)))
     }
 
     /// Adds bytes to those of the stream that are granted or unread.
     fn add_held(&mut self, key: usize, len: u32) {
-        self.streams[key].held += u64::from(len);
+        self.streams[key].landing.held += u64::from(len);
         self.grants.held += u64::from(len);
     }
 
     /// Removes bytes of the stream that have been read, or returned unwritten.
     pub(super) fn release_held(&mut self, key: usize, len: u32) {
         let stream = &mut self.streams[key];
-        let len = stream.held.min(len.into());
-        stream.held -= len;
+        let len = stream.landing.held.min(len.into());
+        stream.landing.held -= len;
         self.grants.held -= len;
     }
 
@@ -147,13 +148,14 @@ impl Connection {
         let granted = |(_, grant): (usize, &Grant)| {
             (grant.stream == stream.id && !grant.named).then_some(u64::from(grant.len))
         };
-        let granted: u64 = match stream.open_grants {
+        let granted: u64 = match stream.landing.open_grants {
             0 => 0,
             _ => self.grants.out.iter().filter_map(granted).sum(),
         };
-        let unread = if stream.released { 0 } else { stream.held.saturating_sub(granted) };
-        self.grants.held -= stream.held - unread;
-        self.grants.windows -= u64::from(stream.window - self.config.stream_window);
+        let unread =
+            if stream.recv.released { 0 } else { stream.landing.held.saturating_sub(granted) };
+        self.grants.held -= stream.landing.held - unread;
+        self.grants.windows -= u64::from(stream.recv.limit - self.config.stream_window);
         if unread > 0 {
             self.grants.ended.insert(stream.id, unread);
         }
@@ -174,7 +176,7 @@ impl Connection {
     /// Records that the application will not read what has been received on the stream.
     pub(super) fn released(&mut self, id: StreamId) {
         match self.ids.get(&id.0) {
-            Some(&key) => self.streams[key].released = true,
+            Some(&key) => self.streams[key].recv.released = true,
             None => self.grants.held -= self.grants.ended.remove(&id.0).unwrap_or(0),
         }
     }
@@ -183,31 +185,32 @@ impl Connection {
     /// limit.
     #[cfg(test)]
     pub(super) fn held(&self) -> u64 {
-        let streams: u64 = self.streams.iter().map(|(_, stream)| stream.held).sum();
+        let streams: u64 = self.streams.iter().map(|(_, stream)| stream.landing.held).sum();
         let ended: u64 = self.grants.ended.values().sum();
         assert_eq!(self.grants.held, streams + ended);
-        let grown = |stream: &Stream| u64::from(stream.window - self.config.stream_window);
+        let grown = |stream: &Stream| u64::from(stream.recv.limit - self.config.stream_window);
         assert_eq!(self.grants.windows, self.streams.iter().map(|(_, s)| grown(s)).sum::<u64>());
         self.grants.held
     }
 
     fn stream_want(&self, key: usize) -> Option<LandingWant> {
         let stream = &self.streams[key];
-        let Section::Around { len: want } = stream.peer_requests.front()?.section(stream.names)
+        let Section::Around { len: want } =
+            stream.landing.requests.front()?.section(stream.recv.names)
         else {
             return None;
         };
         // A server that has sent its whole response does not need the rest of the request. For
         // recalled grants see `recall`.
-        let answered = self.side == Side::Server && stream.send != SendHalf::Open;
-        if answered || stream.undecided || stream.recalled > 0 {
+        let answered = self.side == Side::Server && stream.send.state != SendState::Open;
+        if answered || stream.recv.undecided || stream.landing.recalled > 0 {
             return None;
         }
         let mut window = u64::from(self.config.bulk_window);
-        if stream.held == 0 {
+        if stream.landing.held == 0 {
             window = window.max(self.config.whole.into());
         }
-        let free = window.saturating_sub(stream.held);
+        let free = window.saturating_sub(stream.landing.held);
         // Large pieces are worth waiting for: reading frees the rest of the window, half of which
         // is more than MIN_GRANT.
         if free < want.min(window / 2) {
@@ -270,13 +273,13 @@ impl Connection {
         let begin = self.begin_of(key);
         let len = len.checked_sub(begin).filter(|len| *len >= want.min)?.min(want.want);
         let stream = &mut self.streams[key];
-        let PeerRequest { request, rest } = stream.peer_requests.front_mut()?;
+        let PeerRequest { request, rest } = stream.landing.requests.front_mut()?;
         let request = *request;
         *rest -= u64::from(len);
         if *rest == 0 {
-            stream.peer_requests.pop_front();
+            stream.landing.requests.pop_front();
         }
-        stream.open_grants += 1;
+        stream.landing.open_grants += 1;
         self.add_held(key, len);
         if self.landing_queue.front() == Some(&key) {
             // Other streams come first, before the next piece of this one.
@@ -288,11 +291,11 @@ impl Connection {
 
     pub(super) fn queue_for_landing(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        if std::mem::take(&mut stream.in_parked) {
+        if std::mem::take(&mut stream.queues.parked) {
             self.parked.retain(|parked| *parked != key);
         }
-        if !stream.in_landing_queue && !stream.peer_requests.is_empty() {
-            stream.in_landing_queue = true;
+        if !stream.queues.landing && !stream.landing.requests.is_empty() {
+            stream.queues.landing = true;
             self.landing_queue.push_back(key);
         }
         self.queue_for_naming(key);
@@ -318,22 +321,22 @@ impl Connection {
         if let Some(end) = field.map(Field::end).filter(|end| *end > len) {
             return Err(Breach::RequestField { stream: id, len, end });
         }
-        if stream.recv == RecvHalf::Discarding {
+        if stream.recv.state == RecvState::Discarding {
             return Ok(());
         }
-        if stream.peer_requests.len() >= MAX_REQUESTS {
+        if stream.landing.requests.len() >= MAX_REQUESTS {
             return Err(Breach::TooManyRequests(id, MAX_REQUESTS));
         }
-        if stream.declined {
+        if stream.landing.declined {
             // It crossed the DECLINE.
             return Ok(());
         }
         self.grants.requests += 1;
         // Any length is good: what is granted at a time has a limit. The end counts modulo 2^64.
         let end = modulus.rest(u64::from(begin).wrapping_add(len));
-        let lands_apart = field.is_some() && (stream.names || stream.undecided);
+        let lands_apart = field.is_some() && (stream.recv.names || stream.recv.undecided);
         let request = RequestKey { number: self.grants.requests, end, len, field };
-        stream.peer_requests.push_back(PeerRequest { request, rest: len });
+        stream.landing.requests.push_back(PeerRequest { request, rest: len });
         self.queue_for_landing(key);
         if lands_apart {
             self.grants.last_bulk = now;
@@ -401,8 +404,8 @@ impl Connection {
             self.grants.standing.retain(|standing| *standing != id);
         } else if let Some(&key) = self.ids.get(&grant.stream) {
             let stream = &mut self.streams[key];
-            stream.open_grants -= 1;
-            stream.recalled -= u32::from(grant.recalled);
+            stream.landing.open_grants -= 1;
+            stream.landing.recalled -= u32::from(grant.recalled);
         }
     }
 
@@ -464,7 +467,7 @@ impl Connection {
             if grant.named { Flow::Named } else { Flow::Bulk }
         };
         let (memory, begin) = (grant.memory, grant.begin + begin);
-        if self.streams[key].recv == RecvHalf::Discarding {
+        if self.streams[key].recv.state == RecvState::Discarding {
             if flow == Flow::Bulk {
                 self.release_held(key, len);
             }

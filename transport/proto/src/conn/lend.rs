@@ -21,7 +21,7 @@ use bytes::Bytes;
 
 use super::connection::Connection;
 use super::leases::MAX_LEASES;
-use super::stream::{Lend, OutputItem, RecvHalf};
+use super::stream::{Lend, OutputItem, RecvState};
 use super::types::Event;
 use crate::error::Breach;
 use crate::frame::{Frame, LENT_MESSAGE};
@@ -44,7 +44,7 @@ impl Connection {
     /// Queues a piece of which a segment may be lent.
     pub(super) fn queue_lendable(&mut self, key: usize, payload: Payload, end: bool) {
         let stream = &mut self.streams[key];
-        stream.out.push_back(OutputItem::Lend(Box::new(Lend { payload, end, place: None })));
+        stream.send.out.push_back(OutputItem::Lend(Box::new(Lend { payload, end, place: None })));
         self.leases.queue.push_back(stream.id);
     }
 
@@ -82,7 +82,7 @@ impl Connection {
 
     fn undecided(&mut self, id: u32) -> Option<&mut Lend> {
         let &key = self.ids.get(&id)?;
-        self.streams[key].out.iter_mut().find_map(|out| match out {
+        self.streams[key].send.out.iter_mut().find_map(|out| match out {
             OutputItem::Lend(lend) if lend.place.is_none() => Some(&mut **lend),
             _ => None,
         })
@@ -97,16 +97,16 @@ impl Connection {
         let key = self.ids.get(&id.0).copied();
         let undecided =
             |out: &OutputItem| matches!(out, OutputItem::Lend(lend) if lend.place.is_none());
-        let at = key.and_then(|key| self.streams[key].out.iter().position(undecided));
+        let at = key.and_then(|key| self.streams[key].send.out.iter().position(undecided));
         match (key.zip(at), place) {
             (Some((key, at)), Some(_)) => {
-                if let OutputItem::Lend(lend) = &mut self.streams[key].out[at] {
+                if let OutputItem::Lend(lend) = &mut self.streams[key].send.out[at] {
                     lend.place = place;
                 }
                 self.mark_send(key);
             }
             (Some((key, at)), None) => {
-                if let Some(OutputItem::Lend(lend)) = self.streams[key].out.remove(at) {
+                if let Some(OutputItem::Lend(lend)) = self.streams[key].send.out.remove(at) {
                     self.queue_piece(key, at, lend.payload.not_lendable(), lend.end);
                 }
                 self.prepare_bulk(key);
@@ -170,7 +170,7 @@ impl Connection {
             return bad("its number is in use");
         }
         self.stats.borrowed += total;
-        if self.streams[key].recv == RecvHalf::Discarding {
+        if self.streams[key].recv.state == RecvState::Discarding {
             self.n_answers += 1;
             self.return_lease(lease);
         } else {

@@ -18,7 +18,7 @@
 
 use super::connection::Connection;
 use super::landing::NewGrant;
-use super::stream::{RecvHalf, Section, Stream};
+use super::stream::{RecvState, Section, Stream};
 use super::types::{Event, GrantMemory, NamedWant};
 use crate::frame::MIN_GRANT;
 use crate::ids::StreamId;
@@ -29,7 +29,7 @@ impl Connection {
     /// [`decide_naming`](Self::decide_naming).
     pub fn name_memory(&mut self, id: StreamId) {
         if let Some(&key) = self.ids.get(&id.0) {
-            self.streams[key].names = true;
+            self.streams[key].recv.names = true;
         }
     }
 
@@ -38,7 +38,7 @@ impl Connection {
     /// each stream that was opened.
     pub fn decide_naming(&mut self, id: StreamId, names: bool) {
         if let Some(&key) = self.ids.get(&id.0) {
-            (self.streams[key].names, self.streams[key].undecided) = (names, false);
+            (self.streams[key].recv.names, self.streams[key].recv.undecided) = (names, false);
             self.queue_for_landing(key);
         }
     }
@@ -47,7 +47,7 @@ impl Connection {
     /// has told.
     pub fn next_field(&self, id: StreamId) -> Option<u32> {
         let stream = &self.streams[*self.ids.get(&id.0)?];
-        Some(stream.peer_requests.front()?.request.field?.len)
+        Some(stream.landing.requests.front()?.request.field?.len)
     }
 
     /// Returns the next want of named memory, once. The driver answers with
@@ -58,9 +58,9 @@ impl Connection {
         }
         while let Some(key) = self.named_queue.pop_front() {
             let stream = &mut self.streams[key];
-            stream.in_named_queue = false;
+            stream.queues.naming = false;
             if let Some((field, offset, _)) = wanted(stream) {
-                stream.naming = true;
+                stream.landing.naming = true;
                 return Some(NamedWant { stream: StreamId(stream.id), field, offset });
             }
         }
@@ -87,7 +87,7 @@ impl Connection {
     fn named_grant(&mut self, id: StreamId, len: u32) -> Option<NewGrant> {
         let &key = self.ids.get(&id.0).filter(|_| self.is_live())?;
         let stream = &mut self.streams[key];
-        if !stream.naming {
+        if !stream.landing.naming {
             return None;
         }
         let (.., left) = section(stream)?;
@@ -95,14 +95,14 @@ impl Connection {
         if len < left.min(MIN_GRANT) {
             return None;
         }
-        stream.naming = false;
-        let wanted = stream.peer_requests.front_mut()?;
+        stream.landing.naming = false;
+        let wanted = stream.landing.requests.front_mut()?;
         let request = wanted.request;
         wanted.rest -= u64::from(len);
         if wanted.rest == 0 {
-            stream.peer_requests.pop_front();
+            stream.landing.requests.pop_front();
         }
-        stream.open_grants += 1;
+        stream.landing.open_grants += 1;
         Some(NewGrant { stream: id.0, begin: 0, len, request, named: true })
     }
 
@@ -111,9 +111,9 @@ impl Connection {
     pub fn refuse_named(&mut self, id: StreamId) {
         let Some(&key) = self.ids.get(&id.0) else { return };
         let stream = &mut self.streams[key];
-        if std::mem::take(&mut stream.naming)
+        if std::mem::take(&mut stream.landing.naming)
             && section(stream).is_some()
-            && let Some(wanted) = stream.peer_requests.front_mut()
+            && let Some(wanted) = stream.landing.requests.front_mut()
         {
             wanted.request.field = None;
         }
@@ -122,8 +122,8 @@ impl Connection {
 
     pub(super) fn queue_for_naming(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        if !stream.in_named_queue && wanted(stream).is_some() {
-            stream.in_named_queue = true;
+        if !stream.queues.naming && wanted(stream).is_some() {
+            stream.queues.naming = true;
             self.named_queue.push_back(key);
         }
     }
@@ -131,16 +131,16 @@ impl Connection {
 
 /// As [`section`], if it is wanted now.
 fn wanted(stream: &Stream) -> Option<(u32, u32, u32)> {
-    let is_read = matches!(stream.recv, RecvHalf::Headers | RecvHalf::Body);
-    let waits = stream.naming || stream.undecided || stream.recalled > 0;
+    let is_read = matches!(stream.recv.state, RecvState::Headers | RecvState::Body);
+    let waits = stream.landing.naming || stream.recv.undecided || stream.landing.recalled > 0;
     section(stream).filter(|_| is_read && !waits)
 }
 
 /// The length of the field that the next byte of the request belongs to, and of what is left of it
 /// the offset and the length.
 fn section(stream: &Stream) -> Option<(u32, u32, u32)> {
-    let wanted = stream.peer_requests.front()?;
-    match (wanted.request.field, wanted.section(stream.names)) {
+    let wanted = stream.landing.requests.front()?;
+    match (wanted.request.field, wanted.section(stream.recv.names)) {
         (Some(field), Section::Field { offset, len }) => Some((field.len, offset, len)),
         _ => None,
     }

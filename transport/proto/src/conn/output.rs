@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::connection::Connection;
-use super::stream::{Bulk, DroppedOutput, OutputItem, RecvHalf, SendHalf};
+use super::stream::{Bulk, DroppedOutput, OutputItem, RecvState, SendState};
 use super::types::{Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
 use crate::hello::PeerSettings;
@@ -38,23 +38,23 @@ impl Connection {
         let id = self.last_opened.checked_add(1).ok_or(SendError::IdsUsedUp)?;
         self.last_opened = id;
         self.heartbeat.rouse();
-        let key = self.insert(id, RecvHalf::Headers);
+        let key = self.insert(id);
         self.push_headers(key, block, end);
         Ok(StreamId(id))
     }
 
     fn push_headers(&mut self, key: usize, block: Bytes, end: bool) {
         let stream = &mut self.streams[key];
-        stream.out.push_back(OutputItem::Headers { block, end, begun: false });
+        stream.send.out.push_back(OutputItem::Headers { block, end, begun: false });
         if end {
-            stream.send = SendHalf::Ending;
+            stream.send.state = SendState::Ending;
         }
         self.mark_send(key);
     }
 
     fn open_for_sending(&self, id: StreamId) -> Result<usize, SendError> {
         let key = *self.ids.get(&id.0).ok_or(SendError::Closed)?;
-        if self.is_live() && self.streams[key].send.accepts() {
+        if self.is_live() && self.streams[key].send.state.accepts() {
             Ok(key)
         } else {
             Err(SendError::Closed)
@@ -103,16 +103,16 @@ impl Connection {
         let key = self.open_for_sending(id)?;
         let stream = &mut self.streams[key];
         if end {
-            stream.send = SendHalf::Ending;
+            stream.send.state = SendState::Ending;
         } else if payload.is_empty() {
             return Ok(());
         }
-        stream.queued += payload.len();
+        stream.send.queued += payload.len();
         self.queued += payload.len();
         if self.is_lendable(&payload) {
             self.queue_lendable(key, payload, end);
         } else {
-            let at = self.streams[key].out.len();
+            let at = self.streams[key].send.out.len();
             if self.queue_piece(key, at, payload, end) {
                 self.prepare_bulk(key);
             }
@@ -133,20 +133,23 @@ impl Connection {
     ) -> bool {
         let eager_limit = self.eager_limit();
         let stream = &mut self.streams[key];
-        if payload.len() <= eager_limit || stream.sends_data {
-            stream.out.insert(at, OutputItem::Eager { payload, end, around: false });
+        if payload.len() <= eager_limit || stream.send.sends_data {
+            stream.send.out.insert(at, OutputItem::Eager { payload, end, around: false });
             return false;
         }
-        let around = if stream.peer_names { payload.cut_to_field(MAX_AROUND) } else { None };
+        let around = if stream.send.peer_names { payload.cut_to_field(MAX_AROUND) } else { None };
         let (head, tail) = around.unwrap_or_default();
         let ends = |tail: &Payload| end && tail.is_empty();
         let bulk = Bulk::new(payload, ends(&tail), self.peer.align);
         if !tail.is_empty() {
-            stream.out.insert(at, OutputItem::Eager { payload: tail, end, around: true });
+            stream.send.out.insert(at, OutputItem::Eager { payload: tail, end, around: true });
         }
-        stream.out.insert(at, OutputItem::Bulk(Box::new(bulk)));
+        stream.send.out.insert(at, OutputItem::Bulk(Box::new(bulk)));
         if !head.is_empty() {
-            stream.out.insert(at, OutputItem::Eager { payload: head, end: false, around: true });
+            stream
+                .send
+                .out
+                .insert(at, OutputItem::Eager { payload: head, end: false, around: true });
         }
         true
     }
@@ -165,8 +168,8 @@ impl Connection {
         let Ok(key) = self.open_for_sending(id) else { return false };
         let high = self.high_water_mark();
         let stream = &mut self.streams[key];
-        stream.full = stream.queued >= high;
-        !stream.full
+        stream.send.full = stream.send.queued >= high;
+        !stream.send.full
     }
 
     /// Queued bytes of a stream from which on it has no room.
@@ -184,10 +187,10 @@ impl Connection {
         self.queued -= len;
         let high = self.high_water_mark();
         let stream = &mut self.streams[key];
-        stream.queued -= len;
-        if stream.full && stream.queued < high {
-            stream.full = false;
-            if stream.send.accepts() {
+        stream.send.queued -= len;
+        if stream.send.full && stream.send.queued < high {
+            stream.send.full = false;
+            if stream.send.state.accepts() {
                 self.events.push_back(Event::Writable { stream: StreamId(stream.id) });
             }
         }
@@ -198,14 +201,14 @@ impl Connection {
     pub fn reset(&mut self, id: StreamId, code: ResetCode) {
         let Some(&key) = self.ids.get(&id.0) else { return };
         let stream = &mut self.streams[key];
-        if stream.send == SendHalf::Reset || stream.recv == RecvHalf::Discarding {
+        if stream.send.state == SendState::Reset || stream.recv.state == RecvState::Discarding {
             return;
         }
         let dropped = stream.drop_output();
         // Data that the peer still sends is discarded.
-        stream.peer_requests.clear();
-        stream.send = stream.send.reset_by_us();
-        stream.recv = stream.recv.reset_by_us();
+        stream.landing.requests.clear();
+        stream.send.state = stream.send.state.reset_by_us();
+        stream.recv.state = stream.recv.state.reset_by_us();
         self.give_up(dropped);
         if id.0 > self.last_known {
             // The peer does not know the stream.
@@ -213,7 +216,7 @@ impl Connection {
             return;
         }
         self.push_control(Frame::Reset { stream: id.0, code: code.0 });
-        self.streams[key].reset_frame = self.last_frame();
+        self.streams[key].recv.reset_frame = self.last_frame();
         self.remove_if_done(key);
     }
 
@@ -225,7 +228,7 @@ impl Connection {
         };
         let stream = &mut self.streams[key];
         let (mut unsent, mut dropped) = (Vec::new(), DroppedOutput::default());
-        for (place, out) in stream.out.drain(..).enumerate() {
+        for (place, out) in stream.send.out.drain(..).enumerate() {
             match out {
                 OutputItem::Headers { .. } if place == 0 => {}
                 OutputItem::Headers { block, .. } => unsent.push(Unsent::Trailers(block)),
@@ -252,7 +255,7 @@ impl Connection {
     /// more of the stream, even if it has ended.
     pub fn release(&mut self, id: StreamId, code: ResetCode) {
         self.released(id);
-        let ending = |key: &usize| self.streams[*key].send == SendHalf::Ending;
+        let ending = |key: &usize| self.streams[*key].send.state == SendState::Ending;
         if self.side == Side::Client || !self.ids.get(&id.0).is_some_and(ending) {
             self.reset(id, code);
         }
@@ -291,19 +294,20 @@ impl Connection {
     /// that is read grows, as far as all streams together leave room.
     fn read_small(&mut self, key: usize, len: u32) {
         let stream = &mut self.streams[key];
-        if stream.recv != RecvHalf::Body {
+        if stream.recv.state != RecvState::Body {
             return;
         }
-        stream.unreported =
-            stream.unreported.saturating_add(len).min(stream.window - stream.recv_window);
-        if stream.unreported < stream.window / 2 {
+        stream.recv.unreported =
+            stream.recv.unreported.saturating_add(len).min(stream.recv.limit - stream.recv.window);
+        if stream.recv.unreported < stream.recv.limit / 2 {
             return;
         }
         let room = u32::try_from(self.grants.unread_room()).unwrap_or(u32::MAX);
-        let growth = (self.config.max_stream_window - stream.window).min(stream.window).min(room);
-        let increment = std::mem::take(&mut stream.unreported) + growth;
-        stream.window += growth;
-        stream.recv_window += increment;
+        let growth =
+            (self.config.max_stream_window - stream.recv.limit).min(stream.recv.limit).min(room);
+        let increment = std::mem::take(&mut stream.recv.unreported) + growth;
+        stream.recv.limit += growth;
+        stream.recv.window += increment;
         self.grants.windows += u64::from(growth);
         let id = stream.id;
         self.push_control(Frame::Window { stream: id, increment });

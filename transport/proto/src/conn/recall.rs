@@ -21,7 +21,7 @@
 
 use super::answer_clock::PendingAnswer;
 use super::connection::Connection;
-use super::stream::{OutputItem, PeerRequest, PendingDone, RecvHalf, RequestKey};
+use super::stream::{OutputItem, PeerRequest, PendingDone, RecvState, RequestKey};
 use crate::frame::Frame;
 use crate::ids::GrantId;
 
@@ -51,7 +51,7 @@ impl Connection {
         streams.retain(|id| {
             let key = self.ids.get(id);
             key.is_some_and(|key| {
-                matches!(self.streams[*key].recv, RecvHalf::Headers | RecvHalf::Body)
+                matches!(self.streams[*key].recv.state, RecvState::Headers | RecvState::Body)
             })
         });
         for (id, grant) in self.grants.iter() {
@@ -72,7 +72,7 @@ impl Connection {
         grant.asked = PendingAnswer::by(frame);
         let stream = grant.stream;
         if let Some(&key) = self.ids.get(&stream) {
-            self.streams[key].recalled += 1;
+            self.streams[key].landing.recalled += 1;
         }
         self.push_control(Frame::Recall { id });
     }
@@ -81,11 +81,11 @@ impl Connection {
     /// grant.
     pub(super) fn restore_request(&mut self, key: usize, request: RequestKey, len: u32) {
         let stream = &mut self.streams[key];
-        let is_read = matches!(stream.recv, RecvHalf::Headers | RecvHalf::Body);
-        if !is_read || stream.declined || len == 0 {
+        let is_read = matches!(stream.recv.state, RecvState::Headers | RecvState::Body);
+        if !is_read || stream.landing.declined || len == 0 {
             return;
         }
-        let peer_requests = &mut stream.peer_requests;
+        let peer_requests = &mut stream.landing.requests;
         let at = peer_requests.iter().position(|want| want.request.number >= request.number);
         let at = at.unwrap_or(peer_requests.len());
         match peer_requests.get_mut(at) {
@@ -113,15 +113,15 @@ impl Connection {
         let stream = &mut self.streams[key];
         // Recorded, so that a bound standing grant need not be searched again.
         self.peer_grants.insert(id, stream.id);
-        let in_front = stream.out.iter().skip(place).any(|out| match out {
+        let in_front = stream.send.out.iter().skip(place).any(|out| match out {
             OutputItem::Bulk(bulk) => bulk.grants.front().is_some_and(|grant| grant.standing),
             OutputItem::Headers { .. } | OutputItem::Eager { .. } | OutputItem::Lend(_) => false,
         });
-        let Some(OutputItem::Bulk(bulk)) = stream.out.get_mut(place) else { return };
+        let Some(OutputItem::Bulk(bulk)) = stream.send.out.get_mut(place) else { return };
         let Some(grant) = bulk.grants.get_mut(at) else { return };
         if in_front {
             if !std::mem::replace(&mut grant.recalled, true) {
-                stream.urgent_grants += 1;
+                stream.transfers.urgent += 1;
                 self.write_first(key);
             }
             return;
@@ -130,7 +130,7 @@ impl Connection {
         bulk.grants.remove(at);
         bulk.granted -= u64::from(len - used);
         if used > 0 {
-            stream.dones.push_back(PendingDone {
+            stream.transfers.dones.push_back(PendingDone {
                 grant: GrantId(id),
                 len: used,
                 begin: 0,
@@ -140,7 +140,7 @@ impl Connection {
         } else {
             self.n_answers += 1;
             self.abort_grant(GrantId(id));
-            if self.streams[key].sends_data {
+            if self.streams[key].send.sends_data {
                 self.mark_send(key);
             }
         }
@@ -148,7 +148,7 @@ impl Connection {
 
     /// Moves a stream to the front of those that wait to write.
     fn write_first(&mut self, key: usize) {
-        if std::mem::take(&mut self.streams[key].in_write_ready) {
+        if std::mem::take(&mut self.streams[key].queues.write) {
             self.write_ready.remove(key);
         }
         self.mark_write(key);

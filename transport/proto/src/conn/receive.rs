@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::connection::{Connection, Lifecycle};
 use super::credits::Returned;
-use super::stream::{PeerGrant, RecvHalf, SendHalf};
+use super::stream::{PeerGrant, RecvState, SendState};
 use super::types::{Event, Side};
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Frame, Reader};
@@ -79,7 +79,7 @@ impl Connection {
                 self.on_headers(stream, end, more, lands, block)
             }
             Frame::Headers { stream, end, more, indexed: true, lands, block } => {
-                let begun = |key: &usize| !self.streams[*key].block.is_empty();
+                let begun = |key: &usize| !self.streams[*key].recv.block.is_empty();
                 if self.ids.get(&stream).is_some_and(begun) {
                     return Err(Breach::FrameOrder {
                         frame: "indexed HEADERS",
@@ -160,7 +160,7 @@ impl Connection {
     /// Looks up the stream of a frame that the peer may send only while its half is open.
     fn sending_peer_stream(&self, frame: &'static str, id: u32) -> Result<usize, Breach> {
         match self.known(frame, id)? {
-            Some(key) if !self.streams[key].recv.is_done() => Ok(key),
+            Some(key) if !self.streams[key].recv.state.is_done() => Ok(key),
             _ => Err(Breach::ClosedStream { frame, stream: StreamId(id) }),
         }
     }
@@ -168,7 +168,7 @@ impl Connection {
     /// Checks that body bytes follow a complete header block.
     fn check_body(&self, frame: &'static str, key: usize) -> Result<(), Breach> {
         let stream = &self.streams[key];
-        if stream.recv == RecvHalf::Headers || !stream.block.is_empty() {
+        if stream.recv.state == RecvState::Headers || !stream.recv.block.is_empty() {
             return Err(Breach::FrameOrder { frame, stream: StreamId(stream.id) });
         }
         Ok(())
@@ -190,29 +190,29 @@ impl Connection {
         let key =
             if opens { self.accept_stream(id)? } else { self.sending_peer_stream("HEADERS", id)? };
         let stream = &mut self.streams[key];
-        stream.peer_names |= lands;
-        if stream.recv == RecvHalf::Discarding {
+        stream.send.peer_names |= lands;
+        if stream.recv.state == RecvState::Discarding {
             return self.on_end(key, end);
         }
-        if stream.block.len() + block.len() > self.config.max_headers as usize {
+        if stream.recv.block.len() + block.len() > self.config.max_headers as usize {
             return Err(Breach::HeaderBlock { stream: stream_id, limit: self.config.max_headers });
         }
         if more && block.is_empty() {
             return Err(Breach::FrameOrder { frame: "empty HEADERS", stream: stream_id });
         }
         if more {
-            stream.block.put_slice(&block);
+            stream.recv.block.put_slice(&block);
             return Ok(());
         }
-        let block = if stream.block.is_empty() {
+        let block = if stream.recv.block.is_empty() {
             block
         } else {
-            stream.block.put_slice(&block);
-            stream.block.split().freeze()
+            stream.recv.block.put_slice(&block);
+            stream.recv.block.split().freeze()
         };
-        let event = match stream.recv {
-            RecvHalf::Headers => {
-                stream.recv = RecvHalf::Body;
+        let event = match stream.recv.state {
+            RecvState::Headers => {
+                stream.recv.state = RecvState::Body;
                 if self.side == Side::Server {
                     Event::Opened { stream: stream_id, block, end }
                 } else {
@@ -235,8 +235,8 @@ impl Connection {
         }
         self.last_known = id;
         self.stats.streams += 1;
-        let key = self.insert(id, RecvHalf::Headers);
-        self.streams[key].undecided = self.config.names_requests;
+        let key = self.insert(id);
+        self.streams[key].recv.undecided = self.config.names_requests;
         Ok(key)
     }
 
@@ -245,12 +245,12 @@ impl Connection {
         self.check_body("DATA", key)?;
         let stream = &mut self.streams[key];
         let (stream_id, len) = (StreamId(id), data.len() as u32);
-        if len > stream.recv_window {
-            return Err(Breach::Window { stream: stream_id, len, window: stream.recv_window });
+        if len > stream.recv.window {
+            return Err(Breach::Window { stream: stream_id, len, window: stream.recv.window });
         }
-        stream.recv_window -= len;
+        stream.recv.window -= len;
         self.stats.eager_received += u64::from(len);
-        if stream.recv != RecvHalf::Discarding && (len > 0 || end) {
+        if stream.recv.state != RecvState::Discarding && (len > 0 || end) {
             self.events.push_back(Event::Data { stream: stream_id, data, end });
         }
         self.on_end(key, end)
@@ -261,10 +261,10 @@ impl Connection {
     fn on_end(&mut self, key: usize, end: bool) -> Result<(), Breach> {
         if end {
             let stream = &mut self.streams[key];
-            if stream.open_grants > 0 || !stream.peer_requests.is_empty() {
+            if stream.landing.open_grants > 0 || !stream.landing.requests.is_empty() {
                 return Err(Breach::EndWithGrants(StreamId(stream.id)));
             }
-            stream.recv = RecvHalf::Ended;
+            stream.recv.state = RecvState::Ended;
             self.remove_if_done(key);
         }
         Ok(())
@@ -274,9 +274,9 @@ impl Connection {
         // The peer may still read a stream that has ended on this side.
         let Some(key) = self.known("WINDOW", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
-        match stream.send_window.checked_add(increment) {
+        match stream.send.window.checked_add(increment) {
             Some(window) if increment > 0 && window <= i32::MAX as u32 => {
-                stream.send_window = window
+                stream.send.window = window
             }
             _ => return Err(Breach::WindowUpdate(StreamId(id), increment)),
         }
@@ -289,20 +289,20 @@ impl Connection {
         let Some(key) = self.known("RESET", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
         // The application has dropped the stream, or has never seen it.
-        let unseen = match stream.recv {
-            RecvHalf::Discarding => true,
-            RecvHalf::Headers => self.side == Side::Server,
-            RecvHalf::Body | RecvHalf::Ended | RecvHalf::Reset => false,
+        let unseen = match stream.recv.state {
+            RecvState::Discarding => true,
+            RecvState::Headers => self.side == Side::Server,
+            RecvState::Body | RecvState::Ended | RecvState::Reset => false,
         };
-        if !stream.recv.is_done() {
-            stream.recv = RecvHalf::Reset;
+        if !stream.recv.state.is_done() {
+            stream.recv.state = RecvState::Reset;
         }
-        stream.peer_requests.clear();
-        stream.block = BytesMut::new();
+        stream.landing.requests.clear();
+        stream.recv.block = BytesMut::new();
         let dropped = stream.drop_output();
-        let answer = !stream.send.is_done();
+        let answer = !stream.send.state.is_done();
         if answer {
-            stream.send = SendHalf::Reset;
+            stream.send.state = SendState::Reset;
         }
         self.give_up(dropped);
         if answer {

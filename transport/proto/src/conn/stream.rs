@@ -36,7 +36,7 @@ use crate::ids::GrantId;
 use crate::payload::{Field, LentPlace, Payload};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SendHalf {
+pub(super) enum SendState {
     Open,
     Ending,
     Ended,
@@ -44,7 +44,7 @@ pub(super) enum SendHalf {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RecvHalf {
+pub(super) enum RecvState {
     Headers,
     Body,
     Discarding,
@@ -52,27 +52,27 @@ pub(super) enum RecvHalf {
     Reset,
 }
 
-impl SendHalf {
+impl SendState {
     pub(super) fn is_done(self) -> bool {
-        matches!(self, SendHalf::Ended | SendHalf::Reset)
+        matches!(self, SendState::Ended | SendState::Reset)
     }
 
     pub(super) fn accepts(self) -> bool {
-        self == SendHalf::Open
+        self == SendState::Open
     }
 
     pub(super) fn reset_by_us(self) -> Self {
-        if self == SendHalf::Ended { self } else { SendHalf::Reset }
+        if self == SendState::Ended { self } else { SendState::Reset }
     }
 }
 
-impl RecvHalf {
+impl RecvState {
     pub(super) fn is_done(self) -> bool {
-        matches!(self, RecvHalf::Ended | RecvHalf::Reset)
+        matches!(self, RecvState::Ended | RecvState::Reset)
     }
 
     pub(super) fn reset_by_us(self) -> Self {
-        if self.is_done() { self } else { RecvHalf::Discarding }
+        if self.is_done() { self } else { RecvState::Discarding }
     }
 }
 
@@ -233,111 +233,133 @@ pub(super) enum Section {
     Field { offset: u32, len: u32 },
 }
 
+/// The half that this side sends.
+#[derive(Debug)]
+pub(super) struct SendHalf {
+    pub(super) state: SendState,
+    pub(super) out: VecDeque<OutputItem>,
+    /// Body bytes in `out`.
+    pub(super) queued: usize,
+    /// The driver was told that there is no room, and waits for it.
+    pub(super) full: bool,
+    /// Bytes of small messages that the peer still takes.
+    pub(super) window: u32,
+    /// The peer names memory for large messages, so that this side uses no standing grants.
+    pub(super) peer_names: bool,
+    /// The peer grants no memory, or none that this side can write to: the rest goes by DATA.
+    pub(super) sends_data: bool,
+}
+
+/// The half that this side receives.
+#[derive(Debug)]
+pub(super) struct RecvHalf {
+    pub(super) state: RecvState,
+    /// The number of this side's RESET among all control frames, in [`RecvState::Discarding`].
+    pub(super) reset_frame: u64,
+    /// The parts of a header block that have been received.
+    pub(super) block: BytesMut,
+    /// Bytes of small messages that may be unread, of which `window` is what is left.
+    pub(super) limit: u32,
+    pub(super) window: u32,
+    /// Bytes that the application has read and that no WINDOW frame has returned yet.
+    pub(super) unreported: u32,
+    /// The application will not read the stream any longer.
+    pub(super) released: bool,
+    /// This side names memory for large messages that it receives.
+    pub(super) names: bool,
+    /// Whether it does is not decided yet, so nothing is granted.
+    pub(super) undecided: bool,
+}
+
+/// What the transfers of the sending half owe the peer, in frames that are not sent yet.
+#[derive(Debug, Default)]
+pub(super) struct Transfers {
+    pub(super) dones: VecDeque<PendingDone>,
+    pub(super) requests: VecDeque<QueuedRequest>,
+    /// The number of recalled grants in the output that are written before those of other streams.
+    pub(super) urgent: u32,
+}
+
+/// The memory that the receiving half has asked for, and holds.
+#[derive(Debug, Default)]
+pub(super) struct StreamLanding {
+    /// Requests of the peer that are not granted completely, in order.
+    pub(super) requests: VecDeque<PeerRequest>,
+    /// Bytes that are granted on request, or have landed and are unread.
+    pub(super) held: u64,
+    /// The number of grants on request that the peer has not ended.
+    pub(super) open_grants: u32,
+    /// The number of these that have been recalled.
+    pub(super) recalled: u32,
+    /// This side grants no memory for what it receives: the rest comes by DATA.
+    pub(super) declined: bool,
+    /// Memory has been asked for that this side names.
+    pub(super) naming: bool,
+}
+
+/// The queues of the connection that the stream is in. It may be only once in each.
+#[derive(Debug, Default)]
+pub(super) struct InQueues {
+    pub(super) send: bool,
+    pub(super) write: bool,
+    pub(super) landing: bool,
+    pub(super) parked: bool,
+    pub(super) naming: bool,
+}
+
+/// A stream. `send` and `recv` are what its two ends agree on. `transfers`, `landing` and `queues`
+/// end with the link.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) id: u32,
     pub(super) send: SendHalf,
     pub(super) recv: RecvHalf,
-    /// The number of this side's RESET among all control frames, in [`RecvHalf::Discarding`].
-    pub(super) reset_frame: u64,
-
-    pub(super) out: VecDeque<OutputItem>,
-    pub(super) dones: VecDeque<PendingDone>,
-    pub(super) requests: VecDeque<QueuedRequest>,
-    /// Body bytes in `out`.
-    pub(super) queued: usize,
-    /// The driver was told that there is no room, and waits for it.
-    pub(super) full: bool,
-    pub(super) send_window: u32,
-    /// The number of recalled grants in `out` that are written before those of other streams.
-    pub(super) urgent_grants: u32,
-
-    pub(super) recv_window: u32,
-    /// Bytes of small messages that may be unread, of which `recv_window` is what is left.
-    pub(super) window: u32,
-    /// Bytes that the application has read and that no WINDOW frame has returned yet.
-    pub(super) unreported: u32,
-    pub(super) block: BytesMut,
-    /// Requests of the peer that are not granted completely, in order.
-    pub(super) peer_requests: VecDeque<PeerRequest>,
-    /// Bytes that are granted on request, or have landed and are unread.
-    pub(super) held: u64,
-    /// The application will not read the stream any longer.
-    pub(super) released: bool,
-    /// This side grants no memory for what it receives: the rest comes by DATA.
-    pub(super) declined: bool,
-    /// The peer grants none, or none that this side can write to: the rest goes by DATA.
-    pub(super) sends_data: bool,
-    /// The number of grants on request that the peer has not ended.
-    pub(super) open_grants: u32,
-    /// The number of these that have been recalled.
-    pub(super) recalled: u32,
-
-    /// This side names memory for large messages that it receives.
-    pub(super) names: bool,
-    /// Whether it does is not decided yet, so nothing is granted.
-    pub(super) undecided: bool,
-    /// The peer does, so that this side uses no standing grants.
-    pub(super) peer_names: bool,
-    /// Memory has been asked for that this side names.
-    pub(super) naming: bool,
-
-    /// The stream is in the queue of that name, in which it may be only once.
-    pub(super) in_send_ready: bool,
-    pub(super) in_write_ready: bool,
-    pub(super) in_landing_queue: bool,
-    pub(super) in_parked: bool,
-    pub(super) in_named_queue: bool,
+    pub(super) transfers: Transfers,
+    pub(super) landing: StreamLanding,
+    pub(super) queues: InQueues,
 }
 
 impl Stream {
-    /// A stream with both halves open. `out` must be empty.
+    /// A stream with both halves open, and so many bytes of window in each direction. `out` must be
+    /// empty.
     pub(super) fn new(
         id: u32,
-        recv: RecvHalf,
         out: VecDeque<OutputItem>,
         send_window: u32,
         recv_window: u32,
     ) -> Self {
         Stream {
             id,
-            send: SendHalf::Open,
-            recv,
-            reset_frame: 0,
-            out,
-            dones: VecDeque::new(),
-            requests: VecDeque::new(),
-            queued: 0,
-            full: false,
-            send_window,
-            urgent_grants: 0,
-            recv_window,
-            window: recv_window,
-            unreported: 0,
-            block: BytesMut::new(),
-            peer_requests: VecDeque::new(),
-            held: 0,
-            released: false,
-            declined: false,
-            sends_data: false,
-            open_grants: 0,
-            recalled: 0,
-            names: false,
-            undecided: false,
-            peer_names: false,
-            naming: false,
-            in_send_ready: false,
-            in_write_ready: false,
-            in_landing_queue: false,
-            in_parked: false,
-            in_named_queue: false,
+            send: SendHalf {
+                state: SendState::Open,
+                out,
+                queued: 0,
+                full: false,
+                window: send_window,
+                peer_names: false,
+                sends_data: false,
+            },
+            recv: RecvHalf {
+                state: RecvState::Headers,
+                reset_frame: 0,
+                block: BytesMut::new(),
+                limit: recv_window,
+                window: recv_window,
+                unreported: 0,
+                released: false,
+                names: false,
+                undecided: false,
+            },
+            transfers: Transfers::default(),
+            landing: StreamLanding::default(),
+            queues: InQueues::default(),
         }
     }
 
     /// Whether the source of the next WRITE is pinned; `None` if the head of the queue needs no
     /// WRITE or has no memory for it.
     pub(super) fn can_write(&self) -> Option<bool> {
-        match self.out.front() {
+        match self.send.out.front() {
             Some(OutputItem::Bulk(bulk)) if !bulk.grants.is_empty() => {
                 bulk.payload.front().map(|(_, pinned)| pinned)
             }
@@ -347,7 +369,7 @@ impl Stream {
 
     /// Finds a bound grant of the peer: the index in `out`, and the index among its grants.
     pub(super) fn find_grant(&self, id: u32) -> Option<(usize, usize)> {
-        self.out.iter().enumerate().find_map(|(place, out)| match out {
+        self.send.out.iter().enumerate().find_map(|(place, out)| match out {
             OutputItem::Bulk(bulk) => {
                 bulk.grants.iter().position(|grant| grant.id.0 == id).map(|at| (place, at))
             }
@@ -357,9 +379,9 @@ impl Stream {
 
     /// Drops all output. Returns what must be given up.
     pub(super) fn drop_output(&mut self) -> DroppedOutput {
-        let grants = self.dones.drain(..).map(|a| a.grant).collect();
-        let mut dropped = DroppedOutput { grants, leases: Vec::new(), queued: self.queued };
-        for out in self.out.drain(..) {
+        let grants = self.transfers.dones.drain(..).map(|a| a.grant).collect();
+        let mut dropped = DroppedOutput { grants, leases: Vec::new(), queued: self.send.queued };
+        for out in self.send.out.drain(..) {
             match out {
                 OutputItem::Bulk(bulk) => dropped.grants.extend(bulk.grants.iter().map(|g| g.id)),
                 OutputItem::Lend(lend) => {
@@ -368,9 +390,9 @@ impl Stream {
                 OutputItem::Headers { .. } | OutputItem::Eager { .. } => {}
             }
         }
-        self.requests.clear();
-        self.queued = 0;
-        self.urgent_grants = 0;
+        self.transfers.requests.clear();
+        self.send.queued = 0;
+        self.transfers.urgent = 0;
         dropped
     }
 }

@@ -3,7 +3,7 @@
 use super::alignment::LINE;
 use super::connection::{Connection, Lifecycle};
 use super::credits::Returned;
-use super::stream::{OutputItem, PeerGrant, PendingDone, QueuedRequest, RecvHalf, SendHalf};
+use super::stream::{OutputItem, PeerGrant, PendingDone, QueuedRequest, RecvState, SendState};
 use super::types::{Event, Room, Side, Stats, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
@@ -171,14 +171,14 @@ impl Connection {
 
     fn compose_streams(&mut self, message: &mut Composer<'_>) -> Composed {
         while let Some(key) = self.send_ready.pop_front() {
-            self.streams[key].in_send_ready = false;
+            self.streams[key].queues.send = false;
             let composed = self.compose_stream(key, message);
             // The stream is gone if it has ended.
             let Some(stream) = self.streams.get_mut(key) else { continue };
             if composed == Composed::Full {
                 if stream.id > self.last_known {
                     // Ids reach the peer in order, so a stream keeps its place until it has begun.
-                    stream.in_send_ready = true;
+                    stream.queues.send = true;
                     self.send_ready.push_front(key);
                 } else {
                     self.mark_send(key);
@@ -194,11 +194,11 @@ impl Connection {
         loop {
             let stream = &mut self.streams[key];
             let id = stream.id;
-            if let Some(&PendingDone { grant, len, begin, end }) = stream.dones.front() {
+            if let Some(&PendingDone { grant, len, begin, end }) = stream.transfers.dones.front() {
                 if !message.add(&Frame::Done { stream: id, end, id: grant.0, len, begin }) {
                     return Composed::Full;
                 }
-                stream.dones.pop_front();
+                stream.transfers.dones.pop_front();
                 self.peer_grants.remove(&grant.0);
                 if end {
                     self.ended(key);
@@ -207,22 +207,25 @@ impl Connection {
                 continue;
             }
             if id <= self.last_known
-                && let Some(&QueuedRequest { len, begin, field }) = stream.requests.front()
+                && let Some(&QueuedRequest { len, begin, field }) =
+                    stream.transfers.requests.front()
             {
                 if !message.add(&Frame::Request { stream: id, len, begin, field }) {
                     return Composed::Full;
                 }
-                stream.requests.pop_front();
+                stream.transfers.requests.pop_front();
                 continue;
             }
             let Some(room) = message.room().checked_sub(FRAME_HEADER) else {
                 return Composed::Full;
             };
-            let ended = match stream.out.front_mut() {
-                Some(OutputItem::Bulk(bulk)) if stream.sends_data && bulk.grants.is_empty() => {
+            let ended = match stream.send.out.front_mut() {
+                Some(OutputItem::Bulk(bulk))
+                    if stream.send.sends_data && bulk.grants.is_empty() =>
+                {
                     let payload = std::mem::take(&mut bulk.payload);
                     let eager = OutputItem::Eager { payload, end: bulk.end, around: false };
-                    stream.out[0] = eager;
+                    stream.send.out[0] = eager;
                     continue;
                 }
                 None | Some(OutputItem::Bulk(_)) => return Composed::Idle,
@@ -233,7 +236,7 @@ impl Connection {
                     if !message.add_lent(id, end, place, &lend.payload) {
                         return Composed::Full;
                     }
-                    stream.out.pop_front();
+                    stream.send.out.pop_front();
                     self.leases.lent.insert(place.lease);
                     self.stats.lent += len as u64;
                     self.sent_bytes(key, len);
@@ -244,7 +247,7 @@ impl Connection {
                         return Composed::Full;
                     }
                     let (more, end) = (block.len() > room, *end);
-                    let lands = stream.names && !*begun && id > self.last_known;
+                    let lands = stream.recv.names && !*begun && id > self.last_known;
                     if more || *begun {
                         let piece = block.split_to(block.len().min(room));
                         let end = end && !more;
@@ -264,18 +267,18 @@ impl Connection {
                         self.last_known = id;
                         self.stats.streams += 1;
                         // Its body may have waited until the peer knows of the stream.
-                        if stream.send.accepts() {
+                        if stream.send.state.accepts() {
                             self.events.push_back(Event::Writable { stream: StreamId(id) });
                         }
                     }
                     if more {
                         return Composed::Full;
                     }
-                    stream.out.pop_front();
+                    stream.send.out.pop_front();
                     end
                 }
                 Some(OutputItem::Eager { payload, end, around }) => {
-                    let allowed = payload.len().min(stream.send_window as usize);
+                    let allowed = payload.len().min(stream.send.window as usize);
                     if allowed == 0 && !payload.is_empty() {
                         return Composed::Idle;
                     }
@@ -286,9 +289,9 @@ impl Connection {
                     let last = payload.len() == len;
                     let end = *end && last;
                     message.add_data(id, end, len, payload);
-                    stream.send_window -= len as u32;
+                    stream.send.window -= len as u32;
                     if last {
-                        stream.out.pop_front();
+                        stream.send.out.pop_front();
                     }
                     self.stats.eager_sent += len as u64;
                     self.stats.around_sent += if around { len as u64 } else { 0 };
@@ -307,18 +310,18 @@ impl Connection {
     /// Handles that END has been emitted.
     fn ended(&mut self, key: usize) {
         let stream = &mut self.streams[key];
-        stream.send = SendHalf::Ended;
+        stream.send.state = SendState::Ended;
         if self.side == Side::Server
-            && !stream.recv.is_done()
-            && stream.recv != RecvHalf::Discarding
+            && !stream.recv.state.is_done()
+            && stream.recv.state != RecvState::Discarding
         {
             // The response is complete, and the rest of the request is not needed.
-            stream.recv = RecvHalf::Discarding;
-            stream.peer_requests.clear();
+            stream.recv.state = RecvState::Discarding;
+            stream.landing.requests.clear();
             let code = ResetCode::NO_ERROR.0;
             let id = stream.id;
             self.push_control(Frame::Reset { stream: id, code });
-            self.streams[key].reset_frame = self.last_frame();
+            self.streams[key].recv.reset_frame = self.last_frame();
         }
         self.remove_if_done(key);
     }
@@ -338,7 +341,7 @@ impl Connection {
             }
             // The output of the stream has been dropped.
             self.write_ready.pop(queue);
-            self.streams[key].in_write_ready = false;
+            self.streams[key].queues.write = false;
         }
         None
     }
@@ -346,7 +349,7 @@ impl Connection {
     fn write(&mut self, queue: usize, key: usize, room: Room) -> Option<Write> {
         let chunk = room.chunk.max(self.config.write_chunk as usize);
         let stream = &mut self.streams[key];
-        let Some(OutputItem::Bulk(bulk)) = stream.out.front_mut() else { return None };
+        let Some(OutputItem::Bulk(bulk)) = stream.send.out.front_mut() else { return None };
         let grant = bulk.grants.front_mut()?;
         let (front, pinned) = bulk.payload.front()?;
         let wanted = front.min((grant.len - grant.used) as usize).min(chunk);
@@ -365,11 +368,11 @@ impl Connection {
         if ends_grant {
             let PeerGrant { id, used: len, begin, .. } = *grant;
             let dones = PendingDone { grant: id, len, begin, end: finished && bulk.end };
-            stream.dones.push_back(dones);
-            stream.urgent_grants -= u32::from(grant.recalled);
+            stream.transfers.dones.push_back(dones);
+            stream.transfers.urgent -= u32::from(grant.recalled);
             bulk.grants.pop_front();
             if finished {
-                stream.out.pop_front();
+                stream.send.out.pop_front();
             }
             self.mark_send(key);
         }
@@ -384,7 +387,7 @@ impl Connection {
         self.write_ready.wrote(queue, len);
         if ends_grant || self.streams[key].can_write() != Some(pinned) {
             self.write_ready.pop(queue);
-            self.streams[key].in_write_ready = false;
+            self.streams[key].queues.write = false;
             if finished {
                 self.prepare_bulk(key);
             }

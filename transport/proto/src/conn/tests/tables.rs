@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::super::connection::Lifecycle;
 use super::super::heartbeat::QUIET;
-use super::super::stream::{OutputItem, RecvHalf, SendHalf};
+use super::super::stream::{OutputItem, RecvState, SendState};
 use super::super::*;
 use super::pair::{block, head, small};
 use crate::error::{Breach, CloseCode};
@@ -47,7 +47,7 @@ const EVENTS: [Event; 9] = [
 ];
 
 /// Both halves, or `None` for a stream that has been forgotten.
-type State = Option<(SendHalf, RecvHalf)>;
+type State = Option<(SendState, RecvState)>;
 
 /// The kind of the peer's breach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +58,8 @@ enum Wrong {
 
 /// The tables of `stream` combined.
 fn next(side: Side, state: State, event: Event) -> Result<State, Wrong> {
-    use RecvHalf as R;
-    use SendHalf as S;
+    use RecvState as R;
+    use SendState as S;
     let Some((send, recv)) = state else {
         return match event {
             Event::Head | Event::HeadEnd | Event::Data | Event::DataEnd => Err(Wrong::Closed),
@@ -140,11 +140,12 @@ fn stream_in(side: Side, state: State) -> Connection {
     conn.last_known = ID.0;
     conn.last_opened = ID.0;
     if let Some((send, recv)) = state {
-        let key = conn.insert(ID.0, recv);
+        let key = conn.insert(ID.0);
         let stream = &mut conn.streams[key];
-        stream.send = send;
-        if send == SendHalf::Ending {
-            stream.out.push_back(OutputItem::Eager {
+        stream.recv.state = recv;
+        stream.send.state = send;
+        if send == SendState::Ending {
+            stream.send.out.push_back(OutputItem::Eager {
                 payload: Bytes::new().into(),
                 end: true,
                 around: false,
@@ -158,7 +159,7 @@ fn stream_in(side: Side, state: State) -> Connection {
 fn state_of(conn: &Connection) -> State {
     let key = conn.ids.get(&ID.0)?;
     let stream = &conn.streams[*key];
-    Some((stream.send, stream.recv))
+    Some((stream.send.state, stream.recv.state))
 }
 
 fn emit(conn: &mut Connection) -> Vec<Frame> {
@@ -186,7 +187,7 @@ fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
     let data = |end| Frame::Data { stream, end, data: block("data") };
     let frame = match event {
         Event::QueueEnd => {
-            let open = state_of(conn).is_some_and(|(send, _)| send == SendHalf::Open);
+            let open = state_of(conn).is_some_and(|(send, _)| send == SendState::Open);
             assert_eq!(conn.finish(ID).is_ok(), open, "only an open half takes an END");
             return Ok(());
         }
@@ -194,7 +195,7 @@ fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
             let before = state_of(conn);
             let frames = emit(conn);
             let ends = frames.iter().filter(|f| matches!(f, Frame::Data { end: true, .. })).count();
-            let ending = before.is_some_and(|(send, _)| send == SendHalf::Ending);
+            let ending = before.is_some_and(|(send, _)| send == SendState::Ending);
             assert_eq!(ends, usize::from(ending), "{frames:?}");
             return Ok(());
         }
@@ -204,7 +205,7 @@ fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
             let told = emit(conn).iter().filter(|f| matches!(f, Frame::Reset { .. })).count();
             // The peer gets one RESET, if this half was open or the peer's data was still wanted.
             let news = before.is_some_and(|(send, recv)| {
-                send != SendHalf::Reset && recv != RecvHalf::Discarding
+                send != SendState::Reset && recv != RecvState::Discarding
             });
             assert_eq!(told, usize::from(news), "from {before:?}");
             return Ok(());
@@ -221,7 +222,7 @@ fn apply(conn: &mut Connection, event: Event) -> Result<(), Breach> {
 
 /// All states of a stream that the tables can reach.
 fn reachable(side: Side) -> Vec<State> {
-    let mut known: Vec<State> = vec![Some((SendHalf::Open, RecvHalf::Headers))];
+    let mut known: Vec<State> = vec![Some((SendState::Open, RecvState::Headers))];
     let mut at = 0;
     while at < known.len() {
         for event in EVENTS {
