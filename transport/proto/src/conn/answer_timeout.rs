@@ -40,11 +40,6 @@ use crate::ids::GrantId;
 pub(super) const TICK: Duration = Duration::from_millis(625);
 
 impl Connection {
-    /// The number of the frame queued last, counting all control frames since the start.
-    pub(super) fn last_frame(&self) -> u64 {
-        self.control_out + self.control.len() as u64
-    }
-
     /// Starts the clock if it is idle: others want memory that the peer has.
     pub(super) fn start_answer_clock(&mut self) {
         if self.answer_clock == AnswerClock::Idle {
@@ -92,9 +87,9 @@ impl Connection {
     /// breach of the first that is overdue.
     fn count_tick(&mut self) -> (bool, Option<Breach>) {
         let (mut pending, mut overdue) = (false, None);
-        let out = self.control_out;
+        let out = self.control.handed_out();
         for (id, grant) in self.grants.iter_mut() {
-            let stream = self.ids.get(&grant.stream).map(|key| &self.streams[*key]);
+            let stream = self.streams.key(grant.stream).map(|key| &self.streams[key]);
             let since = match stream {
                 Some(stream) if stream.recv.state == RecvState::Discarding => {
                     stream.recv.reset_frame

@@ -80,8 +80,7 @@ impl Connection {
         }
         if stream == 0 {
             if self.unwritable.contains(&grant.rkey) {
-                self.n_answers += 1;
-                self.abort_grant(id);
+                self.refuse_grant(id);
                 return Ok(());
             }
             if self.standing.len() >= MAX_STANDING {
@@ -90,11 +89,10 @@ impl Connection {
             self.standing.push(grant);
             return Ok(());
         }
-        let key = self.known("GRANT", stream)?;
+        let key = self.streams.known("GRANT", stream)?;
         let Some(key) = key.filter(|key| self.streams[*key].send.state != SendState::Reset) else {
             // The grant crossed this side's RESET.
-            self.n_answers += 1;
-            self.abort_grant(id);
+            self.refuse_grant(id);
             return Ok(());
         };
         if !self.unwritable.is_empty() && self.unwritable.contains(&grant.rkey) {
@@ -103,8 +101,7 @@ impl Connection {
         let entry = &mut self.streams[key];
         if entry.send.sends_data {
             // The grant crossed a DECLINE, or this side cannot write to it.
-            self.n_answers += 1;
-            self.abort_grant(id);
+            self.refuse_grant(id);
             return Ok(());
         }
         let waiting = entry.send.out.iter_mut().find_map(|out| match out {
@@ -144,9 +141,15 @@ impl Connection {
         Ok(())
     }
 
+    /// Ends a grant of the peer, as the answer to one of its frames.
+    pub(super) fn refuse_grant(&mut self, id: GrantId) {
+        self.peer_grants.remove(&id.0);
+        self.control.answer(Frame::Abort { id: id.0 });
+    }
+
     pub(super) fn abort_grant(&mut self, id: GrantId) {
         self.peer_grants.remove(&id.0);
-        self.push_control(Frame::Abort { id: id.0 });
+        self.control.push(Frame::Abort { id: id.0 });
     }
 }
 

@@ -3,17 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use slab::Slab;
-
 use super::answer_clock::AnswerClock;
+use super::control::Control;
 use super::credits::Credits;
 use super::grants::Grants;
 use super::heartbeat::{Beat, Heartbeat, QUIET};
-use super::id_map::Ids;
 use super::keep_alive::{Check, KeepAliveTimer};
 use super::leases::Leases;
 use super::reset_limit::ResetLimit;
-use super::stream::{OutputItem, PeerGrant, SendState, Stream};
+use super::stream::{OutputItem, PeerGrant, SendState};
+use super::streams::Streams;
 use super::types::{Event, Pending, Side, Stats};
 use super::write_order::WriteOrder;
 use crate::config::Config;
@@ -23,8 +22,6 @@ use crate::headers::table::{Received, Sent};
 use crate::hello::PeerSettings;
 use crate::ids::StreamId;
 
-/// Maximum number of empty queues that are kept for later streams, and maximum capacity of each.
-const MAX_FREE_QUEUES: usize = 16;
 /// Time between the PINGs of a quiet connection with extra RECVs. Each of them retires one RECV.
 pub(super) const RETIRE_INTERVAL: Duration = Duration::from_micros(156_250);
 
@@ -58,27 +55,12 @@ pub struct Connection {
     pub(super) credits: Credits,
     pub(super) heartbeat: Heartbeat,
     pub(super) keep_alive: Option<KeepAliveTimer>,
-    pub(super) ids: Ids<usize>,
-    pub(super) streams: Slab<Stream>,
+    pub(super) streams: Streams,
     /// Body bytes in the output of all streams.
     pub(super) queued: usize,
-    /// Empty queues of streams that have ended, to be reused.
-    pub(super) free_queues: Vec<VecDeque<OutputItem>>,
-    /// The highest stream id opened by this side (client).
-    pub(super) last_opened: u32,
-    /// The highest stream id that has been transmitted. Streams are transmitted in the order of
-    /// their ids, so the peer may know of a stream if and only if its id is not above this one.
-    pub(super) last_known: u32,
-    /// Frames that do not belong to a stream's queue.
-    pub(super) control: VecDeque<Frame>,
-    /// The number of frames taken out of `control` since the start.
-    pub(super) control_out: u64,
+    pub(super) control: Control,
     pub(super) answer_clock: AnswerClock,
-    /// An upper bound of the frames in `control` that answer the peer.
-    pub(super) n_answers: usize,
     pub(super) resets: ResetLimit,
-    /// The CLOSE frame, in [`Lifecycle::Closing`].
-    pub(super) close_frame: Option<Frame>,
     /// The server has named memory for a request of this client.
     pub(super) peer_names_requests: bool,
     /// The header table for sending, which the peer mirrors.
@@ -140,18 +122,11 @@ impl Connection {
             credits: Credits::new(&config, &peer),
             heartbeat: Heartbeat::new(config.liveness, now),
             keep_alive: config.keep_alive.map(|keep| KeepAliveTimer::new(keep.within_a_day(), now)),
-            ids: Ids::default(),
-            streams: Slab::new(),
+            streams: Streams::new(peer.stream_window, config.stream_window),
             queued: 0,
-            free_queues: Vec::new(),
-            last_opened: 0,
-            last_known: 0,
-            control: VecDeque::new(),
-            control_out: 0,
+            control: Control::default(),
             answer_clock: AnswerClock::default(),
-            n_answers: 0,
             resets: ResetLimit::new(config.max_streams, now),
-            close_frame: None,
             peer_names_requests: false,
             sent_fields: Sent::default(),
             received_fields: Received::default(),
@@ -217,7 +192,7 @@ impl Connection {
 
     /// Whether [`Connection::open`] may succeed, now or when a stream ends.
     pub fn takes_streams(&self) -> bool {
-        self.lifecycle == Lifecycle::Open && !self.peer_going_away && self.last_opened < u32::MAX
+        self.lifecycle == Lifecycle::Open && !self.peer_going_away && self.streams.has_ids()
     }
 
     /// Whether one more stream may be opened now.
@@ -228,7 +203,7 @@ impl Connection {
     /// Whether the peer may know of the stream, because its first frame has been handed out. True
     /// for streams that have ended.
     pub fn is_transmitted(&self, id: StreamId) -> bool {
-        id.0 <= self.last_known || !self.ids.contains_key(&id.0)
+        self.streams.is_known(id.0) || self.streams.key(id.0).is_none()
     }
 
     /// Whether the peer has run short of credits, or of room in RECVs of
@@ -337,7 +312,7 @@ impl Connection {
             Beat::Nothing | Beat::Rest => {}
             Beat::Probe => self.events.push_back(Event::Probe),
             Beat::Dead => {
-                self.lifecycle = Lifecycle::Closed;
+                self.end_life();
                 self.events.push_back(Event::Dead);
                 return Ok(());
             }
@@ -347,7 +322,7 @@ impl Connection {
             None | Some(Check::Nothing) => {}
             Some(Check::Ping) => self.send_ping(),
             Some(Check::Dead) => {
-                self.lifecycle = Lifecycle::Closed;
+                self.end_life();
                 self.events.push_back(Event::KeepAliveTimedOut);
                 return Ok(());
             }
@@ -368,7 +343,7 @@ impl Connection {
         if self.is_live() && !self.heartbeat.awaits_pong() {
             self.heartbeat.count_ping();
             let token = self.stats.messages_received;
-            self.control.push_back(Frame::Ping { ack: false, token });
+            self.control.push(Frame::Ping { ack: false, token });
         }
     }
 
@@ -392,7 +367,7 @@ impl Connection {
     pub(super) fn check_quiet(&mut self, now: Instant) {
         if self.last_activity.is_some_and(|at| now.saturating_duration_since(at) >= QUIET) {
             self.last_activity = None;
-            self.free_queues = Vec::new();
+            self.streams.shrink();
             self.credits.clear_short();
             self.retire_recv_at = self.has_extra_recvs().then_some(now);
             self.events.push_back(Event::Quiet);
@@ -404,13 +379,10 @@ impl Connection {
         !matches!(self.lifecycle, Lifecycle::Closing | Lifecycle::Closed)
     }
 
-    pub(super) fn insert(&mut self, id: u32) -> usize {
-        let out = self.free_queues.pop().unwrap_or_default();
-        let mut stream = Stream::new(id, out, self.peer.stream_window, self.config.stream_window);
-        stream.send.peer_names = self.peer_names_requests;
-        let key = self.streams.insert(stream);
-        self.ids.insert(id, key);
-        key
+    /// Nothing more is sent or expected.
+    pub(super) fn end_life(&mut self) {
+        self.lifecycle = Lifecycle::Closed;
+        self.control.shut();
     }
 
     pub(super) fn mark_send(&mut self, key: usize) {
@@ -450,14 +422,8 @@ impl Connection {
 
     /// Removes a stream. One that has ended is in no queue; one that was aborted may be.
     pub(super) fn remove(&mut self, key: usize) {
-        let mut stream = self.streams.remove(key);
-        self.ids.remove(&stream.id);
+        let stream = self.streams.remove(key);
         self.settle_removed(&stream);
-        if self.free_queues.len() < MAX_FREE_QUEUES && stream.send.out.capacity() <= MAX_FREE_QUEUES
-        {
-            stream.send.out.clear();
-            self.free_queues.push(std::mem::take(&mut stream.send.out));
-        }
         if stream.queues.send {
             self.send_ready.retain(|k| *k != key);
         }

@@ -25,11 +25,11 @@ impl Connection {
     /// This side has no landing memory for what the peer sends on a stream, and waiting brings
     /// none: the rest comes by DATA. Does nothing for unknown streams.
     pub fn decline_landing(&mut self, id: StreamId) {
-        let Some(&key) = self.ids.get(&id.0) else { return };
+        let Some(key) = self.streams.key(id.0) else { return };
         let stream = &mut self.streams[key];
         if !std::mem::replace(&mut stream.landing.declined, true) {
             stream.landing.requests.clear();
-            self.push_control(Frame::Decline { stream: id.0, own: false });
+            self.control.push(Frame::Decline { stream: id.0, own: false });
         }
     }
 
@@ -49,7 +49,7 @@ impl Connection {
     pub(super) fn decline_grants(&mut self, key: usize) {
         let stream = &self.streams[key];
         if !stream.send.sends_data && !stream.send.state.is_done() {
-            self.push_control(Frame::Decline { stream: stream.id, own: true });
+            self.control.push(Frame::Decline { stream: stream.id, own: true });
         }
         self.send_data_from_now_on(key);
     }

@@ -90,7 +90,7 @@ impl Connection {
 
     /// A reader begins to wait for the stream.
     pub fn reader_waits(&mut self, id: StreamId) {
-        let Some(&key) = self.ids.get(&id.0) else { return };
+        let Some(key) = self.streams.key(id.0) else { return };
         if self.streams[key].queues.parked {
             self.queue_for_landing(key);
         }
@@ -175,8 +175,8 @@ impl Connection {
 
     /// Records that the application will not read what has been received on the stream.
     pub(super) fn released(&mut self, id: StreamId) {
-        match self.ids.get(&id.0) {
-            Some(&key) => self.streams[key].recv.released = true,
+        match self.streams.key(id.0) {
+            Some(key) => self.streams[key].recv.released = true,
             None => self.grants.held -= self.grants.ended.remove(&id.0).unwrap_or(0),
         }
     }
@@ -251,7 +251,7 @@ impl Connection {
     pub(super) fn give(&mut self, grant: NewGrant, memory: GrantMemory) {
         let NewGrant { stream, begin, len, request, named } = grant;
         self.heartbeat.rouse();
-        let asked = PendingAnswer::by(self.last_frame() + 1);
+        let asked = PendingAnswer::by(self.control.last_frame() + 1);
         let memory_key = memory.key;
         let recalled = false;
         let grant =
@@ -262,13 +262,13 @@ impl Connection {
         }
         self.stats.grants_given += 1;
         let (rkey, addr) = (memory.rkey, memory.addr + u64::from(begin));
-        self.push_control(Frame::Grant { stream, id, rkey, len, addr });
+        self.control.push(Frame::Grant { stream, id, rkey, len, addr });
     }
 
     /// Determines the part of `len` bytes that is granted to the stream, and the request that it
     /// answers.
     fn grant_part(&mut self, id: StreamId, len: u32) -> Option<NewGrant> {
-        let &key = self.ids.get(&id.0)?;
+        let key = self.streams.key(id.0)?;
         let want = self.stream_want(key)?;
         let begin = self.begin_of(key);
         let len = len.checked_sub(begin).filter(|len| *len >= want.min)?.min(want.want);
@@ -402,7 +402,7 @@ impl Connection {
         let grant = self.grants.out.remove(id as usize);
         if grant.stream == 0 {
             self.grants.standing.retain(|standing| *standing != id);
-        } else if let Some(&key) = self.ids.get(&grant.stream) {
+        } else if let Some(key) = self.streams.key(grant.stream) {
             let stream = &mut self.streams[key];
             stream.landing.open_grants -= 1;
             stream.landing.recalled -= u32::from(grant.recalled);
@@ -413,7 +413,7 @@ impl Connection {
         let grant = self.grant("ABORT", id)?;
         self.take_grant(id);
         self.events.push_back(Event::Returned { memory: grant.memory });
-        if let Some(&key) = self.ids.get(&grant.stream) {
+        if let Some(key) = self.streams.key(grant.stream) {
             if !grant.named {
                 self.release_held(key, grant.len);
             }

@@ -81,7 +81,7 @@ impl Connection {
     }
 
     fn undecided(&mut self, id: u32) -> Option<&mut Lend> {
-        let &key = self.ids.get(&id)?;
+        let key = self.streams.key(id)?;
         self.streams[key].send.out.iter_mut().find_map(|out| match out {
             OutputItem::Lend(lend) if lend.place.is_none() => Some(&mut **lend),
             _ => None,
@@ -94,7 +94,7 @@ impl Connection {
     pub fn provide_lent(&mut self, id: StreamId, place: Option<LentPlace>) {
         self.leases.queue.pop_front();
         self.leases.out += usize::from(place.is_some());
-        let key = self.ids.get(&id.0).copied();
+        let key = self.streams.key(id.0);
         let undecided =
             |out: &OutputItem| matches!(out, OutputItem::Lend(lend) if lend.place.is_none());
         let at = key.and_then(|key| self.streams[key].send.out.iter().position(undecided));
@@ -131,7 +131,7 @@ impl Connection {
     /// has been returned.
     pub fn return_lease(&mut self, lease: u32) {
         if self.leases.borrowed.remove(&lease) {
-            self.push_control(Frame::Return { lease });
+            self.control.push(Frame::Return { lease });
         }
     }
 
@@ -171,8 +171,8 @@ impl Connection {
         }
         self.stats.borrowed += total;
         if self.streams[key].recv.state == RecvState::Discarding {
-            self.n_answers += 1;
-            self.return_lease(lease);
+            self.leases.borrowed.remove(&lease);
+            self.control.answer(Frame::Return { lease });
         } else {
             self.events.push_back(Event::Lent { stream, lent, end });
         }

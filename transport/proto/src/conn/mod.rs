@@ -60,6 +60,7 @@ mod answer_clock;
 mod answer_timeout;
 mod bulk;
 mod connection;
+mod control;
 mod credits;
 mod decline;
 mod grants;
@@ -77,6 +78,7 @@ mod recv_queue;
 mod reset_limit;
 mod shutdown;
 mod stream;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod transmit;

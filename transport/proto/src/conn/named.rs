@@ -28,7 +28,7 @@ impl Connection {
     /// right after [`open`](Self::open) (client only): the head tells the peer. For servers see
     /// [`decide_naming`](Self::decide_naming).
     pub fn name_memory(&mut self, id: StreamId) {
-        if let Some(&key) = self.ids.get(&id.0) {
+        if let Some(key) = self.streams.key(id.0) {
             self.streams[key].recv.names = true;
         }
     }
@@ -37,7 +37,7 @@ impl Connection {
     /// A server with [`Config::names_requests`](crate::Config::names_requests) does so once for
     /// each stream that was opened.
     pub fn decide_naming(&mut self, id: StreamId, names: bool) {
-        if let Some(&key) = self.ids.get(&id.0) {
+        if let Some(key) = self.streams.key(id.0) {
             (self.streams[key].recv.names, self.streams[key].recv.undecided) = (names, false);
             self.queue_for_landing(key);
         }
@@ -46,7 +46,7 @@ impl Connection {
     /// The length of the field in the next message that the peer wants to write on a stream, if it
     /// has told.
     pub fn next_field(&self, id: StreamId) -> Option<u32> {
-        let stream = &self.streams[*self.ids.get(&id.0)?];
+        let stream = &self.streams[self.streams.key(id.0)?];
         Some(stream.landing.requests.front()?.request.field?.len)
     }
 
@@ -79,13 +79,13 @@ impl Connection {
                 self.refuse_named(id);
             }
         }
-        if let Some(&key) = self.ids.get(&id.0) {
+        if let Some(key) = self.streams.key(id.0) {
             self.queue_for_landing(key);
         }
     }
 
     fn named_grant(&mut self, id: StreamId, len: u32) -> Option<NewGrant> {
-        let &key = self.ids.get(&id.0).filter(|_| self.is_live())?;
+        let key = self.streams.key(id.0).filter(|_| self.is_live())?;
         let stream = &mut self.streams[key];
         if !stream.landing.naming {
             return None;
@@ -109,7 +109,7 @@ impl Connection {
     /// Has no memory for what [`Connection::poll_named`] has returned: the rest of the message
     /// lands in landing memory.
     pub fn refuse_named(&mut self, id: StreamId) {
-        let Some(&key) = self.ids.get(&id.0) else { return };
+        let Some(key) = self.streams.key(id.0) else { return };
         let stream = &mut self.streams[key];
         if std::mem::take(&mut stream.landing.naming)
             && section(stream).is_some()

@@ -35,10 +35,9 @@ impl Connection {
             return Err(SendError::TooManyStreams(self.peer.max_streams));
         }
         check_block(&block, &self.peer)?;
-        let id = self.last_opened.checked_add(1).ok_or(SendError::IdsUsedUp)?;
-        self.last_opened = id;
+        let (id, key) = self.streams.open().ok_or(SendError::IdsUsedUp)?;
+        self.streams[key].send.peer_names = self.peer_names_requests;
         self.heartbeat.rouse();
-        let key = self.insert(id);
         self.push_headers(key, block, end);
         Ok(StreamId(id))
     }
@@ -53,7 +52,7 @@ impl Connection {
     }
 
     fn open_for_sending(&self, id: StreamId) -> Result<usize, SendError> {
-        let key = *self.ids.get(&id.0).ok_or(SendError::Closed)?;
+        let key = self.streams.key(id.0).ok_or(SendError::Closed)?;
         if self.is_live() && self.streams[key].send.state.accepts() {
             Ok(key)
         } else {
@@ -199,7 +198,7 @@ impl Connection {
     /// Resets a stream: drops its output, discards what is still received, and tells the peer. Does
     /// nothing for streams that are unknown or have ended.
     pub fn reset(&mut self, id: StreamId, code: ResetCode) {
-        let Some(&key) = self.ids.get(&id.0) else { return };
+        let Some(key) = self.streams.key(id.0) else { return };
         let stream = &mut self.streams[key];
         if stream.send.state == SendState::Reset || stream.recv.state == RecvState::Discarding {
             return;
@@ -210,20 +209,20 @@ impl Connection {
         stream.send.state = stream.send.state.reset_by_us();
         stream.recv.state = stream.recv.state.reset_by_us();
         self.give_up(dropped);
-        if id.0 > self.last_known {
+        if !self.streams.is_known(id.0) {
             // The peer does not know the stream.
             self.remove(key);
             return;
         }
-        self.push_control(Frame::Reset { stream: id.0, code: code.0 });
-        self.streams[key].recv.reset_frame = self.last_frame();
+        self.control.push(Frame::Reset { stream: id.0, code: code.0 });
+        self.streams[key].recv.reset_frame = self.control.last_frame();
         self.remove_if_done(key);
     }
 
     /// Takes back what has been queued on a stream after its header block. Returns nothing if the
     /// peer may know the stream, or if there is no such stream.
     pub fn withdraw(&mut self, id: StreamId) -> Vec<Unsent> {
-        let Some(&key) = self.ids.get(&id.0).filter(|_| id.0 > self.last_known) else {
+        let Some(key) = self.streams.key(id.0).filter(|_| !self.streams.is_known(id.0)) else {
             return Vec::new();
         };
         let stream = &mut self.streams[key];
@@ -255,8 +254,8 @@ impl Connection {
     /// more of the stream, even if it has ended.
     pub fn release(&mut self, id: StreamId, code: ResetCode) {
         self.released(id);
-        let ending = |key: &usize| self.streams[*key].send.state == SendState::Ending;
-        if self.side == Side::Client || !self.ids.get(&id.0).is_some_and(ending) {
+        let ending = |key| self.streams[key].send.state == SendState::Ending;
+        if self.side == Side::Client || !self.streams.key(id.0).is_some_and(ending) {
             self.reset(id, code);
         }
     }
@@ -274,7 +273,7 @@ impl Connection {
     /// Records that the application has read `len` bytes accounted as `flow`, of a stream that may
     /// have ended. Does nothing for unknown streams.
     pub fn consume(&mut self, id: StreamId, len: u32, flow: Flow) {
-        let Some(&key) = self.ids.get(&id.0) else {
+        let Some(key) = self.streams.key(id.0) else {
             if flow == Flow::Bulk {
                 self.read_of_ended(id, len);
             }
@@ -310,14 +309,7 @@ impl Connection {
         stream.recv.window += increment;
         self.grants.windows += u64::from(growth);
         let id = stream.id;
-        self.push_control(Frame::Window { stream: id, increment });
-    }
-
-    /// Queues a frame that does not belong to a stream's queue.
-    pub(super) fn push_control(&mut self, frame: Frame) {
-        if self.is_live() {
-            self.control.push_back(frame);
-        }
+        self.control.push(Frame::Window { stream: id, increment });
     }
 }
 

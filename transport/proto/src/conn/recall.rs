@@ -49,9 +49,9 @@ impl Connection {
         streams.dedup();
         // The grants of other streams have to be returned anyway.
         streams.retain(|id| {
-            let key = self.ids.get(id);
+            let key = self.streams.key(*id);
             key.is_some_and(|key| {
-                matches!(self.streams[*key].recv.state, RecvState::Headers | RecvState::Body)
+                matches!(self.streams[key].recv.state, RecvState::Headers | RecvState::Body)
             })
         });
         for (id, grant) in self.grants.iter() {
@@ -64,17 +64,17 @@ impl Connection {
     }
 
     pub(super) fn recall(&mut self, id: u32) {
-        let frame = self.last_frame() + 1;
+        let frame = self.control.last_frame() + 1;
         let grant = self.grants.get_mut(id);
         if std::mem::replace(&mut grant.recalled, true) {
             return;
         }
         grant.asked = PendingAnswer::by(frame);
         let stream = grant.stream;
-        if let Some(&key) = self.ids.get(&stream) {
+        if let Some(key) = self.streams.key(stream) {
             self.streams[key].landing.recalled += 1;
         }
-        self.push_control(Frame::Recall { id });
+        self.control.push(Frame::Recall { id });
     }
 
     /// Restores `len` bytes to a request: the peer has returned them, unwritten, from a recalled
@@ -99,11 +99,10 @@ impl Connection {
         let Some(&stream) = self.peer_grants.get(&id) else { return };
         if let Some(at) = self.standing.iter().position(|grant| grant.id.0 == id) {
             let grant = self.standing.swap_remove(at);
-            self.n_answers += 1;
-            return self.abort_grant(grant.id);
+            return self.refuse_grant(grant.id);
         }
-        let bound = match self.ids.get(&stream) {
-            Some(&key) => self.streams[key].find_grant(id).map(|place| (key, place)),
+        let bound = match self.streams.key(stream) {
+            Some(key) => self.streams[key].find_grant(id).map(|place| (key, place)),
             None => {
                 self.streams.iter().find_map(|(key, s)| s.find_grant(id).map(|place| (key, place)))
             }
@@ -138,8 +137,7 @@ impl Connection {
             });
             self.mark_send(key);
         } else {
-            self.n_answers += 1;
-            self.abort_grant(GrantId(id));
+            self.refuse_grant(GrantId(id));
             if self.streams[key].send.sends_data {
                 self.mark_send(key);
             }

@@ -65,7 +65,7 @@ impl Connection {
                 return Ok(());
             }
         }
-        self.check_flood()
+        self.control.check_flood(self.config.max_streams)
     }
 
     fn on_frame(&mut self, frame: Frame, now: Instant) -> Result<(), Breach> {
@@ -79,8 +79,8 @@ impl Connection {
                 self.on_headers(stream, end, more, lands, block)
             }
             Frame::Headers { stream, end, more, indexed: true, lands, block } => {
-                let begun = |key: &usize| !self.streams[*key].recv.block.is_empty();
-                if self.ids.get(&stream).is_some_and(begun) {
+                let begun = |key| !self.streams[key].recv.block.is_empty();
+                if self.streams.key(stream).is_some_and(begun) {
                     return Err(Breach::FrameOrder {
                         frame: "indexed HEADERS",
                         stream: StreamId(stream),
@@ -96,7 +96,7 @@ impl Connection {
             Frame::Window { stream, increment } => self.on_window(stream, increment),
             Frame::Reset { stream, code } => self.on_reset(stream, ResetCode(code), now),
             Frame::Request { stream, len, begin, field } => {
-                let key = self.sending_peer_stream(name, stream)?;
+                let key = self.streams.receiving(name, stream)?;
                 self.on_request(key, len, begin, field, now)
             }
             Frame::Grant { stream, id, rkey, len, addr } => {
@@ -107,25 +107,25 @@ impl Connection {
                 self.on_grant(stream, grant)
             }
             Frame::Done { stream, end, id, len, begin } => {
-                let key = self.sending_peer_stream(name, stream)?;
+                let key = self.streams.receiving(name, stream)?;
                 self.check_body(name, key)?;
                 self.on_done(key, id, begin, len, end, now)?;
                 self.on_end(key, end)
             }
             Frame::Lent { stream, end, lent } => {
-                let key = self.sending_peer_stream(name, stream)?;
+                let key = self.streams.receiving(name, stream)?;
                 self.check_body(name, key)?;
                 self.on_lent(key, lent, end)?;
                 self.on_end(key, end)
             }
             Frame::Return { lease } => self.on_return(lease),
             Frame::Decline { stream, own: true } => {
-                let key = self.sending_peer_stream(name, stream)?;
+                let key = self.streams.receiving(name, stream)?;
                 self.on_own_decline(key);
                 Ok(())
             }
             Frame::Decline { stream, own: false } => {
-                if let Some(key) = self.known(name, stream)? {
+                if let Some(key) = self.streams.known(name, stream)? {
                     self.send_data_from_now_on(key);
                 }
                 Ok(())
@@ -136,8 +136,7 @@ impl Connection {
                 Ok(())
             }
             Frame::Ping { ack: false, token } => {
-                self.n_answers += 1;
-                self.push_control(Frame::Ping { ack: true, token });
+                self.control.answer(Frame::Ping { ack: true, token });
                 Ok(())
             }
             Frame::Ping { ack: true, .. } => self.heartbeat.pong(),
@@ -146,22 +145,6 @@ impl Connection {
                 self.on_close(code, &text);
                 Ok(())
             }
-        }
-    }
-
-    /// Looks up the stream of a frame that may also refer to a stream that has ended; `None` then.
-    pub(super) fn known(&self, frame: &'static str, id: u32) -> Result<Option<usize>, Breach> {
-        if id > self.last_known {
-            return Err(Breach::UnknownStream { frame, stream: StreamId(id) });
-        }
-        Ok(self.ids.get(&id).copied())
-    }
-
-    /// Looks up the stream of a frame that the peer may send only while its half is open.
-    fn sending_peer_stream(&self, frame: &'static str, id: u32) -> Result<usize, Breach> {
-        match self.known(frame, id)? {
-            Some(key) if !self.streams[key].recv.state.is_done() => Ok(key),
-            _ => Err(Breach::ClosedStream { frame, stream: StreamId(id) }),
         }
     }
 
@@ -183,12 +166,12 @@ impl Connection {
         block: Bytes,
     ) -> Result<(), Breach> {
         let stream_id = StreamId(id);
-        let opens = self.side == Side::Server && id > self.last_known;
+        let opens = self.side == Side::Server && !self.streams.is_known(id);
         if lands && !opens {
             return Err(Breach::FrameOrder { frame: "HEADERS with LANDS", stream: stream_id });
         }
         let key =
-            if opens { self.accept_stream(id)? } else { self.sending_peer_stream("HEADERS", id)? };
+            if opens { self.accept_stream(id)? } else { self.streams.receiving("HEADERS", id)? };
         let stream = &mut self.streams[key];
         stream.send.peer_names |= lands;
         if stream.recv.state == RecvState::Discarding {
@@ -233,15 +216,14 @@ impl Connection {
         if self.streams.len() >= self.config.max_streams as usize {
             return Err(Breach::TooManyStreams(self.config.max_streams));
         }
-        self.last_known = id;
         self.stats.streams += 1;
-        let key = self.insert(id);
+        let key = self.streams.accept(id);
         self.streams[key].recv.undecided = self.config.names_requests;
         Ok(key)
     }
 
     fn on_data(&mut self, id: u32, end: bool, data: Bytes) -> Result<(), Breach> {
-        let key = self.sending_peer_stream("DATA", id)?;
+        let key = self.streams.receiving("DATA", id)?;
         self.check_body("DATA", key)?;
         let stream = &mut self.streams[key];
         let (stream_id, len) = (StreamId(id), data.len() as u32);
@@ -272,7 +254,7 @@ impl Connection {
 
     fn on_window(&mut self, id: u32, increment: u32) -> Result<(), Breach> {
         // The peer may still read a stream that has ended on this side.
-        let Some(key) = self.known("WINDOW", id)? else { return Ok(()) };
+        let Some(key) = self.streams.known("WINDOW", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
         match stream.send.window.checked_add(increment) {
             Some(window) if increment > 0 && window <= i32::MAX as u32 => {
@@ -286,7 +268,7 @@ impl Connection {
 
     fn on_reset(&mut self, id: u32, code: ResetCode, now: Instant) -> Result<(), Breach> {
         // It may cross this side's END.
-        let Some(key) = self.known("RESET", id)? else { return Ok(()) };
+        let Some(key) = self.streams.known("RESET", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
         // The application has dropped the stream, or has never seen it.
         let unseen = match stream.recv.state {
@@ -306,8 +288,7 @@ impl Connection {
         }
         self.give_up(dropped);
         if answer {
-            self.n_answers += 1;
-            self.push_control(Frame::Reset { stream: id, code: ResetCode::CANCEL.0 });
+            self.control.answer(Frame::Reset { stream: id, code: ResetCode::CANCEL.0 });
         }
         if !unseen {
             self.events.push_back(Event::Reset { stream: StreamId(id), code });
@@ -317,11 +298,5 @@ impl Connection {
             (Side::Server, true) => self.resets.charge(now),
             _ => Ok(()),
         }
-    }
-
-    /// Closes the connection of a peer that causes answers but does not take them (R15).
-    fn check_flood(&self) -> Result<(), Breach> {
-        let limit = 4096 + 16 * self.config.max_streams as usize;
-        if self.n_answers > limit { Err(Breach::Flood(limit)) } else { Ok(()) }
     }
 }

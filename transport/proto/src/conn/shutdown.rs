@@ -24,7 +24,7 @@ impl Connection {
             Side::Server => {
                 self.lifecycle = Lifecycle::Draining;
                 let frame = Frame::GoAway { ack: false, code: code.to_wire(), text: clip(text) };
-                self.push_control(frame);
+                self.control.push(frame);
             }
             Side::Client => self.lifecycle = Lifecycle::Drained,
         }
@@ -42,12 +42,11 @@ impl Connection {
             return;
         }
         self.lifecycle = Lifecycle::Closing;
-        self.control.clear();
-        self.close_frame = Some(Frame::Close { code: code.to_wire(), text: clip(text) });
+        self.control.close(Frame::Close { code: code.to_wire(), text: clip(text) });
     }
 
     pub(super) fn on_close(&mut self, code: u32, text: &[u8]) {
-        self.lifecycle = Lifecycle::Closed;
+        self.end_life();
         let text = String::from_utf8_lossy(text).into_owned();
         self.events.push_back(Event::Closed { code: CloseCode::from_wire(code), text });
     }
@@ -61,7 +60,7 @@ impl Connection {
             (Side::Client, false) if !self.peer_going_away => {
                 self.peer_going_away = true;
                 self.refuse_untransmitted();
-                self.push_control(Frame::GoAway { ack: true, code, text: Bytes::new() });
+                self.control.push(Frame::GoAway { ack: true, code, text: Bytes::new() });
                 let text = String::from_utf8_lossy(text).into_owned();
                 self.events.push_back(Event::GoAway { code: CloseCode::from_wire(code), text });
                 Ok(())
@@ -73,10 +72,7 @@ impl Connection {
 
     /// Refuses the streams that the peer does not know of, so that they can be retried elsewhere.
     fn refuse_untransmitted(&mut self) {
-        let known = self.last_known;
-        let keys: Vec<usize> =
-            self.streams.iter().filter(|(_, s)| s.id > known).map(|(k, _)| k).collect();
-        for key in keys {
+        for key in self.streams.unknown_to_peer() {
             let id = StreamId(self.streams[key].id);
             let unsent = self.withdraw(id);
             self.events.push_back(Event::Refused { stream: id, unsent });

@@ -52,7 +52,7 @@ impl Connection {
             || self.has_events()
             || self.streams_want_memory()
             || !self.leases.queue.is_empty()
-            || self.close_frame.is_some()
+            || self.control.has_close()
             || (self.grants.wants_standing() && self.grants.standing_len() > 0)
     }
 
@@ -107,7 +107,7 @@ impl Connection {
         if !self.credits.may_close() || (self.side == Side::Server && !self.greeting_done) {
             return None;
         }
-        let frame = self.close_frame.take()?;
+        let frame = self.control.take_close()?;
         let mut message = self.composer(slot);
         message.add(&frame);
         self.lifecycle = Lifecycle::Closed;
@@ -144,15 +144,7 @@ impl Connection {
             return None;
         }
         let mut message = self.composer(slot);
-        while let Some(frame) = self.control.front() {
-            if !message.add(frame) {
-                break;
-            }
-            self.control.pop_front();
-            self.control_out += 1;
-        }
-        self.n_answers = self.n_answers.min(self.control.len());
-        let composed = match self.control.is_empty() {
+        let composed = match self.control.fill(&mut message) {
             true => self.compose_streams(&mut message),
             false => Composed::Full,
         };
@@ -174,9 +166,9 @@ impl Connection {
             self.streams[key].queues.send = false;
             let composed = self.compose_stream(key, message);
             // The stream is gone if it has ended.
-            let Some(stream) = self.streams.get_mut(key) else { continue };
+            let Some((stream, is_known)) = self.streams.get_mut(key) else { continue };
             if composed == Composed::Full {
-                if stream.id > self.last_known {
+                if !is_known {
                     // Ids reach the peer in order, so a stream keeps its place until it has begun.
                     stream.queues.send = true;
                     self.send_ready.push_front(key);
@@ -192,7 +184,7 @@ impl Connection {
 
     fn compose_stream(&mut self, key: usize, message: &mut Composer<'_>) -> Composed {
         loop {
-            let stream = &mut self.streams[key];
+            let Some((stream, is_known)) = self.streams.get_mut(key) else { return Composed::Idle };
             let id = stream.id;
             if let Some(&PendingDone { grant, len, begin, end }) = stream.transfers.dones.front() {
                 if !message.add(&Frame::Done { stream: id, end, id: grant.0, len, begin }) {
@@ -206,7 +198,7 @@ impl Connection {
                 }
                 continue;
             }
-            if id <= self.last_known
+            if is_known
                 && let Some(&QueuedRequest { len, begin, field }) =
                     stream.transfers.requests.front()
             {
@@ -247,7 +239,7 @@ impl Connection {
                         return Composed::Full;
                     }
                     let (more, end) = (block.len() > room, *end);
-                    let lands = stream.recv.names && !*begun && id > self.last_known;
+                    let lands = stream.recv.names && !*begun && !is_known;
                     if more || *begun {
                         let piece = block.split_to(block.len().min(room));
                         let end = end && !more;
@@ -263,18 +255,20 @@ impl Connection {
                     } else {
                         message.add_block(id, (end, lands), block, &mut self.sent_fields);
                     }
-                    if id > self.last_known {
-                        self.last_known = id;
+                    if !more {
+                        stream.send.out.pop_front();
+                    }
+                    if !is_known {
                         self.stats.streams += 1;
                         // Its body may have waited until the peer knows of the stream.
                         if stream.send.state.accepts() {
                             self.events.push_back(Event::Writable { stream: StreamId(id) });
                         }
+                        self.streams.transmitted(id);
                     }
                     if more {
                         return Composed::Full;
                     }
-                    stream.send.out.pop_front();
                     end
                 }
                 Some(OutputItem::Eager { payload, end, around }) => {
@@ -320,8 +314,8 @@ impl Connection {
             stream.landing.requests.clear();
             let code = ResetCode::NO_ERROR.0;
             let id = stream.id;
-            self.push_control(Frame::Reset { stream: id, code });
-            self.streams[key].recv.reset_frame = self.last_frame();
+            self.control.push(Frame::Reset { stream: id, code });
+            self.streams[key].recv.reset_frame = self.control.last_frame();
         }
         self.remove_if_done(key);
     }

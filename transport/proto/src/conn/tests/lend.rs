@@ -235,7 +235,7 @@ fn leases_are_counted_and_each_has_its_number() {
     let mut p = Pair::small();
     p.inject(CLIENT, &[head(1)]);
     let server = p.server();
-    let key = server.ids[&1];
+    let key = server.streams.key(1).unwrap();
     let lent = |server: &mut Connection, lease| {
         let place = LentPlace { lease, key: 7, addr: 0 };
         let lent = LentBody { place, len: 1, ..LentBody::default() };
@@ -259,7 +259,7 @@ fn what_lies_around_lent_bytes_is_short() {
     let mut p = Pair::small();
     p.inject(CLIENT, &[head(1)]);
     let server = p.server();
-    let key = server.ids[&1];
+    let key = server.streams.key(1).unwrap();
     let most = small().rest_slot_size() as usize - LENT_MESSAGE;
     for (lease, head, tail) in [(0, most, 0), (1, most - 9, 9), (2, 0, most + 1), (3, most, 1)] {
         let place = LentPlace { lease, key: 7, addr: 0 };

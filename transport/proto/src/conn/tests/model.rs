@@ -326,7 +326,7 @@ impl Model {
         for (granter, holder) in [(CLIENT, SERVER), (SERVER, CLIENT)] {
             p.ends[granter].conn.held();
             let frames = |from: usize| {
-                let queued = p.ends[from].conn.control.iter().cloned();
+                let queued = p.ends[from].conn.control.frames().cloned();
                 let sent = p.to[1 - from].iter().flat_map(|wire| {
                     let message = match wire {
                         Wire::Send(message) => message.clone(),

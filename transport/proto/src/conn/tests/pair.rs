@@ -722,7 +722,7 @@ impl Pair {
                     && c.leases() == (0, 0),
                 "end {at}"
             );
-            assert!(!c.has_output() && c.ids.is_empty() && c.standing.is_empty(), "end {at}");
+            assert!(!c.has_output() && c.standing.is_empty(), "end {at}");
             assert_eq!((c.held(), c.queued), (0, 0), "end {at}: bytes of nobody count");
         }
         self.check();

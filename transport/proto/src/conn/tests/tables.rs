@@ -137,10 +137,9 @@ fn message(frame: &Frame, credits: u16) -> Bytes {
 fn stream_in(side: Side, state: State) -> Connection {
     let mut conn = connection(side);
     conn.greeting_done = true;
-    conn.last_known = ID.0;
-    conn.last_opened = ID.0;
+    let (_, key) = conn.streams.open().unwrap();
+    conn.streams.transmitted(ID.0);
     if let Some((send, recv)) = state {
-        let key = conn.insert(ID.0);
         let stream = &mut conn.streams[key];
         stream.recv.state = recv;
         stream.send.state = send;
@@ -152,13 +151,14 @@ fn stream_in(side: Side, state: State) -> Connection {
             });
             conn.mark_send(key);
         }
+    } else {
+        conn.streams.remove(key);
     }
     conn
 }
 
 fn state_of(conn: &Connection) -> State {
-    let key = conn.ids.get(&ID.0)?;
-    let stream = &conn.streams[*key];
+    let stream = &conn.streams[conn.streams.key(ID.0)?];
     Some((stream.send.state, stream.recv.state))
 }
 

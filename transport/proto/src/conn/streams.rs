@@ -1,0 +1,157 @@
+//! The streams of a connection, by key and by id.
+
+use std::collections::VecDeque;
+use std::ops::{Index, IndexMut};
+
+use slab::Slab;
+
+use super::id_map::Ids;
+use super::stream::{OutputItem, Stream};
+use crate::error::Breach;
+use crate::ids::StreamId;
+
+/// Maximum number of empty queues that are kept for later streams, and maximum capacity of each.
+const MAX_FREE_QUEUES: usize = 16;
+
+/// All streams. A key is an index, and valid until the stream is removed.
+#[derive(Debug)]
+pub(super) struct Streams {
+    slab: Slab<Stream>,
+    keys: Ids<usize>,
+    /// Empty queues of streams that have ended, to be reused.
+    free_queues: Vec<VecDeque<OutputItem>>,
+    /// The windows for small messages with which a stream begins.
+    send_window: u32,
+    recv_window: u32,
+    /// The highest stream id opened by this side (client).
+    last_opened: u32,
+    /// The highest stream id that has been transmitted. Streams are transmitted in the order of
+    /// their ids, so the peer may know of a stream if and only if its id is not above this one.
+    last_known: u32,
+}
+
+impl Index<usize> for Streams {
+    type Output = Stream;
+
+    fn index(&self, key: usize) -> &Stream {
+        &self.slab[key]
+    }
+}
+
+impl IndexMut<usize> for Streams {
+    fn index_mut(&mut self, key: usize) -> &mut Stream {
+        &mut self.slab[key]
+    }
+}
+
+impl Streams {
+    pub(super) fn new(send_window: u32, recv_window: u32) -> Self {
+        Streams {
+            slab: Slab::new(),
+            keys: Ids::default(),
+            free_queues: Vec::new(),
+            send_window,
+            recv_window,
+            last_opened: 0,
+            last_known: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slab.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.slab.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Stream)> {
+        self.slab.iter()
+    }
+
+    /// A stream, if it has not been removed, and whether the peer may know of it.
+    pub(super) fn get_mut(&mut self, key: usize) -> Option<(&mut Stream, bool)> {
+        let last_known = self.last_known;
+        let stream = self.slab.get_mut(key)?;
+        let is_known = stream.id <= last_known;
+        Some((stream, is_known))
+    }
+
+    /// The key of an open stream.
+    pub(super) fn key(&self, id: u32) -> Option<usize> {
+        self.keys.get(&id).copied()
+    }
+
+    /// Whether there are ids for streams to open.
+    pub(super) fn has_ids(&self) -> bool {
+        self.last_opened < u32::MAX
+    }
+
+    /// Adds a stream that this side opens. `None` if all ids are used.
+    pub(super) fn open(&mut self) -> Option<(u32, usize)> {
+        self.last_opened = self.last_opened.checked_add(1)?;
+        Some((self.last_opened, self.insert(self.last_opened)))
+    }
+
+    /// Adds a stream that the peer opens.
+    pub(super) fn accept(&mut self, id: u32) -> usize {
+        self.last_known = id;
+        self.insert(id)
+    }
+
+    fn insert(&mut self, id: u32) -> usize {
+        let out = self.free_queues.pop().unwrap_or_default();
+        let key = self.slab.insert(Stream::new(id, out, self.send_window, self.recv_window));
+        self.keys.insert(id, key);
+        key
+    }
+
+    /// Removes a stream. The queues that it is in are the caller's.
+    pub(super) fn remove(&mut self, key: usize) -> Stream {
+        let mut stream = self.slab.remove(key);
+        self.keys.remove(&stream.id);
+        debug_assert_eq!(self.keys.len(), self.slab.len());
+        let out = &mut stream.send.out;
+        if self.free_queues.len() < MAX_FREE_QUEUES && out.capacity() <= MAX_FREE_QUEUES {
+            out.clear();
+            self.free_queues.push(std::mem::take(out));
+        }
+        stream
+    }
+
+    /// Frees what is kept for later streams.
+    pub(super) fn shrink(&mut self) {
+        self.free_queues = Vec::new();
+    }
+
+    /// Whether the peer may know of a stream with this id, open or not.
+    pub(super) fn is_known(&self, id: u32) -> bool {
+        id <= self.last_known
+    }
+
+    /// The first frame of the stream has been handed out.
+    pub(super) fn transmitted(&mut self, id: u32) {
+        self.last_known = id;
+    }
+
+    /// The streams that the peer does not know of.
+    pub(super) fn unknown_to_peer(&self) -> Vec<usize> {
+        self.slab.iter().filter(|(_, s)| !self.is_known(s.id)).map(|(key, _)| key).collect()
+    }
+
+    /// Looks up the stream of a frame that may also refer to a stream that has ended; `None` then.
+    pub(super) fn known(&self, frame: &'static str, id: u32) -> Result<Option<usize>, Breach> {
+        if !self.is_known(id) {
+            return Err(Breach::UnknownStream { frame, stream: StreamId(id) });
+        }
+        Ok(self.key(id))
+    }
+
+    /// Looks up the stream of a frame that the peer may send only while its half is open.
+    pub(super) fn receiving(&self, frame: &'static str, id: u32) -> Result<usize, Breach> {
+        match self.known(frame, id)? {
+            Some(key) if !self.slab[key].recv.state.is_done() => Ok(key),
+            _ => Err(Breach::ClosedStream { frame, stream: StreamId(id) }),
+        }
+    }
+}
