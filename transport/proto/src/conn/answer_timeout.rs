@@ -87,7 +87,7 @@ impl Connection {
     /// breach of the first that is overdue.
     fn count_tick(&mut self) -> (bool, Option<Breach>) {
         let (mut pending, mut overdue) = (false, None);
-        let out = self.control.handed_out();
+        let out = self.output.control.handed_out();
         for (id, grant) in self.grants.iter_mut() {
             let stream = self.streams.key(grant.stream).map(|key| &self.streams[key]);
             let since = match stream {

@@ -1,24 +1,24 @@
 //! The state of a connection, and the methods that concern it as a whole.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::answer_clock::AnswerClock;
-use super::control::Control;
 use super::credits::Credits;
 use super::grants::Grants;
 use super::heartbeat::{Beat, Heartbeat, QUIET};
 use super::keep_alive::{Check, KeepAliveTimer};
 use super::leases::Leases;
+use super::peer_grants::PeerGrants;
 use super::reset_limit::ResetLimit;
-use super::stream::{OutputItem, PeerGrant, SendState};
+use super::send_queue::SendQueue;
+use super::stream::SendState;
 use super::streams::Streams;
 use super::types::{Event, Pending, Side, Stats};
-use super::write_order::WriteOrder;
 use crate::config::Config;
 use crate::error::Breach;
 use crate::frame::{FRAME_HEADER, Frame, MESSAGE_HEADER};
-use crate::headers::table::{Received, Sent};
+use crate::headers::table::Received;
 use crate::hello::PeerSettings;
 use crate::ids::StreamId;
 
@@ -56,20 +56,11 @@ pub struct Connection {
     pub(super) heartbeat: Heartbeat,
     pub(super) keep_alive: Option<KeepAliveTimer>,
     pub(super) streams: Streams,
-    /// Body bytes in the output of all streams.
-    pub(super) queued: usize,
-    pub(super) control: Control,
+    pub(super) output: SendQueue,
     pub(super) answer_clock: AnswerClock,
     pub(super) resets: ResetLimit,
-    /// The server has named memory for a request of this client.
-    pub(super) peer_names_requests: bool,
-    /// The header table for sending, which the peer mirrors.
-    pub(super) sent_fields: Sent,
     /// The header table for receiving, which mirrors the peer's.
     pub(super) received_fields: Received,
-    pub(super) send_ready: VecDeque<usize>,
-    /// Streams with a WRITE to hand out.
-    pub(super) write_ready: WriteOrder,
     pub(super) events: VecDeque<Event>,
     pub(super) grants: Grants,
     pub(super) landing_queue: VecDeque<usize>,
@@ -79,21 +70,10 @@ pub struct Connection {
     /// Streams that want memory which this side names.
     pub(super) named_queue: VecDeque<usize>,
     pub(super) leases: Leases,
-    /// Keys of the peer's memory that this side cannot write to.
-    pub(super) unwritable: BTreeSet<u32>,
-    /// The peer's standing grants that are not bound to a transfer.
-    pub(super) standing: Vec<PeerGrant>,
-    /// The peer's grants that this side has not ended, with their streams; 0 for standing grants,
-    /// bound or not.
-    pub(super) peer_grants: BTreeMap<u32, u32>,
+    pub(super) peer_grants: PeerGrants,
     /// The client's first message has been sent (client) or received (server). The client sends it
     /// even if it is empty, and the server sends nothing before.
     pub(super) greeting_done: bool,
-    /// The last work handed out was a WRITE. SENDs and WRITEs alternate, so that neither starves
-    /// the other.
-    pub(super) wrote_last: bool,
-    /// Output has waited for a credit since the last message was sent.
-    pub(super) waited_for_credit: bool,
     /// The peer's GOAWAY has been received.
     pub(super) peer_going_away: bool,
     /// When a message with more than PINGs was last received; `None` once the connection is quiet.
@@ -123,27 +103,18 @@ impl Connection {
             heartbeat: Heartbeat::new(config.liveness, now),
             keep_alive: config.keep_alive.map(|keep| KeepAliveTimer::new(keep.within_a_day(), now)),
             streams: Streams::new(peer.stream_window, config.stream_window),
-            queued: 0,
-            control: Control::default(),
+            output: SendQueue::new(),
             answer_clock: AnswerClock::default(),
             resets: ResetLimit::new(config.max_streams, now),
-            peer_names_requests: false,
-            sent_fields: Sent::default(),
             received_fields: Received::default(),
-            send_ready: VecDeque::new(),
-            write_ready: WriteOrder::default(),
             events: VecDeque::new(),
             grants: Grants::new(&config, now),
             landing_queue: VecDeque::new(),
             parked: VecDeque::new(),
             named_queue: VecDeque::new(),
             leases: Leases::default(),
-            unwritable: BTreeSet::new(),
-            standing: Vec::new(),
-            peer_grants: BTreeMap::new(),
+            peer_grants: PeerGrants::new(side, peer.align),
             greeting_done: false,
-            wrote_last: true,
-            waited_for_credit: false,
             peer_going_away: false,
             last_activity: None,
             retire_recv_at: None,
@@ -343,7 +314,7 @@ impl Connection {
         if self.is_live() && !self.heartbeat.awaits_pong() {
             self.heartbeat.count_ping();
             let token = self.stats.messages_received;
-            self.control.push(Frame::Ping { ack: false, token });
+            self.output.control.push(Frame::Ping { ack: false, token });
         }
     }
 
@@ -352,7 +323,8 @@ impl Connection {
     fn is_idle(&self) -> bool {
         let is_open =
             self.lifecycle == Lifecycle::Open && !self.peer_going_away && self.greeting_done;
-        let owes = self.has_output() || self.heartbeat.awaits_pong() || self.has_extra_recvs();
+        let owes =
+            self.output.has_output() || self.heartbeat.awaits_pong() || self.has_extra_recvs();
         is_open && !owes && self.last_activity.is_none() && self.pending() == Pending::default()
     }
 
@@ -382,32 +354,7 @@ impl Connection {
     /// Nothing more is sent or expected.
     pub(super) fn end_life(&mut self) {
         self.lifecycle = Lifecycle::Closed;
-        self.control.shut();
-    }
-
-    pub(super) fn mark_send(&mut self, key: usize) {
-        let stream = &mut self.streams[key];
-        if !stream.queues.send {
-            stream.queues.send = true;
-            self.send_ready.push_back(key);
-        }
-    }
-
-    pub(super) fn mark_write(&mut self, key: usize) {
-        let stream = &mut self.streams[key];
-        if !stream.queues.write
-            && let Some(pinned) = stream.can_write()
-        {
-            stream.queues.write = true;
-            let finish = match (stream.transfers.urgent, stream.send.out.front_mut()) {
-                (0, Some(OutputItem::Bulk(bulk))) => {
-                    *bulk.finish.get_or_insert(self.write_ready.finish(bulk.len))
-                }
-                // The peer has recalled the memory.
-                _ => 0,
-            };
-            self.write_ready.push(key, pinned, finish);
-        }
+        self.output.control.shut();
     }
 
     pub(super) fn remove_if_done(&mut self, key: usize) {
@@ -424,12 +371,7 @@ impl Connection {
     pub(super) fn remove(&mut self, key: usize) {
         let stream = self.streams.remove(key);
         self.settle_removed(&stream);
-        if stream.queues.send {
-            self.send_ready.retain(|k| *k != key);
-        }
-        if stream.queues.write {
-            self.write_ready.remove(key);
-        }
+        self.output.remove(key, &stream);
         if stream.queues.landing {
             self.landing_queue.retain(|k| *k != key);
         }

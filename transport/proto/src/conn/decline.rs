@@ -17,7 +17,6 @@
 //! REQUESTs that cross its DECLINE.
 
 use super::connection::Connection;
-use super::stream::SendState;
 use crate::frame::Frame;
 use crate::ids::StreamId;
 
@@ -29,7 +28,7 @@ impl Connection {
         let stream = &mut self.streams[key];
         if !std::mem::replace(&mut stream.landing.declined, true) {
             stream.landing.requests.clear();
-            self.control.push(Frame::Decline { stream: id.0, own: false });
+            self.output.control.push(Frame::Decline { stream: id.0, own: false });
         }
     }
 
@@ -37,30 +36,12 @@ impl Connection {
     /// received yet. What is granted there goes by DATA, until
     /// [`forget_unwritable`](Self::forget_unwritable).
     pub fn cannot_write(&mut self, rkey: u32) {
-        self.unwritable.insert(rkey);
+        self.peer_grants.set_unwritable(rkey);
     }
 
     /// The peer has taken back the memory with this key.
     pub fn forget_unwritable(&mut self, rkey: u32) {
-        self.unwritable.remove(&rkey);
-    }
-
-    /// This side cannot write to what is granted to a stream.
-    pub(super) fn decline_grants(&mut self, key: usize) {
-        let stream = &self.streams[key];
-        if !stream.send.sends_data && !stream.send.state.is_done() {
-            self.control.push(Frame::Decline { stream: stream.id, own: true });
-        }
-        self.send_data_from_now_on(key);
-    }
-
-    pub(super) fn send_data_from_now_on(&mut self, key: usize) {
-        let stream = &mut self.streams[key];
-        if matches!(stream.send.state, SendState::Open | SendState::Ending) {
-            stream.send.sends_data = true;
-            stream.transfers.requests.clear();
-            self.mark_send(key);
-        }
+        self.peer_grants.forget_unwritable(rkey);
     }
 
     pub(super) fn on_own_decline(&mut self, key: usize) {

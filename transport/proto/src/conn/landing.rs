@@ -251,7 +251,7 @@ impl Connection {
     pub(super) fn give(&mut self, grant: NewGrant, memory: GrantMemory) {
         let NewGrant { stream, begin, len, request, named } = grant;
         self.heartbeat.rouse();
-        let asked = PendingAnswer::by(self.control.last_frame() + 1);
+        let asked = PendingAnswer::by(self.output.control.last_frame() + 1);
         let memory_key = memory.key;
         let recalled = false;
         let grant =
@@ -262,7 +262,7 @@ impl Connection {
         }
         self.stats.grants_given += 1;
         let (rkey, addr) = (memory.rkey, memory.addr + u64::from(begin));
-        self.control.push(Frame::Grant { stream, id, rkey, len, addr });
+        self.output.control.push(Frame::Grant { stream, id, rkey, len, addr });
     }
 
     /// Determines the part of `len` bytes that is granted to the stream, and the request that it

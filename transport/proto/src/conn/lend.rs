@@ -103,14 +103,14 @@ impl Connection {
                 if let OutputItem::Lend(lend) = &mut self.streams[key].send.out[at] {
                     lend.place = place;
                 }
-                self.mark_send(key);
+                self.output.mark_send(key, &mut self.streams[key]);
             }
             (Some((key, at)), None) => {
                 if let Some(OutputItem::Lend(lend)) = self.streams[key].send.out.remove(at) {
                     self.queue_piece(key, at, lend.payload.not_lendable(), lend.end);
                 }
-                self.prepare_bulk(key);
-                self.mark_send(key);
+                self.prepare(key);
+                self.output.mark_send(key, &mut self.streams[key]);
             }
             (None, Some(LentPlace { lease, .. })) => self.lease_ended(lease),
             (None, None) => {}
@@ -131,7 +131,7 @@ impl Connection {
     /// has been returned.
     pub fn return_lease(&mut self, lease: u32) {
         if self.leases.borrowed.remove(&lease) {
-            self.control.push(Frame::Return { lease });
+            self.output.control.push(Frame::Return { lease });
         }
     }
 
@@ -172,7 +172,7 @@ impl Connection {
         self.stats.borrowed += total;
         if self.streams[key].recv.state == RecvState::Discarding {
             self.leases.borrowed.remove(&lease);
-            self.control.answer(Frame::Return { lease });
+            self.output.control.answer(Frame::Return { lease });
         } else {
             self.events.push_back(Event::Lent { stream, lent, end });
         }

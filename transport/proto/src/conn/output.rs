@@ -10,13 +10,6 @@ use crate::hello::PeerSettings;
 use crate::ids::{ResetCode, StreamId};
 use crate::payload::Payload;
 
-/// Queued bytes of a stream from which on the driver should wait before queueing more.
-const HIGH_WATER_MARK: usize = 1 << 20;
-/// Queued bytes of all streams from which on each has only [`QUEUED_FLOOR`]. A peer that reads
-/// nothing fills the queues of all the streams that it may open.
-const QUEUED_TOTAL: usize = 16 << 20;
-/// Queued bytes that a stream may have, whatever the others have.
-const QUEUED_FLOOR: usize = 64 << 10;
 /// Bytes around a field, at most, that go by SEND to a peer that names memory for the field. A DATA
 /// frame of so many is not split.
 const MAX_AROUND: usize = 256;
@@ -36,7 +29,7 @@ impl Connection {
         }
         check_block(&block, &self.peer)?;
         let (id, key) = self.streams.open().ok_or(SendError::IdsUsedUp)?;
-        self.streams[key].send.peer_names = self.peer_names_requests;
+        self.streams[key].send.peer_names = self.peer_grants.names_requests();
         self.heartbeat.rouse();
         self.push_headers(key, block, end);
         Ok(StreamId(id))
@@ -48,7 +41,7 @@ impl Connection {
         if end {
             stream.send.state = SendState::Ending;
         }
-        self.mark_send(key);
+        self.output.mark_send(key, &mut self.streams[key]);
     }
 
     fn open_for_sending(&self, id: StreamId) -> Result<usize, SendError> {
@@ -106,17 +99,16 @@ impl Connection {
         } else if payload.is_empty() {
             return Ok(());
         }
-        stream.send.queued += payload.len();
-        self.queued += payload.len();
+        self.output.add(stream, payload.len());
         if self.is_lendable(&payload) {
             self.queue_lendable(key, payload, end);
         } else {
             let at = self.streams[key].send.out.len();
             if self.queue_piece(key, at, payload, end) {
-                self.prepare_bulk(key);
+                self.prepare(key);
             }
         }
-        self.mark_send(key);
+        self.output.mark_send(key, &mut self.streams[key]);
         Ok(())
     }
 
@@ -165,15 +157,7 @@ impl Connection {
     /// false for another, [`Event::Writable`] follows once there is room.
     pub fn has_room(&mut self, id: StreamId) -> bool {
         let Ok(key) = self.open_for_sending(id) else { return false };
-        let high = self.high_water_mark();
-        let stream = &mut self.streams[key];
-        stream.send.full = stream.send.queued >= high;
-        !stream.send.full
-    }
-
-    /// Queued bytes of a stream from which on it has no room.
-    fn high_water_mark(&self) -> usize {
-        if self.queued < QUEUED_TOTAL { HIGH_WATER_MARK } else { QUEUED_FLOOR }
+        self.output.has_room(&mut self.streams[key])
     }
 
     /// Whether the stream accepts output at all.
@@ -183,16 +167,15 @@ impl Connection {
 
     /// Records that `len` bytes of output have been handed out.
     pub(super) fn sent_bytes(&mut self, key: usize, len: usize) {
-        self.queued -= len;
-        let high = self.high_water_mark();
         let stream = &mut self.streams[key];
-        stream.send.queued -= len;
-        if stream.send.full && stream.send.queued < high {
-            stream.send.full = false;
-            if stream.send.state.accepts() {
-                self.events.push_back(Event::Writable { stream: StreamId(stream.id) });
-            }
+        if self.output.sent(stream, len) {
+            self.events.push_back(Event::Writable { stream: StreamId(stream.id) });
         }
+    }
+
+    /// Binds memory to the transfers of a stream, or requests it.
+    pub(super) fn prepare(&mut self, key: usize) {
+        self.peer_grants.prepare(key, &mut self.streams[key], &mut self.output);
     }
 
     /// Resets a stream: drops its output, discards what is still received, and tells the peer. Does
@@ -214,8 +197,8 @@ impl Connection {
             self.remove(key);
             return;
         }
-        self.control.push(Frame::Reset { stream: id.0, code: code.0 });
-        self.streams[key].recv.reset_frame = self.control.last_frame();
+        self.output.control.push(Frame::Reset { stream: id.0, code: code.0 });
+        self.streams[key].recv.reset_frame = self.output.control.last_frame();
         self.remove_if_done(key);
     }
 
@@ -261,9 +244,9 @@ impl Connection {
     }
 
     pub(super) fn give_up(&mut self, dropped: DroppedOutput) {
-        self.queued -= dropped.queued;
+        self.output.dropped(dropped.queued);
         for grant in dropped.grants {
-            self.abort_grant(grant);
+            self.peer_grants.abort(grant, &mut self.output.control);
         }
         for lease in dropped.leases {
             self.lease_ended(lease);
@@ -309,7 +292,7 @@ impl Connection {
         stream.recv.window += increment;
         self.grants.windows += u64::from(growth);
         let id = stream.id;
-        self.control.push(Frame::Window { stream: id, increment });
+        self.output.control.push(Frame::Window { stream: id, increment });
     }
 }
 

@@ -65,7 +65,7 @@ impl Connection {
                 return Ok(());
             }
         }
-        self.control.check_flood(self.config.max_streams)
+        self.output.control.check_flood(self.config.max_streams)
     }
 
     fn on_frame(&mut self, frame: Frame, now: Instant) -> Result<(), Breach> {
@@ -104,7 +104,7 @@ impl Connection {
                 let id = GrantId(id);
                 let grant =
                     PeerGrant { id, rkey, len, addr, begin: 0, used: 0, standing, recalled: false };
-                self.on_grant(stream, grant)
+                self.peer_grants.on_grant(stream, grant, &mut self.streams, &mut self.output)
             }
             Frame::Done { stream, end, id, len, begin } => {
                 let key = self.streams.receiving(name, stream)?;
@@ -126,17 +126,17 @@ impl Connection {
             }
             Frame::Decline { stream, own: false } => {
                 if let Some(key) = self.streams.known(name, stream)? {
-                    self.send_data_from_now_on(key);
+                    self.output.send_data_from_now_on(key, &mut self.streams[key]);
                 }
                 Ok(())
             }
             Frame::Abort { id } => self.on_abort(id),
             Frame::Recall { id } => {
-                self.on_recall(id);
+                self.peer_grants.on_recall(id, &mut self.streams, &mut self.output);
                 Ok(())
             }
             Frame::Ping { ack: false, token } => {
-                self.control.answer(Frame::Ping { ack: true, token });
+                self.output.control.answer(Frame::Ping { ack: true, token });
                 Ok(())
             }
             Frame::Ping { ack: true, .. } => self.heartbeat.pong(),
@@ -262,7 +262,7 @@ impl Connection {
             }
             _ => return Err(Breach::WindowUpdate(StreamId(id), increment)),
         }
-        self.mark_send(key);
+        self.output.mark_send(key, &mut self.streams[key]);
         Ok(())
     }
 
@@ -288,7 +288,7 @@ impl Connection {
         }
         self.give_up(dropped);
         if answer {
-            self.control.answer(Frame::Reset { stream: id, code: ResetCode::CANCEL.0 });
+            self.output.control.answer(Frame::Reset { stream: id, code: ResetCode::CANCEL.0 });
         }
         if !unseen {
             self.events.push_back(Event::Reset { stream: StreamId(id), code });

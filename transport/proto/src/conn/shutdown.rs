@@ -24,7 +24,7 @@ impl Connection {
             Side::Server => {
                 self.lifecycle = Lifecycle::Draining;
                 let frame = Frame::GoAway { ack: false, code: code.to_wire(), text: clip(text) };
-                self.control.push(frame);
+                self.output.control.push(frame);
             }
             Side::Client => self.lifecycle = Lifecycle::Drained,
         }
@@ -32,7 +32,7 @@ impl Connection {
 
     /// Whether the connection is draining, the peer opens no more streams, and none is left.
     pub fn is_drained(&self) -> bool {
-        self.lifecycle == Lifecycle::Drained && self.streams.is_empty() && !self.has_output()
+        self.lifecycle == Lifecycle::Drained && self.streams.is_empty() && !self.output.has_output()
     }
 
     /// Closes the connection. Only a CLOSE frame is still sent, with `text` truncated to 240 bytes;
@@ -42,7 +42,7 @@ impl Connection {
             return;
         }
         self.lifecycle = Lifecycle::Closing;
-        self.control.close(Frame::Close { code: code.to_wire(), text: clip(text) });
+        self.output.control.close(Frame::Close { code: code.to_wire(), text: clip(text) });
     }
 
     pub(super) fn on_close(&mut self, code: u32, text: &[u8]) {
@@ -60,7 +60,7 @@ impl Connection {
             (Side::Client, false) if !self.peer_going_away => {
                 self.peer_going_away = true;
                 self.refuse_untransmitted();
-                self.control.push(Frame::GoAway { ack: true, code, text: Bytes::new() });
+                self.output.control.push(Frame::GoAway { ack: true, code, text: Bytes::new() });
                 let text = String::from_utf8_lossy(text).into_owned();
                 self.events.push_back(Event::GoAway { code: CloseCode::from_wire(code), text });
                 Ok(())

@@ -1,19 +1,15 @@
 //! Sending: composes messages and hands out WRITEs.
 
-use super::alignment::LINE;
-use super::connection::{Connection, Lifecycle};
+use super::connection::Connection;
 use super::credits::Returned;
-use super::stream::{OutputItem, PeerGrant, PendingDone, QueuedRequest, RecvState, SendState};
-use super::types::{Event, Room, Side, Stats, Transmit, Write};
+use super::stream::{OutputItem, PendingDone, QueuedRequest, RecvState, SendState};
+use super::types::{Event, Room, Side, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
 
 /// Minimum bytes to split off a longer piece. Below that the piece waits for the next message, or
 /// for more room.
 const MIN_SPLIT: usize = 256;
-/// Minimum bytes of a WRITE that is split off a longer one.
-const MIN_WRITE: usize = 16 * 1024;
-
 #[derive(PartialEq, Eq)]
 enum Composed {
     /// The stream has nothing more to send in a message now.
@@ -31,15 +27,15 @@ impl Connection {
             return slot.and_then(|slot| self.compose_close(slot)).map(Transmit::Send);
         }
         // Alternates, so that neither small messages nor bulk transfers starve (R13).
-        if self.wrote_last {
+        if self.output.wrote_last {
             if let Some(len) = slot.and_then(|slot| self.compose(slot)) {
-                self.wrote_last = false;
+                self.output.wrote_last = false;
                 return Some(Transmit::Send(len));
             }
             return self.next_write(room).map(Transmit::Write);
         }
         if let Some(write) = self.next_write(room) {
-            self.wrote_last = true;
+            self.output.wrote_last = true;
             return Some(Transmit::Write(write));
         }
         slot.and_then(|slot| self.compose(slot)).map(Transmit::Send)
@@ -48,11 +44,11 @@ impl Connection {
     /// Whether the caller has to act for this connection: send, grant memory or take events.
     /// Credits to return do not count: they become due with received messages.
     pub fn wants_flush(&self) -> bool {
-        self.has_output()
+        self.output.has_output()
             || self.has_events()
             || self.streams_want_memory()
             || !self.leases.queue.is_empty()
-            || self.control.has_close()
+            || self.output.control.has_close()
             || (self.grants.wants_standing() && self.grants.standing_len() > 0)
     }
 
@@ -89,17 +85,12 @@ impl Connection {
 
     /// Whether payload that has to be staged waits to be written.
     pub fn waits_to_stage(&self) -> bool {
-        self.write_ready.has_staged()
+        self.output.has_staged()
     }
 
     /// Whether any payload waits to be written to memory that the peer has granted.
     pub fn waits_to_write(&self) -> bool {
-        !self.write_ready.is_empty()
-    }
-
-    /// Whether anything but returned credits waits to be sent.
-    pub(super) fn has_output(&self) -> bool {
-        self.waits_to_write() || !self.control.is_empty() || !self.send_ready.is_empty()
+        self.output.has_writes()
     }
 
     /// Composes CLOSE, if it is due and has not been sent.
@@ -107,10 +98,10 @@ impl Connection {
         if !self.credits.may_close() || (self.side == Side::Server && !self.greeting_done) {
             return None;
         }
-        let frame = self.control.take_close()?;
+        let frame = self.output.control.take_close()?;
         let mut message = self.composer(slot);
         message.add(&frame);
-        self.lifecycle = Lifecycle::Closed;
+        self.end_life();
         Some(self.finish_message(message))
     }
 
@@ -131,20 +122,16 @@ impl Connection {
 
     fn compose(&mut self, slot: &mut [u8]) -> Option<usize> {
         let greeting = self.side == Side::Client && !self.greeting_done;
-        let wanted = greeting
-            || !self.control.is_empty()
-            || !self.send_ready.is_empty()
-            || self.credits.return_due();
+        let wanted = greeting || self.output.has_frames() || self.credits.return_due();
         if !wanted || (self.side == Side::Server && !self.greeting_done) {
             return None;
         }
         if !self.credits.may_send() {
-            self.stats.credit_waits += u64::from(!self.waited_for_credit);
-            self.waited_for_credit = true;
+            self.stats.credit_waits += u64::from(!self.output.wait_for_credit());
             return None;
         }
         let mut message = self.composer(slot);
-        let composed = match self.control.fill(&mut message) {
+        let composed = match self.output.control.fill(&mut message) {
             true => self.compose_streams(&mut message),
             false => Composed::Full,
         };
@@ -154,7 +141,7 @@ impl Connection {
         }
         // More was to go than the RECV of a peer at rest holds: it is asked for longer ones.
         let is_cut = composed == Composed::Full && self.credits.is_next_short();
-        if std::mem::take(&mut self.waited_for_credit) || is_cut {
+        if self.output.take_waited() || is_cut {
             message.waited();
         }
         self.greeting_done = true;
@@ -162,22 +149,15 @@ impl Connection {
     }
 
     fn compose_streams(&mut self, message: &mut Composer<'_>) -> Composed {
-        while let Some(key) = self.send_ready.pop_front() {
-            self.streams[key].queues.send = false;
+        while let Some(key) = self.output.take_stream(&mut self.streams) {
             let composed = self.compose_stream(key, message);
             // The stream is gone if it has ended.
             let Some((stream, is_known)) = self.streams.get_mut(key) else { continue };
             if composed == Composed::Full {
-                if !is_known {
-                    // Ids reach the peer in order, so a stream keeps its place until it has begun.
-                    stream.queues.send = true;
-                    self.send_ready.push_front(key);
-                } else {
-                    self.mark_send(key);
-                }
+                self.output.put_back(key, stream, is_known);
                 return Composed::Full;
             }
-            self.mark_write(key);
+            self.output.mark_write(key, stream);
         }
         Composed::Idle
     }
@@ -191,7 +171,7 @@ impl Connection {
                     return Composed::Full;
                 }
                 stream.transfers.dones.pop_front();
-                self.peer_grants.remove(&grant.0);
+                self.peer_grants.done(grant);
                 if end {
                     self.ended(key);
                     return Composed::Idle;
@@ -253,7 +233,7 @@ impl Connection {
                         });
                         *begun = true;
                     } else {
-                        message.add_block(id, (end, lands), block, &mut self.sent_fields);
+                        message.add_block(id, (end, lands), block, &mut self.output.fields);
                     }
                     if !more {
                         stream.send.out.pop_front();
@@ -297,7 +277,7 @@ impl Connection {
                 self.ended(key);
                 return Composed::Idle;
             }
-            self.prepare_bulk(key);
+            self.prepare(key);
         }
     }
 
@@ -314,79 +294,24 @@ impl Connection {
             stream.landing.requests.clear();
             let code = ResetCode::NO_ERROR.0;
             let id = stream.id;
-            self.control.push(Frame::Reset { stream: id, code });
-            self.streams[key].recv.reset_frame = self.control.last_frame();
+            self.output.control.push(Frame::Reset { stream: id, code });
+            self.streams[key].recv.reset_frame = self.output.control.last_frame();
         }
         self.remove_if_done(key);
     }
 
     fn next_write(&mut self, room: Room) -> Option<Write> {
-        if !self.waits_to_write() {
-            return None;
-        }
-        let turns = self.write_ready.turns();
-        turns.into_iter().find_map(|queue| self.write_from(queue, room))
-    }
-
-    fn write_from(&mut self, queue: usize, room: Room) -> Option<Write> {
-        while let Some(key) = self.write_ready.first(queue) {
-            if self.streams[key].can_write().is_some() {
-                return self.write(queue, key, room);
-            }
-            // The output of the stream has been dropped.
-            self.write_ready.pop(queue);
-            self.streams[key].queues.write = false;
-        }
-        None
-    }
-
-    fn write(&mut self, queue: usize, key: usize, room: Room) -> Option<Write> {
         let chunk = room.chunk.max(self.config.write_chunk as usize);
-        let stream = &mut self.streams[key];
-        let Some(OutputItem::Bulk(bulk)) = stream.send.out.front_mut() else { return None };
-        let grant = bulk.grants.front_mut()?;
-        let (front, pinned) = bulk.payload.front()?;
-        let wanted = front.min((grant.len - grant.used) as usize).min(chunk);
-        let allowed = if pinned { room.write } else { room.write.min(room.staging) };
-        let least = if pinned { MIN_WRITE } else { MIN_WRITE.min(room.staging.max(1)) };
-        let len = wanted.min(allowed);
-        if len < wanted.min(least) {
-            return None;
+        let taken = self.output.take_write(&mut self.streams, room, chunk)?;
+        self.stats.count_write(&taken.write);
+        let stream = &mut self.streams[taken.key];
+        if taken.has_room {
+            self.events.push_back(Event::Writable { stream: StreamId(stream.id) });
         }
-        let src = bulk.payload.take(len);
-        let write =
-            Write { src, pinned, addr: grant.addr + u64::from(grant.used), rkey: grant.rkey };
-        grant.used += len as u32;
-        let finished = bulk.payload.is_empty();
-        let ends_grant = finished || grant.used == grant.len;
-        if ends_grant {
-            let PeerGrant { id, used: len, begin, .. } = *grant;
-            let dones = PendingDone { grant: id, len, begin, end: finished && bulk.end };
-            stream.transfers.dones.push_back(dones);
-            stream.transfers.urgent -= u32::from(grant.recalled);
-            bulk.grants.pop_front();
-            if finished {
-                stream.send.out.pop_front();
-            }
-            self.mark_send(key);
+        if taken.is_last {
+            self.peer_grants.prepare(taken.key, stream, &mut self.output);
+            self.output.mark_write(taken.key, stream);
         }
-        if pinned && len >= Stats::LONG_WRITE {
-            let in_phase = (write.src.as_ptr() as u64 ^ write.addr).is_multiple_of(LINE.into());
-            self.stats.long_writes += 1;
-            self.stats.long_writes_in_phase += u64::from(in_phase);
-        }
-        self.stats.writes += 1;
-        self.stats.write_sent += len as u64;
-        self.sent_bytes(key, len);
-        self.write_ready.wrote(queue, len);
-        if ends_grant || self.streams[key].can_write() != Some(pinned) {
-            self.write_ready.pop(queue);
-            self.streams[key].queues.write = false;
-            if finished {
-                self.prepare_bulk(key);
-            }
-            self.mark_write(key);
-        }
-        Some(write)
+        Some(taken.write)
     }
 }

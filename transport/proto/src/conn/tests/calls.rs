@@ -376,7 +376,7 @@ fn the_queues_of_all_streams_are_limited() {
             p.client().send_data(*id, pattern(id.get(), PIECE), true, false).unwrap();
         }
     }
-    let queued = |p: &mut Pair| p.client().queued;
+    let queued = |p: &mut Pair| p.client().output.queued();
     let all = queued(&mut p);
     assert!((16 << 20..(16 << 20) + STREAMS * 2 * PIECE).contains(&all), "{all}");
     // The peer takes as much of all as may be unread.
@@ -454,7 +454,7 @@ fn exhausted_credits_on_both_sides_are_returned() {
             // Each sends all it may while nothing is delivered.
             p.settle();
             for end in [CLIENT, SERVER] {
-                assert!(p.ends[end].conn.has_output());
+                assert!(p.ends[end].conn.output.has_output());
                 assert!(p.ends[end].conn.stats().credit_waits > 0);
             }
             p.hold = [false, false];

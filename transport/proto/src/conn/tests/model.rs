@@ -326,7 +326,7 @@ impl Model {
         for (granter, holder) in [(CLIENT, SERVER), (SERVER, CLIENT)] {
             p.ends[granter].conn.held();
             let frames = |from: usize| {
-                let queued = p.ends[from].conn.control.frames().cloned();
+                let queued = p.ends[from].conn.output.control.frames().cloned();
                 let sent = p.to[1 - from].iter().flat_map(|wire| {
                     let message = match wire {
                         Wire::Send(message) => message.clone(),
@@ -345,7 +345,7 @@ impl Model {
                 Frame::Done { id, .. } | Frame::Abort { id } => Some(id),
                 _ => None,
             });
-            let held = p.ends[holder].conn.peer_grants.keys().copied();
+            let held = p.ends[holder].conn.peer_grants.ids();
             let mut there: Vec<u32> = coming.chain(held).chain(going).collect();
             there.sort_unstable();
             let mut out: Vec<u32> = p.ends[granter].conn.grants.ids().collect();

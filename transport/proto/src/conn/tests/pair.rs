@@ -610,7 +610,7 @@ impl Pair {
             }
             for end in &self.ends {
                 assert!(end.memory.used <= end.memory.budget);
-                assert!(end.conn.standing.len() <= 64);
+                assert!(end.conn.peer_grants.standing() <= 64);
             }
         }
     }
@@ -713,7 +713,7 @@ impl Pair {
             end.loans.assert_clean();
             let c = &end.conn;
             assert!(
-                c.control.is_empty()
+                c.output.control.is_empty()
                     && c.events.is_empty()
                     && c.landing_queue.is_empty()
                     && c.named_queue.is_empty()
@@ -722,8 +722,8 @@ impl Pair {
                     && c.leases() == (0, 0),
                 "end {at}"
             );
-            assert!(!c.has_output() && c.standing.is_empty(), "end {at}");
-            assert_eq!((c.held(), c.queued), (0, 0), "end {at}: bytes of nobody count");
+            assert!(!c.output.has_output() && c.peer_grants.standing() == 0, "end {at}");
+            assert_eq!((c.held(), c.output.queued()), (0, 0), "end {at}: bytes of nobody count");
         }
         self.check();
     }

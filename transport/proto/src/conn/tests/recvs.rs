@@ -139,7 +139,7 @@ fn short_recvs_make_way_for_long_ones_under_load_and_come_back_at_rest() {
         let id = p.open("head", false);
         p.client().send_data(id, pattern(round, 4000), true, true).unwrap();
         p.drive(CLIENT);
-        assert_eq!((p.to[SERVER].len(), p.client().has_output()), (4, false), "{round}");
+        assert_eq!((p.to[SERVER].len(), p.client().output.has_output()), (4, false), "{round}");
         p.settle();
         p.answer(id, pattern(round, 4000));
         p.settle();

@@ -149,7 +149,7 @@ fn stream_in(side: Side, state: State) -> Connection {
                 end: true,
                 around: false,
             });
-            conn.mark_send(key);
+            conn.output.mark_send(key, &mut conn.streams[key]);
         }
     } else {
         conn.streams.remove(key);
