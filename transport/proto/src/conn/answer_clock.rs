@@ -1,11 +1,40 @@
-//! The clock of the answers that the peer owes: see [`answer_timeout`](super::answer_timeout).
+//! The time that the peer has to return grants which others want.
+//!
+//! | the peer owes | from | until |
+//! |---|---|---|
+//! | the end of a grant that is asked back | RECALL has been sent for it | DONE or ABORT |
+//! | the end of a grant whose stream is over | RESET has been sent for the stream; if the peer reset it, GRANT has been sent | DONE or ABORT |
+//!
+//! A peer answers RESET and RECALL as soon as it receives the frame: a RESET drops the output of
+//! the stream, and a RECALL takes back what has not been handed out as WRITE. An answer waits for
+//! no reader, memory or other stream, only for what is already on the queue pair. But its process
+//! may pause (R24). So as long as nobody else needs the memory, a grant may be kept: it stays
+//! charged to this connection. From `Connection::recall_grants`, which says that others wait for
+//! memory, until `Connection::memory_is_unwanted`, time is counted. A peer that has kept a grant for
+//! [`MAX_TICKS`] ticks then loses its connection.
+//!
+//! The time begins when the frame is handed out, which may be later than when it is queued, for
+//! example for lack of a credit.
+//!
+//! A late tick counts once, because this side could not receive answers while it was stopped.
+//!
+//! | from | memory is wanted | a tick, and no grant is owed | a tick, and one is owed | memory is unwanted |
+//! |---|---|---|---|---|
+//! | Idle | Pending | | | Idle |
+//! | Pending | Pending | Idle | Ticking | Idle |
+//! | Ticking | Ticking | Idle | Ticking; a breach after [`MAX_TICKS`] for one grant | Idle |
+//!
+//! The first tick after Pending is due at once, because the time is not known when memory is
+//! wanted.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+/// Time between ticks.
+pub(super) const TICK: Duration = Duration::from_millis(625);
 /// Ticks after which an answer is overdue. The first tick may follow the frame immediately.
 pub(super) const MAX_TICKS: u8 = 7;
 
-/// See the [`answer_timeout`](super::answer_timeout).
+/// The clock of the answers that the peer owes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum AnswerClock {
     #[default]
@@ -16,12 +45,47 @@ pub(super) enum AnswerClock {
     },
 }
 
+impl AnswerClock {
+    /// Others want memory that the peer has.
+    pub(super) fn start(&mut self) {
+        if *self == AnswerClock::Idle {
+            *self = AnswerClock::Pending;
+        }
+    }
+
+    /// When the next tick is due. `last_received` is a time that has passed.
+    pub(super) fn deadline(&self, last_received: Instant) -> Option<Instant> {
+        match *self {
+            AnswerClock::Idle => None,
+            AnswerClock::Pending => Some(last_received),
+            AnswerClock::Ticking { next } => Some(next),
+        }
+    }
+
+    /// Whether a tick is due.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        match *self {
+            AnswerClock::Idle => false,
+            AnswerClock::Pending => true,
+            AnswerClock::Ticking { next } => now >= next,
+        }
+    }
+
+    /// A tick has been counted, and answers are `pending` or not.
+    pub(super) fn ticked(&mut self, now: Instant, pending: bool) {
+        *self = match pending {
+            true => AnswerClock::Ticking { next: now + TICK },
+            false => AnswerClock::Idle,
+        };
+    }
+}
+
 /// An answer that is expected from the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PendingAnswer {
     /// The number of the frame that it answers, counting all control frames
-    /// ([`Connection::last_frame`](super::Connection::last_frame)).
-    pub(super) frame: u64,
+    /// ([`Control::last_frame`](super::control::Control::last_frame)).
+    frame: u64,
     /// Ticks since that frame was handed out.
     ticks: u8,
 }
@@ -31,10 +95,10 @@ impl PendingAnswer {
         PendingAnswer { frame, ticks: 0 }
     }
 
-    /// Counts a tick if all frames up to `since` have been handed out. Returns whether the answer
-    /// is overdue.
+    /// Counts a tick if its frame, and all up to `since`, have been handed out. Returns whether the
+    /// answer is overdue.
     pub(super) fn tick(&mut self, since: u64, handed_out: u64) -> bool {
-        if since <= handed_out {
+        if since.max(self.frame) <= handed_out {
             self.ticks += 1;
         }
         self.ticks >= MAX_TICKS

@@ -1,93 +1,49 @@
-//! The state of a connection, and the methods that concern it as a whole.
+//! A connection as a whole: its parts, its timers and its end.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::answer_clock::AnswerClock;
 use super::credits::Credits;
-use super::grants::Grants;
-use super::heartbeat::{Beat, Heartbeat, QUIET};
-use super::keep_alive::{Check, KeepAliveTimer};
+use super::heartbeat::Beat;
+use super::keep_alive::KeepAliveCheck;
+use super::landing::Landing;
 use super::leases::Leases;
+use super::lifecycle::{Life, Lifecycle, clip};
 use super::peer_grants::PeerGrants;
-use super::reset_limit::ResetLimit;
 use super::send_queue::SendQueue;
 use super::stream::SendState;
 use super::streams::Streams;
+use super::terms::Terms;
+use super::timers::Timers;
 use super::types::{Event, Pending, Side, Stats};
 use crate::config::Config;
-use crate::error::Breach;
-use crate::frame::{FRAME_HEADER, Frame, MESSAGE_HEADER};
+use crate::error::{Breach, CloseCode};
+use crate::frame::Frame;
 use crate::headers::table::Received;
 use crate::hello::PeerSettings;
 use crate::ids::StreamId;
 
-/// Time between the PINGs of a quiet connection with extra RECVs. Each of them retires one RECV.
-pub(super) const RETIRE_INTERVAL: Duration = Duration::from_micros(156_250);
-
-/// Life of a connection.
-///
-/// | from | go_away here | GOAWAY acknowledged | close here | CLOSE emitted | CLOSE received, dead peer |
-/// |---|---|---|---|---|---|
-/// | Open | server Draining, client Drained | breach | Closing | | Closed |
-/// | Draining | | Drained | Closing | | Closed |
-/// | Drained | | breach | Closing | | Closed |
-/// | Closing | | | | Closed | |
-/// | Closed | | | | | |
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lifecycle {
-    Open,
-    /// GOAWAY has been queued, and the peer may still open streams (server).
-    Draining,
-    /// The peer opens no more streams.
-    Drained,
-    /// CLOSE is still to be sent, and nothing else happens.
-    Closing,
-    Closed,
-}
-
 /// One side of a connection. See the [crate docs](crate) for how it is driven.
 pub struct Connection {
-    pub(super) side: Side,
-    pub(super) config: Config,
-    pub(super) peer: PeerSettings,
-    pub(super) lifecycle: Lifecycle,
+    pub(super) terms: Terms,
+    pub(super) life: Life,
     pub(super) credits: Credits,
-    pub(super) heartbeat: Heartbeat,
-    pub(super) keep_alive: Option<KeepAliveTimer>,
+    pub(super) timers: Timers,
     pub(super) streams: Streams,
     pub(super) output: SendQueue,
-    pub(super) answer_clock: AnswerClock,
-    pub(super) resets: ResetLimit,
+    pub(super) peer_grants: PeerGrants,
+    pub(super) landing: Landing,
+    pub(super) leases: Leases,
     /// The header table for receiving, which mirrors the peer's.
     pub(super) received_fields: Received,
     pub(super) events: VecDeque<Event>,
-    pub(super) grants: Grants,
-    pub(super) landing_queue: VecDeque<usize>,
-    /// Streams that want landing memory beyond what may be unread: until a reader waits for them,
-    /// or others have been read.
-    pub(super) parked: VecDeque<usize>,
-    /// Streams that want memory which this side names.
-    pub(super) named_queue: VecDeque<usize>,
-    pub(super) leases: Leases,
-    pub(super) peer_grants: PeerGrants,
-    /// The client's first message has been sent (client) or received (server). The client sends it
-    /// even if it is empty, and the server sends nothing before.
-    pub(super) greeting_done: bool,
-    /// The peer's GOAWAY has been received.
-    pub(super) peer_going_away: bool,
-    /// When a message with more than PINGs was last received; `None` once the connection is quiet.
-    pub(super) last_activity: Option<Instant>,
-    /// When the next PING is due that retires an extra RECV of a quiet connection.
-    pub(super) retire_recv_at: Option<Instant>,
     pub(super) stats: Stats,
 }
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection")
-            .field("side", &self.side)
-            .field("lifecycle", &self.lifecycle)
+            .field("life", &self.life)
             .field("credits", &self.credits)
             .field("streams", &self.streams.len())
             .finish_non_exhaustive()
@@ -97,30 +53,18 @@ impl std::fmt::Debug for Connection {
 impl Connection {
     fn new(side: Side, config: Config, peer: PeerSettings, now: Instant) -> Self {
         Connection {
-            side,
-            lifecycle: Lifecycle::Open,
+            life: Life::new(side),
             credits: Credits::new(&config, &peer),
-            heartbeat: Heartbeat::new(config.liveness, now),
-            keep_alive: config.keep_alive.map(|keep| KeepAliveTimer::new(keep.within_a_day(), now)),
-            streams: Streams::new(peer.stream_window, config.stream_window),
+            timers: Timers::new(&config, now),
+            streams: Streams::new(&config, &peer, now),
             output: SendQueue::new(),
-            answer_clock: AnswerClock::default(),
-            resets: ResetLimit::new(config.max_streams, now),
+            peer_grants: PeerGrants::new(side, peer.align),
+            landing: Landing::new(side, &config, now),
+            leases: Leases::default(),
             received_fields: Received::default(),
             events: VecDeque::new(),
-            grants: Grants::new(&config, now),
-            landing_queue: VecDeque::new(),
-            parked: VecDeque::new(),
-            named_queue: VecDeque::new(),
-            leases: Leases::default(),
-            peer_grants: PeerGrants::new(side, peer.align),
-            greeting_done: false,
-            peer_going_away: false,
-            last_activity: None,
-            retire_recv_at: None,
             stats: Stats::default(),
-            config,
-            peer,
+            terms: Terms { own: config, peer },
         }
     }
 
@@ -138,13 +82,13 @@ impl Connection {
 
     /// Which side this is.
     pub fn side(&self) -> Side {
-        self.side
+        self.life.side
     }
 
     /// Maximum length in bytes of a piece that is sent eagerly. Longer pieces are sent by WRITE. A
     /// piece that is longer than the next RECV goes in several messages.
     pub fn eager_limit(&self) -> usize {
-        self.peer.slot_size as usize - MESSAGE_HEADER - FRAME_HEADER
+        self.terms.eager_limit()
     }
 
     /// Counters since the start.
@@ -156,19 +100,19 @@ impl Connection {
     pub fn pending(&self) -> Pending {
         Pending {
             streams: self.streams.len(),
-            grants: self.grants.outstanding(),
+            grants: self.landing.grants.len(),
             peer_grants: self.peer_grants.len(),
         }
     }
 
     /// Whether [`Connection::open`] may succeed, now or when a stream ends.
     pub fn takes_streams(&self) -> bool {
-        self.lifecycle == Lifecycle::Open && !self.peer_going_away && self.streams.has_ids()
+        self.life.is_open() && self.streams.has_ids()
     }
 
     /// Whether one more stream may be opened now.
     pub fn has_stream_room(&self) -> bool {
-        self.streams.len() < self.peer.max_streams as usize
+        self.streams.len() < self.terms.peer.max_streams as usize
     }
 
     /// Whether the peer may know of the stream, because its first frame has been handed out. True
@@ -210,12 +154,6 @@ impl Connection {
         self.credits.has_extra()
     }
 
-    /// Whether the peer has sent nothing by WRITE for [`idle_recall`](Config::idle_recall), so that
-    /// idle landing memory may be returned.
-    pub fn lands_nothing(&self, now: Instant) -> bool {
-        self.grants.is_idle(now)
-    }
-
     /// Returns the next event that the driver has to act on.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -224,34 +162,26 @@ impl Connection {
     /// Whether a proof, or an answer to a PING, is awaited, so that [`Connection::next_timeout`]
     /// may be the end of the peer's time to answer. It changes as soon as anything is received.
     pub fn is_asking(&self) -> bool {
-        self.heartbeat.is_asking() || self.keep_alive.as_ref().is_some_and(|k| k.is_asking())
+        self.timers.is_asking()
     }
 
     /// Tells the connection that the peer's end of the link exists: the answer to
     /// [`Event::Probe`], or any other proof.
     pub fn peer_exists(&mut self, now: Instant) {
-        self.heartbeat.received(now);
-    }
-
-    /// A message has been received.
-    pub(super) fn heard(&mut self, now: Instant) {
-        self.heartbeat.received(now);
-        if let Some(keep_alive) = &mut self.keep_alive {
-            keep_alive.received();
-        }
+        self.timers.heartbeat.received(now);
     }
 
     /// Whether nothing is open and nothing has been received for a while but PINGs, so that
     /// [`Connection::next_timeout`] is far away, or never. It changes with the next other message,
     /// and when this side opens something: see [`Connection::is_roused`].
     pub fn is_resting(&self) -> bool {
-        self.heartbeat.is_resting()
+        self.timers.heartbeat.is_resting()
     }
 
     /// Whether this side has opened something while the connection was at rest, so that
     /// [`Connection::handle_timeout`] is due at once. To be checked after [`Connection::open`].
     pub fn is_roused(&self) -> bool {
-        self.heartbeat.is_roused()
+        self.timers.heartbeat.is_roused()
     }
 
     /// Returns when [`Connection::handle_timeout`] is due next.
@@ -259,12 +189,9 @@ impl Connection {
         if !self.is_live() {
             return None;
         }
-        let heartbeat = self.heartbeat.deadline();
-        let keep_alive = self.keep_alive.as_ref().and_then(|keep_alive| {
-            keep_alive.deadline(self.heartbeat.last_received(), self.heartbeat.is_resting())
-        });
-        let others = [self.grants.recall_deadline(), self.retire_recv_at, self.answers_due()];
-        others.into_iter().chain([heartbeat, keep_alive]).flatten().min()
+        let answers = self.landing.clock.deadline(self.timers.heartbeat.last_received());
+        let others = [self.landing.grants.recall_deadline(), answers];
+        others.into_iter().chain([self.timers.deadline()]).flatten().min()
     }
 
     /// Handles the timers. Received messages must be passed to [`receive`](Self::receive) first.
@@ -276,10 +203,10 @@ impl Connection {
         if !self.is_live() {
             return Ok(());
         }
-        if self.heartbeat.deadline().is_some_and(|at| now >= at) {
+        if self.timers.is_silent(now) {
             self.check_quiet(now);
         }
-        match self.heartbeat.timeout(now, self.is_idle()) {
+        match self.timers.heartbeat.timeout(now, self.is_idle()) {
             Beat::Nothing | Beat::Rest => {}
             Beat::Probe => self.events.push_back(Event::Probe),
             Beat::Dead => {
@@ -288,31 +215,34 @@ impl Connection {
                 return Ok(());
             }
         }
-        let (last, streams) = (self.heartbeat.last_received(), !self.streams.is_empty());
-        match self.keep_alive.as_mut().map(|keep_alive| keep_alive.timeout(now, last, streams)) {
-            None | Some(Check::Nothing) => {}
-            Some(Check::Ping) => self.send_ping(),
-            Some(Check::Dead) => {
+        match self.timers.check_keep_alive(now, !self.streams.is_empty()) {
+            KeepAliveCheck::Nothing => {}
+            KeepAliveCheck::Ping => self.send_ping(),
+            KeepAliveCheck::Dead => {
                 self.end_life();
                 self.events.push_back(Event::KeepAliveTimedOut);
                 return Ok(());
             }
         }
-        if self.grants.recall_deadline().is_some_and(|at| now >= at) {
+        if self.landing.grants.recall_deadline().is_some_and(|at| now >= at) {
             self.recall_standing();
         }
-        if self.retire_recv_at.is_some_and(|at| now >= at) {
+        if self.timers.retires_recv(now, self.credits.has_extra()) {
             self.send_ping();
-            self.retire_recv_at = self.has_extra_recvs().then(|| now + RETIRE_INTERVAL);
         }
-        self.tick_answers(now)
+        let handed_out = self.output.control.handed_out();
+        let owed = self.landing.tick(now, &self.streams, handed_out);
+        if let Err(breach) = &owed {
+            self.close(CloseCode::Breach, &breach.to_string());
+        }
+        owed
     }
 
     /// Sends a PING, unless the answer to one is outstanding: for a caller that needs a message to
     /// be sent.
     pub fn send_ping(&mut self) {
-        if self.is_live() && !self.heartbeat.awaits_pong() {
-            self.heartbeat.count_ping();
+        if self.is_live() && !self.timers.heartbeat.awaits_pong() {
+            self.timers.heartbeat.count_ping();
             let token = self.stats.messages_received;
             self.output.control.push(Frame::Ping { ack: false, token });
         }
@@ -321,47 +251,69 @@ impl Connection {
     /// Whether neither side waits for the other, or keeps anything of the other's. A client that
     /// has not sent its first message is waited for.
     fn is_idle(&self) -> bool {
-        let is_open =
-            self.lifecycle == Lifecycle::Open && !self.peer_going_away && self.greeting_done;
-        let owes =
-            self.output.has_output() || self.heartbeat.awaits_pong() || self.has_extra_recvs();
-        is_open && !owes && self.last_activity.is_none() && self.pending() == Pending::default()
-    }
-
-    /// A message with more than PINGs has been received.
-    pub(super) fn is_active(&mut self, now: Instant) {
-        (self.last_activity, self.retire_recv_at) = (Some(now), None);
-        self.heartbeat.active(now);
+        let is_open = self.life.is_open() && self.life.greeted;
+        let owes = self.output.has_output()
+            || self.timers.heartbeat.awaits_pong()
+            || self.has_extra_recvs();
+        is_open && !owes && self.timers.is_quiet() && self.pending() == Pending::default()
     }
 
     /// Checks whether the connection has become quiet. Called when the timer finds nothing received
     /// for a while, and when the peer has sent a PING.
     pub(super) fn check_quiet(&mut self, now: Instant) {
-        if self.last_activity.is_some_and(|at| now.saturating_duration_since(at) >= QUIET) {
-            self.last_activity = None;
+        if self.timers.becomes_quiet(now, self.credits.has_extra()) {
             self.streams.shrink();
             self.credits.clear_short();
-            self.retire_recv_at = self.has_extra_recvs().then_some(now);
             self.events.push_back(Event::Quiet);
         }
     }
 
     /// Whether the connection is neither closed nor closing.
     pub(super) fn is_live(&self) -> bool {
-        !matches!(self.lifecycle, Lifecycle::Closing | Lifecycle::Closed)
+        self.life.is_live()
+    }
+
+    /// Stops accepting or opening new streams. A server sends GOAWAY. Streams in flight continue.
+    /// `text` is truncated to 240 bytes. See [`Connection::is_drained`].
+    pub fn go_away(&mut self, code: CloseCode, text: &str) {
+        if self.life.stage != Lifecycle::Open {
+            return;
+        }
+        self.timers.heartbeat.rouse();
+        if self.life.go_away() {
+            let frame = Frame::GoAway { ack: false, code: code.to_wire(), text: clip(text) };
+            self.output.control.push(frame);
+        }
+    }
+
+    /// Whether the connection is draining, the peer opens no more streams, and none is left.
+    pub fn is_drained(&self) -> bool {
+        let is_drained = self.life.stage == Lifecycle::Drained;
+        is_drained && self.streams.is_empty() && !self.output.has_output()
+    }
+
+    /// Closes the connection. Only a CLOSE frame is still sent, with `text` truncated to 240 bytes;
+    /// it may take the last credit. Streams do not end individually.
+    pub fn close(&mut self, code: CloseCode, text: &str) {
+        if self.is_live() {
+            self.life.stage = Lifecycle::Closing;
+            let close = Frame::Close { code: code.to_wire(), text: clip(text) };
+            self.output.control.close(close);
+        }
     }
 
     /// Nothing more is sent or expected.
     pub(super) fn end_life(&mut self) {
-        self.lifecycle = Lifecycle::Closed;
+        self.life.stage = Lifecycle::Closed;
         self.output.control.shut();
     }
 
+    /// Removes a stream if both of its halves have ended.
     pub(super) fn remove_if_done(&mut self, key: usize) {
         let stream = &self.streams[key];
         if stream.send.state.is_done() && stream.recv.state.is_done() {
             if stream.send.state == SendState::Ended {
-                self.resets.answered();
+                self.streams.resets.answered();
             }
             self.remove(key);
         }
@@ -370,16 +322,7 @@ impl Connection {
     /// Removes a stream. One that has ended is in no queue; one that was aborted may be.
     pub(super) fn remove(&mut self, key: usize) {
         let stream = self.streams.remove(key);
-        self.settle_removed(&stream);
         self.output.remove(key, &stream);
-        if stream.queues.landing {
-            self.landing_queue.retain(|k| *k != key);
-        }
-        if stream.queues.parked {
-            self.parked.retain(|k| *k != key);
-        }
-        if stream.queues.naming {
-            self.named_queue.retain(|k| *k != key);
-        }
+        self.landing.remove(key, &stream);
     }
 }

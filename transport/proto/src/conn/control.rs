@@ -68,6 +68,7 @@ impl Control {
     }
 
     /// Moves frames to a message. Returns whether all of them had room.
+    #[inline]
     pub(super) fn fill(&mut self, message: &mut Composer<'_>) -> bool {
         while let Some(frame) = self.frames.front() {
             if !message.add(frame) {

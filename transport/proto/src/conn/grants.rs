@@ -1,24 +1,41 @@
 //! The grants that the peer holds.
+//!
+//! # Recall
+//!
+//! A grant whose memory is wanted elsewhere is recalled. What the peer does then is told in
+//! `peer_grants`. The bytes that a request loses are wanted again without another REQUEST, since
+//! both sides know how many they are. This side restores them at their place among the requests of
+//! the stream, and grants none of these until all recalled grants of the stream have ended: the
+//! order of GRANTs determines the request that each of them answers.
+//!
+//! All grants of a stream are recalled together. Otherwise a transfer could keep memory while one
+//! in front of it waits for memory, and both might wait for each other.
 
 use std::time::{Duration, Instant};
 
 use slab::Slab;
 
 use super::answer_clock::PendingAnswer;
-use super::id_map::Ids;
-use super::stream::RequestKey;
+use super::control::Control;
+use super::stream::{RecvState, RequestKey, Stream};
+use super::streams::Streams;
+use super::types::GrantMemory;
+use super::unread::Unread;
 use crate::config::Config;
+use crate::error::Breach;
+use crate::frame::Frame;
+use crate::ids::{GrantId, StreamId};
 
 /// Maximum number of open requests of a stream.
 pub(super) const MAX_REQUESTS: usize = 8;
 /// The granule of landing memory, to which lengths are rounded up.
 const GRANULE: u32 = 4096;
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Grant {
+/// A grant to be made.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct NewGrant {
     /// 0: standing.
     pub(super) stream: u32,
-    pub(super) memory: usize,
     /// Bytes of the memory in front of the granted part.
     pub(super) begin: u32,
     pub(super) len: u32,
@@ -26,37 +43,36 @@ pub(super) struct Grant {
     pub(super) request: RequestKey,
     /// It is memory that this side has named: it counts in no window.
     pub(super) named: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grant {
+    pub(super) given: NewGrant,
+    /// The driver's key.
+    pub(super) memory: usize,
     /// RECALL has been queued.
     pub(super) recalled: bool,
     /// The expected end of the grant: since the GRANT, or the RECALL.
-    pub(super) asked: PendingAnswer,
+    asked: PendingAnswer,
 }
 
-/// All grants that the peer holds.
+/// All grants that the peer holds, and which standing grants it is given.
 #[derive(Debug)]
 pub(super) struct Grants {
-    pub(super) out: Slab<Grant>,
+    out: Slab<Grant>,
     /// Ids of the standing grants.
-    pub(super) standing: Vec<u32>,
+    standing: Vec<u32>,
     /// The peer sends bulk, so that it is given standing grants.
-    pub(super) active: bool,
-    pub(super) recent: [u32; 8],
-    pub(super) next_recent: usize,
-    pub(super) last_bulk: Instant,
-    /// Bytes granted or unread of all streams, including those in `ended`.
-    pub(super) held: u64,
-    /// Bytes by which the windows of all streams exceed those at the begin of a stream.
-    pub(super) windows: u64,
-    pub(super) unread_total: u64,
-    /// Streams that have ended, with their bytes that have not been read.
-    pub(super) ended: Ids<u64>,
-    /// The number of requests so far.
-    pub(super) requests: u64,
-    pub(super) max_standing: usize,
+    active: bool,
+    /// The lengths of the last transfers.
+    recent: [u32; 8],
+    next_recent: usize,
+    last_bulk: Instant,
+    max_standing: usize,
     /// Bytes of all standing grants together, at most.
-    pub(super) standing_bytes: u64,
-    pub(super) standing_max: u32,
-    pub(super) idle_recall: Duration,
+    standing_bytes: u64,
+    standing_max: u32,
+    idle_recall: Duration,
 }
 
 impl Grants {
@@ -68,11 +84,6 @@ impl Grants {
             recent: [0; 8],
             next_recent: 0,
             last_bulk: now,
-            held: 0,
-            windows: 0,
-            unread_total: config.unread_total,
-            ended: Ids::default(),
-            requests: 0,
             max_standing: if config.names_requests { 0 } else { config.standing_grants.into() },
             standing_bytes: u64::MAX,
             standing_max: config.standing_max,
@@ -80,33 +91,129 @@ impl Grants {
         }
     }
 
-    pub(super) fn outstanding(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.out.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Grant)> {
-        self.out.iter()
+    /// Gives a grant to the peer.
+    pub(super) fn give(&mut self, given: NewGrant, memory: GrantMemory, control: &mut Control) {
+        let asked = PendingAnswer::by(control.last_frame() + 1);
+        let id =
+            self.out.insert(Grant { given, memory: memory.key, recalled: false, asked }) as u32;
+        let NewGrant { stream, begin, len, .. } = given;
+        if stream == 0 {
+            self.standing.push(id);
+        }
+        let (rkey, addr) = (memory.rkey, memory.addr + u64::from(begin));
+        control.push(Frame::Grant { stream, id, rkey, len, addr });
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Grant)> {
-        self.out.iter_mut()
+    /// The grant that a frame of the peer ends.
+    pub(super) fn get(&self, frame: &'static str, id: u32) -> Result<Grant, Breach> {
+        let grant = self.out.get(id as usize);
+        grant.copied().ok_or(Breach::UnknownGrant { frame, grant: GrantId(id) })
     }
 
-    pub(super) fn get_mut(&mut self, id: u32) -> &mut Grant {
-        &mut self.out[id as usize]
+    /// Removes a grant that the peer has ended. `stream` is that for which it was given, if it has
+    /// not ended.
+    pub(super) fn remove(&mut self, id: u32, stream: Option<&mut Stream>) {
+        let grant = self.out.remove(id as usize);
+        if grant.given.stream == 0 {
+            self.standing.retain(|standing| *standing != id);
+        } else if let Some(stream) = stream {
+            stream.landing.open_grants -= 1;
+            stream.landing.recalled -= u32::from(grant.recalled);
+        }
     }
 
-    #[cfg(test)]
-    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
-        self.out.iter().map(|(id, _)| id as u32)
+    /// Bytes that are granted to a stream, and count in its window.
+    pub(super) fn granted(&self, stream: &Stream) -> u64 {
+        if stream.landing.open_grants == 0 {
+            return 0;
+        }
+        let given = self.out.iter().map(|(_, grant)| grant.given);
+        let of_stream = given.filter(|given| given.stream == stream.id && !given.named);
+        of_stream.map(|given| u64::from(given.len)).sum()
     }
 
+    /// Recalls a grant, unless it has been.
+    pub(super) fn recall(&mut self, id: u32, streams: &mut Streams, control: &mut Control) {
+        let grant = &mut self.out[id as usize];
+        if std::mem::replace(&mut grant.recalled, true) {
+            return;
+        }
+        grant.asked = PendingAnswer::by(control.last_frame() + 1);
+        if let Some((_, stream)) = streams.find(StreamId(grant.given.stream)) {
+            stream.landing.recalled += 1;
+        }
+        control.push(Frame::Recall { id });
+    }
+
+    /// Recalls the grants with memory that is wanted elsewhere, and all other grants of their
+    /// streams.
+    pub(super) fn recall_wanted(
+        &mut self,
+        wanted: impl Fn(usize) -> bool,
+        all: &mut Streams,
+        control: &mut Control,
+    ) {
+        let mut streams = Vec::new();
+        let mut recalled = Vec::new();
+        for (id, grant) in &self.out {
+            if wanted(grant.memory) {
+                match grant.given.stream {
+                    0 => recalled.push(id as u32),
+                    stream => streams.push(stream),
+                }
+            }
+        }
+        streams.sort_unstable();
+        streams.dedup();
+        // The grants of other streams have to be returned anyway.
+        streams.retain(|id| all.key(*id).is_some_and(|key| all[key].recv.state.is_read()));
+        for (id, grant) in &self.out {
+            let stream = grant.given.stream;
+            if stream != 0 && streams.binary_search(&stream).is_ok() {
+                recalled.push(id as u32);
+            }
+        }
+        recalled.into_iter().for_each(|id| self.recall(id, all, control));
+    }
+
+    /// Counts a tick for all grants that the peer owes. Returns whether there are any, and the
+    /// breach of the first that is overdue. See [`AnswerClock`](super::answer_clock::AnswerClock).
+    pub(super) fn tick(&mut self, streams: &Streams, handed_out: u64) -> (bool, Option<Breach>) {
+        let (mut pending, mut overdue) = (false, None);
+        for (id, grant) in &mut self.out {
+            let stream = streams.key(grant.given.stream).map(|key| &streams[key].recv);
+            let since = match stream {
+                Some(recv) if recv.state == RecvState::Discarding => recv.reset_frame,
+                Some(recv) if recv.state.is_done() => 0,
+                None if grant.given.stream != 0 => 0,
+                _ if grant.recalled => 0,
+                _ => continue,
+            };
+            pending = true;
+            // The time does not begin before the GRANT or RECALL is handed out.
+            if grant.asked.tick(since, handed_out) {
+                overdue.get_or_insert(Breach::GrantKept(GrantId(id as u32)));
+            }
+        }
+        (pending, overdue)
+    }
+
+    /// When the standing grants are recalled because the peer sends no bulk.
     pub(super) fn recall_deadline(&self) -> Option<Instant> {
         (self.active && !self.standing.is_empty()).then(|| self.last_bulk + self.idle_recall)
     }
 
     pub(super) fn is_idle(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.last_bulk) >= self.idle_recall
+    }
+
+    /// The peer has sent bulk that standing grants are not meant for.
+    pub(super) fn record_bulk(&mut self, now: Instant) {
+        self.last_bulk = now;
     }
 
     /// Records the length of a transfer: standing grants are as long as the longest of the last
@@ -121,32 +228,76 @@ impl Grants {
         }
     }
 
+    /// The length of the standing grants to give.
     pub(super) fn standing_len(&self) -> u32 {
         self.recent.iter().max().copied().unwrap_or(0).next_multiple_of(GRANULE)
     }
 
-    pub(super) fn wants_standing(&self) -> bool {
+    /// Whether the peer is to have one more standing grant, of what the streams leave unread.
+    pub(super) fn wants_standing(&self, unread: &Unread) -> bool {
         if !self.active || self.standing.len() >= self.max_standing {
             return false;
         }
         let bytes = (self.standing.len() as u64 + 1) * u64::from(self.standing_len());
         // Whoever has been given them may use them for what nobody reads.
-        bytes <= self.standing_bytes.min(self.unread_room())
+        bytes <= self.standing_bytes.min(unread.room())
     }
 
-    /// What the unread bytes of all streams leave of their common limit.
-    pub(super) fn unread_room(&self) -> u64 {
-        self.unread_total.saturating_sub(self.held + self.windows)
+    /// Whether the peer is given standing grants, because it sends bulk.
+    pub(super) fn gives_standing(&self) -> bool {
+        self.active
     }
 
-    /// A standing grant to recall, because all of them together are longer than they may be.
-    pub(super) fn excess_standing(&self) -> Option<u32> {
+    /// Limits the bytes of all standing grants together.
+    pub(super) fn limit_standing(&mut self, bytes: u64) {
+        self.standing_bytes = bytes;
+    }
+
+    /// Recalls all standing grants, and gives none until the peer sends bulk.
+    pub(super) fn recall_standing(&mut self, streams: &mut Streams, control: &mut Control) {
+        self.active = false;
+        self.recent = [0; 8];
+        for at in 0..self.standing.len() {
+            self.recall(self.standing[at], streams, control);
+        }
+    }
+
+    /// Recalls a standing grant that is too short, which is why the peer had to send a REQUEST.
+    pub(super) fn replace_short_standing(&mut self, all: &mut Streams, control: &mut Control) {
+        let want = self.standing_len();
+        let short = self.standing.iter().copied().find(|id| {
+            let grant = &self.out[*id as usize];
+            !grant.recalled && grant.given.len < want
+        });
+        if let Some(id) = short {
+            self.recall(id, all, control);
+        }
+    }
+
+    /// Recalls the standing grants that all together exceed their limit.
+    pub(super) fn recall_excess_standing(&mut self, all: &mut Streams, control: &mut Control) {
+        while let Some(id) = self.excess_standing() {
+            self.recall(id, all, control);
+        }
+    }
+
+    fn excess_standing(&self) -> Option<u32> {
         let standing = || {
             let grants = self.standing.iter().map(|id| (*id, &self.out[*id as usize]));
             grants.filter(|(_, grant)| !grant.recalled)
         };
-        let bytes: u64 = standing().map(|(_, grant)| u64::from(grant.len)).sum();
+        let bytes: u64 = standing().map(|(_, grant)| u64::from(grant.given.len)).sum();
         // The newest, which is the least likely to be in use.
         standing().next_back().filter(|_| bytes > self.standing_bytes).map(|(id, _)| id)
+    }
+
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Grant)> {
+        self.out.iter()
+    }
+
+    #[cfg(test)]
+    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.out.iter().map(|(id, _)| id as u32)
     }
 }

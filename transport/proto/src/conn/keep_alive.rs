@@ -25,7 +25,7 @@ pub(super) struct KeepAliveTimer {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Check {
+pub(super) enum KeepAliveCheck {
     Nothing,
     Ping,
     Dead,
@@ -53,19 +53,24 @@ impl KeepAliveTimer {
         }
     }
 
-    pub(super) fn timeout(&mut self, now: Instant, last_received: Instant, streams: bool) -> Check {
+    pub(super) fn timeout(
+        &mut self,
+        now: Instant,
+        last_received: Instant,
+        streams: bool,
+    ) -> KeepAliveCheck {
         if self.deadline(last_received, false).is_none_or(|deadline| now < deadline) {
-            return Check::Nothing;
+            return KeepAliveCheck::Nothing;
         }
         if self.asked.is_some() {
-            return Check::Dead;
+            return KeepAliveCheck::Dead;
         }
         self.checked = now;
         if !streams && !self.config.while_idle {
-            return Check::Nothing;
+            return KeepAliveCheck::Nothing;
         }
         self.asked = Some(now);
-        Check::Ping
+        KeepAliveCheck::Ping
     }
 }
 
@@ -86,23 +91,23 @@ mod tests {
     #[test]
     fn it_asks_after_the_interval_and_ends_after_the_time_out() {
         let (mut timer, start) = timer(false);
-        assert_eq!(timer.timeout(start + SECOND * 9, start, true), Check::Nothing);
-        assert_eq!(timer.timeout(start + SECOND * 10, start, true), Check::Ping);
+        assert_eq!(timer.timeout(start + SECOND * 9, start, true), KeepAliveCheck::Nothing);
+        assert_eq!(timer.timeout(start + SECOND * 10, start, true), KeepAliveCheck::Ping);
         assert_eq!(timer.deadline(start, false), Some(start + SECOND * 12));
-        assert_eq!(timer.timeout(start + SECOND * 11, start, true), Check::Nothing);
-        assert_eq!(timer.timeout(start + SECOND * 12, start, true), Check::Dead);
+        assert_eq!(timer.timeout(start + SECOND * 11, start, true), KeepAliveCheck::Nothing);
+        assert_eq!(timer.timeout(start + SECOND * 12, start, true), KeepAliveCheck::Dead);
     }
 
     #[test]
     fn any_message_is_an_answer() {
         let (mut timer, start) = timer(false);
-        assert_eq!(timer.timeout(start + SECOND * 10, start, true), Check::Ping);
+        assert_eq!(timer.timeout(start + SECOND * 10, start, true), KeepAliveCheck::Ping);
         timer.received();
         assert!(!timer.is_asking());
         let received = start + SECOND * 11;
         assert_eq!(timer.deadline(received, false), Some(start + SECOND * 21));
-        assert_eq!(timer.timeout(start + SECOND * 12, received, true), Check::Nothing);
-        assert_eq!(timer.timeout(start + SECOND * 21, received, true), Check::Ping);
+        assert_eq!(timer.timeout(start + SECOND * 12, received, true), KeepAliveCheck::Nothing);
+        assert_eq!(timer.timeout(start + SECOND * 21, received, true), KeepAliveCheck::Ping);
     }
 
     #[test]
@@ -111,7 +116,7 @@ mod tests {
             let (mut timer, start) = timer(while_idle);
             assert_eq!(timer.deadline(start, true).is_some(), while_idle);
             let asked = timer.timeout(start + SECOND * 10, start, false);
-            assert_eq!(asked == Check::Ping, while_idle);
+            assert_eq!(asked == KeepAliveCheck::Ping, while_idle);
             if !while_idle {
                 assert_eq!(timer.deadline(start, false), Some(start + SECOND * 20));
             }

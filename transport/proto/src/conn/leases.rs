@@ -1,9 +1,34 @@
-//! The leases of a connection.
+//! Sending without a WRITE: bytes that lie in memory which the peer has mapped, and reads there.
+//!
+//! The driver says which bytes of a piece may be lent
+//! ([`Payload::last_is_lendable`](crate::Payload::last_is_lendable)). What lies around them goes
+//! with them, so that the receiver has the whole piece at once:
+//!
+//! | the bytes are | on | next |
+//! |---|---|---|
+//! | queued | `Connection::provide_lent` with a place | lent, and told with LENT in their turn |
+//! | queued | `Connection::provide_lent` without one | sent as any other bytes |
+//! | queued | `Connection::postpone_lend` | queued again with `Connection::retry_lends` |
+//! | lent, not told | the stream is reset, or taken back | [`Event::LeaseEnded`](super::Event::LeaseEnded) |
+//! | told | RETURN | `Event::LeaseEnded` |
+//! | told | the end of the connection | the driver's: it keeps them as long as the peer may read them |
+//!
+//! Leases are bounded by number at the receiver, and in bytes by the driver of the owner, whose
+//! memory they are: what it does not lend is copied, into landing memory that the windows bound. So
+//! a reader that keeps what it was lent costs its peer the zero copy, and nothing else.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasherDefault;
 
+use bytes::Bytes;
+
 use super::id_map::IdHasher;
+use super::stream::Stream;
+use super::streams::Streams;
+use crate::error::Breach;
+use crate::frame::LENT_MESSAGE;
+use crate::ids::StreamId;
+use crate::payload::{LentBody, LentPlace};
 
 /// Maximum number of leases that a side has of the other, and so may be told of.
 pub(super) const MAX_LEASES: usize = 4096;
@@ -14,13 +39,128 @@ type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     /// Streams with pieces for which the driver decides; each as often as it has some.
-    pub(super) queue: VecDeque<u32>,
+    queue: VecDeque<u32>,
     /// Streams of the queue whose first such piece waits for the peer to map it.
-    pub(super) postponed: Vec<u32>,
+    postponed: Vec<u32>,
     /// Leases that were provided, and have not ended.
-    pub(super) out: usize,
+    out: usize,
     /// Those of them that the peer was told of.
-    pub(super) lent: LeaseSet,
+    lent: LeaseSet,
     /// Leases that the peer has given, and that are not returned.
-    pub(super) borrowed: LeaseSet,
+    borrowed: LeaseSet,
+}
+
+impl Leases {
+    /// Whether the driver has to decide about a piece.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// The driver has to decide about one more piece of a stream.
+    pub(super) fn queue(&mut self, stream: &Stream) {
+        self.queue.push_back(stream.id);
+    }
+
+    /// The next bytes to decide about.
+    pub(super) fn poll(&mut self, streams: &Streams) -> Option<(StreamId, Bytes)> {
+        while let Some(&id) = self.queue.front() {
+            let stream = streams.key(id).map(|key| &streams[key]);
+            if let Some(bytes) = stream.and_then(|stream| stream.send.undecided()?.1.lendable()) {
+                return Some((StreamId(id), bytes.clone()));
+            }
+            // The output of the stream has been dropped.
+            self.queue.pop_front();
+        }
+        None
+    }
+
+    /// The first piece, and its stream behind it, waits for [`retry`](Self::retry).
+    pub(super) fn postpone(&mut self) {
+        self.postponed.extend(self.queue.pop_front());
+    }
+
+    pub(super) fn has_postponed(&self) -> bool {
+        !self.postponed.is_empty()
+    }
+
+    pub(super) fn retry(&mut self) {
+        while let Some(id) = self.postponed.pop() {
+            self.queue.push_front(id);
+        }
+    }
+
+    /// The driver has decided about the first piece: whether it is lent.
+    pub(super) fn decide(&mut self, is_lent: bool) {
+        self.queue.pop_front();
+        self.out += usize::from(is_lent);
+    }
+
+    /// Whether the peer may be told of one more lease.
+    pub(super) fn may_lend(&self) -> bool {
+        self.out < MAX_LEASES
+    }
+
+    /// The peer is told of a lease.
+    pub(super) fn told(&mut self, lease: u32) {
+        self.lent.insert(lease);
+    }
+
+    /// A lease has ended that the peer was not told of.
+    pub(super) fn ended(&mut self) {
+        self.out -= 1;
+    }
+
+    /// The peer returns a lease.
+    ///
+    /// # Errors
+    /// [`Breach::UnknownLease`].
+    pub(super) fn on_return(&mut self, lease: u32) -> Result<(), Breach> {
+        if !self.lent.remove(&lease) {
+            return Err(Breach::UnknownLease(lease));
+        }
+        self.out -= 1;
+        Ok(())
+    }
+
+    /// The peer lends bytes. `max` are the bytes of a message of a connection at rest.
+    ///
+    /// # Errors
+    /// [`Breach::BadLease`].
+    pub(super) fn on_lent(
+        &mut self,
+        stream: StreamId,
+        lent: &LentBody,
+        max: u32,
+    ) -> Result<(), Breach> {
+        let LentPlace { lease, addr, .. } = lent.place;
+        let bad = |why| Err(Breach::BadLease { stream, lease, why });
+        if lent.len == 0 {
+            return bad("no bytes");
+        }
+        // These bytes are held until they are read, and count in no window.
+        let around = lent.head.len() + lent.tail.len();
+        if around + LENT_MESSAGE > max as usize {
+            return bad("more bytes around it than a message of a connection at rest has");
+        }
+        if addr.checked_add(lent.len.into()).is_none() {
+            return bad("reaches past the end of the address space");
+        }
+        if self.borrowed.len() >= MAX_LEASES {
+            return bad("too many that are not returned");
+        }
+        if !self.borrowed.insert(lease) {
+            return bad("its number is in use");
+        }
+        Ok(())
+    }
+
+    /// Nobody reads what the peer has lent any longer. Returns whether the lease was open.
+    pub(super) fn give_back(&mut self, lease: u32) -> bool {
+        self.borrowed.remove(&lease)
+    }
+
+    /// The number of leases that have not ended: this side's, and the peer's.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.out, self.borrowed.len())
+    }
 }

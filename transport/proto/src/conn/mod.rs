@@ -1,31 +1,41 @@
 //! The connection.
 //!
+//! `Connection` has twelve parts. Each changes its own state, with the stream as an argument where
+//! it concerns one, and `Connection` brings them together.
+//!
 //! | file | what |
 //! |---|---|
 //! | `types` | the types that the driver and the connection exchange |
-//! | `connection` | the state of a connection |
-//! | `id_map` | tables by stream id |
+//! | `connection` | a connection as a whole: its parts, its timers and its end |
+//! | `output` | the application's side of streams: open, send, reset, consume |
+//! | `memory` | the driver's side of memory: wants, grants, what is lent |
+//! | `receive` | receiving messages |
+//! | `transmit` | composing messages |
+//!
+//! | part | what |
+//! |---|---|
+//! | `terms` | what both sides have stated in their hellos |
+//! | `lifecycle` | GOAWAY, drain, CLOSE |
 //! | `credits` | the credits for SENDs, in both directions |
 //! | `recv_queue` | RECVs in the order in which they were posted, with their sizes |
-//! | `stream` | a stream's two halves and their transition tables |
-//! | `output` | the application's side of streams: open, send, reset, consume |
-//! | `grants` | the grants that the peer holds |
-//! | `landing` | receiving by WRITE: grants to the peer |
-//! | `named` | receiving by WRITE into memory that this side names |
-//! | `bulk` | sending by WRITE: grants of the peer |
-//! | `leases` | what the sides have lent each other |
-//! | `lend` | sending without a WRITE: bytes that the peer reads where they lie |
-//! | `alignment` | the address in landing memory at which a message begins |
-//! | `recall` | recalling grants before they are used |
-//! | `answer_clock` | the clock of answers that the peer owes |
-//! | `answer_timeout` | the time that the peer has to return grants which others want |
-//! | `receive` | receiving messages |
-//! | `reset_limit` | limits streams that a client resets before they are answered |
-//! | `transmit` | composing messages and WRITEs |
-//! | `write_order` | the order in which streams write |
-//! | `shutdown` | GOAWAY, drain, CLOSE |
+//! | `timers` | what is due because nothing was received |
 //! | `heartbeat` | rest, and proof that the peer's end of the link exists |
 //! | `keep_alive` | the program's own keep-alive |
+//! | `streams` | the streams by key and by id |
+//! | `stream` | a stream's two halves and their transition tables |
+//! | `id_map` | tables by stream id |
+//! | `reset_limit` | limits streams that a client resets before they are answered |
+//! | `send_queue` | the output: which streams send and write next |
+//! | `control` | control frames, and CLOSE |
+//! | `write_order` | the order in which streams write |
+//! | `peer_grants` | sending by WRITE: grants of the peer |
+//! | `landing` | receiving by WRITE: streams that want memory |
+//! | `named` | receiving by WRITE into memory that this side names |
+//! | `grants` | the grants that the peer holds, and their recall |
+//! | `answer_clock` | the time that the peer has to return grants which others want |
+//! | `unread` | the bytes that are granted or unread, of all streams together |
+//! | `leases` | sending without a WRITE: bytes that the peer reads where they lie |
+//! | `alignment` | the address in landing memory at which a message begins |
 //!
 //! # Bulk transfers
 //!
@@ -53,37 +63,37 @@
 //! only when all earlier transfers have their memory. So a transfer that holds a grant never waits
 //! for another grant. It waits for credits and for room in the send queue, and both always come
 //! back. A grant that the peer keeps nevertheless is recalled when others want its memory
-//! (`recall`), and the peer must answer in time (`answer_timeout`).
+//! (`grants`), and the peer must answer in time (`answer_clock`).
 
 mod alignment;
 mod answer_clock;
-mod answer_timeout;
 mod connection;
 mod control;
 mod credits;
-mod decline;
 mod grants;
 mod heartbeat;
 mod id_map;
 mod keep_alive;
 mod landing;
 mod leases;
-mod lend;
+mod lifecycle;
+mod memory;
 mod named;
 mod output;
 mod peer_grants;
-mod recall;
 mod receive;
 mod recv_queue;
 mod reset_limit;
 mod send_queue;
-mod shutdown;
 mod stream;
 mod streams;
+mod terms;
 #[cfg(test)]
 mod tests;
+mod timers;
 mod transmit;
 mod types;
+mod unread;
 mod write_order;
 
 pub use self::connection::Connection;

@@ -11,53 +11,25 @@
 //! | the stream | on | next |
 //! |---|---|---|
 //! | does not want named memory | its next byte is of a field, and none of its grants is recalled | queued |
-//! | queued | [`Connection::poll_named`] | naming |
-//! | naming | [`Connection::provide_named`] | granted: does not want any |
-//! | naming | [`Connection::refuse_named`] | the message lands as any other |
-//! | naming | the end of the stream | what is provided comes back as [`Event::Returned`] |
+//! | queued | `Connection::poll_named` | naming |
+//! | naming | `Connection::provide_named` | granted: does not want any |
+//! | naming | `Connection::refuse_named` | the message lands as any other |
+//! | naming | the end of the stream | what is provided comes back as [`Event::Returned`](super::Event::Returned) |
 
-use super::connection::Connection;
-use super::landing::NewGrant;
-use super::stream::{RecvState, Section, Stream};
-use super::types::{Event, GrantMemory, NamedWant};
+use super::control::Control;
+use super::grants::NewGrant;
+use super::landing::Landing;
+use super::stream::{Section, Stream};
+use super::streams::Streams;
+use super::types::{GrantMemory, NamedWant};
 use crate::frame::MIN_GRANT;
 use crate::ids::StreamId;
 
-impl Connection {
-    /// This side names memory for the large messages that it receives on a stream. To be called
-    /// right after [`open`](Self::open) (client only): the head tells the peer. For servers see
-    /// [`decide_naming`](Self::decide_naming).
-    pub fn name_memory(&mut self, id: StreamId) {
-        if let Some(key) = self.streams.key(id.0) {
-            self.streams[key].recv.names = true;
-        }
-    }
-
-    /// Decides whether this side names memory for the large messages that it receives on a stream.
-    /// A server with [`Config::names_requests`](crate::Config::names_requests) does so once for
-    /// each stream that was opened.
-    pub fn decide_naming(&mut self, id: StreamId, names: bool) {
-        if let Some(key) = self.streams.key(id.0) {
-            (self.streams[key].recv.names, self.streams[key].recv.undecided) = (names, false);
-            self.queue_for_landing(key);
-        }
-    }
-
-    /// The length of the field in the next message that the peer wants to write on a stream, if it
-    /// has told.
-    pub fn next_field(&self, id: StreamId) -> Option<u32> {
-        let stream = &self.streams[self.streams.key(id.0)?];
-        Some(stream.landing.requests.front()?.request.field?.len)
-    }
-
-    /// Returns the next want of named memory, once. The driver answers with
-    /// [`Connection::provide_named`] or [`Connection::refuse_named`], at any time.
-    pub fn poll_named(&mut self) -> Option<NamedWant> {
-        if !self.is_live() {
-            return None;
-        }
+impl Landing {
+    /// Returns the next want of named memory, once.
+    pub(super) fn poll_named(&mut self, streams: &mut Streams) -> Option<NamedWant> {
         while let Some(key) = self.named_queue.pop_front() {
-            let stream = &mut self.streams[key];
+            let stream = &mut streams[key];
             stream.queues.naming = false;
             if let Some((field, offset, _)) = wanted(stream) {
                 stream.landing.naming = true;
@@ -67,61 +39,33 @@ impl Connection {
         None
     }
 
-    /// Grants memory for what [`Connection::poll_named`] has returned, from the stated offset in
-    /// the field on. Memory that is longer is granted in part; the rest of the field is wanted
-    /// after shorter memory. What is no longer wanted, or shorter than a grant may be, comes back
-    /// as [`Event::Returned`].
-    pub fn provide_named(&mut self, id: StreamId, memory: GrantMemory) {
-        match self.named_grant(id, memory.len) {
-            Some(grant) => self.give(grant, memory),
-            None => {
-                self.events.push_back(Event::Returned { memory: memory.key });
-                self.refuse_named(id);
-            }
+    /// Grants memory for a want of named memory. Returns whether it was taken.
+    pub(super) fn provide_named(
+        &mut self,
+        id: StreamId,
+        memory: GrantMemory,
+        streams: &mut Streams,
+        control: &mut Control,
+    ) -> bool {
+        let Some((key, stream)) = streams.find(id) else { return false };
+        let given = named_grant(stream, memory.len);
+        match given {
+            Some(given) => self.grants.give(given, memory, control),
+            None => refuse(stream),
         }
-        if let Some(key) = self.streams.key(id.0) {
-            self.queue_for_landing(key);
+        self.queue(key, stream);
+        given.is_some()
+    }
+
+    /// Has no memory for what is wanted: the rest of the message lands in landing memory.
+    pub(super) fn refuse_named(&mut self, id: StreamId, streams: &mut Streams) {
+        if let Some((key, stream)) = streams.find(id) {
+            refuse(stream);
+            self.queue(key, stream);
         }
     }
 
-    fn named_grant(&mut self, id: StreamId, len: u32) -> Option<NewGrant> {
-        let key = self.streams.key(id.0).filter(|_| self.is_live())?;
-        let stream = &mut self.streams[key];
-        if !stream.landing.naming {
-            return None;
-        }
-        let (.., left) = section(stream)?;
-        let len = len.min(left);
-        if len < left.min(MIN_GRANT) {
-            return None;
-        }
-        stream.landing.naming = false;
-        let wanted = stream.landing.requests.front_mut()?;
-        let request = wanted.request;
-        wanted.rest -= u64::from(len);
-        if wanted.rest == 0 {
-            stream.landing.requests.pop_front();
-        }
-        stream.landing.open_grants += 1;
-        Some(NewGrant { stream: id.0, begin: 0, len, request, named: true })
-    }
-
-    /// Has no memory for what [`Connection::poll_named`] has returned: the rest of the message
-    /// lands in landing memory.
-    pub fn refuse_named(&mut self, id: StreamId) {
-        let Some(key) = self.streams.key(id.0) else { return };
-        let stream = &mut self.streams[key];
-        if std::mem::take(&mut stream.landing.naming)
-            && section(stream).is_some()
-            && let Some(wanted) = stream.landing.requests.front_mut()
-        {
-            wanted.request.field = None;
-        }
-        self.queue_for_landing(key);
-    }
-
-    pub(super) fn queue_for_naming(&mut self, key: usize) {
-        let stream = &mut self.streams[key];
+    pub(super) fn queue_for_naming(&mut self, key: usize, stream: &mut Stream) {
         if !stream.queues.naming && wanted(stream).is_some() {
             stream.queues.naming = true;
             self.named_queue.push_back(key);
@@ -129,9 +73,32 @@ impl Connection {
     }
 }
 
+fn named_grant(stream: &mut Stream, len: u32) -> Option<NewGrant> {
+    if !stream.landing.naming {
+        return None;
+    }
+    let (.., left) = section(stream)?;
+    let len = len.min(left);
+    if len < left.min(MIN_GRANT) {
+        return None;
+    }
+    stream.landing.naming = false;
+    let request = stream.landing.take_request(len)?;
+    Some(NewGrant { stream: stream.id, begin: 0, len, request, named: true })
+}
+
+fn refuse(stream: &mut Stream) {
+    if std::mem::take(&mut stream.landing.naming)
+        && section(stream).is_some()
+        && let Some(wanted) = stream.landing.requests.front_mut()
+    {
+        wanted.request.field = None;
+    }
+}
+
 /// As [`section`], if it is wanted now.
 fn wanted(stream: &Stream) -> Option<(u32, u32, u32)> {
-    let is_read = matches!(stream.recv.state, RecvState::Headers | RecvState::Body);
+    let is_read = stream.recv.state.is_read();
     let waits = stream.landing.naming || stream.recv.undecided || stream.landing.recalled > 0;
     section(stream).filter(|_| is_read && !waits)
 }

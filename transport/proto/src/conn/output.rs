@@ -3,16 +3,11 @@
 use bytes::Bytes;
 
 use super::connection::Connection;
-use super::stream::{Bulk, DroppedOutput, OutputItem, RecvState, SendState};
+use super::stream::{DroppedOutput, Lend, OutputItem, RecvState, SendState};
 use super::types::{Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
-use crate::hello::PeerSettings;
 use crate::ids::{ResetCode, StreamId};
 use crate::payload::Payload;
-
-/// Bytes around a field, at most, that go by SEND to a peer that names memory for the field. A DATA
-/// frame of so many is not split.
-const MAX_AROUND: usize = 256;
 
 impl Connection {
     /// Opens a stream with a header block (client only). `end` means that no body follows.
@@ -21,16 +16,16 @@ impl Connection {
     /// [`SendError::GoingAway`], [`SendError::TooManyStreams`], [`SendError::HeadersTooLong`],
     /// [`SendError::IdsUsedUp`]. The connection is unchanged then.
     pub fn open(&mut self, block: Bytes, end: bool) -> Result<StreamId, SendError> {
-        if self.side == Side::Server || !self.takes_streams() {
+        if self.life.side == Side::Server || !self.takes_streams() {
             return Err(SendError::GoingAway);
         }
         if !self.has_stream_room() {
-            return Err(SendError::TooManyStreams(self.peer.max_streams));
+            return Err(SendError::TooManyStreams(self.terms.peer.max_streams));
         }
-        check_block(&block, &self.peer)?;
+        self.terms.check_block(&block)?;
         let (id, key) = self.streams.open().ok_or(SendError::IdsUsedUp)?;
         self.streams[key].send.peer_names = self.peer_grants.names_requests();
-        self.heartbeat.rouse();
+        self.timers.heartbeat.rouse();
         self.push_headers(key, block, end);
         Ok(StreamId(id))
     }
@@ -41,7 +36,7 @@ impl Connection {
         if end {
             stream.send.state = SendState::Ending;
         }
-        self.output.mark_send(key, &mut self.streams[key]);
+        self.output.mark_send(key, stream);
     }
 
     fn open_for_sending(&self, id: StreamId) -> Result<usize, SendError> {
@@ -59,7 +54,7 @@ impl Connection {
     /// [`SendError::Closed`], [`SendError::HeadersTooLong`].
     pub fn send_headers(&mut self, id: StreamId, block: Bytes, end: bool) -> Result<(), SendError> {
         let key = self.open_for_sending(id)?;
-        check_block(&block, &self.peer)?;
+        self.terms.check_block(&block)?;
         self.push_headers(key, block, end);
         Ok(())
     }
@@ -100,49 +95,18 @@ impl Connection {
             return Ok(());
         }
         self.output.add(stream, payload.len());
-        if self.is_lendable(&payload) {
-            self.queue_lendable(key, payload, end);
+        let out = &mut stream.send.out;
+        if self.terms.is_lendable(&payload) {
+            out.push_back(OutputItem::Lend(Box::new(Lend { payload, end, place: None })));
+            self.leases.queue(stream);
         } else {
-            let at = self.streams[key].send.out.len();
-            if self.queue_piece(key, at, payload, end) {
-                self.prepare(key);
+            let at = out.len();
+            if stream.send.queue_piece(at, payload, end, &self.terms) {
+                self.peer_grants.prepare(key, stream, &mut self.output);
             }
         }
-        self.output.mark_send(key, &mut self.streams[key]);
+        self.output.mark_send(key, stream);
         Ok(())
-    }
-
-    /// Queues a piece of a body at this place. It goes by SEND, or by WRITE if it is longer than a
-    /// SEND: true then. To a peer that names memory for the field, the few bytes around that go by
-    /// SEND, instead of in grants and WRITEs of their own.
-    pub(super) fn queue_piece(
-        &mut self,
-        key: usize,
-        at: usize,
-        mut payload: Payload,
-        end: bool,
-    ) -> bool {
-        let eager_limit = self.eager_limit();
-        let stream = &mut self.streams[key];
-        if payload.len() <= eager_limit || stream.send.sends_data {
-            stream.send.out.insert(at, OutputItem::Eager { payload, end, around: false });
-            return false;
-        }
-        let around = if stream.send.peer_names { payload.cut_to_field(MAX_AROUND) } else { None };
-        let (head, tail) = around.unwrap_or_default();
-        let ends = |tail: &Payload| end && tail.is_empty();
-        let bulk = Bulk::new(payload, ends(&tail), self.peer.align);
-        if !tail.is_empty() {
-            stream.send.out.insert(at, OutputItem::Eager { payload: tail, end, around: true });
-        }
-        stream.send.out.insert(at, OutputItem::Bulk(Box::new(bulk)));
-        if !head.is_empty() {
-            stream
-                .send
-                .out
-                .insert(at, OutputItem::Eager { payload: head, end: false, around: true });
-        }
-        true
     }
 
     /// Ends this side's half of the stream after the queued output.
@@ -236,9 +200,12 @@ impl Connection {
     /// a response that has been queued completely is still sent (server). The application reads no
     /// more of the stream, even if it has ended.
     pub fn release(&mut self, id: StreamId, code: ResetCode) {
-        self.released(id);
+        match self.streams.find(id) {
+            Some((_, stream)) => stream.recv.released = true,
+            None => self.landing.unread.release_ended(id),
+        }
         let ending = |key| self.streams[key].send.state == SendState::Ending;
-        if self.side == Side::Client || !self.streams.key(id.0).is_some_and(ending) {
+        if self.life.side == Side::Client || !self.streams.key(id.0).is_some_and(ending) {
             self.reset(id, code);
         }
     }
@@ -256,48 +223,15 @@ impl Connection {
     /// Records that the application has read `len` bytes accounted as `flow`, of a stream that may
     /// have ended. Does nothing for unknown streams.
     pub fn consume(&mut self, id: StreamId, len: u32, flow: Flow) {
-        let Some(key) = self.streams.key(id.0) else {
-            if flow == Flow::Bulk {
-                self.read_of_ended(id, len);
+        match (self.streams.find(id), flow) {
+            (Some((key, stream)), Flow::Bulk) => self.landing.consume(key, stream, len),
+            (None, Flow::Bulk) => self.landing.unread.read_of_ended(id, len),
+            (Some((_, stream)), Flow::Window) => {
+                if let Some(increment) = self.landing.unread.read_small(stream, len) {
+                    self.output.control.push(Frame::Window { stream: id.0, increment });
+                }
             }
-            return;
-        };
-        match flow {
-            Flow::Bulk => {
-                self.release_held(key, len);
-                self.queue_for_landing(key);
-            }
-            Flow::Window => self.read_small(key, len),
-            Flow::Named | Flow::Lent => {}
+            (None, Flow::Window) | (_, Flow::Named | Flow::Lent) => {}
         }
     }
-
-    /// Bytes of small messages have been read: they return to the peer, and the window of a stream
-    /// that is read grows, as far as all streams together leave room.
-    fn read_small(&mut self, key: usize, len: u32) {
-        let stream = &mut self.streams[key];
-        if stream.recv.state != RecvState::Body {
-            return;
-        }
-        stream.recv.unreported =
-            stream.recv.unreported.saturating_add(len).min(stream.recv.limit - stream.recv.window);
-        if stream.recv.unreported < stream.recv.limit / 2 {
-            return;
-        }
-        let room = u32::try_from(self.grants.unread_room()).unwrap_or(u32::MAX);
-        let growth =
-            (self.config.max_stream_window - stream.recv.limit).min(stream.recv.limit).min(room);
-        let increment = std::mem::take(&mut stream.recv.unreported) + growth;
-        stream.recv.limit += growth;
-        stream.recv.window += increment;
-        self.grants.windows += u64::from(growth);
-        let id = stream.id;
-        self.output.control.push(Frame::Window { stream: id, increment });
-    }
-}
-
-/// Checks the length of a header block against the peer's limit.
-fn check_block(block: &Bytes, peer: &PeerSettings) -> Result<(), SendError> {
-    let (len, limit) = (block.len(), peer.max_headers);
-    if len > limit as usize { Err(SendError::HeadersTooLong { len, limit }) } else { Ok(()) }
 }

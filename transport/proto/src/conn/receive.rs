@@ -4,13 +4,16 @@ use std::time::Instant;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::connection::{Connection, Lifecycle};
+use super::connection::Connection;
 use super::credits::Returned;
-use super::stream::{PeerGrant, RecvState, SendState};
+use super::landing::LandedPart;
+use super::lifecycle::Lifecycle;
+use super::stream::{PeerGrant, QueuedRequest, RecvState, SendState};
 use super::types::{Event, Side};
 use crate::error::{Breach, CloseCode};
 use crate::frame::{Frame, Reader};
 use crate::ids::{GrantId, ResetCode, StreamId};
+use crate::payload::LentBody;
 
 fn returned(reader: &Reader) -> Returned {
     Returned { credits: reader.credits, full: reader.full }
@@ -28,7 +31,7 @@ impl Connection {
     /// The peer broke the protocol. The connection is closing: a CLOSE frame that names the breach
     /// is the only output left. The frames of the message behind the breach have had no effect.
     pub fn receive(&mut self, now: Instant, message: Bytes) -> Result<(), Breach> {
-        match self.lifecycle {
+        match self.life.stage {
             Lifecycle::Open | Lifecycle::Draining | Lifecycle::Drained => {}
             Lifecycle::Closed => return Ok(()),
             Lifecycle::Closing => {
@@ -47,32 +50,32 @@ impl Connection {
     }
 
     fn receive_frames(&mut self, now: Instant, message: Bytes) -> Result<(), Breach> {
-        self.heard(now);
+        self.timers.received(now);
         self.stats.messages_received += 1;
-        if self.side == Side::Server {
-            self.greeting_done = true;
+        if self.life.side == Side::Server {
+            self.life.greeted = true;
         }
         let len = message.len();
         let mut reader = Reader::new(message)?;
         self.credits.received(returned(&reader), len)?;
         if reader.waited {
             self.credits.peer_ran_short();
-            self.is_active(now);
+            self.timers.active(now);
         }
         while let Some(frame) = reader.next_frame()? {
             self.on_frame(frame, now)?;
-            if self.lifecycle == Lifecycle::Closed {
+            if self.life.stage == Lifecycle::Closed {
                 return Ok(());
             }
         }
-        self.output.control.check_flood(self.config.max_streams)
+        self.output.control.check_flood(self.terms.own.max_streams)
     }
 
     fn on_frame(&mut self, frame: Frame, now: Instant) -> Result<(), Breach> {
         let name = frame.name();
         match frame {
             Frame::Ping { .. } => self.check_quiet(now),
-            _ => self.is_active(now),
+            _ => self.timers.active(now),
         }
         match frame {
             Frame::Headers { stream, end, more, indexed: false, lands, block } => {
@@ -87,7 +90,7 @@ impl Connection {
                     });
                 }
                 // Expanded even if the stream is discarded, because the tables must stay in step.
-                let limit = self.config.max_headers;
+                let limit = self.terms.own.max_headers;
                 let breach = Breach::HeaderBlock { stream: StreamId(stream), limit };
                 let block = self.received_fields.expand(&block, limit as usize)?.ok_or(breach)?;
                 self.on_headers(stream, end, more, lands, block)
@@ -97,7 +100,9 @@ impl Connection {
             Frame::Reset { stream, code } => self.on_reset(stream, ResetCode(code), now),
             Frame::Request { stream, len, begin, field } => {
                 let key = self.streams.receiving(name, stream)?;
-                self.on_request(key, len, begin, field, now)
+                let request = QueuedRequest { len, begin, field };
+                let control = &mut self.output.control;
+                self.landing.on_request(key, request, now, &mut self.streams, control)
             }
             Frame::Grant { stream, id, rkey, len, addr } => {
                 let standing = stream == 0;
@@ -109,7 +114,7 @@ impl Connection {
             Frame::Done { stream, end, id, len, begin } => {
                 let key = self.streams.receiving(name, stream)?;
                 self.check_body(name, key)?;
-                self.on_done(key, id, begin, len, end, now)?;
+                self.on_done(key, id, (begin, len), end, now)?;
                 self.on_end(key, end)
             }
             Frame::Lent { stream, end, lent } => {
@@ -118,10 +123,14 @@ impl Connection {
                 self.on_lent(key, lent, end)?;
                 self.on_end(key, end)
             }
-            Frame::Return { lease } => self.on_return(lease),
+            Frame::Return { lease } => {
+                self.leases.on_return(lease)?;
+                self.events.push_back(Event::LeaseEnded { lease });
+                Ok(())
+            }
             Frame::Decline { stream, own: true } => {
                 let key = self.streams.receiving(name, stream)?;
-                self.on_own_decline(key);
+                self.streams[key].landing.decline();
                 Ok(())
             }
             Frame::Decline { stream, own: false } => {
@@ -130,7 +139,11 @@ impl Connection {
                 }
                 Ok(())
             }
-            Frame::Abort { id } => self.on_abort(id),
+            Frame::Abort { id } => {
+                let memory = self.landing.on_abort(id, &mut self.streams)?;
+                self.events.push_back(Event::Returned { memory });
+                Ok(())
+            }
             Frame::Recall { id } => {
                 self.peer_grants.on_recall(id, &mut self.streams, &mut self.output);
                 Ok(())
@@ -139,7 +152,7 @@ impl Connection {
                 self.output.control.answer(Frame::Ping { ack: true, token });
                 Ok(())
             }
-            Frame::Ping { ack: true, .. } => self.heartbeat.pong(),
+            Frame::Ping { ack: true, .. } => self.timers.heartbeat.pong(),
             Frame::GoAway { ack, code, text } => self.on_go_away(ack, code, &text),
             Frame::Close { code, text } => {
                 self.on_close(code, &text);
@@ -166,7 +179,7 @@ impl Connection {
         block: Bytes,
     ) -> Result<(), Breach> {
         let stream_id = StreamId(id);
-        let opens = self.side == Side::Server && !self.streams.is_known(id);
+        let opens = self.life.side == Side::Server && !self.streams.is_known(id);
         if lands && !opens {
             return Err(Breach::FrameOrder { frame: "HEADERS with LANDS", stream: stream_id });
         }
@@ -177,8 +190,11 @@ impl Connection {
         if stream.recv.state == RecvState::Discarding {
             return self.on_end(key, end);
         }
-        if stream.recv.block.len() + block.len() > self.config.max_headers as usize {
-            return Err(Breach::HeaderBlock { stream: stream_id, limit: self.config.max_headers });
+        if stream.recv.block.len() + block.len() > self.terms.own.max_headers as usize {
+            return Err(Breach::HeaderBlock {
+                stream: stream_id,
+                limit: self.terms.own.max_headers,
+            });
         }
         if more && block.is_empty() {
             return Err(Breach::FrameOrder { frame: "empty HEADERS", stream: stream_id });
@@ -196,7 +212,7 @@ impl Connection {
         let event = match stream.recv.state {
             RecvState::Headers => {
                 stream.recv.state = RecvState::Body;
-                if self.side == Side::Server {
+                if self.life.side == Side::Server {
                     Event::Opened { stream: stream_id, block, end }
                 } else {
                     Event::Headers { stream: stream_id, block, end }
@@ -210,15 +226,15 @@ impl Connection {
     }
 
     fn accept_stream(&mut self, id: u32) -> Result<usize, Breach> {
-        if self.lifecycle == Lifecycle::Drained {
+        if self.life.stage == Lifecycle::Drained {
             return Err(Breach::OpenedAfterGoAway(StreamId(id)));
         }
-        if self.streams.len() >= self.config.max_streams as usize {
-            return Err(Breach::TooManyStreams(self.config.max_streams));
+        if self.streams.len() >= self.terms.own.max_streams as usize {
+            return Err(Breach::TooManyStreams(self.terms.own.max_streams));
         }
         self.stats.streams += 1;
         let key = self.streams.accept(id);
-        self.streams[key].recv.undecided = self.config.names_requests;
+        self.streams[key].recv.undecided = self.terms.own.names_requests;
         Ok(key)
     }
 
@@ -252,6 +268,77 @@ impl Connection {
         Ok(())
     }
 
+    fn on_done(
+        &mut self,
+        key: usize,
+        id: u32,
+        (begin, len): (u32, u32),
+        end: bool,
+        now: Instant,
+    ) -> Result<(), Breach> {
+        let stream = &mut self.streams[key];
+        let landed = self.landing.on_done(key, stream, id, (begin, len), now)?;
+        self.stats.write_received += u64::from(len);
+        let LandedPart { memory, begin, flow } = landed;
+        self.events.push_back(match stream.recv.state.is_discarded() {
+            true => Event::Returned { memory },
+            false => {
+                let stream = StreamId(stream.id);
+                Event::Landed { stream, memory, begin, len, flow, end }
+            }
+        });
+        Ok(())
+    }
+
+    pub(super) fn on_lent(
+        &mut self,
+        key: usize,
+        lent: Box<LentBody>,
+        end: bool,
+    ) -> Result<(), Breach> {
+        let stream = StreamId(self.streams[key].id);
+        if !self.terms.own.takes_lent {
+            return Err(Breach::NotBorrowing(stream));
+        }
+        self.leases.on_lent(stream, &lent, self.terms.own.rest_slot_size())?;
+        self.stats.borrowed += lent.total();
+        if self.streams[key].recv.state.is_discarded() {
+            let lease = lent.place.lease;
+            self.leases.give_back(lease);
+            self.output.control.answer(Frame::Return { lease });
+        } else {
+            self.events.push_back(Event::Lent { stream, lent, end });
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_close(&mut self, code: u32, text: &[u8]) {
+        self.end_life();
+        let text = String::from_utf8_lossy(text).into_owned();
+        self.events.push_back(Event::Closed { code: CloseCode::from_wire(code), text });
+    }
+
+    pub(super) fn on_go_away(&mut self, ack: bool, code: u32, text: &[u8]) -> Result<(), Breach> {
+        if self.life.on_go_away(ack)? {
+            self.refuse_untransmitted();
+            let answer = Frame::GoAway { ack: true, code, text: Bytes::new() };
+            self.output.control.push(answer);
+            let text = String::from_utf8_lossy(text).into_owned();
+            self.events.push_back(Event::GoAway { code: CloseCode::from_wire(code), text });
+        }
+        Ok(())
+    }
+
+    /// Refuses the streams that the peer does not know of, so that they can be retried elsewhere.
+    fn refuse_untransmitted(&mut self) {
+        for key in self.streams.unknown_to_peer() {
+            let id = StreamId(self.streams[key].id);
+            let unsent = self.withdraw(id);
+            self.events.push_back(Event::Refused { stream: id, unsent });
+            self.remove(key);
+        }
+    }
+
     fn on_window(&mut self, id: u32, increment: u32) -> Result<(), Breach> {
         // The peer may still read a stream that has ended on this side.
         let Some(key) = self.streams.known("WINDOW", id)? else { return Ok(()) };
@@ -273,7 +360,7 @@ impl Connection {
         // The application has dropped the stream, or has never seen it.
         let unseen = match stream.recv.state {
             RecvState::Discarding => true,
-            RecvState::Headers => self.side == Side::Server,
+            RecvState::Headers => self.life.side == Side::Server,
             RecvState::Body | RecvState::Ended | RecvState::Reset => false,
         };
         if !stream.recv.state.is_done() {
@@ -294,8 +381,8 @@ impl Connection {
             self.events.push_back(Event::Reset { stream: StreamId(id), code });
         }
         self.remove_if_done(key);
-        match (self.side, answer) {
-            (Side::Server, true) => self.resets.charge(now),
+        match (self.life.side, answer) {
+            (Side::Server, true) => self.streams.resets.charge(now),
             _ => Ok(()),
         }
     }

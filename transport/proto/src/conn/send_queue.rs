@@ -93,6 +93,7 @@ impl SendQueue {
     }
 
     /// The stream has a frame to send.
+    #[inline]
     pub(super) fn mark_send(&mut self, key: usize, stream: &mut Stream) {
         if !stream.queues.send {
             stream.queues.send = true;
@@ -110,6 +111,7 @@ impl SendQueue {
     }
 
     /// Takes the next stream with a frame to send.
+    #[inline]
     pub(super) fn take_stream(&mut self, streams: &mut Streams) -> Option<usize> {
         let key = self.streams.pop_front()?;
         streams[key].queues.send = false;
@@ -128,6 +130,7 @@ impl SendQueue {
     }
 
     /// Queues the stream if it has a WRITE to hand out.
+    #[inline]
     pub(super) fn mark_write(&mut self, key: usize, stream: &mut Stream) {
         if !stream.queues.write
             && let Some(pinned) = stream.can_write()
@@ -158,6 +161,7 @@ impl SendQueue {
     }
 
     /// Removes a stream from its queues.
+    #[inline]
     pub(super) fn remove(&mut self, key: usize, stream: &Stream) {
         if stream.queues.send {
             self.streams.retain(|k| *k != key);
@@ -168,6 +172,7 @@ impl SendQueue {
     }
 
     /// Body bytes have been queued on a stream.
+    #[inline]
     pub(super) fn add(&mut self, stream: &mut Stream, len: usize) {
         stream.send.queued += len;
         self.queued += len;
@@ -180,6 +185,7 @@ impl SendQueue {
 
     /// Body bytes of a stream have been handed out. Returns whether there is room again, for which
     /// the driver waits.
+    #[inline]
     pub(super) fn sent(&mut self, stream: &mut Stream, len: usize) -> bool {
         self.queued -= len;
         stream.send.queued -= len;
@@ -208,9 +214,6 @@ impl SendQueue {
         room: Room,
         chunk: usize,
     ) -> Option<TakenWrite> {
-        if self.writes.is_empty() {
-            return None;
-        }
         let turns = self.writes.turns();
         turns.into_iter().find_map(|queue| self.take_write_from(queue, streams, room, chunk))
     }

@@ -26,14 +26,38 @@
 //! A side that has reset a stream keeps it in Discarding until the peer has ended its half, too:
 //! every RESET is answered by END or RESET. So a closed stream has no frames in flight, and a frame
 //! for one is always a breach, never a race.
+//!
+//! # Doing without landing memory
+//!
+//! The rest of a body then comes by DATA, within the stream's window.
+//! One direction of a stream changes to it, once and for good:
+//!
+//! | a stream's body is received | on | next |
+//! |---|---|---|
+//! | by WRITE and DATA | `Connection::decline_landing`: DECLINE is sent | by DATA |
+//! | by WRITE and DATA | DECLINE with OWN | by DATA |
+//!
+//! | a stream's body is sent | on | next |
+//! |---|---|---|
+//! | by WRITE and DATA | DECLINE | by DATA |
+//! | by WRITE and DATA | a GRANT of memory that this side cannot write to (`Connection::cannot_write`): ABORT, and DECLINE with OWN | by DATA |
+//!
+//! What was granted before is written, and ends with DONE or, after a RECALL, with ABORT. Then the
+//! rest of the message in front goes by DATA, and all that is behind it. The receiver forgets
+//! REQUESTs that cross its DECLINE.
 
 use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
 use super::alignment::{self, Modulus};
+use super::terms::Terms;
 use crate::ids::GrantId;
 use crate::payload::{Field, LentPlace, Payload};
+
+/// Bytes around a field, at most, that go by SEND to a peer that names memory for the field. A DATA
+/// frame of so many is not split.
+const MAX_AROUND: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendState {
@@ -67,6 +91,15 @@ impl SendState {
 }
 
 impl RecvState {
+    /// Whether anybody reads what is received.
+    pub(super) fn is_read(self) -> bool {
+        matches!(self, RecvState::Headers | RecvState::Body)
+    }
+
+    pub(super) fn is_discarded(self) -> bool {
+        self == RecvState::Discarding
+    }
+
     pub(super) fn is_done(self) -> bool {
         matches!(self, RecvState::Ended | RecvState::Reset)
     }
@@ -106,7 +139,7 @@ pub(super) struct Bulk {
     /// When it ends by the clock of [`WriteOrder`](super::write_order::WriteOrder), once it can be
     /// written.
     pub(super) finish: Option<u64>,
-    /// Its begin in the peer's memory: see [`alignment`](super::alignment).
+    /// Its begin in the peer's memory: see [`alignment`].
     pub(super) begin: u32,
     /// The field that the peer may have land apart, if it is known.
     pub(super) field: Option<Field>,
@@ -250,6 +283,58 @@ pub(super) struct SendHalf {
     pub(super) sends_data: bool,
 }
 
+impl SendHalf {
+    /// The first piece of which a segment may be lent, and about which the driver has not decided:
+    /// its place in `out`, and the piece.
+    pub(super) fn undecided(&self) -> Option<(usize, &Payload)> {
+        self.out.iter().enumerate().find_map(|(at, out)| match out {
+            OutputItem::Lend(lend) if lend.place.is_none() => Some((at, &lend.payload)),
+            _ => None,
+        })
+    }
+
+    /// Queues a piece of a body at this place. It goes by SEND, or by WRITE if it is longer than a
+    /// SEND: true then. To a peer that names memory for the field, the few bytes around that go by
+    /// SEND, instead of in grants and WRITEs of their own.
+    pub(super) fn queue_piece(
+        &mut self,
+        at: usize,
+        mut payload: Payload,
+        end: bool,
+        terms: &Terms,
+    ) -> bool {
+        if payload.len() <= terms.eager_limit() || self.sends_data {
+            self.out.insert(at, OutputItem::Eager { payload, end, around: false });
+            return false;
+        }
+        let around = if self.peer_names { payload.cut_to_field(MAX_AROUND) } else { None };
+        let (head, tail) = around.unwrap_or_default();
+        let ends = |tail: &Payload| end && tail.is_empty();
+        let bulk = Bulk::new(payload, ends(&tail), terms.peer.align);
+        if !tail.is_empty() {
+            self.out.insert(at, OutputItem::Eager { payload: tail, end, around: true });
+        }
+        self.out.insert(at, OutputItem::Bulk(Box::new(bulk)));
+        if !head.is_empty() {
+            self.out.insert(at, OutputItem::Eager { payload: head, end: false, around: true });
+        }
+        true
+    }
+
+    /// Decides about the piece at this place: it is lent, or sent in another way.
+    pub(super) fn decide_lend(&mut self, at: usize, place: Option<LentPlace>, terms: &Terms) {
+        match (place, self.out.get_mut(at)) {
+            (Some(_), Some(OutputItem::Lend(lend))) => lend.place = place,
+            (None, _) => {
+                if let Some(OutputItem::Lend(lend)) = self.out.remove(at) {
+                    self.queue_piece(at, lend.payload.not_lendable(), lend.end, terms);
+                }
+            }
+            (Some(_), _) => {}
+        }
+    }
+}
+
 /// The half that this side receives.
 #[derive(Debug)]
 pub(super) struct RecvHalf {
@@ -295,6 +380,26 @@ pub(super) struct StreamLanding {
     pub(super) declined: bool,
     /// Memory has been asked for that this side names.
     pub(super) naming: bool,
+}
+
+impl StreamLanding {
+    /// Grants nothing from now on. Returns whether anything was granted before.
+    pub(super) fn decline(&mut self) -> bool {
+        self.requests.clear();
+        !std::mem::replace(&mut self.declined, true)
+    }
+
+    /// Takes `len` bytes for a grant from the first request. Returns the request.
+    pub(super) fn take_request(&mut self, len: u32) -> Option<RequestKey> {
+        let PeerRequest { request, rest } = self.requests.front_mut()?;
+        let request = *request;
+        *rest -= u64::from(len);
+        if *rest == 0 {
+            self.requests.pop_front();
+        }
+        self.open_grants += 1;
+        Some(request)
+    }
 }
 
 /// The queues of the connection that the stream is in. It may be only once in each.
@@ -375,6 +480,21 @@ impl Stream {
             }
             OutputItem::Headers { .. } | OutputItem::Eager { .. } | OutputItem::Lend(_) => None,
         })
+    }
+
+    /// Restores `len` bytes to a request: the peer has returned them, unwritten, from a recalled
+    /// grant.
+    pub(super) fn restore_request(&mut self, request: RequestKey, len: u32) {
+        if !self.recv.state.is_read() || self.landing.declined || len == 0 {
+            return;
+        }
+        let requests = &mut self.landing.requests;
+        let at = requests.iter().position(|want| want.request.number >= request.number);
+        let at = at.unwrap_or(requests.len());
+        match requests.get_mut(at) {
+            Some(want) if want.request.number == request.number => want.rest += u64::from(len),
+            _ => requests.insert(at, PeerRequest { request, rest: len.into() }),
+        }
     }
 
     /// Drops all output. Returns what must be given up.

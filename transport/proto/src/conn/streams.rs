@@ -2,12 +2,16 @@
 
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
+use std::time::Instant;
 
 use slab::Slab;
 
 use super::id_map::Ids;
+use super::reset_limit::ResetLimit;
 use super::stream::{OutputItem, Stream};
+use crate::config::Config;
 use crate::error::Breach;
+use crate::hello::PeerSettings;
 use crate::ids::StreamId;
 
 /// Maximum number of empty queues that are kept for later streams, and maximum capacity of each.
@@ -23,6 +27,7 @@ pub(super) struct Streams {
     /// The windows for small messages with which a stream begins.
     send_window: u32,
     recv_window: u32,
+    pub(super) resets: ResetLimit,
     /// The highest stream id opened by this side (client).
     last_opened: u32,
     /// The highest stream id that has been transmitted. Streams are transmitted in the order of
@@ -45,13 +50,14 @@ impl IndexMut<usize> for Streams {
 }
 
 impl Streams {
-    pub(super) fn new(send_window: u32, recv_window: u32) -> Self {
+    pub(super) fn new(config: &Config, peer: &PeerSettings, now: Instant) -> Self {
         Streams {
             slab: Slab::new(),
             keys: Ids::default(),
             free_queues: Vec::new(),
-            send_window,
-            recv_window,
+            send_window: peer.stream_window,
+            recv_window: config.stream_window,
+            resets: ResetLimit::new(config.max_streams, now),
             last_opened: 0,
             last_known: 0,
         }
@@ -70,6 +76,7 @@ impl Streams {
     }
 
     /// A stream, if it has not been removed, and whether the peer may know of it.
+    #[inline]
     pub(super) fn get_mut(&mut self, key: usize) -> Option<(&mut Stream, bool)> {
         let last_known = self.last_known;
         let stream = self.slab.get_mut(key)?;
@@ -78,8 +85,16 @@ impl Streams {
     }
 
     /// The key of an open stream.
+    #[inline]
     pub(super) fn key(&self, id: u32) -> Option<usize> {
         self.keys.get(&id).copied()
+    }
+
+    /// An open stream, with its key.
+    #[inline]
+    pub(super) fn find(&mut self, id: StreamId) -> Option<(usize, &mut Stream)> {
+        let key = self.key(id.0)?;
+        Some((key, &mut self.slab[key]))
     }
 
     /// Whether there are ids for streams to open.
@@ -88,17 +103,20 @@ impl Streams {
     }
 
     /// Adds a stream that this side opens. `None` if all ids are used.
+    #[inline]
     pub(super) fn open(&mut self) -> Option<(u32, usize)> {
         self.last_opened = self.last_opened.checked_add(1)?;
         Some((self.last_opened, self.insert(self.last_opened)))
     }
 
     /// Adds a stream that the peer opens.
+    #[inline]
     pub(super) fn accept(&mut self, id: u32) -> usize {
         self.last_known = id;
         self.insert(id)
     }
 
+    #[inline]
     fn insert(&mut self, id: u32) -> usize {
         let out = self.free_queues.pop().unwrap_or_default();
         let key = self.slab.insert(Stream::new(id, out, self.send_window, self.recv_window));
@@ -107,6 +125,7 @@ impl Streams {
     }
 
     /// Removes a stream. The queues that it is in are the caller's.
+    #[inline]
     pub(super) fn remove(&mut self, key: usize) -> Stream {
         let mut stream = self.slab.remove(key);
         self.keys.remove(&stream.id);
@@ -140,6 +159,7 @@ impl Streams {
     }
 
     /// Looks up the stream of a frame that may also refer to a stream that has ended; `None` then.
+    #[inline]
     pub(super) fn known(&self, frame: &'static str, id: u32) -> Result<Option<usize>, Breach> {
         if !self.is_known(id) {
             return Err(Breach::UnknownStream { frame, stream: StreamId(id) });
@@ -148,6 +168,7 @@ impl Streams {
     }
 
     /// Looks up the stream of a frame that the peer may send only while its half is open.
+    #[inline]
     pub(super) fn receiving(&self, frame: &'static str, id: u32) -> Result<usize, Breach> {
         match self.known(frame, id)? {
             Some(key) if !self.slab[key].recv.state.is_done() => Ok(key),

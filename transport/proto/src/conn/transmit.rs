@@ -46,10 +46,9 @@ impl Connection {
     pub fn wants_flush(&self) -> bool {
         self.output.has_output()
             || self.has_events()
-            || self.streams_want_memory()
-            || !self.leases.queue.is_empty()
+            || self.landing.wants_memory(&self.streams)
+            || self.leases.has_queued()
             || self.output.control.has_close()
-            || (self.grants.wants_standing() && self.grants.standing_len() > 0)
     }
 
     /// Whether [`Connection::poll_event`] returns anything.
@@ -62,25 +61,21 @@ impl Connection {
     /// or under another [limit](Connection::limit_standing). False for a connection of small calls.
     #[inline]
     pub fn may_want_memory(&self) -> bool {
-        self.grants.active || self.streams_want_memory()
-    }
-
-    fn streams_want_memory(&self) -> bool {
-        !self.landing_queue.is_empty() || self.unparks() || !self.named_queue.is_empty()
+        self.landing.grants.gives_standing() || self.landing.streams_want(&self.streams)
     }
 
     /// Whether [`Connection::poll_lend`] may return anything, now or after
     /// [`Connection::retry_lends`].
     #[inline]
     pub fn waits_to_lend(&self) -> bool {
-        !self.leases.queue.is_empty() || self.has_postponed_lends()
+        self.leases.has_queued() || self.leases.has_postponed()
     }
 
     /// Whether [`Connection::poll_transmit`] or [`Connection::poll_landing`] may return anything,
     /// or there are events. As [`Connection::wants_flush`], but includes credits that are due to be
     /// returned and the client's first message.
     pub fn is_due(&self) -> bool {
-        self.wants_flush() || self.credits.return_due() || !self.greeting_done
+        self.wants_flush() || self.credits.return_due() || !self.life.greeted
     }
 
     /// Whether payload that has to be staged waits to be written.
@@ -95,7 +90,7 @@ impl Connection {
 
     /// Composes CLOSE, if it is due and has not been sent.
     fn compose_close(&mut self, slot: &mut [u8]) -> Option<usize> {
-        if !self.credits.may_close() || (self.side == Side::Server && !self.greeting_done) {
+        if !self.credits.may_close() || self.life.awaits_greeting() {
             return None;
         }
         let frame = self.output.control.take_close()?;
@@ -121,9 +116,9 @@ impl Connection {
     }
 
     fn compose(&mut self, slot: &mut [u8]) -> Option<usize> {
-        let greeting = self.side == Side::Client && !self.greeting_done;
+        let greeting = self.life.owes_greeting();
         let wanted = greeting || self.output.has_frames() || self.credits.return_due();
-        if !wanted || (self.side == Side::Server && !self.greeting_done) {
+        if !wanted || self.life.awaits_greeting() {
             return None;
         }
         if !self.credits.may_send() {
@@ -144,7 +139,7 @@ impl Connection {
         if self.output.take_waited() || is_cut {
             message.waited();
         }
-        self.greeting_done = true;
+        self.life.greeted = true;
         Some(self.finish_message(message))
     }
 
@@ -163,8 +158,9 @@ impl Connection {
     }
 
     fn compose_stream(&mut self, key: usize, message: &mut Composer<'_>) -> Composed {
+        let mut is_known = self.streams.is_known(self.streams[key].id);
         loop {
-            let Some((stream, is_known)) = self.streams.get_mut(key) else { return Composed::Idle };
+            let stream = &mut self.streams[key];
             let id = stream.id;
             if let Some(&PendingDone { grant, len, begin, end }) = stream.transfers.dones.front() {
                 if !message.add(&Frame::Done { stream: id, end, id: grant.0, len, begin }) {
@@ -209,7 +205,7 @@ impl Connection {
                         return Composed::Full;
                     }
                     stream.send.out.pop_front();
-                    self.leases.lent.insert(place.lease);
+                    self.leases.told(place.lease);
                     self.stats.lent += len as u64;
                     self.sent_bytes(key, len);
                     end
@@ -245,6 +241,7 @@ impl Connection {
                             self.events.push_back(Event::Writable { stream: StreamId(id) });
                         }
                         self.streams.transmitted(id);
+                        is_known = true;
                     }
                     if more {
                         return Composed::Full;
@@ -285,7 +282,7 @@ impl Connection {
     fn ended(&mut self, key: usize) {
         let stream = &mut self.streams[key];
         stream.send.state = SendState::Ended;
-        if self.side == Side::Server
+        if self.life.side == Side::Server
             && !stream.recv.state.is_done()
             && stream.recv.state != RecvState::Discarding
         {
@@ -301,7 +298,10 @@ impl Connection {
     }
 
     fn next_write(&mut self, room: Room) -> Option<Write> {
-        let chunk = room.chunk.max(self.config.write_chunk as usize);
+        if !self.waits_to_write() {
+            return None;
+        }
+        let chunk = room.chunk.max(self.terms.own.write_chunk as usize);
         let taken = self.output.take_write(&mut self.streams, room, chunk)?;
         self.stats.count_write(&taken.write);
         let stream = &mut self.streams[taken.key];

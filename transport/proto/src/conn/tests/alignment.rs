@@ -158,7 +158,7 @@ fn standing(align: u16) -> Pair {
         &[Frame::Done { stream: 1, end: true, id: 0, len: 20_480, begin: 0 }, head(2)],
     );
     p.drive(SERVER);
-    assert_eq!(p.ends[SERVER].conn.grants.ids().collect::<Vec<_>>(), [1]);
+    assert_eq!(p.ends[SERVER].conn.landing.grants.ids().collect::<Vec<_>>(), [1]);
     p
 }
 

@@ -1,7 +1,7 @@
 //! A live peer that keeps grants which others want.
 
+use super::super::answer_clock::TICK;
 use super::super::answer_clock::{AnswerClock, MAX_TICKS};
-use super::super::answer_timeout::TICK;
 use super::super::*;
 use super::pair::*;
 use crate::config::Config;
@@ -130,7 +130,8 @@ fn grants_kept_after_their_stream_close_the_connection() {
 fn an_unanswered_recall_closes_the_connection() {
     let mut p = pair();
     hoards(&mut p, 4);
-    let memory: Vec<usize> = p.server().grants.iter().map(|(_, grant)| grant.memory).collect();
+    let memory: Vec<usize> =
+        p.server().landing.grants.iter().map(|(_, grant)| grant.memory).collect();
     p.server().recall_grants(|key| key == memory[2]);
     p.drive_unchecked(SERVER);
     assert_eq!(p.count(SERVER, "RECALL"), 1);
@@ -176,7 +177,7 @@ fn grants_that_are_not_recalled_may_be_kept() {
     let mut p = pair();
     hoards(&mut p, 4);
     assert_eq!(judged(&mut p, SERVER), (20, None));
-    assert_eq!(p.server().answer_clock, AnswerClock::Idle);
+    assert_eq!(p.server().landing.clock, AnswerClock::Idle);
 }
 
 /// The peer cannot answer a frame that has not been transmitted.
@@ -205,7 +206,8 @@ fn time_while_this_process_was_stopped_does_not_count() {
     let mut p = pair();
     hoards(&mut p, 4);
     p.server().reset(StreamId(1), ResetCode::CANCEL);
-    let memory: Vec<usize> = p.server().grants.iter().map(|(_, grant)| grant.memory).collect();
+    let memory: Vec<usize> =
+        p.server().landing.grants.iter().map(|(_, grant)| grant.memory).collect();
     p.server().recall_grants(|key| key == memory[0]);
     for _ in 1..MAX_TICKS {
         ignored(&mut p, SERVER);
@@ -264,7 +266,7 @@ fn an_honest_peer_on_a_slow_link_keeps_its_connection() {
 fn the_answer_clock_runs_while_memory_is_wanted_and_owed() {
     let mut p = pair();
     hoards(&mut p, 4);
-    let clock = |p: &Pair| p.ends[SERVER].conn.answer_clock;
+    let clock = |p: &Pair| p.ends[SERVER].conn.landing.clock;
     let handled = |p: &mut Pair| {
         let now = p.now;
         p.server().handle_timeout(now).unwrap();
@@ -282,7 +284,11 @@ fn the_answer_clock_runs_while_memory_is_wanted_and_owed() {
     p.server().memory_is_unwanted();
     assert_eq!(clock(&p), AnswerClock::Idle);
     wanted(&mut p);
-    assert!(p.server().next_timeout().unwrap() <= p.ends[SERVER].conn.answers_due().unwrap());
+    let server = &p.ends[SERVER].conn;
+    assert!(
+        server.next_timeout().unwrap()
+            <= server.landing.clock.deadline(server.timers.heartbeat.last_received()).unwrap()
+    );
     let next = handled(&mut p);
     assert_eq!(clock(&p), AnswerClock::Ticking { next });
     wanted(&mut p);

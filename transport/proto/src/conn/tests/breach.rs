@@ -464,7 +464,7 @@ fn leases() -> Vec<Case> {
         }),
         // Whatever it says, at a side that did not turn borrowing on.
         case(CLIENT, Breach::NotBorrowing(stream(1)), |p| {
-            p.server().config.takes_lent = false;
+            p.server().terms.own.takes_lent = false;
             lent(p, 4096, 0);
         }),
         case(CLIENT, Breach::UnknownLease(3), |p| {

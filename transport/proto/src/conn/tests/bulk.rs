@@ -350,7 +350,7 @@ fn the_window_of_a_stream_that_is_read_grows_within_the_total() {
         }
         p.settle();
     }
-    assert_eq!(p.server().grants.windows, total, "the first streams had most of it");
+    assert_eq!(p.server().landing.unread.windows, total, "the first streams had most of it");
     p.server().held();
     // They are read no more: what each may have unread is its window.
     for id in &ids {
@@ -378,7 +378,7 @@ fn the_window_of_a_stream_that_is_read_grows_within_the_total() {
         p.answer(*id, Bytes::new());
     }
     p.settle();
-    assert_eq!(p.server().grants.windows, 0);
+    assert_eq!(p.server().landing.unread.windows, 0);
     p.assert_clean();
 }
 

@@ -248,7 +248,7 @@ impl Model {
                     // Named memory lies where the application has it.
                     let receiver = &p.ends[1 - *end];
                     let names = receiver.naming.contains_key(&id.get());
-                    if !names && !receiver.conn.config.names_requests {
+                    if !names && !receiver.conn.terms.own.names_requests {
                         p.aligned.push(bytes.clone());
                     }
                     let half = self.half(id, *end);
@@ -348,7 +348,7 @@ impl Model {
             let held = p.ends[holder].conn.peer_grants.ids();
             let mut there: Vec<u32> = coming.chain(held).chain(going).collect();
             there.sort_unstable();
-            let mut out: Vec<u32> = p.ends[granter].conn.grants.ids().collect();
+            let mut out: Vec<u32> = p.ends[granter].conn.landing.grants.ids().collect();
             out.sort_unstable();
             assert_eq!(out, there, "grants of end {granter}");
         }

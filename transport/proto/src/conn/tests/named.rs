@@ -224,8 +224,8 @@ fn a_field_may_be_anywhere_in_the_request() {
         p.ends[CLIENT].take_events();
         p.drive(CLIENT);
         assert!(p.count(CLIENT, "GRANT") >= 1);
-        assert!(p.client().grants.iter().all(|(_, grant)| grant.len > 0));
-        let granted: u32 = p.client().grants.iter().map(|(_, grant)| grant.len).sum();
+        assert!(p.client().landing.grants.iter().all(|(_, grant)| grant.given.len > 0));
+        let granted: u32 = p.client().landing.grants.iter().map(|(_, grant)| grant.given.len).sum();
         assert_eq!(granted, 9000);
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::super::connection::Lifecycle;
+use super::super::lifecycle::Lifecycle;
 use super::super::*;
 use super::loans::Loans;
 use super::memory::Memory;
@@ -156,7 +156,7 @@ pub(super) fn head(stream: u32) -> Frame {
 
 impl End {
     fn new(conn: Connection, budget: usize, loans: Loans) -> Self {
-        let config = &conn.config;
+        let config = &conn.terms.own;
         End {
             posted: (0..config.recv_slots).map(|_| config.rest_slot_size()).collect(),
             conn,
@@ -187,11 +187,14 @@ impl End {
     /// Handles the RECV of the message just received: it is posted again, removed or left out, or
     /// more are posted.
     fn post(&mut self, recv: u32) {
-        let full = self.conn.config.slot_size;
+        let full = self.conn.terms.own.slot_size;
         if self.leaving && self.extra > 0 && recv == full {
             self.extra -= 1;
             self.conn.recv_gone();
-        } else if !self.leaving && self.extra >= self.conn.config.recv_slots.into() && recv < full {
+        } else if !self.leaving
+            && self.extra >= self.conn.terms.own.recv_slots.into()
+            && recv < full
+        {
             self.left_out += 1;
             self.conn.recv_gone();
         } else {
@@ -200,8 +203,8 @@ impl End {
         if self.conn.wants_recvs() && self.refuses {
             self.conn.recvs_posted(0);
         } else if self.conn.wants_recvs() {
-            let more =
-                u32::from(self.conn.config.max_recvs - self.conn.config.recv_slots) - self.extra;
+            let more = u32::from(self.conn.terms.own.max_recvs - self.conn.terms.own.recv_slots)
+                - self.extra;
             self.conn.recvs_posted(more);
             (self.extra, self.leaving) = (self.extra + more, false);
             self.posted.extend((0..more).map(|_| full));
@@ -212,7 +215,7 @@ impl End {
     pub(super) fn shrink(&mut self) {
         self.leaving = true;
         let (recvs, bytes) =
-            (std::mem::take(&mut self.left_out), self.conn.config.rest_slot_size());
+            (std::mem::take(&mut self.left_out), self.conn.terms.own.rest_slot_size());
         self.posted.extend((0..recvs).map(|_| bytes));
         self.conn.rest_recvs_posted(recvs);
     }
@@ -252,7 +255,7 @@ impl End {
                 assert!(app.blocks.is_empty() && !app.ended, "opened twice");
                 app.blocks.push(block);
                 app.ended = end;
-                if self.conn.config.names_requests {
+                if self.conn.terms.own.names_requests {
                     let naming = (self.names)(stream);
                     self.naming.extend(naming.map(|naming| (stream.get(), naming)));
                     self.conn.decide_naming(stream, naming.is_some());
@@ -445,7 +448,7 @@ impl Pair {
 
     fn transmit(&mut self, at: usize) -> Option<Wire> {
         let end = &mut self.ends[at];
-        let mut slot = vec![0; end.conn.config.slot_size as usize];
+        let mut slot = vec![0; end.conn.terms.own.slot_size as usize];
         let room = Room {
             write: end.room,
             staging: if end.staging > 0 { end.staging_block } else { 0 },
@@ -454,14 +457,14 @@ impl Pair {
         let free = end.slots > 0;
         let wire = match end.conn.poll_transmit(free.then_some(&mut slot[..]), room)? {
             Transmit::Send(len) => {
-                assert!(free && len <= end.conn.peer.slot_size as usize);
+                assert!(free && len <= end.conn.terms.peer.slot_size as usize);
                 end.slots -= 1;
                 slot.truncate(len);
                 Wire::Send(slot.into())
             }
             Transmit::Write(write) => {
                 assert!(!write.src.is_empty() && write.src.len() <= end.room);
-                assert!(write.src.len() <= end.conn.config.write_chunk as usize);
+                assert!(write.src.len() <= end.conn.terms.own.write_chunk as usize);
                 end.room -= write.src.len();
                 if !write.pinned {
                     assert!(end.staging > 0 && write.src.len() <= end.staging_block);
@@ -486,7 +489,7 @@ impl Pair {
         };
         let Some(segment) = self.aligned.iter().find(within) else { return };
         let (align, source) =
-            (u64::from(self.ends[1 - from].conn.config.align), segment.as_ptr() as u64);
+            (u64::from(self.ends[1 - from].conn.terms.own.align), segment.as_ptr() as u64);
         let lands = write.addr.wrapping_sub(src - source);
         assert_eq!(lands % align, 0, "{align}");
         if source.is_multiple_of(align) {
@@ -589,17 +592,18 @@ impl Pair {
                 sends(from).map(|m| u32::from(u16::from_le_bytes([m[0], m[1]]))).sum();
             let (sender, receiver) = (&self.ends[from].conn, &self.ends[to].conn);
             let end = &self.ends[to];
-            let slots = u32::from(receiver.config.recv_slots) + end.extra - end.left_out;
+            let slots = u32::from(receiver.terms.own.recv_slots) + end.extra - end.left_out;
             assert!(under_way <= slots, "SEND without a posted RECV");
             if self
                 .ends
                 .iter()
-                .all(|end| end.error.is_none() && end.conn.lifecycle != Lifecycle::Closed)
+                .all(|end| end.error.is_none() && end.conn.life.stage != Lifecycle::Closed)
             {
                 let (ours, to_return) = (sender.credits.available(), receiver.credits.to_return());
                 assert_eq!(ours + under_way + to_return + coming_back, slots, "credits");
                 // The sizes too, in the order of the device.
-                let (rest, full) = (receiver.config.rest_slot_size(), receiver.config.slot_size);
+                let (rest, full) =
+                    (receiver.terms.own.rest_slot_size(), receiver.terms.own.slot_size);
                 let coming = sends(from).flat_map(|m| {
                     let bytes = if m[2] & 2 == 0 { rest } else { full };
                     (0..u16::from_le_bytes([m[0], m[1]])).map(move |_| bytes)
@@ -715,9 +719,8 @@ impl Pair {
             assert!(
                 c.output.control.is_empty()
                     && c.events.is_empty()
-                    && c.landing_queue.is_empty()
-                    && c.named_queue.is_empty()
-                    && c.leases.queue.is_empty()
+                    && c.landing.wants_nothing()
+                    && !c.leases.has_queued()
                     && !c.has_postponed_lends()
                     && c.leases() == (0, 0),
                 "end {at}"

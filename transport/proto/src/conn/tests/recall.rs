@@ -38,7 +38,7 @@ fn finish(mut p: Pair, ids: &[StreamId]) {
 #[test]
 fn unwritten_grants_are_returned_and_granted_again() {
     let (mut p, ids) = granted(config(), 3, 0);
-    let kept = p.server().grants.iter().map(|(_, grant)| grant.memory).next().unwrap();
+    let kept = p.server().landing.grants.iter().map(|(_, grant)| grant.memory).next().unwrap();
     p.server().recall_grants(|memory| memory != kept);
     // A second recall has no effect.
     p.server().recall_grants(|memory| memory != kept);
@@ -85,7 +85,7 @@ fn all_grants_of_a_stream_are_recalled_together() {
     }
     p.settle();
     assert_eq!(p.client().pending().peer_grants, 3);
-    let first = p.server().grants.iter().map(|(_, grant)| grant.memory).next().unwrap();
+    let first = p.server().landing.grants.iter().map(|(_, grant)| grant.memory).next().unwrap();
     p.hold[CLIENT] = true;
     p.server().recall_grants(|memory| memory == first);
     p.settle();

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::connection::RETIRE_INTERVAL;
 use super::super::heartbeat::QUIET;
+use super::super::timers::RETIRE_INTERVAL;
 use super::pair::*;
 use crate::config::Config;
 

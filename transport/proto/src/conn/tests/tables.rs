@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::super::connection::Lifecycle;
 use super::super::heartbeat::QUIET;
+use super::super::lifecycle::Lifecycle;
 use super::super::stream::{OutputItem, RecvState, SendState};
 use super::super::*;
 use super::pair::{block, head, small};
@@ -136,7 +136,7 @@ fn message(frame: &Frame, credits: u16) -> Bytes {
 /// A connection with one stream in this state, which both sides know.
 fn stream_in(side: Side, state: State) -> Connection {
     let mut conn = connection(side);
-    conn.greeting_done = true;
+    conn.life.greeted = true;
     let (_, key) = conn.streams.open().unwrap();
     conn.streams.transmitted(ID.0);
     if let Some((send, recv)) = state {
@@ -263,7 +263,7 @@ fn every_state_of_a_stream_with_every_event() {
                             other => panic!("{context}: {other}"),
                         };
                         assert_eq!(found, wrong, "{context}");
-                        assert_eq!(conn.lifecycle, Lifecycle::Closing, "{context}");
+                        assert_eq!(conn.life.stage, Lifecycle::Closing, "{context}");
                         assert_eq!(state_of(&conn), state, "{context}: a breach changes nothing");
                     }
                 }
@@ -343,7 +343,7 @@ fn turn(side: Side, stage: Lifecycle, turn: Turn) -> Option<Lifecycle> {
 /// A connection that has been brought into a stage by the usual operations.
 fn in_stage(side: Side, stage: Lifecycle) -> Option<Connection> {
     let mut conn = connection(side);
-    conn.greeting_done = true;
+    conn.life.greeted = true;
     match stage {
         Lifecycle::Open => {}
         Lifecycle::Draining if side == Side::Client => return None,
@@ -357,7 +357,7 @@ fn in_stage(side: Side, stage: Lifecycle) -> Option<Connection> {
         Lifecycle::Closing => conn.close(CloseCode::Ok, "close"),
         Lifecycle::Closed => conn.on_close(0, b""),
     }
-    assert_eq!(conn.lifecycle, stage);
+    assert_eq!(conn.life.stage, stage);
     Some(conn)
 }
 
@@ -405,18 +405,18 @@ fn every_stage_of_a_connection_with_every_event() {
                 let context = format!("{side:?}: {event:?} in {stage:?}");
                 match turn(side, stage, event) {
                     Some(after) => {
-                        assert_eq!((result, conn.lifecycle), (Ok(()), after), "{context}");
+                        assert_eq!((result, conn.life.stage), (Ok(()), after), "{context}");
                     }
                     None => {
                         assert!(result.is_err(), "{context}");
                         assert_eq!(
-                            conn.lifecycle,
+                            conn.life.stage,
                             Lifecycle::Closing,
                             "{context}: a breach closes"
                         );
                     }
                 }
-                let live = !matches!(conn.lifecycle, Lifecycle::Closing | Lifecycle::Closed);
+                let live = !matches!(conn.life.stage, Lifecycle::Closing | Lifecycle::Closed);
                 assert_eq!(
                     conn.next_timeout().is_some(),
                     live,
@@ -424,7 +424,7 @@ fn every_stage_of_a_connection_with_every_event() {
                 );
                 assert_eq!(
                     conn.takes_streams(),
-                    conn.lifecycle == Lifecycle::Open && !conn.peer_going_away
+                    conn.life.stage == Lifecycle::Open && !conn.life.peer_going_away
                 );
                 tried += 1;
             }
@@ -459,7 +459,7 @@ fn closed_connections_ignore_all_frames() {
                 let mut conn = in_stage(side, stage).unwrap();
                 conn.events.clear();
                 assert_eq!(conn.receive(Instant::now(), message(frame, 0)), Ok(()), "{frame:?}");
-                assert_eq!(conn.lifecycle, stage);
+                assert_eq!(conn.life.stage, stage);
                 assert_eq!(conn.poll_event(), None);
                 assert_eq!(conn.pending().streams, 0);
             }

@@ -1,0 +1,101 @@
+//! The timers that depend on what is received: rest, proof, keep-alive, and extra RECVs.
+
+use std::time::{Duration, Instant};
+
+use super::heartbeat::{Heartbeat, QUIET};
+use super::keep_alive::{KeepAliveCheck, KeepAliveTimer};
+use crate::config::Config;
+
+/// Time between the PINGs of a quiet connection with extra RECVs. Each of them retires one RECV.
+pub(super) const RETIRE_INTERVAL: Duration = Duration::from_micros(156_250);
+
+/// When something was received last, and what is due because nothing was since.
+#[derive(Debug)]
+pub(super) struct Timers {
+    pub(super) heartbeat: Heartbeat,
+    keep_alive: Option<KeepAliveTimer>,
+    /// When a message with more than PINGs was last received; `None` once the connection is quiet.
+    last_activity: Option<Instant>,
+    /// When the next PING is due that retires an extra RECV of a quiet connection.
+    retire_recv_at: Option<Instant>,
+}
+
+impl Timers {
+    pub(super) fn new(config: &Config, now: Instant) -> Self {
+        let keep_alive =
+            config.keep_alive.map(|keep| KeepAliveTimer::new(keep.within_a_day(), now));
+        Timers {
+            heartbeat: Heartbeat::new(config.liveness, now),
+            keep_alive,
+            last_activity: None,
+            retire_recv_at: None,
+        }
+    }
+
+    /// A message has been received.
+    pub(super) fn received(&mut self, now: Instant) {
+        self.heartbeat.received(now);
+        if let Some(keep_alive) = &mut self.keep_alive {
+            keep_alive.received();
+        }
+    }
+
+    /// A message with more than PINGs has been received.
+    pub(super) fn active(&mut self, now: Instant) {
+        (self.last_activity, self.retire_recv_at) = (Some(now), None);
+        self.heartbeat.active(now);
+    }
+
+    /// Whether a proof, or an answer to a PING, is awaited.
+    pub(super) fn is_asking(&self) -> bool {
+        self.heartbeat.is_asking() || self.keep_alive.as_ref().is_some_and(|k| k.is_asking())
+    }
+
+    /// Whether nothing but PINGs was received for a while.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.last_activity.is_none()
+    }
+
+    /// When the first of them is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let keep_alive = self.keep_alive.as_ref().and_then(|keep_alive| {
+            keep_alive.deadline(self.heartbeat.last_received(), self.heartbeat.is_resting())
+        });
+        let all = [self.heartbeat.deadline(), keep_alive, self.retire_recv_at];
+        all.into_iter().flatten().min()
+    }
+
+    /// Whether nothing was received for a while.
+    pub(super) fn is_silent(&self, now: Instant) -> bool {
+        self.heartbeat.deadline().is_some_and(|at| now >= at)
+    }
+
+    /// Checks whether the connection has become quiet just now. PINGs then retire its extra RECVs,
+    /// if it has any.
+    pub(super) fn becomes_quiet(&mut self, now: Instant, has_extra_recvs: bool) -> bool {
+        let quiet = self.last_activity.is_some_and(|at| now.saturating_duration_since(at) >= QUIET);
+        if quiet {
+            self.last_activity = None;
+            self.retire_recv_at = has_extra_recvs.then_some(now);
+        }
+        quiet
+    }
+
+    /// What the program's keep-alive wants. `streams`: some are open.
+    pub(super) fn check_keep_alive(&mut self, now: Instant, streams: bool) -> KeepAliveCheck {
+        let last = self.heartbeat.last_received();
+        match &mut self.keep_alive {
+            Some(keep_alive) => keep_alive.timeout(now, last, streams),
+            None => KeepAliveCheck::Nothing,
+        }
+    }
+
+    /// Whether a PING is due that retires an extra RECV. The next one follows.
+    pub(super) fn retires_recv(&mut self, now: Instant, has_extra_recvs: bool) -> bool {
+        let due = self.retire_recv_at.is_some_and(|at| now >= at);
+        if due {
+            self.retire_recv_at = has_extra_recvs.then(|| now + RETIRE_INTERVAL);
+        }
+        due
+    }
+}
