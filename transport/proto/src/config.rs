@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::frame::MAX_HEADER_BLOCK;
+use crate::frame::{FRAME_HEADER, LENT_MESSAGE, MAX_HEADER_BLOCK, MESSAGE_HEADER};
 use crate::hello::{HEADERS, PeerSettings, is_alignment};
+use crate::payload::Payload;
 
 /// How the end of the peer becomes known (R24). None of these takes the peer's process, which may
 /// pause.
@@ -238,6 +239,32 @@ impl Config {
             max_headers: self.max_headers,
             align: self.align,
         }
+    }
+}
+
+/// The settings of both sides, as their hellos have stated them.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    pub(crate) own: Config,
+    pub(crate) peer: PeerSettings,
+}
+
+impl Terms {
+    /// Maximum length in bytes of a piece that is sent eagerly.
+    pub(crate) fn eager_limit(&self) -> usize {
+        self.peer.slot_size as usize - MESSAGE_HEADER - FRAME_HEADER
+    }
+
+    /// Whether a segment of the piece may be lent: it is aligned as the peer wants it where it
+    /// lands, and the rest of the piece fits a message of a connection at rest, as the frame is not
+    /// cut.
+    pub(crate) fn is_lendable(&self, payload: &Payload) -> bool {
+        payload.lendable().is_some_and(|lendable| {
+            let around = payload.len() - lendable.len();
+            around + LENT_MESSAGE <= self.peer.rest_slot_size as usize
+                && (lendable.as_ptr() as usize).is_multiple_of(self.peer.align.into())
+                && u32::try_from(lendable.len()).is_ok()
+        })
     }
 }
 

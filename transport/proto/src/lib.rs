@@ -75,10 +75,10 @@ mod tests;
 
 pub use config::{Config, ConfigError, KeepAlive, Liveness};
 pub use conn::{
-    Connection, Event, Flow, GrantMemory, IdHasher, LandingWant, NamedWant, Pending, Room,
-    SendError, Side, Stats, StreamMap, Transmit, Unsent, WantKey, Write,
+    Connection, Event, Flow, GrantMemory, LandingWant, NamedWant, Pending, Room, SendError, Side,
+    Stats, Transmit, Unsent, WantKey, Write,
 };
 pub use error::{Breach, CloseCode};
 pub use hello::{Accept, HEADERS, Hello, PeerSettings, Reject};
-pub use ids::{GrantId, ResetCode, StreamId};
+pub use ids::{GrantId, IdHasher, ResetCode, StreamId, StreamMap};
 pub use payload::{LentBody, LentPlace, Payload};

@@ -10,8 +10,8 @@
 //! no reader, memory or other stream, only for what is already on the queue pair. But its process
 //! may pause (R24). So as long as nobody else needs the memory, a grant may be kept: it stays
 //! charged to this connection. From `Connection::recall_grants`, which says that others wait for
-//! memory, until `Connection::memory_is_unwanted`, time is counted. A peer that has kept a grant for
-//! [`MAX_TICKS`] ticks then loses its connection.
+//! memory, until `Connection::memory_is_unwanted`, time is counted. A peer that has kept a grant
+//! for [`MAX_TICKS`] ticks then loses its connection.
 //!
 //! The time begins when the frame is handed out, which may be later than when it is queued, for
 //! example for lack of a credit.

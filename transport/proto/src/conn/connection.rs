@@ -9,14 +9,14 @@ use super::keep_alive::KeepAliveCheck;
 use super::landing::Landing;
 use super::leases::Leases;
 use super::lifecycle::{Life, Lifecycle, clip};
+use super::output_queue::OutputQueue;
 use super::peer_grants::PeerGrants;
-use super::send_queue::SendQueue;
 use super::stream::SendState;
 use super::streams::Streams;
-use super::terms::Terms;
 use super::timers::Timers;
 use super::types::{Event, Pending, Side, Stats};
 use crate::config::Config;
+use crate::config::Terms;
 use crate::error::{Breach, CloseCode};
 use crate::frame::Frame;
 use crate::headers::table::Received;
@@ -30,7 +30,7 @@ pub struct Connection {
     pub(super) credits: Credits,
     pub(super) timers: Timers,
     pub(super) streams: Streams,
-    pub(super) output: SendQueue,
+    pub(super) output: OutputQueue,
     pub(super) peer_grants: PeerGrants,
     pub(super) landing: Landing,
     pub(super) leases: Leases,
@@ -57,7 +57,7 @@ impl Connection {
             credits: Credits::new(&config, &peer),
             timers: Timers::new(&config, now),
             streams: Streams::new(&config, &peer, now),
-            output: SendQueue::new(),
+            output: OutputQueue::new(),
             peer_grants: PeerGrants::new(side, peer.align),
             landing: Landing::new(side, &config, now),
             leases: Leases::default(),

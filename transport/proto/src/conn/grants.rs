@@ -17,7 +17,8 @@ use slab::Slab;
 
 use super::answer_clock::PendingAnswer;
 use super::control::Control;
-use super::stream::{RecvState, RequestKey, Stream};
+use super::requests::RequestKey;
+use super::stream::{RecvState, Stream};
 use super::streams::Streams;
 use super::types::GrantMemory;
 use super::unread::Unread;
@@ -108,7 +109,7 @@ impl Grants {
         control.push(Frame::Grant { stream, id, rkey, len, addr });
     }
 
-    /// The grant that a frame of the peer ends.
+    /// The grant that a frame from the peer ends.
     pub(super) fn get(&self, frame: &'static str, id: u32) -> Result<Grant, Breach> {
         let grant = self.out.get(id as usize);
         grant.copied().ok_or(Breach::UnknownGrant { frame, grant: GrantId(id) })

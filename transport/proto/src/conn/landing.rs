@@ -7,8 +7,10 @@ use super::alignment::Modulus;
 use super::answer_clock::AnswerClock;
 use super::control::Control;
 use super::grants::{Grants, MAX_REQUESTS, NewGrant};
-use super::stream::{PeerRequest, QueuedRequest, RequestKey, Section, SendState, Stream};
+use super::requests::{PeerRequest, RequestKey, Section};
+use super::stream::{SendState, Stream};
 use super::streams::Streams;
+use super::transfers::QueuedRequest;
 use super::types::{Flow, GrantMemory, LandingWant, Side, WantKey};
 use super::unread::Unread;
 use crate::config::Config;
@@ -324,8 +326,8 @@ impl Landing {
         if !grant.given.named {
             self.unread.release(stream, grant.given.len);
         }
-        if grant.recalled {
-            stream.restore_request(grant.given.request, grant.given.len);
+        if grant.recalled && stream.recv.state.is_read() {
+            stream.landing.restore(grant.given.request, grant.given.len);
         }
         self.queue(key, stream);
         Ok(grant.memory)
@@ -365,8 +367,8 @@ impl Landing {
             if !given.named {
                 self.unread.release(stream, given.len - len);
             }
-            if grant.recalled {
-                stream.restore_request(given.request, given.len - len);
+            if grant.recalled && stream.recv.state.is_read() {
+                stream.landing.restore(given.request, given.len - len);
             }
             self.grants.record_bulk(now);
             self.queue(key, stream);

@@ -22,11 +22,11 @@ use std::hash::BuildHasherDefault;
 
 use bytes::Bytes;
 
-use super::id_map::IdHasher;
 use super::stream::Stream;
 use super::streams::Streams;
 use crate::error::Breach;
 use crate::frame::LENT_MESSAGE;
+use crate::ids::IdHasher;
 use crate::ids::StreamId;
 use crate::payload::{LentBody, LentPlace};
 
@@ -35,7 +35,7 @@ pub(super) const MAX_LEASES: usize = 4096;
 
 type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;
 
-/// What the sides have lent each other.
+/// The leases that the sides have given each other.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     /// Streams with pieces for which the driver decides; each as often as it has some.

@@ -89,7 +89,7 @@ impl Connection {
         self.landing.grants.limit_standing(bytes);
     }
 
-    /// Gives no further standing grants until the limit is set anew: there is no memory for them.
+    /// Gives no further standing grants until the limit is set again: there is no memory for them.
     pub fn pause_standing(&mut self) {
         self.landing.grants.limit_standing(0);
     }

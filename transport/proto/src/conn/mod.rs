@@ -14,7 +14,6 @@
 //!
 //! | part | what |
 //! |---|---|
-//! | `terms` | what both sides have stated in their hellos |
 //! | `lifecycle` | GOAWAY, drain, CLOSE |
 //! | `credits` | the credits for SENDs, in both directions |
 //! | `recv_queue` | RECVs in the order in which they were posted, with their sizes |
@@ -23,12 +22,13 @@
 //! | `keep_alive` | the program's own keep-alive |
 //! | `streams` | the streams by key and by id |
 //! | `stream` | a stream's two halves and their transition tables |
-//! | `id_map` | tables by stream id |
+//! | `transfers` | its transfers that go by WRITE |
+//! | `requests` | the peer's requests for memory on it |
 //! | `reset_limit` | limits streams that a client resets before they are answered |
-//! | `send_queue` | the output: which streams send and write next |
+//! | `output_queue` | the output: which streams send and write next |
 //! | `control` | control frames, and CLOSE |
 //! | `write_order` | the order in which streams write |
-//! | `peer_grants` | sending by WRITE: grants of the peer |
+//! | `peer_grants` | sending by WRITE: the peer's grants |
 //! | `landing` | receiving by WRITE: streams that want memory |
 //! | `named` | receiving by WRITE into memory that this side names |
 //! | `grants` | the grants that the peer holds, and their recall |
@@ -72,7 +72,6 @@ mod control;
 mod credits;
 mod grants;
 mod heartbeat;
-mod id_map;
 mod keep_alive;
 mod landing;
 mod leases;
@@ -80,24 +79,24 @@ mod lifecycle;
 mod memory;
 mod named;
 mod output;
+mod output_queue;
 mod peer_grants;
 mod receive;
 mod recv_queue;
+mod requests;
 mod reset_limit;
-mod send_queue;
 mod stream;
 mod streams;
-mod terms;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod transfers;
 mod transmit;
 mod types;
 mod unread;
 mod write_order;
 
 pub use self::connection::Connection;
-pub use self::id_map::{IdHasher, StreamMap};
 pub use self::types::{
     Event, Flow, GrantMemory, LandingWant, NamedWant, Pending, Room, SendError, Side, Stats,
     Transmit, Unsent, WantKey, Write,

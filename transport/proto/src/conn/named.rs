@@ -19,7 +19,8 @@
 use super::control::Control;
 use super::grants::NewGrant;
 use super::landing::Landing;
-use super::stream::{Section, Stream};
+use super::requests::Section;
+use super::stream::Stream;
 use super::streams::Streams;
 use super::types::{GrantMemory, NamedWant};
 use crate::frame::MIN_GRANT;
@@ -96,7 +97,7 @@ fn refuse(stream: &mut Stream) {
     }
 }
 
-/// As [`section`], if it is wanted now.
+/// Returns [`section`], if it is wanted now.
 fn wanted(stream: &Stream) -> Option<(u32, u32, u32)> {
     let is_read = stream.recv.state.is_read();
     let waits = stream.landing.naming || stream.recv.undecided || stream.landing.recalled > 0;

@@ -6,6 +6,7 @@ use super::connection::Connection;
 use super::stream::{DroppedOutput, Lend, OutputItem, RecvState, SendState};
 use super::types::{Event, Flow, SendError, Side, Unsent};
 use crate::frame::Frame;
+use crate::hello::PeerSettings;
 use crate::ids::{ResetCode, StreamId};
 use crate::payload::Payload;
 
@@ -22,7 +23,7 @@ impl Connection {
         if !self.has_stream_room() {
             return Err(SendError::TooManyStreams(self.terms.peer.max_streams));
         }
-        self.terms.check_block(&block)?;
+        check_block(&block, &self.terms.peer)?;
         let (id, key) = self.streams.open().ok_or(SendError::IdsUsedUp)?;
         self.streams[key].send.peer_names = self.peer_grants.names_requests();
         self.timers.heartbeat.rouse();
@@ -54,7 +55,7 @@ impl Connection {
     /// [`SendError::Closed`], [`SendError::HeadersTooLong`].
     pub fn send_headers(&mut self, id: StreamId, block: Bytes, end: bool) -> Result<(), SendError> {
         let key = self.open_for_sending(id)?;
-        self.terms.check_block(&block)?;
+        check_block(&block, &self.terms.peer)?;
         self.push_headers(key, block, end);
         Ok(())
     }
@@ -234,4 +235,10 @@ impl Connection {
             (None, Flow::Window) | (_, Flow::Named | Flow::Lent) => {}
         }
     }
+}
+
+/// Checks the length of a header block against the peer's limit.
+fn check_block(block: &Bytes, peer: &PeerSettings) -> Result<(), SendError> {
+    let (len, limit) = (block.len(), peer.max_headers);
+    if len > limit as usize { Err(SendError::HeadersTooLong { len, limit }) } else { Ok(()) }
 }

@@ -21,9 +21,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::alignment::{self, Modulus};
 use super::control::Control;
 use super::grants::MAX_REQUESTS;
-use super::send_queue::SendQueue;
-use super::stream::{Bulk, OutputItem, PeerGrant, PendingDone, QueuedRequest, SendState, Stream};
+use super::output_queue::OutputQueue;
+use super::stream::{OutputItem, SendState, Stream};
 use super::streams::Streams;
+use super::transfers::{Bulk, PeerGrant, PendingDone, QueuedRequest};
 use super::types::Side;
 use crate::error::Breach;
 use crate::frame::{Frame, MIN_GRANT};
@@ -89,7 +90,7 @@ impl PeerGrants {
     /// waits for memory, those behind it get no standing grants, because they would hold memory
     /// that the one in front may be waiting for.
     #[inline]
-    pub(super) fn prepare(&mut self, key: usize, stream: &mut Stream, output: &mut SendQueue) {
+    pub(super) fn prepare(&mut self, key: usize, stream: &mut Stream, output: &mut OutputQueue) {
         let requests_all = stream.send.peer_names;
         let stops = |out: &OutputItem| {
             matches!(out, OutputItem::Lend(_))
@@ -157,7 +158,7 @@ impl PeerGrants {
         stream: u32,
         grant: PeerGrant,
         streams: &mut Streams,
-        output: &mut SendQueue,
+        output: &mut OutputQueue,
     ) -> Result<(), Breach> {
         let id = grant.id;
         let bad = |why| Err(Breach::BadGrant { grant: id, why });
@@ -214,7 +215,7 @@ impl PeerGrants {
         &mut self,
         stream: &mut Stream,
         grant: PeerGrant,
-        output: &SendQueue,
+        output: &OutputQueue,
     ) -> Result<(), &'static str> {
         let waiting = stream.send.out.iter_mut().find_map(|out| match out {
             OutputItem::Bulk(bulk) if bulk.prepared && bulk.granted < bulk.len => Some(bulk),
@@ -258,14 +259,14 @@ impl PeerGrants {
         control.push(Frame::Abort { id: id.0 });
     }
 
-    /// Ends a grant in answer to a frame of the peer.
+    /// Ends a grant in answer to a frame from the peer.
     fn refuse(&mut self, id: GrantId, control: &mut Control) {
         self.open.remove(&id.0);
         control.answer(Frame::Abort { id: id.0 });
     }
 
     /// Handles RECALL. An unknown grant has ended already: its DONE or ABORT crossed the RECALL.
-    pub(super) fn on_recall(&mut self, id: u32, streams: &mut Streams, output: &mut SendQueue) {
+    pub(super) fn on_recall(&mut self, id: u32, streams: &mut Streams, output: &mut OutputQueue) {
         let Some(&stream) = self.open.get(&id) else { return };
         if let Some(at) = self.standing.iter().position(|grant| grant.id.0 == id) {
             let grant = self.standing.swap_remove(at);

@@ -50,13 +50,14 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-use super::alignment::{self, Modulus};
-use super::terms::Terms;
+use super::requests::StreamLanding;
+use super::transfers::{Bulk, Transfers};
+use crate::config::Terms;
 use crate::ids::GrantId;
-use crate::payload::{Field, LentPlace, Payload};
+use crate::payload::{LentPlace, Payload};
 
 /// Bytes around a field, at most, that go by SEND to a peer that names memory for the field. A DATA
-/// frame of so many is not split.
+/// frame with these is not split.
 const MAX_AROUND: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,52 +110,6 @@ impl RecvState {
     }
 }
 
-/// Landing memory of the peer, as granted.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PeerGrant {
-    pub(super) id: GrantId,
-    pub(super) rkey: u32,
-    pub(super) len: u32,
-    pub(super) addr: u64,
-    /// Bytes of a bound standing grant before `addr`, which are skipped and not part of `len`.
-    pub(super) begin: u32,
-    /// Bytes for which a WRITE has been handed out.
-    pub(super) used: u32,
-    /// It is, or was, a standing grant.
-    pub(super) standing: bool,
-    /// The peer has recalled it, and it is written before others.
-    pub(super) recalled: bool,
-}
-
-/// A piece of a body that is sent by WRITE.
-#[derive(Debug)]
-pub(super) struct Bulk {
-    pub(super) payload: Payload,
-    pub(super) end: bool,
-    /// Memory has been bound or requested.
-    pub(super) prepared: bool,
-    /// Bytes of grants received for it.
-    pub(super) granted: u64,
-    pub(super) len: u64,
-    /// When it ends by the clock of [`WriteOrder`](super::write_order::WriteOrder), once it can be
-    /// written.
-    pub(super) finish: Option<u64>,
-    /// Its begin in the peer's memory: see [`alignment`].
-    pub(super) begin: u32,
-    /// The field that the peer may have land apart, if it is known.
-    pub(super) field: Option<Field>,
-    pub(super) grants: VecDeque<PeerGrant>,
-}
-
-impl Bulk {
-    /// A transfer to a peer that requires the alignment `align`.
-    pub(super) fn new(payload: Payload, end: bool, align: u16) -> Self {
-        let (len, begin) = (payload.len() as u64, alignment::begin(&payload, align));
-        let (field, grants) = (payload.field(), VecDeque::new());
-        Bulk { payload, end, prepared: false, granted: 0, len, finish: None, begin, field, grants }
-    }
-}
-
 /// An element of a stream's output queue.
 #[derive(Debug)]
 pub(super) enum OutputItem {
@@ -185,85 +140,13 @@ pub(super) struct Lend {
     pub(super) place: Option<LentPlace>,
 }
 
-/// What was left of a stream's output, and has to be given up.
+/// The rest of a stream's output, which has to be given up.
 #[derive(Debug, Default)]
 pub(super) struct DroppedOutput {
     pub(super) grants: Vec<GrantId>,
     pub(super) leases: Vec<u32>,
     /// Body bytes that were queued.
     pub(super) queued: usize,
-}
-
-/// A DONE to be sent after its last WRITE.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PendingDone {
-    pub(super) grant: GrantId,
-    pub(super) len: u32,
-    /// The offset of the first byte in the grant.
-    pub(super) begin: u32,
-    pub(super) end: bool,
-}
-
-/// A REQUEST to be sent.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct QueuedRequest {
-    pub(super) len: u64,
-    pub(super) begin: u32,
-    pub(super) field: Option<Field>,
-}
-
-/// Identifies a request of the peer.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RequestKey {
-    /// Its number among all requests of the connection.
-    pub(super) number: u64,
-    /// The required address of the byte after its last one, modulo the modulus. The rest of the
-    /// request begins that many bytes earlier as are left.
-    pub(super) end: u32,
-    /// Its bytes.
-    pub(super) len: u64,
-    /// What may land apart, if this side names memory for it.
-    pub(super) field: Option<Field>,
-}
-
-/// A request of the peer for memory that is not granted completely.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PeerRequest {
-    pub(super) request: RequestKey,
-    /// Bytes that are not granted yet.
-    pub(super) rest: u64,
-}
-
-impl PeerRequest {
-    /// The required address of its next byte, modulo the modulus.
-    pub(super) fn begin(&self, modulus: Modulus) -> u32 {
-        modulus.rest(u64::from(self.request.end).wrapping_sub(self.rest))
-    }
-
-    /// The section of the message that its next byte belongs to. There is only one if the stream
-    /// does not name memory.
-    pub(super) fn section(&self, names: bool) -> Section {
-        let at = self.request.len - self.rest;
-        match self.request.field.filter(|_| names) {
-            Some(field) if at < field.at.into() => {
-                Section::Around { len: u64::from(field.at) - at }
-            }
-            Some(field) if at < field.end() => Section::Field {
-                offset: (at - u64::from(field.at)) as u32,
-                len: (field.end() - at) as u32,
-            },
-            _ => Section::Around { len: self.rest },
-        }
-    }
-}
-
-/// What is left of a section of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Section {
-    /// What lies before the field, or behind it, or the whole message.
-    Around { len: u64 },
-    /// The field, from this offset in it on.
-    Field { offset: u32, len: u32 },
 }
 
 /// The half that this side sends.
@@ -356,52 +239,6 @@ pub(super) struct RecvHalf {
     pub(super) undecided: bool,
 }
 
-/// What the transfers of the sending half owe the peer, in frames that are not sent yet.
-#[derive(Debug, Default)]
-pub(super) struct Transfers {
-    pub(super) dones: VecDeque<PendingDone>,
-    pub(super) requests: VecDeque<QueuedRequest>,
-    /// The number of recalled grants in the output that are written before those of other streams.
-    pub(super) urgent: u32,
-}
-
-/// The memory that the receiving half has asked for, and holds.
-#[derive(Debug, Default)]
-pub(super) struct StreamLanding {
-    /// Requests of the peer that are not granted completely, in order.
-    pub(super) requests: VecDeque<PeerRequest>,
-    /// Bytes that are granted on request, or have landed and are unread.
-    pub(super) held: u64,
-    /// The number of grants on request that the peer has not ended.
-    pub(super) open_grants: u32,
-    /// The number of these that have been recalled.
-    pub(super) recalled: u32,
-    /// This side grants no memory for what it receives: the rest comes by DATA.
-    pub(super) declined: bool,
-    /// Memory has been asked for that this side names.
-    pub(super) naming: bool,
-}
-
-impl StreamLanding {
-    /// Grants nothing from now on. Returns whether anything was granted before.
-    pub(super) fn decline(&mut self) -> bool {
-        self.requests.clear();
-        !std::mem::replace(&mut self.declined, true)
-    }
-
-    /// Takes `len` bytes for a grant from the first request. Returns the request.
-    pub(super) fn take_request(&mut self, len: u32) -> Option<RequestKey> {
-        let PeerRequest { request, rest } = self.requests.front_mut()?;
-        let request = *request;
-        *rest -= u64::from(len);
-        if *rest == 0 {
-            self.requests.pop_front();
-        }
-        self.open_grants += 1;
-        Some(request)
-    }
-}
-
 /// The queues of the connection that the stream is in. It may be only once in each.
 #[derive(Debug, Default)]
 pub(super) struct InQueues {
@@ -425,7 +262,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// A stream with both halves open, and so many bytes of window in each direction. `out` must be
+    /// A stream with both halves open, and these windows in each direction. `out` must be
     /// empty.
     pub(super) fn new(
         id: u32,
@@ -472,7 +309,7 @@ impl Stream {
         }
     }
 
-    /// Finds a bound grant of the peer: the index in `out`, and the index among its grants.
+    /// Finds a bound grant: the index in `out`, and the index among its grants.
     pub(super) fn find_grant(&self, id: u32) -> Option<(usize, usize)> {
         self.send.out.iter().enumerate().find_map(|(place, out)| match out {
             OutputItem::Bulk(bulk) => {
@@ -480,21 +317,6 @@ impl Stream {
             }
             OutputItem::Headers { .. } | OutputItem::Eager { .. } | OutputItem::Lend(_) => None,
         })
-    }
-
-    /// Restores `len` bytes to a request: the peer has returned them, unwritten, from a recalled
-    /// grant.
-    pub(super) fn restore_request(&mut self, request: RequestKey, len: u32) {
-        if !self.recv.state.is_read() || self.landing.declined || len == 0 {
-            return;
-        }
-        let requests = &mut self.landing.requests;
-        let at = requests.iter().position(|want| want.request.number >= request.number);
-        let at = at.unwrap_or(requests.len());
-        match requests.get_mut(at) {
-            Some(want) if want.request.number == request.number => want.rest += u64::from(len),
-            _ => requests.insert(at, PeerRequest { request, rest: len.into() }),
-        }
     }
 
     /// Drops all output. Returns what must be given up.

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use slab::Slab;
 
-use super::id_map::Ids;
 use super::reset_limit::ResetLimit;
 use super::stream::{OutputItem, Stream};
 use crate::config::Config;
 use crate::error::Breach;
 use crate::hello::PeerSettings;
+use crate::ids::Ids;
 use crate::ids::StreamId;
 
 /// Maximum number of empty queues that are kept for later streams, and maximum capacity of each.

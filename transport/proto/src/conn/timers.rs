@@ -81,7 +81,7 @@ impl Timers {
         quiet
     }
 
-    /// What the program's keep-alive wants. `streams`: some are open.
+    /// Returns what the program's keep-alive wants. `streams`: some are open.
     pub(super) fn check_keep_alive(&mut self, now: Instant, streams: bool) -> KeepAliveCheck {
         let last = self.heartbeat.last_received();
         match &mut self.keep_alive {

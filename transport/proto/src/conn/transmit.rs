@@ -2,7 +2,8 @@
 
 use super::connection::Connection;
 use super::credits::Returned;
-use super::stream::{OutputItem, PendingDone, QueuedRequest, RecvState, SendState};
+use super::stream::{OutputItem, RecvState, SendState};
+use super::transfers::{PendingDone, QueuedRequest};
 use super::types::{Event, Room, Side, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};

@@ -1,11 +1,11 @@
 //! The bytes that are granted or unread, of all streams together (R13).
 
-use super::id_map::Ids;
 use super::stream::{RecvState, Stream};
 use crate::config::Config;
+use crate::ids::Ids;
 use crate::ids::StreamId;
 
-/// What the streams hold of their common limit, [`unread_total`](Config::unread_total).
+/// The bytes that the streams hold of their common limit, [`unread_total`](Config::unread_total).
 #[derive(Debug)]
 pub(super) struct Unread {
     total: u64,
@@ -32,7 +32,7 @@ impl Unread {
         }
     }
 
-    /// What the streams leave of the limit.
+    /// Returns what the streams leave of the limit.
     pub(super) fn room(&self) -> u64 {
         self.total.saturating_sub(self.held + self.windows)
     }

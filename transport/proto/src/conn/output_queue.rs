@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use super::alignment::LINE;
 use super::control::Control;
-use super::stream::{OutputItem, PeerGrant, PendingDone, SendState, Stream};
+use super::stream::{OutputItem, SendState, Stream};
 use super::streams::Streams;
+use super::transfers::{PeerGrant, PendingDone};
 use super::types::{Room, Stats, Write};
 use super::write_order::WriteOrder;
 use crate::headers::table::Sent;
@@ -20,9 +21,9 @@ const QUEUED_FLOOR: usize = 64 << 10;
 /// Minimum bytes of a WRITE that is split off a longer one.
 const MIN_WRITE: usize = 16 * 1024;
 
-/// What waits to be sent.
+/// All that waits to be sent.
 #[derive(Debug)]
-pub(super) struct SendQueue {
+pub(super) struct OutputQueue {
     pub(super) control: Control,
     /// The header table for sending, which the peer mirrors.
     pub(super) fields: Sent,
@@ -49,9 +50,9 @@ pub(super) struct TakenWrite {
     pub(super) is_last: bool,
 }
 
-impl SendQueue {
+impl OutputQueue {
     pub(super) fn new() -> Self {
-        SendQueue {
+        OutputQueue {
             control: Control::default(),
             fields: Sent::default(),
             streams: VecDeque::new(),
@@ -101,7 +102,7 @@ impl SendQueue {
         }
     }
 
-    /// What is left of a stream's body goes by DATA: there is no memory to write it to.
+    /// Sends the rest of a stream's body by DATA: there is no memory to write it to.
     pub(super) fn send_data_from_now_on(&mut self, key: usize, stream: &mut Stream) {
         if matches!(stream.send.state, SendState::Open | SendState::Ending) {
             stream.send.sends_data = true;

@@ -1,0 +1,111 @@
+//! The peer's requests for memory on a stream, and what has been granted to them.
+
+use std::collections::VecDeque;
+
+use super::alignment::Modulus;
+use crate::payload::Field;
+
+/// Identifies one of the peer's requests.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RequestKey {
+    /// Its number among all requests of the connection.
+    pub(super) number: u64,
+    /// The required address of the byte after its last one, modulo the modulus. The rest of the
+    /// request begins that many bytes earlier as are left.
+    pub(super) end: u32,
+    /// Its bytes.
+    pub(super) len: u64,
+    /// The field that may land apart, if this side names memory for it.
+    pub(super) field: Option<Field>,
+}
+
+/// A request for memory that is not granted completely.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PeerRequest {
+    pub(super) request: RequestKey,
+    /// Bytes that are not granted yet.
+    pub(super) rest: u64,
+}
+
+impl PeerRequest {
+    /// The required address of its next byte, modulo the modulus.
+    pub(super) fn begin(&self, modulus: Modulus) -> u32 {
+        modulus.rest(u64::from(self.request.end).wrapping_sub(self.rest))
+    }
+
+    /// The section of the message that its next byte belongs to. There is only one if the stream
+    /// does not name memory.
+    pub(super) fn section(&self, names: bool) -> Section {
+        let at = self.request.len - self.rest;
+        match self.request.field.filter(|_| names) {
+            Some(field) if at < field.at.into() => {
+                Section::Around { len: u64::from(field.at) - at }
+            }
+            Some(field) if at < field.end() => Section::Field {
+                offset: (at - u64::from(field.at)) as u32,
+                len: (field.end() - at) as u32,
+            },
+            _ => Section::Around { len: self.rest },
+        }
+    }
+}
+
+/// The rest of a section of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Section {
+    /// The bytes before the field, or behind it, or the whole message.
+    Around { len: u64 },
+    /// The field, from this offset in it on.
+    Field { offset: u32, len: u32 },
+}
+
+/// The memory that the receiving half has asked for, and holds.
+#[derive(Debug, Default)]
+pub(super) struct StreamLanding {
+    /// The peer's requests that are not granted completely, in order.
+    pub(super) requests: VecDeque<PeerRequest>,
+    /// Bytes that are granted on request, or have landed and are unread.
+    pub(super) held: u64,
+    /// The number of grants on request that the peer has not ended.
+    pub(super) open_grants: u32,
+    /// The number of these that have been recalled.
+    pub(super) recalled: u32,
+    /// This side grants no memory for what it receives: the rest comes by DATA.
+    pub(super) declined: bool,
+    /// Memory has been asked for that this side names.
+    pub(super) naming: bool,
+}
+
+impl StreamLanding {
+    /// Grants nothing from now on. Returns whether anything was granted before.
+    pub(super) fn decline(&mut self) -> bool {
+        self.requests.clear();
+        !std::mem::replace(&mut self.declined, true)
+    }
+
+    /// Takes `len` bytes for a grant from the first request. Returns the request.
+    pub(super) fn take_request(&mut self, len: u32) -> Option<RequestKey> {
+        let PeerRequest { request, rest } = self.requests.front_mut()?;
+        let request = *request;
+        *rest -= u64::from(len);
+        if *rest == 0 {
+            self.requests.pop_front();
+        }
+        self.open_grants += 1;
+        Some(request)
+    }
+    /// Restores `len` bytes to a request: the peer has returned them, unwritten, from a recalled
+    /// grant.
+    pub(super) fn restore(&mut self, request: RequestKey, len: u32) {
+        if self.declined || len == 0 {
+            return;
+        }
+        let requests = &mut self.requests;
+        let at = requests.iter().position(|want| want.request.number >= request.number);
+        let at = at.unwrap_or(requests.len());
+        match requests.get_mut(at) {
+            Some(want) if want.request.number == request.number => want.rest += u64::from(len),
+            _ => requests.insert(at, PeerRequest { request, rest: len.into() }),
+        }
+    }
+}

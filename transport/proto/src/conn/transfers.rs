@@ -1,0 +1,80 @@
+//! The transfers of a stream that go by WRITE, and the peer's memory that they are bound to.
+
+use std::collections::VecDeque;
+
+use super::alignment;
+use crate::ids::GrantId;
+use crate::payload::{Field, Payload};
+
+/// The peer's landing memory, as granted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PeerGrant {
+    pub(super) id: GrantId,
+    pub(super) rkey: u32,
+    pub(super) len: u32,
+    pub(super) addr: u64,
+    /// Bytes of a bound standing grant before `addr`, which are skipped and not part of `len`.
+    pub(super) begin: u32,
+    /// Bytes for which a WRITE has been handed out.
+    pub(super) used: u32,
+    /// It is, or was, a standing grant.
+    pub(super) standing: bool,
+    /// The peer has recalled it, and it is written before others.
+    pub(super) recalled: bool,
+}
+
+/// A piece of a body that is sent by WRITE.
+#[derive(Debug)]
+pub(super) struct Bulk {
+    pub(super) payload: Payload,
+    pub(super) end: bool,
+    /// Memory has been bound or requested.
+    pub(super) prepared: bool,
+    /// Bytes of grants received for it.
+    pub(super) granted: u64,
+    pub(super) len: u64,
+    /// When it ends by the clock of [`WriteOrder`](super::write_order::WriteOrder), once it can be
+    /// written.
+    pub(super) finish: Option<u64>,
+    /// Its begin in the peer's memory: see [`alignment`].
+    pub(super) begin: u32,
+    /// The field that the peer may have land apart, if it is known.
+    pub(super) field: Option<Field>,
+    pub(super) grants: VecDeque<PeerGrant>,
+}
+
+impl Bulk {
+    /// A transfer to a peer that requires the alignment `align`.
+    pub(super) fn new(payload: Payload, end: bool, align: u16) -> Self {
+        let (len, begin) = (payload.len() as u64, alignment::begin(&payload, align));
+        let (field, grants) = (payload.field(), VecDeque::new());
+        Bulk { payload, end, prepared: false, granted: 0, len, finish: None, begin, field, grants }
+    }
+}
+
+/// A DONE to be sent after its last WRITE.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PendingDone {
+    pub(super) grant: GrantId,
+    pub(super) len: u32,
+    /// The offset of the first byte in the grant.
+    pub(super) begin: u32,
+    pub(super) end: bool,
+}
+
+/// A REQUEST to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueuedRequest {
+    pub(super) len: u64,
+    pub(super) begin: u32,
+    pub(super) field: Option<Field>,
+}
+
+/// The debts to the peer from transfers of the sending half, in frames that are not sent yet.
+#[derive(Debug, Default)]
+pub(super) struct Transfers {
+    pub(super) dones: VecDeque<PendingDone>,
+    pub(super) requests: VecDeque<QueuedRequest>,
+    /// The number of recalled grants in the output that are written before those of other streams.
+    pub(super) urgent: u32,
+}
