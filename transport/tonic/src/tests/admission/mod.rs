@@ -7,6 +7,7 @@ mod endless_measurement;
 mod flood;
 mod gateway;
 mod log_lines;
+mod offer_bytes;
 mod offers;
 mod tickets;
 #[cfg(feature = "_tls-any")]
