@@ -13,6 +13,7 @@
 //! | `call` | calls out and in: streams, bodies, headers |
 //! | `tasks` | the tasks that a connection wakes, and the work that they are charged for |
 //! | `usage` | what the connection counts and reports |
+//! | `frame_trace` | what goes over the wire, in the log |
 //! | `delay` | a delay before an action, once |
 //!
 //! A caller works on the connection itself, under its lock, and posts what results: a call costs no
@@ -23,6 +24,7 @@ mod config;
 mod copy_scheduler;
 mod delay;
 mod driver;
+mod frame_trace;
 mod lifecycle;
 mod receive;
 mod send;

@@ -7,6 +7,7 @@ use tonic_rdma_proto::{Breach, CloseCode, Event, Flow, LentBody, LentPlace, Stre
 use crate::codec::{LentPiece, Part};
 use crate::connection::call::stream_io::Fault;
 use crate::connection::driver::scratch;
+use crate::connection::frame_trace::FrameTrace;
 use crate::connection::lifecycle::Life;
 use crate::connection::receive::unread::{Arrival, PayloadPlace};
 use crate::connection::state::ConnectionState;
@@ -66,6 +67,9 @@ impl ConnectionState {
         let message = scratch::copy_message(link.recv_slot(slot, len));
         // Posted again before the protocol can give the credit back (R1).
         let posted = link.repost(slot)?;
+        if FrameTrace::is_on() {
+            self.link.trace.received(&message);
+        }
         let received = self.conn.receive(self.link.now(), message);
         if !posted {
             self.conn.recv_gone();

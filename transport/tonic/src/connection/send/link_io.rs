@@ -10,6 +10,7 @@ use tonic_rdma_proto::{Connection, Room, Stats, Transmit, Write};
 
 use crate::connection::config::ConnectionConfig;
 use crate::connection::copy_scheduler::{CopyScheduler, Flush};
+use crate::connection::frame_trace::FrameTrace;
 use crate::connection::send::in_flight::{InFlight, StagingSpot};
 use crate::connection::send::write_window::WriteWindow;
 use crate::connection::tasks::ReadyTasks;
@@ -28,6 +29,7 @@ pub(crate) struct LinkIo {
     clock: Clock,
     /// Leases of the peer of which nothing is read any longer.
     returned: Vec<u32>,
+    pub(crate) trace: FrameTrace,
 }
 
 impl LinkIo {
@@ -40,6 +42,7 @@ impl LinkIo {
             any_memory: link.caps().any_memory,
             clock: Clock::default(),
             returned: Vec::new(),
+            trace: FrameTrace::new(),
             link: Some(link),
         }
     }
@@ -193,6 +196,10 @@ impl LinkIo {
             match (conn.poll_transmit(slot, room), at) {
                 (Some(Transmit::Send(len)), Some(offset)) => {
                     messages = true;
+                    if FrameTrace::is_on() {
+                        let message = link.block_mut().get(offset..offset + len);
+                        self.trace.sent(message.unwrap_or_default());
+                    }
                     let id = self.in_flight.send();
                     let report = closing || must_report;
                     if link.queue(id, Work::Send { offset, len }, report)? == Posted::Done {
@@ -200,6 +207,9 @@ impl LinkIo {
                     }
                 }
                 (Some(Transmit::Write(write)), _) => {
+                    if FrameTrace::is_on() {
+                        self.trace.wrote(&write);
+                    }
                     let Write { src, pinned, addr, rkey } = write;
                     let as_it_lies = match (pinned, self.any_memory) {
                         (true, true) => {

@@ -1,0 +1,75 @@
+//! The frame trace: a line for each message and frame that a connection sends or receives, at the
+//! target `tonic_rdma::frames`. docs/protocol.md describes it.
+//!
+//! It shows kinds, flags, fields and lengths, and no bytes of payload, header fields or texts,
+//! which may be secrets. While it is off, a message costs one check of a static.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use tonic_rdma_proto::Write;
+use tonic_rdma_proto::frame::Reader;
+
+/// Names the connection in the trace: they are numbered from 1, by process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FrameTrace {
+    connection: u64,
+}
+
+macro_rules! line {
+    ($self:ident, $($text:tt)*) => {
+        tracing::trace!(target: "tonic_rdma::frames", connection = $self.connection, $($text)*)
+    };
+}
+
+impl FrameTrace {
+    /// The next number.
+    pub(crate) fn new() -> Self {
+        static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
+        FrameTrace { connection: CONNECTIONS.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// Whether anybody listens: one check of a static while nobody does.
+    #[inline]
+    pub(crate) fn is_on() -> bool {
+        tracing::enabled!(target: "tonic_rdma::frames", tracing::Level::TRACE)
+    }
+
+    /// A message is about to be sent.
+    #[cold]
+    pub(crate) fn sent(self, message: &[u8]) {
+        self.message("sent", Bytes::copy_from_slice(message));
+    }
+
+    /// A message was received.
+    #[cold]
+    pub(crate) fn received(self, message: &Bytes) {
+        self.message("received", message.clone());
+    }
+
+    /// A WRITE is about to be posted. The peer's end of the connection does not see it.
+    #[cold]
+    pub(crate) fn wrote(self, write: &Write) {
+        let Write { src, addr, rkey, .. } = write;
+        line!(self, "sent WRITE rkey={rkey:#x} address={addr:#x} data={}B", src.len());
+    }
+
+    fn message(self, direction: &'static str, message: Bytes) {
+        let len = message.len();
+        let mut frames = match Reader::new(message) {
+            Ok(frames) => frames,
+            Err(breach) => return line!(self, "{direction} message len={len}: {breach}"),
+        };
+        let waited = if frames.waited { " WAITED" } else { "" };
+        let full = if frames.full { " FULL" } else { "" };
+        let credits = frames.credits;
+        line!(self, "{direction} message{waited}{full} credits={credits} len={len}");
+        loop {
+            match frames.next_frame() {
+                Ok(Some(frame)) => line!(self, "{direction} {frame}"),
+                Ok(None) => return,
+                Err(breach) => return line!(self, "{direction} breach: {breach}"),
+            }
+        }
+    }
+}
