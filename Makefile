@@ -182,7 +182,7 @@ fmt-check: ## fail when the code is not formatted
 	$(CARGO) fmt --all --check
 
 # The second line has those that are built when they are named only.
-UNNAMED := conformance faults verbs verbs_processes removal large durable disk_full doctor_guest doctor_between oracle
+UNNAMED := conformance faults verbs verbs_processes removal large durable disk_full doctor_guest doctor_between fork_device oracle
 clippy: packages ## lint; a warning is an error
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --workspace $(UNNAMED:%=--test=%) -- -D warnings

@@ -540,3 +540,13 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
         .map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed))
         .collect()
 }
+
+/// Small and bulk calls each way.
+pub async fn calls(channel: Channel) {
+    let mut client = Client::new(channel, Which::Ours, LIMIT);
+    for len in [10, 100 << 10, 3 << 20, 16] {
+        let data = Bytes::from(pattern(len, 3));
+        let answer = client.echo(Blob::of(data.clone())).await.unwrap();
+        assert!(answer.data == data, "{len} bytes");
+    }
+}

@@ -15,11 +15,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
+use common::{Blob, Client, Fabric, LIMIT, Which, World, calls, pattern, pooled};
 use tokio::runtime::Runtime;
 use tonic::Code;
-use tonic::transport::server::TcpIncoming;
-use tonic_rdma::{Channel, Context, Endpoint, FabricKind, Path, Policy, ReasonCode, Server};
+use tonic_rdma::{Context, Endpoint, FabricKind, Path, Policy, ReasonCode};
 use tonic_rdma_memory::test_util::process::{Child, fork, limit_file_size};
 
 const MIB: usize = 1 << 20;
@@ -41,16 +40,6 @@ fn run<T: Send>(future: impl Future<Output = T> + Send) -> T {
 
 fn child(run: impl FnOnce()) -> Child {
     fork(run).unwrap()
-}
-
-/// Small and bulk calls each way.
-async fn calls(channel: Channel) {
-    let mut client = Client::new(channel, Which::Ours, LIMIT);
-    for len in [10, 100 << 10, 3 * MIB, 16] {
-        let data = Bytes::from(pattern(len, 3));
-        let answer = client.echo(Blob::of(data.clone())).await.unwrap();
-        assert!(answer.data == data, "{len} bytes");
-    }
 }
 
 /// An endpoint for shared memory, with time for a machine that does much else.
@@ -276,53 +265,6 @@ fn a_child_uses_tcp_in_place_of_its_parents_rdma() {
     });
     assert!(child.wait().unwrap());
     parent.ends_well();
-}
-
-/// A child drops what it has of its parent's connection over a device. The parent's WRITEs go on.
-/// The child maps no memory: User Mode Linux gives it pages of the parent's then, where the parent
-/// has some that children are not to have (MADV_DONTFORK). Run by tests/guest/suite '^fork'.
-#[test]
-#[ignore = "needs an RDMA device"]
-fn a_child_leaves_its_parents_device_alone() {
-    let ip: std::net::IpAddr = std::env::var("GUEST_ADDR").unwrap().parse().unwrap();
-    let runtime = Runtime::new().unwrap();
-    let listener = runtime.block_on(tokio::net::TcpListener::bind((ip, 0))).unwrap();
-    let addr = listener.local_addr().unwrap();
-    let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };
-    let router = Server::builder().fabrics([FabricKind::Verbs]).add_service(blobs);
-    runtime.spawn(router.serve_with_incoming(TcpIncoming::from(listener)));
-    let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
-    let endpoint = endpoint.fabrics([FabricKind::Verbs]).policy(Policy::Require);
-    let channel = runtime.block_on(endpoint.connect()).unwrap();
-    assert_eq!(channel.path().path, Path::Verbs);
-    let data = Blob::of(Bytes::from(pattern(MIB, 1)));
-    let mut client = Client::new(channel.clone(), Which::Ours, LIMIT);
-    let received = runtime.block_on(client.echo(data.clone())).unwrap();
-    let stream = Blob { number: 64, ..data.clone() };
-    let mut inherited = Some((channel.clone(), received.clone(), pooled_in(&runtime, &channel)));
-    let mut stream = Some(runtime.block_on(client.down(stream)).unwrap());
-    for _ in 0..3 {
-        let child = child(|| {
-            let (channel, received, pooled) = inherited.take().unwrap();
-            assert_eq!(channel.path().reason.unwrap().code(), ReasonCode::Forked);
-            let devices = tonic_rdma_fabric::Fabric::devices();
-            assert!(matches!(devices, Err(tonic_rdma_fabric::FabricError::Forked)), "{devices:?}");
-            drop((channel, received, pooled, stream.take()));
-        });
-        assert!(child.wait().unwrap());
-        runtime.block_on(calls(channel.clone()));
-    }
-    let mut stream = stream.unwrap();
-    for _ in 0..64 {
-        assert!(runtime.block_on(stream.message()).unwrap().unwrap().data == data.data);
-    }
-    assert!(received.data == data.data);
-    assert_eq!((channel.stats().connections, channel.stats().calls_tcp), (1, 0));
-    runtime.shutdown_background();
-}
-
-fn pooled_in(runtime: &Runtime, channel: &Channel) -> Bytes {
-    runtime.block_on(pooled(channel, MIB, 5))
 }
 
 /// RLIMIT_FSIZE at either end: calls go over TCP with the reason, and nothing dies.
