@@ -19,6 +19,7 @@ use tonic_rdma_memory::PoolError;
 use crate::addr::Addr;
 use crate::device::PortState;
 use crate::peer::PeerInfo;
+use crate::reject_reason::RejectReason;
 
 /// A call of libibverbs or librdmacm, by the name of its manual page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -317,6 +318,15 @@ pub enum ConnectError {
         addr: Addr,
         /// The private data of the rejection; the network may have padded it with zeros.
         private_data: Vec<u8>,
+    },
+    /// The peer's connection manager rejected the connect request, and not its program, which may
+    /// have seen the request only if the reason is [`RejectReason::TIMEOUT`].
+    #[error("{addr} rejected the {}: {reason}; {}", addr.connection(), reason.cure())]
+    RejectedByManager {
+        /// The peer.
+        addr: Addr,
+        /// Why.
+        reason: RejectReason,
     },
     /// The connect request failed: the peer may be no RDMA listener. `source` tells more.
     #[error("the {} to {addr} failed while {step}: {source}", addr.connection())]

@@ -14,6 +14,7 @@
 //! | [`link`] | the [`Link`] trait, [`Work`], [`Completion`], [`LinkConfig`], [`Caps`], [`PeerInfo`] |
 //! | [`error`] | [`FabricError`], [`ConnectError`], [`LinkError`]: whose fault, which verb, what to do |
 //! | [`device`] | [`DeviceInfo`]: what a device says about itself |
+//! | [`reject_reason`] | [`RejectReason`]: why a peer's connection manager rejects |
 //! | [`provider`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
 //! | `bare` | SENDs and WRITEs over a link without calls, to measure it (feature `measure`) |
 //! | [`access`] | [`ShmAccess`], [`Lending`]: the processes with which memory is shared |
@@ -96,6 +97,7 @@ mod processors;
 pub mod provider;
 #[cfg(any(feature = "test-util", all(target_os = "linux", feature = "verbs")))]
 mod queue;
+pub mod reject_reason;
 #[cfg(any(all(target_os = "linux", feature = "shm"), feature = "test-util"))]
 mod returns;
 pub mod self_test;
@@ -128,6 +130,7 @@ pub use link::{
 pub use link_config::{ACK_TIMEOUTS, LinkConfig, Takes};
 pub use off_worker::off_worker;
 pub use provider::{AnyLink, Connected, Fabric, Incoming, Listener};
+pub use reject_reason::RejectReason;
 pub use self_test::{DeviceLimits, SelfTest, SelfTestStep};
 pub use timer::{Clock, Timer};
 #[cfg(all(target_os = "linux", feature = "verbs"))]

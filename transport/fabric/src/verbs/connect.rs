@@ -14,6 +14,7 @@ use crate::addr::Addr;
 use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::LinkConfig;
+use crate::reject_reason::RejectReason;
 use crate::turn;
 use crate::verbs::cm::hub::Event;
 use crate::verbs::cm::id::{CmId, name};
@@ -27,8 +28,9 @@ use crate::verbs::link::VerbsLink;
 /// socket, even to one in TIME_WAIT.
 pub(super) const LOCAL_PORTS: usize = 8;
 
-/// A reject reason of InfiniBand: nobody has this service id.
-const REJECT_NO_SERVICE: i32 = 8;
+/// Connect requests that are sent one after the other, each with a queue pair and a local port of
+/// its own: as many as ports are tried.
+const REQUESTS: usize = LOCAL_PORTS;
 
 pub(super) fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
     match data.len() {
@@ -40,6 +42,24 @@ pub(super) fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
 fn is_port_taken(error: &ConnectError) -> bool {
     matches!(error, ConnectError::Failed { step: ConnectStep::Connect, source, .. }
         if source.raw_os_error() == Some(libc::EADDRINUSE))
+}
+
+/// The peer's connection manager still knows a connection of a queue pair with this number. Its
+/// program has not seen the request, so the next one may bring the same private data.
+fn is_stale(error: &ConnectError) -> bool {
+    matches!(error, ConnectError::RejectedByManager { reason: RejectReason::STALE, .. })
+}
+
+/// The requests that are left.
+#[derive(Debug)]
+struct Requests(usize);
+
+impl Requests {
+    /// Whether another request, with another queue pair and another port, follows at once.
+    fn follows(&mut self, error: &ConnectError) -> bool {
+        self.0 = self.0.saturating_sub(1);
+        self.0 > 0 && (is_port_taken(error) || is_stale(error))
+    }
 }
 
 /// An attempt to connect.
@@ -85,35 +105,54 @@ impl ConnectAttempt {
 
     /// Waits for an event, or for one that means that it will not come.
     async fn expect_event(&self, id: &CmId, wanted: kind::Type) -> Result<Event, ConnectError> {
-        let addr = Addr::Ip(self.addr);
         loop {
             turn::spend(1).await;
             let event = id.next_event().await.map_err(Self::channel_failed)?;
-            return match event.kind {
-                got if got == wanted => Ok(event),
-                kind::RDMA_CM_EVENT_REJECTED => Err(match event.status.saturating_abs() {
-                    REJECT_NO_SERVICE | libc::ECONNREFUSED => ConnectError::Refused { addr },
-                    _ => ConnectError::Rejected { addr, private_data: event.private_data },
-                }),
-                // No answer to the connect request within what the kernel allows for it.
-                kind::RDMA_CM_EVENT_UNREACHABLE => Err(match event.status.saturating_abs() {
-                    0 | libc::ETIMEDOUT => self.timed_out(),
-                    _ => self.failed(event.error()),
-                }),
-                kind::RDMA_CM_EVENT_ADDR_ERROR
-                | kind::RDMA_CM_EVENT_ROUTE_ERROR
-                | kind::RDMA_CM_EVENT_CONNECT_ERROR => Err(self.failed(event.error())),
-                kind::RDMA_CM_EVENT_DISCONNECTED => {
-                    Err(ConnectError::PeerGone { addr, step: self.step })
-                }
-                kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                    Err(FabricError::DeviceRemoved { device: "of the route".to_owned() }.into())
-                }
-                other => {
-                    tracing::debug!(%addr, event = name(other), "connection event");
-                    continue;
-                }
-            };
+            if event.kind == wanted {
+                return Ok(event);
+            }
+            if let Some(error) = self.ends_by(&event) {
+                return Err(error);
+            }
+            tracing::debug!(addr = %self.addr, event = name(event.kind), "connection event");
+        }
+    }
+
+    /// Why the attempt is over by an event, if it is.
+    fn ends_by(&self, event: &Event) -> Option<ConnectError> {
+        let addr = Addr::Ip(self.addr);
+        Some(match event.kind {
+            kind::RDMA_CM_EVENT_REJECTED => self.rejected(event),
+            // No answer to the connect request within what the kernel allows for it.
+            kind::RDMA_CM_EVENT_UNREACHABLE => match event.status.saturating_abs() {
+                0 | libc::ETIMEDOUT => self.timed_out(),
+                _ => self.failed(event.error()),
+            },
+            kind::RDMA_CM_EVENT_ADDR_ERROR
+            | kind::RDMA_CM_EVENT_ROUTE_ERROR
+            | kind::RDMA_CM_EVENT_CONNECT_ERROR => self.failed(event.error()),
+            kind::RDMA_CM_EVENT_DISCONNECTED => ConnectError::PeerGone { addr, step: self.step },
+            kind::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                FabricError::DeviceRemoved { device: "of the route".to_owned() }.into()
+            }
+            _ => return None,
+        })
+    }
+
+    /// The status of a rejection is a reject reason on InfiniBand and RoCE, and a negative errno on
+    /// iWARP. There a program that rejects shows as ECONNRESET on some devices and as ECONNREFUSED
+    /// on others, as does a port without a listener, which sends no private data.
+    fn rejected(&self, event: &Event) -> ConnectError {
+        let (addr, private_data) = (Addr::Ip(self.addr), event.private_data.clone());
+        match RejectReason::new(event.status) {
+            RejectReason::NO_SERVICE => ConnectError::Refused { addr },
+            RejectReason::CONSUMER => ConnectError::Rejected { addr, private_data },
+            reason if event.status > 0 => ConnectError::RejectedByManager { addr, reason },
+            _ if !private_data.is_empty() => ConnectError::Rejected { addr, private_data },
+            _ => match event.status.saturating_abs() {
+                0 | libc::ECONNRESET => ConnectError::Rejected { addr, private_data },
+                _ => self.failed(event.error()),
+            },
         }
     }
 
@@ -291,17 +330,98 @@ pub(super) async fn connect(
     }
     let (source, step) = (config.source, ConnectStep::ResolveAddress);
     let mut attempt = ConnectAttempt { addr, source, timeout, step };
+    let mut requests = Requests(REQUESTS);
     let connected = async {
-        for _ in 1..LOCAL_PORTS {
+        loop {
             match attempt.connect(device, config, pool, private_data).await {
-                Err(error) if is_port_taken(&error) => {
-                    tracing::debug!(%error, "the connection manager chose a local port that TCP uses; another is tried");
+                Err(error) if requests.follows(&error) => {
+                    tracing::debug!(%error, "another queue pair and another local port are tried");
                 }
                 other => return other,
             }
         }
-        attempt.connect(device, config, pool, private_data).await
     };
     let connected = tokio::time::timeout(timeout, connected).await;
     connected.unwrap_or_else(|_| Err(attempt.timed_out()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attempt() -> ConnectAttempt {
+        let addr = ([10, 0, 0, 1], 7).into();
+        let (timeout, step) = (Duration::from_secs(1), ConnectStep::Connect);
+        ConnectAttempt { addr, source: None, timeout, step }
+    }
+
+    fn event(kind: kind::Type, status: i32, private_data: &[u8]) -> Event {
+        Event { kind, status, private_data: private_data.to_vec(), request: None }
+    }
+
+    fn rejected(status: i32, private_data: &[u8]) -> ConnectError {
+        let event = event(kind::RDMA_CM_EVENT_REJECTED, status, private_data);
+        attempt().ends_by(&event).expect("the attempt is over")
+    }
+
+    #[test]
+    fn the_reject_reason_of_the_connection_manager_reaches_the_error() {
+        for status in (1..=33).filter(|status| ![8, 28].contains(status)) {
+            // The connection manager adds data of its own to some.
+            let ConnectError::RejectedByManager { reason, .. } = rejected(status, &[1; 56]) else {
+                panic!("{status}: {}", rejected(status, &[]));
+            };
+            assert_eq!(reason, RejectReason::new(status));
+            let text = rejected(status, &[]).to_string();
+            assert!(text.contains(reason.name().unwrap()) && text.ends_with(reason.cure()));
+        }
+        assert!(matches!(rejected(8, &[]), ConnectError::Refused { .. }));
+        for data in [&[][..], b"why"] {
+            let ConnectError::Rejected { private_data, .. } = rejected(28, data) else { panic!() };
+            assert_eq!(private_data, data);
+        }
+    }
+
+    #[test]
+    fn a_rejection_over_iwarp_is_the_programs_if_it_has_said_something() {
+        for errno in [libc::ECONNRESET, libc::ECONNREFUSED, libc::EPROTO] {
+            let rejected = rejected(-errno, b"why");
+            assert!(matches!(rejected, ConnectError::Rejected { .. }), "{errno}: {rejected}");
+        }
+        assert!(matches!(rejected(-libc::ECONNRESET, &[]), ConnectError::Rejected { .. }));
+        assert!(matches!(rejected(-libc::ECONNREFUSED, &[]), ConnectError::Refused { .. }));
+        assert!(matches!(rejected(-libc::ETIMEDOUT, &[]), ConnectError::Timeout { .. }));
+        let failed = rejected(-libc::EPROTO, &[]);
+        assert!(matches!(failed, ConnectError::Failed { .. }), "{failed}");
+    }
+
+    #[test]
+    fn other_events_end_an_attempt_or_do_not() {
+        let ends = |kind, status| attempt().ends_by(&event(kind, status, &[]));
+        let unreachable = kind::RDMA_CM_EVENT_UNREACHABLE;
+        for status in [0, -libc::ETIMEDOUT] {
+            assert!(matches!(ends(unreachable, status), Some(ConnectError::Timeout { .. })));
+        }
+        let failed = ends(kind::RDMA_CM_EVENT_CONNECT_ERROR, -libc::EIO);
+        assert!(matches!(failed, Some(ConnectError::Failed { .. })), "{failed:?}");
+        let gone = ends(kind::RDMA_CM_EVENT_DISCONNECTED, 0);
+        assert!(matches!(gone, Some(ConnectError::PeerGone { .. })), "{gone:?}");
+        assert!(ends(kind::RDMA_CM_EVENT_ADDR_CHANGE, 0).is_none());
+    }
+
+    #[test]
+    fn stale_connections_and_taken_ports_are_tried_again_and_not_for_ever() {
+        let taken = attempt().failed(io::Error::from_raw_os_error(libc::EADDRINUSE));
+        for again in [rejected(10, &[]), taken] {
+            let mut requests = Requests(REQUESTS);
+            let mut sent = 1;
+            while requests.follows(&again) {
+                sent += 1;
+            }
+            assert_eq!(sent, REQUESTS, "{again}");
+        }
+        for answer in [rejected(4, &[]), rejected(3, &[]), rejected(28, &[]), rejected(8, &[])] {
+            assert!(!Requests(REQUESTS).follows(&answer), "{answer}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind};
 
-use tonic_rdma_fabric::{Addr, ConnectError, ConnectStep, FabricError};
+use tonic_rdma_fabric::{Addr, ConnectError, ConnectStep, FabricError, RejectReason};
 use tonic_rdma_memory::{Memlock, PoolError, RegisterError};
 use tonic_rdma_proto::Reject;
 
@@ -51,6 +51,9 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         ConnectError::Fabric(error) => return fabric(error),
         ConnectError::Memory(error) => return pool(&error),
         ConnectError::Rejected { addr, private_data } => return rejected(&addr, &private_data),
+        ConnectError::RejectedByManager { reason, .. } => {
+            return rejected_by_manager(reason, error.to_string());
+        }
         ConnectError::NotWelcome { .. } => {
             return Reason::from_peer(ReasonCode::OtherUser, error.to_string());
         }
@@ -76,6 +79,20 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
         _ => ReasonCode::HandshakeRejected,
     };
     Reason::new(code, error.to_string())
+}
+
+/// A rejection that the peer's program has not seen, so that the ticket is not spent: it counts as
+/// the path's. Only where the peer had timed out may the program have taken the ticket, for which
+/// [`HandshakeTimeout`](ReasonCode::HandshakeTimeout) stands.
+fn rejected_by_manager(reason: RejectReason, detail: String) -> Reason {
+    match reason {
+        RejectReason::TIMEOUT => Reason::new(ReasonCode::HandshakeTimeout, detail).passing(),
+        RejectReason::STALE => Reason::new(ReasonCode::HandshakeRejected, detail).passing(),
+        RejectReason::INVALID_MTU => Reason::new(ReasonCode::LargePacketsLost, detail),
+        reason if reason.is_limit() => Reason::new(ReasonCode::LimitReached, detail),
+        reason if reason.is_of_path() => Reason::new(ReasonCode::NoRoute, detail),
+        _ => Reason::new(ReasonCode::HandshakeRejected, detail),
+    }
 }
 
 /// Whether the process, or the host, has no more of something.
@@ -178,6 +195,30 @@ pub(crate) fn landing(error: &RegisterError, refused: ReasonCode) -> Reason {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_manager_that_rejects_is_told_with_its_reason_and_spends_no_ticket() {
+        use ReasonCode::*;
+        for (number, code, passes) in [
+            (1, LimitReached, false),
+            (3, LimitReached, false),
+            (4, HandshakeTimeout, true),
+            (5, HandshakeRejected, false),
+            (10, HandshakeRejected, true),
+            (12, NoRoute, false),
+            (26, LargePacketsLost, false),
+            (27, LimitReached, false),
+            (32, NoRoute, false),
+            (99, HandshakeRejected, false),
+        ] {
+            let addr = Addr::Ip(([10, 0, 0, 1], 7).into());
+            let by = RejectReason::new(number);
+            let reason = connect(ConnectError::RejectedByManager { addr, reason: by });
+            assert_eq!((reason.code(), reason.passes()), (code, passes), "{reason}");
+            assert_eq!(reason.side(), crate::path::reason::Side::Local, "{reason}");
+            assert!(reason.detail().contains(&by.to_string()), "{reason}");
+        }
+    }
 
     #[test]
     fn another_version_of_shared_memory_is_named_as_such() {
