@@ -177,7 +177,7 @@ async fn no_more_tickets_than_the_limit() {
 async fn all_tickets_in_one_hand_keep_nobody_else_out() {
     let world = World::new();
     // None expires while a busy machine hands them out.
-    let server = world.builder().tickets(CAPACITY, Duration::from_secs(3600));
+    let mut server = world.builder().tickets(CAPACITY, Duration::from_secs(3600));
     let serving = Serving::start(server.add_service(Echo)).await;
     let mut hoarder = Hand::new(&world, &serving).await;
     let mut first = None;
