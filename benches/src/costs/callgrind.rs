@@ -1,8 +1,9 @@
 //! Runs a scenario under callgrind.
 
-use std::fs;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::{fs, iter};
 
 use anyhow::{Context as _, bail, ensure};
 use tempfile::TempDir;
@@ -48,9 +49,16 @@ impl Callgrind {
             .with_context(|| format!("{}: no counts, but: {}", scenario.name, text(&output)))?;
         let times =
             counts.remove("times").context("a scenario does not say how often it was run")?;
-        let instructions = total(&profile.file)?;
-        ensure!(instructions > 0, "{}: callgrind did not see {COUNTED}", scenario.name);
-        counts.insert("instructions".to_owned(), instructions as f64 / times);
+        let warm_up = counts.remove("warm_up").unwrap_or(0.0);
+        let totals = totals(&profile.file)?;
+        for (event, name, times) in
+            [("Ir", "instructions", times), ("sysCount", "system_calls", times + warm_up)]
+        {
+            let total =
+                totals.get(event).with_context(|| format!("callgrind counts no {event}"))?;
+            counts.insert(name.to_owned(), *total as f64 / times);
+        }
+        ensure!(totals["Ir"] > 0, "{}: callgrind did not see {COUNTED}", scenario.name);
         Ok(counts)
     }
 
@@ -72,7 +80,7 @@ impl Callgrind {
         let file = self.dir.path().join(format!("{}.callgrind", scenario.name));
         let mut command = Command::new("valgrind");
         command
-            .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
+            .args(["--tool=callgrind", "--quiet", "--collect-atstart=no", "--collect-systime=yes"])
             .arg(format!("--toggle-collect={COUNTED}"))
             .arg(format!("--callgrind-out-file={}", file.display()))
             .arg(std::env::current_exe()?)
@@ -93,13 +101,27 @@ struct Profile {
     file: PathBuf,
 }
 
-/// The total of a callgrind file.
-fn total(file: &Path) -> anyhow::Result<u64> {
+/// The totals of a callgrind file, by event. Instructions are those that it was to collect. System
+/// calls are those of the functions in which it collected any, at any time, so also while the work
+/// warms up.
+fn totals(file: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("summary: "));
-    let sum = line.context("callgrind wrote no summary")?;
-    sum.trim().parse().with_context(|| format!("callgrind's summary makes no sense: {sum}"))
+    let line = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.with_context(|| format!("callgrind wrote no {name}"))
+    };
+    // Zeros at the end are left out.
+    let totals = line("totals: ")?.split_whitespace().chain(iter::repeat("0"));
+    line("events: ")?
+        .split_whitespace()
+        .zip(totals)
+        .map(|(name, total)| {
+            let total =
+                total.parse().with_context(|| format!("callgrind counts {total} {name}"))?;
+            Ok((name.to_owned(), total))
+        })
+        .collect()
 }
 
 /// Runs a command that must succeed.

@@ -149,6 +149,7 @@ fn count(transport: TransportKind, zero_copy: bool, load: Load) -> anyhow::Resul
     let mut result = Ok(());
     let mut counts = measure(load.times, || result = run(load.times));
     result?;
+    counts.insert("warm_up".to_owned(), load.times as f64);
     if transport == TransportKind::Sim {
         let after = net.stats();
         let mut add = |name: &str, count: u64| {
@@ -236,7 +237,7 @@ async fn connect(
     Ok(Client::with_channel(channel, zero_copy))
 }
 
-async fn listen() -> anyhow::Result<(TcpIncoming, String)> {
+pub(super) async fn listen() -> anyhow::Result<(TcpIncoming, String)> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let uri = format!("http://{}", listener.local_addr()?);
     Ok((TcpIncoming::from(listener).with_nodelay(Some(true)), uri))

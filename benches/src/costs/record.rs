@@ -16,8 +16,8 @@ pub const MARGIN: f64 = 0.05;
 const RESOLUTION: f64 = 0.011;
 
 const HEAD: &str = "\
-# What one repetition of each scenario costs: instructions, allocations and their bytes, and on the
-# simulated fabric SENDs, WRITEs, doorbells and completions of both ends together.
+# What one repetition of each scenario costs: instructions, system calls, allocations and their
+# bytes, and on the simulated fabric SENDs, WRITEs, doorbells and completions of both ends together.
 #
 # `make test` fails when a count grows by more than 5 %. A change that is worth its cost records the
 # new counts in the same commit: make costs-record. See benches/README.md, also for what to do when
@@ -172,8 +172,9 @@ fn format_count(value: f64) -> String {
 }
 
 /// Column order of the table. Other counts follow.
-const COLUMNS: [&str; 7] = [
+const COLUMNS: [&str; 8] = [
     "instructions",
+    "system_calls",
     "allocations",
     "allocated_bytes",
     "sends",
