@@ -24,7 +24,7 @@ fn taken(page: usize, len: usize, blocks: usize) -> usize {
     begins.sort_unstable();
     assert!(begins.windows(2).all(|pair| pair[1] - pair[0] >= len));
     drop(held);
-    // What was given back serves again.
+    // Blocks that were given back are used again.
     let again: Vec<_> = (0..blocks).map(|_| arenas.take(len).unwrap()).collect();
     assert_eq!((again.len(), ledger.budgets.used(Use::Control)), (blocks, taken));
     taken
@@ -38,7 +38,7 @@ fn connections_at_rest_take_the_same_bytes_on_large_pages() {
     }
     // Before, each had a page.
     assert_eq!(taken(LARGE_PAGE, 4 << 10, 1), LARGE_PAGE);
-    // What is longer than half of a page is in pages of its own.
+    // A block longer than half a page has pages of its own.
     assert_eq!(taken(LARGE_PAGE, 40 << 10, 3), 3 * LARGE_PAGE);
     assert_eq!(taken(LARGE_PAGE, 100 << 10, 3), 6 * LARGE_PAGE);
 }
