@@ -118,7 +118,7 @@ fn doc_mark(line: &str) -> &'static str {
     }
 }
 
-/// What the doc comment with this mark that begins in line `n` documents.
+/// Returns the item that the doc comment with this mark documents, which begins in line `n`.
 fn documented(lines: &[&str], n: usize, mark: &str) -> Documented {
     let lines = || lines[n..].iter().map(|line| line.trim_start());
     let comment = || lines().take_while(|line| line.starts_with(mark));

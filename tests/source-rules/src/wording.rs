@@ -38,7 +38,7 @@ const NO_GENITIVE: &[&str] =
 /// Words of a dialect.
 const WORDS: &[&str] = &["anew", "meanwhile", "likewise", "in vain", "as ever"];
 
-/// What follows "beside" when it means "in addition to".
+/// Words that follow "beside" when it means "in addition to".
 const BESIDE: &[&str] = &["that", "this", "these", "those", "what", "which", "whom"];
 
 /// Phrases instead of a number or a condition.
