@@ -1,10 +1,10 @@
-//! Tickets for bare connections, which carry SENDs and WRITEs without calls, for a diagnosis.
+//! Tickets for bare connections. They carry SENDs and WRITEs without calls, for a diagnosis.
 
 use std::time::Duration;
 
-/// Marks a ticket as one for a bare connection, and for nothing else.
+/// Marks a ticket as valid only for a bare connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BareTicket;
 
-/// How long a server serves a bare connection: longer than a diagnosis takes.
+/// Maximum time that a server serves a bare connection, which is longer than a diagnosis takes.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);

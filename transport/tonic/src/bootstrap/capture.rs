@@ -1,5 +1,5 @@
-//! Records the identity of the Offer's TCP connection, and traces of a gateway, before any of the
-//! user's layers can add, change or remove them.
+//! Records the identity of the Offer's TCP connection, and traces of a gateway, before any user
+//! layer can add, change or remove them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,15 +16,15 @@ use crate::bootstrap::stock_calls::StockCalls;
 
 /// The outermost layer on the TCP side. Requests other than Offers pass unchanged.
 ///
-/// tonic clones the service of a server once for each connection, and that clone for each request.
-/// So the first clone stands for a connection of its own, and later ones for the same.
+/// tonic clones a server's service once for each connection, and clones that clone for each
+/// request. So the first clone represents a new connection, and clones of it the same one.
 #[derive(Debug)]
 pub(crate) struct Capture<S> {
     inner: S,
     stock_calls: Arc<StockCalls>,
-    /// Connections so far.
+    /// Number of connections so far.
     connections: Arc<AtomicU64>,
-    /// The connection that this clone is for; `None` in the server's own.
+    /// The connection that this clone is for. `None` in the server's own copy.
     asker: Option<Asker>,
 }
 
@@ -45,7 +45,7 @@ impl<S> Capture<S> {
         Capture { inner, stock_calls, connections: Arc::default(), asker: None }
     }
 
-    /// Shows a call that is no Offer to those who watch, and warns if they say so.
+    /// Reports a call that is not an Offer to [`StockCalls`], and logs its warning.
     #[cold]
     fn watched<B>(&self, req: &Request<B>) {
         let Some(peer) = peer(req.extensions()) else { return };
@@ -123,7 +123,7 @@ mod tests {
             Ok::<_, std::convert::Infallible>(connection.and_then(|c| c.asker).unwrap())
         });
         let server = Capture::new(inner, Arc::new(StockCalls::new(Arc::default())));
-        // tonic clones the service for each connection, and that clone for each request.
+        // tonic clones the service for each connection, and clones that clone for each request.
         let connections = [server.clone(), server.clone()];
         let asker = async |n: usize| {
             let req = request(OFFER_PATH);
@@ -149,7 +149,7 @@ mod tests {
             offer.headers_mut().insert(name.clone(), "192.0.2.1".parse().unwrap());
             assert_eq!(captured(offer).await.unwrap().trace, Some(Trace::Header(name)));
         }
-        // Headers that clients send themselves are no evidence.
+        // Headers that clients also send themselves prove nothing.
         let mut offer = request(OFFER_PATH);
         for name in
             ["authorization", "user-agent", "te", "traceparent", "x-request-id", "grpc-timeout"]

@@ -27,16 +27,16 @@ use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, plaintext};
 use crate::tcp::connector::TcpChannel;
 
-/// Places of an answer that are used: more than any host has, and few enough to be paired with the
-/// devices of this one.
+/// Number of places in an answer that are used. It is more than any host has, and few enough to be
+/// paired with this host's devices.
 const MAX_PLACES: usize = 64;
 
-/// The transports that an address may be of.
+/// The transports that an address may have.
 const TRANSPORTS: [Transport; 3] = [Transport::InfiniBand, Transport::RoCE, Transport::IWarp];
 
 type HookFuture = Pin<Box<dyn Future<Output = Result<Request<()>, Status>> + Send>>;
 
-/// Adds to the Offer what the server's layers require of every request, credentials for example.
+/// Adds the metadata that the server's layers require of every request, for example credentials.
 #[derive(Clone)]
 pub(crate) struct OfferHook(Arc<dyn Fn() -> HookFuture + Send + Sync>);
 
@@ -64,7 +64,7 @@ impl OfferHook {
         }))
     }
 
-    /// Returns a request that carries what the hook adds.
+    /// Returns a request with the hook's metadata.
     pub(crate) async fn ask(&self) -> Result<Request<()>, Status> {
         (self.0)().await
     }
@@ -81,9 +81,9 @@ impl fmt::Debug for OfferHook {
 pub(crate) struct Place {
     pub(crate) path: Path,
     pub(crate) addr: Addr,
-    /// The server's device; empty where the server does not say.
+    /// The server's device. Empty if the server does not name it.
     pub(crate) device: String,
-    /// Whether that speaks iWARP, if the server says.
+    /// Whether the device speaks iWARP, if the server says so.
     pub(crate) iwarp: Option<bool>,
 }
 
@@ -91,18 +91,19 @@ pub(crate) struct Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Offered {
     pub(crate) ticket: Ticket,
-    /// Where to connect to, preferred path first.
+    /// Places to connect to, in order of preference of their paths.
     pub(crate) places: Vec<Place>,
     /// Requested fabrics that are not available.
     pub(crate) refusals: Vec<(Path, Reason)>,
-    /// What tonic adds to the user agent of a call over TCP, if the server has told it.
+    /// The text that tonic appends to the user agent of a call over TCP, if the server has reported
+    /// it.
     pub(crate) user_agent: Option<HeaderValue>,
     /// The ticket is for a bare connection.
     #[cfg(feature = "measure")]
     pub(crate) bare: bool,
 }
 
-/// Asks the server on the other end of `tcp` for access to one of `paths`, preferred path first.
+/// Asks the server at the other end of `tcp` for access to one of `paths`, in order of preference.
 pub(crate) async fn offer(
     tcp: &TcpChannel,
     origin: Uri,
@@ -112,7 +113,7 @@ pub(crate) async fn offer(
     ask(tcp, origin, hook, paths, false).await
 }
 
-/// Asks for a ticket for a bare connection. A server that serves none gives one for calls.
+/// Asks for a ticket for a bare connection. A server that serves none gives a ticket for calls.
 #[cfg(feature = "measure")]
 pub(crate) async fn offer_bare(
     tcp: &TcpChannel,
@@ -139,7 +140,7 @@ async fn ask(
     }
     match call(tcp, origin, request, paths, bare).await {
         Ok(response) => {
-            // Decided now: the connection that carried the answer is known.
+            // Decided here, because the connection that carried the answer is known now.
             let denies = |path: Path| tcp.denies(path);
             let this_end = |reason| match paths.iter().any(|path| denies(*path)) {
                 true => plaintext::and_by_client(reason),
@@ -177,15 +178,15 @@ async fn call(
         bare,
     };
     let request = request.map(|()| LazyMessage(Some(message)));
-    // Client streaming, because the message of a unary call is built before the connection is
+    // A client-streaming call, because a unary call's message is built before the connection is
     // chosen.
     grpc.client_streaming(request, PathAndQuery::from_static(OFFER_PATH), ProstCodec::default())
         .await
 }
 
-/// A stream of one message, built when the connection that carries the call polls for it. tonic's
-/// channel has one connection at a time and replaces a lost one, so the local address is certain
-/// only at that point.
+/// A stream of one message, which is built when the connection that carries the call polls for it.
+/// tonic's channel has one connection at a time and replaces a lost one, so only then is the local
+/// address certain.
 struct LazyMessage<F>(Option<F>);
 
 impl<F> Unpin for LazyMessage<F> {}
@@ -202,8 +203,8 @@ fn describe(status: &Status) -> String {
     format!("{:?}: {}", status.code(), PeerText(status.message(), DETAIL))
 }
 
-/// Beginnings of what gRPC servers say of a service that they do not have, in lower case. tonic
-/// says nothing, others name the service.
+/// Prefixes, in lower case, of the texts with which gRPC servers report an unknown service. tonic's
+/// text is empty, and others name the service.
 const UNKNOWN_SERVICE: [&str; 6] = [
     "method not found",
     "method is unimplemented",
@@ -213,7 +214,7 @@ const UNKNOWN_SERVICE: [&str; 6] = [
     "unknown service",
 ];
 
-/// Whether a server that does not have the Offer's service said so.
+/// Whether a server reported that it does not have the Offer's service.
 fn is_unknown_service(status: &Status) -> bool {
     let message = status.message().to_ascii_lowercase();
     status.code() == Code::Unimplemented
@@ -222,12 +223,13 @@ fn is_unknown_service(status: &Status) -> bool {
             || UNKNOWN_SERVICE.iter().any(|begin| message.starts_with(begin)))
 }
 
-/// What tonic's client says of an answer that is not gRPC's: no status, another content, nothing.
+/// Texts of tonic's client for an answer that is not gRPC: no status, another content type, or no
+/// content.
 const NOT_GRPC: [&str; 4] =
     ["grpc-status header missing", "protocol error", "Missing response message", "Unexpected EOF"];
 
-/// Whether this client is not let in, which may be said in HTTP alone: the text of such an answer
-/// is no message of gRPC's, and tonic's client then names the HTTP status at the end.
+/// Whether this client is refused access. The server may say so in plain HTTP. Such an answer has
+/// no gRPC message, and the text of tonic's client then ends with the HTTP status.
 fn is_refused_to_client(status: &Status) -> bool {
     matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
         || ["status: 401 Unauthorized", "status: 403 Forbidden"]
@@ -237,7 +239,7 @@ fn is_refused_to_client(status: &Status) -> bool {
 
 /// Maps the failure of the call itself to a reason.
 fn refused(status: &Status) -> Reason {
-    // A status with a source was created locally: the server did not answer.
+    // A status with a source was created locally, so the server did not answer.
     let unanswered = std::error::Error::source(status).is_some();
     match status.code() {
         _ if is_unknown_service(status) => Reason::new(
@@ -332,7 +334,7 @@ fn read(response: OfferResponse, paths: &[Path]) -> Result<Offered, Reason> {
     Ok(offered)
 }
 
-/// The user agent of tonic that a server has seen in the Offer.
+/// tonic's user agent, as the server has seen it in the Offer.
 fn tonics_user_agent(seen: &str) -> Option<HeaderValue> {
     let is_tonics = seen.starts_with("tonic/") && seen.len() <= MAX_USER_AGENT;
     let is_word = seen.bytes().all(|byte| byte.is_ascii_graphic());
@@ -340,7 +342,7 @@ fn tonics_user_agent(seen: &str) -> Option<HeaderValue> {
 }
 
 impl Offered {
-    /// Leaves out the places that this end may not use, as their paths are not encrypted.
+    /// Removes the places that this end may not use because their paths are not encrypted.
     fn deny(&mut self, denies: impl Fn(Path) -> bool) {
         for (_, reason) in self.refusals.iter_mut().filter(|(path, _)| denies(*path)) {
             *reason = plaintext::and_by_client(reason.clone());
@@ -401,7 +403,7 @@ fn malformed(what: &str) -> Reason {
 fn refusal_reason(refusal: &pb::Refusal) -> Reason {
     match ReasonCode::from_name(&refusal.code) {
         Some(code) => Reason::from_peer(code, PeerText(&refusal.detail, DETAIL).to_string()),
-        // A code of a later version of the protocol.
+        // A code of a later protocol version.
         None => Reason::from_peer(
             ReasonCode::HandshakeRejected,
             format!("{}: {}", PeerText(&refusal.code, SHORT), PeerText(&refusal.detail, DETAIL)),
@@ -529,7 +531,7 @@ mod tests {
         }
         let empty = OfferResponse { outcome: None, ..response(grant()) };
         assert!(read(empty, &[Path::Verbs]).unwrap_err().to_string().contains("neither"));
-        // A fabric that was not requested does not count.
+        // A fabric that was not requested is ignored.
         assert!(read(response(grant()), &[Path::Sim]).is_err());
     }
 

@@ -1,4 +1,4 @@
-//! What is known of a TCP connection that carries an Offer.
+//! The TCP connection that carries an Offer: its identity, limits, and signs of a gateway.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use tonic::transport::server::TlsConnectInfo;
 #[cfg(all(unix, feature = "_tls-any"))]
 use tonic::transport::server::UdsConnectInfo;
 
-/// Offers of one TCP connection that are answered at a time.
+/// Maximum number of Offers of one TCP connection that are answered at the same time.
 pub(crate) const OFFERS_AT_ONCE: usize = 16;
 
-/// Connections of one client, as its TCP connection tells, that are in the making or wait for that.
+/// Maximum number of a client's connections in progress or waiting. A client is identified by its
+/// TCP connection.
 pub(crate) const HANDSHAKES_AT_ONCE: usize = 8;
 
 /// Headers that gateways add to requests.
@@ -36,26 +37,26 @@ const FORWARDING: [&str; 13] = [
 /// Prefixes of further such headers.
 const FORWARDING_PREFIXES: [&str; 4] = ["l5d-", "x-envoy-", "x-forwarded", "x-original-"];
 
-/// Evidence that a request passed an HTTP gateway.
+/// Evidence that a request passed through an HTTP gateway.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Trace {
-    /// Not HTTP/2, which all clients of this crate speak.
+    /// The version is not HTTP/2, which all clients of this crate use.
     #[error("it came by {0:?}")]
     Version(Version),
     #[error("it carries the header `{0}`")]
     Header(HeaderName),
 }
 
-/// A connection that carries Offers, among all of its server.
+/// The number and limits of a connection that carries Offers.
 #[derive(Debug, Clone)]
 pub(crate) struct Asker {
-    /// Distinguishes it from all other connections of the server.
+    /// Distinguishes the connection from all others of its server.
     pub(crate) number: u64,
     places: Arc<Semaphore>,
     handshakes: Handshakes,
 }
 
-/// Counts the connections of one client that are in the making: an extension of its tickets.
+/// Counts the connections that one client is setting up. An extension of the client's tickets.
 #[derive(Debug, Clone)]
 pub(crate) struct Handshakes(pub(crate) Arc<Semaphore>);
 
@@ -65,22 +66,22 @@ impl Asker {
         Self { number, places: Arc::new(Semaphore::new(OFFERS_AT_ONCE)), handshakes }
     }
 
-    /// Its count of connections in the making.
+    /// The count of connections that the client is setting up.
     pub(crate) fn handshakes(&self) -> Handshakes {
         self.handshakes.clone()
     }
 
-    /// Counts an Offer until the permit is dropped. Returns `None` if there are [`OFFERS_AT_ONCE`]
-    /// already.
+    /// Counts an Offer until the permit is dropped. Returns `None` if [`OFFERS_AT_ONCE`] are
+    /// already in progress.
     pub(crate) fn begin(&self) -> Option<OwnedSemaphorePermit> {
         self.places.clone().try_acquire_owned().ok()
     }
 }
 
-/// What is known of an Offer's connection; kept in the Offer's extensions.
+/// The captured facts about an Offer's connection, kept in the Offer's extensions.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Connection {
-    /// The connect info of the connection.
+    /// The connection's connect info.
     pub(crate) extensions: Extensions,
     /// Evidence of a gateway, if the Offer carries any.
     pub(crate) trace: Option<Trace>,
@@ -89,12 +90,12 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// The peer's end of the TCP connection; `None` for a transport without TCP addresses.
+    /// The peer's end of the TCP connection. `None` if the transport has no TCP addresses.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         peer(&self.extensions)
     }
 
-    /// Whether the connection is known to be encrypted by TLS.
+    /// Whether TLS is known to encrypt the connection.
     pub(crate) fn is_by_tls(&self) -> bool {
         #[cfg(feature = "_tls-any")]
         {

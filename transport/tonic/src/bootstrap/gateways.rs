@@ -1,9 +1,9 @@
 //! Decides whether an Offer came directly from its client or through an HTTP gateway.
 //!
-//! A ticket carries the identity of its Offer's TCP connection: calls on the fast path report the
-//! address and the certificate of that connection. If a gateway forwards an Offer, the connection
-//! belongs to the gateway but the ticket to its client. Therefore the client states its own address
-//! of the connection, and the server compares it with the peer address that it sees.
+//! A ticket carries the identity of its Offer's TCP connection: calls on the fast path report that
+//! connection's address and certificate. If a gateway forwards an Offer, the connection is the
+//! gateway's but the ticket is its client's. Therefore the client states its own address of the
+//! connection, and the server compares it with the peer address that it sees.
 //!
 //! States of an accepted TCP connection:
 //!
@@ -12,11 +12,11 @@
 //! | direct | direct | gateway | (none) |
 //! | gateway | gateway | gateway | (none) |
 //!
-//! A client that guesses the gateway's port therefore has one guess for each connection of the
-//! gateway. A wrong statement is counted against the network of the peer; after [`MISMATCHES`] of
-//! them no Offer from that network counts as direct until [`WINDOW`] after the first. In that time
-//! the answer does not depend on the statement, and no answer names the peer's address, so a guess
-//! reveals nothing.
+//! So a client that guesses the gateway's port has one guess for each of the gateway's connections.
+//! A wrong statement counts against the peer's network. After [`MISMATCHES`] of them, no Offer from
+//! that network counts as direct until [`WINDOW`] after the first. During that time the answer does
+//! not depend on the statement, and no answer contains the peer's address, so a guess reveals
+//! nothing.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -28,18 +28,18 @@ use tokio::time::Instant;
 use crate::bootstrap::connection::{Connection, Trace};
 use crate::bootstrap::network::Network;
 
-/// Wrong statements from one network after which all its Offers count as a gateway's.
+/// Number of wrong statements from one network after which all its Offers count as a gateway's.
 pub(crate) const MISMATCHES: u32 = 8;
 /// Time after the first wrong statement at which the count starts again.
 pub(crate) const WINDOW: Duration = Duration::from_secs(600);
 /// Number of networks whose wrong statements are remembered.
 const NETWORKS: usize = 1024;
 
-/// Why an Offer does not count as direct. The texts are sent to the client.
+/// Why an Offer does not count as direct. The client receives the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Indirect {
     #[error(
-        "the server does not know the Offer's connection: a layer of its own made the request anew"
+        "the server does not know the Offer's connection: one of its layers rebuilt the request"
     )]
     Rebuilt,
     #[error("the server sees no TCP address of its peer: it serves another transport")]
@@ -85,12 +85,12 @@ struct Table {
 
 #[derive(Debug)]
 struct Live {
-    /// Distinguishes it from a later connection with the same peer address.
+    /// Distinguishes the connection from a later one with the same peer address.
     number: u64,
     gateway: bool,
-    /// It has carried an Offer.
+    /// Whether the connection has carried an Offer.
     asked: bool,
-    /// The first call that was counted, and how many were.
+    /// The time of the first counted call, and the number of counted calls.
     calls: Option<(Instant, u32)>,
 }
 
@@ -100,7 +100,7 @@ struct Mismatches {
     count: u32,
 }
 
-/// An accepted connection; dropping it removes the connection from the table.
+/// An accepted connection. Dropping it removes the connection from the table.
 #[derive(Debug)]
 pub(crate) struct Known {
     gateways: Arc<Gateways>,
@@ -119,7 +119,7 @@ impl Gateways {
         Some(Known { gateways: self.clone(), peer, number })
     }
 
-    /// Decides whether an Offer came directly. `connection` is what was captured of its connection,
+    /// Decides whether an Offer came directly. `connection` is the captured connection, and
     /// `stated` the address that the client states as its own.
     pub(crate) fn judge(
         &self,
@@ -142,8 +142,8 @@ impl Gateways {
         live.gateway |= evidence.is_err();
         let network = Network::from(peer.ip());
         let suspect = table.is_suspect(network, now);
-        // A guess on a connection already marked as a gateway's gains nothing, so it is not
-        // counted.
+        // A guess about a connection that is already marked as a gateway's gains nothing, so it is
+        // not counted.
         if matches!(evidence, Err(Indirect::Differs(_))) && !before {
             table.count(network, now);
         }
@@ -155,8 +155,8 @@ impl Gateways {
         }
     }
 
-    /// Counts a call on a connection that has carried no Offer. Returns when its first was counted,
-    /// and how many were; `None` for other connections.
+    /// Counts a call on a connection that has carried no Offer. Returns the time of its first
+    /// counted call, and their number. `None` for other connections.
     pub(crate) fn count_call(&self, peer: SocketAddr, now: Instant) -> Option<(Instant, u32)> {
         let mut table = self.lock();
         let live = table.live.get_mut(&peer).filter(|live| !live.asked)?;
@@ -180,8 +180,8 @@ impl Table {
     fn count(&mut self, network: Network, now: Instant) {
         if !self.mismatches.contains_key(&network) && self.mismatches.len() >= NETWORKS {
             self.mismatches.retain(|_, m| now < m.since + WINDOW);
-            // Evict the network with the fewest mismatches, the oldest on a tie, so that a flood
-            // from many networks does not evict suspect ones.
+            // Evicts the network with the fewest mismatches, and the oldest of several, so that a
+            // flood from many networks does not evict suspect ones.
             if self.mismatches.len() >= NETWORKS
                 && let Some(least) =
                     self.mismatches.iter().min_by_key(|(_, m)| (m.count, m.since)).map(|(n, _)| *n)
@@ -206,8 +206,8 @@ impl Drop for Known {
     }
 }
 
-/// The two ends can differ in the scope of an IPv6 address, and in whether an IPv4 address is
-/// mapped into IPv6.
+/// Compares two views of an address. The ends can differ in an IPv6 address's scope, and in whether
+/// an IPv4 address is mapped into IPv6.
 fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     (a.ip().to_canonical(), a.port()) == (b.ip().to_canonical(), b.port())
 }
@@ -224,7 +224,7 @@ mod tests {
         Connection::of(TcpConnectInfo { local_addr: None, remote_addr })
     }
 
-    /// Judges an Offer on a connection of its own.
+    /// Judges an Offer on a new connection.
     fn judged(
         gateways: &Arc<Gateways>,
         peer: &str,
@@ -290,7 +290,7 @@ mod tests {
             assert_eq!(gateways.judge(Some(&connection), stated, now), Err(Indirect::Gateway));
         }
         assert_eq!(gateways.judge(Some(&connection), None, now), Err(Indirect::Unstated));
-        // Another connection takes over the address before the first one's end is noticed.
+        // A new connection has the address before the end of the first one is noticed.
         let _second = gateways.accepted(&connection);
         drop(first);
         assert_eq!(gateways.judge(Some(&connection), right, now), Ok(()));

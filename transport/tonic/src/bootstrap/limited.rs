@@ -1,14 +1,14 @@
-//! The service `tonic_rdma.v1.Bootstrap`, with the limits that each Offer is held to.
+//! The service `tonic_rdma.v1.Bootstrap`, with the limits on Offers.
 //!
 //! | limit | value | beyond it |
 //! |---|---|---|
 //! | length of a request | [`MAX_REQUEST`] | OUT_OF_RANGE, before the message is read |
 //! | fabrics that a request names, each counted once | [`MAX_FABRICS`] | INVALID_ARGUMENT |
 //! | Offers of one TCP connection at a time | [`OFFERS_AT_ONCE`] | RESOURCE_EXHAUSTED |
-//! | length of an answer | [`MAX_ANSWER`] | details are cut, and the last addresses left out |
+//! | length of an answer | [`MAX_ANSWER`] | details are cut, and the last addresses are left out |
 //!
-//! An Offer counts until its answer has been written to the connection: whoever does not read the
-//! answers has that many of them waiting, and no more.
+//! An Offer counts until its answer has been written to the connection. So a client that does not
+//! read answers can have at most this many waiting.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -30,16 +30,16 @@ use crate::bootstrap::connection::{Asker, Connection, OFFERS_AT_ONCE};
 use crate::bootstrap::pb::bootstrap_server::{BootstrapServer, SERVICE_NAME};
 use crate::bootstrap::service::OfferService;
 
-/// Most bytes of a request for an Offer.
+/// Maximum length of a request for an Offer, in bytes.
 pub(crate) const MAX_REQUEST: usize = 4096;
 
-/// The service of the Offer and the Probe, which holds Offers to their limits.
+/// The service of Offer and Probe, which applies the limits to Offers.
 #[derive(Debug, Clone)]
 pub(crate) struct LimitedOffers {
     offer: BootstrapServer<OfferService>,
-    /// Other calls: a Probe is as long as it is to be measured.
+    /// Serves other calls. A Probe may be longer, because it is used for measurements.
     other: BootstrapServer<OfferService>,
-    /// Counts Offers of which a layer has removed the connection.
+    /// Counts Offers whose connection a layer has removed.
     unknown: Asker,
 }
 
@@ -83,8 +83,8 @@ impl Service<Request<Body>> for LimitedOffers {
     }
 }
 
-/// The body of an answer, which counts as an Offer in progress. So do its frames after it: HTTP/2
-/// keeps them until the peer takes them.
+/// The body of an answer, which counts as an Offer in progress. Its frames count as well, because
+/// HTTP/2 keeps them until the peer takes them.
 struct Counted {
     body: Body,
     permit: Arc<OwnedSemaphorePermit>,

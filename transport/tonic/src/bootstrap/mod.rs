@@ -1,18 +1,18 @@
-//! `tonic_rdma.v1.Bootstrap`: a client finds the fast path by calling Offer over TCP; Probe serves
-//! [diagnosis](crate::diagnose()).
+//! `tonic_rdma.v1.Bootstrap`. A client finds the fast path by calling Offer over TCP. Probe is for
+//! a [diagnosis](crate::diagnose()).
 //!
 //! | file | what |
 //! |---|---|
 //! | `bare` | tickets for connections without calls |
 //! | `tickets` | the one-time tickets that a server has issued |
 //! | `service` | the server's side of both calls |
-//! | `limited` | that with the limits of Offers: length, number, unread answers |
+//! | `limited` | the service, with limits on Offers: length, number, unread answers |
 //! | `client` | the client's side of the Offer |
-//! | `connection` | what is known of the Offer's TCP connection |
-//! | `capture` | records that, before the user's layers |
+//! | `connection` | the Offer's TCP connection: identity, limits, signs of a gateway |
+//! | `capture` | records the connection before the user's layers run |
 //! | `gateways` | whether an Offer came directly or through an HTTP gateway |
-//! | `stock_calls` | programs that use the fast path and call by tonic's own channel as well |
-//! | `network` | the unit in which clients are counted |
+//! | `stock_calls` | programs that use the fast path and also call over tonic's own channel |
+//! | `network` | the unit by which clients are counted |
 //! | `generated` | generated from `proto/tonic_rdma/v1/bootstrap.proto` |
 
 #[cfg(feature = "measure")]

@@ -1,8 +1,8 @@
-//! The unit in which clients are counted.
+//! The unit by which clients are counted.
 
 use std::net::IpAddr;
 
-/// Length in bits of the IPv6 prefix that counts as one client network: a host can take any address
+/// Length in bits of the IPv6 prefix that counts as one client network. A host can take any address
 /// of its /64.
 const IPV6_PREFIX: u32 = 64;
 

@@ -30,24 +30,25 @@ use crate::path::Path;
 use crate::path::plaintext::{self, Plaintext};
 use crate::path::reason::{Reason, ReasonCode};
 
-/// Most fabrics that a request may name.
+/// Maximum number of fabrics in a request.
 pub(crate) const MAX_FABRICS: usize = 8;
-/// Most bytes of an answer to an Offer.
+/// Maximum length of an answer to an Offer, in bytes.
 pub(crate) const MAX_ANSWER: usize = 8192;
-/// Most bytes of a user agent's last word in an answer.
+/// Maximum length of the user agent's last word in an answer, in bytes.
 pub(crate) const MAX_USER_AGENT: usize = 64;
-/// Most bytes of a reason's details in an answer.
+/// Maximum length of a reason's details in an answer, in bytes.
 const MAX_DETAIL: usize = 512;
 /// Maximum size of an answer to a Probe, in bytes.
 pub(crate) const MAX_PROBE: usize = 1 << 20;
 
-/// Limits the log lines about Offers through gateways, so that such clients cannot fill the disk.
+/// Throttles the log lines about Offers through gateways, so that such clients cannot fill the
+/// disk.
 static REFUSED: LogThrottle = LogThrottle::new();
 
-/// What a server offers on one fabric.
+/// The state of a server's offer on one fabric.
 #[derive(Debug, Clone)]
 pub(crate) enum Offer {
-    /// Not known yet: the devices are being opened.
+    /// Unknown so far, because the devices are being opened.
     Starting,
     /// Available at these addresses.
     On(Arc<[Listening]>),
@@ -55,17 +56,17 @@ pub(crate) enum Offer {
     Off(Reason),
 }
 
-/// What a server offers.
+/// The state of a server's offers on all fabrics.
 #[derive(Debug, Clone)]
 pub(crate) enum Offering {
-    /// Per fabric.
+    /// One state for each fabric.
     ByFabric(Vec<(Path, Offer)>),
     /// No fast path at all, with the reason.
     Off(Reason),
 }
 
 impl Offering {
-    /// The initial state: nothing is known of any of `paths`.
+    /// The initial state: each of `paths` is unknown.
     pub(crate) fn starting(paths: impl IntoIterator<Item = Path>) -> Self {
         Self::ByFabric(paths.into_iter().map(|path| (path, Offer::Starting)).collect())
     }
@@ -106,14 +107,14 @@ pub(crate) struct OfferService {
     tickets: Arc<Tickets>,
     gateways: Arc<Gateways>,
     stock_calls: Arc<StockCalls>,
-    /// Whether Offers that came through a gateway receive a ticket.
+    /// Whether Offers that came through a gateway get a ticket.
     through_gateways: bool,
     plaintext: Plaintext,
-    /// Whether there are tickets for bare connections.
+    /// Whether bare connections get tickets.
     measuring: bool,
 }
 
-/// Marks a ticket as one that admits to no device: its Offer came by TLS.
+/// Marks a ticket that is not valid for any device, because its Offer came over TLS.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StaysOnHost;
 
@@ -131,7 +132,7 @@ impl OfferService {
     }
 
     /// The identity that calls on the fast path inherit from the Offer's TCP connection. Empty if
-    /// that connection is a gateway's, because the gateway's identity says nothing of its clients.
+    /// that connection is a gateway's, because the gateway's identity is not its clients'.
     fn identity(
         &self,
         connection: Option<&Connection>,
@@ -152,8 +153,8 @@ impl OfferService {
         }
     }
 
-    /// Waits until the state of every `wanted` fabric is known, and returns it. The client's own
-    /// deadline bounds the wait.
+    /// Waits until the state of each `wanted` fabric is known, and returns the states. The client's
+    /// own deadline limits the wait.
     async fn decided(&self, wanted: &[&str]) -> Result<Vec<(Path, Offer)>, Reason> {
         let mut offering = self.offering.clone();
         let starting = |o: &Offering, path: &str| matches!(o.get(path), Some((_, Offer::Starting)));
@@ -243,11 +244,11 @@ fn stated(request: &OfferRequest) -> Option<SocketAddr> {
     Some(SocketAddr::new(client.ip.parse().ok()?, client.port.try_into().ok()?))
 }
 
-/// The fabrics that a request names, each once.
+/// The fabrics that a request names, without duplicates.
 ///
 /// # Errors
 ///
-/// They are more than [`MAX_FABRICS`].
+/// The request names more than [`MAX_FABRICS`].
 fn named(fabrics: &[String]) -> Result<SmallVec<[&str; MAX_FABRICS]>, Status> {
     let mut named = SmallVec::new();
     for fabric in fabrics {
@@ -263,8 +264,8 @@ fn named(fabrics: &[String]) -> Result<SmallVec<[&str; MAX_FABRICS]>, Status> {
     Ok(named)
 }
 
-/// Takes the last addresses out of an answer that is longer than [`MAX_ANSWER`], from the fabric
-/// that has most of them. The nearest address is the first of its fabric, and stays.
+/// Removes addresses from an answer that is longer than [`MAX_ANSWER`]: the last ones of the fabric
+/// that has the most. The nearest address is its fabric's first, and stays.
 fn fit(response: &mut OfferResponse) {
     while response.encoded_len() > MAX_ANSWER {
         let Some(Outcome::Grant(grant)) = &mut response.outcome else { return };
@@ -279,15 +280,15 @@ fn fit(response: &mut OfferResponse) {
     }
 }
 
-/// The last word of the user agent, which the client cannot know: tonic adds it to a request, and
-/// shows it to nobody.
+/// The last word of the user agent. The client cannot know it, because tonic adds it to requests
+/// and does not reveal it.
 fn last_word_of_user_agent(metadata: &MetadataMap) -> String {
     let agent = metadata.get("user-agent").and_then(|agent| agent.to_str().ok());
     let word = agent.and_then(|agent| agent.split(' ').next_back());
     word.filter(|word| word.len() <= MAX_USER_AGENT).unwrap_or_default().to_owned()
 }
 
-/// The beginning of `text`, at most `most` bytes of it.
+/// The first `most` bytes of `text`, or less to end at a character.
 fn beginning(text: &str, most: usize) -> &str {
     let end = (0..=most.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
     &text[..end.unwrap_or(0)]
@@ -302,8 +303,8 @@ fn refusal(reason: &Reason, fabric: &str) -> pb::Refusal {
     }
 }
 
-/// Describes one fabric, with all addresses. The one that the client has already reached, if any,
-/// is the first.
+/// Describes one fabric with all its addresses. The address that the client has already reached
+/// comes first.
 fn fabric_offer(
     path: Path,
     listening: &[Listening],
@@ -370,7 +371,7 @@ impl Bootstrap for OfferService {
                 Outcome::Refusal(refusal(&reason, ""))
             }
         };
-        // Behind the address of a gateway are many programs.
+        // A gateway's address stands for many programs.
         if let Outcome::Grant(_) = outcome
             && !self.through_gateways
             && let Some(peer) = connection.and_then(Connection::peer)
@@ -494,7 +495,7 @@ mod tests {
         let outcome = ask(&service, request(), Some([10, 0, 1, 1])).await;
         let Outcome::Grant(grant) = &outcome else { panic!("{outcome:?}") };
         assert_eq!(grant.refusals[0].detail, "\u{1f980}".repeat(MAX_DETAIL / 4));
-        // It is full, and names the nearest address.
+        // The answer is full, and contains the nearest address.
         let length = answer(outcome.clone()).encoded_len();
         assert!((MAX_ANSWER - 200..=MAX_ANSWER).contains(&length), "{length} bytes");
         assert_eq!(granted(outcome)[0], "10.0.1.1:7 sim0");
@@ -596,7 +597,7 @@ mod tests {
             let refusal = refused(ask(&service, OfferRequest { client, ..request() }, None).await);
             assert!(refusal.starts_with("through-gateway: the client did not state"), "{refusal}");
         }
-        // The server's own defect is reported first.
+        // The server reports its own defect first.
         let off = Offering::Off(Reason::new(ReasonCode::Memlock, "needed 2, limit 1"));
         let (service, _tx) = self::service(off);
         let silent = OfferRequest { client: None, ..request() };

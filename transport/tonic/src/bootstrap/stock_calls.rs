@@ -1,15 +1,15 @@
-//! Notices programs that use the fast path and, beside it, call over TCP connections that never
-//! asked for it: by a stub's `connect` that makes tonic's channel, for example.
+//! Notices programs that use the fast path but also call over TCP connections that never asked for
+//! it, for example by a stub's `connect`, which makes tonic's channel.
 //!
-//! | a TCP connection of a host from which an Offer was answered with a ticket | counts |
+//! | a TCP connection from a host to which an Offer gave a ticket | counts |
 //! |---|---|
 //! | has carried an Offer | no |
-//! | never has; its calls name another client than tonic | no |
-//! | never has, since its first call [`AFTER`] ago, and has carried [`CALLS`] calls | yes: one warning for the server |
+//! | has carried none; its calls name another client than tonic | no |
+//! | has carried none, had its first call [`AFTER`] ago, and has carried [`CALLS`] calls | yes: one warning for the server |
 //!
 //! A channel of this crate whose TCP connection was replaced asks again within 30 seconds
-//! (`channel::backoff`), so its connections are not counted. One that may not use the fast path
-//! (`Policy::Off`) is: the server cannot tell the two apart.
+//! (`channel::backoff`), so its connections are not counted. A channel that may not use the fast
+//! path (`Policy::Off`) is counted, because the server cannot tell the two apart.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -23,19 +23,19 @@ use tokio::time::Instant;
 
 use crate::bootstrap::gateways::Gateways;
 
-/// Time since a connection's first call before which it is not counted.
+/// A connection is not counted before this time after its first call.
 const AFTER: Duration = Duration::from_secs(60);
-/// Calls before which a connection is not counted.
+/// A connection is not counted before it has carried this many calls.
 const CALLS: u32 = 20;
-/// Hosts that are remembered. Connections of others are not noticed.
+/// Maximum number of hosts to remember. Connections of other hosts are not noticed.
 const HOSTS: usize = 1024;
 
-/// For one server.
+/// The watch of one server.
 #[derive(Debug)]
 pub(crate) struct StockCalls {
-    /// There are hosts to watch, and nothing was warned of yet.
+    /// Whether there are hosts to watch and no warning was given yet.
     is_watching: AtomicBool,
-    /// Hosts that were given a ticket.
+    /// Hosts that got a ticket.
     hosts: Mutex<HashSet<IpAddr>>,
     /// The server's connections.
     gateways: Arc<Gateways>,
@@ -46,7 +46,7 @@ impl StockCalls {
         StockCalls { is_watching: AtomicBool::new(false), hosts: Mutex::default(), gateways }
     }
 
-    /// A host was given a ticket.
+    /// Records that a host got a ticket.
     pub(crate) fn has_ticket(&self, host: IpAddr) {
         let mut hosts = self.hosts();
         if hosts.is_empty() {
@@ -57,12 +57,12 @@ impl StockCalls {
         }
     }
 
-    /// Whether calls are to be shown to [`called`](Self::called). Cheap: one load.
+    /// Whether to report calls to [`called`](Self::called). Costs one load.
     pub(crate) fn is_watching(&self) -> bool {
         self.is_watching.load(Relaxed)
     }
 
-    /// A connection has carried a call that is no Offer. True once: when it is to be warned of.
+    /// Records a call that is not an Offer. Returns true once, when a warning is due.
     pub(crate) fn called(&self, peer: SocketAddr, headers: &HeaderMap, now: Instant) -> bool {
         let agent = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
         if !agent.is_some_and(|agent| agent.split(' ').any(|name| name.starts_with("tonic/")))
@@ -110,14 +110,15 @@ mod tests {
             peer
         }
 
-        /// The connection carries an Offer, which is answered with a ticket.
+        /// The connection carries an Offer and gets a ticket.
         fn offer(&self, peer: SocketAddr) {
             let judged = self.gateways.judge(Some(&connection(peer)), Some(peer), Instant::now());
             assert_eq!(judged, Ok(()));
             self.stock.has_ticket(peer.ip());
         }
 
-        /// How often 60 calls of a connection are warned of, half of them long after the first.
+        /// The number of warnings for 60 calls of a connection, half of which come long after the
+        /// first.
         fn warnings(&self, peer: SocketAddr, headers: &HeaderMap) -> usize {
             let start = Instant::now();
             let early = (0..30).filter(|_| self.stock.called(peer, headers, start)).count();
@@ -158,7 +159,7 @@ mod tests {
         assert_eq!(world.warnings(elsewhere, &tonic), 0, "its host has no ticket");
         assert_eq!(world.warnings(stock, &agent("grpc-go/1.60")), 0, "it is not tonic");
         assert_eq!(world.warnings(stock, &HeaderMap::new()), 0);
-        // It asks in the end, as a channel that connects anew does.
+        // It asks in the end, as a channel that connects again does.
         let start = Instant::now();
         assert!((0..30).all(|_| !world.stock.called(late, &tonic, start)));
         world.offer(late);

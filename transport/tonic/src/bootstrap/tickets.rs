@@ -3,14 +3,14 @@
 //! | state | issue | redeem | time |
 //! |---|---|---|---|
 //! | (none) | live | refused: unknown | |
-//! | live | withdrawn, if the table is full and its TCP connection holds the most | used | expired |
+//! | live | withdrawn if the table is full and its TCP connection holds the most | used | expired |
 //! | used | | refused: used | forgotten after [`SPENT`] later tickets are spent |
 //! | withdrawn | | refused: withdrawn | forgotten after [`SPENT`] later tickets are spent |
 //! | expired | | refused: expired | forgotten after [`SPENT`] later tickets are spent |
 //!
 //! A ticket is 128 bits from the operating system's random source. The table is keyed by the whole
-//! value with a randomly keyed hash, so the time of a look-up reveals nothing about nearly correct
-//! tickets. Every guess costs the guesser a connect request.
+//! value with a randomly keyed hash, so the duration of a look-up reveals nothing about nearly
+//! correct tickets. Every guess costs a connect request.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -25,9 +25,9 @@ use crate::bootstrap::network::Network;
 
 /// Length of a ticket in bytes.
 pub(crate) const TICKET_LEN: usize = 16;
-/// Default limit of live tickets, which bounds the connections that are being set up at once.
+/// Default limit of live tickets, which bounds the connections that are set up at the same time.
 pub(crate) const CAPACITY: usize = 1024;
-/// Maximum lifetime of a ticket: a year, which every clock can add to the current time.
+/// Maximum lifetime of a ticket: a year, which any clock can add to the current time.
 const MAX_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Default lifetime of a ticket.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(10);
@@ -65,9 +65,9 @@ pub(crate) struct NoRandomness;
 /// The client that a ticket counts against.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Holder {
-    /// The number of its TCP connection; all that have none count as one connection.
+    /// The number of its TCP connection. All holders without one count as one connection.
     pub(crate) connection: Option<u64>,
-    /// Its network, if its address is known.
+    /// Its network, if the address is known.
     pub(crate) network: Option<Network>,
 }
 
@@ -97,7 +97,7 @@ struct Live {
 }
 
 impl Tickets {
-    /// `lifetime` is cut to [`MAX_LIFETIME`], and `capacity` is at least one.
+    /// `lifetime` is capped at [`MAX_LIFETIME`], and `capacity` is at least one.
     pub(crate) fn new(capacity: usize, lifetime: Duration) -> Self {
         let (capacity, lifetime) = (capacity.max(1), lifetime.min(MAX_LIFETIME));
         Self { table: Mutex::default(), capacity, lifetime }
@@ -107,10 +107,10 @@ impl Tickets {
         self.lifetime
     }
 
-    /// Issues a ticket for the client on the other end of `connection`, who is `holder`.
+    /// Issues a ticket to `holder`, the client at the other end of `connection`.
     ///
-    /// If the table is full, the TCP connection that holds the most tickets loses its oldest. So no
-    /// flood excludes another connection, whatever address it comes from.
+    /// If the table is full, the TCP connection that holds the most tickets loses its oldest one.
+    /// So no flood excludes another connection, whatever address it comes from.
     pub(crate) fn issue(
         &self,
         connection: Extensions,
@@ -135,7 +135,7 @@ impl Tickets {
         Ok(ticket)
     }
 
-    /// Uses a ticket up and returns the extensions that it was issued with.
+    /// Uses a ticket, and returns the extensions that it was issued with.
     pub(crate) fn redeem(&self, ticket: &Ticket, now: Instant) -> Result<Extensions, Refused> {
         let mut table = self.lock();
         match table.live.remove(ticket) {
@@ -176,8 +176,8 @@ impl Table {
     }
 
     /// Withdraws the oldest ticket of the connection that holds the most. Of several such
-    /// connections it is one of the network that holds the most, and the asking one before others
-    /// of its network.
+    /// connections, those of the network that holds the most come first, and among them the asking
+    /// one.
     fn withdraw(&mut self, asking: Holder) {
         let mut connections: HashMap<Option<u64>, usize> = HashMap::new();
         let mut networks: HashMap<Option<Network>, usize> = HashMap::new();
@@ -242,7 +242,7 @@ mod tests {
         let ticket = tickets.issue(Extensions::new(), Holder::default(), now).unwrap();
         let later = now + tickets.lifetime();
         assert_eq!(tickets.redeem(&ticket, later).unwrap_err(), Refused::Expired);
-        // It stays expired, even if the clock goes back.
+        // The ticket stays expired, even if the clock goes back.
         assert_eq!(tickets.redeem(&ticket, now).unwrap_err(), Refused::Expired);
     }
 
@@ -263,7 +263,7 @@ mod tests {
             assert_eq!(tickets.lock().live.len(), 3);
             assert!(more.iter().all(|ticket| tickets.redeem(ticket, now).is_ok()));
         }
-        // A table always has room for one.
+        // Every table has room for at least one ticket.
         let smallest = Tickets::new(0, LIFETIME);
         let ticket = smallest.issue(Extensions::new(), Holder::default(), now).unwrap();
         smallest.redeem(&ticket, now).unwrap();
@@ -286,17 +286,18 @@ mod tests {
         let issue = |holder| tickets.issue(Extensions::new(), holder, now).unwrap();
         let lost =
             |ticket: &Ticket| tickets.redeem(ticket, now).map(drop) == Err(Refused::Withdrawn);
-        // All come from one host, as through loopback, so addresses cannot tell them apart.
+        // All connections come from one host, as through loopback, so addresses cannot tell them
+        // apart.
         let (flood, quiet, late) =
             (client(1, "127.0.0.1"), client(2, "127.0.0.1"), client(3, "127.0.0.1"));
         let rails = [issue(quiet), issue(quiet), issue(quiet)];
         let mut flooded = VecDeque::from_iter((0..5).map(|_| issue(flood)));
-        // A flood only takes from itself.
+        // A flood takes tickets only from itself.
         for _ in 0..20 {
             flooded.push_back(issue(flood));
             assert!(lost(&flooded.pop_front().unwrap()));
         }
-        // And others take from it, oldest first.
+        // Others take from the flood, oldest first.
         let good = issue(late);
         assert!(lost(&flooded.pop_front().unwrap()));
         for ticket in rails.iter().chain([&good]).chain(&flooded) {
@@ -310,8 +311,8 @@ mod tests {
         let tickets = Tickets::new(16, LIFETIME);
         let issue = |holder| tickets.issue(Extensions::new(), holder, now).unwrap();
         let good = issue(client(0, "2001:db8:1:3::1"));
-        // All addresses of an IPv6 /64 are one network, and an IPv4 address is the same in either
-        // form.
+        // All addresses of an IPv6 /64 are one network, and an IPv4 address is the same in both
+        // forms.
         for n in 1..500 {
             issue(client(n, &format!("2001:db8:1:2::{n}")));
         }
@@ -321,7 +322,7 @@ mod tests {
             issue(client(n, if n % 2 == 0 { "10.0.0.1" } else { "::ffff:10.0.0.1" }));
         }
         tickets.redeem(&good, now).unwrap();
-        // Many tickets of one connection weigh more than many connections of one network.
+        // Many tickets of one connection count more than many connections of one network.
         let good = issue(client(1000, "10.0.0.1"));
         for _ in 0..100 {
             issue(client(1001, "10.0.0.3"));

@@ -1,4 +1,4 @@
-//! Sizes of a connection, taken from the pool that it draws on.
+//! The sizes of a connection, derived from its pool.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,75 +9,76 @@ use tonic_rdma_proto::{Config, HEADERS, KeepAlive};
 
 use crate::land_in::allocators::Allocators;
 
-/// Bytes of a staging block: the longest WRITE of memory that is not pinned.
+/// Bytes of a staging block, which is the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// Bytes that a stream may have unread, up to half of the landing memory. One message may be
-/// longer: a quarter of that memory, up to [`MAX_WHOLE`]. Beyond that it lands in parts.
+/// Bytes that a stream may have unread: at most half of the landing memory. One message may be
+/// longer, up to a quarter of that memory and [`MAX_WHOLE`]. A longer one lands in parts.
 const BULK_WINDOW: usize = 32 << 20;
-/// Bytes of a message that lands in one piece.
+/// Maximum length in bytes of a message that lands in one piece.
 const MAX_WHOLE: usize = 256 << 20;
-/// Bytes. Landing memory is granted in multiples of them.
+/// Landing memory is granted in multiples of this many bytes.
 const GRANULE: u32 = 4096;
-/// Standing grants of a connection, at most: the number of messages of their length in flight
-/// before the sender has to send a REQUEST.
+/// Maximum number of a connection's standing grants. So many messages of their length may be in
+/// flight before the sender has to send a REQUEST.
 const MAX_STANDING: usize = 8;
-/// Bytes. With less, a connection could not receive everything that the protocol may send.
+/// A connection with fewer bytes could not receive everything that the protocol may send.
 const MIN_LANDING: usize = 256 * 1024;
 
-/// Sizes of one connection.
+/// The sizes of one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionConfig {
-    /// The protocol's limits; what the peer must know of them goes into the hello.
+    /// The protocol's limits. The hello tells the peer those that it must know.
     pub(crate) proto: Config,
-    /// Slots and queues.
+    /// The link's slots and queues.
     pub(crate) link: LinkConfig,
-    /// Staging blocks at most, and bytes of one.
+    /// Maximum number of staging blocks, and the bytes of each.
     pub(crate) staging: (usize, usize),
     /// Bytes of landing memory that the connection may lease at a time.
     pub(crate) landing: usize,
-    /// What lands is copied to the heap before it is handed up.
+    /// Received payload is copied to the heap before it is delivered.
     pub(crate) copy_on_delivery: bool,
-    /// Buffers for requests to land in (server).
+    /// Allocators of buffers for requests to land in (server).
     pub(crate) allocators: Option<Arc<Allocators>>,
 }
 
-/// RECVs of a connection at rest, and bytes of each: room for the messages of small calls. With its
-/// one SEND slot the connection pins 8 KiB.
+/// Number of RECVs of a connection at rest, each with room for a small call's message. Together
+/// with one SEND slot they take 8 KiB of pinned memory.
 const REST_RECVS: u32 = 6;
 const REST_RECV_SIZE: u32 = 1024;
 /// Bytes of the SEND slot of a connection at rest.
 const REST_SEND_SIZE: u32 = 2048;
 
-/// The least of an interval, and of a time-out, of a keep-alive.
+/// Minimum of a keep-alive's interval, and of its time limit.
 const MIN_KEEP_ALIVE: Duration = Duration::from_millis(10);
-/// tonic's default time-out for the answer.
+/// tonic's default time limit for the answer.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// tonic's settings of the keep-alive of an endpoint, or of a server, for the fast path.
+/// tonic's keep-alive settings of an endpoint or a server, for the fast path.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KeepAliveSettings {
-    /// `None`: no keep-alive.
+    /// `None` turns keep-alive off.
     pub(crate) interval: Option<Duration>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) while_idle: bool,
 }
 
-/// Control memory that a busy connection adds to that of one at rest, as far as the pool can spare
-/// it.
+/// Control memory that a busy connection has in addition to that of one at rest, as far as the pool
+/// can spare it.
 struct Shape {
-    /// Bytes of a slot, SEND or RECV.
+    /// Bytes of a SEND or RECV slot.
     slot: u32,
-    /// RECV slots.
+    /// Number of RECV slots.
     recvs: u32,
-    /// SEND slots.
+    /// Number of SEND slots.
     sends: u32,
-    /// Staging blocks at most, and bytes of one.
+    /// Maximum number of staging blocks, and the bytes of each.
     staging: (usize, usize),
 }
 
-/// From the largest down: 408, 164 and 82 KiB of a busy connection, with the 8 KiB of one at rest.
-/// With [`REST_RECVS`] at most 31 RECVs: Soft-RoCE's queue takes one page then, and two from 32 on.
+/// From the largest: 408, 164 and 82 KiB of a busy connection, including the 8 KiB of one at rest.
+/// Together with [`REST_RECVS`] these are at most 31 RECVs, because Soft-RoCE's queue takes one
+/// page for up to 31, and two from 32 on.
 const SHAPES: [Shape; 3] = [
     Shape { slot: 4096, recvs: 25, sends: 11, staging: (4, STAGING_BLOCK) },
     Shape { slot: 4096, recvs: 15, sends: 8, staging: (2, 32 * 1024) },
@@ -93,15 +94,15 @@ impl Shape {
 }
 
 impl ConnectionConfig {
-    /// Picks the largest shape of which the pool's control memory holds four busy connections, or
-    /// the smallest shape if it holds four of none.
+    /// Picks the largest shape of which the pool's control memory holds four busy connections. If
+    /// none fits four times, picks the smallest shape.
     ///
-    /// `grows`: slots are added and removed with the load. Otherwise all RECVs are posted from the
-    /// start, outside of the control memory, and one SEND slot is enough, as work is done while it
-    /// is queued: shared memory.
+    /// `grows` says that slots are added and removed with the load. Otherwise, as on shared memory,
+    /// all RECVs are posted from the start, outside the control memory. One SEND slot is then
+    /// enough, because work is done while it is queued.
     ///
-    /// `pinned`: bytes that the connection may pin, control memory included; at least
-    /// [`MIN_LANDING`] of them are for landing.
+    /// `pinned` is the number of bytes that the connection may pin, including control memory. At
+    /// least [`MIN_LANDING`] of them are for landing.
     pub(crate) fn for_pool(pool: &Pool, grows: bool, pinned: Option<usize>) -> Self {
         let sizes = pool.config();
         let shape = SHAPES
@@ -115,15 +116,15 @@ impl ConnectionConfig {
         Self::sized(shape, grows, landing)
     }
 
-    /// Sets the longest header block that is received, in bytes, clamped to what the protocol
-    /// allows.
+    /// Sets the length of the longest header block that is received, in bytes, clamped to the range
+    /// that the protocol allows.
     pub(crate) fn headers(&mut self, bytes: Option<u32>) {
         if let Some(bytes) = bytes {
             self.proto.max_headers = bytes.clamp(*HEADERS.start(), *HEADERS.end());
         }
     }
 
-    /// Sets the keep-alive that the program has asked for, if it has.
+    /// Sets the keep-alive, if the program has asked for one.
     pub(crate) fn keep_alive(&mut self, settings: KeepAliveSettings) {
         self.proto.keep_alive = settings.interval.map(|interval| KeepAlive {
             interval: interval.max(MIN_KEEP_ALIVE),
@@ -132,13 +133,14 @@ impl ConnectionConfig {
         });
     }
 
-    /// Sets the memory that this side takes from its peer over shared memory.
+    /// Sets the kinds of memory that this side accepts from its peer over shared memory.
     pub(crate) fn takes(&mut self, takes: Takes) {
         self.link.takes = takes;
         self.proto.takes_lent = takes.lent;
     }
 
-    /// Sets whether received payload is copied before it is handed up. Then nothing is borrowed.
+    /// Sets whether received payload is copied before it is delivered. If it is, nothing is
+    /// borrowed.
     pub(crate) fn copy_on_delivery(&mut self, copy: bool) {
         self.copy_on_delivery = copy;
         if copy {
@@ -156,12 +158,12 @@ impl ConnectionConfig {
         }
     }
 
-    /// Sets the type of service of the packets.
+    /// Sets the packets' type of service.
     pub(crate) fn type_of_service(&mut self, tos: Option<u8>) {
         self.link.type_of_service = tos;
     }
 
-    /// Has requests land in buffers of the application.
+    /// Makes requests land in application buffers.
     pub(crate) fn land_in(&mut self, allocators: &Arc<Allocators>) {
         if !allocators.is_empty() {
             self.proto.names_requests = true;
@@ -172,7 +174,7 @@ impl ConnectionConfig {
     fn sized(shape: &Shape, grows: bool, landing: usize) -> Self {
         let (recv_slots, recv_extra) = match grows {
             true => (REST_RECVS, shape.recvs),
-            // Slots of a ring, which are pinned by nobody.
+            // Slots of a ring, whose memory is not pinned.
             false => (shape.recvs.next_multiple_of(16), 0),
         };
         let rest = |size: u32| if grows && size < shape.slot { size } else { 0 };
@@ -187,11 +189,11 @@ impl ConnectionConfig {
                 recv_slots: recv_slots as u16,
                 max_recvs: (recv_slots + recv_extra) as u16,
                 max_stream_window: capped(default.max_stream_window as usize, 4),
-                // With room for the header of a message that fills it.
+                // Adds room for the header of a message of maximum length.
                 bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
                 whole: capped(MAX_WHOLE, 4) + GRANULE,
                 standing_max,
-                // Together at most a quarter of the landing memory.
+                // Together they take at most a quarter of the landing memory.
                 standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, MAX_STANDING)
                     as u8,
                 ..default

@@ -1,10 +1,10 @@
 //! Decides when a connection copies payload, and when its copies pause for other work.
 //!
-//! A link that copies while work is queued (shared memory) copies within a flush, under the
-//! connection's lock. Copying without yielding is faster: what an encoder has just written is still
-//! in the cache, and one of several messages is complete before the next needs memory. Short
-//! messages wait meanwhile (R13). So copies pause while short messages travel the same way, and not
-//! otherwise.
+//! A link that copies while work is queued, such as shared memory, copies within a flush, under the
+//! connection's lock. Copying without yielding is faster: freshly encoded data is still in the
+//! cache, and one message is complete before the next needs memory. But short messages have to wait
+//! for the copies (R13). So copies pause while short messages travel in the same direction, and
+//! only then.
 //!
 //! # Sending
 //!
@@ -19,11 +19,11 @@
 //! | any | a flush has copied, short bytes were sent since the last copy | Interleaved([`PIECES`]) or Yielded([`PIECES`]) | |
 //! | Interleaved(n), Yielded(n) | a flush has copied, no short bytes were sent | n - 1, Continuous at 0 | |
 //!
-//! A flush that leaves bytes to copy leaves a backlog. The driver then goes on:
+//! A flush that leaves bytes to copy leaves a backlog. The driver then continues:
 //!
 //! | state | backlog | decision |
 //! |---|---|---|
-//! | Continuous | yes | flushes again, [`MAX_FLUSHES`] times in a turn; then yields |
+//! | Continuous | yes | flushes again, up to [`MAX_FLUSHES`] times in a turn, then yields |
 //! | Interleaved, Yielded | yes | yields |
 //! | any | no | waits |
 //!
@@ -31,46 +31,46 @@
 //!
 //! | state | event | next state |
 //! |---|---|---|
-//! | Messages | no message is left to post | Copying, or Over if the flush posts messages only |
+//! | Messages | no message is left to post | Copying, or Over if the flush posts only messages |
 //! | Copying | [`MAX_COPY`] bytes were copied, or the peer has sent a message | Over |
 //!
 //! # Receiving
 //!
-//! A reader hands on at most [`MAX_READ`] bytes, then yields once. While short messages arrive it
-//! checks every [`READ_CHECK`] bytes whether one is pending, and then yields twice: first to the
+//! A reader hands on at most [`MAX_READ`] bytes, then yields once. While short messages arrive, it
+//! checks every [`READ_CHECK`] bytes whether one is pending. If so, it yields twice: first to the
 //! driver, then to the tasks that the driver wakes.
 
 use std::task::{Context, Poll};
 
 use tonic_rdma_fabric::turn;
 
-/// Bytes that one flush copies, about: it holds the connection's lock (R13).
+/// Approximate number of bytes that one flush copies while it holds the connection's lock (R13).
 const MAX_COPY: usize = 128 * 1024;
-/// Bytes of one WRITE, and so between two checks for a message of the peer.
+/// Maximum length of one WRITE in bytes, and so between two checks for a message from the peer.
 const MAX_WRITE: usize = 32 * 1024;
 /// The protocol cuts no WRITE shorter than this many bytes.
 const MIN_WRITE: usize = 16 * 1024;
 /// Flushes that copy in one turn of the driver while the state is Continuous.
 const MAX_FLUSHES: usize = 4;
-/// Copied pieces after the last short message until copies do not pause any more. A piece is 64 or
-/// 128 KiB, so this is about a millisecond.
+/// Number of pieces copied after the last short message until copies stop to pause. A piece is 64
+/// or 128 KiB, so this takes about a millisecond.
 const PIECES: u8 = 64;
 /// Bytes that a reader hands on before other tasks run.
 const MAX_READ: usize = 1 << 20;
 /// Bytes that a reader hands on between two checks for a pending message.
 const READ_CHECK: usize = 64 * 1024;
 
-/// Whether short messages travelled lately in one direction of a connection.
+/// Whether short messages recently travelled in one direction of a connection.
 #[derive(Debug, Default)]
 struct Recent {
     /// Bytes of short messages since the connection began.
     short: u64,
-    /// Pieces until short messages are forgotten. 0: there were none lately.
+    /// Pieces until short messages are forgotten. 0 if none came recently.
     pieces: u8,
 }
 
 impl Recent {
-    /// A piece of a long message was copied, or is about to be.
+    /// Notes that a piece of a long message was copied, or is about to be.
     fn piece(&mut self, short: u64) {
         self.pieces = match short == self.short {
             true => self.pieces.saturating_sub(1),
@@ -87,7 +87,7 @@ enum CopyState {
     Yielded,
 }
 
-/// The schedule of one connection, behind its lock.
+/// The copy schedule of one connection, protected by its lock.
 #[derive(Debug)]
 pub(super) struct CopyScheduler {
     state: CopyState,
@@ -96,14 +96,14 @@ pub(super) struct CopyScheduler {
     backlog: bool,
 }
 
-/// What the driver does after a flush.
+/// The driver's next step after a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AfterFlush {
     /// Flush again in the same turn.
     Flush,
     /// Let other tasks run, then flush again.
     Yield,
-    /// There is nothing to copy.
+    /// Nothing is left to copy.
     Wait,
 }
 
@@ -118,8 +118,8 @@ impl CopyScheduler {
         }
     }
 
-    /// The driver's next flush; `woke`: it has made a task ready in this turn, which does not wait
-    /// for a copy, once.
+    /// The driver's next flush. `woke` says that the driver has made a task ready in this turn.
+    /// Such a task does not wait for a copy, once.
     #[inline]
     pub(super) fn driver_flush(&mut self, woke: bool) -> Flush {
         self.state = match (self.state, woke) {
@@ -130,26 +130,26 @@ impl CopyScheduler {
         Flush::new(if self.state == CopyState::Yielded { 0 } else { MAX_COPY })
     }
 
-    /// The next flush of a call: it copies this call's data, never an earlier transfer's.
+    /// A call's next flush. It copies this call's data, never an earlier transfer's.
     #[inline]
     pub(super) fn call_flush(&self) -> Flush {
         Flush::new(if self.backlog { 0 } else { MAX_COPY })
     }
 
-    /// A flush that nobody's call waits for: of a timer, or of a connection that ends.
+    /// A flush that delays no call: of a timer, or of a connection that ends.
     #[inline]
     pub(super) fn full_flush(&self) -> Flush {
         Flush::new(MAX_COPY)
     }
 
-    /// A flush begins: what it leaves is said when it [ends](Self::flushed).
+    /// A flush begins. [`flushed`](Self::flushed) then reports the backlog that it leaves.
     #[inline]
     pub(super) fn flush_begins(&mut self) {
         self.backlog = false;
     }
 
-    /// A flush has ended. `short`: bytes of short messages sent since the connection began;
-    /// `waits`: bytes wait to be written.
+    /// A flush has ended. `short` is the number of bytes of short messages sent since the
+    /// connection began. `waits` says that bytes wait to be written.
     #[inline]
     pub(super) fn flushed(&mut self, flush: &Flush, short: u64, waits: bool) {
         if flush.copied > 0 {
@@ -163,13 +163,13 @@ impl CopyScheduler {
         self.backlog = flush.state == FlushState::Over && waits;
     }
 
-    /// Bytes wait to be copied by another flush.
+    /// Whether bytes wait for another flush to copy them.
     #[inline]
     pub(super) fn has_backlog(&self) -> bool {
         self.backlog
     }
 
-    /// What the driver does after its `n`th flush of a turn, counted from 1.
+    /// The driver's next step after the `n`th flush of a turn, counted from 1.
     #[inline]
     pub(super) fn next(&self, n: usize) -> AfterFlush {
         match (self.backlog, self.state) {
@@ -179,8 +179,9 @@ impl CopyScheduler {
         }
     }
 
-    /// A reader is about to hand on a piece. `short`: bytes of short messages received since the
-    /// connection began. True when it checks for a pending message.
+    /// A reader is about to hand on a piece. `short` is the number of bytes of short messages
+    /// received since the connection began. Returns true if the reader must check for a pending
+    /// message.
     #[inline]
     pub(super) fn interleaves_reads(&mut self, short: u64) -> bool {
         self.received.piece(short);
@@ -195,7 +196,7 @@ enum FlushState {
     Over,
 }
 
-/// What one flush may copy, and has copied.
+/// The limits of one flush, and the bytes that it has copied.
 #[derive(Debug)]
 pub(super) struct Flush {
     state: FlushState,
@@ -208,7 +209,7 @@ impl Flush {
         Flush { state: FlushState::Messages, max, copied: 0 }
     }
 
-    /// Bytes of the next WRITE, at most.
+    /// Maximum length of the next WRITE in bytes.
     #[inline]
     pub(super) fn room(&self) -> usize {
         match self.state {
@@ -217,13 +218,13 @@ impl Flush {
         }
     }
 
-    /// Bytes that were copied.
+    /// Number of bytes copied.
     #[inline]
     pub(super) fn bytes(&self) -> usize {
         self.copied
     }
 
-    /// The protocol has nothing for the room. True when there is more room now.
+    /// The protocol has no WRITE that fits. Returns true if there is more room now.
     #[inline]
     pub(super) fn advance(&mut self) -> bool {
         let copies = self.state == FlushState::Messages && self.max > 0;
@@ -235,7 +236,7 @@ impl Flush {
         copies
     }
 
-    /// `len` bytes have been copied; `pending`: the peer has sent a message.
+    /// Notes that `len` bytes were copied. `pending` says that the peer has sent a message.
     #[inline]
     pub(super) fn copied(&mut self, len: usize, pending: bool) {
         self.copied += len;
@@ -248,9 +249,9 @@ impl Flush {
 /// The pace of one reader.
 #[derive(Debug)]
 pub(super) struct ReadPace {
-    /// Operations that are to be charged before the next piece (R20).
+    /// Operations to charge before the next piece (R20).
     uncharged: usize,
-    /// Bytes handed on since other tasks ran.
+    /// Bytes handed on since other tasks last ran.
     handed: usize,
     /// Byte count at which to check again whether to yield.
     check_at: usize,
@@ -264,13 +265,13 @@ impl ReadPace {
         ReadPace { uncharged: 0, handed: 0, check_at: READ_CHECK, yields: 0 }
     }
 
-    /// Whether the connection is to be asked for a pending message before the next piece.
+    /// Whether to ask the connection for a pending message before the next piece.
     #[inline]
     pub(super) fn is_check_due(&self) -> bool {
         self.handed >= self.check_at
     }
 
-    /// The check was made.
+    /// Records the result of a check.
     #[inline]
     pub(super) fn checked(&mut self, pending: bool) {
         self.yields = match pending {
@@ -283,7 +284,7 @@ impl ReadPace {
         self.check_at = self.handed + READ_CHECK;
     }
 
-    /// True when the reader yields now.
+    /// Whether the reader yields now.
     #[inline]
     pub(super) fn yields(&mut self) -> bool {
         let yields = self.yields > 0;
@@ -291,20 +292,21 @@ impl ReadPace {
         yields
     }
 
-    /// `len` bytes were handed on.
+    /// Notes that `len` bytes were handed on.
     #[inline]
     pub(super) fn handed_on(&mut self, len: usize) {
         self.handed += len;
         self.uncharged += 1 + turn::copies(len);
     }
 
-    /// Charges the pieces that were handed on. `Pending`: other tasks run before the next.
+    /// Charges the pieces that were handed on. `Pending` means that other tasks run before the next
+    /// piece.
     #[inline]
     pub(super) fn charge(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         turn::charge(cx, &mut self.uncharged)
     }
 
-    /// The reader waits for more: other tasks run anyway.
+    /// The reader waits for more data, so other tasks run in any case.
     #[inline]
     pub(super) fn waits(&mut self) {
         (self.handed, self.check_at) = (0, READ_CHECK);
@@ -319,13 +321,13 @@ mod tests {
 
     use super::*;
 
-    /// A link that copies 8 bytes in a nanosecond, by tokio's clock.
+    /// A link that copies 8 bytes per nanosecond, by tokio's clock.
     async fn copy(len: usize) {
         advance(Duration::from_nanos(len as u64 / 8)).await;
     }
 
-    /// One sender: a transfer of `left` bytes, and a short message of 100 bytes whenever one is
-    /// due. Notes how long short messages wait.
+    /// A sender with a transfer of `left` bytes and a short message of 100 bytes whenever one is
+    /// due. Records how long short messages wait.
     struct Sender {
         scheduler: CopyScheduler,
         left: usize,
@@ -363,7 +365,7 @@ mod tests {
             self.scheduler.flushed(&flush, self.short, self.left > 0);
         }
 
-        /// The driver, until nothing is left. Short messages come in while it yields.
+        /// Runs the driver until nothing is left. Short messages come in while it yields.
         async fn run(&mut self) {
             'turns: loop {
                 for n in 1.. {
@@ -394,7 +396,7 @@ mod tests {
         let mut sender = Sender::new(64 << 20, due);
         sender.run().await;
         assert_eq!(sender.waited.len(), 200);
-        // Of the first nothing was known. The others wait for one flush, and for no more.
+        // The scheduler did not expect the first message. The others wait for at most one flush.
         let one_flush = Duration::from_nanos(MAX_COPY as u64 / 8);
         assert!(
             sender.waited[1..].iter().all(|waited| *waited <= one_flush),
@@ -508,8 +510,8 @@ mod tests {
         }
     }
 
-    /// A peer may cut a body into pieces of one byte, which a driver on another thread delivers as
-    /// fast as they are read.
+    /// A peer may cut a body into pieces of one byte, and a driver on another thread may deliver
+    /// them as fast as they are read.
     #[tokio::test]
     async fn short_pieces_end_a_readers_turn() {
         let (mut pace, mut turns, mut pieces) = (ReadPace::new(), Vec::new(), 0);

@@ -1,9 +1,9 @@
-//! A delay before an action, once.
+//! A one-time delay before an action.
 //!
 //! | from | on | to |
 //! |---|---|---|
 //! | Idle | [`begin`](Delay::begin) | Running |
-//! | Running | its time has passed | Over |
+//! | Running | the time has passed | Over |
 //! | any | [`reset`](Delay::reset) | Idle |
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) enum Delay {
     Idle,
     Running {
         until: Instant,
-        /// The driver has not taken the deadline.
+        /// The driver has not taken the deadline yet.
         is_new: bool,
     },
     Over,
@@ -52,7 +52,7 @@ impl Delay {
         }
     }
 
-    /// Whether there is a deadline that the driver has not taken. Takes it.
+    /// Whether there is a deadline that the driver has not taken. Marks it as taken.
     #[inline]
     pub(crate) fn has_new_deadline(&mut self) -> bool {
         match self {
@@ -61,7 +61,7 @@ impl Delay {
         }
     }
 
-    /// True when the delay ends now, once.
+    /// Returns true once, when the delay ends.
     #[inline]
     pub(crate) fn expire(&mut self, now: Instant) -> bool {
         let over = self.deadline().is_some_and(|until| until <= now);

@@ -1,8 +1,8 @@
-//! The frame trace: a line for each message and frame that a connection sends or receives, at the
-//! target `tonic_rdma::frames`. docs/protocol.md describes it.
+//! The frame trace: at the target `tonic_rdma::frames`, one line for each message and frame that a
+//! connection sends or receives. docs/protocol.md describes it.
 //!
-//! It shows kinds, flags, fields and lengths, and no bytes of payload, header fields or texts,
-//! which may be secrets. While it is off, a message costs one check of a static.
+//! The trace shows kinds, flags, fields and lengths. It shows no payload, header fields or texts,
+//! because these may be secret. While it is off, a message costs one check of a static.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tonic_rdma_proto::Write;
 use tonic_rdma_proto::frame::Reader;
 
-/// Names the connection in the trace: they are numbered from 1, by process.
+/// Identifies the connection in the trace. Each process numbers its connections from 1.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FrameTrace {
     connection: u64,
@@ -23,13 +23,13 @@ macro_rules! line {
 }
 
 impl FrameTrace {
-    /// The next number.
+    /// Takes the next number.
     pub(crate) fn new() -> Self {
         static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
         FrameTrace { connection: CONNECTIONS.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Whether anybody listens: one check of a static while nobody does.
+    /// Whether the trace is on. While it is off, this is one check of a static.
     #[inline]
     pub(crate) fn is_on() -> bool {
         tracing::enabled!(target: "tonic_rdma::frames", tracing::Level::TRACE)

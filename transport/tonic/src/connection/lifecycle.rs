@@ -1,4 +1,4 @@
-//! The life of a connection: whether it takes calls, and why not.
+//! The life of a connection: whether it takes calls, and otherwise why not.
 
 use tokio::sync::watch;
 use tonic::Status;
@@ -9,24 +9,24 @@ use tonic_rdma_proto::{CloseCode, Connection};
 use crate::connection::tasks::ReadyTasks;
 use crate::path::reason::{Reason, ReasonCode};
 
-/// Life of a connection.
+/// The life of a connection.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Life {
     Open,
-    /// Ended by this side after an error: one CLOSE frame is on its way.
+    /// This side has ended the connection after an error. One CLOSE frame is on its way.
     Closing(Reason),
-    /// The queue pair is gone.
+    /// The queue pair is destroyed.
     Dead(Reason),
 }
 
-/// The life of one connection, and where its channel learns of it.
+/// The life of one connection, as it is reported to its channel.
 #[derive(Debug)]
 pub(crate) struct Lifecycle {
     pub(crate) peer: PeerInfo,
     life: Life,
-    /// Why calls that follow take another path, while those in flight go on here.
+    /// Why new calls take another path while those in flight continue here.
     leaving: Option<Reason>,
-    /// Tells the channel of the end, and of `leaving`.
+    /// Reports the end, and `leaving`, to the channel.
     closed: watch::Sender<Option<Reason>>,
 }
 
@@ -55,7 +55,7 @@ impl Lifecycle {
         self.leaving.is_some()
     }
 
-    /// Why calls cannot go on; `None` while they can.
+    /// Why calls cannot continue. `None` while they can.
     #[inline]
     pub(crate) fn end_reason(&self) -> Option<&Reason> {
         match &self.life {
@@ -70,8 +70,8 @@ impl Lifecycle {
         self.end_reason().map(ended)
     }
 
-    /// Has calls that follow take another path for this reason, at either end. Those in flight go
-    /// on here. The first reason stays.
+    /// Makes new calls take another path for this reason, at either end. Calls in flight continue
+    /// here. The first reason stays.
     pub(crate) fn leave(&mut self, reason: Reason, conn: &mut Connection, tasks: &mut ReadyTasks) {
         if self.leaving.is_some() || !self.is_open() {
             return;
@@ -82,19 +82,19 @@ impl Lifecycle {
         tasks.wake_driver();
     }
 
-    /// Why no new calls are taken.
+    /// Why the connection takes no new calls.
     pub(crate) fn why_no_calls(&self) -> Reason {
         let going = "the server takes no new calls on this connection";
         let leaving = self.leaving.clone();
         leaving.unwrap_or_else(|| Reason::from_peer(ReasonCode::GoAway, going))
     }
 
-    /// Begins the end. False if that has begun, and gets no further by this.
+    /// Begins the end. Returns false if the end has begun and this would not advance it.
     pub(crate) fn end(&mut self, life: Life) -> bool {
         if self.is_dead() || (!self.is_open() && matches!(life, Life::Closing(_))) {
             return false;
         }
-        // The end in good order that follows is not what the channel is to be told.
+        // The channel gets the reason for leaving, and not the orderly end that follows.
         self.life = match (life, &self.leaving) {
             (Life::Closing(reason), Some(why)) if reason.code() == ReasonCode::GoAway => {
                 Life::Closing(why.clone())
@@ -121,7 +121,7 @@ pub(crate) fn ended(reason: &Reason) -> Status {
     Status::unavailable(format!("connection {how}: {reason}"))
 }
 
-/// The status of a call whose connection belongs to a parent of this process.
+/// The status of a call whose connection belongs to a parent process.
 #[cold]
 pub(crate) fn inherited() -> Status {
     Status::unavailable(Forked("the connection").to_string())

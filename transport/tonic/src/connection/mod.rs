@@ -1,23 +1,24 @@
 //! One protocol connection over one fabric link, and the calls on it.
 //!
-//! | room | what |
+//! | module | contents |
 //! |---|---|
-//! | `config` | sizes of a connection, taken from the pool |
+//! | `config` | the sizes of a connection, derived from the pool |
 //! | `shared` | a connection behind its lock |
-//! | `state` | the parts of a connection, and what takes several of them |
-//! | `lifecycle` | whether it takes calls, and why not |
+//! | `state` | the parts of a connection, and the operations that need several of them |
+//! | `lifecycle` | whether the connection takes calls, and otherwise why not |
 //! | `copy_scheduler` | decides when payload is copied, and when copies pause |
 //! | `driver` | the task that polls the link, keeps the timers and ends the connection |
-//! | `send` | protocol to link: SENDs, WRITEs, staging |
-//! | `receive` | landing memory: granted, waited for, given back; delivery to readers |
-//! | `call` | calls out and in: streams, bodies, headers |
-//! | `tasks` | the tasks that a connection wakes, and the work that they are charged for |
-//! | `usage` | what the connection counts and reports |
-//! | `frame_trace` | what goes over the wire, in the log |
-//! | `delay` | a delay before an action, once |
+//! | `send` | from protocol to link: SENDs, WRITEs, staging |
+//! | `receive` | landing memory: grants, waits and returns, and delivery to readers |
+//! | `call` | the calls of both ends: streams, bodies, headers |
+//! | `tasks` | the tasks that a connection wakes, and the work charged to them |
+//! | `usage` | counters and metrics |
+//! | `frame_trace` | logs every message and frame |
+//! | `delay` | a one-time delay before an action |
 //!
-//! A caller works on the connection itself, under its lock, and posts what results: a call costs no
-//! hop through another task on the way out. Only the driver polls the completion queue (R6).
+//! A caller works on the connection itself, under its lock, and posts the resulting messages. So an
+//! outgoing call does not pass through another task. Only the driver polls the completion queue
+//! (R6).
 
 mod call;
 mod config;

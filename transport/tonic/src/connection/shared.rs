@@ -18,11 +18,11 @@ use crate::telemetry::stats::Counters;
 /// One connection, shared by its driver and its calls.
 pub(crate) struct SharedConnection {
     state: Owned<Mutex<ConnectionState>>,
-    /// Notified when a stream has ended: there may be room for another.
+    /// Notified when a stream has ended, because another one may then be opened.
     pub(crate) stream_room: Arc<Notify>,
     pub(crate) closed: watch::Sender<Option<Reason>>,
     pub(crate) peer: PeerInfo,
-    /// Messages up to this many bytes, with their header, fit a control slot.
+    /// A message of up to this many bytes, with its header, fits a control slot.
     pub(crate) eager_limit: usize,
     pub(crate) methods: Arc<Methods>,
     pub(crate) calls: Arc<Counters>,
@@ -69,20 +69,21 @@ impl SharedConnection {
         })
     }
 
-    /// Whether this process has made the connection. If not, its parent has: a child of fork(2)
-    /// takes no lock of it, and drops nothing of it (R23).
+    /// Whether this process made the connection. If not, its parent did: a child of fork(2) takes
+    /// none of its locks and drops nothing of it (R23).
     #[inline]
     pub(crate) fn is_own(&self) -> bool {
         self.state.is_own()
     }
 
-    /// The state. Tasks that were made ready are woken when the guard is dropped, after the lock.
+    /// Locks the state. When the guard is dropped, it releases the lock and then wakes the tasks
+    /// that were made ready.
     pub(crate) fn lock(&self) -> StateGuard<'_> {
         StateGuard { state: Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)) }
     }
 }
 
-/// The lock, held. Wakes tasks after it is released.
+/// Holds the lock. Wakes tasks after it is released.
 pub(crate) struct StateGuard<'a> {
     state: Option<MutexGuard<'a, ConnectionState>>,
 }

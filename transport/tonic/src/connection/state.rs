@@ -1,4 +1,4 @@
-//! The parts of a connection, behind one lock, and what takes several of them.
+//! The parts of a connection behind one lock, and the operations that need several of them.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::connection::usage::Usage;
 use crate::path::reason::Reason;
 use crate::telemetry::stats::Counters;
 
-/// What the lock protects: parts that have methods of their own, and get other parts as arguments.
-/// The methods of this struct have several parts work together.
+/// The state that the lock protects. Each part has its own methods, which get other parts as
+/// arguments. This struct's methods are those that need several parts.
 pub(crate) struct ConnectionState {
     pub(crate) lifecycle: Lifecycle,
     /// The protocol.
@@ -58,7 +58,8 @@ impl ConnectionState {
         }
     }
 
-    /// Begins the end of the connection: every stream fails, once, and the driver tears it down.
+    /// Begins the end of the connection. Every stream fails once, and the driver tears the
+    /// connection down.
     pub(crate) fn end(&mut self, life: Life) {
         if !self.lifecycle.end(life) {
             return;
@@ -72,7 +73,7 @@ impl ConnectionState {
         self.lifecycle.is_open() && self.streams.io.get(&id).is_some_and(|io| io.fault.is_none())
     }
 
-    /// The queue pair goes first, then the memory that it could write to (R9).
+    /// Destroys the queue pair, then frees the memory that it could write to (R9).
     pub(crate) fn destroy(&mut self) {
         self.count();
         self.link.destroy();
@@ -82,15 +83,16 @@ impl ConnectionState {
         self.usage.close();
     }
 
-    /// Grants the landing memory that the peer wants, then posts what the protocol has to send,
-    /// with one doorbell. Where the link copies, the peer sees messages before the copies begin. An
-    /// error is kept for the driver, which is woken.
+    /// Grants the landing memory that the peer wants, then posts the protocol's messages with one
+    /// doorbell. If the link copies, the peer sees messages before the copies begin. An error is
+    /// kept for the driver, which is woken.
     pub(crate) fn flush(&mut self) {
         let flush = self.copies.full_flush();
         self.run_flush(flush);
     }
 
-    /// Grants the landing memory that the protocol wants. A connection of small calls wants none.
+    /// Grants the landing memory that the protocol wants. A connection with only small calls wants
+    /// none.
     #[inline]
     fn grant(&mut self) {
         if !(self.conn.may_want_memory() || self.landing.waits()) {
@@ -100,7 +102,7 @@ impl ConnectionState {
         Granter { landing, conn, link, streams, lifecycle, tasks }.grant();
     }
 
-    /// Has what nobody reads make room, if a delay is over. The driver's task runs.
+    /// The driver's task runs. Makes room by copying unread data, if a delay is over.
     #[inline]
     pub(crate) fn grace_turn(&mut self) {
         let ConnectionState { landing, conn, streams, usage, tasks, .. } = self;
@@ -109,8 +111,8 @@ impl ConnectionState {
         }
     }
 
-    /// A reader begins to wait for a stream, whose message may have been left where it is, as
-    /// others read too little.
+    /// A reader begins to wait for a stream. The stream's message may not have been fetched yet,
+    /// because other streams had too much unread data.
     #[inline]
     pub(crate) fn reader_waits(&mut self, id: StreamId) {
         if self.conn.waits_for_readers() {
@@ -119,7 +121,7 @@ impl ConnectionState {
         }
     }
 
-    /// As [`flush`](Self::flush), within what the copy scheduler allows.
+    /// Like [`flush`](Self::flush), within the copy scheduler's limits.
     fn run_flush(&mut self, flush: Flush) {
         self.grant();
         let closing = !self.lifecycle.is_open();
@@ -127,19 +129,19 @@ impl ConnectionState {
         if let Err(error) = link.post(conn, copies, tasks, flush, closing) {
             tasks.fail(error);
         }
-        // Posting makes room in streams, whose bodies may wait for it.
+        // Posting makes room in streams, and their bodies may wait for it.
         if self.conn.has_events() {
             self.dispatch();
         }
         self.count();
     }
 
-    /// As [`flush`](Self::flush), for calls. The first call posts its work itself. Calls that
-    /// follow before the driver runs leave their work to the driver, which posts it together in
-    /// one message. Where the peer shares this processor, it cannot begin with the first message
-    /// meanwhile: of several calls all leave their work to the driver.
+    /// Like [`flush`](Self::flush), but for calls. The first call posts its work itself. Calls that
+    /// follow before the driver runs leave their work to the driver, which posts it together in one
+    /// message. If the peer shares this processor, it could not begin with the first message before
+    /// the others are made, so of several calls all leave their work to the driver.
     ///
-    /// Returns false when there was nothing to do: then nothing was counted either.
+    /// Returns false if there was nothing to do, and so nothing was counted.
     pub(crate) fn flush_soon(&mut self) -> bool {
         if !self.conn.wants_flush() {
             return false;
@@ -160,7 +162,7 @@ impl ConnectionState {
         true
     }
 
-    /// Gives memory back that others wait for, and flushes what the protocol has to send.
+    /// Returns memory that others wait for, and flushes the protocol's messages.
     #[inline]
     pub(crate) fn transmit(&mut self) {
         self.landing.enforce_share(&mut self.conn);
@@ -172,7 +174,7 @@ impl ConnectionState {
         }
     }
 
-    /// Adds what moved since the last time to the channel's counters.
+    /// Adds the changes since the last call to the channel's counters.
     pub(crate) fn count(&mut self) {
         self.usage.count(self.conn.stats());
         // The driver, which records metrics, has ended.
@@ -181,7 +183,7 @@ impl ConnectionState {
         }
     }
 
-    /// Records metrics of what moved since the last time.
+    /// Records the changes since the last call as metrics.
     pub(crate) fn record(&mut self) {
         self.usage.record(self.conn.stats());
     }

@@ -1,4 +1,4 @@
-//! The tasks that a connection wakes, and the work that they are charged for.
+//! The tasks that a connection wakes, and the work charged to them.
 
 use std::task::Waker;
 
@@ -7,18 +7,18 @@ use tonic_rdma_fabric::LinkError;
 
 use crate::connection::driver::handle::DriverHandle;
 
-/// Tasks that were made ready, the driver, and the work that was done, behind the lock.
+/// Tasks to wake, the driver, and the work done under the lock.
 #[derive(Debug, Default)]
 pub(crate) struct ReadyTasks {
     pub(crate) driver: DriverHandle,
-    /// Tasks that were made ready: woken after the lock.
+    /// Tasks that were made ready, to be woken after the lock is released.
     ready: SmallVec<[Waker; 4]>,
-    /// Counts operations while the lock is held, for the turn to which they are charged (R20).
+    /// Counts operations while the lock is held, for the turn that is charged for them (R20).
     pub(crate) work: usize,
 }
 
 impl ReadyTasks {
-    /// Has a task woken once the lock is free.
+    /// Wakes a task once the lock is released.
     #[inline]
     pub(crate) fn wake(&mut self, waker: Option<Waker>) {
         if let Some(waker) = waker {
@@ -32,7 +32,7 @@ impl ReadyTasks {
         self.wake(driver);
     }
 
-    /// Keeps an error of the link for the driver, which ends the connection.
+    /// Keeps a link error for the driver, which ends the connection.
     pub(crate) fn fail(&mut self, error: LinkError) {
         self.driver.fail(error);
         self.wake_driver();

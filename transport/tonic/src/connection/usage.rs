@@ -1,4 +1,4 @@
-//! What a connection reports: counters of its channel or server, and metrics.
+//! A connection's reports: the counters of its channel or server, and metrics.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::path::Path;
 use crate::telemetry::metrics::ConnectionMeter;
 use crate::telemetry::stats::{Copied, Counter, Counters};
 
-/// Plain integers under the connection's lock, and what of them was reported.
+/// Plain integers under the connection's lock, and the values last reported.
 #[derive(Debug)]
 pub(super) struct Usage {
     /// Bytes that the CPU has copied since the connection began, without eager data.
@@ -29,13 +29,13 @@ impl Usage {
         }
     }
 
-    /// The driver has polled the link, which had `completions`.
+    /// The driver has polled the link, which returned `completions`.
     #[inline]
     pub(super) fn polled(&self, completions: usize) {
         self.meter.polled(completions);
     }
 
-    /// Adds what moved since the last time to the channel's counters.
+    /// Adds the changes since the last call to the channel's counters.
     #[inline]
     pub(super) fn count(&mut self, stats: Stats) {
         if stats.body_bytes() != self.reported.body_bytes() {
@@ -47,7 +47,7 @@ impl Usage {
         }
     }
 
-    /// Records metrics of what moved since the last time.
+    /// Records the changes since the last call as metrics.
     #[inline]
     pub(super) fn record(&mut self, stats: Stats) {
         self.meter.tell(stats, self.copied);
@@ -59,7 +59,7 @@ impl Usage {
     }
 }
 
-/// What was added to the channel's counters, since the connection began.
+/// The totals added to the channel's counters since the connection began.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reported {
     write_sent: u64,

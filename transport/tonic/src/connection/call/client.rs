@@ -36,22 +36,23 @@ use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
 
-/// An extension of a request: whoever reads the response's body copies it, as it is, and parses
-/// nothing before. So it gets the bytes where they landed, to which the server may still write.
+/// An extension of a request. It says that the reader of the response's body copies the bytes and
+/// parses nothing before. So the reader gets them where they landed, although the server may still
+/// write there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piped;
 
 /// Why a call got no response.
 #[derive(Debug)]
 pub(crate) enum CallError {
-    /// Nothing was transmitted: the request may take another path.
+    /// Nothing was transmitted, so the request may take another path.
     NotSent(Box<Request<Body>>, Reason),
     /// The call failed.
     Status(Status),
 }
 
-/// The client's end of an open connection. When the last clone is gone, the connection takes no new
-/// calls and closes when those in flight have ended.
+/// The client's end of an open connection. When the last clone is dropped, the connection takes no
+/// new calls, and closes once those in flight have ended.
 #[derive(Clone)]
 pub(crate) struct FastClient {
     shared: Arc<SharedConnection>,
@@ -59,7 +60,7 @@ pub(crate) struct FastClient {
     caller: Arc<Caller>,
 }
 
-/// Asks the driver to end.
+/// Tells the driver to end.
 struct StopHandle(Arc<Notify>);
 
 impl Drop for StopHandle {
@@ -75,8 +76,8 @@ impl fmt::Debug for FastClient {
 }
 
 impl FastClient {
-    /// Starts the driver of an established connection. `peer`: the settings of the accept. Calls go
-    /// to `origin`. Must be called within a tokio runtime.
+    /// Starts the driver of an established connection. `peer` has the settings of the accept
+    /// message. Calls go to `origin`. Must be called within a tokio runtime.
     #[allow(clippy::too_many_arguments, reason = "each is a different thing")]
     pub(crate) fn start(
         link: AnyLink,
@@ -108,7 +109,7 @@ impl FastClient {
         &self.shared.peer
     }
 
-    /// Whether it takes new calls.
+    /// Whether the connection takes new calls.
     pub(crate) fn is_open(&self) -> bool {
         self.ending().is_none()
     }
@@ -118,14 +119,14 @@ impl FastClient {
         self.shared.lock().streams.io.len()
     }
 
-    /// Why it takes no new calls; `None` while it does.
+    /// Why the connection takes no new calls. `None` while it does.
     pub(crate) fn ending(&self) -> Option<Reason> {
         let state = self.shared.lock();
         let going = || (!state.conn.takes_streams()).then(|| state.lifecycle.why_no_calls());
         state.lifecycle.end_reason().cloned().or_else(going)
     }
 
-    /// Resolves when the connection is gone, or is left to the calls in flight, with the reason.
+    /// Waits until the connection ends, or is left to the calls in flight, and returns the reason.
     pub(crate) fn closed(&self) -> impl Future<Output = Reason> + Send + 'static {
         let mut closed = self.shared.closed.subscribe();
         async move {
@@ -135,13 +136,13 @@ impl FastClient {
         }
     }
 
-    /// Takes no new calls; closes when those in flight have ended.
+    /// Takes no new calls, and closes once those in flight have ended.
     pub(crate) fn shutdown(&self) {
         self.handle.0.notify_one();
     }
 
-    /// Makes a call: the response's head, then its body streams. Waits for a free stream when the
-    /// peer's limit is reached. Dropping the future cancels the call.
+    /// Makes a call, and returns the response once its head has come. Waits for a free stream if
+    /// the peer's limit is reached. Dropping the future cancels the call.
     pub(crate) fn call(&self, request: Request<Body>) -> Call {
         let shared = self.shared.clone();
         let (parts, body) = request.into_parts();
@@ -156,22 +157,22 @@ impl FastClient {
     }
 }
 
-/// Why there is no answer to a call.
+/// Why a call got no answer.
 enum Unanswered {
     NotSent(Reason, Vec<Unsent>),
     Failed(Status),
 }
 
-/// A call in flight. Written by hand because it is moved: the future of an `async` block is twice
-/// as large.
+/// A call in flight. Written by hand because it is moved, and the future of an `async` block is
+/// twice as large.
 pub(crate) struct Call {
     shared: Arc<SharedConnection>,
     parts: Parts,
     block: Result<Bytes, Status>,
     method: Arc<Method>,
-    /// None: the call has ended.
+    /// `None` once the call has ended.
     out: Option<SendBody>,
-    /// The buffer that the response is to land in.
+    /// The buffer for the response to land in.
     named: Option<Arc<Claimed>>,
     stage: CallStage,
 }
@@ -194,7 +195,7 @@ impl Future for Call {
         };
         let unanswered = loop {
             match stage {
-                // Ready data goes with the head: a small unary call is one SEND.
+                // Data that is ready goes with the head, so a small unary call is one SEND.
                 CallStage::New => _ = out.gather(cx),
                 CallStage::Room(room) => ready!(room.as_mut().poll(cx)),
                 CallStage::Open(stream) => match ready!(wait(stream, out, cx)) {
@@ -222,9 +223,9 @@ impl Future for Call {
                 return Poll::Pending;
             }
         };
-        // Resets the stream if there is one.
+        // Resets the stream, if one was opened.
         *stage = CallStage::New;
-        // The call may claim it anew on another path.
+        // The call may claim the buffer again on another path.
         *named = None;
         let out = place.take();
         Poll::Ready(Err(match (unanswered, out) {
@@ -243,8 +244,8 @@ impl Future for Call {
     }
 }
 
-/// Opens a stream and sends what has been gathered, if the peer's limit allows it now. The task is
-/// woken when there is a response.
+/// Opens a stream and sends the gathered data, if the peer's limit allows it now. A response wakes
+/// the task.
 fn open(
     shared: &Arc<SharedConnection>,
     block: &Bytes,
@@ -273,7 +274,7 @@ fn open(
             }
             state.flush_soon();
             if state.conn.is_roused() {
-                // The time of the peer begins now, which only the driver's timer tells.
+                // The peer's time to answer begins now. Only the driver's timer measures it.
                 state.tasks.wake_driver();
             }
             drop(state);
@@ -290,7 +291,7 @@ fn open(
                     "as many calls are in flight on the connection as the server takes; more wait until one ends: end those that nobody reads, or raise Server::max_concurrent_streams"
                 );
             }
-            // Created under the lock: it is notified of every stream that ends from now on.
+            // Created under the lock, so it is notified of every stream that ends from now on.
             Ok(CallStage::Room(Box::pin(shared.stream_room.clone().notified_owned())))
         }
         Err(SendError::HeadersTooLong { len, limit }) => {
@@ -301,7 +302,7 @@ fn open(
     }
 }
 
-/// Waits for the head of the response, and sends what is left of the request meanwhile.
+/// Waits for the response's head, and sends the rest of the request at the same time.
 fn wait(
     stream: &StreamRef,
     out: &mut SendBody,
@@ -328,7 +329,7 @@ fn wait(
             wait_for(&mut io.recv_waker, cx);
             guard.reader_waits(id);
             drop(guard);
-            // The body is read on only once the peer may know of the call: until then the call
+            // The body is read further only once the peer may know of the call. Until then the call
             // can take another path.
             if !transmitted {
                 return Poll::Pending;
@@ -346,7 +347,7 @@ fn wait(
     Poll::Ready(Err(unanswered))
 }
 
-/// The head has come; what is left of the request's body is sent beside the response.
+/// The head has come. The rest of the request's body is sent in parallel with the response.
 fn respond(
     stream: StreamRef,
     out: Option<SendBody>,
@@ -360,7 +361,7 @@ fn respond(
     if let Some(mut out) = out.filter(|out| !out.is_queued()) {
         let stream = stream.clone();
         tokio::spawn(async move {
-            // An error has reset the stream; the response's body tells.
+            // An error has reset the stream, and the response's body reports it.
             let _ = poll_fn(|cx| out.pump(&stream, cx)).await;
         });
     }

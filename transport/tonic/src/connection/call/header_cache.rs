@@ -1,4 +1,5 @@
-//! Decoded heads of requests that repeat, as those of one method do: decoded once, then cloned.
+//! Caches the decoded heads of requests. Those of one method repeat: they are decoded once, then
+//! cloned.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -12,12 +13,12 @@ use tonic_rdma_proto::Breach;
 use crate::codec::{self, Call, Methods};
 use crate::connection::call::headers;
 
-/// Heads that a connection caches. Each method has one or a few.
+/// Number of heads that a connection caches. Each method has one or a few.
 const MAX_CACHED: usize = 16;
 /// The longest block that is cached, in bytes.
 const MAX_BLOCK: usize = 1024;
 
-/// A request's head, and what is derived from it.
+/// A request's head, and facts derived from it.
 #[derive(Clone)]
 pub(crate) struct Head {
     pub(crate) parts: Parts,
@@ -26,16 +27,17 @@ pub(crate) struct Head {
     pub(crate) plain: bool,
 }
 
-/// The heads of one connection.
+/// The cached heads of one connection.
 pub(crate) struct HeaderCache {
     methods: Arc<Methods>,
-    /// Added to every request.
+    /// Extensions that every request gets.
     extensions: Extensions,
-    /// The most recently used first.
+    /// The cached heads, most recently used first.
     cached: Vec<(Bytes, Head)>,
-    /// Hashes of the last blocks that were not cached: a block is cached when it comes again.
+    /// Hashes of the last blocks that were not cached. A block is cached when it is seen a second
+    /// time.
     seen: [u64; MAX_CACHED],
-    /// Index of the oldest of them.
+    /// Index of the oldest hash.
     oldest: usize,
     hasher: RandomState,
 }
@@ -68,7 +70,7 @@ impl HeaderCache {
             self.oldest = (self.oldest + 1) % MAX_CACHED;
             return self.decode(block);
         }
-        // In memory of its own: the block may be a part of a larger buffer.
+        // Copied to its own memory, because the block may be part of a larger buffer.
         let block = Bytes::copy_from_slice(&block);
         let head = self.decode(block.clone())?;
         if head.call.is_known() {
@@ -87,7 +89,7 @@ impl HeaderCache {
     }
 }
 
-/// Reserves capacity for the extensions that a request gets on its way to the handler: tonic and
+/// Reserves capacity for the extensions that a request gets on its way to the handler. tonic and
 /// axum alone add three.
 fn with_room(mut extensions: Extensions) -> Extensions {
     #[derive(Clone)]
@@ -133,7 +135,7 @@ mod tests {
             assert_eq!(head.parts.extensions.get::<u32>(), Some(&7));
             assert_eq!(header_cache.cached.len(), usize::from(n > 0), "once it has come twice");
             head.call.learn(Used::Plain);
-            // Nothing that is done to one is seen in the next.
+            // Changes to one head do not affect the next.
             head.parts.headers.clear();
             head.parts.extensions.clear();
         }
@@ -169,7 +171,7 @@ mod tests {
         assert!(header_cache.cached.is_empty());
     }
 
-    /// Two that take turns push out what is old, and not each other.
+    /// Two blocks that take turns replace old ones, and not each other.
     #[test]
     fn what_comes_now_stays() {
         let mut header_cache = HeaderCache::new(Arc::default(), Extensions::new());

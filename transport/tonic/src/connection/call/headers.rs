@@ -1,4 +1,4 @@
-//! http heads to and from header blocks.
+//! Converts http heads to and from header blocks.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use tonic_rdma_memory::PerProcess;
 use tonic_rdma_proto::Breach;
 use tonic_rdma_proto::headers::{Decoder, Field, NAMES, PAIRS, encode, pair};
 
-/// Where the calls of a channel go, and their user agent.
+/// The destination of a channel's calls, and their user agent.
 #[derive(Debug, Default)]
 pub(crate) struct Origin {
-    /// Its scheme and authority are sent with every request.
+    /// Every request carries its scheme and authority.
     pub(crate) uri: Uri,
-    /// Appended to a user agent that the request has already, as tonic does.
+    /// Appended to the user agent that a request already has, as tonic does.
     pub(crate) user_agent: Option<HeaderValue>,
 }
 
 impl Origin {
-    /// The user agent that is appended to the endpoint's `own`, unless the server tells tonic's.
+    /// Appended to the endpoint's user agent `own`, unless the server says what tonic appends.
     const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 
     pub(crate) fn new(uri: Uri, own: Option<&HeaderValue>) -> Self {
@@ -34,7 +34,7 @@ impl Origin {
         Origin { uri, user_agent: Some(user_agent) }
     }
 
-    /// The origin of calls whose user agent ends with this word in place of the last one.
+    /// This origin with `word` in place of the last word of the user agent.
     pub(crate) fn ending_with(self: &Arc<Self>, word: Option<&HeaderValue>) -> Arc<Self> {
         let Some(word) = word else { return self.clone() };
         let agent = self.user_agent.as_ref().map_or(&[][..], HeaderValue::as_bytes);
@@ -46,14 +46,14 @@ impl Origin {
 
 /// Blocks share allocations of this many bytes.
 const BLOCK_CHUNK: usize = 4096;
-/// Bytes of the draft buffer that are kept between two blocks.
+/// The draft buffer keeps at most this many bytes between two blocks.
 const MAX_DRAFT: usize = 64 * 1024;
 
 thread_local! {
     static BLOCKS: Cell<(Vec<u8>, BytesMut)> = Cell::new((Vec::new(), BytesMut::new()));
 }
 
-/// Builds one block in a vector, where appending short pieces costs less than in a `BytesMut`.
+/// Builds a block in a vector, where appending short pieces costs less than in a `BytesMut`.
 fn block(fill: impl FnOnce(&mut Vec<u8>) -> Result<(), Status>) -> Result<Bytes, Status> {
     let (mut draft, mut room) = BLOCKS.take();
     let filled = fill(&mut draft);
@@ -72,7 +72,7 @@ fn put(block: &mut Vec<u8>, name: &str, value: &[u8]) -> Result<(), Status> {
     encode(block, name, value).map_err(|e| Status::resource_exhausted(format!("{name}: {e}")))
 }
 
-/// A field of one hop and its framing (RFC 9113 section 8.2.2).
+/// Whether the field belongs to one hop and its framing (RFC 9113 section 8.2.2).
 fn is_connection_specific(name: &HeaderName) -> bool {
     *name == header::CONNECTION || *name == header::TRANSFER_ENCODING || *name == header::HOST
 }
@@ -100,10 +100,10 @@ fn put_map(block: &mut Vec<u8>, map: &HeaderMap) -> Result<(), Status> {
     map.iter().try_for_each(|(name, value)| put_field(block, name, value))
 }
 
-/// What stands in the head of every request of a connection.
+/// The fields that the head of every request of a connection contains.
 #[derive(Debug, Default)]
 pub(crate) struct Caller {
-    /// Scheme and authority, as in a block.
+    /// Scheme and authority, encoded for a block.
     origin: Vec<u8>,
     user_agent: Option<HeaderValue>,
 }
@@ -114,7 +114,7 @@ impl Caller {
         let scheme = origin.uri.scheme_str().unwrap_or("http");
         let authority = origin.uri.authority().map(|authority| (":authority", authority.as_str()));
         for (name, value) in [(":scheme", scheme)].into_iter().chain(authority) {
-            // No URI is longer than a field.
+            // A URI is never longer than a field may be.
             let _ = put(&mut fields, name, value.as_bytes());
         }
         Caller { origin: fields, user_agent: origin.user_agent.clone() }
@@ -165,7 +165,7 @@ pub(crate) fn encode_trailers(map: &HeaderMap) -> Result<Bytes, Status> {
     block(|block| put_map(block, map))
 }
 
-/// Fields that the static tables have, but for pseudo-fields.
+/// Fields of the static tables that a block may repeat, other than pseudo-fields.
 struct Known {
     names: Vec<Option<HeaderName>>,
     pairs: Vec<Option<(HeaderName, HeaderValue)>>,
@@ -182,7 +182,7 @@ static KNOWN: PerProcess<Known> = PerProcess::new(|| {
     }
 });
 
-/// Reads a block. Pseudo-fields go to `pseudo`, the others are returned.
+/// Reads a block. Pseudo-fields go to `pseudo`. The others are returned.
 fn decode(
     block: Bytes,
     mut pseudo: impl FnMut(&[u8], Bytes) -> Result<(), Breach>,

@@ -1,4 +1,4 @@
-//! A body that is received.
+//! The body of a message that is received.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -47,25 +47,25 @@ impl Copying {
 /// The body of a request at the server, or of a response at the client.
 ///
 /// Dropping a response's body before its end cancels the call, once the request has been sent or
-/// given up as well. Dropping a request's body lets the rest of the request go by unread.
+/// given up as well. Dropping a request's body discards the rest of the request.
 #[derive(Debug)]
 pub(crate) struct RecvBody {
     stream: StreamRef,
     deframer: Deframer,
     used: Used,
     pace: ReadPace,
-    /// The next part for the deframer.
+    /// The next part for the deframer, while it is being copied.
     copying: Option<Copying>,
-    /// Nothing more comes, neither from the stream nor from the deframer. A body may have ended
-    /// before this is known.
+    /// No more data comes from the stream or the deframer. The body may have ended before this is
+    /// known.
     finished: bool,
-    /// The deframer has the last bytes.
+    /// The deframer has received the last bytes.
     ended: bool,
 }
 
 impl RecvBody {
-    /// `used`: the reader's codec, where it is known before the stream knows it. `finished`: there
-    /// is no body.
+    /// `used` is the reader's codec, which may be known before the stream knows it. `finished`
+    /// means that there is no body.
     pub(crate) fn new(stream: StreamRef, deframer: Deframer, used: Used, finished: bool) -> Self {
         RecvBody {
             stream,
@@ -78,8 +78,8 @@ impl RecvBody {
         }
     }
 
-    /// Asks the connection whether a message is pending, which the driver and the tasks that it
-    /// wakes have before the rest of this body (R13).
+    /// Asks the connection whether a message is pending. The driver and the tasks that it wakes
+    /// then come before the rest of this body (R13).
     fn check_pending(&mut self) {
         let mut state = self.stream.shared.lock();
         let short = state.conn.stats().eager_received;
@@ -92,7 +92,7 @@ impl RecvBody {
         self.pace.checked(pending);
     }
 
-    /// The next bytes that the deframer has. It copies here, where nobody waits for the
+    /// Takes the next bytes from the deframer. The copy is made here, where no task waits for the
     /// connection's lock.
     fn pop(&mut self) -> Option<Bytes> {
         let bytes = self.deframer.pop()?;
@@ -113,9 +113,9 @@ impl RecvBody {
         Some(bytes)
     }
 
-    /// Gives a part to the deframer, which keeps it for as long as the reader likes; or begins to
-    /// copy it, where messages are copied before they are read, and where readers hold as much
-    /// landing memory as they may.
+    /// Gives a part to the deframer, which keeps it for as long as the reader likes. Begins to copy
+    /// it instead if messages are copied before they are read, or if readers hold as much landing
+    /// memory as they may.
     fn take_out(&mut self, part: Part, copies: bool) {
         let copying = match part {
             Part::Landed(landed) if copies && landed.is_in_pool() => Copying::new(landed),
@@ -131,7 +131,7 @@ impl RecvBody {
         self.copying = Some(copying);
     }
 
-    /// The first bytes of the part that was taken out, once it is copied.
+    /// Returns the first bytes of the part that was taken out, once it is copied.
     fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         while let Some(copying) = &mut self.copying {
             if copying.rest.is_empty() {
@@ -142,7 +142,7 @@ impl RecvBody {
                 copying.step();
             }
         }
-        // No piece is empty.
+        // Each piece has at least one byte.
         let bytes = self.pop().unwrap_or_default();
         self.hand_on(bytes)
     }
@@ -194,13 +194,13 @@ impl Body for RecvBody {
             if io.used != Used::Unknown {
                 this.used = io.used;
             } else if this.used == Used::Unknown && side == Side::Server {
-                // The service has its decoder, but nothing to encode yet.
+                // The service has its decoder by now, but nothing to encode yet.
                 this.used = this.deframer.method().used();
             }
             io.reading = Reading::UpToDate;
             this.ended = io.is_at_end();
             consume(&mut state.conn, id, piece.flows());
-            // The decoder copies joined pieces, long ones too.
+            // The decoder copies joined pieces, including long ones.
             state.usage.copied.eager += u64::from(piece.landed_and_joined());
             if !state.flush_soon() {
                 state.count();
@@ -240,7 +240,7 @@ impl Body for RecvBody {
     }
 }
 
-/// Bytes have been read, or will not be.
+/// Accounts for bytes that have been read or will never be.
 #[inline]
 fn consume(conn: &mut Connection, id: StreamId, flows: [(u32, Flow); 2]) {
     for (len, flow) in flows {
@@ -280,8 +280,9 @@ impl Drop for RecvBody {
         if !rest.is_empty() || delivered != Delivered::default() {
             state.count();
         }
-        // While the request is still sent, it goes on: the server would take a part of it for the
-        // whole, as tonic takes CANCEL for its end. The last of both ends the call.
+        // A request that is still being sent continues. If it stopped, the server would mistake the
+        // part for the whole, because tonic takes CANCEL for the end of a request. The call ends
+        // with the later of request and response.
         if side == Side::Client && !ended && alone {
             state.conn.reset(id, ResetCode::CANCEL);
             if let Some(io) = state.streams.io.get_mut(&id) {

@@ -1,4 +1,4 @@
-//! The answer to a call.
+//! Sends the answer to a call.
 
 use std::task::Context;
 
@@ -15,7 +15,7 @@ use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 
 /// Begins a response. Data that is ready goes out in one message with the head. If that was all,
-/// the stream is released; otherwise the rest is returned.
+/// the stream is released. Otherwise the rest is returned.
 pub(crate) fn begin(
     stream: &mut StreamRef,
     response: Response<Body>,
@@ -39,7 +39,7 @@ pub(crate) fn begin(
     let end = out.is_empty();
     match state.conn.send_headers(stream.id, block, end) {
         Ok(()) => {}
-        // The client has given up the call: nobody waits for the response.
+        // The client has given up the call and does not wait for the response.
         Err(SendError::Closed) => return None,
         Err(error) => {
             drop(state);
@@ -61,7 +61,7 @@ pub(crate) fn begin(
     more.then_some(out)
 }
 
-/// The client has reset the stream, or the connection has ended.
+/// Whether the client has reset the stream or the connection has ended.
 pub(crate) fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bool {
     let mut state = stream.shared.lock();
     if state.lifecycle.end_reason().is_some() {
@@ -76,7 +76,7 @@ pub(crate) fn is_over(stream: &StreamRef, cx: &Context<'_>) -> bool {
     }
 }
 
-/// Answers with a status, as the response cannot be sent.
+/// Answers with a status, because the response cannot be sent.
 fn refuse(stream: &StreamRef, status: Status) {
     throttled!(warn, %status, "a response cannot be sent");
     let mut state = stream.shared.lock();

@@ -1,4 +1,4 @@
-//! A body that is sent.
+//! The body of a message that is sent.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 use crate::connection::state::ConnectionState;
 
-/// Bytes that are taken from a body before they are queued together, if the body has them ready.
+/// Bytes to take from a body before they are queued together, if the body has them ready.
 const MIN_GATHER: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -31,26 +31,26 @@ enum BodyState {
     Reading,
     Ended,
     Failed(Status),
-    /// The connection has all of it.
+    /// The connection has the whole body.
     Queued,
 }
 
-/// A body, and the part of it that was read and not queued.
+/// A body, and the part of it that was read but not queued.
 #[derive(Debug)]
 pub(crate) struct SendBody {
     body: Body,
     encoder: BodyEncoder,
     chunks: Fifo<Chunk>,
-    /// The header block of the trailers.
+    /// The trailers as a header block.
     trailers: Option<Bytes>,
     state: BodyState,
-    /// The stream was full, and may still be: nothing is taken from the body until it is not.
+    /// The stream was full. Nothing is taken from the body until it has room.
     waits_for_room: bool,
-    /// The body panicked, and is not polled again.
+    /// The body panicked and is not polled again.
     panic: Option<Panic>,
 }
 
-/// What a body panicked with.
+/// The payload of a body's panic.
 struct Panic(Box<dyn Any + Send>);
 
 impl fmt::Debug for Panic {
@@ -73,25 +73,25 @@ impl SendBody {
         }
     }
 
-    /// The body is empty: the head is all there is.
+    /// Whether the body is empty, so that the head is the whole message.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(self.state, BodyState::Ended) && self.chunks.is_empty() && self.trailers.is_none()
     }
 
-    /// The head was everything, and the connection has it.
+    /// Records that the connection has the head, which is the whole message.
     pub(crate) fn ended_with_head(&mut self) -> Result<(), Status> {
         self.state = BodyState::Queued;
         Ok(())
     }
 
-    /// Takes what the body has ready. True when there may be more at once.
+    /// Takes the data that the body has ready. Returns true if more may be ready now.
     ///
-    /// With enough bytes it polls once more: a unary body then says that it has ended, and its end
+    /// With enough bytes it polls once more, because a unary body then reports its end. The end
     /// goes with the message instead of in a message of its own.
     ///
-    /// If the body panics, what it gave before is queued as after an error, and
-    /// [`resume_panic`](Self::resume_panic) goes on with the panic: with HTTP/2, too, the head of a
-    /// response goes out before a stream that panics.
+    /// If the body panics, its earlier data is queued as after an error, and
+    /// [`resume_panic`](Self::resume_panic) continues the panic. With HTTP/2, the head of a
+    /// response also goes out before a stream that panics.
     pub(crate) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let (mut gathered, mut enough) = (0, false);
         while matches!(self.state, BodyState::Reading) {
@@ -142,14 +142,14 @@ impl SendBody {
         false
     }
 
-    /// Goes on with a panic of the body, once what came before it is queued.
+    /// Continues the body's panic, once its earlier data is queued.
     pub(crate) fn resume_panic(&mut self) {
         if let Some(Panic(panic)) = self.panic.take() {
             resume_unwind(panic);
         }
     }
 
-    /// Queues what was taken with the connection, and the end of the body if it was reached.
+    /// Queues the gathered data with the connection, and the body's end if it was reached.
     pub(crate) fn queue(
         &mut self,
         state: &mut ConnectionState,
@@ -198,9 +198,9 @@ impl SendBody {
         Ok(())
     }
 
-    /// Moves the body into a stream, as fast as the stream takes it.
+    /// Moves the body into a stream as fast as the stream takes it.
     ///
-    /// Ends when the body has been queued, or when the peer wants no more of it. An error of the
+    /// Returns when the body has been queued, or when the peer needs no more of it. An error of the
     /// body, or a message that is too long, resets the stream.
     pub(crate) fn pump(
         &mut self,
@@ -213,7 +213,7 @@ impl SendBody {
                 return Poll::Ready(Ok(()));
             }
             if self.waits_for_room {
-                // A body that is ready wakes its task, too.
+                // A body that is ready also wakes its task.
                 let mut state = stream.shared.lock();
                 let is_full = state.lifecycle.end_reason().is_none()
                     && state.conn.is_open_for_sending(id)
@@ -242,7 +242,8 @@ impl SendBody {
                 return Poll::Ready(Ok(()));
             }
             let mut work = 1 + state.tasks.work;
-            // The queue may have emptied before this, and its wake-up has passed then.
+            // The queue may have emptied before this, and its wake-up would then have come too
+            // early.
             self.waits_for_room = self.waits_for_room && !state.conn.has_room(id);
             if more && !self.waits_for_room {
                 drop(state);
@@ -256,10 +257,10 @@ impl SendBody {
         }
     }
 
-    /// The code with which a stream is reset whose body failed with `status`. A request's is CANCEL
-    /// only if the body passes on the cancellation of a call that is forwarded, as with hyper:
-    /// tonic takes it for the end of the request, and the handler of a call that was not cancelled
-    /// would take a part of it for the whole.
+    /// The code for resetting a stream whose body failed with `status`. For a request it is CANCEL
+    /// only if the body passes on the cancellation of a call that it forwards, as with hyper. tonic
+    /// takes CANCEL for the end of a request, so with it the handler of a call that was not
+    /// cancelled would mistake a part of the request for the whole.
     pub(crate) fn reset_code(&self, side: Side, status: &Status) -> ResetCode {
         match (side, status.code()) {
             (Side::Client, _) if passes_on_cancellation(status) => ResetCode::CANCEL,
@@ -274,7 +275,8 @@ impl SendBody {
         matches!(self.state, BodyState::Queued)
     }
 
-    /// The body as it was before anything was taken from it. `unsent`: what was queued of it.
+    /// Restores the body to its state before anything was taken from it. `unsent` is the data that
+    /// was queued.
     pub(crate) fn restore(mut self, unsent: Vec<Unsent>) -> Body {
         let mut segments = VecDeque::new();
         for unsent in unsent {
@@ -299,8 +301,8 @@ fn passes_on_cancellation(status: &Status) -> bool {
         .any(|error| error.reason() == Some(h2::Reason::CANCEL))
 }
 
-/// Resets a stream whose body cannot be sent. What is queued of a response goes out first, as far
-/// as the peer takes it now: its head precedes the failure of its body.
+/// Resets a stream whose body cannot be sent. Queued data of a response goes out first, as far as
+/// the peer takes it now, because its head precedes its body's failure.
 pub(crate) fn give_up(state: &mut ConnectionState, id: StreamId, code: ResetCode, status: &Status) {
     if state.conn.side() == Side::Server {
         state.flush_soon();
@@ -310,8 +312,8 @@ pub(crate) fn give_up(state: &mut ConnectionState, id: StreamId, code: ResetCode
     state.flush_soon();
 }
 
-/// The status of a call whose request cannot be sent to its end, because of a message over the
-/// stub's own limit for instance. The code is that of HTTP/2 for a body that fails.
+/// The status of a call whose request cannot be sent completely, for example because a message
+/// exceeds the stub's own limit. It has HTTP/2's code for a body that fails.
 fn body_failed(status: &Status) -> Status {
     let text = format!("the request's body failed: {:?}: {}", status.code(), status.message());
     let mut failed = Status::internal(text);
@@ -326,7 +328,7 @@ fn not_queued(error: SendError) -> Status {
     }
 }
 
-/// A body whose beginning was read before.
+/// A body whose beginning had already been read.
 struct Restored {
     out: SendBody,
     segments: VecDeque<Bytes>,
@@ -352,12 +354,12 @@ impl http_body::Body for Restored {
         match std::mem::replace(&mut out.state, BodyState::Queued) {
             BodyState::Reading => {
                 out.state = BodyState::Reading;
-                // The transport that polls this decides whether messages are taken apart.
+                // The transport that polls this body decides whether messages are taken apart.
                 Pin::new(&mut out.body).poll_frame(cx)
             }
             BodyState::Failed(status) => Poll::Ready(Some(Err(status))),
             BodyState::Ended | BodyState::Queued => {
-                // This side encoded them, so they decode.
+                // This side encoded the trailers, so they decode.
                 let trailers =
                     out.trailers.take().map(headers::decode_trailers).and_then(Result::ok);
                 Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))

@@ -1,4 +1,4 @@
-//! The server's end of a connection: calls that the peer makes.
+//! The server's end of a connection: the calls that the peer makes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -33,24 +33,24 @@ use crate::telemetry::stats::Counters;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A link that has been accepted.
+/// A link that was accepted.
 pub(crate) struct Accepted {
     pub(crate) link: AnyLink,
     pub(crate) pool: Pool,
-    /// The settings of the hello.
+    /// The settings of the peer's hello.
     pub(crate) peer: PeerSettings,
     pub(crate) options: ConnectionConfig,
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,
-    /// Added to every request.
+    /// Extensions that every request gets.
     pub(crate) extensions: Extensions,
-    /// When it resolves, the client is told to make its new calls elsewhere, calls in flight go on,
-    /// and the link closes after the last.
+    /// When this future completes, the client is told to make new calls elsewhere. Calls in flight
+    /// continue, and the link closes after the last one.
     pub(crate) drain: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// Serves a link until it ends, and returns why it ended. Every call has a task to itself, and a
-/// clone of `service`: see [`task_pool`](crate::connection::call::task_pool).
+/// Serves a link until it ends, and returns the reason. Every call has its own task and a clone of
+/// `service`: see [`task_pool`](crate::connection::call::task_pool).
 pub(crate) async fn serve_connection<S>(accepted: Accepted, service: S) -> Reason
 where
     S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
@@ -92,8 +92,8 @@ where
     drive(shared.clone(), serve, drain).instrument(span).await
 }
 
-/// Asks for the buffer that the request is to land in. Only a method that is known to use this
-/// crate's codec has one.
+/// Asks for the buffer for the request to land in. Only a method that is known to use this crate's
+/// codec can have one.
 fn name(
     allocators: &Allocators,
     stream: &StreamRef,

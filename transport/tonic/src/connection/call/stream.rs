@@ -1,4 +1,4 @@
-//! A call's handle of its stream.
+//! A call's handle to its stream.
 
 use std::sync::Arc;
 
@@ -9,30 +9,30 @@ use crate::connection::call::stream_io::StreamIo;
 use crate::connection::shared::SharedConnection;
 use crate::connection::state::ConnectionState;
 
-/// Keeps a stream's [`StreamIo`]. The last one removes the stream, and resets it unless all of it
-/// has been queued: a response that is queued to its end still goes out.
+/// Keeps a stream's [`StreamIo`]. Dropping the last handle removes the stream, and resets it unless
+/// its whole body has been queued. A response that is queued to its end still goes out.
 #[derive(Debug)]
 pub(crate) struct StreamRef {
     pub(crate) shared: Arc<SharedConnection>,
     pub(crate) id: StreamId,
-    /// It was released.
+    /// Whether the handle was released.
     released: bool,
 }
 
 /// A stream that the peer has opened.
 pub(crate) struct Opened {
-    /// For the response.
+    /// The handle for the response.
     pub(crate) stream: StreamRef,
-    /// For the request's body.
+    /// The handle for the request's body.
     pub(crate) reader: StreamRef,
-    /// There is no body.
+    /// The request has no body.
     pub(crate) empty: bool,
-    /// The head.
+    /// The request's header block.
     pub(crate) block: Bytes,
 }
 
 impl StreamRef {
-    /// `state` is that of `shared`, which has the stream.
+    /// `state` is the locked state of `shared`, and contains the stream.
     pub(crate) fn new(
         shared: &Arc<SharedConnection>,
         state: &mut ConnectionState,
@@ -42,8 +42,8 @@ impl StreamRef {
         StreamRef { shared: shared.clone(), id, released: false }
     }
 
-    /// Does what dropping it does, under a lock that the caller has. The caller drops the result
-    /// outside the lock, as it may be the last of an arena, and flushes.
+    /// Does the work of the destructor under a lock that the caller holds. The caller must drop the
+    /// result after it releases the lock, because that may free an arena, and must flush.
     pub(crate) fn release(&mut self, state: &mut ConnectionState) -> Option<StreamIo> {
         if std::mem::replace(&mut self.released, true) {
             return None;

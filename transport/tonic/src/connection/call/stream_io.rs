@@ -12,38 +12,38 @@ use crate::connection::receive::stall::Reading;
 use crate::connection::receive::unread::Unread;
 use crate::land_in::Claimed;
 
-/// The application's side of one stream, behind the connection's lock.
+/// The application's side of one stream, protected by the connection's lock.
 #[derive(Debug, Default)]
 pub(crate) struct StreamIo {
-    /// The response's header block, and whether it was all (client).
+    /// The response's header block, and whether it is the whole response (client).
     pub(crate) head: Option<(Bytes, bool)>,
     pub(crate) head_taken: bool,
     pub(crate) unread: Unread,
     pub(crate) reading: Reading,
     pub(crate) trailers: Option<Bytes>,
-    /// The peer's half has ended.
+    /// The peer's half of the stream has ended.
     pub(crate) ended: bool,
     pub(crate) fault: Option<Fault>,
-    /// Nobody reads: received data is dropped.
+    /// No reader is left, so received data is dropped.
     pub(crate) discard: bool,
-    /// The buffer that what is received is to land in.
+    /// The buffer for received data to land in.
     pub(crate) named: Option<Arc<Claimed>>,
     /// The codec of this side's stub or service.
     pub(crate) used: Used,
     pub(crate) recv_waker: Option<Waker>,
     pub(crate) send_waker: Option<Waker>,
-    /// Live [`StreamRef`](super::stream::StreamRef)s.
+    /// Number of live [`StreamRef`](super::stream::StreamRef)s.
     pub(crate) refs: u8,
 }
 
 impl StreamIo {
-    /// Whether a reader waits for what the peer sends next, or nobody reads and it is dropped.
+    /// Whether a reader waits for what the peer sends next, or what it sends is dropped.
     pub(crate) fn is_awaited(&self) -> bool {
         self.discard || (self.recv_waker.is_some() && self.unread.is_empty())
     }
 }
 
-/// Stores the task's waker, if it is not stored already.
+/// Stores the task's waker, unless it is already stored.
 pub(crate) fn wait_for(waker: &mut Option<Waker>, cx: &Context<'_>) {
     match waker {
         Some(waker) => waker.clone_from(cx.waker()),
@@ -54,9 +54,10 @@ pub(crate) fn wait_for(waker: &mut Option<Waker>, cx: &Context<'_>) {
 /// Why a stream failed.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
-    /// The peer reset it.
+    /// The peer reset the stream.
     Reset(ResetCode),
-    /// Never transmitted: the call can take another path, with the data that was queued.
+    /// The stream was never transmitted. The call can take another path, with the data that was
+    /// queued.
     Refused(Vec<Unsent>),
     /// This side gave up the stream.
     Local(Status),
@@ -75,7 +76,7 @@ impl Fault {
     }
 }
 
-/// gRPC's mapping of HTTP/2 reset codes, as tonic has it.
+/// Maps HTTP/2 reset codes as the gRPC specification and tonic do.
 fn reset_status(code: ResetCode) -> Status {
     let grpc = match code {
         ResetCode::REFUSED => Code::Unavailable,
@@ -87,13 +88,13 @@ fn reset_status(code: ResetCode) -> Status {
 }
 
 impl StreamIo {
-    /// A stream that the peer opened, and may have ended.
+    /// A stream that the peer opened and may already have ended.
     #[inline]
     pub(crate) fn opened(ended: bool) -> Self {
         StreamIo { ended, ..StreamIo::default() }
     }
 
-    /// Nothing is left to read, and there are no trailers.
+    /// Whether nothing is left to read and there are no trailers.
     #[inline]
     pub(crate) fn is_at_end(&self) -> bool {
         self.ended && self.unread.is_empty() && self.trailers.is_none()

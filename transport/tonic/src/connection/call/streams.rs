@@ -1,4 +1,4 @@
-//! The streams of a connection, and delivery of received payload to them.
+//! The streams of a connection, and the delivery of received payload to them.
 
 use std::collections::VecDeque;
 
@@ -17,23 +17,24 @@ use crate::telemetry::stats::Copied;
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     pub(crate) io: StreamMap<StreamIo>,
-    /// Streams that the peer opened and nobody serves yet, with their header blocks.
+    /// Streams that the peer has opened and no task serves yet, with their header blocks.
     pub(crate) opened: VecDeque<(StreamId, Bytes)>,
-    /// A call waits for a free stream.
+    /// Whether a call waits for a free stream.
     pub(crate) room_wanted: bool,
-    /// The log says that calls wait for one.
+    /// Whether the log already says that calls wait for a free stream.
     pub(crate) limit_told: bool,
 }
 
 impl Streams {
-    /// The peer has opened a stream, and may have ended its half.
+    /// Adds a stream that the peer has opened. Its half may already have ended.
     pub(crate) fn open(&mut self, id: StreamId, block: Bytes, ended: bool) {
-        // Inserted at once: pieces of the body may follow in the same message.
+        // Inserted now, because pieces of the body may follow in the same message.
         self.io.insert(id, StreamIo::opened(ended));
         self.opened.push_back((id, block));
     }
 
-    /// Whether a reader waits for what the peer sends on this stream next, or drops it.
+    /// Whether a reader waits for what the peer sends on this stream next, or what it sends is
+    /// dropped.
     pub(crate) fn is_awaited(&self, id: StreamId) -> bool {
         self.io.get(&id).is_some_and(StreamIo::is_awaited)
     }
@@ -61,7 +62,7 @@ impl Streams {
 
     /// Wakes both sides of all streams.
     pub(crate) fn wake_all(&mut self, tasks: &mut ReadyTasks) {
-        // In the order of their ids, so that a simulated run can be repeated.
+        // Ordered by id, so that a simulated run can be repeated.
         let mut streams: Vec<_> = self.io.iter_mut().collect();
         streams.sort_unstable_by_key(|(id, _)| **id);
         for (_, io) in streams {
@@ -70,8 +71,9 @@ impl Streams {
         }
     }
 
-    /// Adds a piece to what the stream's reader has not read. `relief` gets a lagging stream whose
-    /// piece stays where it landed for now; `copied` counts a piece that is copied here.
+    /// Adds a piece to the unread data of a stream. If the stream lags and the piece stays where it
+    /// landed for now, the stream is added to `relief`. `copied` counts a piece that is copied
+    /// here.
     #[inline]
     pub(crate) fn deliver(
         &mut self,

@@ -1,8 +1,8 @@
-//! The tasks that a server's calls run in.
+//! The tasks that run a server's calls.
 //!
-//! Every call has a task to itself while it runs. A task whose call has ended waits for the next
-//! call of the connection: spawning a task costs more than waking one. When the connection comes to
-//! rest, waiting tasks end.
+//! Every running call has its own task. A task whose call has ended waits for the connection's next
+//! call, because spawning a task costs more than waking one. When the connection comes to rest,
+//! waiting tasks end.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,11 +22,11 @@ use crate::connection::call::stream::StreamRef;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Idle tasks of a connection, at most.
+/// Maximum number of a connection's idle tasks.
 const MAX_IDLE: usize = 64;
 
-/// A call to run, with a service of its own: whatever the service reserved for a call, such as a
-/// permit, is dropped with it.
+/// A call to run, and its own clone of the service. Resources that the clone reserved for the call,
+/// such as a permit, are freed together with it.
 struct Job<S> {
     service: S,
     stream: StreamRef,
@@ -34,28 +34,29 @@ struct Job<S> {
     request: Request<Body>,
 }
 
-/// Where an idle task gets its next call. Only this task takes it: a call that is put here runs.
+/// Passes the next call to an idle task. Only this task takes it, so a call that is put here will
+/// run.
 struct TaskSlot<S> {
     next: Mutex<NextJob<S>>,
 }
 
-/// What an idle task does when it is woken.
+/// The next step of an idle task that was woken.
 #[allow(clippy::large_enum_variant, reason = "a box would be an allocation for each call")]
 enum NextJob<S> {
-    /// Waits on: somebody else has woken it.
+    /// Another waker has woken the task, which keeps waiting.
     Wait,
     Run(Job<S>),
     End,
 }
 
-/// The idle tasks. Whoever takes one off the list owns it.
+/// The idle tasks. A caller that takes one off the list owns it.
 struct IdleTasks<S> {
-    /// None: the connection has ended.
+    /// `None` once the connection has ended.
     idle: Option<Vec<(Arc<TaskSlot<S>>, Waker)>>,
 }
 
-/// The tasks of one connection. When this is dropped, idle tasks end at once, and the others when
-/// their calls end.
+/// The tasks of one connection. When this is dropped, idle tasks end now, and the others when their
+/// calls end.
 pub(crate) struct TaskPool<S> {
     service: S,
     waiting: Arc<Mutex<IdleTasks<S>>>,
@@ -71,12 +72,12 @@ where
     S::Error: Into<BoxError>,
     S::Future: Send,
 {
-    /// For calls of clones of `service`.
+    /// A pool whose calls run on clones of `service`.
     pub(crate) fn new(service: S) -> Self {
         TaskPool { service, waiting: Arc::new(Mutex::new(IdleTasks { idle: Some(Vec::new()) })) }
     }
 
-    /// Runs a call. Within a tokio runtime.
+    /// Runs a call. Must be called within a tokio runtime.
     pub(crate) fn run(&self, stream: StreamRef, method: Call, request: Request<Body>) {
         let job = Job { service: self.service.clone(), stream, method, request };
         let idle = lock(&self.waiting).idle.as_mut().and_then(Vec::pop);
@@ -115,15 +116,16 @@ impl<S> Drop for TaskPool<S> {
 }
 
 pin_project! {
-    /// One task. The client's reset, or the connection's end, drops the handler where it stands.
+    /// A task of the pool. The client's reset, or the connection's end, drops the handler at its
+    /// current point.
     struct PooledTask<S, F> {
         waiting: Arc<Mutex<IdleTasks<S>>>,
         slot: Arc<TaskSlot<S>>,
-        // Of the call.
+        // The current call's stream.
         stream: Option<StreamRef>,
-        // Until the response's head is there.
+        // Present until the response's head is ready.
         method: Option<Call>,
-        // The handler has not been polled.
+        // The handler has not been polled yet.
         is_new: bool,
         #[pin]
         stage: TaskStage<S, F>,
@@ -137,9 +139,9 @@ pin_project! {
         // The service takes no calls.
         Failed { error: Option<BoxError> },
         Running { #[pin] handler: F },
-        // The part of a response that did not go out with the head.
+        // Sends the part of a response that did not go out with the head.
         Sending { out: Box<SendBody> },
-        // On the list, or just taken off it.
+        // The task is on the list, or was just taken off it.
         Idle,
     }
 }
@@ -168,7 +170,7 @@ where
             let mut this = self.as_mut().project();
             let Job { mut service, stream, method, request } = job;
             (*this.stream, *this.method, *this.is_new) = (Some(stream), Some(method), true);
-            // Most services are always ready: the call starts without a move through `New`.
+            // Most services are always ready, so the call starts without a move through `New`.
             this.stage.set(match service.poll_ready(cx) {
                 Poll::Ready(Ok(())) => TaskStage::Running { handler: service.call(request) },
                 Poll::Ready(Err(error)) => TaskStage::Failed { error: Some(error.into()) },
@@ -194,7 +196,7 @@ where
     S: Service<Request<Body>, Response = Response<Body>>,
     S::Error: Into<BoxError>,
 {
-    /// Ready when the call has ended.
+    /// Returns ready when the call has ended.
     fn poll_call(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let mut this = self.project();
         let Some(stream) = this.stream else { return Poll::Ready(()) };
@@ -232,7 +234,7 @@ where
                 Poll::Pending => return Poll::Pending,
             }
         };
-        // The permits of the handler are free before the client has the response.
+        // Free the handler's permits before the client gets the response.
         this.stage.set(TaskStage::Idle);
         let response = result.unwrap_or_else(|error| Status::from_error(error).into_http());
         let Some(method) = this.method.take() else { return Poll::Ready(()) };

@@ -1,4 +1,4 @@
-//! Received messages to the protocol, and its events to their streams.
+//! Passes received messages to the protocol, and the protocol's events to their streams.
 
 use tonic_rdma_fabric::{Completion, Lent, Link, LinkError};
 use tonic_rdma_memory::{LogThrottle, throttled};
@@ -14,17 +14,18 @@ use crate::connection::state::ConnectionState;
 use crate::path::peer_text::{DETAIL, PeerText, SHORT};
 use crate::path::reason::{Reason, ReasonCode};
 
-/// Events of the protocol that cost a turn as much as a message does: a peer can put hundreds of
-/// frames into one.
+/// Number of protocol events that cost a turn as much as a message does. A peer can put hundreds of
+/// frames into one message.
 const EVENTS_UNIT: usize = 16;
 
-/// Lines about peers that break the protocol: a peer that reconnects must not fill the disk.
+/// Log lines about peers that break the protocol. Throttled, so that a peer that reconnects cannot
+/// fill the disk.
 static BREACHES: LogThrottle = LogThrottle::new();
-/// Lines about peers that close a connection with an error.
+/// Log lines about peers that close a connection with an error.
 static CLOSED: LogThrottle = LogThrottle::new();
 
 impl ConnectionState {
-    /// Acts on what the link has reported.
+    /// Acts on the link's completions.
     pub(super) fn complete(&mut self, completions: &[Completion]) -> Result<(), LinkError> {
         let mut result = Ok(());
         let (mut received, mut events) = (false, 0);
@@ -52,8 +53,8 @@ impl ConnectionState {
         result
     }
 
-    /// The connection has been at rest for a while: only a busy one needs most SEND slots. A PING
-    /// reports the completion of work before it, which may have reported none.
+    /// The connection has been at rest for a while, and only a busy one needs most SEND slots. A
+    /// PING reports the completion of earlier work, which may not have been reported.
     pub(crate) fn spare_sends(&mut self) {
         if self.link.rest() {
             self.conn.send_ping();
@@ -61,11 +62,11 @@ impl ConnectionState {
         self.link.return_sends();
     }
 
-    /// Gives a message to the protocol. How many events it has brought.
+    /// Gives a message to the protocol. Returns the number of events that it caused.
     fn receive(&mut self, slot: u32, len: u32) -> Result<usize, LinkError> {
         let Some(link) = self.link.get_mut() else { return Ok(0) };
         let message = scratch::copy_message(link.recv_slot(slot, len));
-        // Posted again before the protocol can give the credit back (R1).
+        // Posted again before the protocol can return the credit (R1).
         let posted = link.repost(slot)?;
         if FrameTrace::is_on() {
             self.link.trace.received(&message);
@@ -93,7 +94,7 @@ impl ConnectionState {
         self.end(Life::Closing(reason));
     }
 
-    /// Hands the protocol's events to their streams. How many there were.
+    /// Passes the protocol's events to their streams. Returns the number of events.
     pub(crate) fn dispatch(&mut self) -> usize {
         let mut events = 0;
         while let Some(event) = self.conn.poll_event() {
@@ -171,7 +172,7 @@ impl ConnectionState {
                 }
                 Event::Quiet => {
                     match self.link.get_mut().map(Link::shrink) {
-                        // In the order in which they were posted (R1).
+                        // In the order of posting (R1).
                         Some(Ok(posted)) => self.conn.rest_recvs_posted(posted),
                         Some(Err(error)) => {
                             self.tasks.fail(error);
@@ -211,8 +212,8 @@ impl ConnectionState {
         streams.deliver(id, arrival, conn, landing.relief(), &mut usage.copied, tasks);
     }
 
-    /// Delivers a piece of a body, most of which is lent. A peer that has lent no such
-    /// memory has broken the protocol.
+    /// Delivers a piece of a body whose main part is lent. A peer that has not lent this memory has
+    /// broken the protocol.
     fn borrow(&mut self, stream: StreamId, lent: LentBody, end: bool) {
         let Some(link) = self.link.get_mut() else { return };
         let LentBody { head, place: LentPlace { lease, key, addr }, len, tail } = lent;
@@ -235,8 +236,8 @@ impl ConnectionState {
     }
 }
 
-/// The reason of a peer that leaves the connection for want of memory. Its text is that of its own
-/// reason, which begins with the code.
+/// The reason of a peer that leaves the connection for lack of memory. Its text is that of the
+/// peer's own reason, and begins with the code.
 fn limit_of_peer(text: &str) -> Reason {
     let named = text.split_once(": ").and_then(|(name, detail)| {
         let code = ReasonCode::from_name(name)?;

@@ -1,29 +1,29 @@
-//! How calls reach the driver's task.
+//! The way for calls to reach the driver's task.
 
 use std::task::{Context, Waker};
 
 use tonic_rdma_fabric::LinkError;
 
-/// Calls between two turns of the driver of which each [`BATCH`]th flushes itself: the peer works
-/// on its message while this side makes the next.
+/// Between two turns of the driver, each [`BATCH`]th call flushes itself, so that the peer works on
+/// its message while this side makes the next.
 const BATCH: u32 = 8;
 
-/// The driver as calls see it, behind the connection's lock.
+/// The driver as calls see it, protected by the connection's lock.
 #[derive(Debug, Default)]
 pub(crate) struct DriverHandle {
     waker: Option<Waker>,
-    /// It has been woken and has not run since.
+    /// The driver was woken and has not run since.
     called: bool,
-    /// Calls since the driver last ran, modulo [`BATCH`].
+    /// Number of calls since the driver last ran, modulo [`BATCH`].
     calls: u32,
-    /// An error met outside the driver.
+    /// An error that occurred outside the driver.
     error: Option<LinkError>,
-    /// The connection has become quiet since the driver last took notice of that.
+    /// The connection has become quiet, and the driver has not noticed yet.
     became_quiet: bool,
 }
 
 impl DriverHandle {
-    /// The driver runs. True when its waker is a new one.
+    /// Notes that the driver runs. Returns true if its waker has changed.
     #[inline]
     pub(crate) fn runs(&mut self, cx: &Context<'_>) -> bool {
         self.called = false;
@@ -35,7 +35,7 @@ impl DriverHandle {
         is_new
     }
 
-    /// Calls the driver. The waker to wake, if it was not called before.
+    /// Calls the driver. Returns the waker to wake, unless the driver was already called.
     #[inline]
     pub(crate) fn call(&mut self) -> Option<Waker> {
         match std::mem::replace(&mut self.called, true) {
@@ -49,7 +49,8 @@ impl DriverHandle {
         self.called
     }
 
-    /// A call wants to flush. True when it is the first of its batch, which does so itself.
+    /// A call wants to flush. Returns true if the call is the first of its batch, which flushes
+    /// itself.
     #[inline]
     pub(crate) fn begins_batch(&mut self) -> bool {
         let before = self.calls;
@@ -57,7 +58,7 @@ impl DriverHandle {
         before == 0
     }
 
-    /// Keeps an error for the driver, which ends the connection.
+    /// Keeps an error for the driver, which then ends the connection.
     #[inline]
     pub(crate) fn fail(&mut self, error: LinkError) {
         self.error.get_or_insert(error);
@@ -68,7 +69,7 @@ impl DriverHandle {
         self.error.take()
     }
 
-    /// The connection has become quiet.
+    /// Notes that the connection has become quiet.
     pub(crate) fn quiet(&mut self) {
         self.became_quiet = true;
     }

@@ -1,4 +1,4 @@
-//! What the link has: completions, errors, and the ends of a connection.
+//! Handles the link's completions and errors, and the end of a connection.
 
 use std::task::{Context, Poll, Waker};
 
@@ -11,11 +11,11 @@ use crate::connection::state::ConnectionState;
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
 
-/// Polls for the completion of the last message of a connection whose driver is dropped.
+/// Number of polls for the completion of the last message of a connection whose driver is dropped.
 const GOODBYE_POLLS: usize = 1000;
 
 impl ConnectionState {
-    /// Takes the completions that the link has, and acts on them. True when it has no more for now.
+    /// Takes and handles the link's completions. Returns true if the link has no more for now.
     pub(super) fn poll_link(&mut self, cx: &mut Context<'_>) -> bool {
         let mut error = self.tasks.driver.take_error();
         let mut idle = true;
@@ -31,7 +31,7 @@ impl ConnectionState {
             self.link.return_leases(cx, &mut self.conn);
             self.usage.polled(completions.len());
             self.tasks.work += completions.len();
-            // Completions before an error count.
+            // Completions that came before an error still count.
             let result = self.complete(&completions);
             scratch::put_completions(completions);
             error = error.or(result.err());
@@ -44,8 +44,9 @@ impl ConnectionState {
         idle
     }
 
-    /// Tells the peer of an end that hurts none of its calls: a client gives up its own calls, a
-    /// server has none. Any other end cuts calls off; the peer takes it for the loss that it is.
+    /// Tells the peer of an end that hurts none of its calls: a client gives up its own calls, or a
+    /// server has none. Any other end cuts calls off, so the peer should see it as a lost
+    /// connection.
     pub(super) fn say_goodbye(&mut self) {
         let is_clean = self.conn.side() == Side::Client || self.conn.pending().streams == 0;
         if !self.lifecycle.is_open() || !is_clean {
@@ -55,8 +56,8 @@ impl ConnectionState {
         self.conn.close(CloseCode::Ok, text);
         self.end(Life::Closing(Reason::new(ReasonCode::GoAway, text)));
         self.flush();
-        // Nobody polls any more, and a device takes a moment. Without the message the peer notices
-        // the end all the same.
+        // The driver no longer polls, and a device takes a moment. Without the message the peer
+        // still notices the end.
         let mut cx = Context::from_waker(Waker::noop());
         for _ in 0..GOODBYE_POLLS {
             // The message may have waited for a SEND slot.
@@ -84,7 +85,8 @@ impl ConnectionState {
                     format!("disconnected ({})", self.lifecycle.peer),
                 )
             }
-            // Shared memory ends so only when the peer's process lets go of it; no call is hurt.
+            // Shared memory ends this way only when the peer's process releases it. No call is
+            // hurt.
             LinkError::Disconnected { peer }
                 if Path::of(peer) == Path::Shm
                     && self.conn.side() == Side::Server
@@ -96,7 +98,7 @@ impl ConnectionState {
         }
     }
 
-    /// Deregisters memory that has not been needed for a while (R12).
+    /// Deregisters memory that was not needed for a while (R12).
     pub(super) fn tidy(&mut self, now: std::time::Instant) {
         if self.conn.lands_nothing(now) {
             self.landing.trim();

@@ -3,13 +3,13 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `handle` | how calls reach the driver's task |
-//! | `link_events` | completions, and the ends of a link |
-//! | `dispatch` | received messages to the protocol, its events to their streams |
+//! | `handle` | the way for calls to reach the driver's task |
+//! | `link_events` | completions, and the end of a link |
+//! | `dispatch` | passes received messages to the protocol, and its events to their streams |
 //! | `timers` | the connection's one timer, and its end |
-//! | `tidy` | how long a connection at rest still wakes to give memory back |
-//! | `scratch` | memory that is needed only while a driver runs, of the thread |
-//! | `yield_policy` | how the driver yields while it has more to copy |
+//! | `tidy` | how long a connection at rest still wakes to return memory |
+//! | `scratch` | per-thread memory that is needed only while a driver runs |
+//! | `yield_policy` | how the driver yields while more is left to copy |
 
 mod dispatch;
 pub(super) mod handle;
@@ -38,20 +38,20 @@ use crate::path::reason::{Reason, ReasonCode};
 
 /// Rounds of one turn before other tasks run.
 const MAX_ROUNDS: usize = 16;
-/// While there are streams, metrics are recorded once in so many rounds, and by timers.
+/// While there are streams, metrics are recorded once in this many rounds, and by timers.
 const MAX_UNRECORDED: usize = 64;
 
-/// What the driver has for the side that it drives.
+/// An event that the driver passes to its side of the connection.
 pub(crate) enum Turn {
     /// The peer has opened a stream.
     Serve(Opened),
-    /// The connection has become quiet: what only a busy one needs may go.
+    /// The connection has become quiet, so memory that only a busy one needs may go.
     Rest,
 }
 
-/// Runs a connection until it has ended; `serve` gets the streams that the peer opens, and `drain`
-/// asks for an orderly end. Returns why it ended; the queue pair is gone by then, and landing
-/// memory is free, or in the queue of the pool's thread to be freed.
+/// Runs a connection until it has ended, and returns the reason. `serve` gets the streams that the
+/// peer opens, and `drain` asks for an orderly end. On return the queue pair is destroyed, and
+/// landing memory is free or queued for the pool's thread to free.
 pub(crate) async fn drive(
     shared: Arc<SharedConnection>,
     mut serve: impl FnMut(Turn),
@@ -82,16 +82,16 @@ struct Driver {
     shared: Arc<SharedConnection>,
     timers: Timers,
     draining: bool,
-    /// Rounds since metrics were recorded.
+    /// Rounds since metrics were last recorded.
     unrecorded: usize,
     yields: YieldPolicy,
-    /// To be served once the lock is free.
+    /// Streams to serve once the lock is free.
     opened: Vec<Opened>,
     _teardown: Teardown,
 }
 
-/// A driver that is dropped, with its runtime for instance, says goodbye and leaves nothing under
-/// the device.
+/// Ends the connection when the driver is dropped, for example with its runtime: it tells the peer
+/// and leaves no memory in use by the device.
 struct Teardown(Arc<SharedConnection>);
 
 impl Drop for Teardown {
@@ -140,7 +140,7 @@ impl Driver {
             drop(state);
 
             if graced {
-                // After all other tasks.
+                // Runs after all other tasks.
                 cx.waker().wake_by_ref();
             }
 
@@ -171,8 +171,8 @@ impl Driver {
         Poll::Pending
     }
 
-    /// Takes the streams that the peer has opened. Returns those that nobody waits for: a call that
-    /// was reset, or whose connection has ended, does not begin.
+    /// Takes the streams that the peer has opened, and leaves out calls that were reset or whose
+    /// connection has ended. Those do not begin.
     #[inline]
     fn take_opened(&mut self, state: &mut ConnectionState) -> Vec<Opened> {
         let mut refused = Vec::new();
@@ -186,7 +186,7 @@ impl Driver {
         refused
     }
 
-    /// Closes a connection that has drained; then timers, and the end.
+    /// Closes a connection that has drained, then handles timers and the end.
     #[inline]
     fn poll_end(&mut self, cx: &mut Context<'_>, state: &mut ConnectionState) -> Poll<Reason> {
         if state.conn.is_drained() && state.lifecycle.is_open() {
@@ -199,8 +199,9 @@ impl Driver {
         self.timers.poll(cx, state)
     }
 
-    /// Records metrics, before the tasks of the last calls are woken: whoever has an answer finds
-    /// it counted. True when a call that waits for a free stream can have one.
+    /// Records metrics before the tasks of the last calls are woken, so that a caller with an
+    /// answer finds its call counted. Returns true if a call that waits for a free stream can have
+    /// one.
     #[inline]
     fn report(&mut self, state: &mut ConnectionState, idle: bool) -> bool {
         let room = state.streams.room_wanted && state.conn.has_stream_room();

@@ -1,7 +1,7 @@
 //! Memory that a driver needs only while it runs.
 //!
-//! It is the thread's, for all connections: so it is in the cache when thousands of them take
-//! turns, and none of them keeps any at rest.
+//! It belongs to the thread and serves all connections. So it stays in the cache when thousands of
+//! connections take turns, and a connection at rest keeps none of it.
 
 use std::cell::RefCell;
 
@@ -12,26 +12,27 @@ use crate::connection::receive::unread::RECEIVE_CHUNK;
 
 thread_local! {
     static COMPLETIONS: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
-    /// Received messages are copied here, many to one allocation, which is used again once none of
-    /// them is left.
+    /// Received messages are copied here, many to one allocation, which is reused once all of them
+    /// are dropped.
     static MESSAGES: RefCell<BytesMut> = RefCell::default();
 }
 
-/// Where completions go; empty.
+/// Takes the empty list of completions.
 #[inline]
 pub(super) fn take_completions() -> Vec<Completion> {
-    // While the thread ends there is nothing to share.
+    // While the thread ends, there is nothing to share.
     COMPLETIONS.try_with(RefCell::take).unwrap_or_default()
 }
 
-/// Gives back what [`take_completions`] gave.
+/// Returns the list from [`take_completions`].
 #[inline]
 pub(super) fn put_completions(mut completions: Vec<Completion>) {
     completions.clear();
     let _ = COMPLETIONS.try_with(|shared| shared.replace(completions));
 }
 
-/// Copies a received message. It keeps a buffer of [`RECEIVE_CHUNK`] bytes that others share.
+/// Copies a received message. It keeps a buffer of [`RECEIVE_CHUNK`] bytes alive that it shares
+/// with others.
 #[inline]
 pub(super) fn copy_message(data: &[u8]) -> Bytes {
     let copied = MESSAGES.try_with(|messages| {

@@ -1,22 +1,22 @@
-//! How long a connection that has come to rest still wakes to give memory back.
+//! Decides how long a connection that has come to rest still wakes to return memory.
 //!
-//! Landing memory goes back once nothing has landed for ten seconds, and arenas of the pool once
-//! two checks have found them unused: long after the connection has come to rest. So it wakes
-//! [`TURNS`] times more for that, if it has used such memory since it rested last, and then no
-//! more.
+//! Landing memory is returned once nothing has landed for ten seconds. The pool's arenas are
+//! returned once two checks have found them unused. Both are long after the connection has come to
+//! rest. So the connection wakes [`TURNS`] more times if it has used such memory since its last
+//! rest, and then stops.
 //!
 //! | turns left | the timer expires | to |
 //! |---|---|---|
 //! | 0 | not at rest | 0 |
 //! | n | not at rest | 0, and memory counts as used at the next rest |
 //! | any | at rest, memory has been used | [`TURNS`] |
-//! | n | at rest, none has been used | n - 1 |
+//! | n | at rest, no memory has been used | n - 1 |
 
 use std::time::{Duration, Instant};
 
-/// Between two turns.
+/// Time between two turns.
 const PAUSE: Duration = Duration::from_millis(2500);
-/// Together 20 s: ten until landing memory goes back, and what is left for the pool's checks.
+/// Together 20 s: ten until landing memory is returned, and the rest for the pool's checks.
 const TURNS: u32 = 8;
 
 #[derive(Debug, Default)]
@@ -28,11 +28,12 @@ pub(super) struct Tidy {
 }
 
 impl Tidy {
-    /// The timer has expired, and memory that may go back has gone. `used`: how often memory has
-    /// been used so far.
+    /// The timer has expired, and memory that may be returned has been. `used` is how often memory
+    /// has been used so far.
     pub(super) fn expired(&mut self, now: Instant, at_rest: bool, used: u64) {
         if !at_rest && self.left > 0 {
-            // A message that used no memory has ended the rest: what was left to do still is.
+            // A message that used no memory has ended the rest, so the remaining turns are still
+            // due.
             self.used = u64::MAX;
         }
         self.left = match (at_rest, used == self.used) {
@@ -46,13 +47,13 @@ impl Tidy {
         self.next = (self.left > 0).then(|| now + PAUSE);
     }
 
-    /// The timer has expired. Whether the connection was at rest at the last turn already, and has
-    /// used no memory since. `used`: how often memory has been used so far.
+    /// The timer has expired. Returns whether the connection was already at rest at the last turn
+    /// and has used no memory since. `used` is how often memory has been used so far.
     pub(super) fn is_unused(&self, at_rest: bool, used: u64) -> bool {
         at_rest && self.left > 0 && used == self.used
     }
 
-    /// When the timer has to expire.
+    /// When the timer must expire.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.next
     }

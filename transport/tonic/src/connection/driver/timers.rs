@@ -1,16 +1,16 @@
 //! The timer of a connection, and its end.
 //!
-//! A connection has one timer, set for the first of the protocol's time-outs, the waits for landing
-//! memory, and what is left to tidy up at rest. It is set again only when it has
-//! expired, or when an earlier deadline may have come up: most time-outs move on long before they
-//! expire. A connection at rest over a link that tells of the peer's end has no timer set.
+//! A connection has one timer. It is set for the first of the protocol's time limits, the waits for
+//! landing memory, and the turns that return memory at rest. It is set again only after it has
+//! expired, or when an earlier deadline may have appeared, because most deadlines move on long
+//! before they expire. A connection at rest sets no timer if its link reports the peer's end.
 //!
 //! | life | event | next |
 //! |---|---|---|
-//! | Open | the timer expires | Open: the protocol handles its time-outs |
+//! | Open | the timer expires | Open: the protocol handles its deadlines |
 //! | Closing | the last message is out | Dead: the link is disconnected |
 //! | Closing | [`LAST_MESSAGE`] has passed | Dead |
-//! | Dead | | the queue pair is destroyed, and the driver ends |
+//! | Dead | | the queue pair is destroyed and the driver ends |
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -23,23 +23,23 @@ use crate::connection::lifecycle::Life;
 use crate::connection::state::ConnectionState;
 use crate::path::reason::Reason;
 
-/// How long the last message of a connection may take, when no call is left in it.
+/// How long a connection's last message may take when no call is left.
 const LAST_MESSAGE: Duration = Duration::from_secs(5);
 
-/// The timer, and what it is set for.
+/// The timer and its current purpose.
 pub(super) struct Timers {
     timer: Timer,
     armed: bool,
-    /// What the protocol waited for when the timer was set.
+    /// The state of the protocol's heartbeat when the timer was set.
     heartbeat: Heartbeat,
     tidy: Tidy,
 }
 
-/// What decides whether an earlier deadline may come up.
+/// The states between which an earlier deadline may appear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Heartbeat {
     Waits,
-    /// The deadline may be that of an answer.
+    /// The deadline may be for an answer.
     Asks,
     Rests,
 }
@@ -59,13 +59,14 @@ impl Timers {
         Timers { timer, armed: false, heartbeat: Heartbeat::Waits, tidy: Tidy::default() }
     }
 
-    /// The timer is set anew at the next poll.
+    /// Makes the next poll set the timer again.
     #[inline]
     pub(super) fn disarm(&mut self) {
         self.armed = false;
     }
 
-    /// Handles time-outs and the end of the connection. Ready when the connection has ended.
+    /// Handles deadlines and the end of the connection. Returns ready when the connection has
+    /// ended.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -75,7 +76,7 @@ impl Timers {
         if self.is_outdated(state) {
             self.armed = false;
         }
-        // A call has begun at rest: its time counts from now on.
+        // A call has begun at rest, and its time counts from now on.
         if state.conn.is_roused() && state.lifecycle.is_open() {
             self.expire(state, state.link.now().into());
         }
@@ -116,7 +117,8 @@ impl Timers {
         }
     }
 
-    /// A deadline has come up since the timer was set, or what it was set for has happened.
+    /// Whether an earlier deadline has appeared since the timer was set, or its purpose is
+    /// fulfilled.
     fn is_outdated(&self, state: &mut ConnectionState) -> bool {
         let landing = state.landing.has_new_deadline();
         let heartbeat = match self.heartbeat {

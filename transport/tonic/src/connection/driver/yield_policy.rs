@@ -1,9 +1,10 @@
-//! How the driver yields while it has more to copy.
+//! Decides how the driver yields while more is left to copy.
 //!
-//! On a runtime of one thread the driver yields to everything, sockets and timers too: another
-//! connection's doorbell may have been rung. tokio does that for a task that yields
-//! ([`tokio::task::yield_now`]) when no other task can run, and else once in `event_interval` (61)
-//! polls of tasks. Where a task can always run that is too seldom, so the policy measures it:
+//! On a runtime with one thread, the driver yields to all other work, including sockets and timers,
+//! because another connection's doorbell may have been rung. For a task that yields
+//! ([`tokio::task::yield_now`]), tokio polls sockets and timers when no other task can run, and
+//! otherwise once in `event_interval` (61) polls of tasks. If some task can always run, that is too
+//! seldom, so the policy measures the time:
 //!
 //! | state | event | next state |
 //! |---|---|---|
@@ -12,8 +13,8 @@
 //! | BehindAll | the driver runs again later | BehindTasks([`BUSY_TURNS`]) |
 //! | BehindTasks(n) | the driver yields | BehindTasks(n - 1), BehindAll at 0 |
 //!
-//! On a runtime of several threads the driver yields to the other tasks; another thread may run it
-//! next, and one of the threads polls the sockets.
+//! On a runtime with several threads, the driver yields to the other tasks. Another thread may run
+//! it next, and one of the threads polls the sockets.
 
 use std::future::Future;
 use std::pin::pin;
@@ -24,7 +25,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 // tokio's clock, which tests can stop.
 use tokio::time::Instant;
 
-/// Many times the length of a copy, and of a round of short tasks.
+/// Several times the duration of a copy, and of a round of short tasks.
 const MAX_WAIT: Duration = Duration::from_micros(500);
 /// Yields until the wait is measured again.
 const BUSY_TURNS: u8 = 4;
@@ -40,7 +41,7 @@ enum YieldTo {
 #[derive(Debug)]
 pub(super) struct YieldPolicy {
     state: YieldTo,
-    /// When the driver yielded to everything.
+    /// When the driver last yielded to all other work.
     since: Option<Instant>,
 }
 
@@ -55,7 +56,7 @@ impl YieldPolicy {
         YieldPolicy { state, since: None }
     }
 
-    /// The driver runs again.
+    /// Notes that the driver runs again.
     pub(super) fn runs(&mut self) {
         if let Some(since) = self.since.take()
             && since.elapsed() > MAX_WAIT
@@ -64,7 +65,7 @@ impl YieldPolicy {
         }
     }
 
-    /// Has the driver's task woken for another turn, after other tasks have run.
+    /// Makes the driver's task run again after other tasks have run.
     pub(super) fn yield_now(&mut self, cx: &mut Context<'_>) {
         match self.state {
             YieldTo::BehindAll => {
@@ -99,7 +100,8 @@ mod tests {
         }
     }
 
-    /// Yields `times` times, each of them `wait` long. How often the task was woken at once.
+    /// Yields `times` times, each time for `wait`. Returns how often the task was woken
+    /// immediately.
     async fn woken_at_once(policy: &mut YieldPolicy, times: u32, wait: Duration) -> u32 {
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
@@ -108,7 +110,7 @@ mod tests {
             let before = count.0.load(Relaxed);
             policy.yield_now(&mut Context::from_waker(&waker));
             at_once += count.0.load(Relaxed) - before;
-            // tokio wakes the others when it is idle: here.
+            // tokio wakes the others when it is idle, which is here.
             tokio::time::advance(wait).await;
             policy.runs();
         }

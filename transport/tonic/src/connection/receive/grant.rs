@@ -1,4 +1,4 @@
-//! Grants: landing memory for what the peer wants to write.
+//! Grants landing memory for the data that the peer wants to write.
 
 use tonic_rdma_fabric::{Link, Shared};
 use tonic_rdma_memory::{LandingBuf, LogThrottle, RegisterError, throttled};
@@ -12,14 +12,16 @@ use crate::connection::tasks::ReadyTasks;
 use crate::path::from_error;
 use crate::path::reason::ReasonCode;
 
-/// Streams whose shorter wants are granted while the first waits for landing memory.
+/// Maximum number of streams whose shorter wants are granted while the first stream waits for
+/// landing memory.
 const MAX_BEHIND: usize = 8;
-/// Bytes of the longest chunk that has room for several pieces.
+/// Length in bytes of the longest chunk that has room for several pieces.
 const LONGEST_CHUNK: usize = 4 << 20;
-/// Lines about memory that cannot be registered: a peer decides how often some is wanted.
+/// Log lines about memory that cannot be registered. Throttled, because a peer decides how often
+/// memory is needed.
 static UNREGISTERED: LogThrottle = LogThrottle::new();
 
-/// Why there is no landing memory, and waiting brings none.
+/// Why there is no landing memory and waiting would not help.
 #[derive(Debug, thiserror::Error)]
 enum NoLanding {
     #[error(transparent)]
@@ -29,7 +31,7 @@ enum NoLanding {
     NotTaken,
 }
 
-/// The parts of a connection that a grant concerns.
+/// The parts of a connection that granting needs.
 pub(crate) struct Granter<'a> {
     pub(crate) landing: &'a mut LandingMemory,
     pub(crate) conn: &'a mut Connection,
@@ -42,8 +44,8 @@ pub(crate) struct Granter<'a> {
 impl Granter<'_> {
     /// Grants the landing memory that the protocol wants, from this connection's account.
     pub(crate) fn grant(&mut self) {
-        // Nobody writes any more. The protocol does not know of the link's end, and its streams may
-        // still want memory.
+        // The link is dead, so the peer writes no more. The protocol does not know this, and its
+        // streams may still want memory.
         if self.lifecycle.is_dead() {
             return;
         }
@@ -56,14 +58,14 @@ impl Granter<'_> {
         self.landing.is_making =
             self.landing.account.is_making() || !self.landing.naming.is_empty();
         if done && std::mem::take(&mut self.landing.is_short) {
-            // Other connections need not make room any more. It may have begun to wait just now,
-            // for a stream whose want what was granted behind it has used up.
+            // Other connections need not make room any more. The account may have begun to wait
+            // just now, for a stream whose want was met by a later grant.
             self.landing.account.stop_waiting();
             self.landing.progresses();
         }
     }
 
-    /// False when there is no memory for a stream that wants some.
+    /// Returns false if a stream wants memory and there is none.
     fn grant_wanted(&mut self) -> bool {
         while let Some(want) = self.next_want() {
             if want.key == WantKey::Standing {
@@ -73,7 +75,7 @@ impl Granter<'_> {
             let parts = self.landing.wait.takes_parts()
                 || !self.landing.account.may_have(want.want as usize);
             match self.land(want, if parts { want.min } else { want.want }) {
-                // There may be memory for a part where there is none for the whole.
+                // Memory for a part may be available although memory for the whole message is not.
                 Err(_) if !parts && want.min < want.want => self.landing.wait.impossible(),
                 Ok(Some(len)) => {
                     self.landing.progresses();
@@ -83,14 +85,14 @@ impl Granter<'_> {
                 }
                 Ok(None) => {
                     self.landing.is_short = true;
-                    // The driver is woken when memory is freed, or a chunk is made.
+                    // The driver is woken when memory is freed or a chunk is created.
                     if self.landing.account.is_pending() {
                         self.landing.progresses();
                     } else {
                         self.wait_for_memory(!parts);
                     }
                     if self.grant_behind() {
-                        // Asks for the first again, so that the account waits for what it wants.
+                        // Asks for the first want again, so that the account waits for it.
                         continue;
                     }
                     return false;
@@ -101,15 +103,15 @@ impl Granter<'_> {
         true
     }
 
-    /// The landing memory that the protocol wants next. Whether a reader waits for a stream counts
-    /// where all streams together have much that nobody reads.
+    /// The landing memory that the protocol wants next. If all streams together have much unread
+    /// data, a stream with a waiting reader comes first.
     fn next_want(&mut self) -> Option<LandingWant> {
         self.conn.poll_landing(|id| self.streams.is_awaited(id))
     }
 
-    /// There is no memory for a stream, which wants a whole piece or not.
+    /// A stream cannot have memory now. `wants_whole` says whether it wants a whole piece.
     fn wait_for_memory(&mut self, wants_whole: bool) {
-        // A stream needs it more than a standing grant that is unused.
+        // The stream needs the memory more than an unused standing grant does.
         self.conn.recall_standing();
         let begins = wants_whole && self.landing.wait.short();
         if self.landing.stall.begin() || begins {
@@ -117,8 +119,8 @@ impl Granter<'_> {
         }
     }
 
-    /// Gives a standing grant, if there is memory that nobody else has a claim to. If a chunk is
-    /// made for it, the driver is woken and grants again.
+    /// Gives a standing grant, if there is memory that no other connection has a claim to. If a
+    /// chunk has to be created, the driver is woken afterwards and grants again.
     fn grant_standing(&mut self, want: LandingWant) {
         let found = self.landing.account.alloc_spare(want.want as usize);
         match self.provide_found(want, found) {
@@ -128,7 +130,7 @@ impl Granter<'_> {
         }
     }
 
-    /// Grants shorter wants behind the first one, which waits. True when one was granted.
+    /// Grants shorter wants behind the first one, which waits. Returns true if one was granted.
     fn grant_behind(&mut self) -> bool {
         let mut granted = false;
         for place in 1..=MAX_BEHIND {
@@ -148,7 +150,7 @@ impl Granter<'_> {
         granted
     }
 
-    /// Grants a want, or at least `min` bytes of it, and returns the length. None: there is no
+    /// Grants a want, or at least `min` bytes of it, and returns the length. `None` if there is no
     /// memory.
     fn land(&mut self, want: LandingWant, min: u32) -> Result<Option<u32>, NoLanding> {
         let (most, min) = (want.want as usize, min as usize);
@@ -158,7 +160,7 @@ impl Granter<'_> {
             && error.len() > chunk.max(LONGEST_CHUNK)
             && min < most
         {
-            // There may be address space for a chunk of the usual length.
+            // A chunk of the usual length may still fit into the address space.
             found = self.landing.account.alloc(chunk.max(min), min);
         }
         self.provide_found(want, found)
@@ -175,7 +177,7 @@ impl Granter<'_> {
         }
     }
 
-    /// Grants this memory for a want, and returns the length. None: the link has failed.
+    /// Grants this memory for a want, and returns the length. `None` if the link has failed.
     fn provide(&mut self, want: LandingWant, buf: LandingBuf) -> Result<Option<u32>, NoLanding> {
         match self.link.get_mut().map(|link| link.share(buf.rkey())) {
             None | Some(Ok(Shared::Yes)) => {}
@@ -202,9 +204,9 @@ impl Granter<'_> {
         }
     }
 
-    /// There is no memory for the messages of a stream, and waiting would bring none: they come by
-    /// control messages, which need none. If this end is the cause, calls that follow take another
-    /// path until it has memory again (R21).
+    /// A stream's messages cannot have memory, and waiting would not help. They come by control
+    /// messages, which need none. If this end is the cause, new calls take another path until it
+    /// has memory again (R21).
     fn refuse_bulk(&mut self, id: StreamId, error: &NoLanding) {
         throttled!(in UNREGISTERED, warn, %error, stream = %id, "no landing memory; messages come by control messages");
         self.conn.decline_landing(id);
@@ -213,7 +215,7 @@ impl Granter<'_> {
             return;
         }
         let reason = match self.link.pool.may_land() {
-            // Nor is there memory for any other message.
+            // No other message can have memory either.
             Err(limit) => from_error::pool(&limit),
             Ok(()) => from_error::landing(error, ReasonCode::ProcessLimit),
         };

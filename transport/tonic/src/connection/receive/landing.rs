@@ -17,9 +17,9 @@ use crate::connection::receive::unread::PayloadPlace;
 /// Memory that the peer may write to.
 #[derive(Debug)]
 pub(super) enum Granted {
-    /// Of the pool.
+    /// From the pool.
     Pool(LandingBuf),
-    /// Of the application.
+    /// An application buffer.
     Named(NamedGrant),
 }
 
@@ -29,50 +29,50 @@ impl Granted {
     }
 }
 
-/// A buffer of the application that is about to be granted.
+/// An application buffer that is about to be granted.
 #[derive(Debug)]
 pub(super) struct Naming {
     pub(super) stream: StreamId,
     pub(super) step: NamingStep,
 }
 
-/// What a buffer of the application waits for.
+/// Why an application buffer is waiting.
 #[derive(Debug)]
 pub(super) enum NamingStep {
-    /// That it is registered.
+    /// The buffer is being registered.
     Registering(NamedRegistration),
-    /// That the peer has mapped it.
+    /// The peer is mapping the buffer.
     Mapping(NamedGrant),
 }
 
-/// What a connection has of the pool's landing memory, and waits for.
+/// A connection's share of the pool's landing memory, and its waits for more.
 #[derive(Debug)]
 pub(crate) struct LandingMemory {
     pub(super) account: Landing,
     /// Memory that the peer may write to.
     pub(super) granted: Slab<Granted>,
-    /// Buffers of the application that are about to be granted.
+    /// Application buffers that are about to be granted.
     pub(super) naming: Vec<Naming>,
-    /// Whether messages land in parts where memory in one piece is short.
+    /// Whether messages land in parts because memory in one piece is scarce.
     pub(super) wait: LandingWait,
-    /// How long no stream has got memory that wants some.
+    /// How long no stream that wants memory has got any.
     pub(super) stall: Stall,
-    /// Before delays end.
+    /// Turns that other tasks get before delays end.
     pub(super) grace: Grace,
-    /// What follows from the end of [`stall`](Self::stall).
+    /// The copies that follow from the end of [`stall`](Self::stall).
     pub(super) relief: Relief,
-    /// Whether memory is to go back to other connections.
+    /// When to recall grants, so that memory goes back to other connections.
     pub(super) reclaim_delay: ReclaimDelay,
     /// The account waits for memory.
     pub(super) is_short: bool,
-    /// The account has a chunk made: then grants may go on.
+    /// A chunk is being created for the account. Grants may continue afterwards.
     pub(super) is_making: bool,
-    /// The peer is not trusted to leave alone what it has sent.
+    /// The peer may change data that it has sent, so data is copied before delivery.
     pub(super) copy_on_delivery: bool,
 }
 
 impl LandingMemory {
-    /// At most `max` bytes of `pool`.
+    /// Uses at most `max` bytes of `pool`.
     pub(crate) fn new(pool: &Pool, max: usize, copy_on_delivery: bool) -> Self {
         LandingMemory {
             account: pool.landing_up_to(max),
@@ -89,12 +89,12 @@ impl LandingMemory {
         }
     }
 
-    /// The driver's task runs with another waker: woken when there is memory.
+    /// Registers the driver's new waker, which is woken when memory is available.
     pub(crate) fn register_waker(&mut self, waker: &Waker) {
         self.account.register_waker(waker);
     }
 
-    /// What the peer has written to memory that it was granted, and where it lies. The grant ends.
+    /// Takes the data that the peer has written to granted memory. The grant ends.
     pub(crate) fn landed(
         &mut self,
         memory: usize,
@@ -109,24 +109,24 @@ impl LandingMemory {
         })
     }
 
-    /// A grant has ended with nothing written.
+    /// Ends a grant to which nothing was written.
     pub(crate) fn take_back(&mut self, memory: usize) {
         drop(self.granted.try_remove(memory));
     }
 
-    /// The copies that are still to be made of what nobody reads.
+    /// The copies of unread data that are still to be made.
     #[inline]
     pub(crate) fn relief(&mut self) -> &mut Relief {
         &mut self.relief
     }
 
-    /// Whether what lands is copied before it is read.
+    /// Whether landed data is copied before it is read.
     #[inline]
     pub(crate) fn copies_on_delivery(&self) -> bool {
         self.copy_on_delivery
     }
 
-    /// Whether grants wait for memory, or for a chunk that is being made.
+    /// Whether grants wait for memory, or for a chunk that is being created.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
         self.is_short || self.is_making
@@ -138,28 +138,28 @@ impl LandingMemory {
         self.grace.is_running() || self.relief.is_running()
     }
 
-    /// When the first of the delays ends.
+    /// When the first delay ends.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let delays = [&self.wait.0, &self.reclaim_delay.0, &self.stall.0];
         delays.iter().filter_map(|delay| delay.deadline()).min()
     }
 
-    /// Whether there is a deadline that the driver has not taken. Takes them.
+    /// Whether there is a deadline that the driver has not taken. Marks all as taken.
     pub(crate) fn has_new_deadline(&mut self) -> bool {
-        // Asks each: asking takes its deadline.
+        // Asks each delay, because asking marks its deadline as taken.
         let wait = self.wait.0.has_new_deadline();
         let reclaim_delay = self.reclaim_delay.0.has_new_deadline();
         let stall = self.stall.0.has_new_deadline();
         wait || reclaim_delay || stall
     }
 
-    /// Nothing has landed for a while: chunks that are free go back to the pool.
+    /// Nothing has landed for a while, so free chunks go back to the pool.
     pub(crate) fn trim(&mut self) {
         self.account.trim();
     }
 
-    /// Sets how much the peer may be granted in advance: half of this connection's share. The rest
-    /// is for what it requests.
+    /// Limits what the peer may be granted in advance to half of this connection's share. The rest
+    /// is for requests.
     #[inline]
     pub(super) fn limit_standing(&self, conn: &mut Connection) {
         if conn.gives_standing() {
@@ -167,7 +167,7 @@ impl LandingMemory {
         }
     }
 
-    /// A stream has ended: its buffer need not wait for a peer that maps nothing.
+    /// A stream has ended. Its buffer need not wait for the peer to map it.
     #[inline]
     pub(crate) fn forget_naming(&mut self, stream: StreamId) {
         if !self.naming.is_empty() {
@@ -175,17 +175,17 @@ impl LandingMemory {
         }
     }
 
-    /// A stream has landing memory, or none wants any.
+    /// Notes that a stream got landing memory, or that none wants any.
     #[inline]
     pub(super) fn progresses(&mut self) {
-        // A chunk that goes back may still be in the way.
+        // A chunk to be returned may still be in use.
         if !self.reclaim_delay.0.is_over() {
             self.stall.end();
         }
     }
 
-    /// Gives back what exceeds the share of this connection while another claims memory: standing
-    /// grants first, then chunks that are idle, then those with grants that have to be recalled.
+    /// Returns memory above the connection's share while another connection claims some. Standing
+    /// grants go first, then idle chunks, then chunks whose grants have to be recalled.
     #[inline]
     pub(crate) fn enforce_share(&mut self, conn: &mut Connection) {
         let wanted = self.account.others_claim();
@@ -203,12 +203,12 @@ impl LandingMemory {
             conn.memory_is_unwanted();
         }
         if self.reclaim_delay.0.is_over() {
-            // What nobody reads is in the way.
+            // Unread data occupies the memory.
             self.stall.begin();
         }
     }
 
-    /// Recalls the grants that are in the way of connections that wait, if it is time to.
+    /// Recalls the grants that block waiting connections, if it is time to.
     pub(crate) fn recall_reclaimed(&mut self, conn: &mut Connection, now: Instant) {
         if self.reclaim_delay.0.expire(now) {
             let granted = &self.granted;
@@ -216,8 +216,8 @@ impl LandingMemory {
         }
     }
 
-    /// Everything goes back to the pool, and other connections make no room any more. This one may
-    /// stay for long, as handles of its streams keep it.
+    /// Returns everything to the pool, and ends the claims on other connections. Handles of the
+    /// connection's streams may keep it alive for a long time.
     pub(crate) fn release(&mut self) {
         self.granted.clear();
         self.naming.clear();

@@ -1,23 +1,23 @@
 //! How long a message waits for landing memory in one piece before it lands in parts.
 //!
-//! Several have to be joined, by a copy, into memory that may have to be had from the kernel page
-//! by page. So a whole piece is waited for, while others' messages make room for it; but not for
-//! long where readers hold on to what they have.
+//! Parts have to be joined by a copy, into memory that the kernel may have to provide page by page.
+//! So a message waits for a whole piece while other messages free memory, but not for long, because
+//! readers may hold on to theirs.
 //!
 //! | the delay | on | next |
 //! |---|---|---|
-//! | Idle | no whole piece | Running |
+//! | Idle | no whole piece is free | Running |
 //! | Running | [`MAX_WAIT`] has passed | Over |
 //! | Idle, Running | memory in one piece cannot be registered | Over |
-//! | any | a whole piece for whoever has waited longest | Idle |
+//! | any | the longest-waiting stream gets a whole piece | Idle |
 //!
-//! When it is over, parts are taken at once.
+//! In the state Over, messages land in parts without a wait.
 
 use std::time::Duration;
 
 use crate::connection::delay::Delay;
 
-/// A message of 16 MiB in flight has landed by then at 3 Gb/s and more.
+/// In this time, a message of 16 MiB in flight lands at 3 Gb/s and more.
 const MAX_WAIT: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ impl LandingWait {
         self.0.is_over()
     }
 
-    /// There was no memory in one piece. True when the wait begins now.
+    /// No whole piece is free. Returns true if the wait begins now.
     #[inline]
     pub(crate) fn short(&mut self) -> bool {
         let begins = self.0.is_idle();
@@ -44,7 +44,7 @@ impl LandingWait {
         self.0 = Delay::Over;
     }
 
-    /// There was memory in one piece for the first that wants it.
+    /// The first stream that wants a whole piece has one.
     #[inline]
     pub(crate) fn whole(&mut self) {
         self.0.reset();

@@ -3,13 +3,13 @@
 //! | file | what |
 //! |---|---|
 //! | `landing` | the landing memory of the connection |
-//! | `grant` | grants of it: for what the peer wants to write, or refused |
-//! | `named` | grants of buffers that callers have named for their replies |
+//! | `grant` | grants landing memory to the peer, or refuses it |
+//! | `named` | grants buffers that callers have named for their replies |
 //! | `landing_wait` | how long a message waits for landing memory in one piece |
-//! | `reclaim` | landing memory above the connection's share goes back while others claim some |
-//! | `stall` | what nobody reads makes room, when a stream has waited long for landing memory |
+//! | `reclaim` | returns landing memory above the connection's share while others claim some |
+//! | `stall` | when unread data is copied because a stream has waited long for landing memory |
 //! | `relieve` | acts on these delays |
-//! | `unread` | the part of a received body that nobody has read |
+//! | `unread` | the unread part of a received body |
 
 pub(super) mod grant;
 pub(super) mod landing;

@@ -1,14 +1,14 @@
-//! Grants of buffers that callers have named for their replies.
+//! Grants buffers that callers have named for their replies.
 //!
 //! | the buffer | on | next |
 //! |---|---|---|
-//! | belongs to a call | the server requests memory for the field of the reply | registering, on the landing thread where the device is slow |
-//! | belongs to a call | the field is too long, or what the device has cannot be named | the message lands in landing memory |
+//! | belongs to a call | the server requests memory for the reply's field | registering, on the landing thread if the device is slow |
+//! | belongs to a call | the field is too long, or the device's memory cannot be named | the message lands in landing memory |
 //! | registering | it is registered, and the peer need not map it | granted |
 //! | registering | it is registered, and the peer is asked to map it | mapping |
 //! | mapping | the peer has mapped it | granted |
-//! | mapping | the peer cannot | the message lands in landing memory |
-//! | registering | it could not be | the message lands in landing memory |
+//! | mapping | the peer cannot map it | the message lands in landing memory |
+//! | registering | it could not be registered | the message lands in landing memory |
 //! | registering, mapping | the call has ended | given up |
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::land_in::Claimed;
 use crate::land_in::WhyCopied;
 
 impl LandingMemory {
-    /// What is received on this stream, which has just been opened, is to land in a buffer.
+    /// Names a buffer for the data that is received on this stream, which has just been opened.
     pub(crate) fn name_memory(
         &mut self,
         id: StreamId,
@@ -50,8 +50,8 @@ impl LandingMemory {
 }
 
 impl Granter<'_> {
-    /// Registers the buffers that the protocol wants, and grants those that are registered. True
-    /// when the protocol may want more.
+    /// Registers the buffers that the protocol wants, and grants those that are registered. Returns
+    /// true if the protocol may want more.
     #[inline]
     pub(super) fn grant_named(&mut self) -> bool {
         let mut went_on = false;
@@ -64,7 +64,7 @@ impl Granter<'_> {
         went_on
     }
 
-    /// False: the buffer is being registered.
+    /// Returns false while the buffer is being registered.
     fn register(&mut self, want: NamedWant) -> bool {
         let NamedWant { stream, field, offset } = want;
         let named = self.streams.io.get(&stream).and_then(|io| io.named.clone());
@@ -93,7 +93,8 @@ impl Granter<'_> {
         granted
     }
 
-    /// What still waits. `decided`: the stream's memory is granted, or will not be.
+    /// Advances one buffer, and returns it if it still waits. `decided` is set once the stream's
+    /// memory is granted or certain not to be.
     fn advance(&mut self, naming: Naming, decided: &mut bool) -> Option<Naming> {
         let Naming { stream, step } = naming;
         let buffer = match step {
@@ -105,7 +106,7 @@ impl Granter<'_> {
                     self.not_registered(stream, &error);
                     return None;
                 }
-                // The end of the call gives it up.
+                // The end of the call gives the buffer up.
                 None => {
                     return Some(Naming { stream, step: NamingStep::Registering(registration) });
                 }

@@ -1,14 +1,14 @@
-//! Gives back landing memory above the share of this connection while another waits.
+//! Returns landing memory above the connection's share while another connection waits.
 //!
-//! Chunks that are to go back are not granted any more. With a fast peer, data in flight lands
-//! within [`DRAIN`], and the readers free it. Grants that are left then are recalled, and the
-//! protocol ends the connection of a peer that keeps them while others wait
+//! Chunks chosen to go back are not granted any more. If the peer is fast, data in flight lands
+//! within [`DRAIN`] and the readers free it. Then the remaining grants are recalled. The protocol
+//! ends the connection of a peer that keeps them while others wait
 //! ([`Connection::recall_grants`](tonic_rdma_proto::Connection::recall_grants)).
 //!
 //! | the delay | on | next |
 //! |---|---|---|
 //! | Idle | chunks are chosen to go back | Running |
-//! | Running | [`DRAIN`] has passed | Over: their grants are recalled |
+//! | Running | [`DRAIN`] has passed | Over: the chunks' grants are recalled |
 //! | Over | more chunks are chosen | Running |
 //! | any | none is chosen | Idle |
 
@@ -18,15 +18,15 @@ use tonic_rdma_memory::Reclaim;
 
 use crate::connection::delay::Delay;
 
-/// 16 MiB in flight have landed by then at 3 Gb/s and more.
+/// In this time, 16 MiB in flight land at 3 Gb/s and more.
 const DRAIN: Duration = Duration::from_millis(50);
 
-/// Over: the grants have been recalled.
+/// In the state Over, the grants have been recalled.
 #[derive(Debug, Default)]
 pub(crate) struct ReclaimDelay(pub(crate) Delay);
 
 impl ReclaimDelay {
-    /// Chunks were chosen to go back, or none.
+    /// Chunks were chosen to go back, or none was.
     #[inline]
     pub(crate) fn chosen(&mut self, reclaim: Reclaim) {
         match reclaim {
@@ -44,7 +44,7 @@ mod tests {
 
     use super::*;
 
-    /// The table.
+    /// Goes through the table.
     #[tokio::test(start_paused = true)]
     async fn it_drains_then_asks() {
         let mut state = ReclaimDelay::default();

@@ -1,4 +1,4 @@
-//! Acts on the delays of landing memory: messages land in parts, or what nobody reads is copied.
+//! Acts on the delays of landing memory: lets messages land in parts, and copies unread data.
 
 use tokio::time::Instant;
 use tonic_rdma_fabric::turn::{self, COPY_UNIT};
@@ -11,8 +11,8 @@ use crate::connection::tasks::ReadyTasks;
 use crate::telemetry::stats::Copied;
 
 impl LandingMemory {
-    /// The connection's timer has expired. True: that concerns landing memory, and the driver has
-    /// to run again.
+    /// The connection's timer has expired. Returns true if that concerns landing memory, so that
+    /// the driver has to run again.
     pub(crate) fn timed_out(&mut self, now: Instant) -> bool {
         let delays = [&self.wait.0, &self.stall.0];
         let over = delays.iter().any(|delay| delay.deadline().is_some_and(|at| at <= now));
@@ -22,7 +22,7 @@ impl LandingMemory {
         over
     }
 
-    /// The driver's task runs. True: there may be something to send.
+    /// The driver's task runs. Returns true if there may be something to send.
     #[inline]
     pub(crate) fn grace_turn(
         &mut self,
@@ -43,7 +43,7 @@ impl LandingMemory {
         true
     }
 
-    /// Makes room, if a stream has waited for a period.
+    /// Makes room, if a stream has waited for a full period.
     fn relieve_stall(
         &mut self,
         now: Instant,
@@ -65,7 +65,7 @@ impl LandingMemory {
         self.relieve(streams, copied, tasks);
     }
 
-    /// Copies what nobody reads, as much as this turn has room for.
+    /// Copies unread data, up to this turn's limit.
     fn relieve(&mut self, streams: &mut Streams, copied: &mut Copied, tasks: &mut ReadyTasks) {
         while let Some(&id) = self.relief.streams.front() {
             let room = MAX_WORK.saturating_sub(tasks.work) * COPY_UNIT;
@@ -86,7 +86,7 @@ impl LandingMemory {
             }
             let relief = &mut self.relief;
             relief.streams.pop_front();
-            // A chunk that goes back has to be free as a whole.
+            // A chunk can only go back when all of it is free.
             if relief.copied >= relief.want && self.reclaim_delay.0.is_idle() {
                 relief.streams.clear();
             }
@@ -95,7 +95,8 @@ impl LandingMemory {
         if !ends_stall {
             return;
         }
-        // What the peer is about to write, or is about to be read, comes free by itself.
+        // Memory that the peer is about to write, or a reader is about to read, becomes free by
+        // itself.
         let moves =
             !self.granted.is_empty() || streams.io.values().any(|io| io.unread.has_landed());
         if copied == 0 && !moves && self.is_short && !self.account.is_pending() {
@@ -105,8 +106,8 @@ impl LandingMemory {
     }
 }
 
-/// The streams that nobody has read since the last call although something was unread, in their
-/// order. Marks those that have something unread now.
+/// The streams that had unread data at the last call and were not read since, in their order. Marks
+/// the streams that have unread data now.
 fn suspect_readers(streams: &mut Streams) -> Vec<StreamId> {
     let mut suspects = Vec::new();
     for (id, io) in streams.io.iter_mut().filter(|(_, io)| io.unread.has_landed()) {

@@ -1,24 +1,23 @@
-//! What nobody reads makes room, when a stream has waited long for landing memory.
+//! Copies unread data to make room, when a stream has waited long for landing memory.
 //!
-//! Payload that has landed and is not read keeps the connection's own landing memory from the
-//! streams that are read (R13). So the driver copies it to the heap, the streams in their order,
-//! until there is room for the stream that waits.
+//! Unread payload in landing memory keeps that memory from the streams that are read (R13). So the
+//! driver copies unread payload to the heap, stream by stream in their order, until there is room
+//! for the stream that waits.
 //!
 //! | the delay | on | next |
 //! |---|---|---|
-//! | Idle | a stream wants landing memory, and there is none; or a chunk that goes back is not free although its grants were recalled | Running |
+//! | Idle | a stream wants landing memory and gets none, or a chunk to be returned is still in use although its grants were recalled | Running |
 //! | Running | a stream gets some | Idle |
-//! | Running | [`PERIOD`] has passed | Over: the streams that were unread at the end of the period before, too, are copied |
-//! | Over | | Running or Idle, by the first line |
+//! | Running | [`PERIOD`] has passed | Over: streams that were already unread at the end of the previous period are copied |
+//! | Over | | Running or Idle, by the first row |
 //!
-//! A stream is **lagging** once it was copied, until it is read: what lands for it meanwhile is
-//! copied as it is delivered.
+//! A copied stream is **lagging** until it is read: data that lands for it is copied on delivery.
 //!
-//! Where there is nothing to copy and to wait for, since the application holds all that there is,
+//! If there is nothing to copy and nothing to wait for, because the application holds all memory,
 //! the account [starves](tonic_rdma_memory::Landing::starve).
 //!
-//! A busy runtime is no stall: before the driver acts on a delay, it lets all other tasks run
-//! [`GRACE`] times, readers that were woken among them ([`Grace`]).
+//! A busy runtime is not a stall. Before the driver acts on a delay, it lets all other tasks run
+//! [`GRACE`] times, including readers that were woken ([`Grace`]).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -27,23 +26,23 @@ use tonic_rdma_proto::StreamId;
 
 use crate::connection::delay::Delay;
 
-/// A reader that runs has read by then, on a busy machine, too.
+/// A running reader has read within this time, even on a busy machine.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Turns of the runtime's tasks between the end of a delay and what follows from it. Tasks do not
-/// run in strict order.
+/// Turns that the runtime's other tasks get between the end of a delay and its effect. Tasks do not
+/// run in a strict order.
 const GRACE: u8 = 8;
 
-/// The operations of a round of the driver after which it copies nothing more of what is unread:
-/// the rest is copied in later turns (R20).
+/// Number of operations in a round of the driver after which it copies no more unread data. The
+/// rest is copied in later turns (R20).
 pub(crate) const MAX_WORK: usize = 32;
 
-/// Turns that are left until the ends of delays count.
+/// Turns left until expired delays take effect.
 ///
-/// | turns | on | next |
+/// | turns left | on | next |
 /// |---|---|---|
-/// | 0 | a delay of the landing memory has passed | [`GRACE`] |
-/// | more | the driver's task runs | one fewer; with the last, the delays that still run end |
+/// | 0 | a delay of the landing memory expires | [`GRACE`] |
+/// | more | the driver's task runs | one fewer; after the last, the delays that still run end |
 #[derive(Debug, Default)]
 pub(crate) struct Grace(u8);
 
@@ -60,31 +59,31 @@ impl Grace {
         self.0 > 0
     }
 
-    /// The driver's task runs. True when the last turn is over.
+    /// The driver's task runs. Returns true when the last turn is over.
     pub(super) fn turn(&mut self) -> bool {
         self.0 = self.0.saturating_sub(1);
         self.0 == 0
     }
 }
 
-/// How a stream is read.
+/// How well a stream's reader keeps up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// Since the end of the last period, or nothing was unread then.
+    /// The stream was read since the end of the last period, or had no unread data then.
     #[default]
     UpToDate,
-    /// Nothing was read since the end of the last period.
+    /// The stream was not read since the end of the last period.
     Suspected,
-    /// What is unread was copied, and so is what follows.
+    /// Unread data was copied, and so is the data that follows.
     Lagging,
 }
 
-/// The delay of the table.
+/// The delay of the module's table.
 #[derive(Debug, Default)]
 pub(crate) struct Stall(pub(crate) Delay);
 
 impl Stall {
-    /// A stream waits. True when that begins now.
+    /// A stream waits. Returns true if that begins now.
     #[inline]
     pub(crate) fn begin(&mut self) -> bool {
         let begins = self.0.deadline().is_none();
@@ -101,15 +100,15 @@ impl Stall {
     }
 }
 
-/// The copies that the driver has still to make of what nobody reads, over several turns (R20).
+/// The copies of unread data that the driver has still to make, over several turns (R20).
 #[derive(Debug, Default)]
 pub(crate) struct Relief {
     /// The streams whose payload is copied, in their order.
     pub(super) streams: VecDeque<StreamId>,
-    /// The number of bytes after which no other stream is copied.
+    /// After this many bytes no further stream is copied.
     pub(super) want: usize,
     pub(super) copied: usize,
-    /// A stream has waited for a period: with the last copy, that is over.
+    /// A stream has waited for a full period. The last copy ends its wait.
     pub(super) ends_stall: bool,
 }
 
@@ -120,7 +119,7 @@ impl Relief {
         !self.streams.is_empty()
     }
 
-    /// What has landed for a lagging stream is to be copied, whatever else is.
+    /// Adds a lagging stream, whose landed data is copied in any case.
     pub(crate) fn add(&mut self, id: StreamId) {
         self.want = usize::MAX;
         if self.streams.back() != Some(&id) {
@@ -147,7 +146,7 @@ mod tests {
         assert!(grace.turn() && !grace.is_running());
     }
 
-    /// The table.
+    /// Goes through the table.
     #[tokio::test(start_paused = true)]
     async fn a_stall_lasts_until_a_stream_has_memory() {
         let mut stall = Stall::default();

@@ -1,27 +1,27 @@
-//! The part of a received body that nobody has read.
+//! The unread part of a received body.
 //!
-//! The peer chooses the pieces that it cuts a body into, and the stream's windows count payload
-//! only. A piece keeps more memory than its payload:
+//! The peer chooses the pieces that it cuts a body into, and the stream's windows count only
+//! payload. But a piece occupies more memory than its payload:
 //!
-//! | piece | keeps, beside [`OVERHEAD`] |
+//! | piece | occupies, in addition to [`OVERHEAD`] |
 //! |---|---|
-//! | of a control message | the buffer of [`RECEIVE_CHUNK`] bytes that the message was copied to, with all others there |
-//! | landed | its granules, those in which it begins and ends with all that lies in front of it and behind |
-//! | landed, and copied to the heap | itself |
-//! | lent | what lies around the lent bytes, which is short, as one of a control message |
+//! | in a control message | the buffer of [`RECEIVE_CHUNK`] bytes that the message was copied to, together with other messages |
+//! | landed | its granules, which include memory before and after it |
+//! | landed, then copied to the heap | its length |
+//! | lent | the short bytes around the lent ones, which count like a control message |
 //!
-//! So a piece that keeps more than 3/2 of its length is copied to a buffer of the stream, if other
-//! pieces are unread before it:
+//! So a piece that occupies more than 3/2 of its length is copied to a buffer of the stream, if
+//! other pieces before it are unread:
 //!
-//! | unread | piece | what happens |
+//! | unread | piece | action |
 //! |---|---|---|
-//! | nothing | any | queued as it is: the reader usually takes it at once |
-//! | something | keeps at most 3/2 of its length | queued as it is, behind the buffer, which is cut to its length |
-//! | something | keeps more | copied to the buffer; behind a full one of [`MAX_JOINED`] bytes begins the next |
-//! | something | lent | queued, with a copy of what lies around the lent bytes |
+//! | nothing | any | queued as it is, because the reader usually takes it immediately |
+//! | something | occupies at most 3/2 of its length | queued as it is, behind the buffer, which is cut to its length |
+//! | something | occupies more | copied to the buffer; when that has [`MAX_JOINED`] bytes, a new one begins |
+//! | something | lent | queued, with a copy of the bytes around the lent ones |
 //!
-//! Unread payload therefore takes at most 3/2 of its length, plus the last buffer (at most its
-//! length again, or [`MAX_JOINED`]), plus what the first piece keeps.
+//! Unread payload therefore occupies at most 3/2 of its length, plus the last buffer (at most its
+//! length again, or [`MAX_JOINED`]), plus the first piece's memory.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tonic_rdma_proto::Flow;
@@ -31,38 +31,37 @@ use crate::codec::Part;
 
 /// Received messages share buffers of this many bytes.
 pub(crate) const RECEIVE_CHUNK: usize = 32 * 1024;
-/// Landing memory is given out in units of this many bytes.
+/// Landing memory is allocated in units of this many bytes.
 const GRANULE: usize = 4096;
-/// Bytes for each piece: its slot in the queue, which may have as many free slots, and an
-/// allocation or two.
+/// Bytes of bookkeeping for each piece: its slot in the queue, which may have as many free slots,
+/// and one or two allocations.
 const OVERHEAD: usize = 192;
-/// Bytes of a buffer of joined pieces, at most.
+/// Maximum length in bytes of a buffer of joined pieces.
 const MAX_JOINED: usize = 64 * 1024;
-/// Bytes of the first buffer of joined pieces, at least.
+/// Minimum length in bytes of the first buffer of joined pieces.
 const MIN_JOINED: usize = 256;
 
-/// Where received bytes lie.
+/// The place of received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PayloadPlace {
-    /// In a buffer of received messages.
+    /// A buffer of received messages.
     Message,
-    /// In landing memory, `begin` bytes behind the start of a granule.
+    /// Landing memory, `begin` bytes after the start of a granule.
     Landing { begin: u32 },
-    /// In a buffer of the application.
+    /// An application buffer.
     Named,
-    /// In memory that the peer has lent.
+    /// Memory that the peer has lent.
     Lent,
-    /// In memory that the peer may write to, and to be copied to the heap before anything reads
-    /// them.
+    /// Memory that the peer may write to. It is copied to the heap before it is read.
     Heap,
 }
 
-/// Payload that has come for a stream.
+/// Payload that has arrived for a stream.
 pub(crate) struct Arrival {
     pub(crate) part: Part,
     pub(crate) flow: Flow,
     pub(crate) place: PayloadPlace,
-    /// It is the last of the body.
+    /// This is the last payload of the body.
     pub(crate) end: bool,
 }
 
@@ -72,29 +71,29 @@ pub(crate) struct Piece {
     pub(crate) part: Part,
     /// Bytes that count as [`Flow::Window`].
     window: u32,
-    /// Bytes that count as [`Flow::Bulk`]. The others count in no window.
+    /// Bytes that count as [`Flow::Bulk`]. The rest counts in no window.
     bulk: u32,
     /// Bytes that came by WRITE.
     landed: u32,
-    /// It was joined from several pieces.
+    /// The piece was joined from several.
     joined: bool,
 }
 
 impl Piece {
-    /// Bytes by the window that they count in.
+    /// The numbers of bytes by the window that they count in.
     #[inline]
     pub(crate) fn flows(&self) -> [(u32, Flow); 2] {
         [(self.window, Flow::Window), (self.bulk, Flow::Bulk)]
     }
 
-    /// Bytes that came by WRITE and were joined with others.
+    /// The number of bytes that came by WRITE and were joined with others.
     #[inline]
     pub(crate) fn landed_and_joined(&self) -> u32 {
         if self.joined { self.landed } else { 0 }
     }
 }
 
-/// Pieces that are being joined: the last of the unread ones.
+/// The last unread pieces, while they are being joined.
 #[derive(Debug, Default)]
 struct Joining {
     bytes: BytesMut,
@@ -115,11 +114,11 @@ impl Joining {
     }
 }
 
-/// The unread pieces of one stream, in their order. None is empty.
+/// The unread pieces of one stream, in their order. Each has at least one byte.
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     pieces: Fifo<Piece>,
-    /// After the others.
+    /// Comes after the others.
     joining: Option<Box<Joining>>,
 }
 
@@ -129,7 +128,7 @@ impl Unread {
         self.pieces.is_empty() && self.joining.is_none()
     }
 
-    /// Whether `len` bytes will be copied when they are [pushed](Self::push).
+    /// Whether [`push`](Self::push) would copy `len` bytes.
     #[inline]
     pub(crate) fn joins(&self, len: usize, place: PayloadPlace) -> bool {
         if self.is_empty() {
@@ -144,7 +143,7 @@ impl Unread {
         kept + OVERHEAD > len + len / 2
     }
 
-    /// Adds a piece. One for the heap is copied in any case.
+    /// Adds a piece. A piece for the heap is copied in any case.
     pub(crate) fn push(&mut self, part: Part, flow: Flow, place: PayloadPlace) {
         let len = part.len();
         let landed = if place == PayloadPlace::Message { 0 } else { len as u32 };
@@ -190,13 +189,13 @@ impl Unread {
         joining.landed += landed;
     }
 
-    /// Whether landing memory is kept.
+    /// Whether unread data occupies landing memory.
     pub(crate) fn has_landed(&self) -> bool {
         self.pieces.iter().any(|piece| piece.part.is_in_pool())
     }
 
-    /// Copies what lies in landing memory to the heap until `limit` bytes are copied, with the
-    /// piece that reaches it. Returns the bytes, and whether nothing is left in landing memory.
+    /// Copies data from landing memory to the heap, piece by piece, until at least `limit` bytes
+    /// are copied. Returns the number of bytes, and whether none is left in landing memory.
     pub(crate) fn copy_out(&mut self, limit: usize) -> (usize, bool) {
         let mut copied = 0;
         for piece in self.pieces.iter_mut() {
@@ -213,14 +212,14 @@ impl Unread {
         (copied, true)
     }
 
-    /// Later pieces are not joined with those that are there.
+    /// Closes the buffer, so that later pieces are not joined with these.
     fn close(&mut self) {
         if let Some(joining) = self.joining.take() {
             self.pieces.push_back(joining.into_piece());
         }
     }
 
-    /// All bytes by the window that they count in.
+    /// The numbers of all bytes by the window that they count in.
     #[inline]
     pub(crate) fn flows(&self) -> [(u32, Flow); 2] {
         let joining = self.joining.as_deref().map(|joining| (joining.window, joining.bulk));
@@ -260,7 +259,7 @@ mod tests {
         }
     }
 
-    /// What a piece has, and whether it goes up as landed.
+    /// The bytes of a piece, and whether it is delivered from landing memory.
     fn shown(piece: Piece) -> (Bytes, bool) {
         match piece.part {
             Part::Eager(bytes) => (bytes, false),
@@ -269,8 +268,8 @@ mod tests {
         }
     }
 
-    /// Memory that the pieces keep, as an adversary has it: no two share a buffer or a granule, and
-    /// all that landed begin so far behind the beginning of one.
+    /// Memory that the pieces occupy in the worst case: none shares a buffer or a granule with
+    /// another, and each landed one begins `begin` bytes into its granule.
     fn kept(unread: &Unread, begin: usize) -> usize {
         let piece = |piece: &Piece| match (piece.joined, piece.landed) {
             (true, _) => piece.part.len() * 5 / 4 + OVERHEAD,
@@ -295,7 +294,7 @@ mod tests {
         (bytes, flows)
     }
 
-    /// Before, all that the peer had made this end keep was copied in one turn of the driver.
+    /// An earlier version copied everything in one turn of the driver.
     #[test]
     fn what_nobody_reads_is_copied_in_steps() {
         const LEN: usize = 64 << 10;
@@ -358,7 +357,7 @@ mod tests {
         }
     }
 
-    /// Pieces of one kind, and the worst of mixtures, for a window of 2 MiB.
+    /// Checks pieces of each kind, and the worst mixtures, for a window of 2 MiB.
     #[test]
     fn a_window_of_any_pieces_keeps_at_most_twice_its_length() {
         let kinds: [&[(usize, PayloadPlace)]; 9] = [

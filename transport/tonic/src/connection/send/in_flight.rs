@@ -1,12 +1,12 @@
-//! SEND slots in flight, and WRITEs. Work completes in order, so the slots are a ring.
+//! SEND slots and WRITEs in flight. Work completes in order, so the slots form a ring.
 //!
-//! A slot is free, in flight, and free again when a completion covers its work. Memory that is not
-//! pinned is copied into staging before it is written: into blocks that the pool
-//! [can spare](Pool::spare), or into a SEND slot when it can spare none.
+//! A slot is in flight until a completion covers its work, and then free again. Memory that is not
+//! pinned is copied into staging before it is written: into blocks that the pool [can
+//! spare](Pool::spare), or into a SEND slot if it can spare none.
 //!
-//! A link may have few SEND slots at rest, and others in their place while streams are open. The
-//! memory of those is returned only while nothing is in flight. In the states marked with a star
-//! every SEND reports its completion, since no later work would free its slot soon.
+//! A link may have few SEND slots at rest, and replace them by more while streams are open. The
+//! memory of those is returned only while nothing is in flight. In the states marked with a star,
+//! every SEND reports its completion, because no later work would free its slot soon.
 //!
 //! | from | on | to |
 //! |---|---|---|
@@ -27,7 +27,7 @@ use tonic_rdma_memory::{PinnedBuf, Pool};
 #[derive(Debug)]
 enum WorkKind {
     Slot,
-    /// In a block, or in a SEND slot.
+    /// In a staging block, or in a SEND slot.
     Staged {
         len: usize,
         block: bool,
@@ -37,23 +37,23 @@ enum WorkKind {
     },
 }
 
-/// Which SEND slots the link has, and which it should have.
+/// The SEND slots that the link has, and those that it should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slots {
-    /// The link neither adds nor returns any.
+    /// The number of slots never changes.
     Fixed,
-    /// Those at rest.
+    /// The slots of a connection at rest.
     Few,
-    /// Those at rest, and the link should lease memory for all.
+    /// The slots of a connection at rest. The link should lease memory for all.
     Wanted,
     All,
-    /// All, and the link should return the memory of most.
+    /// All slots. The link should return the memory of most.
     Draining,
 }
 
 #[derive(Debug)]
 pub(crate) struct InFlight {
-    /// Bytes of a slot: now, at rest, and of those of a busy connection.
+    /// Bytes of a slot: the current value, at rest, and on a busy connection.
     slot_size: usize,
     rest_size: usize,
     busy_size: usize,
@@ -61,7 +61,7 @@ pub(crate) struct InFlight {
     state: Slots,
     /// The next free slot.
     next: usize,
-    /// Slots in flight.
+    /// Number of slots in flight.
     used: usize,
     staging: Staging,
     in_flight: VecDeque<(u64, WorkKind)>,
@@ -75,24 +75,24 @@ pub(crate) struct InFlight {
 struct Staging {
     /// Bytes of a block.
     size: usize,
-    /// Blocks that may be in flight.
+    /// Maximum number of blocks in flight.
     max: usize,
     used: usize,
-    /// A block that was taken from the pool and not used yet.
+    /// A block that was taken from the pool but not used yet.
     next: Option<PinnedBuf>,
 }
 
-/// Where memory that is not pinned is copied.
+/// The destination for a copy of memory that is not pinned.
 #[derive(Debug)]
 pub(crate) enum StagingSpot {
-    /// A block of the pool.
+    /// A block from the pool.
     Block(PinnedBuf),
-    /// A SEND slot, at this offset of the link's block.
+    /// A SEND slot, at this offset in the link's block.
     Slot(usize),
 }
 
 impl InFlight {
-    /// `blocks` staging blocks of `block_size` bytes at most.
+    /// Uses at most `blocks` staging blocks of `block_size` bytes.
     pub(crate) fn new(link: &LinkConfig, blocks: usize, block_size: usize) -> Self {
         InFlight {
             slot_size: link.rest_send() as usize,
@@ -109,8 +109,9 @@ impl InFlight {
         }
     }
 
-    /// Work is about to be queued; `streams`: some are open. If true, the link should lease memory
-    /// for all SEND slots first, and [`resized`](Self::resized) be called.
+    /// Work is about to be queued, and `streams` says whether streams are open. If this returns
+    /// true, the link should first lease memory for all SEND slots, and then call
+    /// [`resized`](Self::resized).
     #[inline]
     pub(crate) fn wants_slots(&mut self, streams: bool) -> bool {
         match self.state {
@@ -128,8 +129,8 @@ impl InFlight {
         !matches!(self.state, Slots::All | Slots::Fixed)
     }
 
-    /// The connection has been at rest for a while. True: completions are outstanding that no work
-    /// so far reports, so something has to be sent before the link can return memory.
+    /// The connection has been at rest for a while. Returns true if completions are outstanding
+    /// that no queued work reports. Something must then be sent before the link can return memory.
     pub(crate) fn rest(&mut self) -> bool {
         self.state = match self.state {
             Slots::Few | Slots::Wanted => Slots::Few,
@@ -139,15 +140,15 @@ impl InFlight {
         self.state == Slots::Draining && !self.is_idle()
     }
 
-    /// If true, the link should return the memory of its extra SEND slots, and
-    /// [`resized`](Self::resized) be called.
+    /// If this returns true, the link should return the memory of its extra SEND slots, and then
+    /// call [`resized`](Self::resized).
     #[inline]
     pub(crate) fn spares_slots(&self) -> bool {
         self.state == Slots::Draining && self.is_idle()
     }
 
-    /// The link has this many SEND slots from now on, in other memory. Slots that are still in
-    /// flight, of those at rest, count until they are done: so the new ones are a ring as before.
+    /// The link now has this many SEND slots, in other memory. Slots at rest that are still in
+    /// flight count until they are done, so the new ones form a ring as before.
     pub(crate) fn resized(&mut self, slots: u32) {
         self.state = match self.state {
             Slots::Wanted | Slots::All => Slots::All,
@@ -173,7 +174,8 @@ impl InFlight {
         self.slot_size
     }
 
-    /// Bytes that can be staged for one WRITE. Takes a block from the pool if none is at hand.
+    /// Number of bytes that can be staged for one WRITE. Takes a block from the pool if none is at
+    /// hand.
     pub(crate) fn staging_room(&mut self, pool: &Pool) -> usize {
         let slot = self.slot();
         let staging = &mut self.staging;
@@ -182,13 +184,13 @@ impl InFlight {
         }
         match (&staging.next, staging.used, slot) {
             (Some(block), _, _) => block.capacity(),
-            // A block in flight is free again soon.
+            // A block in flight is soon free again.
             (None, 1.., _) | (None, 0, None) => 0,
             (None, 0, Some(_)) => self.slot_size,
         }
     }
 
-    /// Where to stage, after [`staging_room`](Self::staging_room). None: there is no room.
+    /// The place to stage, after [`staging_room`](Self::staging_room). `None` if there is no room.
     pub(crate) fn stage(&mut self) -> Option<StagingSpot> {
         match self.staging.next.take() {
             Some(block) => Some(StagingSpot::Block(block)),
@@ -196,7 +198,7 @@ impl InFlight {
         }
     }
 
-    /// Returns a block that was not used to the pool.
+    /// Returns an unused block to the pool.
     #[inline]
     pub(crate) fn return_unused(&mut self) {
         self.staging.next = None;
@@ -207,7 +209,7 @@ impl InFlight {
         self.writing
     }
 
-    /// Nothing is in flight.
+    /// Whether nothing is in flight.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
@@ -225,14 +227,14 @@ impl InFlight {
         self.used += 1;
     }
 
-    /// The slot from [`InFlight::slot`] goes into flight.
+    /// Puts the slot from [`InFlight::slot`] in flight.
     #[inline]
     pub(crate) fn send(&mut self) -> u64 {
         self.take_slot();
         self.begin(WorkKind::Slot)
     }
 
-    /// What [`InFlight::stage`] gave goes into flight with `len` bytes.
+    /// Puts the place from [`InFlight::stage`] in flight, with `len` bytes.
     pub(crate) fn write_staged(&mut self, len: usize, stage: &StagingSpot) -> u64 {
         let block = matches!(stage, StagingSpot::Block(_));
         match block {
@@ -243,13 +245,13 @@ impl InFlight {
         self.begin(WorkKind::Staged { len, block })
     }
 
-    /// `len` bytes of pinned memory go into flight; the link keeps them alive.
+    /// Puts `len` bytes of pinned memory in flight. The link keeps them alive.
     pub(crate) fn write_pinned(&mut self, len: usize) -> u64 {
         self.writing += len;
         self.begin(WorkKind::Pinned { len })
     }
 
-    /// Work `id` has completed, and all work before it.
+    /// Work `id` and all work before it have completed.
     #[inline]
     pub(crate) fn done(&mut self, id: u64) {
         while self.in_flight.front().is_some_and(|(first, _)| *first <= id) {
@@ -312,7 +314,7 @@ mod tests {
         assert_eq!(s.slot(), None);
         s.done(last - 1);
         assert!(s.rest() && s.must_report() && !s.spares_slots(), "one is in flight");
-        // A stream that is opened meanwhile keeps them.
+        // A stream that opens during the drain keeps the slots.
         assert!(!s.wants_slots(true) && !s.must_report());
         s.done(last);
         assert!(!s.spares_slots());
@@ -320,7 +322,7 @@ mod tests {
         s.resized(1);
         assert_eq!((s.slot(), s.slot_size()), (Some(0), 256));
         assert!(!s.rest() && !s.spares_slots() && s.must_report());
-        // Rest ends a wish that the pool could not fulfil.
+        // Rest withdraws a wish that the pool could not fulfil.
         assert!(s.wants_slots(true) && !s.rest() && !s.wants_slots(false));
     }
 

@@ -1,4 +1,4 @@
-//! The link of a connection, and the work that is in flight on it.
+//! The link of a connection, and its work in flight.
 
 use std::task::Context;
 use std::time::Instant;
@@ -15,9 +15,9 @@ use crate::connection::send::in_flight::{InFlight, StagingSpot};
 use crate::connection::send::write_window::WriteWindow;
 use crate::connection::tasks::ReadyTasks;
 
-/// A link, and what of it is in use. Whatever belongs to streams and outlives a link is elsewhere.
+/// A link and its resources. State that belongs to streams, or outlives the link, is elsewhere.
 pub(crate) struct LinkIo {
-    /// None when the queue pair has been destroyed.
+    /// `None` once the queue pair is destroyed.
     pub(super) link: Option<AnyLink>,
     pub(crate) pool: Pool,
     in_flight: InFlight,
@@ -25,9 +25,9 @@ pub(crate) struct LinkIo {
     window: WriteWindow,
     /// The link copies from any memory while work is queued.
     pub(super) any_memory: bool,
-    /// The time of messages: that of the runtime's connections.
+    /// The clock for the times of messages, shared by the runtime's connections.
     clock: Clock,
-    /// Leases of the peer of which nothing is read any longer.
+    /// The peer's leases that no reader uses any more.
     returned: Vec<u32>,
     pub(crate) trace: FrameTrace,
 }
@@ -47,25 +47,25 @@ impl LinkIo {
         }
     }
 
-    /// The link; None when the queue pair has been destroyed.
+    /// The link. `None` once the queue pair is destroyed.
     #[inline]
     pub(crate) fn get(&self) -> Option<&AnyLink> {
         self.link.as_ref()
     }
 
-    /// Like [`get`](Self::get), to use it.
+    /// Like [`get`](Self::get), but mutable.
     #[inline]
     pub(crate) fn get_mut(&mut self) -> Option<&mut AnyLink> {
         self.link.as_mut()
     }
 
-    /// Destroys the queue pair, and returns memory that was not used to the pool.
+    /// Destroys the queue pair, and returns unused memory to the pool.
     pub(crate) fn destroy(&mut self) {
         self.link = None;
         self.in_flight.return_unused();
     }
 
-    /// The timer of the connection. Its clock is that of messages from now on.
+    /// The connection's timer. Its clock gives the times of messages from now on.
     pub(crate) fn timer(&mut self) -> Timer {
         let timer = self.link.as_ref().map(Link::timer).unwrap_or_default();
         self.clock = timer.clock();
@@ -78,7 +78,7 @@ impl LinkIo {
         self.clock.now()
     }
 
-    /// Nothing is in flight.
+    /// Whether nothing is in flight.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight.is_idle()
@@ -90,14 +90,14 @@ impl LinkIo {
         self.in_flight.writing()
     }
 
-    /// Work `id` has completed, and all work before it.
+    /// Work `id` and all work before it have completed.
     #[inline]
     pub(crate) fn sent(&mut self, id: u64) {
         self.in_flight.done(id);
     }
 
-    /// Completions have been handled. `before`: bytes of WRITEs in flight before them; `waits`:
-    /// payload waits to be written.
+    /// Completions were handled. `before` is the number of bytes of WRITEs in flight before them,
+    /// and `waits` whether payload waits to be written.
     #[inline]
     pub(crate) fn completed(&mut self, before: usize, waits: impl FnOnce() -> bool) {
         self.return_sends();
@@ -108,13 +108,13 @@ impl LinkIo {
         }
     }
 
-    /// Posts RECVs in memory of the pool: how many.
+    /// Posts RECVs in pool memory, and returns their number.
     pub(crate) fn grow_recvs(&mut self) -> Result<u32, LinkError> {
         self.link.as_mut().map_or(Ok(0), |link| link.grow(&self.pool))
     }
 
-    /// The connection has been at rest for a while: only a busy one needs most SEND slots. True:
-    /// something has to be sent, whose completion reports that of work before it.
+    /// The connection has been at rest for a while, and only a busy one needs most SEND slots.
+    /// Returns true if something must be sent whose completion covers earlier work.
     pub(crate) fn rest(&mut self) -> bool {
         self.in_flight.rest()
     }
@@ -129,14 +129,14 @@ impl LinkIo {
         }
     }
 
-    /// How often memory has been used that has to go back later: landing memory, staging, and,
-    /// where they come and go, RECVs.
+    /// How often memory was used that has to be returned later: landing memory, staging, and RECVs
+    /// if their number changes.
     pub(crate) fn memory_used(&self, stats: &Stats) -> u64 {
         let calls = if self.any_memory { 0 } else { stats.streams };
         stats.writes + stats.grants_given + calls
     }
 
-    /// Returns the leases of which nothing is read any longer. The driver is woken for the next.
+    /// Returns the leases that no reader uses any more. The driver is woken for later ones.
     #[inline]
     pub(crate) fn return_leases(&mut self, cx: &Context<'_>, conn: &mut Connection) {
         let Some(link) = &mut self.link else { return };
@@ -149,8 +149,8 @@ impl LinkIo {
         }
     }
 
-    /// Posts what the protocol has to send, with one doorbell, within what `flush` allows.
-    /// `closing`: the end of the connection waits for its last message.
+    /// Posts the protocol's messages and WRITEs with one doorbell, within the limits of `flush`.
+    /// `closing` says that the connection's end waits for its last message.
     pub(crate) fn post(
         &mut self,
         conn: &mut Connection,
@@ -247,7 +247,7 @@ impl LinkIo {
                     };
                     let work = Work::Write { src: source, remote_addr: addr, rkey };
                     let queued = link.queue(id, work, report)?;
-                    // The peer is not told that bytes have come which may be zeros.
+                    // Does not tell the peer of bytes that may be zeros.
                     check_not_truncated(&src, link)?;
                     if queued == Posted::Done {
                         self.in_flight.done(id);
@@ -293,12 +293,12 @@ fn copy_to_stage(link: &mut AnyLink, stage: StagingSpot, src: &Bytes) -> WriteSo
     }
 }
 
-/// Checks the source of a WRITE after it was read: application memory that is mapped from a file
-/// which was truncated reads as zeros, which must not be announced to the peer.
+/// Checks the source of a WRITE after it was read. Application memory reads as zeros if it is
+/// mapped from a file that was truncated, and the peer must not be told of these.
 ///
 /// # Errors
-/// It is mapped from a file that was truncated. The peer has the bytes, and no DONE for them: the
-/// connection has to end.
+/// The source is mapped from a file that was truncated. The peer has the bytes but no DONE for
+/// them, so the connection has to end.
 #[inline]
 fn check_not_truncated(src: &Bytes, link: &AnyLink) -> Result<(), LinkError> {
     #[cfg(target_os = "linux")]

@@ -1,10 +1,10 @@
-//! Protocol to link: posts everything that can go out now, in one batch.
+//! From protocol to link: posts everything that can go out now, in one batch.
 //!
 //! | file | what |
 //! |---|---|
-//! | `link_io` | the link, and the work that is in flight on it |
+//! | `link_io` | the link, and its work in flight |
 //! | `in_flight` | SEND slots, staging blocks and WRITEs in flight |
-//! | `payload` | bodies as the protocol takes them, and bytes that the peer reads where they lie |
+//! | `payload` | bodies in the form that the protocol takes, and bytes that the peer reads in place |
 //! | `write_window` | how many bytes of WRITEs may be in flight |
 
 mod in_flight;

@@ -1,4 +1,4 @@
-//! Bodies as the protocol takes them, and bytes that the peer reads where they lie.
+//! Bodies in the form that the protocol takes, and bytes that the peer reads in place.
 
 use tonic_rdma_fabric::{Lent, Link, LinkError};
 use tonic_rdma_memory::PinnedBytes;
@@ -8,11 +8,11 @@ use crate::codec::Chunk;
 use crate::connection::send::link_io::LinkIo;
 use crate::telemetry::stats::Copied;
 
-/// Bytes of a run between the segments of a message up to which it does not count as payload.
+/// A run between the segments of a message counts as framing, not payload, up to this many bytes.
 const FRAMING: usize = 256;
-/// Segments of fewer bytes are copied: to return a lease takes a message, which a copy does not. At
-/// 64 KiB lending costs less (docs/performance-log.md); where between that and a control slot it
-/// begins to was not measured.
+/// Shorter segments are copied, because returning a lease takes a message, and a copy does not.
+/// Lending costs less at 64 KiB (docs/performance-log.md). The length between a control slot and 64
+/// KiB at which it begins to pay was not measured.
 const MIN_LENT: usize = 32 * 1024;
 
 impl LinkIo {
@@ -22,16 +22,16 @@ impl LinkIo {
         let mut payload = Payload::new();
         let may_lend = !eager && self.link.as_ref().is_some_and(Link::may_lend);
         for (at, bytes) in chunk.segments.into_iter().enumerate() {
-            // A WRITE can have it as it lies: the device knows the memory, or the link copies from
-            // any.
+            // A WRITE can send it from where it lies, because the device knows the memory or the
+            // link copies from any.
             let framing = chunk.apart && bytes.len() <= FRAMING;
             let registered = if eager || framing { None } else { self.pool.resolve(&bytes) };
             let in_pool = registered.is_some();
             let lendable = may_lend
                 && bytes.len() >= MIN_LENT
                 && registered.as_ref().is_some_and(|bytes| bytes.lend_key().is_some());
-            // It is resolved again when it is posted, which may be after the application has
-            // dropped its registration.
+            // It is resolved again when it is posted. The application may have dropped its
+            // registration by then.
             let bytes = registered.map_or(bytes, PinnedBytes::into_registered);
             let pinned = !eager && (in_pool || self.any_memory);
             if !(eager || framing || in_pool) {

@@ -1,46 +1,48 @@
-//! How many bytes of WRITEs are in flight at a time.
+//! Limits the bytes of WRITEs in flight.
 //!
-//! The window keeps the link busy (bandwidth times delay), and no more: a small message waits
-//! behind everything that is posted before it (R13). Neither factor is known. A link that runs dry
-//! while payload waits has too small a window; a link that never does may have too large a one.
+//! The window should keep the link busy (bandwidth times delay) and no more, because a small
+//! message waits behind everything that was posted before it (R13). Neither factor is known. A link
+//! that runs dry while payload waits has too small a window. A link that never runs dry may have
+//! too large a one.
 //!
 //! | on | window |
 //! |---|---|
-//! | completion: nothing is in flight, and payload waits | doubled, up to [`MAX`] |
-//! | [`CALM`] completions in a row with some still in flight | reduced by a quarter; [`FIRST`] at least |
-//! | a message went the same way as SEND while WRITEs were in flight | what the link carries in [`WAIT`] |
+//! | a completion leaves nothing in flight while payload waits | doubled, up to [`MAX`] |
+//! | [`CALM`] completions in a row leave some in flight | reduced by a quarter, but not below [`FIRST`] |
+//! | a SEND with a message was posted while WRITEs were in flight | the bytes that the link carries in [`WAIT`] |
 //!
-//! What the link carries is told by the completions while it is busy. A fast link keeps a large
-//! window beside small messages, which wait for as long behind it as behind a small one of a slow
-//! link.
+//! The completions of a busy link tell how much it carries. A fast link therefore keeps a large
+//! window even with small messages, which wait as long behind it as behind a slow link's small
+//! window.
 //!
-//! A WRITE at each half of the window reports its completion, so that there is time to post the
-//! next half.
+//! A WRITE at each half of the window reports its completion, which leaves time to post the next
+//! half.
 
 use std::time::{Duration, Instant};
 
-/// How long a small message waits behind WRITEs, about.
+/// Approximate time that a small message waits behind WRITEs.
 const WAIT: Duration = Duration::from_micros(80);
-/// Bytes, as long as it is not known what the link carries: [`WAIT`] of 100 Gb/s.
+/// Window in bytes until the link's bandwidth is known: [`WAIT`] at 100 Gb/s.
 const FIRST: usize = 1 << 20;
-/// Bytes beside small messages, at least: four WRITEs of 64 KiB.
+/// Minimum window in bytes if there are small messages: four WRITEs of 64 KiB.
 const MIN: usize = 256 << 10;
-/// Bytes: 670 us of 100 Gb/s.
+/// Maximum window in bytes: 670 us at 100 Gb/s.
 const MAX: usize = 8 << 20;
-/// What the link carries is measured over: completions may be seen late, and several at a time.
+/// The time over which bandwidth is measured, because completions may be seen late, and several at
+/// a time.
 const SPAN: Duration = Duration::from_micros(500);
-/// [`SPAN`] in [`WAIT`]s, or a little more.
+/// The number of [`WAIT`]s in a [`SPAN`], rounded up.
 const SPANS: usize = SPAN.as_micros().div_ceil(WAIT.as_micros()) as usize;
-/// Completions without running dry after which the window shrinks.
+/// Number of completions without running dry after which the window shrinks.
 const CALM: u32 = 64;
 
 #[derive(Debug)]
 pub(crate) struct WriteWindow {
     size: usize,
     calm: u32,
-    /// Since when there have been WRITEs in flight, and the bytes of those that have completed.
+    /// When the link became busy with WRITEs, and the number of bytes completed since.
     busy: Option<(Instant, usize)>,
-    /// Bytes that the link carries in [`WAIT`]; 0: not known.
+    /// Bytes that the link carries in [`WAIT`]. 0 if unknown.
     carries: usize,
 }
 
@@ -57,20 +59,21 @@ impl WriteWindow {
         self.size.saturating_sub(writing)
     }
 
-    /// Bytes after which a WRITE reports its completion.
+    /// Number of bytes after which a WRITE reports its completion.
     #[inline]
     pub(crate) fn half(&self) -> usize {
         self.size / 2
     }
 
-    /// Bytes of one WRITE, at most: streams take turns, at least four in a window.
+    /// Maximum bytes of one WRITE. Streams take turns, so a window has room for at least four.
     #[inline]
     pub(crate) fn chunk(&self) -> usize {
         self.size / 4
     }
 
-    /// WRITEs of `done` bytes have completed now: `writing` bytes are still in flight; `waits`:
-    /// payload waits for room. Tells the time only where it matters: that may be a system call.
+    /// WRITEs of `done` bytes have completed, and `writing` bytes are still in flight. `waits` says
+    /// that payload waits for room. Asks for the time only if it is needed, because that may be a
+    /// system call.
     #[inline]
     pub(crate) fn completed(
         &mut self,
@@ -98,14 +101,14 @@ impl WriteWindow {
 
     fn measure(&mut self, done: usize, writing: usize, now: impl FnOnce() -> Instant) {
         let Some((since, bytes)) = self.busy else {
-            // What completes first was in flight for longer than is known.
+            // The first completion covers work whose start time is unknown.
             self.busy = (writing > 0).then(|| (now(), 0));
             return;
         };
         let bytes = bytes + done;
         self.busy = (writing > 0).then_some((since, bytes));
-        // It has hardly been that long yet, unless the link has become slow: a burst tells, or as
-        // many bytes as it carried before.
+        // Too little time has passed, unless the link has become slow. A burst decides, or as many
+        // bytes as were measured before.
         if writing > 0 && bytes / SPANS < self.carries {
             return;
         }
@@ -157,7 +160,7 @@ mod tests {
         assert_eq!(window.size, FIRST, "and no less than that");
     }
 
-    /// A link that carries `rate` bytes in a microsecond for a while, half a window at a time.
+    /// Runs a link that carries `rate` bytes per microsecond for a while, half a window at a time.
     fn after(rate: usize, window: &mut WriteWindow, now: &mut Instant) -> usize {
         window.completed(1, 1, true, || *now);
         for _ in 0..4000 {
@@ -175,7 +178,7 @@ mod tests {
         window.completed(1, 0, true, || now);
         window.shared();
         assert_eq!(window.size, FIRST, "nothing is known yet");
-        // 400, 100, 25 and 5 Gb/s.
+        // Bandwidths of 400, 100, 25 and 5 Gb/s.
         for (rate, expected) in [(50_000, 4_000_000), (12_500, 1_000_000), (3125, MIN), (625, MIN)]
         {
             let size = after(rate, &mut window, &mut now);
@@ -212,7 +215,7 @@ mod tests {
         assert!(window.carries < 51_000, "{}", window.carries);
     }
 
-    /// The time may be a system call.
+    /// Asking for the time may be a system call.
     #[test]
     fn a_busy_link_is_asked_for_the_time_once_in_a_span() {
         let (mut window, mut now) = (WriteWindow::default(), Instant::now());
@@ -233,7 +236,7 @@ mod tests {
     fn completions_that_are_seen_late_are_measured_with_those_behind_them() {
         let (mut window, mut now) = (WriteWindow::default(), Instant::now());
         window.completed(1, 1, true, || now);
-        // 25 Gb/s, of which two halves of a window are seen at a time, one behind the other.
+        // At 25 Gb/s, two halves of a window complete together, one after the other.
         for _ in 0..400 {
             let half = window.half();
             now += Duration::from_nanos((half * 2 * 1000 / 3125) as u64 - 1000);

@@ -1,9 +1,9 @@
-//! What a connection at rest pins, and how it grows.
+//! Tests how much memory a connection at rest pins, and how it grows.
 
 use super::*;
 
-/// A busy connection has more RECVs and SEND slots than it starts with, and staging; one at rest
-/// has given them back.
+/// A busy connection has more RECVs and SEND slots than it starts with, and staging. One at rest
+/// has returned them.
 #[tokio::test(start_paused = true)]
 async fn a_connection_at_rest_pins_8_kib() {
     let s = setup(SimConfig { seed: 4, delay: 2, ..SimConfig::default() }, 64 << 20).await;
@@ -17,12 +17,12 @@ async fn a_connection_at_rest_pins_8_kib() {
         }
         let [server, client] = pinned(&s);
         assert!(server.0 > REST && client.0 > REST, "{server:?} {client:?}");
-        // Not from pool memory: staged.
+        // The body is not in pool memory, so it is staged.
         let body = pattern(3 << 20);
         let response = s.client.call(request("/echo", full(body.clone()))).await.unwrap();
         assert!(collect(response).await.0 == body);
-        // 25 RECVs go with one PING each, or its answer; landing memory and SEND slots have gone
-        // long before.
+        // Each of the 25 RECVs goes with one PING or its answer. Landing memory and SEND slots have
+        // gone long before.
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(pinned(&s), [(REST, REST); 2], "in use, and registered");
     }
@@ -30,8 +30,8 @@ async fn a_connection_at_rest_pins_8_kib() {
     s.finish().await;
 }
 
-/// Other connections have all that the pools can spare: there are few credits, and staging is a
-/// SEND slot.
+/// Other connections have all memory that the pools can spare, so there are few credits, and
+/// staging is a SEND slot.
 #[tokio::test]
 async fn without_memory_to_spare_everything_still_goes() {
     let s = setup(SimConfig { seed: 6, delay: 2, ..SimConfig::default() }, 64 << 20).await;
@@ -53,9 +53,9 @@ async fn without_memory_to_spare_everything_still_goes() {
     s.finish().await;
 }
 
-/// Sixty clients begin at once, with messages that do not fit the RECVs of connections at rest, at
-/// a server whose pool has memory for a few busy connections. All calls succeed, and no message
-/// finds no RECV, or one that is too short.
+/// Sixty clients begin at once, with messages that do not fit the RECVs of connections at rest. The
+/// server's pool has memory for only a few busy connections. All calls succeed, and every message
+/// finds a RECV that is long enough.
 #[tokio::test(start_paused = true)]
 async fn sixty_connections_grow_at_once() {
     let config = SimConfig { seed: 8, delay: 2, ..SimConfig::default() };
@@ -96,7 +96,8 @@ async fn sixty_connections_grow_at_once() {
     assert_eq!(net.breaches(), Vec::<String>::new());
 }
 
-/// A peer that sends more than the RECV in front holds ends its own connection only, by name.
+/// A peer that sends more than the next RECV holds ends only its own connection, which the log
+/// names.
 #[tokio::test(start_paused = true)]
 async fn a_message_longer_than_its_recv_ends_the_connection() {
     let net = SimNet::new(SimConfig::default());
@@ -106,7 +107,7 @@ async fn a_message_longer_than_its_recv_ends_the_connection() {
         .each_ref()
         .map(|fabric| Pool::new(PoolConfig::default().total(8 << 20), fabric.registrar()).unwrap());
     let honest = connect(&fabrics, &pools).await;
-    // A peer that believes in RECVs of full slots, as its server stated none shorter.
+    // This peer expects RECVs of full slots, because its server announced no shorter ones.
     let hostile = connect_as(
         &fabrics,
         &pools,

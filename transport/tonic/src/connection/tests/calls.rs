@@ -126,8 +126,7 @@ async fn trailers_only() {
     s.finish().await;
 }
 
-/// A unary handler starts when it has seen the end: until then it holds its message, and with it
-/// memory.
+/// A unary handler starts when it has seen the end. Until then it holds its message, and so memory.
 #[tokio::test]
 async fn the_end_comes_with_the_last_bytes() {
     let s = setup(SimConfig::default(), 64 << 20).await;
@@ -143,7 +142,7 @@ async fn the_end_comes_with_the_last_bytes() {
     s.finish().await;
 }
 
-/// Between parts of a long body, which its reader copies, others have their turn.
+/// Others get turns between parts of a long body, which its reader copies.
 #[tokio::test]
 async fn a_long_body_leaves_others_their_turns() {
     let setup = setup(SimConfig::default(), 64 << 20).await;

@@ -47,7 +47,7 @@ async fn a_lost_link_fails_its_calls_once_and_gives_memory_back() {
     }
 }
 
-/// A program may keep a response for long after its connection has ended.
+/// A program may keep a response long after its connection has ended.
 #[tokio::test]
 async fn a_connection_that_has_ended_claims_no_memory() {
     let s = setup(SimConfig { seed: 8, delay: 2, ..SimConfig::default() }, 4 << 20).await;

@@ -1,10 +1,10 @@
-//! Landing memory that is short, or being registered.
+//! Tests landing memory that is scarce, or is being registered.
 
 use super::*;
 use crate::path::reason::Side;
 
-/// The first stream in line finds no memory, and what is granted behind it leaves the connection
-/// too little of what its streams may have together.
+/// The first stream in line finds no memory, and the grants behind it leave the connection too
+/// little of what its streams may have together.
 #[tokio::test]
 async fn a_stream_that_may_have_no_memory_claims_none() {
     const LONG: usize = 900_000;
@@ -17,13 +17,13 @@ async fn a_stream_that_may_have_no_memory_claims_none() {
         options.proto.unread_total = 1 << 20;
     });
     let Pair { client, server, .. } = pair.await;
-    // There is a chunk for the short one, and others have the rest.
+    // A chunk is left for the short one, and others have the rest.
     collect(client.call(request("/collect", full(pattern(SHORT)))).await.unwrap()).await;
     let mut other = s.pools[0].landing();
     let rest = [64 << 10, 4 << 10]
         .map(|len| std::iter::from_fn(|| other.alloc(len, len).unwrap()).collect::<Vec<_>>());
     other.stop_waiting();
-    // The server hears of both at once.
+    // The server receives both at once.
     s.server_device.freeze(true);
     let call = |len| tokio::spawn(client.call(request("/hang", full(pattern(len)))));
     let calls = [LONG, SHORT].map(call);
@@ -37,7 +37,7 @@ async fn a_stream_that_may_have_no_memory_claims_none() {
     s.finish().await;
 }
 
-/// Large frames one behind the other: memory comes free only as the reader reads.
+/// Large frames follow each other, and memory becomes free only as the reader reads.
 #[tokio::test(start_paused = true)]
 async fn a_stream_of_large_frames_never_waits_for_a_timer() {
     for total in [2 << 20, 8_126_464, 64 << 20] {
@@ -57,7 +57,7 @@ async fn a_stream_of_large_frames_never_waits_for_a_timer() {
         }
         assert_eq!(got, 64 * frame.len());
         drop(body);
-        // The clock only moves when every task waits: then something was not woken.
+        // The clock moves only when every task waits, which would mean that a task was not woken.
         assert!(
             started.elapsed() < Duration::from_secs(1),
             "{total}: stalled for {:?}",
@@ -79,21 +79,21 @@ async fn leaves(client: &FastClient) -> Reason {
     reason
 }
 
-/// Where one end can register no memory any more, the call ends as it would over TCP, and so does
-/// one that has begun: messages come by control messages. Calls that follow take another path, with
-/// a reason that names the cause, until there is memory again.
+/// If one end cannot register memory any more, calls end as they would over TCP, including those
+/// that have begun: messages come by control messages. New calls take another path, with a reason
+/// that names the cause, until there is memory again.
 #[tokio::test]
 async fn a_device_that_registers_no_more_costs_no_call() {
     for (server_fails, slow) in [(true, false), (true, true), (false, false), (false, true)] {
         let s = setup(SimConfig::default(), 64 << 20).await;
         let failing = if server_fails { &s.server_device } else { &s.client_device };
         if slow {
-            // On the pool's thread, which tells later.
+            // The pool's thread registers, and reports it later.
             failing.hold_registrations(false);
         }
         failing.fail_registrations(0, u64::MAX);
         let body = pattern(3 << 20);
-        // They begin together. One that is not transmitted yet moves, and none fails.
+        // The calls begin together. One that is not transmitted yet moves, and none fails.
         let calls = (0..3).map(|_| s.client.call(request("/collect", full(body.clone()))));
         for (n, answer) in futures_util::future::join_all(calls).await.into_iter().enumerate() {
             let answer = match answer {
@@ -113,7 +113,7 @@ async fn a_device_that_registers_no_more_costs_no_call() {
         };
         assert_eq!((reason.side(), reason.code()), (side, code), "{reason}");
         assert!(reason.detail().contains("registering") && reason.detail().contains("os error 12"));
-        // Who asks for a connection now is told the same, until memory can be had.
+        // A new connection gets the same answer, until memory is available.
         let pool = &s.pools[usize::from(!server_fails)];
         assert!(pool.may_land().unwrap_err().to_string().contains("registering"));
         failing.fail_registrations(0, 0);
@@ -135,7 +135,7 @@ pub(super) async fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// No call waits for the registration of another one's memory, of its own connection or another.
+/// No call waits for the registration of another call's memory, on the same connection or another.
 #[tokio::test]
 async fn calls_do_not_wait_for_a_registration() {
     let s = setup(SimConfig::default(), 64 << 20).await;
@@ -168,7 +168,7 @@ async fn calls_do_not_wait_for_a_registration() {
     assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
     s.server_device.hold_registrations(false);
     assert!(first.await.unwrap() == body);
-    // Those that follow find the memory that was granted in advance.
+    // The next calls find the memory that was granted in advance.
     for _ in 0..4 {
         bulk(&s.client).await;
     }
@@ -179,7 +179,7 @@ async fn calls_do_not_wait_for_a_registration() {
     until("all is returned", || pool.stats().leased == 0).await;
 }
 
-/// A stream that waits for a registration is not short of memory: nothing makes room for it.
+/// A stream that waits for a registration is not short of memory, so nothing makes room for it.
 #[tokio::test]
 async fn a_registration_is_no_shortage_of_memory() {
     let s = setup(SimConfig::default(), 64 << 20).await;
@@ -189,10 +189,10 @@ async fn a_registration_is_no_shortage_of_memory() {
     let call = |path| other.client.call(request(path, full(body.clone())));
     call("/collect").await.unwrap();
     s.server_device.hold_registrations(true);
-    // Nobody reads what these send. Some find memory, the others wait for it.
+    // No reader takes what these send. Some find memory, and the others wait for it.
     let calls: Vec<_> = (0..16).map(|_| tokio::spawn(call("/hang"))).collect();
     until("it is being registered", || s.server_device.held_registrations() == 1).await;
-    // Several of the periods after which what nobody reads is copied.
+    // Several of the periods after which unread data is copied.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let filled = s.pools[0].stats().filled;
     assert!((body.len()..16 * body.len()).contains(&filled), "{filled}");
@@ -206,8 +206,8 @@ async fn a_registration_is_no_shortage_of_memory() {
     s.finish().await;
 }
 
-/// A grant in advance that has to wait for its memory is given when that is registered, and not
-/// when something happens next. While the test polls, the clock stands, and no timer expires.
+/// A standing grant that waits for its memory is given when that is registered, and not at the next
+/// other event. While the test polls, the clock stands still, so no timer expires.
 #[tokio::test(start_paused = true)]
 async fn standing_grants_follow_a_registration() {
     let s = setup(SimConfig::default(), 64 << 20).await;
@@ -220,7 +220,7 @@ async fn standing_grants_follow_a_registration() {
     assert!(stats().0 > 0, "some is granted in advance");
     let leased = stats().2;
     s.server_device.hold_registrations(true);
-    // Nobody reads these messages, so that others have to be granted in advance.
+    // No reader takes these messages, so that others have to be granted in advance.
     let mut calls = Vec::new();
     while stats().2 == leased {
         let (_, filled, _) = stats();

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `calls` | bodies, streams, cancellation, fairness |
 //! | `ends` | connections that drain, are lost, or whose peer is silent |
-//! | `at_rest` | what a connection at rest pins, and how it grows |
-//! | `landing` | landing memory that is short, or being registered |
+//! | `at_rest` | how much memory a connection at rest pins, and how it grows |
+//! | `landing` | landing memory that is scarce, or is being registered |
 //! | `turns` | loops that a peer keeps busy |
 
 mod at_rest;
@@ -42,10 +42,10 @@ use crate::connection::{Accepted, CallError, ConnectionConfig, FastClient, serve
 use crate::path::reason::{Reason, ReasonCode};
 use crate::telemetry::stats::Counters;
 
-/// What a test's server does with a call.
+/// Handles calls as a test's server.
 #[derive(Clone)]
 struct Echo {
-    /// Told when a handler is dropped before its end.
+    /// Gets a message when a handler is dropped before its end.
     dropped: mpsc::UnboundedSender<()>,
 }
 
@@ -74,7 +74,7 @@ impl Service<Request<Body>> for Echo {
             let mut guard = guard;
             let path = request.uri().path().to_owned();
             let response = match path.as_str() {
-                // Headers, the request's bytes as they come, trailers.
+                // Answers with headers, the request's bytes as they come, and trailers.
                 "/echo" => Response::new(Body::new(request.into_body())),
                 "/collect" => {
                     let all = request.into_body().collect().await.unwrap().to_bytes();
@@ -83,7 +83,7 @@ impl Service<Request<Body>> for Echo {
                     let frames = [Ok::<_, Status>(Frame::data(all)), Ok(Frame::trailers(trailers))];
                     Response::new(Body::new(StreamBody::new(tokio_stream::iter(frames))))
                 }
-                // Whether the end came with the last of the bytes.
+                // Answers whether the end came with the last bytes.
                 "/end" => {
                     let len: usize = request.headers()["len"].to_str().unwrap().parse().unwrap();
                     let mut body = request.into_body();
@@ -148,12 +148,12 @@ async fn setup(config: SimConfig, total: usize) -> Setup {
     Setup { net, server_device, client_device, client, server, drain, pools, counters, dropped }
 }
 
-/// Connects the second of these to the first.
+/// Connects the second fabric to the first.
 async fn connect(fabrics: &[Fabric; 2], pools: &[Pool; 2]) -> Pair {
     connect_to(fabrics, pools, |_| {}).await
 }
 
-/// As [`connect`], to a server that is configured.
+/// Like [`connect`], to a server with this configuration.
 async fn connect_to(
     fabrics: &[Fabric; 2],
     pools: &[Pool; 2],
@@ -162,7 +162,7 @@ async fn connect_to(
     connect_as(fabrics, pools, configure, |_| {}).await
 }
 
-/// As [`connect_to`], by a client that has changed what the server has told it.
+/// Like [`connect_to`], with a client that has changed the settings it got from the server.
 async fn connect_as(
     fabrics: &[Fabric; 2],
     pools: &[Pool; 2],

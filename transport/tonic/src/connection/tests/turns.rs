@@ -1,4 +1,4 @@
-//! Turns of a driver whose peer and link never make it wait (R20).
+//! Tests turns of a driver whose peer and link never make it wait (R20).
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -12,13 +12,13 @@ use tonic_rdma_proto::headers;
 
 use super::*;
 
-/// Turns that are observed.
+/// Number of turns that are observed.
 const TURNS: usize = 50;
-/// The operations of a turn, at most: tokio's budget, and one round of the driver, which takes all
+/// Maximum operations of a turn: tokio's budget, and one round of the driver, which takes all
 /// messages that the link has and answers them.
 const MAX_TURN: u64 = 128 + 64;
 
-/// A peer that sends PINGs as fast as its credits come back.
+/// A peer that sends PINGs as fast as it gets credits.
 struct Pinging {
     /// SENDs that it may post.
     credits: u16,
@@ -44,8 +44,8 @@ impl InstantPeer for Pinging {
     }
 }
 
-/// A peer that sends a body that nobody reads, a byte in each frame, as many frames as a short
-/// message holds.
+/// A peer that sends a body that no one reads, with one byte in each frame and as many frames as a
+/// short message holds.
 struct Dripping {
     credits: u16,
     owed: u16,
@@ -88,8 +88,8 @@ impl InstantPeer for Dripping {
     }
 }
 
-/// Runs the driver of a connection with a peer on an instant link, which `peer` makes of its
-/// credits, for [`TURNS`] turns. Returns how much `count` has grown in each.
+/// Runs the driver of a connection for [`TURNS`] turns, on an instant link with a peer that `peer`
+/// creates from its credits. Returns how much `count` has grown in each turn.
 async fn turns_with<P: InstantPeer>(
     peer: impl FnOnce(u16) -> P,
     count: impl Fn(&InstantCounts) -> u64,
@@ -97,7 +97,7 @@ async fn turns_with<P: InstantPeer>(
     let device = SimNet::new(SimConfig::default()).device("sim0", "10.0.0.1".parse().unwrap());
     let pool = Pool::new(PoolConfig::default(), Fabric::Sim(device).registrar()).unwrap();
     let mut options = ConnectionConfig::for_pool(&pool, false, None);
-    // What a peer sends in all turns, so that none of them ends for a breach.
+    // Room for what a peer sends in all turns, so that none of them ends for a breach.
     options.proto.stream_window = 1 << 20;
     let settings = options.proto.settings();
     let link = InstantLink::new(&options.link, peer(settings.recv_slots));
@@ -135,11 +135,11 @@ async fn a_driver_leaves_messages_that_never_end() {
     assert!(turns.iter().all(|turn| (1..=MAX_TURN).contains(turn)), "{turns:?}");
 }
 
-/// The attack: messages full of frames, each of which costs the driver more than a byte costs the
-/// peer. Frames are charged as messages are.
+/// The attack sends messages full of frames, each of which costs the driver more than a byte costs
+/// the peer. Frames are charged like messages.
 #[tokio::test]
 async fn a_driver_leaves_messages_that_are_full_of_frames() {
-    // Sixteen frames are an operation; and one round, with a message in each RECV.
+    // Sixteen frames count as an operation. The round adds a message in each RECV.
     const MOST: u64 = 128 * 16 + 32 * PIECES;
     let pieces = Arc::new(AtomicU64::new(0));
     let sent = pieces.clone();
@@ -148,7 +148,7 @@ async fn a_driver_leaves_messages_that_are_full_of_frames() {
     assert!(turns.iter().skip(1).all(|turn| (1..=MOST).contains(turn)), "{turns:?}");
 }
 
-/// The driver, which holds the connection's lock, copies nothing for a reader that does not come.
+/// The driver holds the connection's lock, so it copies nothing for a reader that never reads.
 #[tokio::test]
 async fn what_nobody_reads_is_not_copied_on_delivery() {
     const LEN: usize = 1 << 20;
