@@ -1,4 +1,4 @@
-//! One attempt at the fast path: local device, Offer over TCP, connection, hello.
+//! One attempt at the fast path: local device, Offer over TCP, connection and hello.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::tcp::connector::TcpChannel;
 use crate::telemetry::metrics;
 use crate::telemetry::stats::Counters;
 
-/// Everything that an attempt at the fast path needs.
+/// The inputs of an attempt at the fast path.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) tcp: TcpChannel,
@@ -29,7 +29,7 @@ pub(crate) struct Plan {
     pub(crate) hook: Option<OfferHook>,
     pub(crate) context: Context,
     pub(crate) env_device: Option<String>,
-    /// Preferred fabric first.
+    /// The fabrics to try, in order of preference.
     pub(crate) fabrics: Vec<FabricKind>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) methods: Arc<Methods>,
@@ -40,13 +40,13 @@ pub(crate) struct Plan {
     pub(crate) type_of_service: Option<u8>,
     pub(crate) copy_on_delivery: bool,
     pub(crate) rails: Arc<Rails>,
-    /// Which of the channel's connections this is for; 0 is the first.
+    /// The number of the connection within its channel, from 0.
     pub(crate) connection: usize,
 }
 
 impl Plan {
-    /// Makes one attempt, which takes at most `limit`. One that meets a limit of the moment is made
-    /// again, until `patience` has passed: `connect` waits for that long in any case.
+    /// Makes one attempt, which takes at most `limit`. Tries again until `patience` has passed if
+    /// the obstacle is temporary, because `connect` waits for that long in any case.
     ///
     /// Cancel safe: an attempt that fails or is dropped undoes what it has begun.
     pub(crate) async fn attempt(
@@ -61,7 +61,8 @@ impl Plan {
             let tried = Instant::now();
             let attempted = tokio::time::timeout_at(deadline, self.run(deadline)).await;
             let pause = backoff::again(&mut jitter);
-            // The next try is over before the caller's time is, who is then told this reason.
+            // Wait only if the next try can end before `patience` is over. Otherwise the caller
+            // needs this reason now.
             let then = began.elapsed() + pause + 2 * tried.elapsed();
             match &attempted {
                 Ok(Err(reason)) if reason.passes() && then < patience => {
@@ -92,14 +93,14 @@ impl Plan {
         let (mut paths, mut reasons, mut reached) = (Vec::new(), Vec::new(), Vec::new());
         let mut failed = Vec::new();
         for path in self.context.paths(&self.fabrics) {
-            // Without a device on this host there is no need to ask the server.
+            // A host without a device need not ask the server.
             match self.context.check(path, self.env_device.as_deref()).await {
                 Ok(()) => paths.push(path),
                 Err(reason) => reasons.push((path, reason)),
             }
         }
-        // A ticket is valid for one connection: after it was refused on a fabric, the next fabric
-        // needs another.
+        // A ticket is valid for one connection. If one fabric has refused it, the next needs
+        // another.
         while !paths.is_empty() {
             let hook = self.hook.as_ref();
             let offered = offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?;
@@ -113,8 +114,8 @@ impl Plan {
             let mut ticket = Some(offered.ticket.0);
             for rail in rails {
                 let (path, addr) = (rail.path, &rail.addr);
-                // Divide the time, so that an address that does not answer leaves time for those
-                // after it.
+                // Divides the time, so that an address that does not answer leaves time for the
+                // next ones.
                 let share = deadline.saturating_duration_since(Instant::now()) / left.max(1);
                 left = left.saturating_sub(1);
                 if spent.is_some_and(|spent| spent != path) {
@@ -142,17 +143,17 @@ impl Plan {
                         if may_have_accepted(reason.code()) {
                             ticket = None;
                         }
-                        // The ticket is spent once the server has seen it. A client that is refused
-                        // as another user has not presented it.
+                        // The ticket is spent once the server has seen it. A client that was
+                        // refused as another user has not presented it.
                         let refused = reason.code() == ReasonCode::OtherUser;
                         let seen = reason.side() == Side::Peer && !refused;
-                        // Shared memory answers on the server's own host only.
+                        // Shared memory answers only on the server's own host.
                         if seen || refused || path != Path::Shm {
                             reached.push(path);
                         }
                         tell(&mut reasons, path, reason);
-                        // Whoever has refused may be somebody else who has this address in another
-                        // network, and knows nothing of the ticket: the next place is tried.
+                        // An unknown host may have this address in another network. It refuses
+                        // without knowing the ticket, so the next address is tried.
                         if seen {
                             spent = Some(path);
                         }
@@ -182,7 +183,7 @@ impl Plan {
         let (fabric, pool) =
             self.context.toward(rail.path, addr, rail.source, device, limit).await?;
         pool.may_land().map_err(|error| from_error::pool(&error))?;
-        // What this server is lent is nobody else's.
+        // Memory that is lent to this server is lent to no other process.
         let pool = pool.for_peer();
         let mut options = self.context.connection_config(&pool, fabric.grows());
         options.headers(self.max_header_size);
@@ -218,7 +219,7 @@ impl Plan {
     }
 }
 
-/// Whether another rail may do where one has failed with this reason.
+/// Whether another rail may work after one has failed with this reason.
 fn is_of_the_rail(code: ReasonCode) -> bool {
     matches!(
         code,
@@ -233,8 +234,8 @@ fn is_of_the_rail(code: ReasonCode) -> bool {
     )
 }
 
-/// Whether the server may have accepted the connection, and taken the ticket, though the client did
-/// not get so far.
+/// Whether the server may have accepted the connection, and spent the ticket, although the client's
+/// attempt failed.
 fn may_have_accepted(code: ReasonCode) -> bool {
     matches!(
         code,
@@ -242,8 +243,8 @@ fn may_have_accepted(code: ReasonCode) -> bool {
     )
 }
 
-/// The pool of an attempt. One that fails or is dropped gives its memory back: there may be no
-/// other connection to do it.
+/// Guards the pool of an attempt. An attempt that fails or is dropped returns the pool's memory at
+/// once, because no other connection may exist that would.
 struct Attempted(Option<Pool>);
 
 impl Attempted {
@@ -260,11 +261,11 @@ impl Drop for Attempted {
     }
 }
 
-/// Replaces what is told of a path, unless that says more than the new reason does.
+/// Replaces the reason of a path, unless the old one is more specific.
 fn tell(reasons: &mut Vec<(Path, Reason)>, path: Path, reason: Reason) {
     let says = |reason: &Reason| match (reason.side(), reason.code()) {
         (Side::Local, _) => 0,
-        // It did not know the ticket: spent before, or another's.
+        // The ticket was unknown: spent before, or issued by another server.
         (Side::Peer, ReasonCode::HandshakeRejected) => 1,
         (Side::Peer, _) => 2,
     };

@@ -1,18 +1,18 @@
 //! Pauses between attempts at the fast path.
 //!
-//! | what has ended | first pause | longest |
+//! | after | first pause | longest |
 //! |---|---|---|
-//! | an attempt, for a cause that may resolve itself | 250 ms | 30 s |
-//! | an attempt, for a cause that an operator has to fix | 30 s | 10 min |
-//! | one of the first [`QUICK`] attempts after a loss, for such a cause | 250 ms | 30 s |
-//! | an established fast path | 250 ms | 2 s |
-//! | an established fast path that may lose long packets, while calls take TCP | 250 ms | 2 min |
+//! | a failed attempt, if the cause may resolve itself | 250 ms | 30 s |
+//! | a failed attempt, if an operator has to fix the cause | 30 s | 10 min |
+//! | one of the first [`QUICK`] attempts after a loss, if an operator has to fix the cause | 250 ms | 30 s |
+//! | the loss of a fast path | 250 ms | 2 s |
+//! | the loss of a fast path that may drop long packets, while calls take TCP | 250 ms | 2 min |
 //!
-//! Pauses double. An established fast path resets the first three rows, so that a server which
-//! fails often but returns each time does not get the long pauses of one that was absent. So does a
-//! server that cannot be reached for the last two: it was the server that ended. A fast path that
-//! held for [`STABLE`] resets them: one that connects and never holds, like a path that loses long
-//! packets, would fail a call each time.
+//! Pauses double. An established fast path resets the first three rows, so a server that fails
+//! often but returns each time does not get the long pauses of an absent one. The last two rows are
+//! reset in two cases: the server cannot be reached, so it was the server that ended, or the fast
+//! path has held for [`STABLE`]. Without the second rule, a path that connects but loses long
+//! packets would fail one call after each short pause.
 
 use std::time::Duration;
 
@@ -23,14 +23,14 @@ const BROKEN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_se
 const LOST: (Duration, Duration) = (FIRST, Duration::from_secs(2));
 const LOST_BY_NETWORK: (Duration, Duration) = (FIRST, Duration::from_secs(120));
 const FIRST: Duration = Duration::from_millis(250);
-/// Number of attempts after a loss that use short pauses whatever the cause, about half a minute
-/// together: a path that was available before may soon be again.
+/// Number of attempts after a loss that use short pauses whatever the cause, together about half a
+/// minute. A path that worked before may soon work again.
 const QUICK: u32 = 7;
 
-/// A fast path that held for this long resets the pauses.
+/// A fast path that has held for this long resets the pauses.
 pub(crate) const STABLE: Duration = Duration::from_secs(10);
 
-/// Random numbers for pauses (SplitMix64). They are no secret.
+/// Random numbers for pauses (SplitMix64). They need not be secret.
 #[derive(Debug)]
 pub(crate) struct Jitter(u64);
 
@@ -39,28 +39,27 @@ impl Jitter {
         Jitter(seed)
     }
 
-    /// A number of at least `low` and less than one.
+    /// A number from `low` up to, but not including, one.
     fn from(&mut self, low: f64) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^= mixed >> 31;
-        // The upper 53 bits are a fraction that f64 holds exactly.
+        // An f64 represents the upper 53 bits exactly as a fraction.
         low + (1.0 - low) * ((mixed >> 11) as f64 / (1_u64 << 53) as f64)
     }
 }
 
-/// Doubling pauses. Each pause, the first included, is drawn at random from all but the first fifth
-/// of its length, so that the clients of a server do not all retry at the same moment after a
-/// common loss.
+/// Doubling pauses. Each pause is drawn at random from the upper four fifths of its length, so that
+/// clients that lost a server at the same moment do not all retry at once.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
-    /// Attempts that failed since the last established fast path.
+    /// Attempts that have failed since the last established fast path.
     failed: u32,
     /// Consecutive fast paths that were lost before they were [`STABLE`].
     lost: u32,
-    /// Quick attempts left after the last loss.
+    /// Short pauses left after the last loss.
     quick: u32,
 }
 
@@ -70,8 +69,8 @@ impl Backoff {
         self.failed = 0;
     }
 
-    /// The pause after a fast path that was up for the time `held`. `by_network`: the network may
-    /// be to blame, and calls can do without the path.
+    /// The pause after a fast path that was up for `held`. `by_network` says that the network may
+    /// be the cause and that calls can do without the path.
     pub(crate) fn lost(
         &mut self,
         held: Duration,
@@ -89,7 +88,7 @@ impl Backoff {
     /// The pause after an attempt that ended with `code`.
     pub(crate) fn failed(&mut self, code: ReasonCode, jitter: &mut Jitter) -> Duration {
         if code == ReasonCode::PeerUnreachable {
-            // It was the server that ended, and not the path.
+            // The server ended, so the path is not to blame.
             self.lost = 0;
         }
         let soon = code.is_transient() || self.quick > 0;
@@ -104,14 +103,14 @@ fn pause((first, longest): (Duration, Duration), times: &mut u32, jitter: &mut J
     pause.mul_f64(jitter.from(0.2))
 }
 
-/// A random pause before another attempt where the server had too much to do just now: 10 to 50 ms,
-/// so that those it has turned away do not come back at once.
+/// A random pause of 10 to 50 ms before the next try, after the server was too busy. It keeps the
+/// clients that were turned away from returning at once.
 pub(crate) fn again(jitter: &mut Jitter) -> Duration {
     Duration::from_millis(50).mul_f64(jitter.from(0.2))
 }
 
 /// A random pause for channels that learn at the same moment that their server is back, so that
-/// they do not all ask it for the fast path at once.
+/// they do not all ask for the fast path at once.
 pub(crate) fn spread(jitter: &mut Jitter) -> Duration {
     Duration::from_secs(1).mul_f64(jitter.from(0.0))
 }
@@ -152,7 +151,7 @@ mod tests {
         let mut jitter = Jitter::new(2);
         let mut backoff = Backoff::default();
         for _ in 0..100 {
-            // The server was away twice, for a moment each time.
+            // The server was away twice, briefly each time.
             for _ in 0..3 {
                 assert!(backoff.failed(ReasonCode::PeerUnreachable, &mut jitter) <= FIRST * 4);
             }
@@ -161,7 +160,7 @@ mod tests {
         }
     }
 
-    /// A path that connects, and fails as soon as there is bulk.
+    /// The path connects, and fails with the first long message.
     #[test]
     fn a_path_that_never_holds_is_tried_less_and_less() {
         let (mut jitter, mut backoff) = (Jitter::new(4), Backoff::default());

@@ -1,4 +1,4 @@
-//! One channel over many endpoints.
+//! Constructors of channels over several endpoints.
 
 use std::future::Future;
 use std::hash::Hash;
@@ -24,15 +24,17 @@ use crate::endpoint::Endpoint;
 use crate::error::BoxError;
 use crate::telemetry::stats::Counters;
 
-/// Capacity of the balancer's queue of calls, and of its queue of changes; tonic's default.
+/// Capacity of the balancer's queue of calls, and of its queue of changes, which is tonic's
+/// default.
 const BUFFER_SIZE: usize = 1024;
 
 impl Channel {
     /// Balance calls over a list of endpoints, each of which finds its own fast path.
     ///
-    /// They connect as with [`Endpoint::connect_lazy`]. Each call goes to the one with fewer calls
-    /// in flight of two endpoints drawn at random. One that no connection can be made to is left
-    /// out, for 10 ms after its first failure and at most 1.28 s, unless all are.
+    /// The endpoints connect as with [`Endpoint::connect_lazy`]. Each call draws two endpoints at
+    /// random and takes the one with fewer calls in flight. An endpoint that cannot be connected to
+    /// is left out for 10 ms after its first failure and for at most 1.28 s, unless all endpoints
+    /// are.
     ///
     /// # Panics
     ///
@@ -41,14 +43,14 @@ impl Channel {
         let list: Vec<Endpoint> = list.collect();
         let (channel, tx) = Self::balance_channel(list.len().max(1));
         for (key, endpoint) in list.into_iter().enumerate() {
-            // The queue has capacity for each, and the receiver is alive.
+            // The queue has room for each endpoint, and its receiver is alive.
             let _ = tx.try_send(Change::Insert(key, endpoint));
         }
         channel
     }
 
     /// Balance calls over a set of endpoints that the returned sender changes. `capacity` is the
-    /// number of changes that it can queue.
+    /// number of changes that the queue holds.
     ///
     /// # Panics
     ///
@@ -60,7 +62,8 @@ impl Channel {
         Self::balance_channel_with_executor(capacity, crate::executor::SharedExec::default())
     }
 
-    /// As [`balance_channel`](Channel::balance_channel), with the balancer's task on `executor`.
+    /// Like [`balance_channel`](Channel::balance_channel), but runs the balancer's task on
+    /// `executor`.
     ///
     /// # Panics
     ///
@@ -113,7 +116,7 @@ impl<K: Hash + Eq + Clone> Stream for Endpoints<K> {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let change = match self.changes.poll_recv(cx) {
             Poll::Ready(Some(change)) => change,
-            // Without a sender the set does not change any more.
+            // Without a sender the set stays as it is.
             Poll::Ready(None) | Poll::Pending => return Poll::Pending,
         };
         Poll::Ready(Some(Ok(match change {

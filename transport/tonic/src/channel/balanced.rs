@@ -1,4 +1,4 @@
-//! The queue in front of a balancer, as a service, and the paths behind it.
+//! The queue in front of a balancer, as a service, and the paths of its endpoints.
 
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
@@ -56,7 +56,7 @@ impl Balanced {
         self.members.info()
     }
 
-    /// The pool of the first endpoint that is on a fast path.
+    /// The pool of the first endpoint whose fast path is up.
     pub(super) fn pool(&self) -> Pool {
         let up = |member: &Arc<Member>| match &*member.state.borrow() {
             State::Up(fast) => Some(fast.pool.clone()),
@@ -74,7 +74,7 @@ impl Balanced {
 
     pub(super) async fn changed(&mut self) -> PathInfo {
         loop {
-            // Asks before it looks, so that no change is missed.
+            // Subscribes before it reads, so that no change is missed.
             let mut members = pin!(self.members.changed.notified());
             members.as_mut().enable();
             let mut states = self.members.states();
@@ -96,10 +96,10 @@ impl Balanced {
     }
 }
 
-/// The next state of an endpoint.
+/// Waits for the next state of an endpoint.
 async fn next(state: &mut watch::Receiver<State>) {
     if state.changed().await.is_err() {
-        // It is gone; its member says so.
+        // The endpoint is gone, which its member reports.
         pending().await
     }
 }
@@ -131,7 +131,7 @@ struct Member {
     context: crate::Context,
 }
 
-/// Keeps an endpoint among the members.
+/// Keeps an endpoint in the list of members until dropped.
 #[derive(Debug)]
 pub(super) struct Membership {
     members: Arc<Members>,
@@ -154,7 +154,7 @@ impl Members {
         Membership { members: self.clone(), member }
     }
 
-    /// TCP, as long as a call to one of the endpoints would take it; otherwise the first's path.
+    /// TCP if a call to any endpoint would take it, otherwise the first endpoint's path.
     fn info(&self) -> PathInfo {
         let mut first = None;
         for member in self.list().iter() {
@@ -170,7 +170,8 @@ impl Members {
         })
     }
 
-    /// The states of all, to wait for what follows those of now.
+    /// Receivers for the states of all endpoints, which wait for later states than the current
+    /// ones.
     fn states(&self) -> Vec<watch::Receiver<State>> {
         let of = |member: &Arc<Member>| {
             let mut state = member.state.clone();

@@ -1,14 +1,15 @@
-//! Leaves an endpoint of a balanced channel out while no connection to it can be made.
+//! Leaves an endpoint of a balanced channel out of use while it cannot be connected to.
 //!
-//! A balancer prefers the endpoint with fewer calls in flight, and one that fails at once has none.
-//! So an endpoint **rests** after a failure to connect: it is not ready, and calls go to others.
+//! A balancer prefers the endpoint with fewer calls in flight. One that fails each call at once has
+//! none, so it would attract all calls. Therefore an endpoint **rests** after it failed to connect:
+//! it is not ready, and calls go to others.
 //!
 //! | state | event | next |
 //! |---|---|---|
-//! | in use | a call fails, because no connection can be made | resting, for a pause that doubles |
+//! | in use | a call fails because there is no connection | resting, for a pause that doubles |
 //! | resting | the pause is over | in use |
-//! | resting | every endpoint rests | ready while that lasts: calls fail at once, as in tonic |
-//! | in use | a call is answered | in use; the next pause is the first again |
+//! | resting | every endpoint rests | ready for now: calls fail at once, as in tonic |
+//! | in use | a call is answered | in use; the next pause is the first one again |
 
 use std::future::Future;
 use std::pin::Pin;
@@ -37,7 +38,7 @@ const DOUBLINGS: u32 = 7;
 #[derive(Debug, Default)]
 pub(super) struct Group {
     counts: Mutex<Counts>,
-    /// The number of endpoints, or of those that rest, has changed.
+    /// Notified when the number of endpoints, or of resting ones, changes.
     changed: Arc<Notify>,
 }
 
@@ -59,12 +60,12 @@ impl Group {
     }
 }
 
-/// What the calls of an endpoint tell of it.
+/// The health of an endpoint, as its calls show it.
 #[derive(Debug)]
 struct Health {
     group: Arc<Group>,
     resting: AtomicBool,
-    /// Failures to connect since the last call that was answered.
+    /// Failures to connect since the last answered call.
     failures: AtomicU32,
 }
 
@@ -94,16 +95,16 @@ impl Health {
     }
 }
 
-/// An endpoint that rests after a failure.
+/// An endpoint that rests after it failed to connect.
 pub(super) struct Watched {
     channel: Channel,
     health: Arc<Health>,
-    /// Set while resting, once the balancer has asked.
+    /// Present while the endpoint rests and the balancer has polled it.
     rest: Option<Rest>,
     _member: Option<Membership>,
 }
 
-/// What a resting endpoint waits for.
+/// The events that end a rest.
 struct Rest {
     pause: Pin<Box<Sleep>>,
     changed: Pin<Box<OwnedNotified>>,
@@ -117,7 +118,7 @@ impl Watched {
         Self { channel, health, rest: None, _member: member }
     }
 
-    /// Ready when the endpoint may be used.
+    /// Returns ready when the endpoint may be used.
     fn poll_rested(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let group = &self.health.group;
         let changed = || Box::pin(group.changed.clone().notified_owned());
@@ -130,7 +131,7 @@ impl Watched {
             self.health.rested();
             return Poll::Ready(());
         }
-        // Asks for the next change before it looks, so that none is missed.
+        // Subscribes before it reads, so that no change is missed.
         while rest.changed.as_mut().poll(cx).is_ready() {
             rest.changed = changed();
         }
@@ -143,7 +144,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // Calls in flight change nothing from here on: `failed` finds it resting.
+        // `failed` now finds the endpoint resting, so calls in flight change nothing.
         let resting = self.health.resting.swap(true, Ordering::Relaxed);
         self.health.group.change(|counts| {
             counts.all -= 1;
@@ -170,7 +171,7 @@ impl Service<Request<Body>> for Watched {
 }
 
 pin_project! {
-    /// A call, which tells whether the endpoint was there.
+    /// A call that reports whether the endpoint could be reached.
     pub(super) struct WatchedCall {
         #[pin]
         call: ResponseFuture,
@@ -193,7 +194,7 @@ impl Future for WatchedCall {
     }
 }
 
-/// Whether there is no connection for a call, or none of the kind that it requires.
+/// Whether the call has no connection, or none of the kind that it requires.
 fn is_unreachable(error: &tonic::transport::Error) -> bool {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = next {

@@ -1,10 +1,10 @@
 //! [`Channel::into_tonic`]: a channel of tonic's type that calls through ours.
 //!
-//! tonic's channel has one way in: the connector of its HTTP/2 connection. So it gets a pipe within
-//! the process, with an HTTP/2 server at the other end that passes each call to our channel. Both
-//! ends are ours, so the limits that HTTP/2 servers set for strangers do not apply, and the windows
-//! are as large as memory allows: a stream that nobody reads holds [`STREAM_WINDOW`], and takes
-//! nothing from the others.
+//! The only way into tonic's channel is the connector of its HTTP/2 connection. So it gets a pipe
+//! within the process, with an HTTP/2 server at the other end that passes each call to our channel.
+//! Both ends are ours, so the limits that protect HTTP/2 servers from strangers do not apply. The
+//! windows are as large as memory allows: a stream that nobody reads holds [`STREAM_WINDOW`] and
+//! takes nothing from the others.
 
 use std::convert::Infallible;
 use std::future::{Future, ready};
@@ -31,39 +31,39 @@ use crate::channel::{Channel, Kind};
 use crate::connection::Piped;
 use crate::executor::SharedExec;
 
-/// Bytes of one stream that wait in the pipe's connection, each way.
+/// Bytes of one stream that may wait in the pipe's connection, in each direction.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// No limit for all streams together: those that are not read must not stop the others.
+/// No limit for all streams together, so that unread ones do not stop the others.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
-/// Bytes in the pipe, each way. They stay in the cache of a processor.
+/// Bytes in the pipe, in each direction: few enough to stay in a processor's cache.
 const PIPE: usize = 128 << 10;
-/// Bytes of a frame, which is received as a whole, in a buffer of its own.
+/// Length of a frame in bytes. Each is received whole, into its own buffer.
 const FRAME: u32 = 64 << 10;
-/// Bytes of the metadata of a call, as HTTP/2 counts them. Our channel and the server have their
+/// Length of a call's metadata in bytes, as HTTP/2 counts it. Our channel and the server have their
 /// own limits.
 const METADATA: u32 = 16 << 20;
 
 impl Channel {
-    /// A channel of tonic's own type that calls through this one, for libraries that name that
-    /// type: `SpanExporter::builder().with_tonic().with_channel(channel.into_tonic())`. It can be
+    /// Converts this channel to tonic's type, for libraries that take no other:
+    /// `SpanExporter::builder().with_tonic().with_channel(channel.into_tonic())`. The result can be
     /// cloned, and keeps this channel alive.
     ///
-    /// Code that takes any [`tower::Service`] should be given the channel itself. tonic's type can
-    /// only be had with an HTTP/2 connection behind it, so each call passes one within the process:
+    /// Give code that takes any [`tower::Service`] the channel itself. tonic's type requires an
+    /// HTTP/2 connection, so each call passes one within the process:
     ///
-    /// - Payload is copied into a pipe and out of it, in each direction. A reply is copied into the
-    ///   pipe from where it landed, instead of from there for the codec. Stubs with
-    ///   [`ProstCodec`](crate::codec::ProstCodec) work, and save nothing: on this side of the pipe
-    ///   messages are encoded and decoded by copying.
-    /// - A stream that nobody reads holds up to 1 MiB, each way, and its sender waits.
-    /// - Deadlines, metadata, cancellation and statuses pass as over TCP. What does not is an
-    ///   error's [`source`](std::error::Error::source), and extensions of requests, such as
+    /// - Payload is copied into the pipe and out of it, in each direction. Stubs with
+    ///   [`ProstCodec`](crate::codec::ProstCodec) work but save no copies, because the client's
+    ///   side of the pipe encodes and decodes by copying. A received reply is copied from landing
+    ///   memory into the pipe.
+    /// - A stream that nobody reads holds up to 1 MiB in each direction, and its sender waits.
+    /// - Deadlines, metadata, cancellation and statuses pass as over TCP. An error's
+    ///   [`source`](std::error::Error::source) is lost, and so are extensions of requests, such as
     ///   [`LandIn`](crate::LandIn).
-    /// - The limits and the timeout of the [`Endpoint`](crate::Endpoint) apply.
-    /// - It calls over the path of the moment, and moves with it. While that is TCP, calls pass two
-    ///   HTTP/2 connections. Where TCP was chosen for good, by [`Policy::Off`](crate::Policy::Off)
-    ///   or `TONIC_RDMA=off`, and the endpoint has no limits, this returns the TCP connection's own
-    ///   channel: nothing is in between then, and [`stats`](Self::stats) does not count the calls.
+    /// - The [`Endpoint`](crate::Endpoint)'s limits and timeout apply.
+    /// - Calls take the channel's current path. While that is TCP, they pass two HTTP/2
+    ///   connections. If the path is TCP for good, by [`Policy::Off`](crate::Policy::Off) or
+    ///   `TONIC_RDMA=off`, and the endpoint has no limits, this returns the TCP connection's own
+    ///   channel. Nothing is then in between, and [`stats`](Self::stats) does not count the calls.
     ///
     /// # Panics
     ///
@@ -100,7 +100,7 @@ fn over_pipe(channel: Channel, origin: Uri, executor: SharedExec) -> tonic::tran
         .connect_with_connector_lazy(connector)
 }
 
-/// Serves a connection until its client is gone.
+/// Serves the pipe until the client has closed it.
 async fn serve(pipe: DuplexStream, channel: Channel, executor: SharedExec) {
     let service = service_fn(move |request| {
         let call = channel.clone().oneshot(forwarded(request));
@@ -113,7 +113,7 @@ async fn serve(pipe: DuplexStream, channel: Channel, executor: SharedExec) {
         .max_header_list_size(METADATA)
         .max_concurrent_streams(None)
         .max_local_error_reset_streams(None)
-        // Calls that are dropped before they were seen.
+        // Calls may be dropped before the server has seen them.
         .max_pending_accept_reset_streams(usize::MAX)
         .serve_connection(TokioIo::new(pipe), service);
     if let Err(error) = served.await {
@@ -121,7 +121,8 @@ async fn serve(pipe: DuplexStream, channel: Channel, executor: SharedExec) {
     }
 }
 
-/// The request as it came to tonic's channel: without that one's user agent, as ours adds its own.
+/// The request as tonic's channel sent it, but without tonic's user agent, because our channel adds
+/// its own.
 fn forwarded(request: Request<Incoming>) -> Request<Body> {
     let mut request = request.map(Body::new);
     if let Some(agent) = request.headers().get(USER_AGENT).map(HeaderValue::as_bytes) {
@@ -134,7 +135,7 @@ fn forwarded(request: Request<Incoming>) -> Request<Body> {
             None => request.headers_mut().remove(USER_AGENT),
         };
     }
-    // HTTP/2 copies a body into the pipe, and does not look into it.
+    // HTTP/2 copies the body into the pipe and does not read it.
     request.extensions_mut().insert(Piped);
     request
 }
@@ -147,8 +148,8 @@ fn response(result: Result<Response<Body>, tonic::transport::Error>) -> Response
 }
 
 pin_project! {
-    /// The body of a response. Its error becomes its trailers: HTTP/2 would make INTERNAL of every
-    /// status.
+    /// A response's body that reports its error as trailers, because HTTP/2 would turn every status
+    /// into INTERNAL.
     #[derive(Default)]
     struct EndsWithStatus {
         #[pin]
@@ -189,12 +190,12 @@ impl http_body::Body for EndsWithStatus {
 
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
-    // The code comes first, and stands also where a text or metadata cannot be sent.
+    // The code comes first, so it is sent even if the text or metadata cannot be.
     let _ = status.add_header(&mut trailers);
     trailers
 }
 
-/// Runs the tasks of calls.
+/// Spawns the calls' tasks.
 #[derive(Clone)]
 struct Tasks(SharedExec);
 

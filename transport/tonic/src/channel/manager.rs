@@ -1,4 +1,4 @@
-//! The task that keeps a channel on its fast path: it makes one attempt at a time, falls back to
+//! The task that keeps a channel on its fast path. It makes one attempt at a time, falls back to
 //! TCP when the path fails, and tries again.
 
 use std::collections::HashSet;
@@ -21,13 +21,13 @@ use crate::path::Path;
 use crate::path::reason::{self, Reason, ReasonCode};
 use crate::telemetry::metrics;
 
-/// Time limit of an attempt, which may continue after `connect` has returned.
+/// Time limit of an attempt, which may go on after `connect` has returned.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Origins and paths whose first line at INFO is out. Programs that connect for each call would
-/// fill a log.
+/// Pairs of origin and path for which this process has logged a line at INFO. Without it, a program
+/// that connects for each call would fill the log.
 static TOLD: PerProcess<Mutex<HashSet<(String, &'static str)>>> = PerProcess::new(Mutex::default);
-/// More than these are forgotten.
+/// When the set has more pairs than this, it is cleared.
 const MAX_TOLD: usize = 1024;
 
 /// Shared by all clones of a channel. Dropping it ends the manager.
@@ -58,16 +58,16 @@ impl Manager {
         (Self { shared, plan, stop, executor, fast_path_timeout, log }, Handle { _stop: stop_tx })
     }
 
-    /// Runs it with its executor.
+    /// Spawns the manager on its executor.
     pub(crate) fn start(self) {
         self.executor.clone().spawn(self.run());
     }
 
-    /// Runs until the last clone of the channel is dropped. The fast path then closes when the
+    /// Runs until the last clone of the channel is dropped. Then the fast path closes once the
     /// calls in flight have ended.
     async fn run(self) {
         let Self { shared, plan, mut stop, executor, fast_path_timeout, mut log } = self;
-        // The managers of the connections over further rails end with this one.
+        // The managers of further connections end together with this one.
         let mut further = Vec::new();
         let open = |connection| {
             let state = Arc::new(shared.further());
@@ -107,7 +107,7 @@ async fn maintain(
         changes.seen();
         shared.counters.attempts.add(1);
         let attempted = attempt(shared, plan, fast_path_timeout, log).await;
-        // Some devices connect without a carrier, if only to themselves.
+        // Some devices connect without a carrier, even if only to themselves.
         let attempted = attempted.and_then(|fast| match changes.obstacle(fast.client.peer()) {
             Some(reason) if !shared.required => {
                 plan.rails.left(plan.connection, Left::Blocked, plan.context.rails());
@@ -134,7 +134,7 @@ async fn maintain(
                     let why = Left::by(reason.code());
                     plan.rails.left(plan.connection, why, plan.context.rails());
                     log.lost();
-                    // Calls go on over another rail.
+                    // Calls continue over another rail.
                     let next = if plan.connection == 0 { plan.rails.promote() } else { None };
                     match next {
                         Some(next) => fast = next,
@@ -152,18 +152,19 @@ async fn maintain(
         };
         log.down(&reason);
         let unreachable = reason.code() == ReasonCode::PeerUnreachable;
-        // The last clone of a connection that drains is dropped here, and its driver ends it.
+        // Drops the last clone of a connection that drains. Its driver then ends it.
         shared.state.send_replace(State::Down(reason.clone()));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // A change on this host may have fixed the cause.
+            // A change on this host may have removed the cause.
             () = changes.next() => {}
             // An answered call proves that the server is reachable again.
             () = shared.tcp.answered(), if unreachable => {
                 tokio::time::sleep(backoff::spread(&mut jitter).min(pause)).await;
             }
         }
-        // Nobody waits for a further connection, and the server is not asked for one in vain.
+        // Nothing waits for a further connection, so the server is not asked for one until a call
+        // wants it.
         if plan.connection > 0 {
             shared.start.wait_again().await;
         }
@@ -171,9 +172,9 @@ async fn maintain(
     }
 }
 
-/// Waits until a connection takes no more calls, or cannot reach its peer for now, and returns why.
-/// Calls in flight go on: what keeps them from the peer may pass before the connection is lost. So
-/// may new ones where nothing else would carry them.
+/// Waits until a connection takes no more calls or cannot reach its peer for now, and returns the
+/// reason. Calls in flight continue, because the obstacle may pass before the connection is lost.
+/// New calls continue as well if no other path could carry them.
 async fn ended(client: FastClient, shared: &Shared, plan: &Plan, changes: &mut Changes) -> Reason {
     let closed = client.closed();
     let mut closed = std::pin::pin!(closed);
@@ -190,15 +191,15 @@ async fn ended(client: FastClient, shared: &Shared, plan: &Plan, changes: &mut C
                 _ => continue,
             },
         }
-        // The notification may concern the connection before this one.
+        // The notification may be about the previous connection.
         if let Some(reason) = client.ending().or_else(|| shared.is_handed_over()) {
             return reason;
         }
     }
 }
 
-/// Makes one attempt. When it takes longer than `connect` waits, the state becomes Down and the
-/// attempt continues.
+/// Makes one attempt. If `connect` stops waiting before the attempt ends, the state becomes Down
+/// and the attempt continues.
 async fn attempt(
     shared: &Shared,
     plan: &Plan,
@@ -221,12 +222,12 @@ async fn attempt(
     }
 }
 
-/// Counts each decision, and logs it once; repetitions are logged at DEBUG.
+/// Counts each decision and logs it once. Repetitions are logged at DEBUG.
 struct Log {
     origin: String,
     logged: Option<(ReasonCode, crate::path::reason::Side)>,
     was_up: bool,
-    /// Of a connection over a further rail, whose state decides nothing: at DEBUG only.
+    /// The connection is on a further rail. Its state decides nothing, so it logs only at DEBUG.
     further: bool,
     throttle: LogThrottle,
 }
@@ -262,7 +263,7 @@ impl Log {
         );
     }
 
-    /// Whether this process tells for the first time that calls to the origin go over this path.
+    /// Whether this is the process's first report that calls to the origin take this path.
     fn is_first(&self, path: &'static str) -> bool {
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         if told.len() >= MAX_TOLD {
@@ -271,7 +272,7 @@ impl Log {
         told.insert((self.origin.clone(), path))
     }
 
-    /// The path is lost, and another rail's is in its place.
+    /// Reports that the path is lost and another rail has taken its place.
     fn continued(&self, reason: &Reason) {
         throttled!(in self.throttle, info, origin = %self.origin, %reason, "another rail takes over");
     }
@@ -284,7 +285,7 @@ impl Log {
         if self.further {
             return tracing::debug!(origin = %self.origin, %reason, "no other connection: its calls take the first");
         }
-        // The end of the runtime, which another of its threads sees before that is over.
+        // The runtime is shutting down. Another of its threads has noticed first.
         if (reason.code(), reason.side()) == (ReasonCode::GoAway, reason::Side::Local) {
             return tracing::debug!(origin = %self.origin, %reason, "this end has closed the connection");
         }

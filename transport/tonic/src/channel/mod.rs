@@ -69,13 +69,13 @@ use crate::tcp::connector::{RecordLocalAddr, TcpChannel};
 use crate::telemetry::metrics;
 use crate::telemetry::stats::{Counters, TransportStats};
 
-/// Why a channel that was made before fork(2) makes no calls in the child.
+/// Why a channel that was made before fork(2) fails all calls in the child.
 const INHERITED: Forked = Forked("the channel");
 
-/// A connection to a server, over the fast path if it is up and over TCP otherwise.
+/// A connection to a server: over the fast path if that is up, otherwise over TCP.
 ///
-/// It is a [`tower::Service`] for the stubs that tonic generates: `GreeterClient::new(channel)`. (A
-/// stub's own `connect` makes a channel of tonic's, which is TCP only.)
+/// It is a [`tower::Service`] for the stubs that tonic generates: `GreeterClient::new(channel)`. A
+/// stub's own `connect` makes tonic's channel, which is TCP only.
 ///
 /// Cloning is cheap; clones share the connection, the limits and the statistics. When the last
 /// clone is dropped, the connection closes after the calls in flight.
@@ -103,8 +103,8 @@ const INHERITED: Forked = Forked("the channel");
 /// }
 /// ```
 ///
-/// Wrong: readiness, and with it the place in a limit's queue, stays with `channel`, and the clone
-/// panics if a [`concurrency_limit`](Endpoint::concurrency_limit) is set:
+/// Wrong: `channel` keeps the readiness, and with it the place in a limit's queue. The clone panics
+/// if a [`concurrency_limit`](Endpoint::concurrency_limit) is set:
 ///
 /// ```no_run
 /// # use http::{Request, Response};
@@ -120,15 +120,16 @@ const INHERITED: Forked = Forked("the channel");
 ///
 /// # Errors of calls
 ///
-/// A call fails with [`tonic::transport::Error`] on either path, as on tonic's channel, so
-/// `status.source()` downcasts to it. [`Reason::of`] finds the reason of a required fast path that
-/// is not available.
+/// On either path, a call fails with [`tonic::transport::Error`], as on tonic's channel, so
+/// `status.source()` downcasts to it. [`Reason::of`] finds the reason if a required fast path is
+/// not available.
 ///
-/// In a child of fork(2) each call of a channel that was made before the fork fails with
-/// UNAVAILABLE, and the text says so; a channel that the child makes works.
+/// In a child of fork(2), calls of a channel that was made before the fork fail with UNAVAILABLE
+/// and a text that says so. A channel that the child makes works.
 ///
-/// A retry layer sees calls that failed with UNAVAILABLE because the fast path was lost during the
-/// call. It does not see calls of which nothing was transmitted: the channel sends these over TCP.
+/// A retry layer sees the calls that failed with UNAVAILABLE because the fast path was lost during
+/// the call. It does not see calls of which nothing was transmitted, because the channel sends
+/// these over TCP.
 #[derive(Clone)]
 pub struct Channel(Owned<Kind>);
 
@@ -147,7 +148,7 @@ struct One {
     seen: Arc<PathInfo>,
     context: crate::Context,
     executor: SharedExec,
-    /// Calls go over TCP for good, and pass no limits of ours.
+    /// Calls go over TCP for good, without limits of ours.
     is_plain: bool,
     _handle: Arc<Handle>,
 }
@@ -171,13 +172,13 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// The bytes are not a valid URI. The error is that of tonic's method of this name; that of
-    /// [`Endpoint::from_shared`] is [`Error`].
+    /// The bytes are not a valid URI. This is the error type of tonic's method of the same name,
+    /// whereas [`Endpoint::from_shared`] returns [`Error`].
     pub fn from_shared(s: impl Into<Bytes>) -> Result<Endpoint, InvalidUri> {
         Ok(Self::builder(Uri::from_maybe_shared(s.into())?))
     }
 
-    /// A channel with a custom connector for the TCP side, connected at its first call. As in
+    /// A channel with a custom connector for the TCP side, which connects at the first call. As in
     /// tonic, the connector's bytes are used unchanged, without the endpoint's TLS.
     ///
     /// Prefer [`Endpoint::connect_with_connector_lazy`].
@@ -197,15 +198,15 @@ impl Channel {
         Self::lazy(endpoint.over(channel, local_addr), &endpoint, EnvSettings::read())
     }
 
-    /// As [`new`](Channel::new), but connects at once.
+    /// Like [`new`](Channel::new), but connects at once.
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::connect`].
+    /// See [`Endpoint::connect`].
     ///
     /// # Cancel safety
     ///
-    /// As [`Endpoint::connect`].
+    /// See [`Endpoint::connect`].
     pub async fn connect<C>(connector: C, endpoint: Endpoint) -> Result<Self, Error>
     where
         C: Service<Uri> + Send + 'static,
@@ -219,7 +220,7 @@ impl Channel {
         Self::establish(endpoint.over(channel, local_addr), &endpoint, env).await
     }
 
-    /// A channel over a connected TCP channel; returns when its path is decided.
+    /// A channel over a connected TCP channel. Returns when the path is decided.
     pub(crate) async fn establish(
         tcp: TcpChannel,
         endpoint: &Endpoint,
@@ -227,8 +228,8 @@ impl Channel {
     ) -> Result<Self, Error> {
         let one = One::new(tcp, endpoint, Ok(env));
         one.shared.start.begin();
-        // The manager reports an expired limit. The extra second covers a host too busy to run it
-        // in time.
+        // The manager reports when the limit is over. The extra second is for a host that is too
+        // busy to run it in time.
         let limit = one.shared.fast_path_timeout + Duration::from_secs(1);
         match one.shared.decided(limit).await {
             Err(reason) if one.shared.required => Err(Cause::required(reason).into()),
@@ -236,8 +237,8 @@ impl Channel {
         }
     }
 
-    /// A channel that connects at its first call, and makes its fast path when it is seen to live
-    /// on: see [`start`].
+    /// A channel that connects at its first call. It makes its fast path once it is likely to be
+    /// used again: see [`start`].
     pub(crate) fn lazy(
         tcp: TcpChannel,
         endpoint: &Endpoint,
@@ -246,10 +247,10 @@ impl Channel {
         Self(Owned::new(Kind::One(One::new(tcp, endpoint, env))))
     }
 
-    /// The path that a call started now would take, and the reason.
+    /// The path that a call would take now, and the reason.
     ///
-    /// That of a [balanced](Channel::balance_list) channel is TCP, with the reason, as long as a
-    /// call to one of its endpoints would take it, and otherwise that of its first endpoint.
+    /// For a [balanced](Channel::balance_list) channel, this is TCP and its reason if a call to any
+    /// endpoint would take TCP, and otherwise the first endpoint's path.
     pub fn path(&self) -> PathInfo {
         if !self.0.is_own() {
             return PathInfo::tcp(Reason::new(ReasonCode::Forked, INHERITED.to_string()));
@@ -260,8 +261,8 @@ impl Channel {
         }
     }
 
-    /// Waits until the path differs from the one that this clone last returned here (at first, from
-    /// the path when `connect` returned), and returns it.
+    /// Waits until the path differs from the one that this clone last returned here, and returns
+    /// the new one. The first call compares with the path at the time when `connect` returned.
     ///
     /// # Cancel safety
     ///
@@ -273,12 +274,13 @@ impl Channel {
         }
     }
 
-    /// The pool to send from without a copy: that of the fast path in use, and for a
-    /// [balanced](Channel::balance_list) channel of the first endpoint that has one. While calls go
-    /// over TCP it is a pool of ordinary memory of the same size, so that code that fills buffers
-    /// needs no branch. Buffers can be sent over any path, with a copy on that of another device.
+    /// The pool whose buffers are sent without a copy: that of the current fast path. For a
+    /// [balanced](Channel::balance_list) channel, it is the pool of the first endpoint that has a
+    /// fast path. While calls go over TCP, it is a pool of ordinary memory of the same size, so
+    /// code that fills buffers needs no branch. A buffer can be sent over any path, and is copied
+    /// if it lies in another device's pool.
     ///
-    /// Call it for each buffer, since the path may change; the call is cheap.
+    /// Call it for each buffer, since the path may change. The call is cheap.
     pub fn pool(&self) -> Pool {
         match &*self.0 {
             Kind::One(one) => match &*one.state.borrow() {
@@ -289,9 +291,9 @@ impl Channel {
         }
     }
 
-    /// The context whose devices and pools the channel uses, for instance to
+    /// The context whose devices and pools the channel uses, for example to
     /// [register](crate::Context::register) memory with them. For a
-    /// [balanced](Channel::balance_list) channel that of its first endpoint.
+    /// [balanced](Channel::balance_list) channel, it is the first endpoint's.
     pub fn context(&self) -> crate::Context {
         match &*self.0 {
             Kind::One(one) => one.context.clone(),
@@ -299,7 +301,7 @@ impl Channel {
         }
     }
 
-    /// The counters of all clones of this channel. For a balanced channel they cover all its
+    /// The counters of all clones of this channel. For a balanced channel, they cover all
     /// endpoints, including removed ones.
     pub fn stats(&self) -> TransportStats {
         match &*self.0 {
@@ -427,7 +429,7 @@ impl Service<Request<Body>> for Channel {
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), tonic::transport::Error>> {
         if !self.0.is_own() {
-            // The call says it, with a status.
+            // `call` reports it, with a status.
             return Poll::Ready(Ok(()));
         }
         match &mut *self.0 {
@@ -462,7 +464,7 @@ pin_project! {
     enum Inner {
         One { #[pin] inner: <Stack as Service<Request<Body>>>::Future },
         Balanced { #[pin] inner: <Balanced as Service<Request<Body>>>::Future },
-        // The channel is that of a parent of this process.
+        // The channel was made in a parent process.
         Inherited,
     }
 }

@@ -24,17 +24,17 @@ use crate::telemetry::spans::{self, Spanned};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
 
-/// Sends each call over the fast path if it is up, and over TCP otherwise.
+/// Sends each call over the fast path if that is up, and otherwise over TCP.
 ///
-/// `poll_ready` decides: for TCP it reserves a place in the TCP connection's queue and holds it
-/// until `call`. A call that was to go over the fast path and could not be sent goes over TCP.
+/// `poll_ready` decides. For TCP it reserves a place in the TCP connection's queue and holds it
+/// until `call`. A call that was meant for the fast path and could not be sent goes over TCP.
 #[derive(Debug)]
 pub(crate) struct Select {
     shared: Arc<Shared>,
     rails: Arc<Rails>,
     /// This clone's handle to the queue of the TCP connection.
     tcp: tonic::transport::Channel,
-    /// Whether it holds a place in that queue.
+    /// Whether `tcp` holds a place in that queue.
     placed: bool,
 }
 
@@ -128,7 +128,7 @@ async fn queued(client: Arc<TcpClient>, req: Request<Body>) -> Result<Response<B
     over_tcp(&mut tcp, client, req).await
 }
 
-/// Maximum number of further fast paths that a call tries.
+/// Maximum number of other fast paths that a call tries.
 const MAX_MOVES: usize = 8;
 
 fn over_fast(shared: Arc<Shared>, rails: Arc<Rails>, fast: Fast, req: Request<Body>) -> CallFuture {
@@ -137,7 +137,7 @@ fn over_fast(shared: Arc<Shared>, rails: Arc<Rails>, fast: Fast, req: Request<Bo
     Box::pin(OverFast { call: fast.client.call(req), shared, rails, elsewhere: None })
 }
 
-/// A call over the fast path. Only a call that could not be sent there allocates `elsewhere`.
+/// A call over the fast path. `elsewhere` is allocated only if the call could not be sent there.
 struct OverFast {
     call: Call,
     shared: Arc<Shared>,
@@ -167,8 +167,8 @@ impl Future for OverFast {
     }
 }
 
-/// Moves a call to another path: another rail if there is one, or else TCP, unless that is
-/// excluded. It was counted as a fast call and was not sent.
+/// Moves a call that was counted as fast and not sent to another path: to another rail if one is
+/// up, or else to TCP unless the fast path is required.
 async fn elsewhere(
     shared: Arc<Shared>,
     rails: Arc<Rails>,
@@ -191,7 +191,7 @@ async fn elsewhere(
         tracing::debug!(%reason, "a call moves to the next fast path before it was sent");
         let fast = match rail.map_or_else(|| shared.route(), Route::Fast) {
             Route::Fast(fast) => fast,
-            // The manager knows by now that the path is closed.
+            // The manager already knows that the path is closed.
             Route::Tcp | Route::Wait => shared.usable().await.map_err(Cause::required)?,
         };
         shared.counters.calls_moved.add(1);

@@ -1,4 +1,4 @@
-//! State that the clones of a channel, its calls and its manager share.
+//! State that a channel's clones, calls and manager share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,12 +27,12 @@ pub(crate) struct Fast {
 /// |---|---|---|
 /// | Idle | [`Start`] | Trying |
 /// | Trying | fast path up | Up |
-/// | Trying | attempt failed, or is later than `connect` waits | Down |
-/// | Up | link lost, or the peer takes no new calls | Down |
-/// | Down | pause over | Trying, keeping the reason |
+/// | Trying | the attempt failed, or takes longer than `connect` waits | Down |
+/// | Up | the link is lost, or the peer takes no new calls | Down |
+/// | Down | the pause is over | Trying, keeping the reason |
 /// | Down | a late attempt succeeded | Up |
 ///
-/// A channel whose policy is off, or whose environment is bad, stays Down.
+/// A channel whose policy is off, or whose environment is invalid, stays Down.
 #[derive(Debug, Clone)]
 pub(crate) enum State {
     Idle,
@@ -63,24 +63,24 @@ pub(crate) struct Shared {
     pub(crate) tcp: Arc<TcpClient>,
     pub(crate) state: watch::Sender<State>,
     pub(crate) counters: Arc<Counters>,
-    /// Whether calls must take the fast path, and fail without it.
+    /// Whether calls must take the fast path, and otherwise fail.
     pub(crate) required: bool,
-    /// How long `connect`, and a call that requires the fast path, waits for it.
+    /// How long `connect` waits for the fast path, and a call that requires it.
     pub(crate) fast_path_timeout: Duration,
-    /// A bad environment variable, which makes every call fail.
+    /// An environment variable with a bad value, which makes every call fail.
     pub(crate) bad_env: Option<EnvError>,
-    /// Scheme, authority and user agent of calls on the fast path; on TCP tonic sets them.
+    /// Scheme, authority and user agent of calls on the fast path. tonic sets them on TCP.
     pub(crate) origin: Arc<Origin>,
     pub(crate) start: Start,
-    /// Notified when a call finds the fast path closed to new calls.
+    /// Notified when a call finds that the fast path takes no new calls.
     pub(crate) stale: Notify,
 }
 
-/// Destination of the next call.
+/// The destination of the next call.
 pub(crate) enum Route {
     Fast(Fast),
     Tcp,
-    /// Nowhere yet: the fast path is required.
+    /// No destination yet, because the fast path is required.
     Wait,
 }
 
@@ -106,8 +106,8 @@ impl Shared {
         }
     }
 
-    /// The state of a further connection of the channel. It never requires the fast path: while it
-    /// is not up, its calls take the first connection.
+    /// The state of a further connection. It never requires the fast path: until it is up, its
+    /// calls take the first connection.
     pub(crate) fn further(&self) -> Self {
         let TcpClient { channel, counters, methods, .. } = &*self.tcp;
         let tcp = TcpClient::new(channel.clone(), counters.clone(), methods.clone());
@@ -119,7 +119,7 @@ impl Shared {
         matches!(&*self.state.borrow(), State::Up(fast) if fast.client.is_open())
     }
 
-    /// Takes the fast path of a further connection, if it is up, to be that of the first one. The
+    /// Takes the fast path of a further connection that is up, for use as the first connection. The
     /// manager of the further one is told.
     pub(crate) fn hand_over(&self) -> Option<Fast> {
         let mut taken = None;
@@ -142,12 +142,12 @@ impl Shared {
         Reason::new(ReasonCode::Pending, "it has become the channel's first connection")
     }
 
-    /// Why a further connection has been handed over, if it has.
+    /// Why a further connection was handed over. `None` if it was not.
     pub(crate) fn is_handed_over(&self) -> Option<Reason> {
         (!matches!(&*self.state.borrow(), State::Up(_))).then(Self::handed_over)
     }
 
-    /// A call comes. One that requires the fast path waits for it.
+    /// Notes a call. One that requires the fast path waits for it.
     pub(crate) fn called(&self) {
         if self.required { self.start.begin() } else { self.start.call() }
     }
@@ -175,8 +175,8 @@ impl Shared {
         open.then(|| fast.clone())
     }
 
-    /// Waits for a fast path that takes calls, up to the fast path's timeout. Returns at once if
-    /// the cause needs an operator.
+    /// Waits for a fast path that takes calls, up to the channel's time limit. Returns at once if
+    /// an operator has to fix the cause.
     ///
     /// Cancel safe.
     pub(crate) async fn usable(&self) -> Result<Fast, Reason> {
@@ -204,7 +204,7 @@ impl Shared {
         })
     }
 
-    /// Waits until the path is decided, for at most `limit`.
+    /// Waits at most `limit` until the path is decided.
     ///
     /// Cancel safe.
     pub(crate) async fn decided(&self, limit: Duration) -> Result<Fast, Reason> {

@@ -1,5 +1,5 @@
-//! The limits above the selection of the path, which act on every call exactly once: time,
-//! concurrency and rate, in tonic's order.
+//! The limits on time, concurrency and rate above the selection of the path. They act on every call
+//! exactly once, in tonic's order.
 
 use http::Request;
 use tonic::body::Body;
@@ -21,7 +21,7 @@ pub(crate) type Stack = GrpcTimeout<Either<ConcurrencyLimit<Rated>, Rated>>;
 
 pub(crate) fn build(select: Select, settings: &Settings) -> Stack {
     let rated = match settings.rate_limit {
-        // RateLimit cannot be cloned, so calls pass a queue.
+        // RateLimit cannot be cloned, so calls pass through a queue.
         Some((calls, per)) => {
             let limited = RateLimit::new(select, Rate::new(calls, per));
             let size = settings.buffer_size.unwrap_or(BUFFER_SIZE);

@@ -1,4 +1,4 @@
-//! When a channel begins to make its fast path.
+//! Decides when a channel begins to make its fast path.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// Time after its first call from which a lazy channel is taken to live on. A program that connects
-/// for each call has usually left by then. The time was chosen, not measured.
+/// Time after its first call from which a lazy channel counts as long-lived. A program that
+/// connects for each call has usually closed it by then. The time was chosen, not measured.
 const LIVES_ON: Duration = Duration::from_millis(20);
 
 const AT_REST: u8 = 0;
@@ -30,7 +30,7 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    /// Begins at once.
+    /// Begins now.
     pub(crate) fn begin(&self) {
         if self.state.load(Ordering::Relaxed) != BEGUN
             && self.state.swap(BEGUN, Ordering::Relaxed) != BEGUN
@@ -39,7 +39,7 @@ impl Start {
         }
     }
 
-    /// A call comes. The second one begins.
+    /// Notes a call. The second one begins the fast path.
     pub(crate) fn call(&self) {
         if self.state.load(Ordering::Relaxed) == BEGUN {
             return;
@@ -51,7 +51,7 @@ impl Start {
         }
     }
 
-    /// Waits for the beginning.
+    /// Waits until the channel begins.
     ///
     /// Cancel safe.
     pub(crate) async fn wait(&self) {
@@ -66,7 +66,7 @@ impl Start {
         }
     }
 
-    /// Comes to rest, and waits to be begun again.
+    /// Returns to rest and waits for the next beginning.
     ///
     /// Cancel safe.
     pub(crate) fn wait_again(&self) -> impl Future<Output = ()> {

@@ -1,17 +1,19 @@
-//! The rails of a channel: where both ends have several devices, it has a connection on each.
+//! The rails of a channel. If both ends have several devices, the channel can have a connection on
+//! each.
 //!
 //! | module | what |
 //! |---|---|
-//! | `order` | pairs the devices of this host with the places of a server |
+//! | `order` | pairs the devices of this host with the server's places |
 //!
-//! Channels begin at different rails, in turn. A channel has one connection until calls that
-//! transfer bulk overlap; then it makes the others, one on each rail that shares no device with
-//! those in use, and such a call goes where the fewest calls are in flight. All other calls keep to
-//! the first connection: they gain nothing from another one, and share its messages and wake-ups.
+//! Channels take turns in the rail that they begin with. A channel has one connection until calls
+//! that transfer bulk overlap. Then it connects once on each rail that shares no device with those
+//! in use, and each such call goes to the connection with the fewest calls in flight. All other
+//! calls stay on the first connection: a second one would not make them faster, and on one
+//! connection they share messages and wake-ups.
 //!
-//! The first connection decides the channel's path. When it is lost, one on another rail takes its
-//! place, if there is one. A rail that failed while another one worked, or whose connection was
-//! lost soon, is tried last for a while.
+//! The first connection decides the channel's path. If it is lost, a connection on another rail
+//! takes its place. A rail is tried last for a while if it failed while another one worked, or if
+//! its connection was lost soon.
 
 mod order;
 
@@ -27,14 +29,14 @@ use crate::channel::shared::{Fast, Shared};
 use crate::context::{Context, RailHealth, RailKey};
 use crate::path::reason::ReasonCode;
 
-/// Maximum number of connections of a channel, and its default.
+/// Maximum number of connections of a channel, which is also the default.
 pub(super) const MAX_RAILS: usize = 8;
 
 /// Maximum number of rails of one path that an attempt tries.
 const MAX_TRIES: usize = 8;
 
-/// The rails to the places of an Offer, path by path; in front of each path's those that share no
-/// device. `turn` says which devices are the first ones.
+/// The rails to the places of an Offer, path by path. Within a path, rails that share no device
+/// come first. `turn` selects the devices to begin with.
 pub(crate) async fn find(
     context: &Context,
     env_device: Option<&str>,
@@ -49,28 +51,28 @@ pub(crate) async fn find(
     rails
 }
 
-/// A rail that a connection uses, or tries.
+/// A rail that a connection uses or tries.
 #[derive(Debug)]
 struct Used {
     connection: usize,
     rail: Rail,
-    /// Since when the connection is up.
+    /// When the connection came up.
     up: Option<Instant>,
 }
 
 /// Why a connection leaves its rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
-    /// The rail is not to blame: an attempt failed, or an end has closed the connection.
+    /// The rail is not to blame: an attempt failed, or one end closed the connection.
     Closed,
-    /// This host or the peer tells of something that may pass, like a port that is down.
+    /// This host or the peer reported an obstacle that may pass, such as a port that is down.
     Blocked,
     /// The connection was lost.
     Lost,
 }
 
 impl Left {
-    /// For a connection that ended with this reason.
+    /// Classifies the reason for which a connection ended.
     pub(super) fn by(code: ReasonCode) -> Left {
         match code {
             ReasonCode::GoAway => Left::Closed,
@@ -80,16 +82,16 @@ impl Left {
     }
 }
 
-/// The rails that connections of a channel use.
+/// The rails in use by a channel's connections.
 #[derive(Debug, Default)]
 struct InUse {
     rails: Vec<Used>,
-    /// The one on which the first connection was lost, until it is up again.
+    /// The rail on which the first connection was lost, until it is up again.
     lost: Option<RailKey>,
 }
 
 impl InUse {
-    /// Whether a connection other than this one uses a device of the rail.
+    /// Whether another connection uses a device of the rail.
     fn meets(&self, rail: &Rail, connection: usize) -> bool {
         self.rails.iter().any(|used| used.connection != connection && rail.meets(&used.rail))
     }
@@ -100,7 +102,7 @@ impl InUse {
     }
 }
 
-/// What the connections of one channel know of each other. The first one is number 0.
+/// State that the connections of one channel share. The first connection has number 0.
 #[derive(Debug)]
 pub(crate) struct Rails {
     pub(super) turn: usize,
@@ -112,7 +114,7 @@ pub(crate) struct Rails {
 }
 
 impl Rails {
-    /// `turn`: which of the rails is the first one. `most`: maximum number of connections.
+    /// `turn` selects the first rail. `most` is the maximum number of connections.
     pub(super) fn new(turn: usize, most: usize) -> Self {
         let most = most.clamp(1, MAX_RAILS);
         Self { turn, most, in_use: Mutex::default(), others: OnceLock::new() }
@@ -122,9 +124,9 @@ impl Rails {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The order in which a connection tries rails: path by path, those that have failed lately
-    /// last, before them those that another connection uses, and before these those of a device on
-    /// another NUMA node. A further connection has none but rails of its own.
+    /// The order in which a connection tries rails. Within a path, a rail comes later the more of
+    /// these apply, the strongest first: it failed lately, another connection uses it, or its
+    /// device is on another NUMA node. A further connection tries only rails that no other uses.
     pub(super) fn order(
         &self,
         connection: usize,
@@ -146,8 +148,8 @@ impl Rails {
         ordered
     }
 
-    /// A connection tries a rail, which no other may use from now on. False: another connection
-    /// has come before a further one.
+    /// Reserves a rail for a connection that tries it. Returns false if another connection has
+    /// taken the rail of a further one.
     pub(super) fn tries(&self, connection: usize, rail: &Rail) -> bool {
         let mut in_use = self.in_use();
         let may_try = connection == 0 || !in_use.meets(rail, connection);
@@ -157,7 +159,7 @@ impl Rails {
         may_try
     }
 
-    /// A connection is up on a rail, which leaves through the device `local`.
+    /// Records that a connection is up on a rail, which leaves through the device `local`.
     pub(super) fn uses(&self, connection: usize, mut rail: Rail, local: &str) {
         rail.local = Some(local.to_owned());
         let mut in_use = self.in_use();
@@ -167,9 +169,9 @@ impl Rails {
         }
     }
 
-    /// A connection, or an attempt at one, has ended. A rail whose connections are lost soon, time
-    /// and again, counts as one that has failed, though it connects: it may carry all but long
-    /// packets. One that held for [`STABLE`] has not.
+    /// Records that a connection, or an attempt at one, has ended. A rail whose connections are
+    /// soon lost, several times in a row, counts as failed although it connects, because it may
+    /// carry everything but long packets. A connection that held for [`STABLE`] does not count.
     pub(super) fn left(&self, connection: usize, why: Left, health: &RailHealth) {
         let mut in_use = self.in_use();
         let Some(at) = in_use.rails.iter().position(|used| used.connection == connection) else {
@@ -186,8 +188,8 @@ impl Rails {
         }
     }
 
-    /// Makes the state of further connections, at the first time that there is a rail for them.
-    /// `open` makes one.
+    /// Creates the state of further connections, once there is a rail for them. `open` creates the
+    /// state of one.
     pub(super) fn open_others(&self, mut open: impl FnMut(usize) -> Arc<Shared>) {
         if self.others.get().is_some() {
             return;
@@ -200,12 +202,12 @@ impl Rails {
             .map_or(1, |used| used.rail.apart);
         if apart.min(self.most) > 1 {
             let others = (1..apart.min(self.most)).map(&mut open).collect();
-            // Only the manager of the first connection comes here.
+            // Only the first connection's manager comes here.
             let _ = self.others.set(others);
         }
     }
 
-    /// The connection of the next call, where the channel has, or is to have, several.
+    /// The connection for the next call, if the channel has or is to have several.
     pub(super) fn pick(&self, first: &Shared, uri: &Uri) -> Option<Fast> {
         let others = self.others.get()?;
         let own = first.fast();
@@ -218,7 +220,8 @@ impl Rails {
             if least == 0 {
                 break;
             }
-            // While the first is down, start no other: it would fail alike.
+            // While the first connection is down, start no other, because it would fail in the same
+            // way.
             if best.is_some() {
                 other.start.begin();
             }
@@ -232,7 +235,7 @@ impl Rails {
         best
     }
 
-    /// Whether a further connection could take the place of the first.
+    /// Whether a further connection could take the first one's place.
     pub(super) fn has_another(&self) -> bool {
         self.others.get().is_some_and(|others| others.iter().any(|other| other.is_up()))
     }
@@ -261,7 +264,8 @@ mod tests {
     use crate::context::Sources;
     use crate::path::Path;
 
-    /// The rails between two devices at either end, in one network. `far`: this host's.
+    /// The rails between two devices at either end, in one network. `far` names those of this host
+    /// on another NUMA node.
     fn rails(far: &[&str]) -> Vec<Rail> {
         let place = |last: u8| Place {
             path: Path::Verbs,
@@ -294,7 +298,8 @@ mod tests {
         of_channel.uses(1, used.clone(), "c2");
         let order = of_channel.order(0, rails(&[]), &health);
         assert_eq!(told(&order), ["c2 s2", "c1 s2", "c2 s1", "c1 s1"]);
-        // A further connection has what shares no device with the one in use, failed or not.
+        // A further connection takes only a rail that shares no device with the one in use, whether
+        // that failed or not.
         assert_eq!(told(&of_channel.order(2, rails(&[]), &health)), ["c1 s1"]);
         for _ in 0..2 {
             of_channel.left(1, Left::Blocked, &health);
@@ -316,7 +321,7 @@ mod tests {
         assert_eq!(first(0), "c1 s1");
     }
 
-    /// A cable that loses long packets connects, and is lost by the first call with bulk.
+    /// A cable that loses long packets connects. The first long message loses the connection.
     #[tokio::test(start_paused = true)]
     async fn a_rail_that_connects_and_is_lost_soon_is_tried_last() {
         let health = RailHealth::default();

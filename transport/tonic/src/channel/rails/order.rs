@@ -1,11 +1,11 @@
-//! Pairs the devices of this host with the places of a server.
+//! Pairs the devices of this host with the server's places.
 //!
-//! A place is reached from each device of this host that has an address in its network; where there
-//! is none, the kernel's route decides, or, if the application has named a device, that device is
-//! used. iWARP goes with iWARP only. Routes come behind neighbours, in the server's order, which
-//! begins with the place that the client has reached over TCP. The i-th device of this host goes
-//! with the i-th of the server before any other does, so that rails in front share no device at
-//! either end, as in networks where rails do not meet.
+//! A place is reached from each device of this host that has an address in its network. If no
+//! device has one, the device that the application has named is used, or else the kernel's route
+//! decides. iWARP pairs only with iWARP. Routed rails come after neighbours, in the server's order,
+//! which begins with the place that the client reached over TCP. The i-th device of this host is
+//! paired with the server's i-th device before any other, so that the first rails share no device
+//! at either end, as in networks where rails do not meet.
 
 use std::net::IpAddr;
 
@@ -20,15 +20,15 @@ use crate::path::Path;
 pub(crate) struct Rail {
     pub(crate) path: Path,
     pub(crate) addr: Addr,
-    /// This host's address to connect from. `None`: what the route says.
+    /// This host's address to connect from. `None` leaves it to the route.
     pub(crate) source: Option<IpAddr>,
-    /// The device of that address.
+    /// The device that has this address.
     pub(super) local: Option<String>,
-    /// The server's device, or the address where the server has not named it.
+    /// The server's device, or its address if the server has not named the device.
     pub(super) remote: String,
     /// Number of rails to the server's places that share no device.
     pub(super) apart: usize,
-    /// This host's device is on a NUMA node on which the process does not run.
+    /// This host's device is on a NUMA node that the process does not run on.
     pub(super) far: bool,
 }
 
@@ -37,7 +37,7 @@ impl Rail {
         (self.source, self.addr.ip().map(|addr| addr.ip()))
     }
 
-    /// Whether both may lie on one device, at either end.
+    /// Whether the two rails may share a device, at either end.
     pub(super) fn meets(&self, other: &Rail) -> bool {
         self.remote == other.remote
             || self.local.is_none()
@@ -46,8 +46,8 @@ impl Rail {
     }
 }
 
-/// The rails to places of one path; in front those that share no device. `turn` says which devices
-/// are the first ones.
+/// The rails to places of one path. Those that share no device come first. `turn` selects the
+/// devices to begin with.
 pub(super) fn rails(places: Vec<Place>, sources: &Sources, turn: usize) -> Vec<Rail> {
     let pairs: Vec<_> = places.into_iter().flat_map(|place| from_each(place, sources)).collect();
     let locals = distinct(sources.addresses.iter().map(|source| source.device.as_str()));
@@ -92,7 +92,7 @@ fn from_each(place: Place, from: &Sources) -> Vec<Rail> {
         apart: 1,
         far: source.is_some_and(|source| from.far.contains(&source.device)),
     };
-    // An address of this host is reached inside of it, through no other device.
+    // This host reaches its own address internally, through no other device.
     let Some(ip) = place.addr.ip().map(|addr| addr.ip()).filter(|ip| !is_own(*ip, sources)) else {
         return vec![rail(None)];
     };
@@ -137,7 +137,8 @@ mod tests {
         LocalAddress { ip, prefix: 24, running: true, device, iwarp: false }
     }
 
-    /// Source and server's device of each rail in front, and of each behind.
+    /// The pairs of client device and server device: first the rails that share none, then the
+    /// others.
     fn told(
         places: &[(&str, &str)],
         sources: &[(&str, &str)],
