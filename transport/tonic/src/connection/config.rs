@@ -19,7 +19,7 @@ const BULK_WINDOW: usize = 32 << 20;
 const MAX_WHOLE: usize = 256 << 20;
 /// Landing memory is granted in multiples of this many bytes.
 const GRANULE: u32 = 4096;
-/// Maximum number of a connection's standing grants. So many messages of their length may be in
+/// Maximum number of a connection's standing grants. That many messages of their length may be in
 /// flight before the sender has to send a REQUEST.
 const MAX_STANDING: usize = 8;
 /// A connection with fewer bytes could not receive everything that the protocol may send.
@@ -257,7 +257,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let settings = KeepAliveSettings { timeout: Some(second), ..Default::default() };
         options.keep_alive(settings);
-        assert_eq!(options.proto.keep_alive, None, "without an interval there is none");
+        assert_eq!(options.proto.keep_alive, None, "no interval, no keep-alive");
         let timeout = Duration::from_secs(20);
         options.keep_alive(KeepAliveSettings { interval: Some(second), ..Default::default() });
         let keep_alive = KeepAlive { interval: second, timeout, while_idle: false };

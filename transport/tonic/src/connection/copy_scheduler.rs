@@ -52,7 +52,7 @@ const MAX_WRITE: usize = 32 * 1024;
 const MIN_WRITE: usize = 16 * 1024;
 /// Flushes that copy in one turn of the driver while the state is Continuous.
 const MAX_FLUSHES: usize = 4;
-/// Number of pieces copied after the last short message until copies stop to pause. A piece is 64
+/// Number of pieces copied after the last short message until copies no longer pause. A piece is 64
 /// or 128 KiB, so this takes about a millisecond.
 const PIECES: u8 = 64;
 /// Bytes that a reader hands on before other tasks run.

@@ -111,8 +111,8 @@ impl ConnectionState {
         }
     }
 
-    /// A reader begins to wait for a stream. The stream's message may not have been fetched yet,
-    /// because other streams had too much unread data.
+    /// A reader begins to wait for a stream. The stream's grant may be on hold, because all streams
+    /// together have much unread data.
     #[inline]
     pub(crate) fn reader_waits(&mut self, id: StreamId) {
         if self.conn.waits_for_readers() {

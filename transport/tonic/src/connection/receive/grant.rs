@@ -65,7 +65,7 @@ impl Granter<'_> {
         }
     }
 
-    /// Returns false if a stream wants memory and there is none.
+    /// Returns false if a stream wants memory and gets none.
     fn grant_wanted(&mut self) -> bool {
         while let Some(want) = self.next_want() {
             if want.key == WantKey::Standing {
