@@ -15,7 +15,7 @@ use crate::error::InvalidAlignment;
 #[must_use]
 pub struct ContextBuilder(pub(super) Settings);
 
-/// What a context is set to.
+/// The settings of a context.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Settings {
     pub(super) pool: PoolConfig,
@@ -25,7 +25,7 @@ pub(super) struct Settings {
     pub(super) shm_access: ShmAccess,
     pub(super) lending: Lending,
     pub(super) takes: Takes,
-    /// The pool is not lent.
+    /// The pool's own memory is not lent.
     pub(super) keeps_pool: bool,
     pub(super) pinned_per_peer: Option<usize>,
     pub(super) busy_poll_limit: Option<Duration>,
@@ -34,13 +34,13 @@ pub(super) struct Settings {
 
 impl ContextBuilder {
     /// Set the size and kind of the pool of each device, and of shared memory. A total that is not
-    /// set follows from the machine: for a device 64 MiB where RLIMIT_MEMLOCK limits this process,
-    /// and less if the limit requires it; otherwise a sixteenth of memory, 64 MiB to 1 GiB. For
-    /// shared memory, which is not pinned, it is an eighth of memory, 512 MiB to 2 GiB, and at most
-    /// a quarter of memory. Memory is allocated only as it is used.
+    /// set follows from the machine. For a device that is 64 MiB if RLIMIT_MEMLOCK limits this
+    /// process, and less if the limit requires it; otherwise it is a sixteenth of memory, 64 MiB to
+    /// 1 GiB. For shared memory, which is not pinned, it is an eighth of memory, 512 MiB to 2 GiB,
+    /// and at most a quarter of memory. Memory is allocated only as it is used.
     ///
     /// `TONIC_RDMA_POOL`, if set, overrides the total: one size for all pools (`512MiB`), or one
-    /// for each kind (`verbs=64MiB,shm=2GiB`). Parts that are set keep their proportions.
+    /// for each kind (`verbs=64MiB,shm=2GiB`). The parts that are set keep their proportions.
     pub fn pool(mut self, config: PoolConfig) -> Self {
         self.0.pool = config;
         self
@@ -54,76 +54,78 @@ impl ContextBuilder {
     }
 
     /// Set which processes on this host may share memory, by the user that they run as. Default is
-    /// the process's own user, and root. A client checks its server and a server its clients;
-    /// connections that fail the check stay on RDMA or TCP.
+    /// the process's own user, and root. A client checks its server, and a server its clients.
+    /// Connections that fail the check stay on RDMA or TCP.
     pub fn shm_access(mut self, access: ShmAccess) -> Self {
         self.0.shm_access = access;
         self
     }
 
-    /// Set to which processes on this host messages in pool memory, and in memory of
-    /// [`Context::register_lendable`](crate::Context::register_lendable), are lent instead of
-    /// copied. Default is [`Lending::Off`]. It concerns shared memory and what this process sends,
-    /// to peers whose program has turned [`borrowing`](Self::borrowing) on.
+    /// Set which processes on this host are lent messages instead of receiving copies. Default is
+    /// [`Lending::Off`]. Messages are lent if they lie in pool memory, or in memory of
+    /// [`Context::register_lendable`](crate::Context::register_lendable). The setting concerns
+    /// shared memory and what this process sends, to peers whose program has turned
+    /// [`borrowing`](Self::borrowing) on.
     ///
-    /// A message in a buffer of [`Channel::pool`](crate::Channel::pool), in a field of type
-    /// `bytes` of at least 32 KiB and with at most 4 KiB around it, is then read where it lies: no
-    /// byte of it is copied. The buffer returns to the pool when the last slice that the reader
-    /// holds is dropped. At most three quarters of the pool's memory for sending are lent at a
-    /// time; beyond that messages are copied as without lending, so a reader that keeps what it got
-    /// holds up nobody.
+    /// The peer reads a lent message where it lies, so no byte of it is copied. That requires a
+    /// buffer of [`Channel::pool`](crate::Channel::pool) in a field of type `bytes` of at least 32
+    /// KiB, with at most 4 KiB around it. The buffer returns to the pool when the reader has
+    /// dropped the last slice of it. At most three quarters of the pool's memory for sending are
+    /// lent at a time. Further messages are copied, so a reader that keeps what it received delays
+    /// no other.
     ///
     /// **Each process maps the memory for sending of its connection's pool, read-only**:
     /// [`Channel::pool`](crate::Channel::pool) of a client, [`pool`](crate::pool()) of a server's
-    /// request. It sees what is written to buffers from there, and nothing else; a message in a
-    /// buffer of another connection is copied. For a peer of another user there is
-    /// [`Lending::OneProcess`], which names the process. And as over RDMA, this process could
-    /// change a message while it is read: a reader that does not trust it borrows nothing.
+    /// request. It sees the content of buffers from there, and nothing else. A message in another
+    /// connection's buffer is copied. For a peer that runs as another user, use
+    /// [`Lending::OneProcess`], which names the process. As over RDMA, the sending process could
+    /// change a message while it is read, so a reader that does not trust it must not borrow.
     pub fn lending(mut self, lending: Lending) -> Self {
         self.0.lending = lending;
         self
     }
 
-    /// Set whether peers on this host may lend what they send to this process, over shared memory.
-    /// Off by default: a peer then copies its messages, and one that lends commits a breach.
+    /// Set whether peers on this host may lend this process what they send over shared memory. Off
+    /// by default: a peer then copies its messages, and a peer that lends anyway violates the
+    /// protocol.
     ///
-    /// With `true` this process maps memory of its peers, read-only, and a field of type `Bytes`
-    /// lies in memory of the peer, which can change it. The peer has to turn
-    /// [`lending`](Self::lending) on. A server or channel that [copies on
-    /// delivery](crate::Server::copy_on_delivery) borrows nothing.
+    /// With `true` this process maps its peers' memory, read-only, and a field of type `Bytes` may
+    /// lie in memory that the peer can change. The peer has to turn [`lending`](Self::lending) on.
+    /// A server or channel that [copies on delivery](crate::Server::copy_on_delivery) borrows
+    /// nothing.
     pub fn borrowing(mut self, borrowing: bool) -> Self {
         self.0.takes.lent = borrowing;
         self
     }
 
-    /// Set whether this process maps buffers of its peers' programs on this host, to write messages
-    /// into them. Off by default: a peer that offers such a buffer commits a breach.
+    /// Set whether this process maps buffers of programs on this host, to write messages into them.
+    /// Off by default: a peer that offers such a buffer anyway violates the protocol.
     ///
-    /// A peer has such a buffer where it receives into a [`LandIn`](crate::LandIn) of a
-    /// [`LandableBuf`](crate::LandableBuf) that stays registered. With `true` its messages are
-    /// written where they are to land; otherwise the peer copies them there once more. It concerns
-    /// shared memory and what this process sends.
+    /// A peer offers such a buffer if it receives into a [`LandIn`](crate::LandIn) of a
+    /// [`LandableBuf`](crate::LandableBuf) that stays registered. With `true` this process writes
+    /// the message where it is to land. Otherwise the peer copies it there in addition. The setting
+    /// concerns shared memory and what this process sends.
     pub fn map_peer_buffers(mut self, map: bool) -> Self {
         self.0.takes.named = map;
         self
     }
 
-    /// Set whether messages in pool memory are lent where [`lending`](Self::lending) allows it, or
-    /// only those in memory of [`Context::register_lendable`](crate::Context::register_lendable).
-    /// Default is true. Set it to false to lend some memory, and show peers nothing else.
+    /// Set whether [`lending`](Self::lending) applies to messages in pool memory as well, or only
+    /// to those in memory of [`Context::register_lendable`](crate::Context::register_lendable).
+    /// Default is true. Set it to false to lend selected memory and show peers nothing else.
     pub fn lend_pool(mut self, lend_pool: bool) -> Self {
         self.0.keeps_pool = !lend_pool;
         self
     }
 
-    /// Limit the number of bytes that one connection may have pinned: control memory, 82 to 408
-    /// KiB, and landing memory that its peer may write to, or that holds data not yet released.
-    /// Default is the size of the pool; at least 256 KiB remain for landing.
+    /// Limit the number of bytes that one connection may have pinned. They consist of control
+    /// memory, 82 to 408 KiB, and of landing memory that the peer may write to or that holds data
+    /// not yet released. Default is the size of the pool. At least 256 KiB remain for landing.
     ///
     /// While other connections wait for memory, a connection returns what exceeds its share of the
-    /// pool, whatever the limit; until then it may use up to the limit. Messages that do not fit
-    /// into the rest of the limit land in parts, or wait until the reader has released others. The
-    /// longest message that lands in one piece is half the limit.
+    /// pool. Otherwise it may use memory up to the limit. Messages that do not fit into the rest of
+    /// the limit land in parts, or wait until the reader has released others. The longest message
+    /// that lands in one piece is half the limit.
     pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
         self.0.pinned_per_peer = Some(bytes);
         self
@@ -132,7 +134,7 @@ impl ContextBuilder {
     /// Limit how long an end of a connection polls for a message before it sleeps. Default is 2 ms.
     ///
     /// Within the limit, an end polls for as long as a sleep costs on this machine, and only while
-    /// it expects messages within that time. That is four times as long as a wake-up takes, which
+    /// it expects messages within that time. That is four times the duration of a wake-up, which
     /// the transport measures, or five times if the peer has to be woken. In the long run, the
     /// unsuccessful polls of all connections of the process take at most one eighth of one
     /// processor, and an idle connection does not poll. Zero disables polling, and costs a wake-up
@@ -144,15 +146,15 @@ impl ContextBuilder {
 
     /// Align received payload to this many bytes: the longest field of type `bytes` of a message
     /// begins at a multiple of the value in landing memory. Default is 64, a cache line. Most
-    /// buffers that are sent begin at such an address, too, so on shared memory source and
-    /// destination of the copy are equal modulo 64, which is the fastest case on any processor.
-    /// With 1 such a field keeps the alignment of its source, modulo 64.
+    /// buffers that are sent also begin at such an address. On shared memory, source and
+    /// destination of the copy are then equal modulo 64, which is the fastest case on any
+    /// processor. With 1, such a field keeps its source's alignment modulo 64.
     ///
-    /// This applies to messages that the peer sends with
-    /// [`codec::ProstCodec`](crate::codec::ProstCodec) and to fields of at least
-    /// [`codec::SEGMENT`](crate::codec::SEGMENT) bytes; not to data that is
-    /// [copied before delivery](crate::Copied). Memory is allocated in units of 4 KiB, so a message
-    /// takes up to 4 KiB more.
+    /// The setting applies to messages that the peer sends with
+    /// [`codec::ProstCodec`](crate::codec::ProstCodec), and to fields of at least
+    /// [`codec::SEGMENT`](crate::codec::SEGMENT) bytes. It does not apply to data that is [copied
+    /// before delivery](crate::Copied). Memory is allocated in units of 4 KiB, so a message takes
+    /// up to 4 KiB more.
     ///
     /// # Errors
     ///
@@ -165,8 +167,8 @@ impl ContextBuilder {
         Ok(self)
     }
 
-    /// Use a device of a simulated network instead of RDMA devices, for tests; one more each time.
-    /// Client and server each need a device of the same network, in the same process.
+    /// Use a device of a simulated network instead of RDMA devices, for tests. Each call adds a
+    /// device. Client and server need a device of the same network each, in the same process.
     #[cfg(feature = "test-util")]
     pub fn sim(mut self, device: SimDevice) -> Self {
         self.0.sim.push(device);

@@ -1,6 +1,6 @@
-//! Watches for RDMA devices, ports and addresses that appear or disappear, so that a path is tried
-//! again as soon as it may be available, and a removed device is let go. The kernel tells of them
-//! ([`HostWatch`]), and beside that a process at rest looks once in [`QUIET`].
+//! Watches for RDMA devices, ports and addresses that appear or disappear. A path is then tried
+//! again as soon as it may be available, and a removed device is released. The kernel reports most
+//! changes ([`HostWatch`]). An idle process also looks once in [`QUIET`].
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -17,25 +17,25 @@ use tonic_rdma_fabric::{Fabric, HostSnapshot, HostWatch, PeerInfo, Timer, off_wo
 use crate::path::from_error;
 use crate::path::reason::Reason;
 
-/// Time between two snapshots of the host, which cost some system calls, while something changes,
-/// and where the kernel does not tell.
+/// Time between two snapshots of the host while something changes, and wherever the kernel does not
+/// report changes. A snapshot costs some system calls.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Time between two of them while nothing is told: nobody tells of RLIMIT_MEMLOCK.
+/// Time between two snapshots while no change is reported. The kernel never reports RLIMIT_MEMLOCK.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// The task that compares snapshots of the host, from the first request for an RDMA path until the
-/// context is dropped.
+/// The task that compares snapshots of the host. It runs from the first request for an RDMA path
+/// until the context is dropped.
 #[derive(Default)]
 pub(super) struct DeviceMonitor {
     /// The host as of the last change.
     changes: watch::Sender<Arc<HostSnapshot>>,
     in_use: InUse,
     task: Mutex<Option<JoinHandle<()>>>,
-    /// Made with the task; none where the system refuses it.
+    /// Created with the task. `None` if the system does not allow it.
     watch: OnceLock<Option<HostWatch>>,
 }
 
-/// The addresses of this host that connections or listeners have: they may move to another device.
+/// Addresses of this host that connections or listeners use, and which may move to another device.
 #[derive(Clone, Debug, Default)]
 struct InUse(Arc<Mutex<BTreeSet<IpAddr>>>);
 
@@ -44,8 +44,8 @@ impl InUse {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(addr);
     }
 
-    /// Reads files and asks the kernel, for longer the more devices there are. `None`: no
-    /// thread can be had, or the runtime shuts down.
+    /// Reads files and asks the kernel, which takes longer the more devices there are. `None` if no
+    /// thread is available or the runtime shuts down.
     async fn snapshot(&self) -> Option<HostSnapshot> {
         let in_use = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         off_worker(move || HostSnapshot::now(&in_use)).await.ok()
@@ -71,12 +71,12 @@ impl DeviceMonitor {
         self.changes.borrow().clone()
     }
 
-    /// From now on it is a change, too, when this address of a listener moves to another device.
+    /// Watches for a move of this listener's address to another device.
     pub(super) fn listens(&self, addr: IpAddr) {
         self.in_use.add(addr);
     }
 
-    /// Has the task told when the kernel waits for a device to be closed.
+    /// Wakes the task when the kernel waits for a device to be closed.
     pub(super) fn watch_removal(&self, fabric: &Fabric) {
         if let Some(watch) = self.watch()
             && let Err(error) = fabric.tell_removal(watch)
@@ -89,10 +89,10 @@ impl DeviceMonitor {
         self.watch.get_or_init(|| HostWatch::new().inspect_err(untold).ok()).as_ref()
     }
 
-    /// Starts the task, unless it runs already. A task that ended with its runtime is replaced.
+    /// Starts the task if it does not run. A task that ended with its runtime is replaced.
     ///
     /// `forget_removed` releases devices that were removed. It returns whether there were any, or
-    /// `None` when the context is gone, which ends the task.
+    /// `None` if the context is gone, which ends the task.
     pub(super) fn start<F, Fut>(&self, forget_removed: F)
     where
         F: Fn() -> Fut + Send + 'static,
@@ -131,7 +131,7 @@ async fn monitor<F, Fut>(
     };
     let mut events = watch.and_then(|watch| watch.events().inspect_err(untold).ok());
     let mut removed = false;
-    // The state may follow what is told of it.
+    // The state may change only after the kernel has reported it.
     let mut settled = true;
     loop {
         let mut told = false;
@@ -164,7 +164,7 @@ async fn monitor<F, Fut>(
     }
 }
 
-/// Changes on this host that may restore or end a path. The default value never reports any.
+/// Changes on this host that may restore or end a path. The default value never reports one.
 #[derive(Debug, Default)]
 pub(crate) struct Changes(Option<(watch::Receiver<Arc<HostSnapshot>>, InUse)>);
 
@@ -176,7 +176,7 @@ impl Changes {
         }
     }
 
-    /// Resolves when an unseen change has occurred; never for paths that no change affects.
+    /// Waits for an unseen change. Never returns for a path that no change affects.
     ///
     /// Cancel safe.
     pub(crate) async fn next(&mut self) {
@@ -188,7 +188,7 @@ impl Changes {
         std::future::pending().await
     }
 
-    /// Marks all changes so far as seen. What keeps a connection from its peer since then.
+    /// Marks all changes so far as seen, and returns what now keeps the connection from its peer.
     pub(crate) fn obstacle(&mut self, connection: &PeerInfo) -> Option<Reason> {
         let (changes, in_use) = self.0.as_mut()?;
         let host = changes.borrow_and_update().clone();

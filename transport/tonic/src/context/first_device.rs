@@ -1,4 +1,4 @@
-//! The RDMA device that a host uses if nothing else is said.
+//! The RDMA device that a host uses if none is named.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,8 +8,8 @@ use crate::context::survey::Survey;
 use crate::path::from_error;
 use crate::path::reason::Reason;
 
-/// Remembers why there is no device, as long as the kernel has none. Finding out takes a thread,
-/// and programs that connect for each call ask each time.
+/// Remembers why there is no device, as long as the kernel has none. The search needs a thread, and
+/// programs that connect for each call repeat it each time.
 #[derive(Default)]
 pub(super) struct FirstDevice {
     missing: OnceLock<FabricError>,
@@ -17,13 +17,13 @@ pub(super) struct FirstDevice {
 }
 
 impl FirstDevice {
-    /// The devices of this host as they are known.
+    /// The known devices of this host.
     pub(super) fn survey(&self) -> &Arc<Survey> {
         &self.survey
     }
 
-    /// Opens the first usable device, or the one of this name, and tells whether there is no other.
-    /// `host` is what the device monitor has seen last.
+    /// Opens the first usable device, or the one of this name, and tells whether it is the only
+    /// one. `host` is the device monitor's last snapshot.
     pub(super) async fn open(
         &self,
         only: Option<String>,
@@ -55,7 +55,7 @@ mod tests {
 
     use super::*;
 
-    /// Where the kernel has no RDMA devices, the second answer needs no thread.
+    /// If the kernel has no RDMA devices, the second answer needs no thread.
     #[tokio::test]
     async fn a_host_without_devices_answers_at_once() {
         let device = FirstDevice::default();

@@ -1,4 +1,4 @@
-//! Devices and their memory, which the channels and servers of a process share.
+//! Devices and their memory, shared by the channels and servers of a process.
 
 mod builder;
 mod device_monitor;
@@ -45,13 +45,13 @@ use crate::path::policy::FabricKind;
 use crate::path::reason::Reason;
 use crate::path::{Path, from_error};
 
-/// RDMA devices, memory shared with processes on this host, and one pool for each. All channels and
-/// servers that use a clone of the context share them.
+/// RDMA devices and shared memory on this host, with one pool for each. All channels and servers
+/// that use a clone of the context share them.
 ///
-/// [`Context::global`] serves the whole process; endpoints and servers use it by default. Nothing
-/// is opened or pinned before the first connection needs it, so a process that stays on TCP pins
-/// nothing. A child of fork(2) has the settings of a context, and opens devices and makes pools of
-/// its own.
+/// [`Context::global`] serves the whole process, and is the default of endpoints and servers.
+/// Nothing is opened or pinned before the first connection needs it, so a process that stays on TCP
+/// pins nothing. A child of fork(2) keeps the settings of a context, and opens its own devices and
+/// pools.
 ///
 /// ```
 /// use tonic_rdma::{Context, Endpoint, PoolConfig};
@@ -64,7 +64,7 @@ pub struct Context(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
-    /// A child of fork(2) begins with a state of its own.
+    /// A child of fork(2) begins with an empty state.
     state: PerProcess<ContextState>,
 }
 
@@ -73,9 +73,9 @@ struct Inner {
 struct ContextState {
     shm: OnceLock<Fabric>,
     /// Keyed by device name. Locked while a pool is created, so that it is created once, and while
-    /// memory of the application is registered with all of them.
+    /// application memory is registered with all pools.
     pools: Mutex<HashMap<String, Held>>,
-    /// Memory of the application.
+    /// Registered application memory.
     regions: Regions,
     device_monitor: DeviceMonitor,
     rails: RailHealth,
@@ -90,7 +90,7 @@ struct Held {
     pool: Pool,
 }
 
-/// A place for a listener: a device, an address on it if it has addresses, and its pool.
+/// A place to listen: a device, its address if it has one, and its pool.
 pub(crate) struct ListenTarget {
     pub(crate) fabric: Fabric,
     pub(crate) addr: Option<IpAddr>,
@@ -98,7 +98,7 @@ pub(crate) struct ListenTarget {
 }
 
 impl Context {
-    /// The context of the process: all devices, with a pool of the default size for each.
+    /// The context of the process, with all devices and a pool of the default size for each.
     pub fn global() -> Self {
         static GLOBAL: PerProcess<Context> = PerProcess::new(|| Context::builder().build());
         GLOBAL.clone()
@@ -109,7 +109,7 @@ impl Context {
         ContextBuilder::default()
     }
 
-    /// The paths of this context for these fabrics, in their order.
+    /// The paths over these fabrics, in their order.
     pub(crate) fn paths(&self, fabrics: &[FabricKind]) -> Vec<Path> {
         #[cfg(feature = "test-util")]
         if !self.0.settings.sim.is_empty() {
@@ -122,7 +122,7 @@ impl Context {
         fabrics.iter().map(path).collect()
     }
 
-    /// The only device to use, if any; the environment takes precedence over the builder.
+    /// The only device to use, if one is named. The environment overrides the builder.
     pub(crate) fn only(&self, env: Option<&str>) -> Option<String> {
         env.map(str::to_owned).or_else(|| self.0.settings.device.clone())
     }
@@ -148,13 +148,14 @@ impl Context {
         options
     }
 
-    /// The configuration of the pool of an RDMA device. `ignores_ipc_lock` tells that the device
-    /// applies RLIMIT_MEMLOCK also to processes with CAP_IPC_LOCK.
+    /// The configuration of an RDMA device's pool. `ignores_ipc_lock` says that the device applies
+    /// RLIMIT_MEMLOCK even to processes with CAP_IPC_LOCK.
     pub(crate) fn pool_config(&self, ignores_ipc_lock: bool) -> PoolConfig {
         pool_size::pinned(self.0.settings.pool.clone(), ignores_ipc_lock)
     }
 
-    /// Who has set the size of pools of RDMA devices, if the machine does not determine it.
+    /// Whether the operator or the program has set the size of RDMA devices' pools. `None` if it
+    /// follows from the machine.
     pub(crate) fn pool_size_set_by(&self) -> Option<PoolSizeBy> {
         match (pool_size::by_operator().verbs, self.0.settings.pool.configured_total()) {
             (Some(_), _) => Some(PoolSizeBy::Environment),
@@ -183,8 +184,9 @@ impl Context {
         self.0.settings.sim.first().cloned().map(Fabric::Sim).ok_or(FabricError::NoDevice)
     }
 
-    /// Checks whether this host has a usable device for the path. If there is a single RDMA device,
-    /// or one was named, also creates its pool, because no connection could use another device.
+    /// Checks whether this host has a usable device for the path. If there is only one RDMA device,
+    /// or one was named, this also creates its pool, because no connection could use another
+    /// device.
     pub(crate) async fn check(&self, path: Path, env_device: Option<&str>) -> Result<(), Reason> {
         let only = self.only(env_device);
         let named = only.is_some();
@@ -203,7 +205,7 @@ impl Context {
         Ok(())
     }
 
-    /// Where on this host a connection of a path may be made from.
+    /// The addresses of this host from which a connection over a path can be made.
     pub(crate) async fn sources(&self, path: Path, env_device: Option<&str>) -> Sources {
         let only = self.only(env_device);
         let named = only.is_some();
@@ -220,8 +222,8 @@ impl Context {
         Sources { named, ..found }
     }
 
-    /// The device that reaches `peer`, from this host's address `source` if there is one, and its
-    /// pool.
+    /// The device that reaches `peer`, and its pool. `source` is this host's address, if it was
+    /// chosen.
     pub(crate) async fn toward(
         &self,
         path: Path,
@@ -254,7 +256,7 @@ impl Context {
     }
 
     /// The places where a server listens for a path. On RDMA that is the address of the TCP port if
-    /// it lies on a device, otherwise every address that does.
+    /// a device has it, and otherwise every address of a device.
     pub(crate) async fn local(
         &self,
         path: Path,
@@ -282,7 +284,7 @@ impl Context {
         let (mut found, mut failed) = (Vec::new(), None);
         for (fabric, addr) in places {
             let pool = self.pool(&fabric).await.and_then(|pool| match pool.may_land() {
-                // Clients learn it from the Offer. Other limits may leave more in a moment.
+                // The Offer reports this to clients. Other limits may leave more room in a moment.
                 Err(error @ PoolError::File { .. }) => Err(from_error::pool(&error)),
                 _ => Ok(pool),
             });
@@ -305,7 +307,7 @@ impl Context {
         }
     }
 
-    /// A pool of ordinary memory with this context's sizes, used where there is no device.
+    /// A pool of ordinary memory with this context's sizes, for use without a device.
     pub(crate) fn ordinary_pool(&self) -> Pool {
         let make = |config: PoolConfig| Pool::new(config, Arc::new(HeapRegistrar::default()));
         let pool = self.0.state.ordinary.get_or_init(|| {
@@ -318,13 +320,13 @@ impl Context {
         pool.clone()
     }
 
-    /// What is known of the rails of this host's devices.
+    /// The health of the rails of this host's devices.
     pub(crate) fn rails(&self) -> &RailHealth {
         &self.0.state.rails
     }
 
-    /// A number that is one more for each channel, so that they begin at different rails; random
-    /// at first, as other processes of the host have the same rails.
+    /// A number that increases with each channel, so that channels begin at different rails. It
+    /// begins at a random value, because other processes of the host have the same rails.
     pub(crate) fn turn(&self) -> usize {
         self.0.state.rails.turn(|| match self.simulated() {
             Some(_) => 0,
@@ -360,7 +362,7 @@ impl Context {
         if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
             return Ok(held.pool.clone());
         }
-        // The device was removed, and has come back.
+        // The device was removed and has returned.
         self.0.state.regions.forget(fabric.name());
         let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {
@@ -377,7 +379,8 @@ impl Context {
             pool.clone(),
         );
         match pool.pins() {
-            // The connection does not wait for it, nor ends it when it is given up.
+            // The connection does not wait for the registration, and the registration continues if
+            // the connection is dropped.
             true => drop(tokio::spawn(registering)),
             false => registering.await,
         }
@@ -422,7 +425,7 @@ impl Context {
     }
 }
 
-/// Every usable device with the addresses to listen on.
+/// Every usable device, with its addresses to listen on.
 fn places(
     survey: &Survey,
     seen: Arc<HostSnapshot>,
@@ -457,7 +460,7 @@ async fn blocking<T: Send + 'static>(
     off_worker(f).await.map_err(from_error::no_thread)?.map_err(from_error::fabric)
 }
 
-/// A number that differs between processes and calls. It is no secret.
+/// A number that differs between processes and calls. It need not be secret.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
@@ -479,7 +482,7 @@ impl Default for Context {
 }
 
 impl ContextBuilder {
-    /// Build the context. It opens nothing yet.
+    /// Build the context. No device is opened yet.
     pub fn build(self) -> Context {
         Context(Arc::new(Inner { settings: self.0, state: PerProcess::new(ContextState::default) }))
     }

@@ -1,19 +1,20 @@
-//! Devices on another NUMA node than this process.
+//! Finds devices on another NUMA node than this process.
 
-/// Where a device is that this process runs far from. Processors are lists such as `0-3,8`.
+/// The NUMA node of a device that this process does not run on. Processors are listed as in
+/// `0-3,8`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FarNode {
     pub(crate) node: u32,
     /// The processors of the node.
     pub(crate) there: String,
-    /// Those that this process may run on.
+    /// The processors that this process may run on.
     pub(crate) allowed: String,
 }
 
-/// The node of a device, if this process may run on none of its processors. `read` gives the text
+/// The node of a device, if this process may run on none of its processors. `read` returns the text
 /// of a file.
 pub(crate) fn far_node(read: impl Fn(&str) -> Option<String>, device: &str) -> Option<FarNode> {
-    // -1 where there is one node.
+    // The value is -1 if the machine has only one node.
     let node = read(&format!("/sys/class/infiniband/{device}/device/numa_node"))?;
     let node: u32 = node.trim().parse().ok()?;
     let there = read(&format!("/sys/devices/system/node/node{node}/cpulist"))?.trim().to_owned();
@@ -24,7 +25,7 @@ pub(crate) fn far_node(read: impl Fn(&str) -> Option<String>, device: &str) -> O
     (!near).then_some(FarNode { node, there, allowed })
 }
 
-/// First and last of each part of a list like `0-3,8`.
+/// The first and last processor of each part of a list such as `0-3,8`.
 fn ranges(list: &str) -> impl Iterator<Item = (u32, u32)> {
     list.split(',').filter_map(|part| {
         let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));

@@ -1,4 +1,4 @@
-//! The size of a pool: what the operator says, or the program, or by what the system has.
+//! The size of a pool: from the operator, from the program, or from the machine.
 //!
 //! | pool | RLIMIT_MEMLOCK | default |
 //! |---|---|---|
@@ -6,15 +6,16 @@
 //! | of an RDMA device | does not | a sixteenth of memory, within [`PINNED`] |
 //! | for shared memory | pins nothing | an eighth of memory, within [`SHARED`] |
 //!
-//! No default is more than a quarter of memory: what peers may write to has to fit into it.
+//! No default is more than a quarter of memory, because all memory that peers may write to has to
+//! fit into it.
 //!
-//! Memory is the machine's, or what the control group of this process may use of it. A pool maps
-//! and pins memory on demand, so its size is an upper bound. It is divided among the connections
-//! that transfer bulk at the same time: 64 of them need some MiB each to keep several messages of 1
-//! MiB in flight.
+//! Memory is the machine's, or what this process's control group may use of it. A pool maps and
+//! pins memory on demand, so its size is an upper bound. It is divided among the connections that
+//! transfer bulk at the same time: 64 of them need some MiB each to keep several messages of 1 MiB
+//! in flight.
 //!
-//! `TONIC_RDMA_POOL` takes the place of the total that the program has set. The parts that it has
-//! set keep their proportions.
+//! `TONIC_RDMA_POOL` replaces the total that the program has set. Parts that the program has set
+//! keep their proportions.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -25,25 +26,25 @@ use tonic_rdma_memory::{DEFAULT_POOL, Memlock, PoolConfig};
 
 use crate::path::policy::{EnvSettings, PoolSizes};
 
-/// Bytes of a pool of pinned memory that no limit applies to.
+/// Bytes of a pool of pinned memory if no limit applies.
 const PINNED: RangeInclusive<usize> = DEFAULT_POOL..=1 << 30;
-/// Bytes of the pool for shared memory, of which nothing is pinned and pages are allocated on first
-/// use. Several messages of 16 MiB can land in the smallest in one piece.
+/// Bytes of the pool for shared memory. Nothing of it is pinned, and pages are allocated on first
+/// use. In the smallest, several messages of 16 MiB can land in one piece each.
 const SHARED: RangeInclusive<usize> = 512 << 20..=2 << 30;
 
-/// Bytes of the smallest default, on a machine whose memory is smaller than any that runs this.
+/// Bytes of the smallest default, for machines with very little memory.
 const SMALLEST: usize = 4 << 20;
 
-/// The sizes that the operator has set. A channel or server has refused bad ones when it started.
+/// The sizes that the operator has set. A channel or server refuses bad ones when it starts.
 pub(super) fn by_operator() -> PoolSizes {
     EnvSettings::read().map(|env| env.pool).unwrap_or_default()
 }
 
-/// The configuration of the pool of an RDMA device. `ignores_ipc_lock` tells that the device
-/// applies RLIMIT_MEMLOCK also to processes with CAP_IPC_LOCK.
+/// The configuration of an RDMA device's pool. `ignores_ipc_lock` says that the device applies
+/// RLIMIT_MEMLOCK even to processes with CAP_IPC_LOCK.
 pub(super) fn pinned(config: PoolConfig, ignores_ipc_lock: bool) -> PoolConfig {
     sized(config, by_operator().verbs, || {
-        // A pool raises the soft limit first.
+        // A pool raises the soft limit before it pins.
         let limited = Memlock::read().map_or(true, |limits| {
             Memlock { soft: limits.hard, ..limits }.available(ignores_ipc_lock).is_some()
         });
@@ -66,7 +67,7 @@ pub(super) fn of(fabric: &Fabric, config: PoolConfig) -> PoolConfig {
     }
 }
 
-/// `config` with the total of the operator, its own, or that of the machine.
+/// `config` with the operator's total, its own, or the machine's, in this order of preference.
 fn sized(
     config: PoolConfig,
     by_operator: Option<usize>,
@@ -75,14 +76,14 @@ fn sized(
     match (by_operator, config.configured_total()) {
         (None, Some(_)) => config,
         (None, None) => config.or_total(by_machine()),
-        // Parts that are set for no total are parts of the machine's.
+        // Parts without a total are parts of the machine's total.
         (Some(bytes), None) => config.or_total(by_machine()).rescale(bytes),
         (Some(bytes), Some(_)) => config.rescale(bytes),
     }
 }
 
-/// The `divisor`th part of `memory` in whole MiB, within `range`, but at most a quarter of memory;
-/// the start of `range` if the memory is unknown.
+/// The `divisor`th part of `memory` in whole MiB, within `range`, but at most a quarter of memory.
+/// The start of `range` if the memory is unknown.
 fn part(memory: Option<u64>, divisor: u64, range: RangeInclusive<usize>) -> usize {
     let wanted = memory.map_or(0, |memory| ((memory / divisor) >> 20) << 20);
     let size = usize::try_from(wanted).unwrap_or(usize::MAX).clamp(*range.start(), *range.end());
@@ -93,7 +94,7 @@ fn part(memory: Option<u64>, divisor: u64, range: RangeInclusive<usize>) -> usiz
 }
 
 /// Bytes of memory that this process may use: the machine's, or the lowest limit of its control
-/// groups (cgroups(7), `memory.max` of version 2, `memory.limit_in_bytes` of version 1).
+/// groups. See cgroups(7): `memory.max` in version 2, `memory.limit_in_bytes` in version 1.
 fn available_memory(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let meminfo = read("proc/meminfo")?;

@@ -1,4 +1,4 @@
-//! Which rails of this host have failed lately, and whose turn it is.
+//! Remembers which rails of this host have failed lately, and which one is next.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Identifies a rail: this host's address, if it was chosen, and the server's. Ports change with
-/// each start of a server.
+/// Identifies a rail by this host's address, if it was chosen, and the server's. The port is left
+/// out, because it changes with each start of a server.
 pub(crate) type RailKey = (Option<IpAddr>, Option<IpAddr>);
 
-/// How long a rail that has failed is tried behind the others: at first, and at most. Twice as long
-/// each time that it fails again.
+/// How long a rail that has failed is tried after the others: the first time, and the longest. The
+/// time doubles with each further failure.
 const AVOIDED: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
 /// Maximum number of failed rails remembered.
@@ -23,11 +23,11 @@ const MAX_FAILED: usize = 256;
 #[derive(Debug)]
 struct Failed {
     until: Instant,
-    /// How long it is avoided.
+    /// How long the rail is avoided.
     pause: Duration,
 }
 
-/// Shared by all channels of a context.
+/// The health of rails, shared by all channels of a context.
 #[derive(Debug, Default)]
 pub(crate) struct RailHealth {
     failed: Mutex<HashMap<RailKey, Failed>>,
@@ -39,8 +39,9 @@ impl RailHealth {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No connection could be made over the rail, and one over another rail could: where all fail,
-    /// it is the server, and no rail is worse than the others. Or a connection was lost soon.
+    /// Records a failed rail. Either no connection could be made over it while one over another
+    /// rail could, or its connection was lost soon. If all rails fail, the server is the cause, and
+    /// none of them counts.
     pub(crate) fn has_failed(&self, rail: RailKey) {
         let (mut failed, now) = (self.failed(), Instant::now());
         let pause = match failed.get(&rail) {
@@ -55,7 +56,7 @@ impl RailHealth {
         }
     }
 
-    /// A connection over the rail has held.
+    /// Records that a connection over the rail has held.
     pub(crate) fn works(&self, rail: &RailKey) {
         self.failed().remove(rail);
     }
@@ -65,7 +66,7 @@ impl RailHealth {
         self.failed().get(rail).is_some_and(|known| known.until > Instant::now())
     }
 
-    /// The next number, from `first` on.
+    /// The next number. The first one is `first()`.
     pub(super) fn turn(&self, first: impl FnOnce() -> usize) -> usize {
         let turns = self.turns.get_or_init(|| AtomicUsize::new(first()));
         turns.fetch_add(1, Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! Registering memory of the application with all devices of a context.
+//! Registers application memory with all devices of a context.
 
 use std::sync::Arc;
 
@@ -8,24 +8,23 @@ use super::registered::{Region, RegisterRegionError, Registered};
 use super::{Context, Held};
 
 impl Context {
-    /// Registers memory of the application: a mapped file, a boxed slice, huge pages, a slab of a
-    /// cache, anything that owns bytes that stay where they are and do not change. Bytes of the
-    /// returned value are sent from where they lie.
+    /// Registers application memory, so that its bytes are sent from where they lie: a mapped file,
+    /// a boxed slice, huge pages, a slab of a cache, or any other owner of bytes that neither move
+    /// nor change.
     ///
-    /// The memory is registered once with each device that the context uses, at once or when the
-    /// context first uses the device, and counts against RLIMIT_MEMLOCK beside the pools. With a
-    /// device that the context uses later the registration may fail; this is logged as a warning,
-    /// [`Registered::devices`] does not have it, and over it the bytes are copied as any others.
-    /// The pages are pinned on a thread that may block.
+    /// The memory is registered once with each device that the context uses, now or when the
+    /// context first uses the device. It counts against RLIMIT_MEMLOCK in addition to the pools. A
+    /// later registration may fail, which is logged as a warning. [`Registered::devices`] then
+    /// leaves that device out, and over it the bytes are copied like any others. The pages are
+    /// pinned on a thread that may block.
     ///
-    /// The memory need not be page-aligned, and devices only read it, so it may be mapped
-    /// read-only. A file that is mapped private is copied from the page cache when it is pinned,
-    /// once; one that is mapped shared is not, but Linux before 6.2 pins it only if it is mapped
-    /// writable (EFAULT). While it is registered, a file that is mapped may be truncated without an
-    /// end to the process: a handler of SIGBUS, installed with the first such memory, has reads
-    /// past the end find zeros. A message with such memory fails with INTERNAL, or, the
-    /// first time over shared memory, ends its connection, and [`Registered::is_truncated`] says
-    /// so.
+    /// The memory need not be page-aligned. Devices only read it, so it may be mapped read-only. A
+    /// privately mapped file is copied from the page cache once, when it is pinned. A shared
+    /// mapping is not copied, but Linux before 6.2 pins it only if it is writable (EFAULT). A
+    /// mapped file may be truncated while it is registered, without ending the process: a SIGBUS
+    /// handler, installed with the first such memory, makes reads past the end return zeros. A
+    /// message with such memory fails with INTERNAL, or, the first time over shared memory, ends
+    /// its connection. [`Registered::is_truncated`] then returns true.
     ///
     /// ```no_run
     /// # async fn send(file: std::fs::File) -> Result<(), Box<dyn std::error::Error>> {
@@ -41,16 +40,16 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// A device that the context uses refuses it, its limit does not allow it, or a part of the
-    /// memory is registered with this context already: the error names the device. Then the memory
-    /// is registered with no device, and dropped.
+    /// A device that the context uses refuses the memory, the device's limit does not allow it, or
+    /// a part of the memory is already registered with this context. The error names the device.
+    /// The memory is then registered with no device, and dropped.
     ///
     /// # Panics
     /// Outside of a tokio runtime, if a device pins memory.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the memory is registered with no device, and dropped when the
-    /// kernel has done what it had begun.
+    /// If the future is dropped, the memory is registered with no device, and is dropped once the
+    /// kernel has ended what it began.
     pub async fn register<T>(&self, memory: T) -> Result<Registered, RegisterRegionError>
     where
         T: AsRef<[u8]> + Send + 'static,
@@ -58,17 +57,16 @@ impl Context {
         self.register_region(Region::new(memory)?).await
     }
 
-    /// Registers memory of the application, as [`register`](Self::register) does, that processes of
-    /// this host may be lent, as
-    /// [`ContextBuilder::lending`](crate::ContextBuilder::lending) allows: fields of 32 KiB and
-    /// more that lie in it are not copied over shared memory either. The peer reads them where they
-    /// are, and they return when it drops them.
+    /// Registers application memory like [`register`](Self::register), and lets it be lent to
+    /// processes of this host, as [`ContextBuilder::lending`](crate::ContextBuilder::lending)
+    /// allows. Over shared memory, fields of 32 KiB and more that lie in it are then not copied
+    /// either: the peer reads them in place, and they return when it drops them.
     ///
     /// The memory is a file of its own, which those processes map, read-only and **whole**. They
-    /// see all of it, and nothing else: with
+    /// see all of it and nothing else: with
     /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) set to false, the context
-    /// lends nothing but such memory. There is no limit on how much of it is lent at a
-    /// time, as nobody else waits for it; it stays registered until the last reader is done.
+    /// lends only such memory. All of it may be lent at the same time, because nothing else waits
+    /// for it. It stays registered until the last reader is done.
     ///
     /// ```no_run
     /// # async fn lend() -> Result<(), Box<dyn std::error::Error>> {
@@ -85,13 +83,13 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// Those of [`register`](Self::register).
+    /// The panics of [`register`](Self::register).
     ///
     /// # Panics
     /// Outside of a tokio runtime, if a device pins memory.
     ///
     /// # Cancel safety
-    /// That of [`register`](Self::register).
+    /// The cancel safety of [`register`](Self::register).
     pub async fn register_lendable(
         &self,
         memory: LendableMemory,
@@ -104,8 +102,8 @@ impl Context {
         region: Arc<Region>,
     ) -> Result<Registered, RegisterRegionError> {
         loop {
-            // Connections do not wait while pages are pinned. A pool that is made meanwhile is
-            // found in the next round.
+            // Connections do not wait while pages are pinned. The next round finds a pool that is
+            // created during that time.
             let (device, held) = {
                 let pools = self.0.state.pools.lock().await;
                 let mut pools = pools.iter().filter(|(_, held)| !held.fabric.is_removed());

@@ -1,4 +1,4 @@
-//! Memory of the application that is sent from where it lies.
+//! Application memory that is sent from where it lies.
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -12,28 +12,28 @@ use tonic_rdma_memory::{
     LendableMemory, Pool, PoolRegistration, RegionError, RegisterError, throttled,
 };
 
-/// Memory that [`Context::register`](crate::Context::register) could not register.
+/// The error of memory that [`Context::register`](crate::Context::register) could not register.
 #[derive(Debug, thiserror::Error)]
 #[error("{device}: {source}")]
 pub struct RegisterRegionError {
-    /// The device that it could not be registered with, or `shm`.
+    /// The device that refused the memory, or `shm`.
     pub device: String,
-    /// Why.
+    /// The cause.
     pub source: RegionError,
 }
 
-/// Memory of the application, registered with the devices of a [`Context`](crate::Context).
+/// Application memory that is registered with the devices of a [`Context`](crate::Context).
 ///
-/// [`bytes`](Self::bytes) and [`slice`](Self::slice) give [`Bytes`] of it. In the `bytes` fields of
-/// messages they are sent without being copied, over every device and over shared memory, wherever
-/// [pool memory](crate::Channel::pool) would be. Over TCP they are written to the socket as any
+/// [`bytes`](Self::bytes) and [`slice`](Self::slice) return [`Bytes`] of the memory. In a message's
+/// `bytes` fields they are sent without a copy, over every device and over shared memory, wherever
+/// [pool memory](crate::Channel::pool) would be. Over TCP they are written to the socket like any
 /// other bytes.
 ///
-/// The memory is deregistered and dropped when this value and all bytes of it are gone, and the
-/// devices are done with them, never before.
+/// The memory is deregistered and dropped once this value and all its bytes are dropped and no
+/// device uses it any more.
 pub struct Registered {
     region: Arc<Region>,
-    /// Holds `region`.
+    /// Keeps `region` alive.
     bytes: Bytes,
 }
 
@@ -69,9 +69,9 @@ impl Registered {
         self.bytes.is_empty()
     }
 
-    /// Whether the memory is mapped from a file, and was found to reach past the end of the file,
-    /// which was truncated: reads of these pages find zeros, and messages with this memory fail. It
-    /// is found when somebody reads such a page.
+    /// Whether the memory is mapped from a file that was truncated, so that the mapping reaches
+    /// past the file's end. Reads of these pages return zeros, and messages with this memory fail.
+    /// Known only after such a page has been read.
     pub fn is_truncated(&self) -> bool {
         #[cfg(target_os = "linux")]
         return tonic_rdma_memory::mapped_file::is_truncated(&self.bytes);
@@ -79,8 +79,8 @@ impl Registered {
         false
     }
 
-    /// The names of the devices that the memory is registered with at the moment, `shm` for shared
-    /// memory, in alphabetical order.
+    /// The names of the devices that the memory is registered with now, in alphabetical order.
+    /// Shared memory is `shm`.
     pub fn devices(&self) -> Vec<String> {
         let mut names: Vec<_> =
             self.region.registrations().iter().map(|(device, _)| device.clone()).collect();
@@ -98,7 +98,7 @@ impl fmt::Debug for Registered {
     }
 }
 
-/// The owner of the bytes that the application has.
+/// Owns the bytes that the application holds.
 struct Whole(Arc<Region>);
 
 impl AsRef<[u8]> for Whole {
@@ -121,17 +121,17 @@ impl AsRef<[u8]> for Guarded {
     }
 }
 
-/// Memory of the application, and its registrations by device. The memory is dropped last, as each
-/// registration holds it.
+/// Application memory and its registrations by device. Each registration holds the memory, so the
+/// memory is dropped last.
 pub(super) struct Region {
     memory: Bytes,
-    /// The same, if peers may be lent it.
+    /// The same memory, if it may be lent to peers.
     lendable: Option<Arc<LendableMemory>>,
     registrations: Mutex<Vec<(String, PoolRegistration)>>,
 }
 
 impl Region {
-    /// Memory that is mapped from a file is guarded from now on.
+    /// Begins to guard memory that is mapped from a file.
     pub(super) fn new(
         memory: impl AsRef<[u8]> + Send + 'static,
     ) -> Result<Arc<Self>, RegisterRegionError> {
@@ -150,7 +150,7 @@ impl Region {
         Ok(Arc::new(Region { memory, lendable: None, registrations: Mutex::default() }))
     }
 
-    /// Nobody can truncate such memory: it has no guard.
+    /// Such memory cannot be truncated, so it needs no guard.
     pub(super) fn lendable(memory: LendableMemory) -> Arc<Self> {
         let lendable = Arc::new(memory);
         let memory = LendableMemory::bytes(lendable.clone());
@@ -161,7 +161,7 @@ impl Region {
         self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is registered with a device.
+    /// Whether the memory is registered with a device.
     pub(super) fn is_with(&self, device: &str) -> bool {
         self.registrations().iter().any(|(name, _)| name == device)
     }
@@ -194,12 +194,12 @@ impl Region {
     }
 }
 
-/// All memory of the application that is registered with a context.
+/// All application memory that is registered with a context.
 #[derive(Default)]
 pub(super) struct Regions(Mutex<Vec<Weak<Region>>>);
 
 impl Regions {
-    /// Those that are in use.
+    /// The regions in use.
     pub(super) fn all(&self) -> Vec<Weak<Region>> {
         let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         regions.retain(|region| region.strong_count() > 0);
@@ -212,7 +212,7 @@ impl Regions {
         regions.push(Arc::downgrade(region));
     }
 
-    /// Ends the registrations with a device that has been removed.
+    /// Ends the registrations with a device that was removed.
     pub(super) fn forget(&self, device: &str) {
         for region in self.all().iter().filter_map(Weak::upgrade) {
             region.registrations().retain(|(name, _)| name != device);
@@ -223,7 +223,7 @@ impl Regions {
 /// Registers regions with a device that the context has begun to use.
 pub(super) async fn register_all(regions: Vec<Weak<Region>>, device: String, pool: Pool) {
     for region in regions {
-        // Those that have been dropped meanwhile are left out.
+        // Regions that were dropped by now are left out.
         let Some(region) = region.upgrade() else { continue };
         if let Err(error) = region.register_with(&device, &pool).await {
             throttled!(warn, %error, "application memory is not registered: it is copied");

@@ -1,4 +1,4 @@
-//! Where on this host connections can be made from.
+//! The addresses of this host from which connections can be made.
 
 #[cfg(feature = "test-util")]
 use tonic_rdma_fabric::sim::SimDevice;
@@ -10,17 +10,17 @@ use crate::context::numa;
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) addresses: Vec<LocalAddress>,
-    /// They are of the device that the application or the environment has named.
+    /// The addresses are those of the device that the application or the environment has named.
     pub(crate) named: bool,
-    /// Devices on a NUMA node on which this process does not run.
+    /// Devices on a NUMA node that this process does not run on.
     pub(crate) far: Vec<String>,
 }
 
 impl Sources {
-    /// Those of RDMA devices. Blocks.
+    /// The addresses of RDMA devices. Blocks.
     pub(super) fn of(only: Option<&str>) -> Result<Self, FabricError> {
         let mut addresses = Fabric::local_addresses(only)?;
-        // Nothing leaves by the others.
+        // No packet leaves by an interface that does not run.
         addresses.retain(|at| at.running);
         let read = |path: &str| std::fs::read_to_string(path).ok();
         let mut far: Vec<_> = addresses.iter().map(|at| at.device.clone()).collect();

@@ -1,46 +1,47 @@
-//! The RDMA devices of this host as they were found, kept until the kernel tells of a change.
+//! The RDMA devices of this host, remembered until the kernel reports a change.
 //!
-//! To look at a device is to open it, which takes milliseconds and locks in the kernel on real
-//! adapters, and programs have many channels. A look is kept
+//! A survey opens each device, which takes milliseconds and locks in the kernel on real adapters,
+//! and programs have many channels. The result of a survey is kept
 //!
-//! - while the kernel has told of no change since before it, and the device monitor has found none;
-//! - if every device could be looked at: a device file that becomes accessible is told by nobody;
-//! - for [`SETTLES`] after a change only if all devices can be used: the state of a port may follow
-//!   what is told of it. Opening a device looks at its port again, so a port that goes down after
-//!   the look is found.
+//! - as long as the kernel has reported no later change, and the device monitor has found none;
+//! - only if every device could be opened, because nothing reports a device file that becomes
+//!   accessible;
+//! - for the first [`SETTLES`] after a change only if all devices are usable, because a port's
+//!   state may change after its report. Opening a device checks its port again, so a port that goes
+//!   down after the survey is noticed.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tonic_rdma_fabric::{DeviceInfo, Fabric, FabricError, HostSnapshot, HostWatch};
 
-/// How long the state of ports may take to follow what is told of it.
+/// How long after a report the state of ports may still change.
 const SETTLES: Duration = Duration::from_secs(2);
 
 pub(super) type Devices = Arc<[DeviceInfo]>;
 
-/// The devices as they were found.
+/// The devices of the last survey.
 #[derive(Debug, Default)]
 pub(super) struct Survey(Mutex<SurveyState>);
 
 #[derive(Debug, Default)]
 struct SurveyState {
-    /// Made with the first look; none where the system refuses it.
+    /// Created with the first survey. `Some(None)` if the system does not allow it.
     watch: Option<Option<HostWatch>>,
-    /// The host as the device monitor last saw it.
+    /// The device monitor's last snapshot of the host.
     host: Option<Arc<HostSnapshot>>,
-    /// The number of changes so far, and when the last of them was noticed.
+    /// The number of changes so far, and when the last one was noticed.
     changes: u64,
     changed: Option<Instant>,
-    /// The devices, whether they had settled, and the number of changes before.
+    /// The devices, whether they had settled, and the number of changes before the survey.
     kept: Option<(Devices, bool, u64)>,
 }
 
 impl SurveyState {
-    /// Whether the kernel has told of a change since this was asked last, as far as it tells.
+    /// Whether the kernel has reported a change since the last call. `None` if it reports nothing.
     fn told(&mut self) -> Option<bool> {
         if self.watch.is_none() {
-            // Without devices there is nothing to keep, nor to watch.
+            // Without devices there is nothing to remember or to watch.
             if !Fabric::may_have_devices() {
                 return None;
             }
@@ -68,12 +69,12 @@ impl Survey {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All RDMA devices. `host` is what the device monitor has seen last. Blocks.
+    /// All RDMA devices. `host` is the device monitor's last snapshot. Blocks.
     pub(super) fn devices(&self, host: Arc<HostSnapshot>) -> Result<Devices, FabricError> {
         self.devices_by(host, Instant::now, SurveyState::told, Fabric::devices)
     }
 
-    /// Has the watch also told of a device's own events.
+    /// Makes the watch report a device's own events as well.
     pub(super) fn watch(&self, fabric: &Fabric) {
         if let Some(Some(watch)) = &self.state().watch
             && let Err(error) = fabric.tell_removal(watch)
@@ -126,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// A host whose kernel and clock are the test's, and its devices.
+    /// A host whose kernel and clock the test controls, and its devices.
     struct Host {
         survey: Survey,
         seen: Arc<HostSnapshot>,
@@ -171,7 +172,8 @@ mod tests {
             Ok(vec![device("mlx5_0"), device("mlx5_1")])
         }
 
-        /// An attempt, and the number of looks so far, each of which opens all devices.
+        /// Makes an attempt, and returns the number of surveys so far. Each survey opens all
+        /// devices.
         fn attempt(&self) -> u32 {
             let told = |_: &mut SurveyState| {
                 let told = self.told.get();
@@ -189,14 +191,14 @@ mod tests {
         }
     }
 
-    /// Before, each attempt looked twice.
+    /// An earlier version surveyed twice for each attempt.
     #[test]
     fn attempts_look_once_until_the_kernel_tells_of_a_change() {
         let host = Host::new();
         for _ in 0..100 {
             assert_eq!(host.attempt(), 1);
         }
-        // Once more when what has just been told must have come about.
+        // One more survey, once the reported change must have happened.
         host.settle();
         for _ in 0..100 {
             assert_eq!(host.attempt(), 2);
@@ -226,14 +228,15 @@ mod tests {
 
     #[test]
     fn what_nobody_tells_of_is_not_kept() {
-        // The devices cannot be opened, which a change of their files' modes would change.
+        // The devices cannot be opened. A change of their files' modes, which nothing reports,
+        // would change that.
         let host = Host::new();
         host.ports.set(0);
         host.settle();
         assert_eq!([host.attempt(), host.attempt()], [1, 2]);
         host.settle();
         assert_eq!([host.attempt(), host.attempt()], [3, 4]);
-        // The kernel tells of nothing.
+        // The kernel reports nothing.
         let host = Host::new();
         host.told.set(None);
         assert_eq!([host.attempt(), host.attempt()], [1, 2]);
