@@ -15,30 +15,31 @@ use crate::tcp::reused_tasks::ReusedTasks;
 const URI_OF_UNIX: &str = "http://tonic/";
 
 impl Endpoint {
-    /// Connect, and decide the path.
+    /// Connect, and wait until the path is decided.
     ///
-    /// Resolves when TCP is connected and the path is decided, at the latest
+    /// Returns when TCP is connected and the path is decided, at the latest
     /// [`fast_path_timeout`](Endpoint::fast_path_timeout) after the TCP connection is up.
     ///
     /// # Errors
     ///
-    /// The TCP connection cannot be made, which is tonic's error alone, an environment variable has
-    /// a bad value ([`Cause::Environment`](crate::Cause::Environment)), or the fast path is
-    /// required and not available ([`Cause::Required`](crate::Cause::Required)).
+    /// There are three causes. The TCP connection cannot be made, which is tonic's own error. An
+    /// environment variable has a bad value ([`Cause::Environment`](crate::Cause::Environment)). Or
+    /// the fast path is required and not available ([`Cause::Required`](crate::Cause::Required)).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future closes what it has opened; it can be called again.
+    /// If the future is dropped, it closes what it has opened. `connect` can then be called again.
     pub async fn connect(&self) -> Result<Channel, Error> {
         let env = EnvSettings::read()?;
         let tcp = self.connect_tcp().await?;
         Channel::establish(tcp, self, env).await
     }
 
-    /// Create a channel that connects at its first call. That call goes over TCP. The channel makes
-    /// its fast path at the second call, or 20 ms after the first, so that a program that connects
-    /// for each call does not pay for one, and moves when the path is up. With
-    /// [`require_fast_path`](Endpoint::require_fast_path) it makes the path at the first call.
+    /// Create a channel that connects at its first call, which goes over TCP. The channel makes its
+    /// fast path at the second call, or 20 ms after the first, and moves once the path is up. So a
+    /// program that connects for each call does not pay for a fast path. With
+    /// [`require_fast_path`](Endpoint::require_fast_path), the channel makes the path at the first
+    /// call.
     ///
     /// A bad environment variable makes every call fail with UNAVAILABLE and a message that names
     /// the variable.
@@ -52,24 +53,25 @@ impl Endpoint {
 
     /// Connect with a custom connector for the TCP side, such as a Unix socket or a proxy.
     ///
-    /// The Offer travels over it like any call, so the channel uses the fast path if the server
-    /// offers one that it can reach; add `.policy(Policy::Off)` to keep calls on the connector.
+    /// The Offer travels over the connector like any call, so the channel uses the fast path if the
+    /// server offers one that it can reach. Add `.policy(Policy::Off)` to keep calls on the
+    /// connector.
     ///
     /// A server accepts an Offer only if it states the client's address of the TCP connection
     /// ([`ThroughGateway`](crate::ReasonCode::ThroughGateway)). The address is known if the
     /// connector returns `TokioIo<TcpStream>`, or that inside a stream of tokio-rustls. Over any
     /// other type, over Unix sockets and through proxies, calls stay on the connector, unless the
-    /// server is configured to [offer through gateways](crate::Server::offer_through_gateways).
+    /// server [offers through gateways](crate::Server::offer_through_gateways).
     ///
     /// [`connect_timeout`](Endpoint::connect_timeout) applies to the connector.
     ///
     /// # Errors
     ///
-    /// As [`connect`](Endpoint::connect).
+    /// The errors of [`connect`](Endpoint::connect).
     ///
     /// # Cancel safety
     ///
-    /// As [`connect`](Endpoint::connect).
+    /// The cancel safety of [`connect`](Endpoint::connect).
     pub async fn connect_with_connector<C>(&self, connector: C) -> Result<Channel, Error>
     where
         C: tower::Service<Uri> + Send + 'static,
@@ -83,8 +85,8 @@ impl Endpoint {
         Channel::establish(self.over(channel, local_addr), self, env).await
     }
 
-    /// As [`connect_with_connector`](Endpoint::connect_with_connector), but connects at the first
-    /// call, as [`connect_lazy`](Endpoint::connect_lazy).
+    /// Like [`connect_with_connector`](Endpoint::connect_with_connector), but connects at the first
+    /// call, like [`connect_lazy`](Endpoint::connect_lazy).
     ///
     /// # Panics
     ///
@@ -111,7 +113,7 @@ impl Endpoint {
         Ok(self.over(self.tcp().connect_with_connector(connector).await?, local_addr))
     }
 
-    /// As [`connect_tcp`](Self::connect_tcp), at the first call.
+    /// Like [`connect_tcp`](Self::connect_tcp), but connects at the first call.
     pub(crate) fn connect_tcp_lazy(&self) -> TcpChannel {
         if self.is_unix() {
             let channel = self.tcp().connect_lazy();
@@ -121,8 +123,8 @@ impl Endpoint {
         self.over(self.tcp().connect_with_connector_lazy(connector), local_addr)
     }
 
-    /// tonic's endpoint, to connect. Unless the user has set an executor, the tasks of its calls
-    /// are reused.
+    /// tonic's endpoint, ready to connect. Unless the user has set an executor, it reuses the tasks
+    /// of calls.
     pub(crate) fn tcp(&self) -> tonic::transport::Endpoint {
         match self.shared.reuses_tasks {
             true => self.tcp.clone().executor(ReusedTasks::default()),
@@ -136,7 +138,7 @@ impl Endpoint {
         channel: tonic::transport::Channel,
         local_addr: LocalAddr,
     ) -> TcpChannel {
-        // An address with this scheme is connected to by TLS, or not at all.
+        // An address with this scheme is reached by TLS, or not at all.
         let tls = self.tcp.uri().scheme() == Some(&http::uri::Scheme::HTTPS);
         let plaintext = Plaintext { tls, agreed: self.shared.plaintext_rdma };
         TcpChannel { channel, local_addr, plaintext }

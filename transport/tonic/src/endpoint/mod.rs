@@ -31,8 +31,8 @@ pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Channel builder, with the names of [`tonic::transport::Endpoint`].
 ///
-/// The address is that of the server's TCP port. Each builder method says whether it applies to
-/// calls on both paths or to the TCP side alone.
+/// The address is the server's TCP port. Each builder method says whether it applies to calls on
+/// both paths or only to the TCP side.
 ///
 /// ```no_run
 /// use tonic_rdma::Endpoint;
@@ -44,7 +44,7 @@ pub(crate) const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(1);
 /// ```
 #[derive(Clone)]
 pub struct Endpoint {
-    /// The TCP side. User agent and origin are set on it as well; the limits are not.
+    /// The TCP side. User agent and origin are set here as well, but not the limits.
     pub(crate) tcp: tonic::transport::Endpoint,
     pub(crate) shared: Settings,
 }
@@ -72,16 +72,16 @@ pub(crate) struct Settings {
     pub(crate) rails: Option<usize>,
     pub(crate) copy_on_delivery: bool,
     pub(crate) plaintext_rdma: bool,
-    /// A copy of the value in tonic's endpoint, which has no getter.
+    /// A copy of the value in tonic's endpoint, which has no getter for it.
     pub(crate) local_address: Option<IpAddr>,
-    /// The executor of the TCP side is tokio's: tasks of calls may be reused.
+    /// The TCP side's executor is tokio's, so tasks of calls may be reused.
     pub(crate) reuses_tasks: bool,
-    /// Where to count; a balanced channel counts over all its endpoints.
+    /// Counters to add to. A balanced channel has one set for all its endpoints.
     pub(crate) counters: Option<Arc<Counters>>,
 }
 
 impl Settings {
-    /// Whether calls wait, or end early, by settings of this endpoint.
+    /// Whether settings of this endpoint can delay calls or end them early.
     pub(crate) fn has_limits(&self) -> bool {
         self.timeout.is_some() || self.concurrency_limit.is_some() || self.rate_limit.is_some()
     }
@@ -113,7 +113,7 @@ impl Endpoint {
         Self::reusing_tasks(tonic::transport::Endpoint::from_static(s))
     }
 
-    /// `tcp` has the executor that tonic gives it.
+    /// `tcp` with tonic's default executor.
     fn reusing_tasks(tcp: tonic::transport::Endpoint) -> Self {
         let shared = Settings { reuses_tasks: true, ..Settings::default() };
         Self { tcp, shared }
@@ -135,7 +135,7 @@ impl Endpoint {
 
     /// Set a custom user-agent header (both paths).
     ///
-    /// tonic's own, `tonic/x.y.z`, is appended on either path. On the fast path of a server of
+    /// On either path, tonic's own `tonic/x.y.z` is appended. On the fast path to a server of
     /// another version, which does not tell the client what tonic appends, it is
     /// `tonic-rdma/x.y.z`.
     ///
@@ -166,8 +166,8 @@ impl Endpoint {
 
     /// Limit the time from the start of each call to its response headers (both paths).
     ///
-    /// The shorter of this and the request's `grpc-timeout` applies. This limit is not sent to the
-    /// server; for that use [`tonic::Request::set_timeout`]. A call that exceeds it fails with
+    /// The shorter of this and the request's `grpc-timeout` applies. The server does not learn this
+    /// limit. To send one, use [`tonic::Request::set_timeout`]. A call that exceeds it fails with
     /// CANCELLED, "Timeout expired", as in tonic.
     ///
     /// ```
@@ -191,11 +191,11 @@ impl Endpoint {
         self
     }
 
-    /// Limit the number of calls begun per `duration`, over both paths together. Further calls
+    /// Limit the number of calls that begin per `duration`, over both paths together. Further calls
     /// wait.
     ///
-    /// With this limit, calls pass through a queue and a task
-    /// ([`buffer_size`](Endpoint::buffer_size)), which costs each call a task switch.
+    /// With this limit, calls pass through a queue and a task, which costs each call a task switch.
+    /// See [`buffer_size`](Endpoint::buffer_size).
     ///
     /// # Panics
     ///
@@ -224,8 +224,8 @@ impl Endpoint {
         self
     }
 
-    /// Set the executor of background tasks: HTTP/2 and the fast path's manager. Default is
-    /// `tokio::spawn`.
+    /// Set the executor of background tasks, which are HTTP/2 and the fast path's manager. Default
+    /// is `tokio::spawn`.
     pub fn executor<E>(mut self, executor: E) -> Self
     where
         E: hyper::rt::Executor<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>>
@@ -242,9 +242,9 @@ impl Endpoint {
     /// Add metadata to the Offer, the call by which the channel asks for the fast path.
     ///
     /// The Offer passes through the server's layers and interceptors like every call, but not
-    /// through the client's, which are above the channel. A service with authentication therefore
-    /// needs its credentials here as well. The hook receives an empty map, may be slow (to fetch a
-    /// token, for example), and runs for every attempt. An error counts as
+    /// through the client's, which are above the channel. So a service with authentication needs
+    /// its credentials here as well. The hook receives an empty map and runs for every attempt. It
+    /// may be slow, for example to fetch a token. An error counts as
     /// [`HandshakeRejected`](crate::ReasonCode::HandshakeRejected): the channel stays on TCP.
     ///
     /// ```
@@ -273,8 +273,8 @@ impl Endpoint {
         self
     }
 
-    /// Run an interceptor on the Offer, for example that of the client's stub. It replaces a hook
-    /// set with [`offer_metadata`](Endpoint::offer_metadata), and is replaced by a later one.
+    /// Run an interceptor on the Offer, for example the one of the client's stub. It replaces a
+    /// hook set with [`offer_metadata`](Endpoint::offer_metadata), and a later hook replaces it.
     pub fn offer_interceptor<I>(mut self, interceptor: I) -> Self
     where
         I: Interceptor + Clone + Send + Sync + 'static,
@@ -283,14 +283,15 @@ impl Endpoint {
         self
     }
 
-    /// Set the devices and pinned memory to use. Default is [`Context::global`].
+    /// Set the context, with the devices and pinned memory to use. Default is [`Context::global`].
     pub fn context(mut self, context: Context) -> Self {
         self.shared.context = Some(context);
         self
     }
 
-    /// Limit the size in bytes of a response's headers, and of its trailers: names, values and a
-    /// few bytes for each (both paths). Default is 64 KiB on the fast path, hyper's 16 KiB on TCP.
+    /// Limit the size in bytes of a response's headers, and of its trailers (both paths). It counts
+    /// names, values and a few bytes for each. Default is 64 KiB on the fast path, and hyper's 16
+    /// KiB on TCP.
     ///
     /// On the fast path the value is clamped to 4 KiB to 1 MiB, and one name or value may have
     /// 65,535 bytes. A call whose response exceeds the limit fails with RESOURCE_EXHAUSTED.
@@ -301,68 +302,70 @@ impl Endpoint {
     }
 
     /// How long this side's device waits for an acknowledgement before it sends a packet again.
-    /// Default is 268 ms; the value is rounded up to 4.096 us times a power of two, and clamped to
+    /// Default is 268 ms. The value is rounded up to 4.096 us times a power of two, and clamped to
     /// 1 ms to 17 s.
     ///
-    /// With [`ack_retries`](Self::ack_retries) it decides how long the network may be gone before
-    /// the connection is: this time once more than there are retries, which is 1.9 s by default.
-    /// Where a path is given another way in place of a broken one (a bond, a switch that is
-    /// restarted, a subnet manager that computes routes), and that takes longer, set it to survive
-    /// that. Each side has its own setting ([`Server::ack_timeout`](crate::Server::ack_timeout)).
+    /// Together with [`ack_retries`](Self::ack_retries) it decides for how long the network may
+    /// fail before the connection is lost: this time, multiplied by one more than the number of
+    /// retries, or 1.9 s by default. Some networks need longer to replace a broken way, for example
+    /// with a bond, a switch that restarts, or a subnet manager that computes routes. Set it to
+    /// survive that. Each side has its own setting
+    /// ([`Server::ack_timeout`](crate::Server::ack_timeout)).
     ///
-    /// InfiniBand and RoCE only: on iWARP TCP decides, and shared memory loses nothing.
+    /// InfiniBand and RoCE only: on iWARP, TCP decides, and shared memory loses nothing.
     pub fn ack_timeout(mut self, time: Duration) -> Self {
         self.shared.ack_timeout = Some(time);
         self
     }
 
     /// How often a device sends a packet again before the connection is lost, at both ends. Default
-    /// is 6, the value is clamped to 1 to 6. See [`ack_timeout`](Self::ack_timeout).
+    /// is 6. The value is clamped to 1 to 6. See [`ack_timeout`](Self::ack_timeout).
     pub fn ack_retries(mut self, retries: u8) -> Self {
         self.shared.ack_retries = Some(retries);
         self
     }
 
-    /// Type of service of the packets of the fast path, in both directions: the byte of the IP
-    /// header whose upper six bits are the differentiated services code point (RFC 2474). Networks
-    /// that lose no packets of one class, or give it a share, tell it by that. `TONIC_RDMA_TOS`, if
-    /// set, overrides it. Default is what the system has for the device.
+    /// Type of service of the fast path's packets, in both directions: the byte of the IP header
+    /// whose upper six bits are the differentiated services code point (RFC 2474). Networks use it
+    /// to select a class of packets that is never dropped or has a share of the bandwidth.
+    /// `TONIC_RDMA_TOS`, if set, overrides it. Default is the system's value for the device.
     ///
-    /// On RoCE v2 and InfiniBand (there as traffic class) the client's is that of both ends.
-    /// Soft-iWARP sets none; on other iWARP devices it is that of the client's packets, and the
-    /// server's are those of [`Server::type_of_service`](crate::Server::type_of_service), if the
-    /// device takes it. The TCP side is not changed.
+    /// On RoCE v2 and InfiniBand, where it is the traffic class, the client's value applies to both
+    /// ends. Soft-iWARP sets none. On other iWARP devices it applies to the client's packets, and
+    /// [`Server::type_of_service`](crate::Server::type_of_service) to the server's, if the device
+    /// supports it. The TCP side is not changed.
     pub fn type_of_service(mut self, tos: u8) -> Self {
         self.shared.type_of_service = Some(tos);
         self
     }
 
-    /// Limit the number of rails of a channel: connections that each have a device of their own at
-    /// both ends. Default is 8; the value is clamped to 1 to 8, of which 1 means one connection.
+    /// Limit the number of a channel's rails, which are connections over different devices at both
+    /// ends. Default is 8. The value is clamped to 1 to 8, and 1 means one connection.
     ///
-    /// Where client and server have several RDMA devices, channels begin at different ones, in
-    /// turn. A channel makes connections over the others once calls overlap that transfer bulk
-    /// (64 KiB at once, or more); from then on such a call goes to the rail with the fewest calls
-    /// in flight, and any other call to the first one. Each connection pins 8 KiB at both ends when
-    /// idle, and each device has a pool of its own: what lies in that of another device is copied
-    /// once before it is sent ([`Copied::staging`](crate::Copied::staging)), unless it
-    /// was [registered](crate::Context::register).
+    /// If client and server have several RDMA devices, channels take turns in the device that they
+    /// begin with. A channel connects over the other devices once calls overlap that transfer bulk
+    /// (64 KiB or more at once). From then on such a call goes to the rail with the fewest calls in
+    /// flight, and any other call to the first one. Each connection pins 8 KiB at both ends when
+    /// idle. Each device has its own pool. Data in another device's pool is copied once before it
+    /// is sent ([`Copied::staging`](crate::Copied::staging)), unless it was
+    /// [registered](crate::Context::register).
     ///
-    /// A device is reached from those in the same IP network, or by the system's route if there are
-    /// none. When a rail is lost, its calls fail as on any lost connection, and further calls go
-    /// over the others. [`Channel::path`](crate::Channel::path) is that of the first connection.
+    /// A server's device is reached from devices in the same IP network, or over the system's route
+    /// if this host has none. When a rail is lost, its calls fail as on any lost connection, and
+    /// further calls go over the others. [`Channel::path`](crate::Channel::path) returns the first
+    /// connection's path.
     pub fn rails(mut self, rails: usize) -> Self {
         self.shared.rails = Some(rails);
         self
     }
 
-    /// Copy received data out of the memory that the server can write to, before the application
+    /// Copy received data out of the memory that the server can write to before the application
     /// sees it. Off by default.
     ///
     /// A server that violates the protocol can still write to granted memory after it has reported
     /// its write as complete. It can thus change `Bytes` fields that
     /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages, while the
-    /// application checks or uses them, and nothing else. If the server is not trusted that far,
+    /// application checks or uses them, but no other memory. If the server is not trusted that far,
     /// this option gives up zero-copy on receipt: each message is copied once, from landing memory
     /// to the heap, and counted in [`Copied::delivery`](crate::Copied::delivery). The server lends
     /// nothing to such a client. Over TCP there is no such memory.
@@ -379,8 +382,8 @@ impl Endpoint {
 
 impl From<tonic::transport::Endpoint> for Endpoint {
     /// Takes over the settings of the TCP side. A timeout, limit or user agent that is set on `tcp`
-    /// applies on the TCP path only; set it on the result instead. The local address is not taken
-    /// over: set it on the result, too.
+    /// applies only on the TCP path, so set it on the result instead. The local address is not
+    /// taken over, so set it on the result as well.
     fn from(tcp: tonic::transport::Endpoint) -> Self {
         Self { tcp, shared: Settings::default() }
     }

@@ -56,15 +56,15 @@ impl Endpoint {
         self.with_tcp(|e| e.initial_connection_window_size(sz))
     }
 
-    /// Interval of keep-alive pings (both paths). By default none are sent, and a server that is
-    /// silent, because its process is stopped or busy, is waited for.
+    /// Interval of keep-alive pings (both paths). By default none are sent, and calls wait for a
+    /// server that is silent because its process is stopped or busy.
     ///
     /// On the fast path, as over HTTP/2, a ping is sent when nothing was received for this long.
-    /// Any message counts as the answer. A server that does not answer in
+    /// Any message counts as the answer. A server that does not answer within
     /// [`keep_alive_timeout`](Self::keep_alive_timeout) loses the connection, and its calls end
-    /// with UNAVAILABLE. A process, host or path that is gone is noticed without this. The value is
-    /// clamped there to 10 ms to one day. Timers may be late by a 32nd of their wait, so that those
-    /// of many connections expire together.
+    /// with UNAVAILABLE. The loss of a process, host or path is noticed without this. On the fast
+    /// path the value is clamped to 10 ms to one day. Timers may be late by a 32nd of their wait,
+    /// so that those of many connections expire together.
     pub fn http2_keep_alive_interval(mut self, interval: Duration) -> Self {
         self.shared.keep_alive.interval = Some(interval);
         self.with_tcp(|e| e.http2_keep_alive_interval(interval))
@@ -92,8 +92,8 @@ impl Endpoint {
         self.with_tcp(|e| e.http2_header_table_size(size))
     }
 
-    /// Maximum size of a header block accepted over HTTP/2, in bytes. Default is hyper's, 16 KiB
-    /// (TCP side; on the fast path it is 64 KiB).
+    /// Maximum size of a header block accepted over HTTP/2, in bytes (TCP side). Default is
+    /// hyper's, 16 KiB. On the fast path it is 64 KiB.
     pub fn http2_max_header_list_size(self, size: u32) -> Self {
         self.with_tcp(|e| e.http2_max_header_list_size(size))
     }
@@ -110,8 +110,8 @@ impl Endpoint {
         self.with_tcp(|e| e.http2_reset_stream_duration(duration))
     }
 
-    /// Number of streams reset by this end for errors after which HTTP/2 closes the connection;
-    /// `None` is no limit (TCP side).
+    /// Number of streams reset by this end for errors after which HTTP/2 closes the connection (TCP
+    /// side). `None` is no limit.
     #[must_use]
     pub fn http2_max_local_error_reset_streams(self, max: impl Into<Option<usize>>) -> Self {
         self.with_tcp(|e| e.http2_max_local_error_reset_streams(max))
@@ -129,16 +129,17 @@ impl Endpoint {
         self.with_tcp(|e| e.local_address(addr))
     }
 
-    /// Whether calls may go over RDMA in plain text although the TCP connection is encrypted by TLS
-    /// (fast path). Off by default: such a channel uses shared memory or TCP, with the reason
-    /// [`NotEncrypted`](crate::ReasonCode::NotEncrypted) where RDMA would have carried the calls.
+    /// Whether calls may go over RDMA in plain text although TLS encrypts the TCP connection (fast
+    /// path). Off by default: such a channel uses shared memory or TCP. If RDMA would have carried
+    /// the calls, the reason is [`NotEncrypted`](crate::ReasonCode::NotEncrypted).
     ///
-    /// RDMA has no encryption here: whoever is on the network between the devices can read and
-    /// change what it carries. So both programs have to agree, the server by
+    /// RDMA is not encrypted here: anyone on the network between the devices can read and change
+    /// the traffic. So both programs have to agree, the server by
     /// [`Server::plaintext_rdma`](crate::Server::plaintext_rdma).
     ///
-    /// TLS is an address with the scheme `https`, or a connector that returns a stream of
-    /// tokio-rustls. Of a connector that encrypts in a type of its own nothing is known.
+    /// A connection counts as TLS if the address has the scheme `https`, or if the connector
+    /// returns a stream of tokio-rustls. A connector that encrypts in a type of its own is not
+    /// recognised.
     pub fn plaintext_rdma(mut self, allow: bool) -> Self {
         self.shared.plaintext_rdma = allow;
         self
@@ -151,8 +152,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// The configuration is invalid, a certificate or key for example; or
-    /// [`Cause::NoCryptography`](crate::Cause::NoCryptography).
+    /// The configuration is invalid, for example a certificate or key, or there is no cryptography
+    /// ([`Cause::NoCryptography`](crate::Cause::NoCryptography)).
     #[cfg(feature = "_tls-any")]
     pub fn tls_config(
         mut self,
@@ -169,8 +170,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// The configuration is invalid, a certificate or key for example; or
-    /// [`Cause::NoCryptography`](crate::Cause::NoCryptography).
+    /// The configuration is invalid, for example a certificate or key, or there is no cryptography
+    /// ([`Cause::NoCryptography`](crate::Cause::NoCryptography)).
     #[cfg(feature = "_tls-any")]
     pub fn tls_config_with_verifier(
         mut self,
