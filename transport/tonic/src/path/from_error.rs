@@ -1,4 +1,4 @@
-//! Conversion of fabric, memory and handshake errors to [`Reason`]s.
+//! Converts fabric, memory and handshake errors to [`Reason`]s.
 
 use std::io::{self, ErrorKind};
 
@@ -23,7 +23,7 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         | FabricError::NoIpoib { .. }
         | FabricError::NotOnRdma { .. }
         | FabricError::Moved { .. } => ReasonCode::NotOnRdmaDevice,
-        // Drivers of adapters pin the memory of queues.
+        // Some adapters' drivers pin the queues' memory.
         FabricError::QueuePairRefused { source, .. }
             if source.kind() == ErrorKind::OutOfMemory && is_limited() =>
         {
@@ -31,13 +31,13 @@ pub(crate) fn fabric(error: FabricError) -> Reason {
         }
         FabricError::Forked => ReasonCode::Forked,
         FabricError::MemoryFile { source, .. } => memory_file(source),
-        // If a device refuses any other call, it is as unusable as one without queue pairs.
+        // A device that refuses any other call is as unusable as one without queue pairs.
         _ => ReasonCode::QueuePairRefused,
     };
     Reason::new(code, error.to_string())
 }
 
-/// There is no thread for what blocks.
+/// The reason if there is no thread for blocking work.
 pub(crate) fn no_thread(error: io::Error) -> Reason {
     let code = match error.raw_os_error() {
         Some(_) => ReasonCode::ProcessLimit,
@@ -81,9 +81,9 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
     Reason::new(code, error.to_string())
 }
 
-/// A rejection that the peer's program has not seen, so that the ticket is not spent: it counts as
-/// the path's. Only where the peer had timed out may the program have taken the ticket, for which
-/// [`HandshakeTimeout`](ReasonCode::HandshakeTimeout) stands.
+/// The reason of a rejection that the peer's program has not seen. The ticket is then not spent, so
+/// the rejection counts against the path. The program may have taken the ticket only if the peer
+/// had timed out, for which this returns [`HandshakeTimeout`](ReasonCode::HandshakeTimeout).
 fn rejected_by_manager(reason: RejectReason, detail: String) -> Reason {
     match reason {
         RejectReason::TIMEOUT => Reason::new(ReasonCode::HandshakeTimeout, detail).passing(),
@@ -95,7 +95,7 @@ fn rejected_by_manager(reason: RejectReason, detail: String) -> Reason {
     }
 }
 
-/// Whether the process, or the host, has no more of something.
+/// Whether the process or the host has used up a resource.
 fn is_process_limit(error: &std::io::Error) -> bool {
     // EMFILE, ENFILE, EFBIG, ENOMEM.
     matches!(error.raw_os_error(), Some(24 | 23 | 27 | 12))
@@ -106,18 +106,18 @@ fn is_limited() -> bool {
     Memlock::read().is_ok_and(|memlock| memlock.available(false).is_some())
 }
 
-/// Whether a memory file is forbidden, or only cannot be had for now.
+/// Whether memory files are forbidden, or only not available now.
 fn memory_file(error: &std::io::Error) -> ReasonCode {
     match error.kind() {
         ErrorKind::FileTooLarge | ErrorKind::PermissionDenied | ErrorKind::Unsupported => {
             ReasonCode::MemoryFiles
         }
-        // Descriptors or memory.
+        // Out of descriptors or memory.
         _ => ReasonCode::ProcessLimit,
     }
 }
 
-/// What the process has pinned, of what it may.
+/// How much the process has pinned, and how much it may pin.
 fn pinned() -> String {
     Memlock::read().map_or_else(
         |error| error.to_string(),
@@ -157,9 +157,9 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
 }
 
 /// Selects the reason to report if several fabrics have one, and appends the others. `met` are the
-/// fabrics over which this very peer was reached, which would carry the calls but for their reason;
-/// they come before fabrics that could not be tried. Within each group RDMA comes first, because
-/// its cause can be fixed.
+/// fabrics over which this peer was reached. They come before fabrics that could not be tried,
+/// because they would carry the calls but for their reason. Within each group RDMA comes first,
+/// because its cause can be fixed.
 pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option<Reason> {
     let of = |path: &Path| (!met.contains(path), *path != Path::Verbs);
     let (first, _) = reasons.iter().enumerate().min_by_key(|(_, (path, _))| of(path))?;
@@ -180,7 +180,7 @@ pub(crate) fn pool(error: &PoolError) -> Reason {
     Reason::new(code, error.to_string())
 }
 
-/// The reason of memory that cannot be had. `refused`: what it is if a device refuses.
+/// The reason if memory cannot be registered. `refused` is the code if a device refuses.
 pub(crate) fn landing(error: &RegisterError, refused: ReasonCode) -> Reason {
     let code = match error.io().kind() {
         ErrorKind::FileTooLarge => ReasonCode::MemoryFiles,
@@ -228,7 +228,7 @@ mod tests {
         assert!(reason.to_string().contains("has version 3"), "{reason}");
     }
 
-    /// Where a limit applies, the queues of an adapter exceed it; where none does, memory is short.
+    /// Queues of an adapter exceed a limit if one applies. Otherwise memory is scarce.
     #[test]
     fn queues_that_exceed_the_limit_on_pinned_memory_are_told_so() {
         let refused = |errno| FabricError::QueuePairRefused {

@@ -59,7 +59,7 @@ impl Path {
         }
     }
 
-    /// Whether calls go over a device, and by its network to another host.
+    /// Whether calls go over a device, and so may leave this host.
     pub(crate) fn leaves_host(self) -> bool {
         !matches!(self, Self::Tcp | Self::Shm)
     }
@@ -83,7 +83,7 @@ impl fmt::Display for Path {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PathInfo {
-    /// The path that a call started now would take.
+    /// The path that a call would take now.
     pub path: Path,
     /// The reason for TCP. `None` on a fast path.
     pub reason: Option<Reason>,

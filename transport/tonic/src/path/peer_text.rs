@@ -1,14 +1,14 @@
-//! Text that a peer chose, as logs and reasons show it.
+//! Text that a peer chose, made safe for logs and reasons.
 
 use std::fmt::{self, Write};
 
-/// Most characters of a peer's text in a log line.
+/// Maximum characters of a peer's text in a log line.
 pub(crate) const SHORT: usize = 80;
-/// Most characters of a peer's text in the details of a reason.
+/// Maximum characters of a peer's text in a reason's details.
 pub(crate) const DETAIL: usize = 512;
 
-/// Displays at most so many characters of a peer's text, and each that is not printable as its
-/// escape: no peer begins a new line of the log, nor moves the cursor of a terminal.
+/// Displays a peer's text, up to this number of characters, with every character escaped that is
+/// not printable. So a peer can neither begin a new log line nor move a terminal's cursor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PeerText<'a>(pub(crate) &'a str, pub(crate) usize);
 
@@ -17,7 +17,7 @@ impl fmt::Display for PeerText<'_> {
         let PeerText(text, most) = *self;
         let mut left = most;
         for char in text.chars() {
-            // Quotes and backslashes are harmless in a text.
+            // Quotes and backslashes are harmless here.
             let is_plain = matches!(char, '"' | '\'' | '\\');
             let escaped = char.escape_debug();
             let len = if is_plain { 1 } else { escaped.len() };
@@ -43,7 +43,7 @@ mod tests {
         let evil = "ok\nWARN forged\r\u{1b}[2J\u{202e}\0";
         assert_eq!(shown(evil, 80), r"ok\nWARN forged\r\u{1b}[2J\u{202e}\0");
         assert_eq!(shown(&"\u{1f980}".repeat(300), 80), "\u{1f980}".repeat(80) + "...");
-        // An escape is written whole or not at all.
+        // An escape is written completely or not at all.
         assert_eq!(shown("abc\u{1b}", 8), "abc...");
         for most in 0..40 {
             let (short, cut) = (shown(evil, most), shown(&"\n".repeat(99), most));

@@ -1,4 +1,4 @@
-//! Whether calls may leave the host unencrypted, where the Offer came by TLS.
+//! Decides whether calls may leave the host unencrypted if the Offer came over TLS.
 //!
 //! | the Offer's TCP connection | both ends have set `plaintext_rdma` | over a device | shared memory |
 //! |---|---|---|---|
@@ -6,8 +6,8 @@
 //! | TLS | yes | yes | yes |
 //! | TLS | no | no: `not-encrypted` | yes |
 //!
-//! Each end decides for itself, by what it knows of its own end of the TCP connection: the server
-//! offers no device and takes no ticket there, and the client connects to none that is offered.
+//! Each end decides by its own end of the TCP connection. The server offers no device and takes no
+//! ticket there, and the client connects to no device that is offered.
 
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
@@ -15,25 +15,25 @@ use crate::path::reason::{Reason, ReasonCode};
 /// The decision of one end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Plaintext {
-    /// This end is set up for TLS; single connections may be known to use it besides.
+    /// This end is set up for TLS. Single connections may be known to use TLS even without it.
     pub(crate) tls: bool,
     /// The program has set `plaintext_rdma`.
     pub(crate) agreed: bool,
 }
 
 impl Plaintext {
-    /// Whether `path` is denied. `by_tls`: the Offer's connection is known to use TLS.
+    /// Whether `path` is denied. `by_tls` says that the Offer's connection is known to use TLS.
     pub(crate) fn denies(self, path: Path, by_tls: bool) -> bool {
         path.leaves_host() && (self.tls || by_tls) && !self.agreed
     }
 }
 
-/// The reason of the client's end.
+/// The client's reason.
 pub(crate) fn denied_by_client() -> Reason {
     denied("Endpoint::plaintext_rdma is not set")
 }
 
-/// The reason of a server, for a client that has not agreed either.
+/// The server's reason, for a client that has not agreed either.
 pub(crate) fn and_by_client(reason: Reason) -> Reason {
     match reason.code() {
         ReasonCode::NotEncrypted => reason.and("nor is Endpoint::plaintext_rdma, at this end"),
@@ -41,7 +41,7 @@ pub(crate) fn and_by_client(reason: Reason) -> Reason {
     }
 }
 
-/// The reason of the server's end.
+/// The server's reason.
 pub(crate) fn denied_by_server() -> Reason {
     denied("Server::plaintext_rdma is not set")
 }

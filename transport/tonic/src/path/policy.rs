@@ -1,20 +1,20 @@
-//! Whether to use the fast path: builder settings and environment.
+//! Decides whether to use the fast path, from builder settings and the environment.
 //!
 //! | variable | values | effect |
 //! |---|---|---|
-//! | `TONIC_RDMA` | a policy, or fabrics, with commas between | overrides code |
+//! | `TONIC_RDMA` | a policy or fabrics, separated by commas | overrides code |
 //! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | only this device is used |
-//! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | type of service of the packets |
-//! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | size of each pool |
+//! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | the packets' type of service |
+//! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | the size of each pool |
 //!
-//! The policies are `auto`, `off`, `require` and `require-verbs`. A fabric named in `TONIC_RDMA`
-//! (`shm`, `verbs`) is allowed, and all that are not named are excluded. The order is that of
-//! preference: `verbs,shm` prefers RDMA even on one host. `require` is shared memory, RDMA or an
-//! error, and `require-verbs` is RDMA or an error.
+//! The policies are `auto`, `off`, `require` and `require-verbs`. Fabrics named in `TONIC_RDMA`
+//! (`shm`, `verbs`) are allowed, and all others excluded. Their order is the order of preference:
+//! `verbs,shm` prefers RDMA even on one host. `require` means shared memory, RDMA or an error, and
+//! `require-verbs` means RDMA or an error.
 //!
 //! A variable that is set overrides the builder, so that an operator can select a path without a
-//! new build. All are read each time that an `Endpoint` connects and a `Server` starts;
-//! `TONIC_RDMA_POOL` has its effect when the pool is made. An empty value counts as not set.
+//! new build. All are read each time an `Endpoint` connects and a `Server` starts.
+//! `TONIC_RDMA_POOL` takes effect when the pool is created. An empty value counts as not set.
 
 use std::ffi::OsString;
 use std::str::FromStr;
@@ -27,15 +27,15 @@ pub(crate) use super::pool_sizes::PoolSizes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Policy {
-    /// Use it if it is available, TCP otherwise.
+    /// Use the fast path if it is available, and otherwise TCP.
     #[default]
     Auto,
-    /// Never use it: the channel or server is tonic over TCP, loads no RDMA library and shares no
-    /// memory.
+    /// Never use the fast path. The channel or server is tonic over TCP, loads no RDMA library and
+    /// shares no memory.
     Off,
-    /// Fail instead of using TCP for calls. Shared memory satisfies it, and RDMA.
+    /// Fail calls instead of using TCP. Shared memory and RDMA both satisfy the policy.
     Require,
-    /// Fail instead of using TCP or shared memory for calls: RDMA alone satisfies it.
+    /// Fail calls instead of using TCP or shared memory. Only RDMA satisfies the policy.
     RequireVerbs,
 }
 
@@ -52,7 +52,7 @@ impl Policy {
         }
     }
 
-    /// Whether calls fail where there is no fast path.
+    /// Whether calls fail without a fast path.
     pub(crate) fn is_required(self) -> bool {
         matches!(self, Self::Require | Self::RequireVerbs)
     }
@@ -64,7 +64,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// The caller gave a name that is not the name of a [`Policy`].
+/// The caller gave a name that no [`Policy`] has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not one of {names}", names = Policy::NAMES)]
 pub struct UnknownPolicy(String);
@@ -127,8 +127,8 @@ pub(crate) fn distinct(kinds: impl IntoIterator<Item = FabricKind>) -> Vec<Fabri
     list
 }
 
-/// An environment variable of this process has a bad value, which whoever starts the process has to
-/// correct. Nothing was changed or opened.
+/// An environment variable of this process has a bad value. Whoever starts the process has to
+/// correct it. Nothing was changed or opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("environment variable {variable}={value:?}: {problem}; allowed: {allowed}")]
 pub struct EnvError {
@@ -150,9 +150,9 @@ impl EnvError {
     }
 }
 
-/// Checks that `TONIC_RDMA`, `TONIC_RDMA_DEVICE`, `TONIC_RDMA_TOS` and `TONIC_RDMA_POOL` hold valid
-/// values, for a program that wants to report an error before it does anything else. Channels and
-/// servers check them when they start.
+/// Checks that `TONIC_RDMA`, `TONIC_RDMA_DEVICE`, `TONIC_RDMA_TOS` and `TONIC_RDMA_POOL` have valid
+/// values. It is for a program that reports such an error before it does anything else. Channels
+/// and servers check them when they start.
 ///
 /// # Errors
 ///
@@ -175,14 +175,14 @@ const TOS: &str = "TONIC_RDMA_TOS";
 const POOL: &str = "TONIC_RDMA_POOL";
 const TOS_ALLOWED: &str =
     "a number from 0 to 255, such as 106 or 0x6a: the DSCP times four, and two bits for ECN";
-/// Maximum length in bytes, including the terminating NUL: IB_DEVICE_NAME_MAX of the kernel.
+/// Maximum length in bytes, including the terminating NUL: the kernel's IB_DEVICE_NAME_MAX.
 const DEVICE_NAME_MAX: usize = 64;
 
 /// The settings in the environment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct EnvSettings {
     pub(crate) policy: Option<Policy>,
-    /// The allowed fabrics, preferred first.
+    /// The allowed fabrics, in order of preference.
     pub(crate) fabrics: Option<Vec<FabricKind>>,
     pub(crate) device: Option<String>,
     pub(crate) type_of_service: Option<u8>,
@@ -243,8 +243,7 @@ impl EnvSettings {
         })
     }
 
-    /// The effective policy, given the one set in code. Naming a fabric overrides a policy of
-    /// `off`.
+    /// The effective policy, given the one set in code. A named fabric overrides the policy `off`.
     pub(crate) fn policy(&self, builder: Policy) -> Policy {
         match (self.policy, &self.fabrics, builder) {
             (Some(policy), _, _) => policy,
@@ -253,7 +252,8 @@ impl EnvSettings {
         }
     }
 
-    /// The effective fabrics, preferred first, given those set in code and the effective policy.
+    /// The effective fabrics in order of preference, given those set in code and the effective
+    /// policy.
     pub(crate) fn fabrics(
         &self,
         builder: Option<&[FabricKind]>,
@@ -273,7 +273,7 @@ impl EnvSettings {
 
 type Words = (Option<Policy>, Option<Vec<FabricKind>>);
 
-/// Parses the value of `TONIC_RDMA`. The error describes what is wrong with it.
+/// Parses the value of `TONIC_RDMA`. The error describes its defect.
 fn words(text: &str) -> Result<Words, &'static str> {
     let (mut policy, mut fabrics) = (None, Vec::new());
     for word in text.split(',').map(str::trim) {
@@ -292,7 +292,7 @@ fn words(text: &str) -> Result<Words, &'static str> {
         (Some(Policy::RequireVerbs), _) if fabrics.contains(&FabricKind::Shm) => {
             Err("`shm` beside `require-verbs`")
         }
-        // It overrides fabrics that the code names.
+        // Overrides fabrics that the code names.
         (policy @ Some(Policy::RequireVerbs), _) => Ok((policy, Some(vec![FabricKind::Verbs]))),
         (policy, true) => Ok((policy, None)),
         (policy, false) => Ok((policy, Some(distinct(fabrics)))),
@@ -425,7 +425,7 @@ mod tests {
             assert_eq!(env.fabrics(None, policy), [Verbs]);
             assert_eq!(env.fabrics(Some(&[Shm]), policy), [Verbs]);
         }
-        // What the code requires, the environment can lift or contradict.
+        // The environment can lift or contradict a requirement of the code.
         let required = Policy::RequireVerbs;
         let unset = read(None, None).unwrap();
         assert_eq!(unset.fabrics(None, unset.policy(required)), [Verbs]);

@@ -1,22 +1,22 @@
-//! Sizes of pools in the environment.
+//! The sizes of pools in the environment.
 
 use tonic_rdma_memory::MIN_POOL;
 
-/// What `TONIC_RDMA_POOL` may be.
+/// The allowed values of `TONIC_RDMA_POOL`.
 pub(super) const ALLOWED: &str = "a number of bytes with a unit, such as 512MiB or 2GiB, of at least 2MiB; for one kind of pool \
      `verbs=512MiB` or `shm=2GiB`, or both with a comma between";
 
 /// The sizes of pools in bytes, as an operator sets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PoolSizes {
-    /// For the pool of each RDMA device.
+    /// Size of each RDMA device's pool.
     pub(crate) verbs: Option<usize>,
-    /// For the pool for shared memory.
+    /// Size of the pool for shared memory.
     pub(crate) shm: Option<usize>,
 }
 
 impl PoolSizes {
-    /// Parses one size for all pools, or one for each kind. The error describes what is wrong.
+    /// Parses one size for all pools, or one for each kind. The error describes the defect.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         if !text.contains('=') {
             let all = Some(size(text.trim())?);
@@ -61,7 +61,7 @@ fn size(text: &str) -> Result<usize, &'static str> {
     }
 }
 
-/// Bytes that no machine has.
+/// More bytes than any machine has.
 const MAX: usize = (1_u64 << if usize::BITS == 64 { 46 } else { 31 }) as usize;
 
 #[cfg(test)]

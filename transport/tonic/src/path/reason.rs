@@ -2,31 +2,31 @@
 
 use std::fmt;
 
-/// The kind of cause, stable enough to match on and to alert on. [`cure`](ReasonCode::cure) tells
-/// what has to be done.
+/// The kind of cause. It is stable, for programs to match on and for alerts.
+/// [`cure`](ReasonCode::cure) tells what to do.
 ///
-/// Every decision for TCP carries a code, is logged once with its cure, and is available from
-/// [`Channel::path`](crate::Channel::path). [`as_str`](ReasonCode::as_str) is the form in logs and
-/// on the wire.
+/// Every decision for TCP has a code, is logged once with its cure, and is available from
+/// [`Channel::path`](crate::Channel::path). [`as_str`](ReasonCode::as_str) returns the form in logs
+/// and on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReasonCode {
-    /// Switched off: `TONIC_RDMA=off`, [`Policy::Off`](crate::Policy::Off), or a build without
+    /// Switched off by `TONIC_RDMA=off`, [`Policy::Off`](crate::Policy::Off), or a build without
     /// the feature `verbs`.
     Policy,
-    /// The server does not know `tonic_rdma.v1.Bootstrap/Offer`: it is a stock gRPC server, or a
-    /// proxy is in between.
+    /// The server does not know `tonic_rdma.v1.Bootstrap/Offer`, because it is a stock gRPC server
+    /// or a proxy is in between.
     PeerNotCapable,
-    /// A layer, an HTTP route or a proxy answered the Offer in the place of the server's service.
+    /// A layer, an HTTP route or a proxy answered the Offer instead of the server's service.
     OfferIntercepted,
-    /// The server does not see the client's own address of the TCP connection: an HTTP gateway or a
-    /// translation of source addresses is in between.
+    /// The server does not see the client's own address of the TCP connection, because an HTTP
+    /// gateway or a translation of source addresses is in between.
     ThroughGateway,
     /// libibverbs or librdmacm cannot be loaded.
     NoRdmaCore,
-    /// No RDMA device, or not the one that `TONIC_RDMA_DEVICE` names.
+    /// This host has no RDMA device, or not the one that `TONIC_RDMA_DEVICE` names.
     NoDevice,
-    /// There are devices, but none of their ports is active.
+    /// This host has devices, but no active port.
     NoActivePort,
     /// The address in question does not belong to an RDMA device.
     NotOnRdmaDevice,
@@ -47,34 +47,34 @@ pub enum ReasonCode {
     /// The server runs on another host or in another network namespace, so it cannot share memory.
     OtherHost,
     /// The server runs as another user, and the [`ShmAccess`](crate::ShmAccess) of one end does not
-    /// allow sharing memory with it.
+    /// allow memory to be shared with it.
     OtherUser,
-    /// The Offer came by TLS, RDMA is not encrypted, and one end has not agreed to that: see
+    /// The Offer came over TLS, RDMA is not encrypted, and one end has not agreed to that. See
     /// [`Endpoint::plaintext_rdma`](crate::Endpoint::plaintext_rdma).
     NotEncrypted,
     /// No pinned memory is left for another connection.
     PoolExhausted,
-    /// One end may not make the memory files that shared memory lies in: RLIMIT_FSIZE is too low,
-    /// or a filter of system calls forbids memfd_create(2).
+    /// One end may not create the memory files for shared memory: RLIMIT_FSIZE is too low, or a
+    /// system call filter forbids memfd_create(2).
     MemoryFiles,
-    /// RDMA belongs to the parent of this process, which used it before it forked.
+    /// RDMA belongs to this process's parent, which used it before it forked.
     Forked,
     /// RDMA is not available on this operating system.
     Platform,
-    /// The fast path is being set up; calls go over TCP meanwhile.
+    /// The fast path is being set up. Calls go over TCP until it is up.
     Pending,
-    /// The peer closed the fast path gracefully, to shut down or to rebalance.
+    /// The peer closed the fast path in good order, to shut down or to rebalance.
     GoAway,
     /// The Offer did not reach the server: TCP is down as well.
     PeerUnreachable,
-    /// One end has reached its limit of connections, handshakes or Offers at a time.
+    /// One end has reached its limit of concurrent connections, handshakes or Offers.
     LimitReached,
-    /// A limit of one end's process or host keeps it from making a connection, or memory for long
-    /// messages to land in: descriptors, address space, length of files. The text names the call
-    /// and the error.
+    /// One end's process or host has reached a limit: of descriptors, address space, or the length
+    /// of files. So it cannot make a connection, or has no memory for long messages to land in. The
+    /// text names the call and the error.
     ProcessLimit,
-    /// The path carries short packets and loses those of full length, so that calls with more than
-    /// a packet of bytes would fail: the MTU of an end or of a switch is too small.
+    /// The path carries short packets but loses those of full length, because the MTU of an end or
+    /// a switch is too small. Calls with more than a packet of bytes would fail.
     LargePacketsLost,
 }
 
@@ -281,22 +281,22 @@ impl fmt::Display for ReasonCode {
 pub enum Side {
     /// This process.
     Local,
-    /// The other end of the connection, which gave the reason in its answer to the Offer, or in its
+    /// The other end of the connection. It gave the reason in its answer to the Offer, or in its
     /// rejection of the connection.
     Peer,
 }
 
-/// Why calls use TCP and not the fast path: a code and the details.
+/// Why calls use TCP instead of the fast path: a code and the details.
 ///
 /// Displays as `memlock: needed 2359296 bytes, limit 65536`, with `peer: ` in front if the other
-/// end is the cause. It is an error type, so that [`require_rdma`](crate::Endpoint::require_rdma)
-/// can return it.
+/// end is the cause. It is an error type, so [`require_rdma`](crate::Endpoint::require_rdma) can
+/// return it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reason {
     code: ReasonCode,
     side: Side,
     detail: String,
-    /// It is a limit of the moment: another attempt may succeed at once.
+    /// The limit is temporary, so another attempt may succeed immediately.
     passes: bool,
 }
 
@@ -311,13 +311,13 @@ impl Reason {
         Self { code, side: Side::Peer, detail: detail.into(), passes: false }
     }
 
-    /// The reason, as one that passes by itself within moments.
+    /// Marks the reason as one that passes by itself within moments.
     pub(crate) fn passing(mut self) -> Self {
         self.passes = true;
         self
     }
 
-    /// Whether it is a limit of the moment, which is waited for.
+    /// Whether the reason is a temporary limit, which is worth waiting for.
     pub(crate) fn passes(&self) -> bool {
         self.passes
     }
@@ -346,7 +346,7 @@ impl Reason {
         &self.detail
     }
 
-    /// What to do about the cause, in one sentence.
+    /// Returns one sentence that says what to do about the cause.
     pub fn cure(&self) -> &'static str {
         self.code.cure()
     }
