@@ -1,4 +1,4 @@
-//! The server builder: settings of both paths.
+//! The server builder, with the settings of both paths.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,8 +24,8 @@ use crate::telemetry::stats::ServerStats;
 /// Server builder, with the names of [`tonic::transport::Server`].
 ///
 /// Serves gRPC over TCP, as tonic does, and over the fast path to clients that ask for it over
-/// their TCP connection. Each builder method says whether it applies to calls on both paths or to
-/// the TCP side alone.
+/// their TCP connection. Each builder method says whether it applies to calls on both paths or only
+/// to the TCP side.
 ///
 /// ```no_run
 /// use tonic_rdma::Server;
@@ -40,7 +40,7 @@ use crate::telemetry::stats::ServerStats;
 /// ```
 #[derive(Clone)]
 pub struct Server<L = Identity> {
-    /// The TCP side, with all settings that it needs.
+    /// The TCP side, with all its settings.
     pub(super) tcp: tonic::transport::Server,
     pub(super) layers: ServiceBuilder<L>,
     pub(super) shared: Settings,
@@ -72,8 +72,8 @@ impl<L> Server<L> {
         self
     }
 
-    /// Limit the number of concurrent calls of each connection, TCP or fast path, separately (both
-    /// paths).
+    /// Limit the number of concurrent calls of each connection (both paths). TCP and fast-path
+    /// connections count separately.
     ///
     /// A limit above `usize::MAX >> 3` counts as that.
     #[must_use]
@@ -83,24 +83,24 @@ impl<L> Server<L> {
         self.with_tcp(|s| s.concurrency_limit_per_connection(limit))
     }
 
-    /// Answer RESOURCE_EXHAUSTED at once if the service is not ready, instead of queueing. Off by
-    /// default (both paths).
+    /// Answer RESOURCE_EXHAUSTED at once if the service is not ready, instead of queueing (both
+    /// paths). Off by default.
     #[must_use]
     pub fn load_shed(mut self, load_shed: bool) -> Self {
         self.shared.load_shed = load_shed;
         self.with_tcp(|s| s.load_shed(load_shed))
     }
 
-    /// Limit the time of each request handler until its response headers; the shorter of this and
-    /// the request's `grpc-timeout` applies (both paths).
+    /// Limit the time of each request handler until its response headers (both paths). The shorter
+    /// of this and the request's `grpc-timeout` applies.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.shared.timeout = Some(timeout);
         self.with_tcp(|s| s.timeout(timeout))
     }
 
-    /// Limit the number of concurrent calls on one connection. The client holds further calls back
-    /// (both paths).
+    /// Limit the number of concurrent calls on one connection (both paths). The client holds
+    /// further calls back.
     ///
     /// Default is no limit on TCP and 1024 on the fast path.
     #[must_use]
@@ -110,17 +110,17 @@ impl<L> Server<L> {
         self.with_tcp(|s| s.max_concurrent_streams(max))
     }
 
-    /// Drain a connection that is older than this: calls in flight continue, new ones use a new
-    /// connection. Default is no limit (both paths).
+    /// Drain a connection that is older than this (both paths): calls in flight continue, and new
+    /// ones use a new connection. Default is no limit.
     #[must_use]
     pub fn max_connection_age(mut self, age: Duration) -> Self {
         self.shared.max_connection_age = Some(age);
         self.with_tcp(|s| s.max_connection_age(age))
     }
 
-    /// Close a connection, with its calls, this long after
-    /// [`max_connection_age`](Server::max_connection_age), without which it has no effect. Default
-    /// is no limit (both paths).
+    /// Close a connection and its calls this long after
+    /// [`max_connection_age`](Server::max_connection_age) (both paths). Without that setting it has
+    /// no effect. Default is no limit.
     #[must_use]
     pub fn max_connection_age_grace(mut self, grace: Duration) -> Self {
         self.shared.max_connection_age_grace = Some(grace);
@@ -141,9 +141,9 @@ impl<L> Server<L> {
 
     /// Whether to offer the fast path. Default is [`Policy::Auto`].
     ///
-    /// With [`Policy::Require`], serving fails at its start if none of the
-    /// [fabrics](Server::fabrics) can be offered, and with [`Policy::RequireVerbs`] if RDMA cannot.
-    /// The environment variable `TONIC_RDMA`, if set, overrides this.
+    /// With [`Policy::Require`], serving fails at the start if none of the
+    /// [fabrics](Server::fabrics) can be offered. With [`Policy::RequireVerbs`], it fails if RDMA
+    /// cannot. The environment variable `TONIC_RDMA`, if set, overrides this.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.shared.policy = policy;
@@ -153,32 +153,32 @@ impl<L> Server<L> {
     /// The fabrics to offer. Default is [`FabricKind::DEFAULT`]: shared memory to clients on the
     /// same host, RDMA to all. The client chooses the order.
     ///
-    /// Fabrics named in the environment variable `TONIC_RDMA` override this.
+    /// Fabrics that the environment variable `TONIC_RDMA` names override this.
     #[must_use]
     pub fn fabrics(mut self, fabrics: impl IntoIterator<Item = FabricKind>) -> Self {
         self.shared.fabrics = Some(distinct(fabrics));
         self
     }
 
-    /// Set the devices and pinned memory to use. Default is [`Context::global`].
+    /// Set the context, with the devices and pinned memory to use. Default is [`Context::global`].
     #[must_use]
     pub fn context(mut self, context: Context) -> Self {
         self.shared.context = Some(context);
         self
     }
 
-    /// The counters of the servers made from this builder and from its clones.
+    /// The counters of the servers made from this builder and its clones.
     pub fn stats(&self) -> ServerStats {
         self.shared.stats.clone()
     }
 
-    /// Limit the number of outstanding tickets to the fast path, and set the lifetime of each.
-    /// Default is 1024 tickets and 10 seconds; at least one ticket is outstanding.
+    /// Limit the number of outstanding tickets for the fast path, and set the lifetime of each.
+    /// Default is 1024 tickets and 10 seconds. The limit is at least one ticket.
     ///
-    /// A ticket is outstanding from the Offer until the client's connection uses it, usually a few
-    /// milliseconds. With as many as the limit, each further one withdraws the oldest ticket of the
-    /// TCP connection that holds the most. A client whose ticket was withdrawn asks
-    /// for another as long as its `connect` waits, then stays on TCP and tries again.
+    /// A ticket is outstanding from the Offer until the client's connection uses it, usually for a
+    /// few milliseconds. Once the limit is reached, each further ticket withdraws the oldest ticket
+    /// of the TCP connection that holds the most. A client whose ticket was withdrawn asks for
+    /// another for as long as its `connect` waits, then stays on TCP and tries again.
     #[must_use]
     pub fn tickets(mut self, outstanding: usize, lifetime: Duration) -> Self {
         self.shared.tickets = Some((outstanding, lifetime));
@@ -187,13 +187,13 @@ impl<L> Server<L> {
 
     /// Limit the number of concurrent fast-path connections. Default is 4,096.
     ///
-    /// Clients beyond it stay on TCP with the reason
+    /// Further clients stay on TCP with the reason
     /// [`LimitReached`](crate::ReasonCode::LimitReached), and try again. A connection over a device
-    /// pins 8 KiB while it is at rest and up to 424 KiB more while it is busy; one over shared
-    /// memory pins nothing. If the [`Context`]'s pool allows
-    /// fewer connections, the reason is [`PoolExhausted`](crate::ReasonCode::PoolExhausted). A
-    /// connection takes up to three descriptors with its TCP connection, and RLIMIT_NOFILE is the
-    /// number of descriptors that the process may have.
+    /// pins 8 KiB at rest, and up to 424 KiB more while it is busy. A connection over shared memory
+    /// pins nothing. If the [`Context`]'s pool allows fewer connections, the reason is
+    /// [`PoolExhausted`](crate::ReasonCode::PoolExhausted). A connection and its TCP connection
+    /// together take up to three descriptors, and RLIMIT_NOFILE limits the descriptors of the
+    /// process.
     #[must_use]
     pub fn max_connections(mut self, most: usize) -> Self {
         self.shared.max_connections = Some(most);
@@ -203,20 +203,20 @@ impl<L> Server<L> {
     /// Limit the number of fast-path handshakes in progress, from the connect request until the
     /// connection is established. Default is 64.
     ///
-    /// Further requests wait for their turn, up to 10 s: 16 for each handshake that may be in
-    /// progress, and 8 of one client, as its TCP connection tells, those in progress included. What
-    /// exceeds that is refused with the reason
-    /// [`LimitReached`](crate::ReasonCode::LimitReached), and clients try again as long as their
-    /// `connect` waits. A handshake takes a few milliseconds, and at most 5 s. With 0 every request
-    /// is refused.
+    /// Further requests wait for their turn, up to 10 s. For each allowed handshake, 16 may wait.
+    /// Of one client, identified by its TCP connection, 8 may be in progress or wait. Requests
+    /// beyond these limits are refused with the reason
+    /// [`LimitReached`](crate::ReasonCode::LimitReached), and clients try again for as long as
+    /// their `connect` waits. A handshake takes a few milliseconds, and at most 5 s. With 0 every
+    /// request is refused.
     #[must_use]
     pub fn max_handshakes(mut self, most: usize) -> Self {
         self.shared.max_handshakes = Some(most);
         self
     }
 
-    /// Limit the size in bytes of a request's headers: names, values and a few bytes for each (both
-    /// paths). Default is 64 KiB on the fast path, hyper's 16 KiB on TCP.
+    /// Limit the size in bytes of a request's headers (both paths). It counts names, values and a
+    /// few bytes for each. Default is 64 KiB on the fast path, and hyper's 16 KiB on TCP.
     ///
     /// On the fast path the value is clamped to 4 KiB to 1 MiB, and one name or value may have
     /// 65,535 bytes. A call that exceeds the limit fails at the client with RESOURCE_EXHAUSTED.
@@ -227,45 +227,46 @@ impl<L> Server<L> {
     }
 
     /// How long this side's device waits for an acknowledgement before it sends a packet again. See
-    /// [`Endpoint::ack_timeout`](crate::Endpoint::ack_timeout); each side has its own setting, and
-    /// the client's [`ack_retries`](crate::Endpoint::ack_retries) is that of both.
+    /// [`Endpoint::ack_timeout`](crate::Endpoint::ack_timeout). Each side has its own setting, and
+    /// the client's [`ack_retries`](crate::Endpoint::ack_retries) applies to both.
     #[must_use]
     pub fn ack_timeout(mut self, time: Duration) -> Self {
         self.shared.ack_timeout = Some(time);
         self
     }
 
-    /// Type of service of this side's packets on the fast path, where the client does not decide
-    /// it. See [`Endpoint::type_of_service`](crate::Endpoint::type_of_service). `TONIC_RDMA_TOS`,
-    /// if set, overrides it.
+    /// Type of service of this side's packets on the fast path, if the client does not decide it.
+    /// See [`Endpoint::type_of_service`](crate::Endpoint::type_of_service). `TONIC_RDMA_TOS`, if
+    /// set, overrides it.
     #[must_use]
     pub fn type_of_service(mut self, tos: u8) -> Self {
         self.shared.type_of_service = Some(tos);
         self
     }
 
-    /// Copy received data out of the memory that clients can write to, before a handler sees it.
-    /// Off by default.
+    /// Copy received data out of the memory that clients can write to before a handler sees it. Off
+    /// by default.
     ///
     /// A client that violates the protocol can still write to granted memory after it has reported
     /// its write as complete. It can thus change `Bytes` fields that
     /// [`ProstCodec`](crate::codec::ProstCodec) decoded from its own messages, while a handler
-    /// checks or uses them, and nothing else. If clients are not trusted that far, this option
+    /// checks or uses them, but no other memory. If clients are not trusted that far, this option
     /// gives up zero-copy on receipt: each message is copied once, from landing memory to the heap,
-    /// and counted in [`Copied::delivery`](crate::Copied::delivery). Clients lend nothing to such
-    /// a server. Over TCP there is no such memory.
+    /// and counted in [`Copied::delivery`](crate::Copied::delivery). Clients lend nothing to such a
+    /// server. Over TCP there is no such memory.
     #[must_use]
     pub fn copy_on_delivery(mut self, copy: bool) -> Self {
         self.shared.copy_on_delivery = copy;
         self
     }
 
-    /// Have the requests of a method land in buffers of the server: the longest `bytes` field of
-    /// the first message of each. `path` is that of the method, as `/store.Store/Put`.
+    /// Make a method's requests land in buffers of the server: the longest `bytes` field of the
+    /// first message of each. `path` is the method's path, such as `/store.Store/Put`.
     ///
-    /// `allocate` is called once for each call of the method, when it begins: on a worker of the
-    /// runtime, so it must not block. `None` means that this request is received as ever. The
-    /// handler finds the buffer in the extensions of its request, as a [`LandIn`]:
+    /// `allocate` is called once for each call of the method, when the call begins. It runs on a
+    /// worker of the runtime, so it must not block. If it returns `None`, this request is received
+    /// in the ordinary way. The handler finds the buffer in its request's extensions, as a
+    /// [`LandIn`]:
     ///
     /// ```no_run
     /// # use tonic_rdma::{LandIn, Server};
@@ -288,17 +289,17 @@ impl<L> Server<L> {
     /// }
     /// ```
     ///
-    /// For clients that are trusted, `allocate` may return a clone of a [`LandIn`] that [stays
-    /// registered](LandIn::keep_registered), and the handler leaves it there: the next request that
-    /// gets it needs no registration. One that is still in use is not given: that request is
-    /// received as ever.
+    /// For trusted clients, `allocate` may return a clone of a [`LandIn`] that [stays
+    /// registered](LandIn::keep_registered), and the handler leaves it there. The next request that
+    /// gets it then needs no registration. If it is still in use, the request is received in the
+    /// ordinary way.
     ///
-    /// The method's service has to use [`ProstCodec`](crate::codec::ProstCodec). That is known once
-    /// it has been called: the first request, and those that begin with it, are received as ever,
-    /// without a buffer.
+    /// The method's service has to use [`ProstCodec`](crate::codec::ProstCodec). The server learns
+    /// that from the first call, so the first request, and requests that begin together with it,
+    /// are received in the ordinary way, without a buffer.
     ///
-    /// All large messages of clients are requested first at such a server: a round trip more than
-    /// otherwise, for other methods, too.
+    /// With such a server, every large message needs a request for memory before it is sent. That
+    /// costs an additional round trip, even for other methods.
     #[must_use]
     pub fn land_in<T, F>(mut self, path: &str, allocate: F) -> Self
     where
@@ -309,32 +310,32 @@ impl<L> Server<L> {
         self
     }
 
-    /// Offer the fast path also to clients whose address this server does not see: behind an HTTP
-    /// gateway (L7 proxy, service mesh), a translation of source addresses, or a transport without
-    /// TCP addresses. Off by default: such clients stay on TCP, with the reason
+    /// Offer the fast path even to clients whose address this server does not see. They are behind
+    /// an HTTP gateway (L7 proxy, service mesh), a translation of source addresses, or a transport
+    /// without TCP addresses. Off by default: such clients stay on TCP, with the reason
     /// [`ThroughGateway`](crate::ReasonCode::ThroughGateway).
     ///
-    /// With `true` such a client receives a ticket if the gateway forwards the Offer, and its calls
-    /// on the fast path then **bypass the gateway**: its checks, limits, routes, headers and logs
-    /// do not apply to them. The calls carry no address and no certificate, because the client's
-    /// are unknown and the gateway's are not the client's: [`tonic::Request::remote_addr`] and
-    /// `peer_certs` are `None`. Handlers and layers of this server must therefore decide by what a
-    /// call itself carries, a token for example, and refuse calls without it. Clients that connect
-    /// directly keep their address and certificate, unless eight Offers from their network have
-    /// recently stated a wrong address, as the Offers of a gateway's clients do: then calls on the
-    /// fast path carry neither for up to ten minutes.
+    /// With `true` such a client gets a ticket if the gateway forwards the Offer, and its calls on
+    /// the fast path then **bypass the gateway**: its checks, limits, routes, headers and logs do
+    /// not apply to them. The calls carry no address and no certificate, because the client's are
+    /// unknown and the gateway's are not the client's: [`tonic::Request::remote_addr`] and
+    /// `peer_certs` are `None`. Handlers and layers of this server must therefore decide by the
+    /// content of the call itself, for example a token, and refuse calls without it. Clients that
+    /// connect directly keep their address and certificate. The exception is a network from which
+    /// eight Offers have recently stated a wrong address, as Offers through a gateway do: its calls
+    /// on the fast path carry neither for up to ten minutes.
     #[must_use]
     pub fn offer_through_gateways(mut self, offer: bool) -> Self {
         self.shared.offer_through_gateways = offer;
         self
     }
 
-    /// Serve clients that measure: connections that carry SENDs and WRITEs without calls, as a
-    /// [diagnosis](crate::diagnose()) of this server makes them. Off by default.
+    /// Serve clients that measure. A [diagnosis](crate::diagnose()) of this server does so over
+    /// connections that carry SENDs and WRITEs without calls. Off by default.
     ///
-    /// There is one such connection at a time, for 60 s at most. A request on it has this server
-    /// WRITE at most 1 GiB in 16,384 WRITEs, so whoever gets a ticket can make the server spend
-    /// processor time. Without it a diagnosis compares calls alone.
+    /// The server serves one such connection at a time, for 60 s at most. A request on it makes
+    /// this server WRITE at most 1 GiB in 16,384 WRITEs, so any client with a ticket can make the
+    /// server spend processor time. Without this setting a diagnosis compares only calls.
     #[cfg(feature = "measure")]
     #[must_use]
     pub fn measuring(mut self, measuring: bool) -> Self {
@@ -344,11 +345,11 @@ impl<L> Server<L> {
 
     /// Set the [`tower::Layer`] that wraps all services (both paths).
     ///
-    /// The layered service is built once and cloned for every connection of either path, so that a
-    /// layer with shared state sees every call. The Offer, by which a client asks for the fast
-    /// path, passes through it too, so a layer that requires credentials requires them of the Offer
-    /// as well ([`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata)). A layer that
-    /// counts, limits or sheds requests tells it by [`is_offer`](crate::server::is_offer).
+    /// The layered service is built once and cloned for every connection of either path, so a layer
+    /// with shared state sees every call. The Offer, by which a client asks for the fast path, also
+    /// passes through it. So a layer that requires credentials requires them of the Offer as well
+    /// ([`Endpoint::offer_metadata`](crate::Endpoint::offer_metadata)). A layer that counts, limits
+    /// or sheds requests can recognise it by [`is_offer`](crate::server::is_offer).
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Serves a service of the user's without a router.
+//! Serves a user's service without a router.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -17,12 +17,12 @@ use crate::server::offer_route::OfferRoute;
 use crate::server::serve::{Never, serve};
 
 impl<L> Server<L> {
-    /// Serve the service `svc` on `addr`, until the process ends or the future is dropped. It
-    /// receives every request, whatever its path, except those by which clients ask for the fast
-    /// path.
+    /// Serve the service `svc` on `addr` until the process ends or the future is dropped. The
+    /// service receives every request, whatever its path, except those by which clients ask for the
+    /// fast path.
     ///
-    /// Otherwise as [`Router::serve`](crate::Router::serve). The layers wrap an [`OfferRoute`]
-    /// around the service; a layer for any service is one for this, too.
+    /// Apart from that it is like [`Router::serve`](crate::Router::serve). The layers wrap an
+    /// [`OfferRoute`] around the service. A layer that accepts any service also accepts this one.
     ///
     /// ```no_run
     /// # use tonic_rdma_example_services::greeter::greeter_server::{Greeter, GreeterServer};
@@ -35,11 +35,11 @@ impl<L> Server<L> {
     ///
     /// # Errors
     ///
-    /// As [`Router::serve`](crate::Router::serve).
+    /// The errors of [`Router::serve`](crate::Router::serve).
     ///
     /// # Cancel safety
     ///
-    /// As [`Router::serve`](crate::Router::serve).
+    /// The cancel safety of [`Router::serve`](crate::Router::serve).
     pub async fn serve<S, ResBody>(self, addr: SocketAddr, svc: S) -> Result<(), Error>
     where
         L: Layer<OfferRoute<S>>,
@@ -55,16 +55,16 @@ impl<L> Server<L> {
         serve(self, |offer| OfferRoute::new(svc, offer), incoming, bound, None::<Never>).await
     }
 
-    /// As [`serve`](Server::serve), until `signal` completes; then shut down gracefully, as
+    /// Like [`serve`](Server::serve), but shuts down gracefully when `signal` completes, like
     /// [`Router::serve_with_shutdown`](crate::Router::serve_with_shutdown).
     ///
     /// # Errors
     ///
-    /// As [`Router::serve`](crate::Router::serve).
+    /// The errors of [`Router::serve`](crate::Router::serve).
     ///
     /// # Cancel safety
     ///
-    /// As [`Router::serve`](crate::Router::serve).
+    /// The cancel safety of [`Router::serve`](crate::Router::serve).
     pub async fn serve_with_shutdown<S, F, ResBody>(
         self,
         addr: SocketAddr,
@@ -86,16 +86,16 @@ impl<L> Server<L> {
         serve(self, |offer| OfferRoute::new(svc, offer), incoming, bound, Some(signal)).await
     }
 
-    /// As [`serve`](Server::serve), on the connections that `incoming` yields; see
+    /// Like [`serve`](Server::serve), but on the connections that `incoming` yields. See
     /// [`Router::serve_with_incoming`](crate::Router::serve_with_incoming).
     ///
     /// # Errors
     ///
-    /// As [`Router::serve_with_incoming`](crate::Router::serve_with_incoming).
+    /// The errors of [`Router::serve_with_incoming`](crate::Router::serve_with_incoming).
     ///
     /// # Cancel safety
     ///
-    /// As [`Router::serve`](crate::Router::serve).
+    /// The cancel safety of [`Router::serve`](crate::Router::serve).
     pub async fn serve_with_incoming<S, I, IO, IE, ResBody>(
         self,
         svc: S,
@@ -116,16 +116,16 @@ impl<L> Server<L> {
         serve(self, |offer| OfferRoute::new(svc, offer), incoming, None, None::<Never>).await
     }
 
-    /// As [`serve_with_incoming`](Server::serve_with_incoming), until `signal` completes; then shut
-    /// down gracefully.
+    /// Like [`serve_with_incoming`](Server::serve_with_incoming), but shuts down gracefully when
+    /// `signal` completes.
     ///
     /// # Errors
     ///
-    /// As [`Router::serve_with_incoming`](crate::Router::serve_with_incoming).
+    /// The errors of [`Router::serve_with_incoming`](crate::Router::serve_with_incoming).
     ///
     /// # Cancel safety
     ///
-    /// As [`Router::serve`](crate::Router::serve).
+    /// The cancel safety of [`Router::serve`](crate::Router::serve).
     pub async fn serve_with_incoming_shutdown<S, I, F, IO, IE, ResBody>(
         self,
         svc: S,

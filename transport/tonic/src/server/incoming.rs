@@ -1,16 +1,15 @@
 //! TCP connections on their way to tonic's server: limits, and a shutdown that loses no calls.
 //!
-//! - **The backlog is served.** On shutdown, connections that are established and wait to be
-//!   accepted are accepted first. tonic alone would close the listener, which resets them and their
-//!   calls.
-//! - **Sockets linger.** If a socket is closed with unread data of the peer, the system resets it,
-//!   and the peer loses what it has not read yet: the last responses of a connection that closes
-//!   gracefully. So the server reads and discards further data, mostly window updates, until the
-//!   peer has closed as well.
+//! - **The backlog is served.** On shutdown, established connections that wait to be accepted are
+//!   accepted first. tonic alone would close the listener, which resets them and their calls.
+//! - **Sockets linger.** If a socket is closed with unread data from the peer, the system resets
+//!   it. The peer then loses everything that it has not read yet, which includes the last responses
+//!   of a connection that closes gracefully. So the server reads and discards further data, mostly
+//!   window updates, until the peer has closed as well.
 //! - **A failed accept is not retried at once.** A process without free descriptors would otherwise
 //!   spin.
 //! - **The number of connections is limited.** A connection beyond the limit is closed at once.
-//! - **What an Offer reveals about a connection is kept until the connection closes**
+//! - **Facts that an Offer reveals about a connection are kept until the connection closes**
 //!   (`bootstrap::gateways`).
 
 use std::convert::Infallible;
@@ -32,15 +31,16 @@ use tonic_rdma_memory::throttled;
 use crate::bootstrap::connection::Connection;
 use crate::bootstrap::gateways::{Gateways, Known};
 
-/// Time that a peer has to close, once it has been told of the shutdown.
+/// Time that a peer has to close after it was told of the shutdown.
 const LINGER: Duration = Duration::from_secs(1);
 /// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Connections refused in a row before the task yields.
+/// Number of connections refused in a row before the task yields.
 const ROUNDS: usize = 32;
 
 pin_project! {
-    /// Connections of `inner`, until `signal` completes and the backlog at that time is accepted.
+    /// Yields the connections of `inner` until `signal` completes and the backlog at that time is
+    /// accepted.
     pub(super) struct Accepting<I, F, G> {
         #[pin]
         inner: I,
@@ -51,7 +51,7 @@ pin_project! {
         most: usize,
         gateways: Arc<Gateways>,
         open: mpsc::Sender<Infallible>,
-        // Refused since the last accepted connection.
+        // Number of connections refused since the last accepted one.
         refused: u64,
         pause: Option<Pin<Box<Sleep>>>,
         failing: bool,
@@ -60,7 +60,8 @@ pin_project! {
 
 impl<I, F, G> Accepting<I, F, G> {
     /// `on_signal` is called when `signal` completes, before the backlog is accepted, or when
-    /// `inner` ends. At most `most` connections exist at once. Each keeps a clone of `open`.
+    /// `inner` ends. At most `most` connections exist at the same time. Each keeps a clone of
+    /// `open`.
     pub(super) fn new(
         inner: I,
         signal: F,
@@ -161,7 +162,7 @@ where
     }
 }
 
-/// A connection that is closed only after its peer has closed, or after [`LINGER`].
+/// A connection that closes only after its peer has closed, or after [`LINGER`].
 #[derive(Debug)]
 pub(super) struct Lingering<IO> {
     io: IO,
@@ -170,14 +171,14 @@ pub(super) struct Lingering<IO> {
     _known: Option<Known>,
 }
 
-/// What counts a connection until it is closed.
+/// Counts a connection until it is closed.
 type Holds = (OwnedSemaphorePermit, mpsc::Sender<Infallible>);
 
 /// State of the close.
 #[derive(Debug)]
 enum End {
     Open,
-    /// This side has closed; data of the peer is read and discarded.
+    /// This side has closed. Data from the peer is read and discarded.
     Draining(Pin<Box<Sleep>>),
     Done,
 }

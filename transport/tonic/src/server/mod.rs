@@ -1,9 +1,9 @@
-//! The server: builder and router, and what describes a request's connection, with the names of
+//! The server: builder, router, and descriptions of a request's connection, with the names of
 //! [`tonic::transport::server`].
 //!
 //! A request over the fast path has the connect info of the TCP connection over which its client
-//! asked for the fast path, so [`TcpConnectInfo`] and the like are found in the extensions on both
-//! paths; [`connect_info`](crate::connect_info()) adds the path.
+//! asked for the fast path. So [`TcpConnectInfo`] and similar types are in the extensions on both
+//! paths. [`connect_info`](crate::connect_info()) adds the path.
 
 // | file | what |
 // |---|---|
@@ -11,10 +11,10 @@
 // | `tcp` | builder methods of the TCP side |
 // | `settings` | the builder's settings |
 // | `router` | services, and the ways to serve them |
-// | `direct` | ways to serve one service without a router |
-// | `offer_route` | that service with the Offer beside it |
+// | `direct` | serves one service without a router |
+// | `offer_route` | adds the Offer to that service |
 // | `serve` | serves both paths, from start to shutdown |
-// | `fast_path` | listeners, tickets, and the connections that they admit, for calls or bare |
+// | `fast_path` | listeners, tickets and admitted connections, for calls or bare |
 // | `incoming` | TCP connections: limits, and a shutdown that loses no calls |
 // | `stack` | the limits around the layered service on the fast path |
 

@@ -1,4 +1,4 @@
-//! Puts the Offer beside a service that has no routes of its own.
+//! Adds the Offer to a service without routes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,15 +14,16 @@ use crate::bootstrap::OFFER_PATH;
 use crate::bootstrap::limited::LimitedOffers;
 use crate::error::BoxError;
 
-/// Length of the Offer's path up to its method: the service's other methods are routed as well.
+/// Length of the Offer's path up to its method, because the service's other methods are routed as
+/// well.
 const PREFIX: usize = OFFER_PATH.len() - "Offer".len();
 
-/// The service `S`, and beside it the calls by which clients ask for the fast path.
+/// The service `S`, together with the calls by which clients ask for the fast path.
 ///
-/// This is what the layers of a server wrap when it serves a service directly, as by
-/// [`Server::serve`](crate::Server::serve): the Offer passes through the same layers as every other
-/// call, so a layer that requires credentials requires them of the Offer as well. Requests and
-/// errors of `S` pass unchanged; its response body is passed on as tonic's [`Body`].
+/// This is the service that a server's layers wrap when it serves a service directly, for example
+/// by [`Server::serve`](crate::Server::serve). The Offer passes through the same layers as every
+/// other call, so a layer that requires credentials requires them of the Offer as well. Requests
+/// and errors of `S` pass unchanged. Its response body is converted to tonic's [`Body`].
 #[derive(Debug, Clone)]
 pub struct OfferRoute<S> {
     service: S,
@@ -59,12 +60,12 @@ where
 }
 
 /// Whether `request` is one of this crate's own: the Offer, by which a client asks for the fast
-/// path, or a measurement of the doctor's.
+/// path, or a measurement by the doctor.
 ///
-/// They pass through the server's layers like every call, so that a layer which keeps a client out
-/// keeps it off the fast path as well. A layer that counts, limits or sheds requests, or demands of
-/// each what only the service's own clients send, can leave them out. A layer that authenticates or
-/// admits clients must not.
+/// These calls pass through the server's layers like every call, so that a layer that excludes a
+/// client excludes it from the fast path as well. A layer may leave them out if it counts, limits
+/// or sheds requests, or demands of each what only the service's own clients send. A layer that
+/// authenticates or admits clients must not.
 ///
 /// ```
 /// use http::Request;
@@ -83,7 +84,7 @@ pub fn is_offer<B>(request: &Request<B>) -> bool {
     is_offers(request.uri().path())
 }
 
-/// Whether `path` is of the service to which the Offer belongs.
+/// Whether `path` belongs to the Offer's service.
 fn is_offers(path: &str) -> bool {
     path.starts_with(&OFFER_PATH[..PREFIX])
 }

@@ -1,4 +1,4 @@
-//! The router: services, and the ways to serve them.
+//! The router, which holds services and serves them.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -141,13 +141,13 @@ impl<L> Router<L> {
         }
     }
 
-    /// Serve on `addr`, until the process ends or the future is dropped.
+    /// Serve on `addr` until the process ends or the future is dropped.
     ///
-    /// The fast path listens on the address of `addr` if it lies on an RDMA device, and otherwise
-    /// on every local address that does. It uses the port of `addr`, or a free one if that is taken
-    /// (always on iWARP, which shares TCP's ports). Only a client that presents a ticket from the
-    /// TCP side is admitted. If RDMA is not available, the server logs the reason and its cure,
-    /// reports it to clients that ask, and tries again every minute.
+    /// The fast path listens on the address of `addr` if it belongs to an RDMA device, and
+    /// otherwise on every local address of a device. It uses the port of `addr`, or a free one if
+    /// that is taken. On iWARP, which shares TCP's ports, it always is. Only a client that presents
+    /// a ticket from the TCP side is admitted. If RDMA is not available, the server logs the reason
+    /// and its cure, reports it to clients that ask, and tries again every minute.
     ///
     /// # Errors
     ///
@@ -157,7 +157,7 @@ impl<L> Router<L> {
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped, the server accepts nothing new. Established connections are
+    /// When the future is dropped, the server accepts no new connections. Established ones are
     /// served until their clients leave, as in tonic.
     pub async fn serve<ResBody>(self, addr: SocketAddr) -> Result<(), Error>
     where
@@ -173,16 +173,16 @@ impl<L> Router<L> {
         serve(self.server, with_offer(self.routes), incoming, bound, None::<Never>).await
     }
 
-    /// Serve on `addr` until `signal` completes, then shut down gracefully: the server accepts
-    /// nothing new, and calls in flight on both paths are finished.
+    /// Serve on `addr` until `signal` completes, then shut down gracefully: the server accepts no
+    /// new connections, and finishes calls in flight on both paths.
     ///
     /// # Errors
     ///
-    /// As [`serve`](Router::serve).
+    /// The errors of [`serve`](Router::serve).
     ///
     /// # Cancel safety
     ///
-    /// As [`serve`](Router::serve).
+    /// The cancel safety of [`serve`](Router::serve).
     pub async fn serve_with_shutdown<F: Future<Output = ()>, ResBody>(
         self,
         addr: SocketAddr,
@@ -204,11 +204,11 @@ impl<L> Router<L> {
     /// Serve the connections that `incoming` yields on the TCP side.
     ///
     /// This method discards any provided TCP configuration, as in tonic. The fast path does not
-    /// depend on `incoming`: it listens on every local address that lies on an RDMA device, on a
-    /// free port, and the Offer names both.
+    /// depend on `incoming`. It listens on a free port, on every local address of an RDMA device,
+    /// and the Offer names both.
     ///
-    /// When `incoming` ends, this returns, as in tonic, and the connections that it gave are served
-    /// until their clients leave; those have the fast path until then.
+    /// When `incoming` ends, this method returns, as in tonic. The connections that `incoming`
+    /// yielded are served until their clients leave, and have the fast path until then.
     ///
     /// # Errors
     ///
@@ -217,7 +217,7 @@ impl<L> Router<L> {
     ///
     /// # Cancel safety
     ///
-    /// As [`serve`](Router::serve).
+    /// The cancel safety of [`serve`](Router::serve).
     pub async fn serve_with_incoming<I, IO, IE, ResBody>(self, incoming: I) -> Result<(), Error>
     where
         I: Stream<Item = Result<IO, IE>>,
@@ -233,16 +233,16 @@ impl<L> Router<L> {
         serve(self.server, with_offer(self.routes), incoming, None, None::<Never>).await
     }
 
-    /// As [`serve_with_incoming`](Router::serve_with_incoming), but shuts down gracefully when
+    /// Like [`serve_with_incoming`](Router::serve_with_incoming), but shuts down gracefully when
     /// `signal` completes or `incoming` ends.
     ///
     /// # Errors
     ///
-    /// As [`serve_with_incoming`](Router::serve_with_incoming).
+    /// The errors of [`serve_with_incoming`](Router::serve_with_incoming).
     ///
     /// # Cancel safety
     ///
-    /// As [`serve`](Router::serve).
+    /// The cancel safety of [`serve`](Router::serve).
     pub async fn serve_with_incoming_shutdown<I, IO, IE, F, ResBody>(
         self,
         incoming: I,

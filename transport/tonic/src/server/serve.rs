@@ -41,8 +41,8 @@ pub(super) const MAX_TCP_CONNECTIONS: usize = 16 * 1024;
 /// The type of an absent shutdown signal.
 pub(super) type Never = Pending<()>;
 
-/// Serves, on the TCP connections of `incoming` and on the fast path, the service that
-/// `with_offer` makes of the Offer.
+/// Serves the service that `with_offer` makes of the Offer, on the TCP connections of `incoming`
+/// and on the fast path.
 pub(super) async fn serve<L, S, I, IO, IE, F, ResBody>(
     server: Server<L>,
     with_offer: impl FnOnce(LimitedOffers) -> S,
@@ -100,7 +100,7 @@ where
         settings.measuring,
     );
     let offer = LimitedOffers::new(offers);
-    // One service for both paths: layers with state see every call.
+    // Both paths share one service, so layers with state see every call.
     let layered = layers.service(with_offer(offer));
 
     let methods: Arc<Methods> = Arc::default();
@@ -113,7 +113,7 @@ where
         Some(why) => {
             metrics::fallback(Side::Server, &Reason::new(ReasonCode::Policy, why));
             throttled!(info, path = "tcp", why, "clients stay on TCP");
-            // The end of this function waits for every clone of it.
+            // The end of this function waits until every clone is dropped.
             drop(alive);
         }
         None => {
@@ -141,8 +141,8 @@ where
         let never = std::future::pending();
         let incoming = Accepting::new(incoming, never, || (), most_tcp, gateways, open);
         tcp.serve_with_incoming(service, incoming).await?;
-        // The stream has ended, and the connections that it gave are served on: their clients have
-        // the fast path, and get it back when they lose it, for as long as they are connected.
+        // The stream has ended, but its connections are still served. Their clients keep the fast
+        // path as long as they are connected, and get it back if they lose it.
         tokio::spawn(async move {
             all_closed.recv().await;
             drop((tasks, offering, drain));
@@ -156,16 +156,16 @@ where
         )));
         drain.send_replace(true);
     };
-    // tonic shuts down gracefully, too, when the stream of connections ends.
+    // tonic also shuts down gracefully when the stream of connections ends.
     let incoming = Accepting::new(incoming, signal, end, most_tcp, gateways, open);
     tcp.serve_with_incoming_shutdown(service, incoming, std::future::pending()).await?;
-    // The listeners close with their tasks; only draining connections are left.
+    // The listeners close with their tasks, so only draining connections are left.
     tasks.0.shutdown().await;
     all_gone.recv().await;
     Ok(())
 }
 
-/// One task per path. They are aborted when this is dropped.
+/// One task for each path. Dropping this aborts them.
 struct Tasks(JoinSet<()>);
 
 impl Tasks {
@@ -178,7 +178,7 @@ impl Tasks {
     ) -> Result<(), Error> {
         let paths = fast.paths();
         let fast = Arc::new(fast);
-        // A server that requires the fast path waits for one of its paths; others start at once.
+        // A server that requires the fast path waits for one of its paths. Others start at once.
         let (mut wanted, mut failed) = (policy.is_required(), None);
         for path in &paths {
             let started = match wanted {

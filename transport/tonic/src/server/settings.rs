@@ -14,13 +14,13 @@ use crate::telemetry::stats::ServerStats;
 
 /// Default maximum number of fast-path connections.
 pub(crate) const MAX_CONNECTIONS: usize = 4096;
-/// Maximum number of descriptors of a fast-path connection, with its TCP connection.
+/// Maximum number of descriptors of a fast-path connection and its TCP connection.
 pub(crate) const DESCRIPTORS: usize = 3;
 
-/// Makes the span of a request from its headers.
+/// Creates a request's span from its headers.
 pub(super) type TraceFn = Arc<dyn Fn(&Request<()>) -> tracing::Span + Send + Sync>;
 
-/// Settings that the fast path needs, and those needed to bind the TCP port.
+/// Settings of the fast path, and those for binding the TCP port.
 #[derive(Clone, Default)]
 pub(super) struct Settings {
     pub(super) trace_fn: Option<TraceFn>,

@@ -1,4 +1,4 @@
-//! The limits around the layered service on the fast path; on TCP tonic's server builds the same.
+//! The limits around the layered service on the fast path. On TCP, tonic's server builds the same.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,8 +19,8 @@ use crate::path::reason::Reason;
 use crate::server::settings::{Settings, TraceFn};
 use crate::telemetry::spans::Calls;
 
-/// The layered service, type-erased per connection, not per call: the futures of calls keep their
-/// concrete types and need no box.
+/// The layered service, type-erased once per connection and not per call: the calls' futures keep
+/// their concrete types and need no box.
 pub(crate) struct Layered(Box<dyn Serve>);
 
 trait Serve: Send {
@@ -103,7 +103,7 @@ where
     Traced { inner, trace_fn: settings.trace_fn.clone() }
 }
 
-/// Runs each call in a span made by the user's function.
+/// Runs each call in a span that the user's function creates.
 #[derive(Clone)]
 struct Traced<S> {
     inner: S,

@@ -1,5 +1,5 @@
 //! Builder methods of the TCP side, forwarded to tonic's server. They do not affect the fast path,
-//! which has its own flow control and limits. The settings of the keep-alive hold for both.
+//! which has its own flow control and limits. Only the keep-alive settings apply to both.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::server::builder::Server;
 impl<L> Server<L> {
     /// Configure TLS for this server (TCP side).
     ///
-    /// The fast path carries no TLS. Only clients that received a ticket over a TLS connection
-    /// which this configuration accepted are admitted, to shared memory, and to RDMA only where
-    /// both programs have [agreed to plain text](Server::plaintext_rdma).
+    /// The fast path carries no TLS. It admits only clients that received a ticket over a TLS
+    /// connection which this configuration accepted: to shared memory, and to RDMA only if both
+    /// programs have [agreed to plain text](Server::plaintext_rdma).
     ///
     /// # Errors
     ///
-    /// The configuration is invalid, a certificate or key for example; or
-    /// [`Cause::NoCryptography`](crate::Cause::NoCryptography).
+    /// The configuration is invalid, for example a certificate or key, or there is no cryptography
+    /// ([`Cause::NoCryptography`](crate::Cause::NoCryptography)).
     #[cfg(feature = "_tls-any")]
     pub fn tls_config(
         mut self,
@@ -29,13 +29,13 @@ impl<L> Server<L> {
         Ok(self)
     }
 
-    /// Whether calls of clients that came by TLS may go over RDMA in plain text (fast path). Off by
-    /// default: such clients get shared memory or TCP, with the reason
+    /// Whether calls of clients that connected over TLS may go over RDMA in plain text (fast path).
+    /// Off by default: such clients get shared memory or TCP, with the reason
     /// [`NotEncrypted`](crate::ReasonCode::NotEncrypted), and a server with
     /// [`tls_config`](Server::tls_config) does not listen on RDMA devices.
     ///
-    /// The client has to say so as well:
-    /// [`Endpoint::plaintext_rdma`](crate::Endpoint::plaintext_rdma). Connections that the server
+    /// The client has to agree as well
+    /// ([`Endpoint::plaintext_rdma`](crate::Endpoint::plaintext_rdma)). Connections that the server
     /// is given ([`Router::serve_with_incoming`](crate::Router::serve_with_incoming)) are known to
     /// use TLS if they are streams of tokio-rustls.
     #[must_use]
@@ -44,11 +44,11 @@ impl<L> Server<L> {
         self
     }
 
-    /// Limit the number of concurrent TCP connections. Further ones are closed as they are
-    /// accepted. Default is 16,384 (TCP side).
+    /// Limit the number of concurrent TCP connections (TCP side). Further ones are closed as they
+    /// are accepted. Default is 16,384.
     ///
     /// Each takes a descriptor, which RLIMIT_NOFILE limits per process. While none is free, the
-    /// server pauses accepting, and established connections continue.
+    /// server accepts no connections, and established ones continue.
     #[must_use]
     pub fn max_tcp_connections(mut self, most: usize) -> Self {
         self.shared.max_tcp_connections = Some(most);
@@ -67,9 +67,9 @@ impl<L> Server<L> {
         self.with_tcp(|s| s.initial_connection_window_size(sz))
     }
 
-    /// Interval of keep-alive pings; `None`, the default, sends none (both paths). See
+    /// Interval of keep-alive pings (both paths). The default, `None`, sends none. See
     /// [`Endpoint::http2_keep_alive_interval`](crate::Endpoint::http2_keep_alive_interval). A
-    /// server also sends them while there is no call, as tonic's does.
+    /// server also sends them while there is no call, like tonic's.
     #[must_use]
     pub fn http2_keepalive_interval(mut self, interval: Option<Duration>) -> Self {
         let settings = &mut self.shared.keep_alive;
@@ -135,8 +135,8 @@ impl<L> Server<L> {
         self
     }
 
-    /// Maximum size of a header block accepted over HTTP/2, in bytes. Default is hyper's, 16 KiB
-    /// (TCP side; on the fast path it is 64 KiB).
+    /// Maximum size of a header block accepted over HTTP/2, in bytes (TCP side). Default is
+    /// hyper's, 16 KiB. On the fast path it is 64 KiB.
     #[must_use]
     pub fn http2_max_header_list_size(self, max: impl Into<Option<u32>>) -> Self {
         self.with_tcp(|s| s.http2_max_header_list_size(max))

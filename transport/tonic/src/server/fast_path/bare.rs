@@ -1,7 +1,8 @@
-//! Bare connections: SENDs and WRITEs without calls, which a client's diagnosis measures.
+//! Bare connections, which carry SENDs and WRITEs without calls for a client's diagnosis to
+//! measure.
 //!
-//! One at a time, for [`LIMIT`] at most, with the landing memory of eight messages. It needs a
-//! ticket, as any connection does, and counts as one.
+//! The server serves one at a time, for [`LIMIT`] at most, with landing memory for eight messages.
+//! It needs a ticket like any connection, and counts as one.
 
 use tonic_rdma_fabric::bare::{self, BareError, Limits};
 use tonic_rdma_fabric::{Incoming, LinkError};
@@ -13,7 +14,7 @@ use crate::bootstrap::bare::LIMIT;
 use crate::path::from_error;
 
 impl FastPath {
-    /// Serves a bare connection. `handshake` is held until it is established.
+    /// Serves a bare connection. `handshake` is held until the connection is established.
     pub(super) async fn serve_bare(
         &self,
         mut incoming: Incoming,
@@ -56,7 +57,7 @@ impl FastPath {
             }
             () = draining(self.drain.clone()) => {}
         }
-        // There may be no other connection to do it.
+        // No other connection may exist that would return the memory.
         pool.trim_now();
     }
 }

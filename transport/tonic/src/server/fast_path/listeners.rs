@@ -1,4 +1,4 @@
-//! The listeners of one path, and a task for each that accepts.
+//! The listeners of one path, each with a task that accepts.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ struct Entry {
 }
 
 enum State {
-    /// Not accepting yet; requests wait in the listener's queue.
+    /// Not accepting yet. Requests wait in the listener's queue.
     Idle(Option<(Listener, Pool)>),
     /// A task accepts connections.
     Accepting(AbortHandle),
@@ -67,7 +67,7 @@ impl Listeners {
         self.entries.push(Entry { key, listening, state: State::Idle(Some((listener, pool))) });
     }
 
-    /// Closes all but those at `keys`.
+    /// Closes all listeners except those at `keys`.
     pub(super) fn keep(&mut self, keys: &[ListenerKey]) {
         self.entries.retain(|entry| {
             let keep = keys.contains(&entry.key);
@@ -79,7 +79,7 @@ impl Listeners {
     }
 
     /// Passes the connect requests of all listeners to `accept` until a listener ends, and returns
-    /// its reason. Never returns while there is no listener.
+    /// the reason. Never returns while there is no listener.
     ///
     /// Cancel safe: the tasks keep accepting.
     pub(super) async fn accept<F>(&mut self, accept: F) -> Reason
@@ -103,8 +103,7 @@ impl Listeners {
         loop {
             match tasks.join_next().await {
                 Some(Ok((key, reason))) => {
-                    // A listener that was closed meanwhile has been replaced, or is no longer
-                    // needed.
+                    // A listener that was closed by now has been replaced or is no longer needed.
                     entries.retain(|entry| {
                         entry.key != key
                             || matches!(&entry.state, State::Accepting(task) if !task.is_finished())

@@ -1,4 +1,4 @@
-//! The fast path of a server: its listeners, tickets, and the connections that it admits.
+//! A server's fast path: its listeners, tickets and admitted connections.
 
 #[cfg(feature = "measure")]
 mod bare;
@@ -43,20 +43,20 @@ use crate::telemetry::metrics;
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
 /// Default maximum number of handshakes in progress.
 const MAX_HANDSHAKES: usize = 64;
-/// Handshakes that may wait for their turn, for each that may be in progress.
+/// Number of handshakes that may wait for their turn, for each that may be in progress.
 const WAITING_FOR_EACH: usize = 16;
-/// Time limit of that wait. Clients give up before, unless they were told otherwise.
+/// Time limit of that wait. Clients give up earlier, unless they are configured otherwise.
 const TURN_LIMIT: Duration = Duration::from_secs(10);
-/// Pause before the server tries to listen again while nothing changes on this host: an operator
-/// has to fix something first.
+/// Pause before the server tries to listen again while nothing changes on this host. An operator
+/// has to fix the cause first.
 const RETRY: Duration = Duration::from_secs(60);
-/// The same where the cause may pass by itself: the process has no thread or no memory for the
+/// Pause if the cause may pass by itself, because the process has no thread or no memory at the
 /// moment.
 const RETRY_SOON: Duration = Duration::from_secs(5);
-/// Pause after a listener has ended, so that one that keeps ending does not keep the server busy.
+/// Pause after a listener has ended, so that repeated ends do not keep the server busy.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// State of the fast path of one server.
+/// State of one server's fast path.
 pub(super) struct FastPath {
     pub(super) context: Context,
     pub(super) env_device: Option<String>,
@@ -68,18 +68,18 @@ pub(super) struct FastPath {
     pub(super) drain: watch::Receiver<bool>,
     pub(super) methods: Arc<Methods>,
     pub(super) log: Logging,
-    /// Every connection holds it through the `Arc` of this; shutdown waits until it is dropped.
+    /// Every connection holds it through this struct's `Arc`. Shutdown waits until it is dropped.
     pub(super) _alive: mpsc::Sender<Infallible>,
 }
 
-/// Limits the log lines of one server.
+/// Throttles one server's log lines.
 #[derive(Default)]
 pub(super) struct Logging {
-    /// Connections that are refused, or do not come about.
+    /// Connections that are refused or cannot be established.
     refusals: LogThrottle,
     /// Connections that end.
     ends: LogThrottle,
-    /// Listeners, which begin and end as devices and addresses do.
+    /// Listeners, which come and go with devices and addresses.
     listeners: LogThrottle,
 }
 
@@ -89,8 +89,9 @@ impl FastPath {
         self.context.paths(&self.fabrics)
     }
 
-    /// Updates `listeners`: one at the address of the TCP side if that lies on a device of the
-    /// path, otherwise one at each address that does. Existing listeners stay.
+    /// Updates `listeners`. If the TCP side's address belongs to a device of the path, there is one
+    /// listener, at that address. Otherwise each address of a device has one. Existing listeners
+    /// stay.
     ///
     /// # Errors
     ///
@@ -102,7 +103,7 @@ impl FastPath {
         listeners: &mut Listeners,
     ) -> Result<(), Reason> {
         if self.settings.plaintext.denies(path, false) {
-            // Whoever has no device hears of that first.
+            // A host without a device should get that reason first.
             self.context.check(path, self.env_device.as_deref()).await?;
             return Err(plaintext::denied_by_server());
         }
@@ -175,8 +176,8 @@ impl FastPath {
         self.offering.send_modify(|offering| offering.set(path, offer));
     }
 
-    /// Serves one path until dropped. Accepts connections, and listens again when a listener has
-    /// ended, when devices or addresses have changed, and periodically while there is no listener.
+    /// Serves one path until dropped. Accepts connections. Listens again after a listener has
+    /// ended, after devices or addresses have changed, and periodically while there is no listener.
     pub(super) async fn run(
         self: Arc<Self>,
         path: Path,
@@ -226,7 +227,7 @@ impl FastPath {
         }
     }
 
-    /// Checks a connect request, and serves the connection in a task of its own.
+    /// Checks a connect request, and serves the connection in its own task.
     fn take(self: &Arc<Self>, path: Path, mut incoming: Incoming, pool: Pool, layered: Layered) {
         let this = self.clone();
         let Ok(place) = self.limits.waiting.clone().try_acquire_owned() else {
@@ -280,7 +281,7 @@ impl FastPath {
                     this.serve(link, pool, hello.settings, options, layered, extensions).await
                 }
                 Err(error) => {
-                    // There may be no other connection to do it.
+                    // No other connection may exist that would return the memory.
                     pool.trim_now();
                     let reason = crate::path::from_error::connect(error);
                     throttled!(in this.log.refusals, warn, %peer, %reason, "fast path did not come about");
@@ -329,7 +330,7 @@ impl FastPath {
     ) {
         let ends = link.peer().clone();
         tracing::debug!(peer = %ends, "fast path open");
-        // What this client is lent is nobody else's.
+        // Memory that is lent to this client is lent to no other process.
         let pool = pool.for_peer();
         extensions.insert(RdmaConnectInfo {
             path: Path::of(&ends),
@@ -374,16 +375,16 @@ impl FastPath {
 ///
 /// | a connect request | until | beyond the limit |
 /// |---|---|---|
-/// | has a place | its handshake is over | refused, before anything is looked up |
-/// | of a client with a ticket | its handshake is over | refused: a client has few at a time |
-/// | in turn | its handshake is over | waits, at most [`TURN_LIMIT`] |
+/// | has a place | its handshake is over | refused without a look-up |
+/// | is of a client with a ticket | its handshake is over | refused, because a client may have few at a time |
+/// | has its turn | its handshake is over | waits, at most [`TURN_LIMIT`] |
 /// | is a connection | it ends | refused |
 pub(super) struct Limits {
     connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
     /// Handshakes in progress, and requests that wait for their turn.
     waiting: Arc<Semaphore>,
-    /// Bare connections.
+    /// Bare connections in progress.
     #[cfg(feature = "measure")]
     bare: Arc<Semaphore>,
 }
@@ -403,8 +404,8 @@ impl Limits {
         }
     }
 
-    /// Waits for the turn of a request that has this place, of a client with this count of its own.
-    /// `None`: the client has too many, or its turn does not come.
+    /// Waits for the turn of a request that has this place. `own` counts the client's handshakes.
+    /// `None` if the client has too many, or if its turn does not come.
     async fn turn(&self, place: OwnedSemaphorePermit, own: Option<Handshakes>) -> Option<Turn> {
         let own = match own {
             Some(Handshakes(own)) => Some(own.try_acquire_owned().ok()?),
@@ -416,12 +417,12 @@ impl Limits {
     }
 }
 
-/// A handshake in progress, until this is dropped.
+/// A handshake in progress, until dropped.
 struct Turn {
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit, Option<OwnedSemaphorePermit>),
 }
 
-/// Listens on `addr`, or on a free port if that one is taken or is shared with TCP (iWARP).
+/// Listens on `addr`, or on a free port if that port is taken or shared with TCP (iWARP).
 fn listen_near(
     fabric: &Fabric,
     addr: SocketAddr,
@@ -456,7 +457,7 @@ fn listening(
     })
 }
 
-/// Resolves when the server shuts down gracefully; never when it is dropped.
+/// Waits for a graceful shutdown of the server. Never returns if the server is dropped.
 async fn draining(mut drain: watch::Receiver<bool>) {
     if drain.wait_for(|drain| *drain).await.is_err() {
         std::future::pending().await

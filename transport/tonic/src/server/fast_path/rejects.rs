@@ -1,4 +1,4 @@
-//! What a client is told that does not get a connection.
+//! Rejections of clients that do not get a connection.
 
 use http::Extensions;
 use tokio::time::Instant;
@@ -10,7 +10,7 @@ use crate::bootstrap::tickets::{Refused, Ticket, Tickets};
 use crate::path::reason::ReasonCode;
 use crate::path::{Path, from_error, plaintext};
 
-/// What a client is told that this process has no room for.
+/// The rejection if this process has no room for a connection.
 pub(super) fn reject_for(error: &PoolError) -> Reject {
     match error {
         PoolError::File { .. } => Reject::MemoryFiles,
@@ -28,8 +28,8 @@ pub(super) fn reject_for(error: &PoolError) -> Reject {
     }
 }
 
-/// Uses a ticket up for a connection over `path`. The error is the rejection, and why the ticket is
-/// not good for that.
+/// Uses a ticket for a connection over `path`. The error is the rejection, and why the ticket is
+/// not valid for the path.
 pub(super) fn redeem(
     tickets: &Tickets,
     ticket: Ticket,
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::tickets::{Holder, LIFETIME};
 
-    /// A client may have found the address of a device otherwise than from its Offer.
+    /// A client may know a device's address from elsewhere than its Offer.
     #[tokio::test]
     async fn a_ticket_for_shared_memory_alone_admits_to_no_device() {
         let tickets = Tickets::new(4, LIFETIME);
