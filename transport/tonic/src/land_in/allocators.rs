@@ -1,4 +1,4 @@
-//! The buffers that a server has its requests land in.
+//! The server's buffers for requests to land in.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,20 +11,20 @@ use tonic_rdma_memory::throttled;
 
 use super::{Claimed, IntoLandIn, WhyCopied};
 
-/// A request whose field is to land in a buffer of the server: what is known of it when
-/// [`Server::land_in`](crate::Server::land_in) asks for the buffer.
+/// The facts about a request that are known when [`Server::land_in`](crate::Server::land_in) asks
+/// for a buffer for it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct LandRequest<'a> {
-    /// The metadata of the call.
+    /// The call's metadata.
     pub headers: &'a HeaderMap,
-    /// The length in bytes of the longest `bytes` field of its first large message, as the client
-    /// states it, if it has done so: over TCP it does not, and on the fast path only with
+    /// The length in bytes of the longest `bytes` field of the request's first large message, if
+    /// the client states it. Over TCP it does not. On the fast path it does with
     /// [`ProstCodec`](crate::codec::ProstCodec), for messages that do not fit a control slot.
     pub field: Option<u32>,
 }
 
-/// Makes a buffer for a request, claims it for the call, and adds it to the request's extensions.
+/// Creates a buffer for a request, claims it for the call, and adds it to the request's extensions.
 type Allocate =
     dyn Fn(&LandRequest<'_>, &mut Extensions, WhyCopied) -> Option<Arc<Claimed>> + Send + Sync;
 
@@ -40,7 +40,7 @@ impl Allocators {
     {
         let allocate = move |request: &LandRequest<'_>, extensions: &mut Extensions, why| {
             let land_in = allocate(request)?.into_land_in();
-            // Not one that another call still has.
+            // Another call may still have this buffer. It is then not used.
             let claimed = land_in.target.claim_for(why)?;
             extensions.insert(land_in);
             Some(claimed)
@@ -52,8 +52,9 @@ impl Allocators {
         self.0.is_empty()
     }
 
-    /// Asks for the buffer of a request, if its method has an allocator, and claims it for the
-    /// call. A panic of the allocator is logged, and the request is served without a buffer.
+    /// Asks the method's allocator for a buffer for a request, if the method has one, and claims
+    /// the buffer for the call. If the allocator panics, this is logged, and the request is served
+    /// without a buffer.
     pub(crate) fn claim(
         &self,
         parts: &mut Parts,
