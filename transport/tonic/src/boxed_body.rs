@@ -1,4 +1,4 @@
-//! Boxing of bodies for tonic.
+//! Boxes bodies in the type that tonic takes.
 
 use bytes::Bytes;
 use http_body::Body as HttpBody;
@@ -6,8 +6,8 @@ use http_body_util::combinators::UnsyncBoxBody;
 use tonic::Status;
 use tonic::body::Body;
 
-/// Boxes `body` as a body of tonic's. `UnsyncBoxBody` is the one type that tonic takes unchanged;
-/// it wraps others in a layer that converts errors.
+/// Boxes `body` in tonic's type. tonic takes an `UnsyncBoxBody` unchanged, and wraps any other body
+/// in a layer that converts errors.
 pub(crate) fn boxed(body: impl HttpBody<Data = Bytes, Error = Status> + Send + 'static) -> Body {
     Body::new(UnsyncBoxBody::new(body))
 }

@@ -1,12 +1,13 @@
 //! A protobuf codec that sends and receives `bytes` fields without copying them.
 //!
-//! [`ProstCodec`] replaces `tonic_prost::ProstCodec`: same messages, same bytes on the wire, any
-//! peer. Over this crate's [`Channel`](crate::Channel) and [`Server`](crate::Server) it sends a
-//! `bytes` field from the memory that holds it, and a received field is a slice of the memory that
-//! it landed in. Over any other transport it behaves like the plain codec.
+//! [`ProstCodec`] replaces `tonic_prost::ProstCodec`: it has the same messages and the same bytes
+//! on the wire, so it works with any peer. Over this crate's [`Channel`](crate::Channel) and
+//! [`Server`](crate::Server) it sends a `bytes` field from the memory that holds it, and a received
+//! field is a slice of the memory that it landed in. Over any other transport it behaves like the
+//! plain codec.
 //!
-//! Stubs that tonic-rdma-build generates use it. With tonic-prost-build, set it in the `build.rs`
-//! of a service; no other change is needed:
+//! Stubs that tonic-rdma-build generates use it. With tonic-prost-build, set it in the service's
+//! `build.rs`. No other change is needed:
 //!
 //! ```no_run
 //! # fn build() -> std::io::Result<()> {
@@ -20,9 +21,9 @@
 //! # What is not copied
 //!
 //! - Sent: fields of type [`Bytes`](bytes::Bytes) of at least [`SEGMENT`] bytes, in messages that
-//!   do not fit a control slot. The CPU does not touch fields that lie in a [`Pool`](crate::Pool)
-//!   of the connection; it copies others once, to staging. Long `string` and `Vec<u8>` fields are
-//!   copied once more, as by the plain codec.
+//!   do not fit a control slot. The CPU does not touch a field that lies in a [`Pool`](crate::Pool)
+//!   of the connection. It copies any other field once, to staging memory. Long `string` and
+//!   `Vec<u8>` fields are copied once more, as by the plain codec.
 //! - Received: the `bytes` fields of type `Bytes` of every message that landed in one piece. The
 //!   peer can still write to them: copy such a field before you check it or parse it in place, or
 //!   set [`Server::copy_on_delivery`](crate::Server::copy_on_delivery) or
@@ -33,26 +34,27 @@
 //!
 //! A stub's `max_encoding_message_size` and `max_decoding_message_size` count the whole message, as
 //! usual. tonic checks them against the bytes in its own buffers, which do not include extracted
-//! fields. Therefore the first message of a method that is longer than any before it is padded, in
-//! tonic's buffers, to its true length: tonic decides, and a length that it accepted once is
-//! accepted again. The cost of the padding is counted
-//! ([`Copied::learning`](crate::Copied::learning)). If several stubs of one method share a channel,
-//! the highest of their limits applies once a message has made use of it, because tonic does not
-//! tell a codec which stub it serves. A stub that must keep a lower limit needs its own channel.
-//! Apart from these limits, a connection carries whatever gRPC can state in its header: messages of
-//! up to 4 GiB - 1. A message that is too long for one piece of landing memory lands in parts.
+//! fields. So when a method's message is longer than any before it, the codec pads it in tonic's
+//! buffers to its true length: tonic decides, and accepts every message up to that length from then
+//! on. The cost of the padding is counted ([`Copied::learning`](crate::Copied::learning)). If
+//! several stubs of one method share a channel, the highest of their limits applies once a message
+//! has used it, because tonic does not tell a codec which stub it serves. A stub that must keep a
+//! lower limit needs its own channel. Apart from these limits, a connection carries any length that
+//! gRPC's header can express: messages of up to 4 GiB - 1. A message that is too long for one piece
+//! of landing memory lands in parts.
 //!
 //! # Layers
 //!
 //! Between codec and transport a message may be a *placeholder*: a few bytes that are not protobuf,
-//! and an unguessable key that is valid for one message. Layers that only read headers or forward
+//! with an unguessable key that is valid for one message. Layers that only read headers or forward
 //! frames unchanged are not affected. Compression by tonic, and any format announced by another
-//! `content-type` or a `content-encoding` (grpc-web), disables placeholders for that call. If any
-//! other layer parses or rewrites messages, the call fails with INTERNAL and a message that names
-//! the cause; such a layer never sees wrong data.
+//! `content-type` or a `content-encoding` (grpc-web), disables placeholders for that call. If
+//! another layer parses or rewrites messages, the call fails with INTERNAL and a message that names
+//! the cause. Such a layer never sees wrong data.
 //!
-//! The codec is a crate of its own, tonic-rdma-codec, so that a tonic-prost can use it on which
-//! this crate depends in turn: see "Stubs of dependencies" in the repository's docs/zero-copy.md.
+//! The codec is in a crate of its own, tonic-rdma-codec, so that a replacement for tonic-prost can
+//! use it, on which this crate in turn depends. See "Stubs of dependencies" in the repository's
+//! docs/zero-copy.md.
 
 pub(crate) use tonic_rdma_codec::internal::{
     BodyEncoder, Call, Chunk, Deframer, Delivered, Fifo, HEADER, LentPiece, Method, Methods, Part,

@@ -1,4 +1,4 @@
-//! The path of a request, for a server's handlers.
+//! Tells a server's handler the path of its request.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use tonic_rdma_memory::Pool;
 use crate::context::Context;
 use crate::path::Path;
 
-/// The path of a request. On the fast path it is in the request's extensions, together with the
-/// connect info of the TCP connection over which the client received its ticket.
+/// The path of a request. On the fast path it is in the request's extensions, next to the connect
+/// info of the TCP connection over which the client received its ticket.
 ///
 /// On both paths, [`tonic::Request::remote_addr`], `local_addr` and `peer_certs` refer to that TCP
 /// connection, so code that authorises by address or certificate needs no change. They are `None`
@@ -18,22 +18,23 @@ use crate::path::Path;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RdmaConnectInfo {
-    /// The path of this request.
+    /// The path that the request took.
     pub path: Path,
     /// The RDMA device at this end. `None` on TCP and shared memory.
     pub device: Option<Arc<str>>,
-    /// This end's address on that path. `None` without an IP address, as on shared memory.
+    /// This end's address on that path. `None` if the path has no IP addresses, like shared memory.
     pub local_addr: Option<SocketAddr>,
-    /// The client's address on that path. `None` without an IP address, as on shared memory.
+    /// The client's address on that path. `None` if the path has no IP addresses, like shared
+    /// memory.
     pub remote_addr: Option<SocketAddr>,
     /// The client's process ID on shared memory, as reported by the kernel. `None` on other paths.
     pub peer_pid: Option<u32>,
     pub(crate) pool: ConnectionPool,
 }
 
-/// The pool to answer `request` from without a copy: that of the device over which the request
-/// arrived. On TCP it is a pool of ordinary memory of the default size, so that a handler needs no
-/// branch.
+/// The pool from which `request` can be answered without a copy: that of the device over which the
+/// request arrived. On TCP it is a pool of ordinary memory of the default size, so a handler needs
+/// no branch.
 ///
 /// ```
 /// use tonic::{Request, Response, Status};
@@ -53,7 +54,7 @@ pub fn pool<T>(request: &tonic::Request<T>) -> Pool {
     }
 }
 
-/// The pool for answers without a copy. All values compare equal, so that comparing two
+/// The pool for answers without a copy. All values compare equal, so that a comparison of two
 /// [`RdmaConnectInfo`] ignores the pool.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConnectionPool(pub(crate) Option<Pool>);
@@ -78,7 +79,7 @@ impl Eq for ConnectionPool {}
 /// ```
 pub fn connect_info<T>(request: &tonic::Request<T>) -> RdmaConnectInfo {
     if let Some(info) = request.extensions().get::<RdmaConnectInfo>() {
-        // A caller that keeps the info does not keep the pool alive.
+        // A caller that keeps the info must not keep the pool alive.
         return RdmaConnectInfo { pool: ConnectionPool::default(), ..info.clone() };
     }
     RdmaConnectInfo {

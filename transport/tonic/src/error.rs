@@ -1,19 +1,19 @@
-//! The errors of connecting, serving and calling: tonic's own type, and the causes of ours in it.
+//! The errors of connecting, serving and calling: tonic's type, and our causes in it.
 
 use crate::path::policy::EnvError;
 use crate::path::reason::{Reason, ReasonCode};
 
 pub(crate) use tonic::transport::Error;
 
-/// Any error, as tower and hyper pass it on.
+/// Any error, in the type that tower and hyper use.
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why an [`Endpoint`](crate::Endpoint), a [`Server`](crate::Server) or a call failed, where tonic
-/// knows no such cause.
+/// Why an [`Endpoint`](crate::Endpoint), a [`Server`](crate::Server) or a call failed, for causes
+/// that tonic does not know.
 ///
-/// It is one of the sources of a [`tonic_rdma::Error`](crate::Error), which is tonic's error, or of
-/// a [`tonic::Status`]: [`Cause::of`] finds it. [`tonic::Status::from_error`] finds the gRPC
-/// status: UNAVAILABLE for a bad environment and for a required fast path that is not available.
+/// [`Cause::of`] finds it among the sources of a [`tonic_rdma::Error`](crate::Error), which is
+/// tonic's error, or of a [`tonic::Status`]. [`tonic::Status::from_error`] finds the gRPC status:
+/// UNAVAILABLE for a bad environment and for a required fast path that is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
@@ -26,17 +26,18 @@ pub enum Cause {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// TLS was configured in a program that has no cryptography for it: its features choose none,
-    /// and it has installed none.
+    /// TLS was configured, but the program has no cryptography for it: its features choose no
+    /// provider, and it has installed none.
     #[error("TLS needs a provider of cryptography, and this program has none")]
     NoCryptography,
-    /// An environment variable of this process has a bad value, which whoever starts the process
-    /// has to correct. A call fails with UNAVAILABLE.
+    /// An environment variable of this process has a bad value. Whoever starts the process has to
+    /// correct it. A call fails with UNAVAILABLE.
     #[error(transparent)]
     Environment(BadEnvironment),
-    /// The fast path is required ([`require_fast_path`](crate::Endpoint::require_fast_path),
-    /// [`require_rdma`](crate::Endpoint::require_rdma), `TONIC_RDMA=require`) and not available.
-    /// The [`Reason`] tells which side is the cause.
+    /// The fast path is required and not available. It is required by
+    /// [`require_fast_path`](crate::Endpoint::require_fast_path),
+    /// [`require_rdma`](crate::Endpoint::require_rdma) or `TONIC_RDMA=require`. The [`Reason`]
+    /// tells which side is the cause.
     #[error(transparent)]
     Required(Required),
 }
@@ -51,7 +52,7 @@ impl Cause {
         move |source| Self::Bind { addr, source }.into()
     }
 
-    /// The cause in `error` or in its sources. `None` if the error is tonic's alone.
+    /// Finds the cause in `error` or its sources. `None` if the error is tonic's own.
     ///
     /// ```
     /// # async fn run() {
@@ -84,7 +85,7 @@ impl Cause {
         }
     }
 
-    /// What to do about the cause, in one sentence.
+    /// Returns one sentence that says what to do about the cause.
     pub fn cure(&self) -> String {
         match self {
             Self::Bind { .. } => {
@@ -104,8 +105,8 @@ impl Cause {
 }
 
 impl Reason {
-    /// The reason in `error` or in what caused it: in an [`Error`](crate::Error), in the error of a
-    /// call, in a [`tonic::Status`]. `None` if a required fast path is not the cause.
+    /// Finds the reason in `error` or its sources: in an [`Error`](crate::Error), a call's error,
+    /// or a [`tonic::Status`]. `None` if no required fast path is the cause.
     ///
     /// ```
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -127,9 +128,11 @@ impl Reason {
     }
 }
 
-/// Any error in the type that tonic's channel and server have. One of that type stays as it is.
+/// Converts any error to the type that tonic's channel and server use. An error of that type stays
+/// as it is.
 pub(crate) fn in_tonics_type(e: BoxError) -> Error {
-    /// Turns into an endpoint by failing: tonic makes its error of any other in no other place.
+    /// Fails its conversion to an endpoint, because tonic makes its error from another one only
+    /// there.
     struct Failed(BoxError);
 
     impl TryFrom<Failed> for tonic::transport::Endpoint {
@@ -149,7 +152,7 @@ pub(crate) fn in_tonics_type(e: BoxError) -> Error {
     }
 }
 
-/// tonic's error of a user agent that is no header value.
+/// tonic's error for a user agent that is not a valid header value.
 pub(crate) fn invalid_user_agent() -> Error {
     match tonic::transport::Endpoint::from_static("http://[::]").user_agent("\n") {
         Err(e) => e,
@@ -192,17 +195,17 @@ fn cure(reason: &Reason) -> String {
     }
 }
 
-/// The cause in [`Cause::Required`]: the [`Reason`] and its cure.
+/// The cause of [`Cause::Required`]: the [`Reason`] and its cure.
 #[derive(Debug, thiserror::Error)]
 #[error("a fast path is required: {reason}{cure}", cure = cure(.reason))]
 pub struct Required {
     reason: Reason,
-    // The source in which `Status::from_error` finds the status.
+    // `Status::from_error` finds the status in this source.
     #[source]
     status: tonic::Status,
 }
 
-/// The cause in [`Cause::Environment`]: the environment variable that has to be corrected.
+/// The cause of [`Cause::Environment`]: the environment variable to correct.
 #[derive(Debug, thiserror::Error)]
 #[error("bad environment: {env}")]
 pub struct BadEnvironment {

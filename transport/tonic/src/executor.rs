@@ -9,7 +9,7 @@ use hyper::rt::Executor;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A shared executor; tokio's current runtime unless the user sets one.
+/// A shared executor. Without one from the user, it is tokio's current runtime.
 #[derive(Clone, Default)]
 pub(crate) struct SharedExec(Option<Arc<dyn Executor<Task> + Send + Sync>>);
 

@@ -1,5 +1,5 @@
-//! The time limit of a call until its response headers: the shorter of the `grpc-timeout` header
-//! and the configured limit, with the error of tonic's transport.
+//! The time limit of a call until its response headers. It is the shorter of the `grpc-timeout`
+//! header and the configured limit, with the error of tonic's transport.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -57,7 +57,7 @@ pin_project! {
     pub(crate) struct TimeoutFuture<F> {
         #[pin]
         inner: F,
-        // Boxed: most calls have none, and the future is moved.
+        // Boxed because most calls have no limit, and the future is moved.
         sleep: Option<Pin<Box<Sleep>>>,
     }
 }
@@ -81,9 +81,10 @@ where
     }
 }
 
-/// `TimeoutValue TimeoutUnit` of the gRPC specification: at most eight digits and one letter.
+/// Parses `TimeoutValue TimeoutUnit` of the gRPC specification: at most eight digits and one
+/// letter.
 fn parse(headers: &HeaderMap) -> Option<Duration> {
-    // A call has few headers: a linear search costs less than a hash.
+    // A call has few headers, so a linear search costs less than a hash.
     let (_, value) = headers.iter().find(|(name, _)| name.as_str() == "grpc-timeout")?;
     let text = value.to_str().ok()?;
     let unit = text.chars().last()?;

@@ -1,6 +1,6 @@
 //! A transport for tonic that carries gRPC calls over RDMA, and over TCP where RDMA is unavailable.
 //!
-//! A program for tonic changes its imports and keeps its code. This one is server and client:
+//! A program for tonic changes its imports and keeps its code. This one is both server and client:
 //!
 //! ```no_run
 //! use tonic::{Request, Response, Status};
@@ -47,20 +47,20 @@
 //! }
 //! ```
 //!
-//! The client makes its channel with [`Endpoint::connect`] and its stub with `new`. The `connect`
-//! of a generated stub makes a channel of tonic's own, which is TCP only.
+//! The client makes its channel with [`Endpoint::connect`] and its stub with `new`. A generated
+//! stub's `connect` makes tonic's own channel, which is TCP only.
 //!
 //! # How a channel finds its path
 //!
 //! The TCP connection comes first and stays. Over it the channel asks the server for its fast path
 //! (`tonic_rdma.v1.Bootstrap/Offer`) and receives an address and a ticket, which is valid for one
-//! connection. The RDMA port admits only clients that present a ticket, so a client that TLS, an
-//! interceptor or a layer refuses on the TCP port is not admitted there either. The client must be
-//! the other end of the TCP connection itself: calls
-//! [through a gateway](ReasonCode::ThroughGateway) stay on TCP. Calls on TCP are plain gRPC, so
-//! stock clients and servers work with either end.
+//! connection. The RDMA port admits only clients that present a ticket. So a client that TLS, an
+//! interceptor or a layer refuses on the TCP port is not admitted there either. The client itself
+//! must be the other end of the TCP connection: calls [through a
+//! gateway](ReasonCode::ThroughGateway) stay on TCP. Calls on TCP are plain gRPC, so stock clients
+//! and servers work with either end.
 //!
-//! | | until the fast path is up | where it is unavailable | when it is lost |
+//! | | until the fast path is up | if it is unavailable | when it is lost |
 //! |---|---|---|---|
 //! | [`Endpoint::connect`] | waits [up to one second] | TCP | TCP until it is up again |
 //! | [`Endpoint::connect_lazy`] | TCP | TCP | TCP until it is up again |
@@ -69,7 +69,7 @@
 //! [up to one second]: Endpoint::fast_path_timeout
 //!
 //! When a connection is lost, a call in flight ends with UNAVAILABLE. A call of which nothing was
-//! transmitted moves to TCP, unnoticed by the caller.
+//! transmitted moves to TCP, and its caller notices nothing.
 //!
 //! # Why TCP
 //!
@@ -83,36 +83,36 @@
 //! |---|---|---|
 //! | `TONIC_RDMA` | `auto`, `off`, `require`, `require-verbs` | replaces the [`Policy`] set in code |
 //! | | `shm`, `verbs` | only these [fabrics](FabricKind), best first; combined: `require,shm` |
-//! | `TONIC_RDMA_DEVICE` | a device's name, as `rdma link` shows it | allows this device only |
+//! | `TONIC_RDMA_DEVICE` | a device's name, as in `rdma link` | allows only this device |
 //! | `TONIC_RDMA_TOS` | 0 to 255, or 0x00 to 0xff | replaces [`Endpoint::type_of_service`] |
 //! | `TONIC_RDMA_POOL` | `512MiB`, or `verbs=64MiB,shm=2GiB` | replaces [`PoolConfig::total`] |
 //!
 //! All are read whenever an endpoint connects and when a server starts. A bad value is an error
-//! that names the variable, its value and what is allowed; an empty one counts as not set.
-//! [`check_environment`] checks them beforehand.
+//! that names the variable, its value and the allowed values. An empty value counts as not set.
+//! [`check_environment`] checks them in advance.
 //!
 //! # Modules
 //!
 //! | module | what |
 //! |---|---|
-//! | [`server`], [`channel`] | what tonic has in its modules of these names |
+//! | [`server`], [`channel`] | the items of tonic's modules of these names |
 //! | [`codec`] | a codec for protobuf that does not copy `bytes` fields |
 //! | `metrics` (feature `metrics`) | counters, gauges and histograms for a recorder, and tracing spans |
-//! | [`mod@diagnose`] | what keeps calls from RDMA, and how to fix it |
+//! | [`mod@diagnose`] | explains why calls do not use RDMA, and how to fix it |
 //!
 //! # Features
 //!
 //! | feature | what |
 //! |---|---|
-//! | `verbs` (default) | RDMA by rdma-core, loaded at run time |
+//! | `verbs` (default) | RDMA through rdma-core, which is loaded at run time |
 //! | `shm` (default) | shared memory between processes of one host |
-//! | `io-uring` | `disk`: files to and from pool memory through io_uring (Linux) |
-//! | `measure` | SENDs and WRITEs without calls in a [diagnosis](diagnose()) of a peer, and their server |
+//! | `io-uring` | `disk`: moves files to and from pool memory through io_uring (Linux) |
+//! | `measure` | measures SENDs and WRITEs without calls in a [diagnosis](diagnose()) of a peer, and serves them |
 //! | `metrics` | `metrics`: counters, gauges and histograms for a recorder of the metrics crate |
-//! | `serde` | the result of [`diagnose()`] can be serialized |
-//! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, as tonic's features of these names |
-//! | `tls-native-roots`, `tls-webpki-roots` | root certificates, as tonic's features |
-//! | `test-util` | a simulated fabric (`sim`) and hooks for tests; not for release builds |
+//! | `serde` | serialization of [`diagnose()`]'s result |
+//! | `tls-ring`, `tls-aws-lc` | TLS on the TCP side, like tonic's features of these names |
+//! | `tls-native-roots`, `tls-webpki-roots` | root certificates, like tonic's features |
+//! | `test-util` | a simulated fabric (`sim`) and hooks for tests, not for release builds |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -164,12 +164,12 @@ pub use tonic::transport::{Body, Error, Uri};
 pub use tonic::transport::{
     Certificate, CertificateDer, ClientTlsConfig, Identity, ServerTlsConfig,
 };
-/// The simulated fabric, for tests of programs that use this crate: see [`ContextBuilder::sim`].
+/// The simulated fabric, for tests of programs that use this crate. See [`ContextBuilder::sim`].
 #[cfg(feature = "test-util")]
 #[doc(no_inline)]
 pub use tonic_rdma_fabric::sim;
 pub use tonic_rdma_fabric::{HostProcess, Lending, ShmAccess};
-/// Files to and from memory of a pool through io_uring, for programs that serve from disks.
+/// Moves files to and from pool memory through io_uring, for programs that serve from disks.
 #[cfg(feature = "io-uring")]
 #[doc(no_inline)]
 pub use tonic_rdma_memory::disk;

@@ -1,13 +1,13 @@
-//! The cryptography of TLS. rustls has several providers of it and panics where the features of a
-//! program choose none, or two, and the program has installed none.
+//! Chooses the cryptography of TLS. rustls has several providers. It panics if a program's features
+//! choose none or two of them and the program has installed none.
 //!
 //! | features | a client's configuration | a server's |
 //! |---|---|---|
-//! | one of `tls-ring` and `tls-aws-lc` | tonic takes that one | that one, here |
-//! | both | tonic takes ring | ring, here |
-//! | neither | what another crate of the program has chosen, or an error, here | the same |
+//! | one of `tls-ring` and `tls-aws-lc` | tonic takes that one | that one, set here |
+//! | both | tonic takes ring | ring, set here |
+//! | neither | another crate's choice, or else an error from here | the same |
 //!
-//! What the program has installed comes first everywhere.
+//! In each case, a provider that the program has installed comes first.
 
 use tokio_rustls::rustls::crypto::CryptoProvider;
 
@@ -35,13 +35,13 @@ pub(crate) fn for_server() -> Result<(), Error> {
     let own = tokio_rustls::rustls::crypto::ring::default_provider();
     #[cfg(all(feature = "tls-aws-lc", not(feature = "tls-ring")))]
     let own = tokio_rustls::rustls::crypto::aws_lc_rs::default_provider();
-    // An error means that another thread was first. rustls installs one as well.
+    // An error means that another thread was first. rustls installs a provider in the same way.
     #[cfg(any(feature = "tls-ring", feature = "tls-aws-lc"))]
     let _ = own.install_default();
     for_client()
 }
 
-/// Whether rustls can make a configuration: nobody but rustls knows which features it has.
+/// Whether rustls can make a configuration. Only rustls knows which features it has.
 #[cfg(any(test, not(any(feature = "tls-ring", feature = "tls-aws-lc"))))]
 fn chosen_elsewhere(make: impl FnOnce() + std::panic::UnwindSafe) -> Result<(), Error> {
     if CryptoProvider::get_default().is_some() {
@@ -61,7 +61,7 @@ mod tests {
         for_server().unwrap();
         assert!(CryptoProvider::get_default().is_some());
         drop(tokio_rustls::rustls::ServerConfig::builder());
-        // What is installed is found, whatever features say.
+        // An installed provider is found, whatever the features say.
         chosen_elsewhere(|| panic!("no feature chooses one")).unwrap();
     }
 }
