@@ -1,5 +1,5 @@
 //! Commands that fix problems. A command can be used unchanged, except for parts in capitals, which
-//! the description explains.
+//! its description explains.
 
 use crate::diagnose::report::{
     Cure, DescriptorsReport, Host, MemlockReport, RdmaNamespaces, RunsIn,
@@ -43,7 +43,7 @@ const PACKAGES: [(&[&str], &str, &str); 4] = [
     (&["arch"], "Arch", "pacman -S --noconfirm rdma-core"),
 ];
 
-/// Installs rdma-core: the command for this distribution, or all commands if it is unknown.
+/// Installs rdma-core. Returns the command for this distribution, or all commands if it is unknown.
 pub(super) fn install_rdma_core(families: &[String]) -> Vec<Cure> {
     let all = || {
         PACKAGES
@@ -78,13 +78,13 @@ pub(super) fn opensm(families: &[String]) -> Vec<Cure> {
     vec![run, advice("or switch on the subnet manager of a managed switch")]
 }
 
-/// Raises the limit, so that the whole pool fits.
+/// Raises the limit so that the whole pool fits.
 pub(super) fn memlock(
     host: &Host,
     memlock: Option<&MemlockReport>,
     parent: Option<u32>,
 ) -> Vec<Cure> {
-    // Round up, and ask for no less than the transport needs.
+    // Rounds up, and asks for no less than the transport needs.
     let wanted =
         memlock.map_or(128 * MIB, |m| m.wanted.max(m.needed)).div_ceil(MIB).saturating_mul(MIB);
     let raised = Raised {
@@ -97,7 +97,7 @@ pub(super) fn memlock(
     raised.cures(host, parent)
 }
 
-/// Raises the limit, so that a server has room for its connections.
+/// Raises the limit so that a server has room for its connections.
 pub(super) fn descriptors(
     host: &Host,
     limit: &DescriptorsReport,
@@ -106,14 +106,14 @@ pub(super) fn descriptors(
     let value = limit.wanted.next_multiple_of(1024);
     let raised =
         Raised { name: "nofile", directive: "LimitNOFILE", value, per_user: value, container: "" };
-    // Within the hard limit every user may raise it.
+    // Within the hard limit, every user may raise it.
     let own = limit.hard.is_none_or(|hard| value <= hard).then(|| {
         user("at once, in the shell that starts the server", format!("ulimit -n {value}"))
     });
     own.into_iter().chain(raised.cures(host, parent)).collect()
 }
 
-/// A limit of processes that is too low.
+/// A process limit that is too low.
 struct Raised<'a> {
     /// Its name for prlimit, pam_limits and Docker.
     name: &'a str,
@@ -122,7 +122,7 @@ struct Raised<'a> {
     value: u64,
     /// The value in the unit of pam_limits.
     per_user: u64,
-    /// Further options of Docker, each with a space behind it.
+    /// Further options for Docker, each followed by a space.
     container: &'a str,
 }
 
@@ -169,7 +169,7 @@ impl Raised<'_> {
     }
 }
 
-/// For a host without a device: one may be there, and belong to another network namespace.
+/// For a host without a device, because one may exist and belong to another network namespace.
 pub(super) fn other_namespace(host: &Host) -> Vec<Cure> {
     if host.rdma_namespaces != Some(RdmaNamespaces::Exclusive) {
         return Vec::new();

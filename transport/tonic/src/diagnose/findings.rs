@@ -1,5 +1,5 @@
-//! Derives findings and cures from facts. This module inspects nothing itself: all facts are passed
-//! in.
+//! Derives findings and cures from facts. This module inspects nothing itself, and gets all facts
+//! as arguments.
 
 use crate::diagnose::cures::{self, advice, quoted, root, user};
 use crate::diagnose::host::facts::Facts;
@@ -12,7 +12,7 @@ use crate::diagnose::report::{
 use crate::path::reason::{Reason, ReasonCode, Side};
 use crate::server::{DESCRIPTORS, MAX_CONNECTIONS};
 
-/// Network drivers of RDMA-capable adapters, and the module that provides the RDMA device of each.
+/// Network drivers of RDMA-capable adapters, each with the module that provides its RDMA device.
 const MODULE_OF: [(&str, &str); 10] = [
     ("mlx5_core", "mlx5_ib"),
     ("mlx4_core", "mlx4_ib"),
@@ -26,14 +26,14 @@ const MODULE_OF: [(&str, &str); 10] = [
     ("ionic", "ionic_rdma"),
 ];
 
-/// Software devices: the module, its name in `rdma link add`, a device name, and a description.
+/// Software devices: module, name in `rdma link add`, device name and description.
 const SOFT: [(&str, &str, &str, &str); 2] = [
     ("rdma_rxe", "rxe", "rxe0", "without an adapter: Soft-RoCE"),
     ("siw", "siw", "siw0", "or Soft-iWARP"),
 ];
 
 /// All findings. `diagnosis.reason` is why RDMA would not be used, and each device's reason is why
-/// the device cannot be.
+/// that device cannot be.
 pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
     let this = Explain { d: diagnosis, facts };
     let mut found: Vec<Finding> = Vec::new();
@@ -42,7 +42,7 @@ pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
     let allowed = |name: &str| diagnosis.settings.device.as_deref().is_none_or(|only| only == name);
     for device in &diagnosis.devices {
         let Some(reason) = &device.reason else { continue };
-        // A device's problem keeps calls on TCP if it is the reason that the transport gives.
+        // A device's problem keeps calls on TCP if the transport gives it as the reason.
         let blocks = blocked == Some(reason.code()) && allowed(&device.name);
         found.push(this.device(device, reason, blocks));
     }
@@ -81,7 +81,7 @@ pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
             cures: cures::descriptors(&diagnosis.host, limit, facts.parent),
         });
     }
-    // The limit belongs to the process, not to a device.
+    // The limit applies to the process, not to one device.
     let mut memlock = false;
     found.retain(|finding| {
         finding.code != ReasonCode::Memlock || !std::mem::replace(&mut memlock, true)
@@ -112,7 +112,7 @@ struct Explain<'a> {
 }
 
 impl Explain<'_> {
-    /// The finding about what keeps this host from using RDMA.
+    /// The finding for the reason that keeps this host from RDMA.
     fn host(&self, reason: &Reason) -> Finding {
         if reason.code() == ReasonCode::OtherUser {
             let (what, cures) = other_user(reason);
@@ -120,7 +120,7 @@ impl Explain<'_> {
         }
         if reason.side() == Side::Peer {
             let cures = match reason.code() {
-                // The server reports it, and the cause is on neither of the two hosts.
+                // The server reports it, and the cause is on neither host.
                 ReasonCode::ThroughGateway => vec![
                     advice(
                         "connect to the server's own address, past gateways and address translation",
@@ -146,7 +146,7 @@ impl Explain<'_> {
             ReasonCode::HandshakeTimeout | ReasonCode::NoRoute => {
                 (reason.detail().to_owned(), self.unheard(reason))
             }
-            // The path was up, and failed while the diagnosis measured it.
+            // The path was up, and failed during the measurement.
             ReasonCode::LinkLost => {
                 let cures = vec![
                     advice(
@@ -162,7 +162,7 @@ impl Explain<'_> {
         Finding { code: reason.code(), blocks: true, device: None, what, cures }
     }
 
-    /// Nothing comes back, though the server answers over TCP.
+    /// No answer arrives, although the server answers over TCP.
     fn unheard(&self, reason: &Reason) -> Vec<Cure> {
         let has = |transport| self.d.devices.iter().any(|device| device.transport == transport);
         let mut cures = vec![advice(reason.cure())];
@@ -189,7 +189,7 @@ impl Explain<'_> {
         cures
     }
 
-    /// The finding about what keeps one device from being used.
+    /// The finding for the reason that makes a device unusable.
     fn device(&self, device: &Device, reason: &Reason, blocks: bool) -> Finding {
         let (what, cures) = match (self.file_of(device), reason.code()) {
             (Some(file), _) => file,
@@ -256,7 +256,7 @@ impl Explain<'_> {
         }
     }
 
-    /// The problem of a device file that this process may not open.
+    /// The problem if this process may not open a device file.
     fn closed(&self, path: &str, error: Option<&str>) -> (String, Vec<Cure>) {
         let error = error.unwrap_or("it cannot be opened");
         let rule = r#"KERNEL=="uverbs*|rdma_cm", MODE="0666""#;
@@ -277,7 +277,7 @@ impl Explain<'_> {
         )
     }
 
-    /// The problem of the device's file, if there is one.
+    /// The problem of the device's file. `None` if it has none.
     fn file_of(&self, device: &Device) -> Option<(String, Vec<Cure>)> {
         if !self.d.library.found {
             return None;
@@ -367,14 +367,14 @@ impl Explain<'_> {
         self.module(module).is_some_and(|m| m.state != ModuleState::Missing)
     }
 
-    /// Whether a device driver is loaded or can be. If the modules are not visible, as in a
-    /// container, a kernel that has RDMA's core is assumed to have the drivers.
+    /// Whether a device driver is or can be loaded. If the modules are not visible, as in a
+    /// container, a kernel with the RDMA core is assumed to have the drivers.
     fn may_have(&self, driver: &str) -> bool {
         let Loadable { known, drivers } = &self.facts.loadable;
         self.is_loaded(driver) || drivers.contains(&driver) || (!known && self.is_loaded("ib_core"))
     }
 
-    /// The kernel has no driver for RDMA devices, so no command here can create one.
+    /// The kernel has no driver for RDMA devices, so no command on this host can create one.
     fn no_rdma_in_the_kernel(&self) -> (String, Vec<Cure>) {
         let release = self.d.host.kernel.as_deref().unwrap_or("of this system");
         let what = match self.facts.loadable.known {
@@ -408,11 +408,11 @@ impl Explain<'_> {
         (what, cures)
     }
 
-    /// The interface for a software device: the one that most traffic uses.
+    /// The interface to use for a software device: the one with most traffic.
     fn soft_interface(&self) -> Option<&Interface> {
         let good = |i: &&Interface| i.ethernet;
         let worth = |i: &&Interface| (i.up, i.default, i.routed, i.carrier, i.driver.is_some());
-        // Selects the first of the best.
+        // Selects the first of the best ones.
         self.facts.interfaces.iter().rev().filter(good).max_by_key(worth)
     }
 

@@ -1,4 +1,4 @@
-//! What keeps calls from RDMA, and how to fix it: see [`diagnose`](fn@diagnose).
+//! Finds out why calls do not use RDMA, and how to fix it: see [`diagnose`](fn@diagnose).
 //!
 //! | file | what |
 //! |---|---|
@@ -6,9 +6,9 @@
 //! | `report`, `peer_report`, `step` | the result |
 //! | `serialize` | serialization of the crate's own types in the result |
 //! | `host` | this host: its state, and tests on its devices |
-//! | `peer`, `measure` | a server: its offer, the steps to it, a short measurement |
-//! | `findings`, `no_address`, `cures` | what prevents RDMA, and the commands that fix it |
-//! | `hints` | what makes it slower than it could be |
+//! | `peer`, `measure` | a server: its offer, the steps to it, and a short measurement |
+//! | `findings`, `no_address`, `cures` | the problems that prevent RDMA, and the commands that fix them |
+//! | `hints` | reasons why RDMA is slower than it could be |
 
 mod cures;
 mod findings;

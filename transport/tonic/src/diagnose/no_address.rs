@@ -1,11 +1,11 @@
-//! Devices that no IP address leads to.
+//! Findings about devices without an IP address.
 
 use crate::diagnose::cures::{advice, quoted, root};
 use crate::diagnose::host::sysfs::Interface;
 use crate::diagnose::report::{Cure, Device};
 use crate::path::reason::Reason;
 
-/// The problem of a device without an address. `on` has its network interfaces.
+/// The problem of a device without an address. `on` lists its network interfaces.
 pub(super) fn finding(device: &Device, reason: &Reason, on: &[&Interface]) -> (String, Vec<Cure>) {
     let cures = |interface: &str| {
         vec![root(
@@ -41,13 +41,13 @@ pub(super) fn interface_down(device: &Device, down: &Interface) -> (String, Vec<
     (what, vec![root("bring the interface up", format!("ip link set {} up", quoted(&down.name)))])
 }
 
-/// Whether the kernel names the device as none of those with connections: InfiniBand's, RoCE's and
-/// iWARP's.
+/// Whether the kernel says that the device is none of InfiniBand, RoCE and iWARP, which have
+/// connections.
 pub(super) fn is_unconnected(device: &Device) -> bool {
     device.transport == "unknown transport" && !device.ports.is_empty()
 }
 
-/// For a device that can never be used.
+/// The cure for a device that can never be used.
 pub(super) fn other_adapter() -> Vec<Cure> {
     vec![advice(
         "nothing on this host: use an adapter or a machine with RoCE, InfiniBand or iWARP; until \

@@ -1,4 +1,4 @@
-//! A server: what it offers, how long each step takes, and which path a channel takes.
+//! Checks a server: its offer, how long each step takes, and which path a channel takes.
 
 use std::time::Instant;
 
@@ -61,7 +61,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
     if request.policy() != Policy::Off {
         walk(request, endpoint, &tcp, &origin, &mut peer).await;
     }
-    // Whatever the steps showed, the channel's own path is the result.
+    // The channel's own path is the result, whatever the steps showed.
     match endpoint.clone().policy(Policy::Auto).connect().await {
         Ok(channel) => {
             let path = channel.path();
@@ -90,7 +90,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
     peer
 }
 
-/// From the Offer to a connection over each address that the server names.
+/// Goes from the Offer to a connection over each address that the server names.
 async fn walk(
     request: &Request,
     endpoint: &Endpoint,
@@ -119,7 +119,7 @@ async fn walk(
     let mut ticket = Some(offered.ticket.0);
     let device = request.env.device.as_deref();
     let rails = rails::find(&request.context, device, &offered.places, 0).await;
-    // One rail to each place, and none that a channel tries behind it.
+    // Tries one rail to each place, and not the rails that a channel tries after it.
     let mut tried = Vec::new();
     for rail in rails {
         if tried.contains(&rail.addr) || tried.len() == PLACES {
@@ -181,7 +181,7 @@ fn step(name: String, began: Instant, done: Result<(), Reason>, detail: String) 
     Step { name, micros, reason: done.err(), detail }
 }
 
-/// The innermost source, which is the most specific.
+/// The innermost source of an error, which is the most specific.
 fn deepest(error: &dyn std::error::Error) -> String {
     let mut deepest = error;
     while let Some(source) = deepest.source() {

@@ -6,12 +6,12 @@ use crate::diagnose::step::Step;
 use crate::path::Path;
 use crate::path::reason::Reason;
 
-/// What a server offers, and how it can be reached.
+/// A server's offers, and how it can be reached.
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Peer {
-    /// Its address, as it was given.
+    /// Its address, as given.
     pub uri: String,
     /// The steps from the TCP connection to the RDMA connections, with their durations.
     pub steps: Vec<Step>,
@@ -19,57 +19,56 @@ pub struct Peer {
     pub offered: Vec<Offered>,
     /// Fabrics that the server does not offer, or that this side cannot use, with the reasons.
     pub refused: Vec<Refused>,
-    /// The path that a channel takes. `None` if there is no TCP connection either.
+    /// The path that a channel takes. `None` if even the TCP connection failed.
     pub path: Option<Path>,
     /// The path with its details, as [`PathInfo`](crate::PathInfo) displays it.
     pub path_detail: String,
     /// The reason for TCP, if the path is TCP.
     pub reason: Option<Reason>,
-    /// The error if the server cannot be reached even over TCP.
+    /// The error if the server cannot be reached over TCP either.
     pub error: Option<String>,
     /// The measurement over TCP.
     pub tcp: Option<Measured>,
     /// The measurement over the fast path.
     pub fast: Option<Measured>,
-    /// SENDs over a connection without calls, the lower bound of any call by this path.
+    /// SENDs over a connection without calls, which are the lower bound of any call over this path.
     pub bare: Option<Bare>,
-    /// Why there is no such connection, if there is none although there is a fast path.
+    /// Why there is no such connection, although there is a fast path.
     pub not_bare: Option<String>,
-    /// The same by each way, side by side. Those for which there was no time are left out.
+    /// Rates of the same transfers over each way. Those for which there was no time are left out.
     pub rates: Vec<Rates>,
-    /// Why there is no measurement, if there is none.
+    /// Why there is no measurement. `None` if there is one.
     pub not_measured: Option<String>,
-    /// How calls over the fast path failed while they were measured, if they did. The calls of a
-    /// program would fail.
+    /// How calls over the fast path failed during the measurement. A program's calls would fail in
+    /// the same way. `None` if they succeeded.
     pub fast_failed: Option<String>,
 }
 
-/// A connection that carries SENDs and WRITEs without calls.
+/// The measurement of a connection that carries SENDs and WRITEs without calls.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Bare {
-    /// The device of this host.
+    /// This host's device.
     pub device: String,
     /// The server's address.
     pub place: String,
-    /// Number of timed SENDs of 64 bytes that came back as such.
+    /// Number of timed SENDs of 64 bytes, each of which was answered by one.
     pub sends: u32,
     /// Their median round trip in microseconds.
     pub latency_median_us: f64,
     /// The 99th percentile of their round trips in microseconds.
     pub latency_p99_us: f64,
-    /// What the fastest active port of the device claims to carry, in MiB/s. `None` if it says
-    /// nothing.
+    /// Bandwidth in MiB/s that the device's fastest active port claims. `None` if it claims none.
     pub claimed_mib_s: Option<f64>,
 }
 
-/// The way that the payload of a measurement goes.
+/// The direction of a measurement's payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Direction {
-    /// To the server and back: a call with both, or a SEND each way.
+    /// To the server and back: a call with both, or a SEND in each direction.
     Both,
     /// To the server: requests, or WRITEs.
     Up,
@@ -77,19 +76,21 @@ pub enum Direction {
     Down,
 }
 
-/// Rates of the same transfer by each way, in operations a second: calls, or WRITEs (SENDs there
-/// and back). With one in flight, the difference of their times is what the layers in between cost.
+/// Rates of the same transfer over each way, in operations per second: calls, WRITEs, or SENDs
+/// there and back. With one in flight, the difference of their durations is the cost of the layers
+/// in between.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Rates {
-    /// Which way the payload goes.
+    /// The direction of the payload.
     pub direction: Direction,
-    /// Bytes of payload, from the heap where it is a call's.
+    /// Bytes of payload. A call's payload is on the heap.
     pub bytes: u32,
-    /// Operations in flight at a time.
+    /// Number of operations in flight.
     pub in_flight: u32,
-    /// Without calls. `None` if there is no such connection, or no memory for as long ones.
+    /// Without calls. `None` if there is no such connection, or no memory for transfers of this
+    /// length.
     pub bare_per_s: Option<f64>,
     /// Calls over the fast path.
     pub fast_per_s: Option<f64>,
@@ -106,7 +107,7 @@ pub struct Offered {
     pub path: Path,
     /// The address as text.
     pub place: String,
-    /// Address and port, if it has them.
+    /// Address and port, if the place has them.
     pub addr: Option<SocketAddr>,
 }
 
@@ -117,16 +118,16 @@ pub struct Offered {
 pub struct Refused {
     /// The fabric's path.
     pub path: Path,
-    /// The reason.
+    /// Why the fabric cannot be used.
     pub reason: Reason,
 }
 
-/// A short measurement of one path with unary calls of the transport's own service.
+/// A short measurement of one path, with unary calls of the transport's own service.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Measured {
-    /// Number of timed calls, of 64 bytes each way.
+    /// Number of timed calls, with 64 bytes in each direction.
     pub calls: u32,
     /// Their median round trip in microseconds.
     pub latency_median_us: f64,

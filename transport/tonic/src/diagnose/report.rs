@@ -1,4 +1,4 @@
-//! The result of a diagnosis. With the feature `serde` all of it can be serialized; the names of
+//! The result of a diagnosis. With the feature `serde` all of it can be serialized. The names of
 //! fields and the words for kinds and states are stable, and new ones may be added.
 
 use std::net::IpAddr;
@@ -13,18 +13,19 @@ use crate::path::reason::{Reason, ReasonCode};
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// Whether calls would use RDMA. Without a [peer](Diagnosis::peer): whether a client and a
-    /// server on this host could both use it. With one: whether calls to it take a fast path and
-    /// pass. That path is shared memory if the peer runs on this host and RDMA otherwise.
+    /// Whether calls would use RDMA. Without a [peer](Diagnosis::peer), this says whether a client
+    /// and a server on this host could both use it. With a peer, it says whether calls to it take a
+    /// fast path and succeed. That path is shared memory if the peer runs on this host, and
+    /// otherwise RDMA.
     pub rdma: bool,
-    /// The transport's reason if they would not, otherwise `None`.
+    /// The transport's reason if calls would not use RDMA, otherwise `None`.
     pub reason: Option<Reason>,
     /// Problems and possible improvements, with the commands that fix them. Findings that keep
     /// calls on TCP come first.
     pub findings: Vec<Finding>,
-    /// What makes RDMA slower than it could be on this host, where there is a device.
+    /// Reasons why RDMA may be slower than possible on this host. Empty without a device.
     pub hints: Vec<Hint>,
-    /// The settings of environment and code.
+    /// The settings from environment and code.
     pub settings: Settings,
     /// The operating system.
     pub host: Host,
@@ -38,7 +39,7 @@ pub struct Diagnosis {
     pub devices: Vec<Device>,
     /// How much memory this process may pin. `None` if it cannot be read.
     pub memlock: Option<MemlockReport>,
-    /// Huge pages.
+    /// The kernel's settings for huge pages.
     pub huge_pages: HugePagesReport,
     /// How many descriptors this process may have. `None` if it cannot be read.
     pub descriptors: Option<DescriptorsReport>,
@@ -46,16 +47,16 @@ pub struct Diagnosis {
     pub peer: Option<Peer>,
 }
 
-/// Something about this host that makes RDMA slower than it could be.
+/// A condition of this host that makes RDMA slower than it could be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Hint {
-    /// What kind it is, in a word that stays.
+    /// The kind of condition, as a stable name.
     pub name: &'static str,
-    /// The device concerned, if it is one.
+    /// The device concerned, if there is one.
     pub device: Option<String>,
-    /// What was found.
+    /// A description of the condition, with details.
     pub what: String,
     /// Alternative cures, of which one suffices.
     pub cures: Vec<Cure>,
@@ -68,13 +69,13 @@ pub struct Hint {
 pub struct Finding {
     /// The reason code that the transport gives, or would give.
     pub code: ReasonCode,
-    /// Whether it keeps calls on TCP. False if RDMA works in spite of it.
+    /// Whether it keeps calls on TCP. False if RDMA works despite it.
     pub blocks: bool,
     /// The device concerned, if any.
     pub device: Option<String>,
     /// A description of the problem, with details.
     pub what: String,
-    /// Alternative cures, of which one suffices; the first is the one for this system.
+    /// Alternative cures, of which one suffices. The first is for this system.
     pub cures: Vec<Cure>,
 }
 
@@ -83,26 +84,26 @@ pub struct Finding {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Cure {
-    /// What it does, and where it applies.
+    /// A description of the cure, and where it applies.
     pub what: String,
-    /// A shell command, to be used unchanged; `None` if no command helps.
+    /// A shell command, to be used unchanged. `None` if no command helps.
     pub command: Option<String>,
     /// Whether root must run it.
     pub root: bool,
 }
 
-/// The settings of environment and code.
+/// The settings from environment and code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Settings {
-    /// `TONIC_RDMA`, or else the setting of the given endpoint, or else `auto`.
+    /// `TONIC_RDMA`, or else the given endpoint's setting, or else `auto`.
     pub policy: Policy,
-    /// The allowed fabrics, preferred first.
+    /// The allowed fabrics, in order of preference.
     pub fabrics: Vec<FabricKind>,
-    /// The only allowed RDMA device: `TONIC_RDMA_DEVICE`, or the context's.
+    /// The only allowed RDMA device, from `TONIC_RDMA_DEVICE` or the context.
     pub device: Option<String>,
-    /// Whether RDMA is built in: Linux, and the feature `verbs`.
+    /// Whether RDMA is built in, which takes Linux and the feature `verbs`.
     pub verbs: bool,
 }
 
@@ -115,13 +116,13 @@ pub struct Host {
     pub os: &'static str,
     /// `x86_64`, `aarch64`, ...
     pub arch: &'static str,
-    /// The kernel's release, as `uname -r` gives it.
+    /// The kernel's release, as in `uname -r`.
     pub kernel: Option<String>,
     /// `ID` of os-release(5): `debian`, `fedora`, ...
     pub distribution: Option<String>,
-    /// What the process runs in.
+    /// The kind of environment that the process runs in.
     pub runs_in: RunsIn,
-    /// The systemd unit, if it runs in one.
+    /// The systemd unit, if the process runs in one.
     pub unit: Option<String>,
     /// Which network namespaces see an RDMA device. `None` if the kernel does not tell.
     pub rdma_namespaces: Option<RdmaNamespaces>,
@@ -132,22 +133,22 @@ pub struct Host {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum RdmaNamespaces {
-    /// All of them, each with the GIDs of its own network interfaces.
+    /// All namespaces, each with its own network interfaces' GIDs.
     Shared,
-    /// The one that the device was given to.
+    /// Only the namespace that the device was given to.
     Exclusive,
 }
 
-/// The environment of a process, which determines where limits and devices are granted.
+/// The environment of a process, which determines where limits and devices are configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum RunsIn {
-    /// A session: a login shell and what it starts.
+    /// A session: a login shell and the processes that it starts.
     Session,
     /// A systemd service.
     Service,
-    /// A container.
+    /// A container that Kubernetes does not manage.
     Container,
     /// A container of Kubernetes.
     Kubernetes,
@@ -164,7 +165,8 @@ pub struct Library {
     pub version: Option<String>,
     /// The files that were loaded.
     pub paths: Vec<String>,
-    /// The error of the dynamic linker, or of a build without them, if they could not be loaded.
+    /// The error of the dynamic linker, or of a build without the libraries, if they could not be
+    /// loaded.
     pub error: Option<String>,
 }
 
@@ -177,7 +179,7 @@ pub struct Module {
     pub name: String,
     /// Whether it is present.
     pub state: ModuleState,
-    /// What it is needed for.
+    /// Why RDMA needs it.
     pub purpose: &'static str,
 }
 
@@ -199,15 +201,15 @@ pub enum ModuleState {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DeviceFile {
-    /// Its path.
+    /// The path below /dev.
     pub path: String,
-    /// The RDMA device of the file; none for the connection manager's file.
+    /// The file's RDMA device. `None` for the connection manager's file.
     pub device: Option<String>,
     /// Whether it exists and this process can open it for reading and writing.
     pub usable: bool,
     /// Whether it exists.
     pub exists: bool,
-    /// The error when it was opened.
+    /// The error when the file was opened.
     pub error: Option<String>,
 }
 
@@ -216,11 +218,11 @@ pub struct DeviceFile {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Device {
-    /// Its name, as in `rdma link`.
+    /// The device's name, as in `rdma link`.
     pub name: String,
     /// `InfiniBand`, `RoCE`, `iWARP`, `sim` or `unknown transport`.
     pub transport: String,
-    /// The kernel driver of its PCI device; none for software devices.
+    /// The kernel driver of its PCI device. `None` for software devices.
     pub driver: Option<String>,
     /// Version of its firmware.
     pub firmware: Option<String>,
@@ -230,34 +232,34 @@ pub struct Device {
     pub interfaces: Vec<String>,
     /// The smallest MTU of these interfaces in bytes.
     pub interface_mtu: Option<u32>,
-    /// Its PCI Express link; none for software devices.
+    /// Its PCI Express link. `None` for software devices.
     pub pcie: Option<PcieLink>,
-    /// IP addresses of this host that belong to it.
+    /// This host's IP addresses that belong to it.
     pub addresses: Vec<IpAddr>,
-    /// Its ports.
+    /// The device's ports, by number.
     pub ports: Vec<Port>,
     /// Its limits, if it could be queried.
     pub limits: Option<Limits>,
-    /// The steps that were tried on it, in order. Steps that depend on a failed one are left out.
+    /// The steps that were tried on it, in order. Steps that need a failed one are left out.
     pub steps: Vec<Step>,
     /// Whether the transport can use it.
     pub usable: bool,
-    /// The transport's reason if it cannot.
+    /// The transport's reason why it cannot.
     pub reason: Option<Reason>,
 }
 
-/// A PCI Express link. The speeds are in gigatransfers a second for each lane.
+/// A PCI Express link. Speeds are in gigatransfers per second for each lane.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PcieLink {
-    /// The speed that it runs at.
+    /// The current speed.
     pub gt_s: f64,
-    /// The number of lanes that it runs on.
+    /// The current number of lanes.
     pub lanes: u32,
-    /// The highest speed of the device.
+    /// The device's highest speed.
     pub max_gt_s: f64,
-    /// The number of lanes of the device.
+    /// The device's number of lanes.
     pub max_lanes: u32,
 }
 
@@ -276,19 +278,19 @@ pub struct Port {
     pub link_layer: String,
     /// Active MTU in bytes. `None` if rdma-core does not report it.
     pub mtu: Option<u32>,
-    /// As the kernel reports it, for example `100 Gb/sec (4X EDR)`.
+    /// The kernel's text for the rate, for example `100 Gb/sec (4X EDR)`.
     pub rate: Option<String>,
-    /// The type of service that the host gives to RoCE connections that set none. `None` if it
+    /// The type of service that the host sets for RoCE connections without one. `None` if the host
     /// sets none either.
     pub traffic_class: Option<u32>,
-    /// Its local identifier on InfiniBand, assigned by the subnet manager; 0 before that.
+    /// Its local identifier on InfiniBand, which the subnet manager assigns. 0 before that.
     pub lid: Option<u32>,
     /// Its GIDs, without unused entries.
     pub gids: Vec<Gid>,
 }
 
 impl Port {
-    /// The rate that it claims, in Gb/s.
+    /// The claimed rate in Gb/s.
     pub(in crate::diagnose) fn gbit_s(&self) -> Option<f64> {
         self.rate.as_ref()?.split_whitespace().next()?.parse().ok()
     }
@@ -305,9 +307,9 @@ impl Port {
 pub struct Gid {
     /// Its index in the table.
     pub index: u32,
-    /// In the form of an IPv6 address.
+    /// The GID in the form of an IPv6 address.
     pub gid: std::net::Ipv6Addr,
-    /// `RoCE v1`, `RoCE v2` or `InfiniBand`; none on iWARP, which does not use it.
+    /// `RoCE v1`, `RoCE v2` or `InfiniBand`. `None` on iWARP, which does not use it.
     pub kind: Option<String>,
     /// The network interface it belongs to.
     pub interface: Option<String>,
@@ -332,19 +334,19 @@ pub struct Limits {
     pub max_mr_size: u64,
 }
 
-/// What chose the configured size of the pool.
+/// The origin of the pool's configured size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum PoolSizeBy {
-    /// The program, by [`ContextBuilder::pool`](crate::ContextBuilder::pool).
+    /// The program has set it with [`ContextBuilder::pool`](crate::ContextBuilder::pool).
     Program,
-    /// The operator, by `TONIC_RDMA_POOL`.
+    /// The operator has set it with `TONIC_RDMA_POOL`.
     Environment,
-    /// The default of 64 MiB, because RLIMIT_MEMLOCK limits this process.
+    /// It is the default of 64 MiB, because RLIMIT_MEMLOCK limits this process.
     Limit,
-    /// A sixteenth of the memory that this process may use, between 64 MiB and 1 GiB, because no
-    /// limit applies.
+    /// It is a sixteenth of the memory that this process may use, between 64 MiB and 1 GiB, because
+    /// no limit applies.
     Memory,
 }
 
@@ -363,13 +365,13 @@ pub struct MemlockReport {
     pub cap_ipc_lock: bool,
     /// The lowest limit under which the transport uses RDMA.
     pub needed: u64,
-    /// The limit that the configured size of the pool requires.
+    /// The limit that the pool's configured size requires.
     pub wanted: u64,
     /// The configured size of the pool.
     pub pool_configured: u64,
-    /// What chose that size.
+    /// The origin of the configured size.
     pub pool_size_by: PoolSizeBy,
-    /// The size of the pool under the limit. `None` if there can be no pool.
+    /// The pool's size under the limit. `None` if no pool is possible.
     pub pool_gets: Option<u64>,
 }
 
@@ -384,22 +386,22 @@ pub struct DescriptorsReport {
     pub hard: Option<u64>,
     /// The number of descriptors in use.
     pub in_use: u64,
-    /// The limit for as many connections as a server allows by default
-    /// ([`Server::max_connections`](crate::Server::max_connections)), three descriptors each.
+    /// The limit for the default maximum of a server's connections
+    /// ([`Server::max_connections`](crate::Server::max_connections)), with three descriptors each.
     pub wanted: u64,
 }
 
-/// Huge pages.
+/// The kernel's settings for huge pages.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HugePagesReport {
     /// `always`, `madvise` or `never`. `None` if the kernel has no transparent huge pages.
     pub transparent: Option<String>,
-    /// Size of a reserved huge page in bytes.
+    /// Size of a reserved page in bytes.
     pub size: Option<u64>,
-    /// Number of reserved huge pages.
+    /// Number of reserved pages.
     pub reserved: u64,
-    /// Number of reserved huge pages that are free.
+    /// Number of reserved pages that are free.
     pub free: u64,
 }

@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::endpoint::Endpoint;
 use crate::path::policy::{EnvSettings, FabricKind, Policy};
 
-/// The subject of a diagnosis, and the settings of environment and code.
+/// The subject of a diagnosis, and the settings from environment and code.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) env: EnvSettings,
@@ -27,7 +27,7 @@ impl Request {
         self.context.only(self.env.device.as_deref())
     }
 
-    /// The setting that has switched the fast path off.
+    /// The setting that turned the fast path off.
     pub(super) fn off(&self) -> String {
         match self.env.policy {
             Some(_) => "TONIC_RDMA=off".to_owned(),

@@ -15,18 +15,18 @@ use crate::error::Error;
 use crate::path::policy::EnvSettings;
 use crate::path::reason::{Reason, ReasonCode};
 
-/// Determines whether calls would use RDMA, and if not, why and how to fix it.
+/// Determines whether calls would use RDMA, and otherwise why not and how to fix it.
 ///
-/// It reads the system's own information, creates on each RDMA device everything that a connection
-/// needs (protection domain, registration, queues, queue pair), connects the device to itself, and
-/// runs the transport's own decision. With a [peer](Diagnose::peer) it also requests a server's
-/// offer, connects, and measures for some seconds: calls by both paths, and SENDs and WRITEs
-/// without calls, side by side.
+/// A diagnosis reads the system's own information. On each RDMA device it creates everything that a
+/// connection needs (protection domain, registration, queues, queue pair), and connects the device
+/// to itself. Then it runs the transport's own decision. With a [peer](Diagnose::peer) it also
+/// requests a server's offer, connects, and measures for some seconds: calls over both paths, and
+/// SENDs and WRITEs without calls.
 ///
-/// It works without rdma-core, without the feature `verbs` and on any operating system; information
-/// that is not available is left empty. It releases what it creates, except for the pools of the
-/// [context](Diagnose::context), which channels and servers use as well, and the soft limit of
-/// RLIMIT_MEMLOCK, which they raise to the hard limit.
+/// It works without rdma-core, without the feature `verbs` and on any operating system. Information
+/// that is not available is left empty. It releases everything that it creates, with two exceptions
+/// that channels and servers share: the pools of the [context](Diagnose::context), and the soft
+/// limit of RLIMIT_MEMLOCK, which they raise to the hard limit.
 ///
 /// # Errors
 ///
@@ -35,7 +35,7 @@ use crate::path::reason::{Reason, ReasonCode};
 ///
 /// # Cancel safety
 ///
-/// Dropping the future ends what it has begun; a blocking call into rdma-core ends by itself.
+/// Dropping the future ends the diagnosis. A blocking call into rdma-core ends by itself.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), tonic_rdma::Error> {
@@ -52,7 +52,7 @@ pub fn diagnose() -> Diagnose {
     Diagnose { context: None, peer: None }
 }
 
-/// A diagnosis to run: `.await` it.
+/// A diagnosis to run by `.await`.
 #[derive(Debug, Clone)]
 #[must_use = "nothing is checked before it is awaited"]
 pub struct Diagnose {
@@ -61,8 +61,8 @@ pub struct Diagnose {
 }
 
 impl Diagnose {
-    /// Set the devices and the pool to test. Default is the context of the peer's endpoint, or else
-    /// [`Context::global`].
+    /// Set the context, with the devices and the pool to test. Default is that of the peer's
+    /// endpoint, or else [`Context::global`].
     pub fn context(mut self, context: Context) -> Self {
         self.context = Some(context);
         self
@@ -72,7 +72,7 @@ impl Diagnose {
     /// policy, fabrics.
     ///
     /// The diagnosis sends the server some thousand calls and, on a fast network, some gigabytes,
-    /// over both paths and without calls. Calls pass through the server's layers and carry the
+    /// over both paths and without calls. The calls pass through the server's layers, with the
     /// metadata of the endpoint's [`offer_metadata`](Endpoint::offer_metadata).
     ///
     /// ```no_run
@@ -116,7 +116,7 @@ impl Diagnose {
                 Reason::new(ReasonCode::LinkLost, format!("calls over the path failed: {why}"))
             });
             diagnosis.rdma = peer.path.is_some_and(|path| path.is_fast()) && failed.is_none();
-            // What keeps this host from RDMA applies to any peer, and can be fixed here.
+            // A problem of this host applies to any peer, and can be fixed here.
             let local = diagnosis.reason.take();
             diagnosis.reason = match diagnosis.rdma {
                 true => None,
@@ -129,7 +129,7 @@ impl Diagnose {
     }
 }
 
-/// What the fastest active port of a device claims to carry, in MiB/s.
+/// Bandwidth in MiB/s that a device's fastest active port claims.
 fn claimed(devices: &[Device], name: &str) -> Option<f64> {
     let ports = &devices.iter().find(|device| device.name == name)?.ports;
     let active = ports.iter().filter(|port| port.is_active());

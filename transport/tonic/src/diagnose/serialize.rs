@@ -1,4 +1,4 @@
-//! Serialization of the crate's own types, by the names that logs show.
+//! Serializes the crate's own types, by the names that logs show.
 
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};

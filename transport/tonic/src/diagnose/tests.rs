@@ -1,4 +1,4 @@
-//! Diagnoses of fake and of simulated systems.
+//! Tests diagnoses of fake and simulated systems.
 #![cfg(unix)]
 
 use std::fs;
@@ -50,7 +50,7 @@ impl System {
         symlink(target, path).unwrap();
     }
 
-    /// A network interface; up or down.
+    /// Adds a network interface that is up or down.
     fn interface(&self, name: &str, up: bool) {
         let dir = format!("sys/class/net/{name}");
         self.file(&format!("{dir}/flags"), if up { "0x1003\n" } else { "0x1002\n" });
@@ -59,7 +59,7 @@ impl System {
         self.file(&format!("{dir}/address"), "ba:b3:bd:07:5a:47\n");
     }
 
-    /// A device with one port and its file.
+    /// Adds a device with one port and its file.
     fn device(&self, name: &str, layer: &str, state: &str) {
         let dir = format!("sys/class/infiniband/{name}");
         self.file(&format!("{dir}/node_type"), "1: CA\n");
@@ -76,7 +76,7 @@ impl System {
         self.file("dev/infiniband/rdma_cm", "");
     }
 
-    /// The running kernel, and the files of its modules.
+    /// Sets the running kernel, and its modules' files.
     fn kernel(&self, modules: &[&str]) {
         self.file("proc/sys/kernel/osrelease", "6.1.0-28-amd64\n");
         self.file("lib/modules/6.1.0-28-amd64/modules.builtin", "kernel/fs/ext4/ext4.ko\n");
@@ -85,7 +85,7 @@ impl System {
         }
     }
 
-    /// A kernel with the modules that distributions ship.
+    /// Sets a kernel with the modules that distributions ship.
     fn full_kernel(&self) {
         let dir = "kernel/drivers/infiniband";
         let of = |path: &str| format!("{dir}/{path}");
@@ -98,7 +98,7 @@ impl System {
         read(&SystemFiles::at(self.0.path()), &request(EnvSettings::default()))
     }
 
-    /// The findings if the transport gives this reason, for the host and for its devices.
+    /// The findings if the transport gives this reason for the host and its devices.
     fn findings(&self, code: ReasonCode) -> Vec<Finding> {
         self.findings_with(code, |_, _| ())
     }
@@ -258,7 +258,7 @@ fn an_interface_that_is_down() {
         assert_eq!(commands(&found), ["ip link set 'eth 3' up"]);
         assert!(first(&found).root);
     }
-    // Up, but not active: the cable is the cause.
+    // The interface is up but not active, so the cable is the cause.
     system.interface("eth 3", true);
     system.file("sys/class/net/eth 3/carrier", "0\n");
     let found = system.findings(ReasonCode::NoActivePort);
@@ -280,7 +280,7 @@ fn an_interface_without_an_address() {
 fn infiniband_without_ipoib() {
     let system = System::new();
     system.device("mlx5_0", "InfiniBand\n", "4: ACTIVE\n");
-    // Another adapter's.
+    // The address of another adapter.
     system.interface("eth0", true);
     system.file("sys/class/net/eth0/address", "02:00:00:00:00:01\n");
     let found = system.findings(ReasonCode::NotOnRdmaDevice);
@@ -301,7 +301,7 @@ fn a_device_without_connections() {
     let found = system.findings(ReasonCode::QueuePairRefused);
     assert_eq!(commands(&found), [""; 0]);
     assert!(first(&found).what.starts_with("nothing on this host"), "{found:?}");
-    // Of another device the limits may be the cause.
+    // For another device, the limits may be the cause.
     system.device("mlx5_0", "Ethernet\n", "4: ACTIVE\n");
     let found = system.findings(ReasonCode::QueuePairRefused);
     assert!(found[1].cures[0].what.contains("limits"), "{found:?}");
@@ -365,8 +365,7 @@ fn no_device_and_no_interface_is_up() {
 
 #[test]
 fn a_kernel_without_rdma_is_given_no_device() {
-    // RDMA is neither built in nor a module, as in small virtual machines; and the same in a
-    // container.
+    // RDMA is neither built in nor a module, as in small virtual machines. The same in a container.
     let system = System::with(&[
         ("proc/sys/kernel/osrelease", "6.1.0-microvm\n"),
         ("etc/os-release", "ID=debian\n"),
@@ -381,7 +380,7 @@ fn a_kernel_without_rdma_is_given_no_device() {
     assert_eq!(commands(&found), [""; 0]);
     assert!(first(&found).what.contains("the host's"), "{}", first(&found).what);
 
-    // Modules, but none for RDMA, not even for an adapter.
+    // There are modules, but none for RDMA, not even for an adapter.
     let system = System::new();
     system.kernel(&["kernel/drivers/net/tun.ko"]);
     system.interface("eth0", true);
@@ -406,7 +405,7 @@ fn only_what_the_kernel_has_is_proposed() {
     system.file("lib/modules/6.1.0-28-amd64/modules.builtin", builtin);
     assert_eq!(commands(&system.findings(ReasonCode::NoDevice)), [rxe, siw]);
 
-    // No directory of modules, but RDMA is present: all of it may be built in.
+    // There is no module directory, but RDMA is present, so all of it may be built in.
     let system = System::with(&[
         ("sys/class/infiniband/.keep", ""),
         ("proc/sys/kernel/osrelease", "6.1.90\n"),
@@ -441,7 +440,7 @@ fn the_kernel_has_a_device_that_rdma_core_does_not_list() {
     let found = system.findings(ReasonCode::NoDevice);
     assert!(found[0].what.contains("provider"), "{}", found[0].what);
     assert_eq!(commands(&found), ["dnf install -y libibverbs librdmacm"]);
-    // If its file is missing, that is the cause.
+    // The file is missing, which is the cause.
     fs::remove_file(system.0.path().join("dev/infiniband/uverbs0")).unwrap();
     let found = system.findings(ReasonCode::NoDevice);
     assert!(found[0].what.contains("/dev/infiniband/uverbs0 is not there"), "{}", found[0].what);
@@ -465,7 +464,7 @@ fn no_connection_manager() {
     let system = System::with(&[("sys/class/infiniband_verbs/abi_version", "6\n")]);
     let found = system.findings(ReasonCode::NoRdmaCore);
     assert_eq!(commands(&found), ["modprobe rdma_ucm"]);
-    // The module is loaded but the file is missing: a container, or udev.
+    // The module is loaded but the file is missing, because of a container or udev.
     system.file("sys/class/misc/rdma_cm/dev", "10:126\n");
     assert!(commands(&system.findings(ReasonCode::NoRdmaCore))[0].starts_with("udevadm"));
     system.file("var/run/secrets/kubernetes.io/x", "");
@@ -474,7 +473,7 @@ fn no_connection_manager() {
 
 #[test]
 fn the_memlock_cure_is_the_one_for_where_the_process_runs() {
-    // 64 MiB of pool and a quarter of margin, rounded up.
+    // A pool of 64 MiB and a margin of a quarter, rounded up.
     let bytes = 65 << 20;
     let system = System::new();
     let found = system.findings(ReasonCode::Memlock);
@@ -648,17 +647,17 @@ async fn a_peer_is_walked_to_and_measured_by_both_paths() {
     assert_eq!(peer.rates.len(), 14);
     for rates in &peer.rates {
         assert!(rates.fast_per_s > Some(0.0) && rates.tcp_per_s > Some(0.0), "{rates:?}");
-        // An eighth of what lands in a pool of 8 MiB is no place for 1 MiB.
+        // An eighth of the landing memory of a pool of 8 MiB has no room for 1 MiB.
         assert_eq!(rates.bare_per_s > Some(0.0), rates.bytes < 1 << 20, "{rates:?}");
     }
 }
 
-/// A path that is taken and does not carry is no success.
+/// A path that connects but does not carry calls does not count as success.
 #[tokio::test]
 async fn a_path_that_fails_under_calls_is_told() {
     let world = World::new();
     let serving = world.serve().await;
-    // Enough for a connection, a first call and no more.
+    // Enough for a connection and a first call, but no more.
     world.client.kill_links_after(Some(24));
     let asked = diagnose().peer(world.endpoint(&serving)).await.unwrap();
     assert!(!asked.rdma);

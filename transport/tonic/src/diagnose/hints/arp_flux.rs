@@ -1,5 +1,5 @@
-//! Several interfaces in one subnet, each of which answers for the addresses of the others (ARP
-//! flux; librdmacm's document names the settings).
+//! Detects interfaces in one subnet that answer for each other's addresses (ARP flux). librdmacm's
+//! documentation names the settings.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use crate::diagnose::cures::{advice, root};
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{Device, Hint};
 
-/// `/proc/net/route`: the places of these fields in a line.
+/// Columns of these fields in a line of `/proc/net/route`.
 const DESTINATION: usize = 1;
 const GATEWAY: usize = 2;
 const MASK: usize = 7;
-/// A route of these digits has no gateway, or leads everywhere.
+/// A route with these digits has no gateway, or is a default route.
 const NONE: &str = "00000000";
 
-/// A hint where two interfaces of RDMA devices lie in one subnet and either answers for both.
+/// A hint if two interfaces of RDMA devices are in one subnet and either answers for both.
 pub(super) fn hint(files: &SystemFiles, devices: &[Device]) -> Option<Hint> {
     let routes = files.read("/proc/net/route")?;
     let mut subnets: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
@@ -36,7 +36,7 @@ pub(super) fn hint(files: &SystemFiles, devices: &[Device]) -> Option<Hint> {
             let ignore = files.read(&format!("/proc/sys/net/ipv4/conf/{of}/arp_ignore"));
             ignore.as_deref().and_then(number).unwrap_or(0)
         };
-        // The larger one counts (ip-sysctl.rst).
+        // The larger setting applies (ip-sysctl.rst).
         set("all").max(set(interface)) == 0
     };
     let both = subnets
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use crate::diagnose::host::sysfs;
 
-    /// A made-up system with the adapters `mlx5_0` and `mlx5_1`, and their interfaces.
+    /// A fake system with the adapters `mlx5_0` and `mlx5_1`, and their interfaces.
     struct System(TempDir);
 
     const HEAD: &str =
@@ -123,17 +123,17 @@ mod tests {
         for routes in [
             String::new(),
             "eth0 0000000A\n".to_owned(),
-            // Another length of prefix is another subnet.
+            // A different prefix length means a different subnet.
             route("eth0", "0000000A", NONE, "00FFFFFF")
                 + &route("eth1", "0000000A", NONE, "0000FFFF"),
-            // Two default routes, and two through gateways.
+            // Two default routes, and two routes through gateways.
             route("eth0", NONE, "0100000A", NONE) + &route("eth1", NONE, "0100000A", NONE),
             route("eth0", "0000000A", "0100000B", "00FFFFFF")
                 + &route("eth1", "0000000A", "0100000B", "00FFFFFF"),
-            // Not RDMA's.
+            // One interface does not belong to an RDMA device.
             route("eth0", "0000000A", NONE, "00FFFFFF")
                 + &route("eth2", "0000000A", NONE, "00FFFFFF"),
-            // Twice the same.
+            // The same route twice.
             route("eth0", "0000000A", NONE, "00FFFFFF").repeat(2),
         ] {
             assert_eq!(System::new(&routes).hint(), None, "{routes}");

@@ -1,4 +1,4 @@
-//! Counters of devices that tell of packets that were lost.
+//! Device counters of lost packets.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use crate::diagnose::cures::{advice, quoted, user};
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{Cure, Device, Hint};
 
-/// Counters of packets that were lost, repeated or marked, of all ports.
+/// The counters of lost, repeated or marked packets, of all ports.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::diagnose) struct Losses(BTreeMap<(String, String), u64>);
 
-/// Names of such counters: those of InfiniBand's ports, and by driver those that the kernel's
-/// source names beside them, as far as no one before has them.
+/// Names of such counters. The first list has those of InfiniBand's ports. The others are those
+/// that the kernel's source names for each driver, without names of an earlier list.
 const LOSSES: [&[&str]; 6] = [
     &["port_rcv_errors", "port_xmit_discards"],
     // mlx5
@@ -41,7 +41,7 @@ const LOSSES: [&[&str]; 6] = [
         "seq_err_naks_rcvd",
         "to_retransmits",
     ],
-    // irdma: without and with an adapter of its third generation, and before Linux 6.18.
+    // irdma: without and with an adapter of the third generation, and before Linux 6.18.
     &[
         "CRC errors",
         "InProtoErrors",
@@ -70,7 +70,7 @@ impl Losses {
             let ports = device.ports.iter().flat_map(|port| {
                 ["hw_counters", "counters"].map(|kind| format!("ports/{}/{kind}", port.number))
             });
-            // iw_cxgb4 counts for the device.
+            // iw_cxgb4 counts per device.
             for place in ports.chain(["hw_counters".to_owned()]) {
                 for name in LOSSES.into_iter().flatten() {
                     let count = files.read(&format!("{class}/{place}/{name}"));
@@ -84,7 +84,7 @@ impl Losses {
         Losses(counters)
     }
 
-    /// A hint for each device of which some have grown since.
+    /// A hint for each device with a counter that has grown since.
     pub(in crate::diagnose) fn grown(&self, now: &Losses, devices: &[Device]) -> Vec<Hint> {
         let mut grown: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for ((device, name), count) in &now.0 {
@@ -106,7 +106,7 @@ impl Losses {
     }
 }
 
-/// The kernel has no files of what an interface does with classes of packets: `dcb` asks it.
+/// The kernel has no files for an interface's traffic classes, so `dcb` asks it.
 fn cures(device: Option<&Device>) -> Vec<Cure> {
     let mut cures = vec![advice(
         "see that the ports of the switches treat RoCE as lossless (PFC), or that ECN keeps queues \
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(command, Some("dcb pfc show dev eth0; dcb app show dev eth0"));
     }
 
-    /// The names that each driver gives what it has to repeat, and a name that says nothing.
+    /// Covers the names that each driver gives to repeated packets, and a name that proves nothing.
     #[test]
     fn counters_of_other_drivers() {
         let system = System::new();

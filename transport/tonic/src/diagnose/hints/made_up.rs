@@ -1,4 +1,4 @@
-//! A made-up system for tests: a directory with the files that hints are read from.
+//! A fake system for tests: a directory with the files that hints are read from.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use crate::diagnose::host::sysfs;
 use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::Device;
 
-/// It has an adapter, `mlx5_0` with `eth0`, at a PCI address, on NUMA node 1 of two.
+/// The system has an adapter, `mlx5_0` with `eth0`, at a PCI address, on NUMA node 1 of two.
 pub(super) struct System(TempDir);
 
 pub(super) const PCI: &str = "0000:81:00.0";

@@ -1,18 +1,18 @@
-//! What makes RDMA slower than it could be on this host, as far as the system's files tell.
+//! Reasons why RDMA may be slower than possible on this host, as found in the system's files.
 //!
-//! | hint | is given where |
+//! | hint | condition |
 //! |---|---|
-//! | `roce-mtu` | packets of a RoCE port are of 1024 bytes or fewer, because its interface's MTU is |
-//! | `roce-v1` | a RoCE port connects by version 1, which ends that use version 2 do not hear |
-//! | `sleep-states` | a processor may sleep so deep that it needs longer than a small call to wake |
-//! | `one-processor` | a device with several interrupt vectors interrupts one processor only |
+//! | `roce-mtu` | a RoCE port sends packets of 1024 bytes or fewer, because of its interface's MTU |
+//! | `roce-v1` | a RoCE port connects by version 1, which ends that use version 2 do not receive |
+//! | `sleep-states` | a processor may sleep so deeply that it wakes more slowly than a small call takes |
+//! | `one-processor` | a device with several interrupt vectors interrupts only one processor |
 //! | `remote-memory` | no processor of this process is on the device's NUMA node |
-//! | `user-access-regions` | queue pairs on an mlx5 device share the library's default of doorbells |
-//! | `rdma-cgroup` | a control group limits how many objects its processes may have on a device |
-//! | `pcie-link` | the PCI Express link of a device carries less than its ports, and than it could |
-//! | `traffic-class` | RoCE connections get different types of service by the port that they use |
-//! | `arp-flux` | interfaces of two devices lie in one subnet, and one answers for both |
-//! | `losses` | while a peer was measured, counters of lost or marked packets have grown |
+//! | `user-access-regions` | queue pairs on an mlx5 device share the library's default number of doorbells |
+//! | `rdma-cgroup` | a control group limits its processes' objects on a device |
+//! | `pcie-link` | a device's PCI Express link carries less than its ports, and less than it could |
+//! | `traffic-class` | RoCE connections get a type of service that depends on their port |
+//! | `arp-flux` | interfaces of two devices are in one subnet, and one answers for both |
+//! | `losses` | counters of lost or marked packets grew while a peer was measured |
 
 mod arp_flux;
 mod losses;
@@ -29,24 +29,24 @@ use crate::diagnose::report::{Device, Hint};
 
 pub(super) use losses::Losses;
 
-/// Bytes of the packets that a RoCE port has with an interface of 1500.
+/// Packet length in bytes of a RoCE port whose interface has an MTU of 1500.
 const SHORT_MTU: u32 = 1024;
-/// Bytes of an interface for packets of 4096: those, and at most 104 of headers.
+/// MTU in bytes of an interface for packets of 4096 bytes and at most 104 bytes of headers.
 const LONG_INTERFACE: u32 = 4200;
-/// Microseconds that a processor may need to wake: a small call takes less.
+/// Wake-up time in microseconds that counts as slow, because a small call takes less.
 const SLOW_WAKE: u64 = 50;
-/// Interrupts of a device from which on their places say something.
+/// Number of a device's interrupts from which their distribution means something.
 const MANY_INTERRUPTS: u64 = 10_000;
-/// Objects on a device that a process may have: fewer than a server with 1,000 connections needs,
-/// each with a queue pair and some chunks of memory.
+/// Limit of a process's objects on a device that counts as low. A server with 1,000 connections
+/// needs more, because each has a queue pair and some chunks of memory.
 const FEW_OBJECTS: u64 = 4_000;
 
-/// Settings of the program and its environment that hints depend on.
+/// Settings of the program and its environment that affect hints.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Settings {
     /// Whether MLX5_TOTAL_UUARS is set.
     pub(super) total_uuars: bool,
-    /// The type of service of the program's connections, if it sets one.
+    /// The type of service that the program sets for its connections, if any.
     pub(super) type_of_service: Option<u8>,
 }
 
@@ -94,8 +94,8 @@ fn roce_mtu(files: &SystemFiles, device: &Device) -> Option<Hint> {
     Some(Hint { cures, ..hint("roce-mtu", device, what) })
 }
 
-/// The connection manager takes the version that is set in configfs, which has a directory for each
-/// device that somebody asked it for, and otherwise the newest that the port has.
+/// The connection manager uses the version that is set in configfs, and otherwise the port's newest
+/// one. configfs has a directory for each device that was asked for there.
 fn roce_v1(files: &SystemFiles, device: &Device) -> Option<Hint> {
     const V1: &str = "RoCE v1";
     const V2: &str = "RoCE v2";
@@ -201,7 +201,7 @@ fn user_access_regions(device: &Device, total_uuars: bool) -> Option<Hint> {
 fn rdma_cgroup(files: &SystemFiles, device: &Device) -> Option<Hint> {
     let own = files.read("/proc/self/cgroup")?;
     let own = own.lines().find_map(|line| line.strip_prefix("0::"))?.trim_end_matches('/');
-    // The limit of each group above applies, too.
+    // The limit of each parent group applies as well.
     let groups = std::iter::successors(Some(own), |group| Some(group.rsplit_once('/')?.0));
     let limits = groups.filter_map(|group| {
         let limits = files.read(&format!("/sys/fs/cgroup{group}/rdma.max"))?;
@@ -231,14 +231,14 @@ mod tests {
     use super::made_up::{PCI, System};
     use super::*;
 
-    /// Nothing for a hint.
+    /// Settings that cause no hint.
     const SETTINGS: Settings = Settings { total_uuars: true, type_of_service: None };
 
     fn hints_of(system: &System) -> Vec<Hint> {
         hints(&system.files(), &system.devices(4096), SETTINGS)
     }
 
-    /// The only hint.
+    /// The system's only hint.
     fn hint_of(system: &System) -> Hint {
         let mut hints = hints_of(system);
         assert_eq!(hints.len(), 1, "{hints:?}");
@@ -253,7 +253,7 @@ mod tests {
     fn a_host_that_is_well_set_up_gets_none() {
         let system = System::new();
         assert_eq!(hints_of(&system), []);
-        // Without devices nobody cares how deep processors sleep.
+        // Without devices, the depth of sleep does not matter.
         system.file("sys/devices/system/cpu/cpu0/cpuidle/state1/latency", "900\n");
         system.file("sys/devices/system/cpu/cpu0/cpuidle/state1/disable", "0\n");
         assert_eq!(hints(&system.files(), &[], SETTINGS), []);
@@ -291,11 +291,11 @@ mod tests {
         assert_eq!(hint.name, "roce-v1");
         assert!(hint.what.starts_with("port 1 connects by RoCE v1"), "{hint:?}");
         assert_eq!(command(&hint), format!("echo 'RoCE v2' > /{mode}"));
-        // It has no other.
+        // The port has no other version.
         gid(1, "IB/RoCE v1\n");
         let hint = hint_of(&system);
         assert_eq!((hint.name, &hint.cures[0].command), ("roce-v1", &None));
-        // InfiniBand has one version.
+        // InfiniBand has only one version.
         system.file(&format!("{port}/link_layer"), "InfiniBand\n");
         assert_eq!(hints_of(&system), []);
     }
@@ -344,7 +344,7 @@ mod tests {
         assert!(command(&hint).starts_with("numactl --cpunodebind=1 --membind=1"));
         system.runs_on("0-8");
         assert_eq!(hints_of(&system), []);
-        // One node, or none that is known.
+        // A single node, or an unknown one.
         system.file(&format!("sys/devices/{PCI}/numa_node"), "-1\n");
         system.runs_on("0");
         assert_eq!(hints_of(&system), []);
@@ -368,7 +368,7 @@ mod tests {
         system.file("proc/self/cgroup", "0::/kubepods/pod1\n");
         system.file("sys/fs/cgroup/kubepods/pod1/rdma.max", "mlx5_0 hca_handle=max hca_object=max");
         assert_eq!(hints_of(&system), []);
-        // That of the group above applies, too; another device's does not.
+        // The parent group's limit also applies, but not another device's.
         let above = "mlx5_00 hca_handle=2 hca_object=1\nmlx5_0 hca_handle=2 hca_object=2000\n";
         system.file("sys/fs/cgroup/kubepods/rdma.max", above);
         let hint = hint_of(&system);

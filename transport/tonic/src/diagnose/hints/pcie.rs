@@ -1,11 +1,11 @@
-//! A PCI Express link that carries less than the ports behind it.
+//! Detects a PCI Express link that carries less than the ports behind it.
 
 use crate::diagnose::cures::{advice, quoted, root};
 use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::{Device, Hint, Port};
 
-/// A hint where the link of a device runs slower than the device can, and carries less than all
-/// active ports in its slot together.
+/// A hint if a device's link runs slower than the device can, and carries less than all active
+/// ports in its slot together.
 pub(super) fn hint(files: &SystemFiles, devices: &[Device], device: &Device) -> Option<Hint> {
     let link = device.pcie.filter(|link| link.is_reduced())?;
     let address = pci_address(files, device)?;
@@ -36,12 +36,12 @@ pub(super) fn hint(files: &SystemFiles, devices: &[Device], device: &Device) -> 
     Some(Hint { name: "pcie-link", device: Some(device.name.clone()), what, cures })
 }
 
-/// Its address, such as `0000:81:00.0`.
+/// The device's address, such as `0000:81:00.0`.
 fn pci_address(files: &SystemFiles, device: &Device) -> Option<String> {
     files.target(&format!("/sys/class/infiniband/{}/device", device.name))
 }
 
-/// The functions of an adapter differ in the number behind the point.
+/// The slot of an address. An adapter's functions differ only in the number after the point.
 fn slot(address: &str) -> Option<&str> {
     Some(address.rsplit_once('.')?.0)
 }
@@ -89,13 +89,13 @@ mod tests {
             let command = hint.cures[0].command.as_deref().unwrap();
             assert!(command.starts_with("lspci -vv -s 0000:81:00.0 |"), "{hint:?}");
         }
-        // Half of the lanes are enough for one port, and not for two.
+        // Half of the lanes are enough for one port, but not for two.
         link(&system, PCI, ("16.0 GT/s PCIe", "8"), full);
         assert_eq!(hint_of(&system), None);
         system.adapter("mlx5_1", "0000:81:00.1", "mlx5_core", "eth1");
         rate(&system, "mlx5_1");
         assert_eq!(hint_of(&system).unwrap().name, "pcie-link");
-        // That port is down; or nothing is known.
+        // The other port is down, or nothing is known about it.
         system.file("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
         assert_eq!(hint_of(&system), None);
         link(&system, PCI, ("Unknown", "0"), full);

@@ -1,10 +1,10 @@
-//! RoCE ports whose connections belong to different classes of the network.
+//! Detects RoCE ports whose connections get different traffic classes.
 
 use crate::diagnose::cures::{advice, quoted, root};
 use crate::diagnose::report::{Device, Hint};
 
-/// A hint where connections that set no type of service get different ones by the port that they
-/// use, as where an adapter was left out when the host was set up. `set`: whether they set one.
+/// A hint if connections without a type of service get different ones on different ports, for
+/// example because the host's set-up left out an adapter. `set` says that the connections set one.
 pub(super) fn hint(devices: &[Device], set: bool) -> Option<Hint> {
     let ports = devices.iter().filter(|device| device.transport == "RoCE").flat_map(|device| {
         let active = device.ports.iter().filter(|port| port.is_active());
@@ -55,13 +55,14 @@ mod tests {
             hint.cures[0].command.as_deref(),
             Some(&*format!("mkdir -p {dir} && echo 106 > {dir}/ports/1/default_roce_tos"))
         );
-        // The program sets its own, or both have the same: the other one by its driver's file.
+        // The program sets its own, or both ports have the same one. The second port's comes from
+        // its driver's file.
         assert_eq!(super::hint(&system.devices(4096), true), None);
         tos("mlx5_1", "12\n");
         assert!(hint_of().is_some());
         system.file("sys/class/infiniband/mlx5_1/tc/1/traffic_class", "Global tclass=106\n");
         assert_eq!(hint_of(), None);
-        // iWARP has no such class, and a port that is down sends nothing.
+        // iWARP has no traffic class, and a port that is down sends nothing.
         tos("mlx5_0", "0\n");
         assert!(hint_of().is_some());
         system.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");

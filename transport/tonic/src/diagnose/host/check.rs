@@ -20,7 +20,7 @@ use crate::path::policy::{FabricKind, Policy};
 use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
 
-/// Time limit for the answer of a device.
+/// Time limit for a device's answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs all checks.
@@ -59,7 +59,7 @@ pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
     (diagnosis, facts)
 }
 
-/// Reads the state of the system; its only test is to open device files.
+/// Reads the system's state. It tests nothing except whether device files can be opened.
 pub(in crate::diagnose) fn read(files: &SystemFiles, request: &Request) -> (Diagnosis, Facts) {
     let interfaces = sysfs::interfaces(files);
     let diagnosis = Diagnosis {
@@ -95,7 +95,7 @@ pub(in crate::diagnose) fn read(files: &SystemFiles, request: &Request) -> (Diag
 
 #[cfg(unix)]
 fn parent() -> Option<u32> {
-    // Process 1 is init, or a container's main process, and not a user's shell.
+    // Process 1 is init, or a container's main process, but not a user's shell.
     Some(std::os::unix::process::parent_id()).filter(|pid| *pid > 1)
 }
 
@@ -104,7 +104,7 @@ fn parent() -> Option<u32> {
     None
 }
 
-/// Runs work that may block on a thread of its own, with a time limit.
+/// Runs work that may block on its own thread, with a time limit.
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, FabricError> + Send + 'static,
 ) -> Result<T, FabricError> {
@@ -119,8 +119,8 @@ async fn off_thread<T: Send + 'static>(
     }
 }
 
-/// The libraries that were found, and their version: the file name ends with rdma-core's, as in
-/// `libibverbs.so.1.14.44.0`.
+/// The libraries that were found, and their version. The file name ends with rdma-core's version,
+/// as in `libibverbs.so.1.14.44.0`.
 fn library(files: &SystemFiles, listed: &Result<Vec<DeviceInfo>, FabricError>) -> Library {
     let missing = match listed {
         Err(
@@ -149,7 +149,7 @@ fn library(files: &SystemFiles, listed: &Result<Vec<DeviceInfo>, FabricError>) -
 
 fn version_of(path: &str) -> Option<String> {
     let (_, after) = path.rsplit_once(".so.")?;
-    // The library's own two numbers precede rdma-core's.
+    // Two numbers of the library itself precede rdma-core's version.
     let numbers: Vec<&str> = after.split('.').collect();
     match numbers.as_slice() {
         [_, _, major, minor, ..] => Some(format!("{major}.{minor}")),
@@ -157,7 +157,7 @@ fn version_of(path: &str) -> Option<String> {
     }
 }
 
-/// Adds what rdma-core reports and the kernel's files do not.
+/// Adds facts that rdma-core reports and the kernel's files do not contain.
 fn fill_in(device: &mut Device, info: Option<&DeviceInfo>, library: bool) {
     if let Some(info) = info {
         device.addresses = info.addresses.clone();
@@ -205,8 +205,8 @@ fn simulated(fabric: &Fabric) -> Vec<Device> {
     }]
 }
 
-/// Creates on a device what connections need, up to a connection. Returns whether the device
-/// applies the memlock limit even to processes with CAP_IPC_LOCK.
+/// Creates on a device everything that a connection needs, and then a connection. Returns whether
+/// the device applies the memlock limit even to processes with CAP_IPC_LOCK.
 async fn try_out(device: &mut Device, context: &Context) -> Pinning {
     let name = device.name.clone();
     let simulated = context.simulated();
@@ -224,7 +224,7 @@ async fn try_out(device: &mut Device, context: &Context) -> Pinning {
                 });
                 device.steps = steps(&name, &trial);
             }
-            // The kernel has it, but rdma-core does not list it.
+            // The kernel has the device, but rdma-core does not list it.
             Err(error) => {
                 device.reason = Some(from_error::fabric(error));
                 return Pinning::default();
@@ -262,8 +262,9 @@ async fn try_out(device: &mut Device, context: &Context) -> Pinning {
     Pinning::of(&*fabric.registrar())
 }
 
-/// A registration that exceeds the limit is a better explanation than an unusable device, and a
-/// queue pair that cannot be had a better one than no address, which would not help.
+/// Selects the better explanation. A registration over the limit explains more than an unusable
+/// device. A queue pair that cannot be created explains more than a missing address, which would
+/// not help.
 fn better(tried: Option<Reason>, opened: Reason) -> Reason {
     let explains = |tried: &Reason| match tried.code() {
         ReasonCode::Memlock => true,
@@ -307,8 +308,8 @@ fn steps(device: &str, trial: &SelfTest) -> Vec<Step> {
     trial.steps.iter().map(one).collect()
 }
 
-/// Whether the transport would use RDMA: its own decisions as client and as server, and the
-/// connections that were tested.
+/// Whether the transport would use RDMA, by its own decisions as client and server, and by the
+/// tested connections.
 async fn verdict(request: &Request, devices: &[Device]) -> Result<(), Reason> {
     if request.policy() == Policy::Off {
         return Err(Reason::new(ReasonCode::Policy, request.off()));

@@ -1,10 +1,10 @@
-//! Descriptors.
+//! Reads the limit and use of descriptors.
 
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::DescriptorsReport;
 use crate::server::{DESCRIPTORS, MAX_CONNECTIONS};
 
-/// The limit of this process, and how many descriptors it has. `None` if `/proc` does not tell.
+/// The limit of this process, and how many descriptors it uses. `None` if `/proc` does not tell.
 pub(in crate::diagnose) fn descriptors(files: &SystemFiles) -> Option<DescriptorsReport> {
     // `Max open files            1024                 524288               files`
     let limits = files.read("/proc/self/limits")?;

@@ -3,13 +3,13 @@
 use crate::diagnose::host::kernel::Loadable;
 use crate::diagnose::host::sysfs::Interface;
 
-/// Facts that the cures depend on and the report does not contain.
+/// Facts for the cures that the report does not contain.
 #[derive(Debug, Clone, Default)]
 pub(in crate::diagnose) struct Facts {
     pub(in crate::diagnose) interfaces: Vec<Interface>,
-    /// The distribution, and those that it is derived from.
+    /// The distribution, and those it is derived from.
     pub(in crate::diagnose) families: Vec<String>,
-    /// Drivers that the kernel has, loaded or not.
+    /// Drivers that the kernel has, whether loaded or not.
     pub(in crate::diagnose) loadable: Loadable,
     /// The process that started this one.
     pub(in crate::diagnose) parent: Option<u32>,

@@ -1,9 +1,9 @@
-//! The system: kernel, modules, device files, and the environment of the process.
+//! Reads the kernel, its modules, the device files, and the process's environment.
 
 use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::{DeviceFile, Host, Module, ModuleState, RdmaNamespaces, RunsIn};
 
-/// Modules that every device needs: name, purpose, and a path that exists if it is present.
+/// Modules that every device needs, each with its purpose and a path that exists if it is present.
 const MODULES: [(&str, &str, &str); 4] = [
     ("ib_core", "RDMA at all", "/sys/class/infiniband"),
     ("ib_uverbs", "verbs for programs", "/sys/class/infiniband_verbs"),
@@ -11,7 +11,7 @@ const MODULES: [(&str, &str, &str); 4] = [
     ("rdma_ucm", "connections of programs", "/sys/class/misc/rdma_cm"),
 ];
 
-/// Drivers of devices, which are listed if they are present.
+/// Device drivers, which are listed if they are present.
 pub(in crate::diagnose) const DRIVERS: [&str; 14] = [
     "bnxt_re",
     "erdma",
@@ -72,7 +72,7 @@ fn runs_in(files: &SystemFiles) -> (RunsIn, Option<String>) {
     if marks.iter().any(|mark| cgroup.contains(mark)) || (marked(files) && !on_a_disk(files)) {
         return (RunsIn::Container, None);
     }
-    // 0::/system.slice/store.service; a login is in a .scope, or under a user's own manager.
+    // 0::/system.slice/store.service. A login is in a .scope, or under a user's own manager.
     let unit = cgroup
         .lines()
         .filter_map(|line| line.rsplit('/').next())
@@ -83,13 +83,13 @@ fn runs_in(files: &SystemFiles) -> (RunsIn, Option<String>) {
     }
 }
 
-/// Whether there are files that container engines leave.
+/// Whether a container engine has left its files.
 fn marked(files: &SystemFiles) -> bool {
     files.exists("/.dockerenv") || files.exists("/run/.containerenv")
 }
 
-/// Whether the root is a disk's file system: a virtual machine built from a container image keeps
-/// the engine's files.
+/// Whether the root is a disk's file system. A virtual machine that was built from a container
+/// image keeps the engine's files.
 fn on_a_disk(files: &SystemFiles) -> bool {
     let mounts = files.read("/proc/self/mountinfo").unwrap_or_default();
     // 22 1 254:0 / / rw - ext4 /dev/vda rw
@@ -123,7 +123,7 @@ pub(in crate::diagnose) fn modules(files: &SystemFiles) -> Vec<Module> {
     needed.chain(drivers).collect()
 }
 
-/// Drivers that the running kernel has but may not have loaded.
+/// Drivers that the running kernel has, whether loaded or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::diagnose) struct Loadable {
     /// Whether the kernel's module directory is visible. Without it nothing is known, and no module
@@ -133,7 +133,7 @@ pub(in crate::diagnose) struct Loadable {
     pub(in crate::diagnose) drivers: Vec<&'static str>,
 }
 
-/// Directories of RDMA drivers below a kernel's module directory: its own, and those of added
+/// Directories for RDMA drivers below a kernel's module directory, for its own and for added
 /// modules.
 const PLACES: [&str; 4] = ["kernel/drivers/infiniband", "updates", "extra", "weak-updates"];
 /// Maximum depth of the directory walk.
@@ -155,7 +155,7 @@ pub(in crate::diagnose) fn loadable(files: &SystemFiles) -> Loadable {
     Loadable { known: !files.list(&dir).is_empty(), drivers: drivers.collect() }
 }
 
-/// The module in a file, compressed or not; file names use either `-` or `_`.
+/// The name of the module in a file, compressed or not. File names use either `-` or `_`.
 fn module_of(file: &str) -> Option<String> {
     Some(file.split_once(".ko")?.0.replace('-', "_"))
 }
@@ -170,7 +170,7 @@ fn modules_below(files: &SystemFiles, dir: &str, depth: usize, there: &mut Vec<S
     }
 }
 
-/// The file of the connection manager, and that of each device.
+/// The connection manager's file, and each device's.
 pub(in crate::diagnose) fn files(files: &SystemFiles) -> Vec<DeviceFile> {
     let file = |path: String, device: Option<String>| {
         let opened = files.try_open(&path);

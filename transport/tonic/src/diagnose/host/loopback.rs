@@ -1,5 +1,4 @@
-//! A connection from a device to itself, with a SEND and a WRITE: the operations of a call, on one
-//! host.
+//! Connects a device to itself, and does a SEND and a WRITE, which are the operations of a call.
 
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
@@ -37,7 +36,7 @@ pub(in crate::diagnose) async fn run(fabric: &Fabric, pool: &Pool, ip: IpAddr) -
     let mut steps = Vec::new();
     let ends = timed(&mut steps, format!("connection to {ip}"), connect(fabric, pool, ip)).await;
     let Some((mut client, mut server)) = ends else { return steps };
-    // The side that connects sends first (R3).
+    // The connecting side sends first (R3).
     let sent =
         timed(&mut steps, format!("SEND of {SMALL} bytes"), send(&mut client, &mut server)).await;
     if sent.is_some() {
@@ -73,7 +72,7 @@ async fn timed<T>(
 
 async fn connect(fabric: &Fabric, pool: &Pool, ip: IpAddr) -> Result<(AnyLink, AnyLink), Reason> {
     let config = config();
-    // The port is open to all, so a connect request without this secret is refused.
+    // The port is open to anyone, so a connect request without this secret is refused.
     let mut word = [0; 16];
     getrandom::fill(&mut word).map_err(no_randomness)?;
     let mut listener =
@@ -117,7 +116,7 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
         return Err(Reason::new(ReasonCode::PoolExhausted, "all landing memory is in use"));
     };
     server.share(landing.rkey()).map_err(lost)?;
-    // Behind the SEND slots.
+    // The memory after the SEND slots.
     let offset = (config().send_slots * config().slot_size) as usize;
     let payload = fill(client, offset, BULK)?;
     let src = WriteSource::Staged { offset, len: BULK };
@@ -125,7 +124,7 @@ async fn write(client: &mut AnyLink, server: &mut AnyLink, pool: &Pool) -> Resul
     client.queue(2, write, false).map(drop).map_err(lost)?;
     client.queue(3, Work::Send { offset: 0, len: SMALL }, true).map(drop).map_err(lost)?;
     client.ring_doorbell().map_err(lost)?;
-    // The bytes are present when the SEND behind them arrives (R4).
+    // The bytes are present when the SEND after them arrives (R4).
     receive(client, server).await?;
     match landing.filled(BULK).to_private() == payload {
         true => Ok(()),

@@ -1,12 +1,12 @@
-//! Pinned memory and huge pages.
+//! Reads the limits on pinned memory, and huge pages.
 
 use tonic_rdma_memory::{MIN_MEMLOCK, Memlock, Pinning, PoolConfig};
 
 use crate::diagnose::host::system_files::{SystemFiles, number};
 use crate::diagnose::report::{HugePagesReport, MemlockReport, PoolSizeBy};
 
-/// How much memory may be pinned, and the pool size that follows. `set_by` tells who has set the
-/// size of the pool, if somebody has. `pinning` is that of the devices.
+/// How much memory may be pinned, and the resulting pool size. `set_by` tells who has set the
+/// pool's size, if anyone. `pinning` describes the devices.
 pub(in crate::diagnose) fn memlock(
     limits: &Memlock,
     pool: &PoolConfig,

@@ -1,4 +1,4 @@
-//! This host: the system's own information, and tests on its RDMA devices.
+//! Checks of this host: the system's own information, and tests on its RDMA devices.
 //!
 //! | file | what |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | `facts` | facts that the findings need and the report does not contain |
 //! | `system_files` | reads /proc, /sys and /dev |
 //! | `kernel`, `sysfs`, `pcie`, `memory`, `descriptors` | the content of these files |
-//! | `loopback` | a connection from a device to itself |
+//! | `loopback` | connects a device to itself |
 
 pub(super) mod check;
 mod descriptors;

@@ -1,9 +1,10 @@
-//! The PCI Express link of a device.
+//! Reads a device's PCI Express link.
 
 use crate::diagnose::host::system_files::SystemFiles;
 use crate::diagnose::report::PcieLink;
 
-/// The link of the PCI device in this directory. A virtual function has that of its physical one.
+/// The link of the PCI device in this directory. A virtual function uses its physical function's
+/// link.
 pub(super) fn link(files: &SystemFiles, dir: &str) -> Option<PcieLink> {
     let of = |dir: &str| {
         let read = |file: &str| files.read(&format!("{dir}/{file}"));
@@ -17,26 +18,26 @@ pub(super) fn link(files: &SystemFiles, dir: &str) -> Option<PcieLink> {
     of(dir).or_else(|| of(&format!("{dir}/physfn")))
 }
 
-/// `16.0 GT/s PCIe`, or `Unknown`.
+/// Parses `16.0 GT/s PCIe`. `Unknown` gives `None`.
 fn speed(text: &str) -> Option<f64> {
     let (number, _) = text.split_once(" GT/s")?;
     number.parse().ok().filter(|speed| *speed > 0.0)
 }
 
-/// The number of lanes; 0 and 255 stand for none that is known.
+/// The number of lanes. 0 and 255 mean that it is unknown.
 fn lanes(text: &str) -> Option<u32> {
     text.parse().ok().filter(|lanes| (1..=32).contains(lanes))
 }
 
 impl PcieLink {
-    /// Gb/s of payload that it carries in each direction, about.
+    /// Approximate payload in Gb/s that the link carries in each direction.
     pub(in crate::diagnose) fn gbit_s(&self) -> f64 {
-        // The code of the lane, and of packets of 256 bytes what is not their headers.
+        // The encoding of the lane, and the share of payload in packets of 256 bytes.
         let code = if self.gt_s > 5.0 { 128.0 / 130.0 } else { 0.8 };
         self.gt_s * f64::from(self.lanes) * code * 0.9
     }
 
-    /// Whether the device could run at a higher speed, or on more lanes.
+    /// Whether the device could run at a higher speed or on more lanes.
     pub(in crate::diagnose) fn is_reduced(&self) -> bool {
         self.gt_s < self.max_gt_s || self.lanes < self.max_lanes
     }

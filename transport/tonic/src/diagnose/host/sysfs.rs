@@ -1,4 +1,4 @@
-//! RDMA devices and network interfaces as listed by the kernel, with or without rdma-core.
+//! Reads RDMA devices and network interfaces as the kernel lists them, with or without rdma-core.
 
 use std::net::Ipv6Addr;
 
@@ -7,10 +7,10 @@ use crate::diagnose::host::system_files::{SystemFiles, after_colon, number};
 use crate::diagnose::report::{Device, Gid, Port};
 
 const CLASS: &str = "/sys/class/infiniband";
-/// Maximum number of GID table entries to read: software devices have 1024, most of them empty.
+/// Maximum number of GID table entries to read. Software devices have 1024, most of them empty.
 const GIDS: usize = 1024;
 
-/// All devices, by name. Addresses, MTUs and test results are added later.
+/// All devices by name. Addresses, MTUs and test results are added later.
 pub(in crate::diagnose) fn devices(files: &SystemFiles, interfaces: &[Interface]) -> Vec<Device> {
     files.list(CLASS).into_iter().map(|name| device(files, name, interfaces)).collect()
 }
@@ -85,7 +85,7 @@ fn port(files: &SystemFiles, device: &str, number_of_port: u32, is_iwarp: bool) 
         let kind = read(&format!("gid_attrs/types/{name}")).filter(|_| !is_iwarp).map(|kind| {
             match kind.as_str() {
                 "RoCE v2" => "RoCE v2",
-                // The kernel uses one word for both.
+                // The kernel uses one term for both.
                 "IB/RoCE v1" if read("link_layer").as_deref() == Some("Ethernet") => "RoCE v1",
                 _ => "InfiniBand",
             }
@@ -107,8 +107,8 @@ fn port(files: &SystemFiles, device: &str, number_of_port: u32, is_iwarp: bool) 
     })
 }
 
-/// The type of service of connections that set none: NVIDIA's own driver has a file for all queue
-/// pairs (`Global tclass=106`), the connection manager one in configfs.
+/// The type of service of connections that set none. NVIDIA's own driver has a file for all queue
+/// pairs (`Global tclass=106`), and the connection manager has one in configfs.
 fn traffic_class(files: &SystemFiles, device: &str, port: u32) -> Option<u32> {
     let of_driver = files.read(&format!("{CLASS}/{device}/tc/{port}/traffic_class"));
     let of_driver = of_driver.and_then(|text| {
@@ -146,10 +146,10 @@ const UP: u64 = 1;
 /// ARPHRD_ETHER.
 const ETHERNET: &str = "1";
 
-/// All interfaces but loopback.
+/// All interfaces except loopback.
 pub(in crate::diagnose) fn interfaces(files: &SystemFiles) -> Vec<Interface> {
     let routes = files.read("/proc/net/route").unwrap_or_default();
-    // Iface Destination Gateway ...: a destination of zero is the default route.
+    // Iface Destination Gateway ...: a destination of zero means the default route.
     let routes: Vec<(&str, bool)> = routes
         .lines()
         .skip(1)

@@ -1,14 +1,14 @@
-//! Reads /proc, /sys and /dev without relying on any of it: missing, unreadable or malformed
-//! content is `None`.
+//! Reads /proc, /sys and /dev, and relies on none of it. Missing, unreadable or malformed content
+//! is `None`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-/// Maximum number of bytes read: no file of interest is longer.
+/// Maximum number of bytes to read. No relevant file is longer.
 const MAX: u64 = 256 * 1024;
 
-/// The file system, or in tests a directory that replaces it.
+/// The file system, or a directory that replaces it in tests.
 #[derive(Debug, Clone)]
 pub(in crate::diagnose) struct SystemFiles(PathBuf);
 
@@ -26,7 +26,7 @@ impl SystemFiles {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// The file's text, trimmed; `None` if it cannot be read.
+    /// The file's text, trimmed. `None` if it cannot be read.
     pub(in crate::diagnose) fn read(&self, path: &str) -> Option<String> {
         let mut text = Vec::new();
         File::open(self.path(path)).ok()?.take(MAX).read_to_end(&mut text).ok()?;
@@ -59,12 +59,12 @@ impl SystemFiles {
     }
 }
 
-/// The part behind the colon: `4: ACTIVE` is `ACTIVE`.
+/// The part after the colon: `4: ACTIVE` is `ACTIVE`.
 pub(in crate::diagnose) fn after_colon(text: &str) -> &str {
     text.split_once(':').map_or(text, |(_, word)| word).trim()
 }
 
-/// Parses a number, decimal or with 0x.
+/// Parses a decimal number, or a hexadecimal one with 0x.
 pub(in crate::diagnose) fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),

@@ -1,4 +1,4 @@
-//! SENDs and WRITEs under measurement, over a connection without calls.
+//! Measures SENDs and WRITEs over a connection without calls.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, from_error};
 use crate::tcp::connector::TcpChannel;
 
-/// Why a server gave a ticket for calls.
+/// Why a server gave a ticket for calls instead.
 const NOT_SERVED: &str = "the server serves none: its program turns them on with the feature \
                           `measure` and Server::measuring(true)";
 
@@ -35,7 +35,8 @@ pub(in crate::diagnose) struct BareWay {
 }
 
 impl BareWay {
-    /// Makes one, along the first rail of the channel's path. The error says why there is none.
+    /// Opens a bare connection along the first rail of the channel's path. The error says why that
+    /// failed.
     pub(in crate::diagnose) async fn open(
         request: &Request,
         endpoint: &Endpoint,
@@ -58,7 +59,7 @@ impl BareWay {
         limited(Self::connect(&fabric, &pool, rail, offered.ticket.0)).await.map_err(why)
     }
 
-    /// Connects along a rail, with a ticket for such a connection.
+    /// Connects along a rail, with a ticket for a bare connection.
     async fn connect(
         fabric: &Fabric,
         pool: &Pool,
@@ -85,7 +86,7 @@ impl BareWay {
         Ok(Self { bare, device, place, latencies: Latencies::default() })
     }
 
-    /// A round of SENDs.
+    /// Does a round of SENDs.
     pub(super) async fn turn(&mut self, counts: bool) -> Result<(), String> {
         for _ in 0..CALLS {
             let began = Instant::now();

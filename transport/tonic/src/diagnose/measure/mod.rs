@@ -1,12 +1,12 @@
-//! A short measurement of each way to a server in alternating rounds, so that other load affects
-//! all alike.
+//! A short measurement of each way to a server, in alternating rounds, so that other load affects
+//! all in the same way.
 //!
 //! | file | what |
 //! |---|---|
-//! | `row` | what is measured by each way |
-//! | `way` | a path under measurement, by calls |
-//! | `bare` | SENDs and WRITEs under measurement, over a connection without calls |
-//! | `not_bare` | in its place where the feature `measure` is off |
+//! | `row` | the transfers to measure, and their statistics |
+//! | `way` | measures a path by calls |
+//! | `bare` | measures SENDs and WRITEs over a connection without calls |
+//! | `not_bare` | replaces `bare` if the feature `measure` is off |
 
 #[cfg(feature = "measure")]
 mod bare;
@@ -36,12 +36,12 @@ use crate::endpoint::Endpoint;
 
 /// No round begins after this time.
 const BUDGET: Duration = Duration::from_secs(1);
-/// Time limit of the rounds: on a network that needs longer, there is nothing to compare.
+/// Time limit of the rounds. If a network needs longer, there is nothing to compare.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Time limit of the rows, which begin with short transfers: a network that loses packets gets no
-/// further.
+/// Time limit of the rows. They begin with short transfers, and a network that loses packets gets
+/// no further.
 const ROWS_LIMIT: Duration = Duration::from_secs(15);
-/// What a row takes at least, by each way. On a network where that is one transfer, one is
+/// Minimum duration of a row for each way. On a network where one transfer takes longer, one is
 /// measured.
 const ROW: Duration = Duration::from_millis(20);
 const ROWS: [Row; 14] = [
@@ -94,11 +94,11 @@ pub(super) async fn run(
         peer.tcp = Some(ways.tcp.result());
         peer.fast = ways.fast.as_ref().map(Way::result);
         let rows = ways.rows(&mut peer.rates, &mut peer.not_bare);
-        // What took too long is left out.
+        // Rows that took too long are left out.
         done = tokio::time::timeout(ROWS_LIMIT, rows).await.unwrap_or(Ok(()));
     }
     peer.not_measured = done.err();
-    // A status of the server's layers is no failure of the path.
+    // A status from the server's layers is not a failure of the path.
     if ways.channel.stats().connections_lost > 0 {
         peer.fast_failed = peer.not_measured.clone();
     }
@@ -106,10 +106,11 @@ pub(super) async fn run(
 }
 
 impl Ways {
-    /// Rounds of small calls, and of long ones.
+    /// Does rounds of small and of long calls.
     async fn turns(&mut self, not_bare: &mut Option<String>) -> Result<(), String> {
         let began = Instant::now();
-        // The first round warms up: connections open windows, and the codec learns the method.
+        // The first round warms up: connections open their windows, and the codec learns the
+        // method.
         for turn in 0.. {
             self.tcp.turn(turn > 0).await.map_err(|status| failed(&status))?;
             if let Some(fast) = &mut self.fast {
@@ -128,7 +129,7 @@ impl Ways {
         Ok(())
     }
 
-    /// One row after the other by each way.
+    /// Measures one row after the other, each over every way.
     async fn rows(
         &mut self,
         rates: &mut Vec<Rates>,
@@ -167,7 +168,7 @@ impl Ways {
     }
 }
 
-/// Operations a second by one way.
+/// The number of operations per second over one way.
 async fn rate(way: Option<&mut impl Mover>, row: Row) -> Result<Option<f64>, String> {
     let Some(way) = way else { return Ok(None) };
     let mut count = row.in_flight;
@@ -180,7 +181,7 @@ async fn rate(way: Option<&mut impl Mover>, row: Row) -> Result<Option<f64>, Str
         if took >= ROW {
             return Ok(Some(count as f64 / took.as_secs_f64()));
         }
-        // As many as take that long, with a margin.
+        // The number that takes this long, with a margin.
         let wanted = ROW.as_secs_f64() * 1.2 / took.as_secs_f64().max(1e-6);
         count = (count as f64 * wanted.clamp(2.0, 16.0)) as usize;
     }

@@ -1,4 +1,4 @@
-//! SENDs and WRITEs without calls where the program has no feature for them.
+//! Replaces SENDs and WRITEs without calls in a build without the feature.
 
 use std::convert::Infallible;
 
@@ -11,12 +11,12 @@ use crate::endpoint::Endpoint;
 use crate::path::Path;
 use crate::tcp::connector::TcpChannel;
 
-/// A bare connection to a server: there is no value of this type.
+/// A bare connection to a server. This type has no values.
 #[derive(Debug)]
 pub(in crate::diagnose) struct BareWay(Infallible);
 
 impl BareWay {
-    /// Says why there is none.
+    /// Returns the reason why this build has no bare connections.
     pub(in crate::diagnose) async fn open(
         _: &Request,
         _: &Endpoint,

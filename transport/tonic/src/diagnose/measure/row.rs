@@ -1,15 +1,15 @@
-//! What is measured by each way, and by what.
+//! The transfers to measure over each way, and their statistics.
 
 use std::time::Duration;
 
 use crate::diagnose::peer_report::Direction;
 
-/// Round trips per round that are timed.
+/// Number of timed round trips per round.
 pub(super) const CALLS: usize = 25;
-/// Payload of such a round trip in bytes, each way.
+/// Payload of such a round trip in bytes, in each direction.
 pub(super) const SMALL: usize = 64;
 
-/// What is measured by each way.
+/// A transfer to measure over each way.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
     pub(super) direction: Direction,
@@ -21,13 +21,13 @@ pub(super) const fn row(direction: Direction, bytes: usize, in_flight: usize) ->
     Row { direction, bytes, in_flight }
 }
 
-/// A way to move bytes.
+/// A way to transfer bytes.
 pub(super) trait Mover {
-    /// Performs a row's transfer `count` times. False: not that one.
+    /// Performs a row's transfer `count` times. Returns false if this way cannot.
     fn run(&mut self, row: Row, count: usize) -> impl Future<Output = Result<bool, String>> + Send;
 }
 
-/// Times of round trips.
+/// Durations of round trips.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Latencies(Vec<Duration>);
 
@@ -40,7 +40,7 @@ impl Latencies {
         u32::try_from(self.0.len()).unwrap_or(u32::MAX)
     }
 
-    /// 0 if there is none.
+    /// A percentile in microseconds. 0 without round trips.
     pub(super) fn percentile_us(&self, percent: usize) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();

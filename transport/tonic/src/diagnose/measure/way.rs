@@ -1,4 +1,4 @@
-//! One path under measurement, by calls of the transport's own service.
+//! Measures a path by calls of the transport's own service.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,14 @@ use crate::bootstrap::pb::bootstrap_client::BootstrapClient;
 use crate::bootstrap::service::MAX_PROBE;
 use crate::diagnose::peer_report::{Direction, Measured};
 
-/// Messages per round, each way, of which [`AT_ONCE`] are in flight at once.
+/// Number of messages per round in each direction, [`AT_ONCE`] of which are in flight at the same
+/// time.
 const MESSAGES: usize = 8;
 const AT_ONCE: usize = 4;
 /// Size of such a message in bytes.
 const BULK: usize = MAX_PROBE;
 
-/// One path under measurement.
+/// A path to measure.
 pub(super) struct Way<T> {
     client: BootstrapClient<T>,
     metadata: MetadataMap,
@@ -29,7 +30,7 @@ pub(super) struct Way<T> {
     down: Moved,
 }
 
-/// Bytes moved, and the time that they took.
+/// Bytes transferred, and the time that they took.
 #[derive(Debug, Clone, Copy, Default)]
 struct Moved {
     bytes: usize,
@@ -43,7 +44,7 @@ impl Moved {
     }
 }
 
-/// What a stub calls through.
+/// A service that a stub can call through.
 pub(super) trait CallService:
     tower::Service<http::Request<tonic::body::Body>, Response = http::Response<tonic::body::Body>>
     + Clone
@@ -92,7 +93,7 @@ where
         request
     }
 
-    /// A round of small calls, and of long ones each way.
+    /// Does a round of small calls, and of long ones in each direction.
     pub(super) async fn turn(&mut self, counts: bool) -> Result<(), Status> {
         for _ in 0..CALLS {
             let request = self.request(SMALL, SMALL);
