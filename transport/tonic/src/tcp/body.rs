@@ -1,4 +1,4 @@
-//! Bodies over TCP: outgoing messages are split for hyper, and both directions are counted.
+//! Bodies over TCP. Outgoing messages are split for hyper, and both directions are counted.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -26,26 +26,26 @@ use crate::land_in::allocators::Allocators;
 use crate::tcp::named;
 use crate::telemetry::stats::Counters;
 
-/// Messages of up to this many bytes are written whole. hyper cuts longer ones into frames of this
-/// size.
+/// Messages of up to this many bytes are written in one piece. hyper cuts longer ones into frames
+/// of this size.
 const WHOLE: usize = 16 * 1024;
 
-/// An outgoing body. hyper receives the segments of its messages without a copy.
+/// An outgoing body. hyper gets the segments of its messages without a copy.
 pub(crate) struct TcpSendBody {
     body: Body,
     encoder: BodyEncoder,
-    /// Of messages that were taken apart.
+    /// Segments of messages that were taken apart.
     segments: VecDeque<Bytes>,
 }
 
 impl TcpSendBody {
-    /// `apart` allows splitting messages, see [`is_plain_grpc`].
+    /// `apart` allows messages to be split: see [`is_plain_grpc`].
     pub(crate) fn new(body: Body, call: Call, apart: bool) -> Self {
         let encoder = BodyEncoder::new(call, WHOLE, apart);
         TcpSendBody { body, encoder, segments: VecDeque::new() }
     }
 
-    /// As [`poll_frame`](HttpBody::poll_frame); what it gives is counted.
+    /// Like [`poll_frame`](HttpBody::poll_frame), but counts the result.
     pub(crate) fn poll(&mut self, counters: &Counters, cx: &mut Context<'_>) -> Poll<Polled> {
         loop {
             if let Some(segment) = self.segments.pop_front() {
@@ -72,7 +72,7 @@ impl TcpSendBody {
         }
     }
 
-    /// Takes the segments of messages that were taken apart, and of what lies between them.
+    /// Takes the segments of messages that were taken apart, and of the bytes between them.
     fn take(&mut self, mut chunks: Fifo<Chunk>, counters: &Counters) {
         let (moved, filled) = self.encoder.take_copied();
         if moved + filled > 0 {
@@ -87,7 +87,7 @@ impl TcpSendBody {
         }
     }
 
-    /// Counts what was copied while it was encoded.
+    /// Counts the bytes that were copied during encoding.
     fn count_whole(&self, data: &Bytes, counters: &Counters) {
         let reason = if self.encoder.used() == Used::Ours {
             &counters.tcp.eager
@@ -102,8 +102,8 @@ impl TcpSendBody {
     }
 }
 
-/// A copy of a segment that lies in a mapped file, which may be truncated: HTTP/2 copies a part of
-/// what it is given, and would send zeros as if they were the file.
+/// Copies a segment that lies in a mapped file, because the file may be truncated. HTTP/2 copies a
+/// part of its input, and would send zeros as if they were the file.
 fn checked(segment: Bytes, counters: &Counters) -> Result<Bytes, Status> {
     #[cfg(target_os = "linux")]
     if mapped_file::is_guarded(&segment) {
@@ -125,7 +125,7 @@ pub(crate) struct TcpCalls<S> {
     server: Arc<Tcp>,
 }
 
-/// State shared by a server's calls over TCP.
+/// State that a server's calls over TCP share.
 #[derive(Debug)]
 struct Tcp {
     methods: Arc<Methods>,
@@ -172,7 +172,7 @@ where
 }
 
 impl Tcp {
-    /// Has a request fill a buffer of the server, if its method has an allocator.
+    /// Makes a request fill a buffer of the server, if its method has an allocator.
     fn land_in(&self, request: Request<Body>, method: &Arc<Method>) -> Request<Body> {
         let (mut parts, body) = request.into_parts();
         let claimed = self.allocators.claim(&mut parts, || None, WhyCopied::Tcp);
@@ -248,14 +248,14 @@ impl HttpBody for Reply {
 /// A received body. tonic joins its frames.
 pub(crate) struct TcpRecvBody {
     inner: Body,
-    /// A body that has not been polled has not ended: that was checked when it was created, and
-    /// each check takes a lock in h2.
+    /// A body that was never polled has not ended. That was checked when it was created, and each
+    /// check takes a lock in h2.
     polled: bool,
     counters: Arc<Counters>,
 }
 
 impl TcpRecvBody {
-    /// Wraps `body`, and counts the bytes that it receives.
+    /// Wraps `body`, and counts the bytes that arrive.
     pub(crate) fn body(body: Body, counters: &Arc<Counters>) -> Body {
         if body.size_hint().exact() == Some(0) {
             return body;

@@ -1,4 +1,4 @@
-//! State shared by a channel's calls over TCP.
+//! State that a channel's calls over TCP share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use crate::codec::Methods;
 use crate::telemetry::stats::Counters;
 
-/// The TCP connection of a channel, and the state that its calls need.
+/// A channel's TCP connection, and the state that its calls need.
 #[derive(Debug)]
 pub(crate) struct TcpClient {
     pub(crate) channel: tonic::transport::Channel,

@@ -1,7 +1,7 @@
 //! The TCP side of a channel, and the local address of its connection.
 //!
 //! An Offer states the client's address on the TCP connection that carries it. tonic's channel does
-//! not expose that address, so the connector given to it records it.
+//! not reveal that address, so its connector records it.
 
 use std::any::Any;
 use std::future::Future;
@@ -34,7 +34,7 @@ impl TcpChannel {
     }
 }
 
-/// The newest connection of a channel, as its connector made it.
+/// The channel's newest connection, as its connector made it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LocalAddr(Arc<Mutex<Made>>);
 
@@ -42,7 +42,7 @@ pub(crate) struct LocalAddr(Arc<Mutex<Made>>);
 struct Made {
     /// `None` before the first connection, and if the transport's TCP address is unknown.
     addr: Option<SocketAddr>,
-    /// One of the connections so far was a stream of TLS that the connector made itself.
+    /// Whether one of the connections so far was a TLS stream that the connector made itself.
     by_tls: bool,
 }
 
@@ -105,7 +105,7 @@ where
     }
 }
 
-/// Describes a stream, of the types that connectors usually return.
+/// Describes a stream, if it has one of the types that connectors usually return.
 fn made(io: &dyn Any) -> Made {
     #[cfg(feature = "_tls-any")]
     {

@@ -1,4 +1,4 @@
-//! Messages over TCP whose field is to lie in a buffer of the application.
+//! Messages over TCP whose field goes to an application buffer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,12 +32,12 @@ pub(crate) fn response(
     client: &TcpClient,
 ) -> Response<Body> {
     let messages = is_plain_grpc(response.headers());
-    // The call has encoded its request.
+    // The call has already encoded its request.
     let method = client.methods.call(uri).method().clone();
     response.map(|inner| body(inner, messages, method, claimed, client.counters.clone()))
 }
 
-/// A body of a call of `method` that fills the buffer.
+/// The body of a call of `method`, which fills the buffer.
 pub(crate) fn body(
     inner: Body,
     messages: bool,
@@ -56,7 +56,7 @@ pub(crate) fn body(
 impl NamedBody {
     fn count(&mut self) {
         let delivered = self.deframer.take_delivered();
-        // What is received has been counted as joined.
+        // Received bytes are already counted as joined.
         self.counters.tcp.named.add(delivered.named);
         self.counters.tcp.learning.add(delivered.learning);
     }

@@ -1,23 +1,23 @@
 //! Calls over TCP, with transparent retry (gRFC A6) of calls that the server has not processed.
 //!
-//! A server that shuts down gracefully, or closes a connection for its age, sends a GOAWAY that
-//! tells which calls it will answer. hyper reports the other calls in three ways. In each case no
-//! handler has seen the call:
+//! A server that shuts down gracefully, or closes a connection because of its age, sends a GOAWAY
+//! that tells which calls it will answer. hyper reports the other calls in three ways. In each case
+//! no handler has seen the call:
 //!
-//! | what | when |
+//! | error | meaning |
 //! |---|---|
 //! | `hyper::Error::is_canceled` | the connection closed before the call was sent |
-//! | `h2::Error`, a GOAWAY of the peer | the call had no stream, or one later than its last |
-//! | `h2::Error`, a reset of the peer with REFUSED_STREAM | the stream was not processed |
+//! | `h2::Error`, the peer's GOAWAY | the call had no stream, or one later than the last that the server answers |
+//! | `h2::Error`, the peer's reset with REFUSED_STREAM | the stream was not processed |
 //!
 //! After any other error, such as a broken connection, a handler may have seen the call, so the
-//! error goes to the caller. A connection that cannot be made is not retried either: calls fail
-//! fast, as in tonic.
+//! caller gets the error. A connection that cannot be made is not retried either: calls fail fast,
+//! as in tonic.
 //!
-//! A body is read when hyper's connection task sends it, as in tonic: the caller's task does not
-//! encode. What was read is recorded, and returns to the call when hyper drops the body. The first
-//! frames are read one ahead, so that the last frame of most calls carries END_STREAM, for which
-//! tonic sends another frame.
+//! A body is read when hyper's connection task sends it, as in tonic, so the caller's task does not
+//! encode. The data is recorded, and returns to the call when hyper drops the body. The first
+//! frames are read one ahead, so that the last frame of most calls carries END_STREAM. tonic sends
+//! an additional frame for it.
 
 use std::error::Error;
 use std::future::{Future, poll_fn};
@@ -46,27 +46,28 @@ use crate::telemetry::stats::Counters;
 
 /// Maximum number of retries of a call. Each needs another connection to end during the call.
 const MAX_RETRIES: usize = 4;
-/// Number of bytes of a body to keep for a retry, not counting the last two frames. A call that has
-/// sent more is not retried. Before the server processes a call, hyper reads at most an HTTP/2
-/// window of its body, the rest of the frame that fills the window, and one more frame. hyper's
-/// servers have windows of 1 MiB.
+/// Number of bytes of a body to keep for a retry, without the last two frames. A call that has sent
+/// more is not retried. Before the server processes a call, hyper reads at most an HTTP/2 window of
+/// its body, the rest of the frame that fills the window, and one more frame. The windows of
+/// hyper's servers are 1 MiB.
 const MAX_KEPT: usize = 1 << 20;
-/// Number of frames of a body behind which the next is read at once. A message that is sent in
-/// segments has two or three.
+/// Number of a body's frames after each of which the next is read ahead. A message that is sent in
+/// segments has two or three frames.
 const MAX_READ_AHEAD: usize = 3;
-/// Maximum number of bytes of a body that are kept by a copy, so that a call which waits for its
-/// response does not keep its encoder's buffer alive: tonic's has 8 KiB.
+/// Maximum number of bytes of a body that are kept as a copy. A copy lets a call that waits for its
+/// response free its encoder's buffer, which has 8 KiB in tonic.
 const MAX_COPIED: usize = 128;
 
-/// What tokio lets a task do in a turn.
+/// Budget that tokio gives a task for one turn.
 const UNITS_PER_TURN: usize = 128;
-/// Calls in flight that are sent in parts, and the calls of a part: see [`spend_budget`].
+/// Numbers of calls in flight that are sent in parts, and the number of calls in a part: see
+/// [`spend_budget`].
 const PARTED: Range<usize> = 48..192;
 const PART: usize = 16;
 
 type Polled = Option<Result<Frame<Bytes>, Status>>;
 
-/// Makes a call on a connection that has a place for it.
+/// Makes a call on a connection where it has a place.
 pub(crate) fn call(
     tcp: &mut tonic::transport::Channel,
     mut req: Request<Body>,
@@ -85,7 +86,7 @@ pub(crate) fn call(
 /// A call in flight.
 pub(crate) struct RetryCall {
     call: Attempt,
-    /// None: it has its response.
+    /// `None` once the call has its response.
     kept: Option<Arc<Kept>>,
 }
 
@@ -112,7 +113,7 @@ impl Future for RetryCall {
                 },
             }
         };
-        // What is left of the body need not be kept.
+        // The rest of the body need not be kept.
         let Some(kept) = this.kept.take() else { return Poll::Ready(Ok(response)) };
         kept.client.saw_answer();
         Poll::Ready(Ok(response.map(|body| TcpRecvBody::body(body, &kept.client.counters))))
@@ -156,7 +157,7 @@ fn was_not_processed(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// A request without its body, and without extensions, which tonic's own layers do not use.
+/// A request without its body and extensions. tonic's own layers do not use extensions.
 struct Head {
     method: Method,
     uri: Uri,
@@ -183,25 +184,25 @@ impl Head {
     }
 }
 
-/// A request that has no response yet. The call and the body that hyper sends share it.
+/// A request that has no response yet, shared by the call and the body that hyper sends.
 struct Kept {
     head: Head,
     client: Arc<TcpClient>,
     body: Mutex<KeptBody>,
 }
 
-/// A body, and what was read of it.
+/// A body, and the data that was read from it.
 struct KeptBody {
     sent: Sent,
-    /// None: all of it was read.
+    /// `None` once all of it was read.
     rest: Option<Rest>,
     /// Number of frames that were read.
     count: usize,
-    /// `sent` is all that was read.
+    /// Whether `sent` has everything that was read.
     is_whole: bool,
-    /// hyper has it, and reads it.
+    /// Whether hyper has the body and reads it.
     in_flight: bool,
-    /// A retry that waits until hyper has read it to its end, or dropped it.
+    /// A retry that waits until hyper has read the body to its end, or dropped it.
     retry: Option<Waker>,
 }
 
@@ -269,7 +270,7 @@ impl KeptBody {
             Some(Some(data)) => {
                 self.count += 1;
                 if self.count == 1 {
-                    // Each call in flight has one.
+                    // Each call in flight has a reference.
                     spend_budget(Arc::strong_count(client), cx);
                 }
                 if self.is_whole && !self.sent.record(data, self.count == 1) {
@@ -285,7 +286,7 @@ impl KeptBody {
         Poll::Ready(frame)
     }
 
-    /// Reads the next frame, if the body has it.
+    /// Reads the next frame if the body has one ready.
     fn read_ahead(&mut self, counters: &Counters, cx: &mut Context<'_>) {
         let Some(rest) = &mut self.rest else { return };
         match rest.poll(counters, cx) {
@@ -295,25 +296,26 @@ impl KeptBody {
         }
     }
 
-    /// hyper reads no more of it. Returns the retry to wake.
+    /// Notes that hyper reads no more of it. Returns the retry to wake.
     fn leave(&mut self) -> Option<Waker> {
         self.in_flight = false;
         self.retry.take()
     }
 
-    /// Keeps only what is still to be sent.
+    /// Keeps only the data that is still to be sent.
     fn forget(&mut self) {
         self.is_whole = false;
         self.sent.forget();
     }
 }
 
-/// What was read of a body.
+/// The data that was read from a body.
 #[derive(Default)]
 struct Sent {
     /// The first frame, if it is short.
     short: SmallVec<[u8; MAX_COPIED]>,
-    /// The frames behind it: all while the body can be retried, else those still to be sent.
+    /// The frames after it: all frames while the body can be retried, and otherwise those still to
+    /// be sent.
     frames: Vec<Bytes>,
     /// Index into `frames` of the next frame to send.
     next: usize,
@@ -323,7 +325,7 @@ struct Sent {
 }
 
 impl Sent {
-    /// Records a frame that is sent now. False when it would be too much.
+    /// Records a frame that is being sent. Returns false if that would exceed the limit.
     fn record(&mut self, frame: &Bytes, is_first: bool) -> bool {
         if self.bytes - self.last > MAX_KEPT {
             return false;
@@ -339,7 +341,7 @@ impl Sent {
         true
     }
 
-    /// All of it is to be sent again.
+    /// Makes all of it be sent again.
     fn rewind(&mut self) {
         if !self.short.is_empty() {
             self.frames.insert(0, Bytes::copy_from_slice(&self.short));
@@ -354,14 +356,14 @@ impl Sent {
         Some(frame)
     }
 
-    /// Keeps what is still to be sent.
+    /// Keeps only the data that is still to be sent.
     fn forget(&mut self) {
         self.short.clear();
         self.frames.drain(..mem::take(&mut self.next));
     }
 }
 
-/// What was not read of a body.
+/// The data that was not read from a body.
 struct Rest {
     source: TcpSendBody,
     /// The frame after those sent, read ahead.
@@ -373,7 +375,7 @@ impl Rest {
         if let Some(frame) = self.read_ahead.take() {
             return Poll::Ready(Some(*frame));
         }
-        // A panic of the caller's stream must not end hyper's task, which serves other calls.
+        // A panic in the caller's stream must not end hyper's task, which serves other calls.
         let polled = catch_unwind(AssertUnwindSafe(|| self.source.poll(counters, cx)));
         let panicked =
             |_| Poll::Ready(Some(Err(Status::internal("the request's stream panicked"))));
@@ -384,13 +386,13 @@ impl Rest {
 /// A body that hyper sends.
 struct RecoverableBody {
     kept: Arc<Kept>,
-    /// All of it was given to hyper.
+    /// Whether hyper has got all of it.
     at_end: bool,
 }
 
 impl Drop for RecoverableBody {
     fn drop(&mut self) {
-        // Behind its end the body may be that of a retry.
+        // After its end, the body may belong to a retry.
         if self.at_end {
             return;
         }
@@ -401,12 +403,12 @@ impl Drop for RecoverableBody {
     }
 }
 
-/// Lets hyper's task yield after a part of the calls in flight, by taking more of its budget for
-/// each: a task has 128 units a turn, and one call costs it one. Its connection then sends what it
-/// has, and the server works on that while the client makes the next requests. A connection that
-/// sends all calls in flight at once waits for the server, and the server for it. On one with few
-/// calls in flight more writes cost more than they gain, and those of many make parts of 128 by
-/// themselves: docs/performance-log.md, "tonic-rdma over TCP".
+/// Makes hyper's task yield after a part of the calls in flight, by taking more of its budget for
+/// each: a task has 128 units per turn, and a call costs one. The connection then sends its
+/// requests, and the server works on them while the client makes the next. If a connection sends
+/// all calls in flight together, it waits for the server, and then the server for it. With few
+/// calls in flight, more writes cost more than they gain. Many calls form parts of 128 by
+/// themselves. See docs/performance-log.md, "tonic-rdma over TCP".
 fn spend_budget(in_flight: usize, cx: &mut Context<'_>) {
     if !PARTED.contains(&in_flight) {
         return;
@@ -451,8 +453,8 @@ impl HttpBody for RecoverableBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // The size hint of a body without its segments is not its length, and an exact one would
-        // become a content-length header.
+        // The size hint of a body without its segments is not its length. An exact one would become
+        // a content-length header.
         SizeHint::default()
     }
 }
@@ -506,7 +508,7 @@ mod tests {
             if frames.is_empty() {
                 assert!(body.frame().await.is_none());
             }
-            // HTTP/2 says so with the last frame.
+            // HTTP/2 reports the end with the last frame.
             assert!(body.is_end_stream());
             let again = kept.retry().await.unwrap();
             assert_eq!(all(again).await, frames.concat());
@@ -522,7 +524,7 @@ mod tests {
             .map(move |frame| (counts.fetch_add(1, Relaxed), frame).1);
         let (mut body, kept) = partial(frames);
         assert_eq!(read.load(Relaxed), 0);
-        // One is read ahead, to know the end; of a long stream only at first.
+        // One frame is read ahead to find the end, but only at the beginning of a long stream.
         for (sent, read_by_then) in [(1, 2), (2, 3), (3, 4), (4, 4), (5, 5)] {
             next(&mut body).await;
             assert_eq!(read.load(Relaxed), read_by_then, "after {sent}");
@@ -549,7 +551,7 @@ mod tests {
         assert_eq!(body.frame().await.unwrap().unwrap_err().code(), tonic::Code::Internal);
     }
 
-    /// Calls that hyper's task sends in one turn.
+    /// The number of calls that hyper's task sends in one turn.
     async fn calls_in_a_turn(in_flight: usize) -> usize {
         tokio::task::yield_now().await;
         poll_fn(|cx| {
@@ -618,7 +620,7 @@ mod tests {
         drop(first);
         let mut second = kept.retry().await.unwrap();
         assert_eq!(next(&mut second).await, "one");
-        // Answered.
+        // The call was answered.
         drop(kept);
         more.send(data("three")).await.unwrap();
         drop(more);

@@ -1,7 +1,7 @@
 //! The tasks of a channel's HTTP/2 connection.
 //!
-//! hyper spawns a task for each call, which waits for the response. A task whose future has ended
-//! waits for the next one here: spawning a task costs more than waking one.
+//! hyper spawns a task for each call, which waits for the response. Here, a task whose future has
+//! ended waits for the next one, because spawning a task costs more than waking one.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,24 +12,24 @@ use hyper::rt::Executor;
 
 type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Idle tasks of a channel, at most.
+/// Maximum number of a channel's idle tasks.
 const MAX_IDLE: usize = 256;
 
-/// Runs futures on tokio's current runtime. All must be given to it on the same one: tonic does so
-/// on that of the channel's own task. When this is dropped, idle tasks end at once, and the others
-/// with their futures.
+/// Runs futures on tokio's current runtime. All must come from the same one, which tonic ensures by
+/// using its channel task's runtime. When this is dropped, idle tasks end now, and the others with
+/// their futures.
 #[derive(Debug, Default)]
 pub(crate) struct ReusedTasks(Arc<Mutex<Idle>>);
 
-/// The idle tasks. Whoever takes one off the list owns it.
+/// The idle tasks. A caller that takes one off the list owns it.
 #[derive(Debug, Default)]
 struct Idle {
     tasks: Vec<(Arc<Slot>, Waker)>,
     closed: bool,
 }
 
-/// Where an idle task gets its next future. Only this task takes it: a future that is put here
-/// runs.
+/// Passes the next future to an idle task. Only this task takes it, so a future that is put here
+/// will run.
 #[derive(Default)]
 struct Slot(Mutex<Option<BoxFuture>>);
 
@@ -68,11 +68,11 @@ impl Drop for ReusedTasks {
     }
 }
 
-/// One task.
+/// A task that runs one future after the other.
 struct ReusedTask {
     idle: Arc<Mutex<Idle>>,
     slot: Arc<Slot>,
-    /// None: it is on the list, or just taken off it.
+    /// `None` while the task is on the list, or was just taken off it.
     future: Option<BoxFuture>,
 }
 
@@ -85,7 +85,7 @@ impl Future for ReusedTask {
             this.future = lock(&this.slot.0).take();
         }
         let Some(future) = &mut this.future else {
-            // Woken by something that a future before has left its waker with, or by the end.
+            // Woken by an earlier future's waker, or by the end.
             return if lock(&this.idle).closed { Poll::Ready(()) } else { Poll::Pending };
         };
         ready!(future.as_mut().poll(cx));
@@ -116,7 +116,7 @@ mod tests {
         run();
         let first = ids.recv().await.unwrap();
         for _ in 0..3 {
-            // It is idle once it has run to its end.
+            // The task is idle once its future has ended.
             tokio::task::yield_now().await;
             run();
             assert_eq!(ids.recv().await.unwrap(), first);
