@@ -1,4 +1,4 @@
-//! What the transport reports: counters, metrics, spans.
+//! Counters, metrics and spans of the transport.
 
 #[cfg_attr(not(feature = "metrics"), path = "unrecorded.rs")]
 #[cfg_attr(not(feature = "metrics"), allow(unreachable_pub, reason = "the feature exports it"))]
@@ -8,7 +8,7 @@ pub(crate) mod stats;
 
 use tonic_rdma_proto::Side;
 
-/// The value of the label `role`, of metrics and of spans.
+/// The value of the label `role`, in metrics and spans.
 pub(crate) fn role(side: Side) -> &'static str {
     match side {
         Side::Client => "client",

@@ -1,5 +1,4 @@
-//! Spans of connections and calls, at level DEBUG. If they are disabled, each costs one check of a
-//! static.
+//! Spans of connections and calls, at level DEBUG. A disabled span costs one check of a static.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -36,7 +35,7 @@ pub(crate) fn connection(side: Side, peer: &PeerInfo) -> Span {
     )
 }
 
-/// The span of a call. At a client, [`took`] adds its path.
+/// The span of a call. At a client, [`took`] adds the call's path.
 pub(crate) fn call(side: Side, uri: &Uri) -> Span {
     debug_span!(
         target: "tonic_rdma::call",
@@ -65,7 +64,7 @@ pub(crate) fn took(path: Path) {
 }
 
 pin_project! {
-    /// A call in its span, which the response's body keeps.
+    /// A call in its span. The response's body keeps the span.
     pub(crate) struct Spanned<F> {
         #[pin]
         call: F,
@@ -119,7 +118,7 @@ fn record_status(span: &Span, headers: &HeaderMap) {
     }
 }
 
-/// The body of a response. The call ends with it.
+/// The body of a response, which ends the call.
 struct SpannedBody {
     body: Body,
     span: Span,
@@ -160,7 +159,7 @@ impl HttpBody for SpannedBody {
     }
 }
 
-/// Runs a server's calls in their spans, and unifies the types of their bodies and errors.
+/// Runs a server's calls in their spans, and makes the types of their bodies and errors the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Calls<S>(pub(crate) S);
 

@@ -10,12 +10,12 @@ use crate::path::Path;
 use crate::telemetry::metrics::{self, RecorderCounter};
 use crate::telemetry::role;
 
-/// Counters of a channel since it was created, over all its clones and reconnects; or of a server,
-/// over all its connections ([`ServerStats`]).
+/// The counters of a channel since its creation, over all its clones and reconnects, or of a
+/// server, over all its connections ([`ServerStats`]).
 ///
 /// Bytes are payload bytes: the data of gRPC messages with their 5-byte prefix, without headers,
-/// framing and control messages. The counters are read one after another, so a snapshot taken
-/// during calls can be inconsistent by the bytes that moved meanwhile.
+/// framing and control messages. The counters are read one after another. A snapshot during calls
+/// can therefore be inconsistent, by the bytes that move while it is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct TransportStats {
@@ -24,21 +24,22 @@ pub struct TransportStats {
     /// Calls begun on TCP.
     pub calls_tcp: u64,
     /// Calls that moved to another path or connection, because theirs ended before the server saw
-    /// them. A call counts once per move, and among the calls of the path that it took in the end.
+    /// them. A call counts once for each move, and among the calls of the path that it finally
+    /// took.
     pub calls_moved: u64,
     /// Attempts at the fast path that a channel has begun. [`Channel::path`](crate::Channel::path)
     /// tells why the last one failed.
     pub attempts: u64,
     /// Fast-path connections established.
     pub connections: u64,
-    /// Of these, connections that broke or whose peer counted as dead, instead of closing
+    /// The connections among these that broke, or whose peer counted as dead, instead of closing
     /// gracefully.
     pub connections_lost: u64,
-    /// Connect requests that a server has refused, and TCP connections that exceeded its limit.
+    /// Connect requests that a server has refused, and TCP connections beyond its limit.
     pub connections_refused: u64,
     /// Payload bytes sent by RDMA WRITE.
     pub bytes_sent_write: u64,
-    /// Payload bytes that the peer was lent: see
+    /// Payload bytes that were lent to the peer: see
     /// [`ContextBuilder::lending`](crate::ContextBuilder::lending).
     pub bytes_sent_lent: u64,
     /// Payload bytes sent eagerly, inside SENDs.
@@ -55,8 +56,8 @@ pub struct TransportStats {
     pub bytes_received_tcp: u64,
     /// RDMA WRITEs of at least 4 KiB directly from the payload's memory, without a copy to staging.
     pub long_writes: u64,
-    /// Of these, those whose source and destination are equal modulo 64: on shared memory, where
-    /// each is a copy, they are the fastest on any processor.
+    /// The WRITEs among these whose source and destination are equal modulo 64. On shared memory,
+    /// where each is a copy, they are the fastest on any processor.
     pub long_writes_in_phase: u64,
     /// Payload bytes that this process copied for calls on a fast path.
     pub copied_fast: Copied,
@@ -77,7 +78,8 @@ impl TransportStats {
             + self.bytes_received_tcp
     }
 
-    /// The share of payload bytes that travelled by RDMA WRITE, 0.0 to 1.0; 0.0 without payload.
+    /// The share of payload bytes that travelled by RDMA WRITE, from 0.0 to 1.0. It is 0.0 without
+    /// payload.
     pub fn write_share(&self) -> f64 {
         let all = self.payload_bytes();
         if all == 0 {
@@ -87,21 +89,22 @@ impl TransportStats {
     }
 }
 
-/// Payload bytes that a CPU has copied for calls, sent and received together, by reason. Transfers
-/// by the device are not included, nor the copies that replace them on shared memory.
+/// Payload bytes that a CPU has copied for calls, sent and received together, by reason. They do
+/// not include transfers by the device, nor the copies that replace these on shared memory.
 ///
 /// In a [message that is split](crate::codec), up to 256 consecutive bytes between its segments
 /// (tags, lengths, small fields) do not count as payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Copied {
-    /// Short messages: copied to a control slot, out of one, or out of a batch; on TCP while
-    /// encoding. They are copied once more if they wait behind unread messages.
+    /// Short messages, which are copied to a control slot, out of one, or out of a batch. On TCP
+    /// they are copied while encoding. They are copied once more if they wait behind unread
+    /// messages.
     pub eager: u64,
     /// Copied to staging, because the payload was not in memory registered with the device.
     pub staging: u64,
     /// Messages in several parts that were joined, and data that landed in parts too short for the
-    /// memory that they occupy. On TCP all received data.
+    /// memory that they occupy. On TCP this is all received data.
     pub joined: u64,
     /// Copied from landing memory to the heap, because less than a quarter of the landing memory
     /// was free.
@@ -110,11 +113,11 @@ pub struct Copied {
     /// unchanged: [`Endpoint::copy_on_delivery`](crate::Endpoint::copy_on_delivery) and
     /// [`Server::copy_on_delivery`](crate::Server::copy_on_delivery).
     pub delivery: u64,
-    /// Copied while encoding or decoding by a plain codec, or because a body was compressed; by
-    /// this crate's codec for long fields that are not `Bytes`.
+    /// Copied while encoding or decoding by a plain codec, or because a body was compressed. This
+    /// crate's codec copies long fields that are not `Bytes`.
     pub plain_codec: u64,
-    /// Copied before the codec of a method was known; and the padding that shows tonic the true
-    /// length of a message which was longer than any before it of its method.
+    /// Copied before a method's codec was known. It includes the padding that shows tonic the true
+    /// length of a message that is longer than any before it of its method.
     pub learning: u64,
     /// Copied to a buffer that the caller has named for the reply: see
     /// [`LandIn`](crate::LandIn).
@@ -154,7 +157,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Counters of a channel or a server, which report TCP to the metrics recorder as well.
+            /// The counters of a channel or a server. They also report TCP to the metrics recorder.
             /// The connections report the fast path.
             pub(crate) fn of(side: Side) -> Self {
                 let (role, path) = (role(side), Path::Tcp.as_str());
@@ -200,7 +203,7 @@ macro_rules! counters {
                 Copied { $($reason: self.$reason.get(),)* }
             }
 
-            /// Adds `more` to the counters.
+            /// Adds `more` to each counter.
             pub(crate) fn add(&self, more: Copied) {
                 $(if more.$reason > 0 {
                     self.$reason.add(more.$reason);
@@ -209,8 +212,8 @@ macro_rules! counters {
         }
 
         impl Copied {
-            /// Each reason and its bytes. The name is that of the field here, and of the label in
-            /// the metrics.
+            /// Each reason and its bytes. The name is the field's name here, and the label's value
+            /// in the metrics.
             pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($reason), self.$reason),)*].into_iter()
             }
@@ -263,8 +266,8 @@ counters!(
     named,
 );
 
-/// A handle to the counters of a server, over all its connections. It remains valid after the
-/// server has ended.
+/// A handle to a server's counters, over all its connections. It remains valid after the server has
+/// ended.
 ///
 /// ```
 /// use tonic_rdma::Server;
@@ -281,9 +284,10 @@ pub struct ServerStats(Arc<Book>);
 struct Book {
     /// Counters of all TCP connections, created when serving begins.
     tcp: OnceLock<Arc<Counters>>,
-    /// Counters of the open fast-path connections: one set each, which avoids contention.
+    /// Counters of the open fast-path connections. Each connection has its own set, which avoids
+    /// contention.
     live: Mutex<Vec<Arc<Counters>>>,
-    /// Sum over closed connections. Locked within `live` only.
+    /// Sum over closed connections. Locked only while `live` is locked.
     gone: Mutex<TransportStats>,
 }
 
@@ -305,7 +309,7 @@ impl ServerStats {
         self.0.tcp.get_or_init(|| Arc::new(Counters::of(Side::Server)))
     }
 
-    /// Creates counters for a connection; dropping them adds them to the closed ones.
+    /// Creates counters for a connection. Dropping them adds them to those of closed connections.
     pub(crate) fn connection(&self) -> ConnectionCounters {
         let counters = Arc::<Counters>::default();
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner).push(counters.clone());
@@ -329,11 +333,11 @@ impl Drop for ConnectionCounters {
     }
 }
 
-/// A counter.
+/// A number that only grows, shared by threads.
 #[derive(Debug)]
 pub(crate) struct Counter {
     count: AtomicU64,
-    /// The metrics recorder's counter, if this one reports to it.
+    /// The metrics recorder's counter, if this counter reports to one.
     told: RecorderCounter,
 }
 
@@ -354,7 +358,7 @@ impl Counter {
         self.told.increment(n);
     }
 
-    /// Undoes an `add` of the same amount, on a counter that does not report.
+    /// Undoes an `add` of the same amount on a counter that does not report.
     pub(crate) fn take_back(&self, n: u64) {
         self.count.fetch_sub(n, Relaxed);
     }

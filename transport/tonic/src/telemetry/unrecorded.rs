@@ -1,4 +1,4 @@
-//! Without the feature `metrics`, in place of the module of that name: nothing is recorded, and
+//! Replaces the module `metrics` in a build without that feature. Nothing is recorded, and
 //! [`TransportStats`](crate::TransportStats) counts as before.
 
 use std::time::Duration;
@@ -57,7 +57,7 @@ impl ConnectionMeter {
     #[inline]
     pub(crate) fn polled(&self, _: usize) {}
 
-    /// The last argument is `Copied`, which is counted by a file that needs this one.
+    /// The last argument is `Copied`, whose file needs this one.
     #[inline]
     pub(crate) fn tell(&mut self, _: Stats, _: impl Copy) {}
 

@@ -1,5 +1,5 @@
-//! The metrics of one connection. The recorder's handles are looked up once per connection, never
-//! per call.
+//! The metrics of one connection. The recorder's handles are looked up once for each connection,
+//! never for each call.
 
 use ::metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use tonic_rdma_proto::{Side, Stats};
@@ -12,7 +12,7 @@ use crate::telemetry::metrics::record::{calls, payload};
 use crate::telemetry::role;
 use crate::telemetry::stats::{Copied, CopyCounters};
 
-/// The metrics of one connection on a fast path.
+/// The metrics of one fast-path connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionMeter {
     open: Option<Gauge>,
@@ -36,7 +36,7 @@ pub(crate) struct ConnectionMeter {
 }
 
 impl ConnectionMeter {
-    /// Metrics of an open connection.
+    /// Records that a connection has opened.
     pub(crate) fn open(side: Side, path: Path) -> Self {
         let (role, path) = (role(side), path.as_str());
         let payload = |direction, by| payload(role, path, direction, by);
@@ -73,7 +73,7 @@ impl ConnectionMeter {
         }
     }
 
-    /// Reports the changes since the last call; `copied` does not include eager data.
+    /// Reports the changes since the last call. `copied` does not include eager data.
     pub(crate) fn tell(&mut self, now: Stats, copied: Copied) {
         if now == self.told && copied == self.told_copied {
             return;

@@ -6,11 +6,12 @@ use ::metrics::Unit;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metric {
-    /// The name, by Prometheus' conventions: in the base unit, counters end with `_total`.
+    /// The name by Prometheus' conventions: in the base unit, and ending with `_total` for a
+    /// counter.
     pub name: &'static str,
     /// The kind of metric.
     pub kind: Kind,
-    /// The unit of its value; `None` for a plain number.
+    /// The unit of its value. `None` for a plain number.
     pub unit: Option<Unit>,
     /// The labels of each of its series.
     pub labels: &'static [&'static str],

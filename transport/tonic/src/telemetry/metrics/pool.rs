@@ -1,5 +1,5 @@
-//! Metrics of pools. They change with every buffer, so they are read on request instead of being
-//! reported on each change.
+//! The metrics of pools. They change with every buffer, so they are read on request instead of
+//! being reported on each change.
 
 use ::metrics::{counter, gauge};
 use tonic_rdma_memory::PoolStats;
@@ -13,11 +13,11 @@ impl Context {
     /// `tonic_rdma_pool_waits_total` ([list of metrics](crate::metrics)). Call it before each
     /// scrape, or periodically.
     ///
-    /// Contexts that share a device also share its series: record only one of them.
+    /// Contexts that share a device also share its series, so record only one of them.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, some metrics are not recorded; it can be called again.
+    /// If the future is dropped, some metrics are not recorded. It can be called again.
     pub async fn record_metrics(&self) {
         for (device, stats) in self.pool_stats().await {
             for (state, bytes) in states(&stats) {

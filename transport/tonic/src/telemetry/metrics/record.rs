@@ -1,4 +1,4 @@
-//! Recording of single events. Rare events look their metric up; those of calls have a handle.
+//! Records single events. Rare events look up their metric. Events of calls have a handle.
 
 use std::time::Duration;
 
