@@ -1,4 +1,5 @@
-//! Bare connections: for a diagnosis, one at a time, for a while.
+//! Tests bare connections, which a server serves one at a time and for a limited time, for a
+//! diagnosis.
 
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ async fn open(hand: &mut Hand<'_>) -> Result<Bare, Reject> {
     Ok(Bare::open(connected.link, pool, Limits::default()).await.unwrap())
 }
 
-/// A server that measures.
+/// Starts a server that measures.
 async fn serve(world: &World) -> Serving {
     Serving::start(world.builder().measuring(true).add_service(Echo)).await
 }
@@ -39,7 +40,8 @@ async fn calls(world: &World, serving: &Serving) {
     assert_eq!(Client::new(channel).say("x").await.unwrap(), "x");
 }
 
-/// Its ticket is for calls, whatever was asked for, and what a measuring peer sends is a breach.
+/// The server's ticket is for calls, whatever the client asked for, and a measuring peer's messages
+/// break the protocol.
 #[tokio::test]
 async fn a_server_that_did_not_turn_it_on_serves_none() {
     let logs = Logs::capture();
@@ -70,14 +72,14 @@ async fn one_at_a_time_and_others_are_told() {
     let mut first = open(&mut hand).await.unwrap();
     assert_eq!(open(&mut hand).await.map(drop).unwrap_err(), Reject::Bare);
     assert_eq!(logs.lines_with("fast path refused").len(), 1);
-    // What it has of the pool is not what calls need.
+    // The bare connection takes no pool memory that calls need.
     calls(&world, &serving).await;
     let len = first.longest();
     assert!((4096..1 << 20).contains(&len), "{len} bytes of a pool of 8 MiB");
     first.write(len, 20, 8).await.unwrap();
     first.written(len, 20, 8).await.unwrap();
     first.close();
-    // The next one comes in once the server has seen that.
+    // The next one gets in once the server has noticed the end.
     loop {
         match open(&mut hand).await {
             Ok(mut second) => break second.echo(64, 1, 1).await.unwrap(),
@@ -130,7 +132,8 @@ async fn it_ends_when_the_server_does() {
     serving.ended().await.unwrap();
 }
 
-/// A peer that speaks the protocol of calls over it, and one that measures where calls are served.
+/// One peer speaks the protocol of calls over a bare connection, and one measures over a connection
+/// for calls.
 #[tokio::test]
 async fn a_ticket_is_for_one_kind() {
     let logs = Logs::capture();

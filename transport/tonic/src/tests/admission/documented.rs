@@ -1,4 +1,4 @@
-//! SECURITY.md says of tickets, Offers and log lines what the code does.
+//! Compares SECURITY.md with the code on tickets, Offers and log lines.
 
 use tonic_rdma_memory::LogThrottle;
 use tonic_rdma_source_rules::files;
@@ -10,7 +10,7 @@ use crate::bootstrap::service::{MAX_ANSWER, MAX_FABRICS};
 use crate::bootstrap::tickets::{CAPACITY, LIFETIME};
 use crate::path::peer_text::{DETAIL, SHORT};
 
-/// A number with a comma before each three digits.
+/// Formats a number with a comma before each three digits.
 fn grouped(n: usize) -> String {
     let digits = n.to_string();
     let group = |(at, digit)| match (digits.len() - at) % 3 {

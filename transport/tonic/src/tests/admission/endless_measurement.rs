@@ -1,5 +1,5 @@
-//! A peer that measures over shared memory, where every WRITE is done when it is queued, and asks
-//! for more of them than a server can do while anybody waits (R20).
+//! A peer measures over shared memory, where every WRITE is done when it is queued, and asks for
+//! more of them than a server can do while others wait (R20).
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -36,7 +36,7 @@ async fn measuring(server: SocketAddr, limits: Limits) -> Option<Bare> {
     Some(Bare::open(link, pool, limits).await.unwrap())
 }
 
-/// Serves on a thread of its own, which a hanging server blocks alone.
+/// Serves on its own thread, so that a server that hangs blocks nothing else.
 fn serve() -> (SocketAddr, oneshot::Sender<()>) {
     let (tell, told) = mpsc::channel();
     let (stop, stopped) = oneshot::channel();
@@ -52,8 +52,8 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
     (told.recv_timeout(LIMIT).unwrap(), stop)
 }
 
-/// Another client is answered while the server writes without a pause, and after a peer has asked
-/// for a billion WRITEs at once, which ends its connection.
+/// Another client is answered while the server writes without a pause. It is also answered after a
+/// peer has asked for a billion WRITEs in one request, which ends the peer's connection.
 #[tokio::test]
 async fn others_are_served_while_a_peer_has_endless_writes_made() {
     let (server, _stop) = serve();
@@ -73,7 +73,7 @@ async fn others_are_served_while_a_peer_has_endless_writes_made() {
             () = calls => {}
         }
         peer.close();
-        // The server serves one at a time, and has given up the WRITEs of the first.
+        // The server serves one at a time, and has given up the first one's WRITEs.
         let limits = Limits { requested_writes: u64::MAX, ..Limits::default() };
         let mut peer = loop {
             match measuring(server, limits).await {

@@ -1,4 +1,4 @@
-//! Limits, and a server under a flood: it keeps serving its established clients, and tells the
+//! A server at its limits and under a flood keeps serving its established clients, and tells the
 //! others why it refuses them.
 
 use std::sync::Arc;
@@ -92,7 +92,7 @@ async fn no_more_connections_than_the_limit() {
     moves_to_the_fast_path(third).await;
 }
 
-/// Beyond the limit, connections in the making wait for their turn, and nobody is refused.
+/// Beyond the limit, connections in progress wait for their turn, and none is refused.
 #[tokio::test]
 async fn no_more_handshakes_than_the_limit() {
     let world = World::new();
@@ -103,7 +103,7 @@ async fn no_more_handshakes_than_the_limit() {
     let mut hand = Hand::new(&world, &serving).await;
     let (ticket, addr) = hand.ticket().await;
     {
-        // One client sends a connect request and then stalls: the server waits for it.
+        // One client sends a connect request and then stalls, and the server waits for it.
         let mut half = std::pin::pin!(hand.enter(addr, ticket));
         assert!(futures_util::poll!(half.as_mut()).is_pending());
         let endpoint = world.endpoint(&serving).require_rdma(true).fast_path_timeout(LONG);
@@ -127,7 +127,7 @@ async fn no_more_handshakes_than_the_limit() {
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// One client has no more than a few connections in the making: others have their turn.
+/// One client has only a few connections in progress, so others get their turn.
 #[tokio::test]
 async fn one_client_does_not_take_all_turns() {
     let world = World::new();
@@ -149,8 +149,8 @@ async fn one_client_does_not_take_all_turns() {
     assert_eq!(refused.count(), 30 - HANDSHAKES_AT_ONCE);
 }
 
-/// Who is refused for the moment tries again as long as `connect` waits. With a limit of 0 nobody
-/// gets in, and the error says why.
+/// A client that is refused because of a temporary limit tries again for as long as `connect`
+/// waits. With a limit of 0 no client gets in, and the error says why.
 #[tokio::test]
 async fn a_limit_of_the_moment_is_tried_again_and_one_of_none_is_told() {
     let world = World::new();
@@ -176,7 +176,7 @@ async fn a_flood_of_offers_leaves_channels_alone() {
         let outcome = hand.ask().await;
         assert!(matches!(outcome, Outcome::Grant(_)), "{outcome:?}");
     }
-    // A channel from the flood's address gets in as any other.
+    // A channel from the flood's address gets in like any other.
     let other = world.connect(&serving).await;
     Client::new(other).all_kinds().await;
     served.end().await;
@@ -194,7 +194,7 @@ async fn a_flood_at_the_listener_leaves_channels_alone() {
     let (good, addr) = hand.ticket().await;
     let mut refused = 0;
     for round in 0..50_u8 {
-        // All at once, so that they queue at the server.
+        // All at the same time, so that they queue at the server.
         let strangers = (0..5).map(|n| hand.enter(addr, [round * 5 + n; 16]));
         for rejected in futures_util::future::join_all(strangers).await {
             let rejected = rejected.unwrap_err();
@@ -227,7 +227,7 @@ async fn no_more_tcp_connections_than_the_limit() {
     }
     Client::new(channel).all_kinds().await;
     drop(second);
-    // The slot becomes free when the server has seen the end.
+    // The slot becomes free when the server has noticed the end.
     let mut third = Client::new(stock.connect_lazy());
     while third.say("hello").await.is_err() {
         tokio::task::yield_now().await;
@@ -263,7 +263,7 @@ async fn the_servers_limit_on_headers() {
     let [fast, tcp] = with_headers(&endpoint, 7000, "hello").await;
     assert_eq!(fast, Err(Code::ResourceExhausted));
     tcp.unwrap_err();
-    // Without the setting the limit is the protocol's default.
+    // Without the setting, the limit is the protocol's default.
     let serving = world.serve().await;
     let [fast, _] = with_headers(&world.endpoint(&serving), 50_000, "hello").await;
     assert_eq!(fast, Ok("hello".into()));

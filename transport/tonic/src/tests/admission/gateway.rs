@@ -1,9 +1,9 @@
-//! Offers that do not come directly from their client: through HTTP gateways, translations of
-//! addresses, and transports without addresses.
+//! Offers that do not come directly from their client, but through HTTP gateways, address
+//! translation, and transports without addresses.
 //!
-//! The gateway of these tests speaks HTTP/2 on both sides and lets guests call everything but
-//! `Who`. To the server it is an administrator, by its address and its certificate, and only
-//! administrators may call `Who` there.
+//! These tests' gateway speaks HTTP/2 on both sides and lets guests call everything but `Who`. The
+//! server takes it for an administrator, by its address and certificate, and only administrators
+//! may call `Who` there.
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -71,7 +71,7 @@ struct Running {
 }
 
 impl Running {
-    /// Starts a gateway that connects to the server by `endpoint`, and adds a header.
+    /// Starts a gateway that connects to the server with `endpoint` and adds a header.
     async fn start(endpoint: &Endpoint, adds: Option<(&'static str, &'static str)>) -> Self {
         let TcpChannel { channel, local_addr, .. } =
             endpoint.clone().local_address(Some(GATEWAY)).connect_tcp().await.unwrap();
@@ -167,12 +167,12 @@ async fn a_guest_behind_a_gateway_does_not_get_its_address() {
     let gateway = Running::before(&serving).await;
     let channel = guest(&world, &gateway).await;
     let reason = through_gateway(&channel);
-    // The answer does not reveal the address to state.
+    // The answer does not reveal which address to state.
     assert!(!reason.detail().contains(&GATEWAY.to_string()), "{reason}");
     assert!(!reason.detail().contains(&gateway.end.port().to_string()), "{reason}");
     is_no_administrator(channel.clone()).await;
     assert_eq!(channel.stats().calls_fast, 0);
-    // An administrator that connects directly is one on the fast path, too.
+    // An administrator that connects directly is also one on the fast path.
     let admin = world.endpoint(&serving).local_address(Some(GATEWAY)).connect().await.unwrap();
     assert_eq!(admin.path().path, Path::Sim, "{}", admin.path());
     let who = Client::new(admin).who().await.unwrap();
@@ -247,10 +247,10 @@ async fn a_guess_costs_a_connection_of_the_gateway_and_guesses_run_out() {
         hand.states = Some(SocketAddr::new(GATEWAY, gateway.end.port() ^ 1));
         let wrong = refused(&mut hand).await;
         assert!(wrong.contains("the server sees another"), "{wrong}");
-        // The statement is correct now, but too late.
+        // The statement is now correct, but too late.
         hand.states = Some(gateway.end);
         let late = refused(&mut hand).await;
-        // The same holds for other clients of this gateway.
+        // The same applies to other clients of this gateway.
         let mut other = Hand::to(&world, gateway.addr).await;
         other.states = Some(gateway.end);
         assert_eq!(refused(&mut other).await, late);
@@ -301,8 +301,8 @@ async fn the_doctor_says_what_is_in_between() {
     assert_eq!(offer.reason.as_ref().unwrap().code(), ReasonCode::ThroughGateway);
 }
 
-/// Accepts connections, and opens one to `to` for each from the gateway's address, as a translation
-/// of source addresses does. With `tell`, it sends the client's address first.
+/// Accepts connections, and opens one to `to` for each from the gateway's address, as address
+/// translation does. With `tell`, it sends the client's address first.
 async fn translate(to: SocketAddr, tell: bool) -> (SocketAddr, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -334,7 +334,7 @@ async fn a_translated_source_address_means_tcp() {
     task.abort();
 }
 
-/// A connection whose client's address was sent first, as with the PROXY protocol.
+/// A connection on which the client's address was sent first, as with the PROXY protocol.
 struct Told(TcpStream, SocketAddr);
 
 impl Connected for Told {
@@ -423,7 +423,7 @@ async fn a_connector_of_the_users_own_states_its_end_if_it_makes_tcp_streams() {
             channel.path_changed().await;
         }
     }
-    // A stream of another type does not expose its address.
+    // A stream of another type does not reveal its address.
     let wrapped = tower::service_fn(move |_: http::Uri| async move {
         let io = TcpStream::connect(addr).await?;
         Ok::<_, std::io::Error>(TokioIo::new(tokio::io::BufStream::new(io)))

@@ -1,4 +1,4 @@
-//! Peers do not fill the log, and write no lines of their own into it.
+//! Peers can neither fill the log nor write lines of their own into it.
 
 use std::future::poll_fn;
 
@@ -14,7 +14,8 @@ const CONNECTIONS: usize = 100;
 /// The close code of an internal error.
 const INTERNAL: u32 = 2;
 
-/// The longest text that a CLOSE carries: new lines, an escape of terminals, and a flood.
+/// The longest text that a CLOSE carries, with new lines, a terminal escape, and a flood of
+/// characters.
 fn text() -> Vec<u8> {
     let mut text = b"bye\n2026-01-01T00:00:00Z ERROR forged: all is lost\r\x1b[2J".to_vec();
     text.resize(240, b'x');

@@ -1,5 +1,5 @@
-//! The Offer and the Probe have the bytes of golden/offer.txt, and docs/protocol.md has the fields
-//! of their schema.
+//! Offer and Probe have the bytes in golden/offer.txt, and docs/protocol.md lists their schema's
+//! fields.
 
 use prost::Message;
 use tonic_rdma_source_rules::golden::{Document, Golden};
@@ -19,7 +19,7 @@ fn golden() -> Golden {
     Golden::parse(include_str!("../../../golden/offer.txt"))
 }
 
-/// Every field is set. None is left out by `..`, so a new one does not compile here.
+/// Every field is set, and none is left out by `..`, so a new field does not compile here.
 fn check<M: Message + Default + PartialEq + std::fmt::Debug>(name: &str, message: &M) {
     let golden = golden();
     let case = golden.case(name);
@@ -58,7 +58,7 @@ fn offers_have_their_bytes() {
         fabric_offer::Fabric::Sim(Sim { addresses: vec![address(3)] }),
     ];
     for fabric in &fabrics {
-        // A new fabric does not compile here, and has to be among those above.
+        // A new fabric does not compile here, and must be one of those above.
         match fabric {
             fabric_offer::Fabric::Shm(_)
             | fabric_offer::Fabric::Verbs(_)
@@ -86,7 +86,7 @@ fn offers_have_their_bytes() {
     assert_eq!(golden().names("").len(), 5, "a case that no test looks at");
 }
 
-/// Message, field, number and type of each field of the schema.
+/// Message, field, number and type of each field in the schema.
 fn schema() -> Vec<[String; 4]> {
     let (mut message, mut fields) = ("", Vec::new());
     for line in SCHEMA.lines().map(str::trim) {

@@ -1,4 +1,4 @@
-//! An Offer costs the server little, whatever it asks for and whether its answer is read.
+//! An Offer costs the server little, whatever it asks for and whether or not its answer is read.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, Request};
@@ -83,7 +83,7 @@ impl Hoarder {
         Self { h2, message: message.freeze(), to, held: Vec::new() }
     }
 
-    /// Asks, and returns the status if the answer is nothing else.
+    /// Asks, and returns the status if the answer has nothing else.
     async fn ask(&mut self) -> Option<Code> {
         let request = Request::post(format!("http://{}{OFFER_PATH}", self.to.addr))
             .header("content-type", "application/grpc")
@@ -109,7 +109,7 @@ fn code(headers: &HeaderMap) -> Option<Code> {
 #[tokio::test]
 async fn answers_that_are_not_read_are_few() {
     let world = World::new();
-    // One byte of window has the whole answer produced, and kept by HTTP/2.
+    // With one byte of window, the whole answer is produced and kept by HTTP/2.
     for window in [0, 1] {
         let mut hoarder = Hoarder::new(&world, world.serve().await, window).await;
         for _ in 0..OFFERS_AT_ONCE {
@@ -118,7 +118,7 @@ async fn answers_that_are_not_read_are_few() {
         for _ in 0..40 {
             assert_eq!(hoarder.ask().await, Some(Code::ResourceExhausted));
         }
-        // The limit is of this connection.
+        // The limit applies to this connection.
         world.connect(&hoarder.to).await;
         // Answers that are given up make room.
         hoarder.held.clear();

@@ -1,4 +1,4 @@
-//! Admission to the RDMA port: once per valid ticket.
+//! The RDMA port admits one connection for each valid ticket.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,9 +24,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct Hand<'a> {
     world: &'a World,
     bootstrap: BootstrapClient<tonic::transport::Channel>,
-    /// The local address that it states.
+    /// The local address that the client states.
     pub(crate) states: Option<SocketAddr>,
-    /// Whether it asks for tickets for bare connections.
+    /// Whether the client asks for tickets for bare connections.
     pub(crate) bare: bool,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Hand<'a> {
         Ok(self.connect(addr, private_data).await?.0.private_data)
     }
 
-    /// A connection, and the pool that it is of.
+    /// Connects, and returns the connection and its pool.
     pub(crate) async fn connect(
         &self,
         addr: SocketAddr,
@@ -172,11 +172,11 @@ async fn no_more_tickets_than_the_limit() {
     }
 }
 
-/// Whoever takes all tickets comes from the address of the others here, as all of a host do.
+/// A client takes all tickets from the others' address, as all clients of one host have.
 #[tokio::test]
 async fn all_tickets_in_one_hand_keep_nobody_else_out() {
     let world = World::new();
-    // None expires while a busy machine hands them out.
+    // No ticket expires while a busy machine issues them.
     let mut server = world.builder().tickets(CAPACITY, Duration::from_secs(3600));
     let serving = Serving::start(server.add_service(Echo)).await;
     let mut hoarder = Hand::new(&world, &serving).await;
@@ -185,7 +185,7 @@ async fn all_tickets_in_one_hand_keep_nobody_else_out() {
         let (ticket, addr) = hoarder.ticket().await;
         first.get_or_insert((addr, ticket));
     }
-    // Whose ticket is taken between the Offer and the connection has it still.
+    // A client keeps its ticket if all others are taken between its Offer and its connection.
     let mut slow = Hand::new(&world, &serving).await;
     let (ticket, addr) = slow.ticket().await;
     for _ in 0..100 {

@@ -37,7 +37,7 @@ impl Authority {
         Certificate::from_pem(self.0.pem())
     }
 
-    /// TLS for programs that put it around their connections themselves.
+    /// TLS for programs that add it to their connections themselves.
     fn own_tls(&self, name: &str) -> (TlsAcceptor, TlsConnector) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new([name.to_owned()]).unwrap();
@@ -119,7 +119,7 @@ async fn a_refused_certificate_gets_no_ticket() {
     let (serving, offers) = serve(&world, &authority).await;
     let trusting = || ClientTlsConfig::new().ca_certificate(authority.root());
     for tls in [trusting(), trusting().identity(stranger.identity("mallory"))] {
-        // With TLS 1.3 a client learns of the refusal at its first read.
+        // With TLS 1.3 a client notices the refusal at its first read.
         match endpoint(&world, &serving, tls).connect().await {
             Err(_) => {}
             Ok(channel) => {
@@ -146,7 +146,7 @@ async fn a_server_that_is_not_trusted_is_not_asked() {
 /// Each combination of the server's and the client's consent.
 const AGREED: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
-/// Calls are over a device if both ends have agreed, and over TCP with the reason otherwise.
+/// Calls go over a device if both ends have agreed, and otherwise over TCP with the reason.
 async fn check_path(channel: Channel, server: bool, client: bool) {
     let info = channel.path();
     Client::new(channel).say("hello").await.unwrap();
@@ -156,7 +156,7 @@ async fn check_path(channel: Channel, server: bool, client: bool) {
     assert_eq!(info.path, Path::Tcp);
     let reason = info.reason.unwrap();
     assert_eq!(reason.code(), ReasonCode::NotEncrypted, "{reason}");
-    // The end that has to say more is named, or both.
+    // The reason names the end that has to agree, or both.
     assert_eq!(reason.side(), if server { Side::Local } else { Side::Peer }, "{reason}");
     assert_eq!(reason.detail().contains("Server::plaintext_rdma"), !server, "{reason}");
     assert_eq!(reason.detail().contains("Endpoint::plaintext_rdma"), !client, "{reason}");
@@ -225,7 +225,7 @@ async fn shared_memory_needs_no_consent() {
     Client::new(channel).all_kinds().await;
 }
 
-/// Both ends know TLS that the program itself puts around its connections, by the type of stream.
+/// Both ends recognise TLS that the program itself adds to its connections, by the type of stream.
 #[tokio::test]
 async fn tls_of_the_programs_own_needs_consent_as_well() {
     let (world, authority) = (World::new(), Authority::new());

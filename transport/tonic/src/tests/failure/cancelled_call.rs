@@ -18,8 +18,8 @@ use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::logs::Logs;
 use crate::tests::support::world::{Serving, World};
 
-/// A response body that reports when it is polled, waits, ends, and reports what was logged from
-/// then until it is dropped.
+/// A response body that reports when it is polled, then waits and ends. It reports the log lines
+/// from then until it is dropped.
 struct LateBody {
     polled: UnboundedSender<()>,
     go: Arc<Mutex<Receiver<()>>>,

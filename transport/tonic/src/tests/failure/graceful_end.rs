@@ -1,5 +1,4 @@
-//! A peer that ends without failing a call does not count as lost, whether its runtime or its
-//! process ends.
+//! A peer whose runtime or process ends without failing a call does not count as lost.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -33,7 +32,7 @@ async fn connect(addr: SocketAddr) -> Channel {
     channel
 }
 
-/// Runs `work` on a thread with a runtime of its own, while the server continues here.
+/// Runs `work` on a thread with its own runtime, while the server continues here.
 async fn elsewhere(work: impl FnOnce(Runtime) + Send + 'static) {
     let (tell, done) = oneshot::channel();
     thread::spawn(move || {
@@ -43,18 +42,18 @@ async fn elsewhere(work: impl FnOnce(Runtime) + Send + 'static) {
     timeout(LIMIT, done).await.unwrap().unwrap();
 }
 
-/// Runs a client; once the server has no connection left, it must have reported no loss.
+/// Runs a client. Once the server has no connection left, it must have reported no loss.
 async fn is_no_loss(client: fn(SocketAddr, Runtime)) {
     let logs = Logs::capture();
     let mut builder = server();
     let stats = builder.stats();
     let serving = Serving::start(builder.add_service(Echo)).await;
     let addr = serving.addr;
-    // Exclude what the first connection creates once per process.
+    // Exclude objects that the first connection creates once per process.
     elsewhere(move |runtime| drop(runtime.block_on(connect(addr)))).await;
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let at_rest = || async move {
-        // The server's accept loop and the listener of the fast path.
+        // The server's accept loop, and the fast path's listener.
         while tasks() > 3 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -85,7 +84,7 @@ async fn a_clients_runtime_ends_with_a_call_of_its_own() {
         let channel = runtime.block_on(connect(addr));
         let mut client = Client::new(channel.clone());
         let call = runtime.spawn(async move { client.say("zzz").await });
-        // Wait until the server has received it.
+        // Wait until the server has received the call.
         let served = async {
             while channel.stats().calls_fast < 2 {
                 tokio::task::yield_now().await
@@ -98,7 +97,8 @@ async fn a_clients_runtime_ends_with_a_call_of_its_own() {
     .await;
 }
 
-/// As after exit(2) or a signal: no destructor runs, and the kernel closes the process's resources.
+/// Behaves like exit(2) or a signal: no destructor runs, and the kernel closes the process's
+/// resources.
 #[tokio::test]
 async fn a_clients_process_ends() {
     is_no_loss(|addr, runtime| {

@@ -1,4 +1,4 @@
-//! Two hundred channels lose their server at the same moment, and it returns: they must not all
+//! Two hundred channels lose their server at the same moment, and it returns. They must not all
 //! reconnect at once.
 //!
 //! The test uses a paused clock and pipes instead of sockets, so that the counts do not depend on
@@ -20,11 +20,11 @@ use crate::tests::support::echo::{Client, Echo};
 use crate::{Channel, Context, Endpoint, Error, Path, PoolConfig, Server};
 
 const CHANNELS: usize = 200;
-/// The interval in which attempts are counted: much longer than an attempt, much shorter than a
+/// The interval in which attempts are counted: much longer than an attempt, and much shorter than a
 /// pause.
 const MOMENT: Duration = Duration::from_millis(50);
 /// Maximum number of attempts by all channels in one interval. Spread evenly over the first pause,
-/// it is a quarter, and for some time the second attempts of others are as many again.
+/// it is a quarter. For some time the second attempts of other channels add as many again.
 const MAX: u64 = CHANNELS as u64 / 2;
 
 type Sockets = mpsc::UnboundedSender<io::Result<DuplexStream>>;
@@ -110,7 +110,7 @@ impl Herd {
 #[tokio::test(start_paused = true)]
 async fn two_hundred_channels_are_no_thundering_herd() {
     let net = SimNet::new(SimConfig::default());
-    // Enough control memory for all of them.
+    // Control memory for all channels.
     let pool = PoolConfig::default().total(160 << 20).send(1 << 20).landing(32 << 20);
     let [servers, clients] = [1, 2].map(|n| {
         let device = net.device(format!("sim{n}"), [10, 0, 0, n].into());
@@ -129,15 +129,15 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     }
     assert_eq!((herd.on(Path::Sim), herd.attempts()), (CHANNELS, CHANNELS as u64));
 
-    // All lose it within one interval.
+    // All channels lose the server within one interval.
     serving.end().await;
     assert_eq!(herd.on(Path::Tcp), CHANNELS);
     let first = herd.busiest(Duration::from_secs(1)).await;
     assert!((1..=MAX).contains(&first), "{first} attempts in one moment after the loss");
     let away = herd.busiest(Duration::from_secs(119)).await;
     assert!(away <= MAX, "{away} attempts in one moment while the server was away");
-    // 250 ms, doubling to 30 s: eight pauses end within a minute, and four more within another,
-    // with jitter some more.
+    // Pauses double from 250 ms to 30 s. Eight end within a minute, four more within the next, and
+    // jitter adds some.
     let attempts = (herd.attempts() - CHANNELS as u64) as usize;
     assert!(
         (CHANNELS * 7..=CHANNELS * 20).contains(&attempts),
@@ -145,15 +145,15 @@ async fn two_hundred_channels_are_no_thundering_herd() {
     );
     assert_eq!(herd.call().await, 0);
 
-    // The server returns without any calls: each channel retries when its pause is over.
+    // The server returns without any calls, so each channel retries when its pause is over.
     let serving = Serving::start(&port, Server::builder().context(servers.clone()));
     let before = herd.attempts();
     let back = herd.busiest(Duration::from_secs(31)).await;
     assert!((1..=MAX / 4).contains(&back), "{back} attempts in one moment after the return");
     assert_eq!((herd.on(Path::Sim), herd.attempts() - before), (CHANNELS, CHANNELS as u64));
 
-    // The server is lost and returns once more, and all channels call at once: an answered call
-    // shows that the server is back, so the channels need not wait for their pauses.
+    // The server is lost and returns again, and all channels call at once. An answered call shows
+    // that the server is back, so the channels need not wait for their pauses.
     serving.end().await;
     tokio::time::sleep(Duration::from_secs(120)).await;
     let serving = Serving::start(&port, Server::builder().context(servers.clone()));

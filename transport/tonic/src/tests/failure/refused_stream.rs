@@ -1,4 +1,4 @@
-//! A call over TCP that the server refuses was not processed: it is retried, however much of its
+//! A call over TCP that the server refuses was not processed. It is retried, however much of its
 //! body has been sent.
 
 use std::sync::Mutex;
@@ -23,8 +23,8 @@ use crate::{Channel, Endpoint, Policy};
 /// Number of calls that are refused before one is answered.
 const REFUSED: usize = 3;
 
-/// Refuses calls, each when the first part of its body has arrived, and then echoes. Reports for
-/// each call whether it was refused.
+/// Refuses the first calls, each when the first part of its body has arrived, and echoes later
+/// ones. Reports for each call whether it was refused.
 async fn serve(io: DuplexStream, begun: UnboundedSender<bool>) {
     let mut connection = h2::server::handshake(io).await.unwrap();
     for call in 0.. {

@@ -1,5 +1,5 @@
-//! A path that is gone is noticed, by either side and with any settings; a program's keep-alive
-//! only asks earlier.
+//! Either side notices the loss of a path with any settings. A program's keep-alive only makes it
+//! ask earlier.
 //!
 //! The test uses a paused clock and pipes instead of sockets, as `reconnect_storm` does.
 
@@ -14,15 +14,15 @@ use crate::{Context, Endpoint, Path, ReasonCode, Server};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Who is asked whether the loss has shown.
+/// The side that must notice the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Client,
     Server,
 }
 
-/// When the loss shows on one side, on the clock of the test, after everything has fallen silent:
-/// so long after the last call, with another in flight if it is `busy`.
+/// The time on the test's clock until one side notices the loss, after all traffic has stopped. The
+/// last call ended `rest` before that, and another is in flight if `busy`.
 async fn noticed(side: Side, keep_alive: Option<Duration>, rest: Duration, busy: bool) -> Duration {
     let net = SimNet::new(SimConfig::default());
     let devices = [1, 2].map(|n| net.device(format!("sim{n}"), [10, 0, 0, n].into()));
@@ -31,7 +31,7 @@ async fn noticed(side: Side, keep_alive: Option<Duration>, rest: Duration, busy:
     let mut builder = Server::builder().context(servers);
     let mut endpoint = Endpoint::from_static("http://silence").context(clients);
     if let Some(time) = keep_alive {
-        // Over TCP nothing is frozen, so that the same setting has no effect there.
+        // Nothing is frozen over TCP, so the same setting has no effect there.
         builder = builder.http2_keepalive_interval(Some(time)).http2_keepalive_timeout(Some(time));
         endpoint = endpoint.http2_keep_alive_interval(time).keep_alive_timeout(time);
     }
@@ -69,7 +69,7 @@ async fn noticed(side: Side, keep_alive: Option<Duration>, rest: Duration, busy:
     noticed
 }
 
-/// Timers may be late by a 32nd of their wait, and one of the server's looks every 10 ms.
+/// Timers may be late by a 32nd of their wait, and one of the server's timers checks every 10 ms.
 fn late(time: Duration) -> Duration {
     time + time / 32 + Duration::from_millis(20)
 }
@@ -77,9 +77,9 @@ fn late(time: Duration) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn a_path_that_is_gone_is_noticed_by_either_side() {
     for side in [Side::Client, Side::Server] {
-        // At once, and just after the answer to a probe.
+        // Immediately, and just after the answer to a probe.
         for rest in [Duration::ZERO, Duration::from_millis(1300)] {
-            // A peer that nobody waits for is asked once in two minutes.
+            // A peer that no call waits for is asked once in two minutes.
             for (busy, least, most) in [(true, 2, 5), (false, 60, 126)] {
                 let noticed = noticed(side, None, rest, busy).await;
                 assert!(

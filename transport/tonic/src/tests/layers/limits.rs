@@ -1,4 +1,4 @@
-//! Time and concurrency limits act on both paths alike.
+//! Time and concurrency limits act on both paths in the same way.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};

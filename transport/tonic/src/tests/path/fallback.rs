@@ -1,4 +1,4 @@
-//! Fallback to TCP, its reason, and one log line for it.
+//! The fallback to TCP, its reason, and the one log line about it.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -200,8 +200,8 @@ async fn each_decision_is_logged_once_with_reason_and_cure() {
     );
     assert!(lines[0].contains("cure="), "{lines:?}");
 
-    // By a name that no other test uses: what was told of an origin is known to the process. A
-    // program that connects for each call has one line.
+    // Uses a name that no other test uses, because the process remembers which origins it has
+    // reported. A program that connects for each call gets one line.
     let serving = world.serve().await;
     let origin = format!("http://localhost:{}", serving.addr.port());
     for _ in 0..3 {
@@ -219,7 +219,7 @@ async fn each_decision_is_logged_once_with_reason_and_cure() {
 async fn nothing_is_left_running_when_the_last_clone_is_dropped() {
     let world = World::new();
     let serving = world.serve().await;
-    // Exclude what the first connection creates once per process.
+    // Exclude objects that the first connection creates once per process.
     drop(world.connect(&serving).await);
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let settled = |limit: usize| async move {
@@ -227,7 +227,7 @@ async fn nothing_is_left_running_when_the_last_clone_is_dropped() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    // The server's accept loop and the listener of the fast path.
+    // The server's accept loop, and the fast path's listener.
     let idle = 3;
     settled(idle).await;
     for endpoint in [world.endpoint(&serving), world.endpoint(&serving).policy(Policy::Off)] {

@@ -50,7 +50,7 @@ async fn without_a_fast_path_at_either_end() {
     Client::new(channel).all_kinds().await;
 }
 
-/// A program that uses the fast path and has a stub that makes tonic's own channel.
+/// A program uses the fast path, and also has a stub with tonic's own channel.
 #[tokio::test]
 async fn a_stock_channel_beside_a_fast_one_is_warned_of_once() {
     let world = World::new();

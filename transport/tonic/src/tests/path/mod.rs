@@ -1,4 +1,4 @@
-//! The path of calls: fast path, TCP, stock tonic at either end.
+//! The paths of calls: fast path, TCP, and stock tonic at either end.
 
 mod fallback;
 mod fast;

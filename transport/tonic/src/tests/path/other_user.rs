@@ -1,4 +1,4 @@
-//! Memory is not shared with every user. A refused user is told the cause and its cure.
+//! Memory is not shared with every user. A refused user learns the cause and its cure.
 
 use std::thread::{self, JoinHandle};
 
@@ -24,7 +24,7 @@ enum Refuses {
     Client,
 }
 
-/// Every end admits root, so if the tests run as root, the end to be refused runs as another user.
+/// Every end admits root. So if the tests run as root, the end to be refused runs as another user.
 fn user(is_refused: bool) -> Option<u32> {
     (is_refused && own() == 0).then_some(OTHER)
 }
@@ -38,7 +38,7 @@ fn access(refuses: bool) -> ShmAccess {
     }
 }
 
-/// Runs on a thread with a runtime of its own, as this user.
+/// Runs on a thread with its own runtime, as this user.
 fn on_thread<T: Send + 'static>(
     user: Option<u32>,
     work: impl AsyncFnOnce() -> T + Send + 'static,
@@ -52,7 +52,7 @@ fn on_thread<T: Send + 'static>(
     })
 }
 
-/// What was reported.
+/// The lines that were logged.
 struct Said {
     reason: Reason,
     client: Vec<String>,
@@ -77,7 +77,7 @@ fn said(refuses: Refuses) -> Said {
     let addr = told.recv().unwrap();
     let client = on_thread(user(refuses == Refuses::Server), async move || {
         let logs = Logs::capture();
-        // Without a device, as on most hosts, RDMA has a reason of its own.
+        // Without a device, as on most hosts, RDMA has its own reason.
         let endpoint =
             endpoint(addr).context(clients).fabrics([FabricKind::Shm, FabricKind::Verbs]);
         let channel = endpoint.connect().await.unwrap();

@@ -1,5 +1,5 @@
-//! An Offer that names several places, some of which are another server's: private networks use the
-//! same addresses.
+//! An Offer names several places, some of which belong to another server, because private networks
+//! use the same addresses.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ use crate::tests::support::echo::{Client, Echo};
 use crate::tests::support::world::{Serving, World, endpoint};
 use crate::{Path, ReasonCode, Server};
 
-/// Has the Offers of a service name other places, too.
+/// Makes a service's Offers name additional places.
 #[derive(Clone)]
 enum Named {
     Before(pb::Address),

@@ -52,7 +52,7 @@ impl Rails {
         endpoint.policy(Policy::Require).fast_path_timeout(Duration::from_secs(10))
     }
 
-    /// A channel that has a connection on each rail, and a client of it.
+    /// A channel that has a connection on each rail, and a client that uses it.
     async fn all(&self) -> (Channel, Client<Channel>) {
         self.all_of(self.endpoint()).await
     }
@@ -87,7 +87,7 @@ async fn bulk(client: &mut Client<Channel>) {
     assert_eq!(client.say(&text).await.unwrap(), text);
 }
 
-/// A call of the method that has transferred bulk, which gets no answer.
+/// A call of the method that has transferred bulk. It gets no answer.
 struct Held(std::pin::Pin<Box<dyn Future<Output = Result<String, Status>> + Send>>);
 
 impl Held {
@@ -168,7 +168,7 @@ async fn a_lost_rail_costs_its_own_calls_and_comes_back() {
     .await;
     let Poll::Ready(Err(status)) = ended else { panic!("{ended:?}") };
     assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
-    // Policy::Require: over TCP each would fail.
+    // With Policy::Require, each would fail over TCP.
     for _ in 0..20 {
         assert_ne!(device_of_small(&mut client).await, first);
         bulk(&mut client).await;
@@ -176,7 +176,7 @@ async fn a_lost_rail_costs_its_own_calls_and_comes_back() {
     assert!(on_second.poll().is_pending(), "the other rail's call goes on");
     assert_eq!(channel.path().path, Path::Sim);
     lost.lose_connects(false);
-    // As soon as calls overlap, which they do with the one that is held.
+    // Now, because calls overlap with the one that is held.
     until(|| async {
         bulk(&mut client.clone()).await;
         channel.stats().connections == 3
@@ -194,7 +194,7 @@ async fn the_first_of_three_rails_is_replaced_and_a_lost_further_one_takes_no_ot
     let device = |name: &str| rails.server.iter().find(|device| device.name() == name).unwrap();
     let first = device_of_small(&mut client).await;
     let _held = [Held::begin(&client), Held::begin(&client), Held::begin(&client)];
-    // A further one, and then the first.
+    // First a further connection, then the first one.
     let further = rails.server.iter().find(|device| device.name() != first).unwrap();
     for (number, lost) in [(1, further), (2, device(&first))] {
         lost.lose_connects(true);
@@ -214,14 +214,14 @@ async fn the_first_of_three_rails_is_replaced_and_a_lost_further_one_takes_no_ot
     );
 }
 
-/// A call that waits for a free stream, and was not sent, is no call in flight.
+/// A call that waits for a free stream was not sent, so it does not count as in flight.
 #[tokio::test]
 async fn a_call_that_was_not_sent_moves_to_another_rail_and_not_to_tcp() {
     let rails = Rails::with_server(2, Server::builder().max_concurrent_streams(4)).await;
     let (channel, mut client) = rails.all_of(rails.endpoint().policy(Policy::Auto)).await;
     let first = device_of_small(&mut client).await;
     let mut held: Vec<_> = (0..8).map(|_| Held::begin(&client)).collect();
-    // Every other one is on the second rail.
+    // Every second one is on the second rail.
     let mut number = 0;
     held.retain(|_| {
         number += 1;
@@ -243,7 +243,7 @@ async fn a_call_that_was_not_sent_moves_to_another_rail_and_not_to_tcp() {
     );
 }
 
-/// A rail that does not work is tried again while there is use for it, and else left alone.
+/// A rail that does not work is tried again while it is needed, and otherwise left alone.
 #[tokio::test]
 async fn a_rail_that_never_works_is_not_tried_without_need() {
     let rails = Rails::new().await;
@@ -298,8 +298,8 @@ async fn a_client_of_one_device_takes_turns_at_those_of_the_server() {
     assert_eq!(on, ["s0", "s1", "s0", "s1"]);
 }
 
-/// The server accepts by its first device, and the client does not learn of it. The ticket is spent
-/// then, and the next rail needs another.
+/// The server accepts over its first device, and the client does not learn of it. The ticket is
+/// then spent, and the next rail needs another.
 #[tokio::test]
 async fn an_answer_that_is_lost_costs_no_other_rail() {
     let rails = Rails::new().await;

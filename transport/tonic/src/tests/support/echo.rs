@@ -20,11 +20,11 @@ type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + 
 
 /// | method | kind | answer |
 /// |---|---|---|
-/// | Say | unary | the request's text; a leading `!`: a status with the text; `zzz`: no answer; `?`: the server's device |
+/// | Say | unary | the request's text, except: a leading `!` gives a status with the text, `zzz` no answer, and `?` the server's device |
 /// | Split | server streaming | its words |
 /// | Join | client streaming | the words, joined |
 /// | Chat | bidirectional | each word in upper case |
-/// | Who | unary | what the handler knows about the caller |
+/// | Who | unary | the handler's facts about the caller |
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Echo;
 
@@ -145,7 +145,7 @@ where
         self.unary("/test.Echo/Who", tonic::Request::new(String::new())).await
     }
 
-    /// One call of each kind, checked.
+    /// Makes one call of each kind, and checks it.
     pub(crate) async fn all_kinds(&mut self) {
         assert_eq!(self.say("hello").await.unwrap(), "hello");
         let status = self.say("!no").await.unwrap_err();

@@ -1,8 +1,8 @@
-//! Captures what is logged on this thread during a test.
+//! Captures the log lines of this thread during a test.
 //!
 //! One subscriber serves the whole test program and passes each line to the thread that logged it.
-//! With separate subscribers, threads would disable each other's log lines, because the `tracing`
-//! crate caches for all threads whether a line is enabled.
+//! Separate subscribers would disable each other's log lines, because the `tracing` crate caches
+//! for all threads whether a line is enabled.
 
 use std::cell::RefCell;
 use std::io;

@@ -40,7 +40,7 @@ impl World {
         }
     }
 
-    /// The context of one more host.
+    /// The context of an additional host.
     pub(crate) fn another(&self) -> Context {
         context(&self.net.device("sim-other", [10, 0, 0, 3].into()))
     }
@@ -50,7 +50,7 @@ impl World {
         Server::builder().context(self.server_context.clone())
     }
 
-    /// Serves [`Echo`] with it.
+    /// Serves [`Echo`] with that builder.
     pub(crate) async fn serve(&self) -> Serving {
         Serving::start(self.builder().add_service(Echo)).await
     }
@@ -104,7 +104,7 @@ impl Serving {
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let signal = Box::new(Box::pin(async move {
-            // Dropped without a signal: continue.
+            // Dropped without a signal, so continue.
             if stopped.await.is_err() {
                 std::future::pending().await
             }
