@@ -1,4 +1,4 @@
-//! Settings.
+//! Settings of the generated code.
 
 use std::io;
 use std::path::Path;
@@ -8,18 +8,18 @@ use prost_types::FileDescriptorSet;
 
 use crate::channel::Generator;
 
-/// The settings of the generated code. Made by [`configure`](crate::configure), or from a
+/// The settings of the generated code. Create it with [`configure`](crate::configure), or from a
 /// [`tonic_prost_build::Builder`].
 ///
-/// The methods are those of [`tonic_prost_build::Builder`], which has their documentation.
+/// The methods are those of [`tonic_prost_build::Builder`], where they are documented.
 #[derive(Clone, Debug)]
 pub struct Builder {
     tonic: tonic_prost_build::Builder,
-    /// Whether `bytes` was called: what it names is all then.
+    /// Whether `bytes` was called. If so, only the fields that it names are `Bytes`.
     bytes_named: bool,
 }
 
-/// Defines methods that set the same of tonic-prost-build's builder.
+/// Defines methods that forward to tonic-prost-build's builder.
 macro_rules! passed_through {
     ($($name:ident $([$($generic:ident: $bound:path),*])? ($($argument:ident: $of:ty),*);)*) => {
         impl Builder {
@@ -30,7 +30,7 @@ macro_rules! passed_through {
                 }
             )*
 
-            /// The methods that pass through, for a test that compares them.
+            /// The names of the forwarded methods, for a test that compares them.
             #[doc(hidden)]
             pub const PASSED_THROUGH: &[&str] = &[$(stringify!($name)),*];
         }
@@ -69,29 +69,29 @@ passed_through! {
 }
 
 impl From<tonic_prost_build::Builder> for Builder {
-    /// Keeps what was set, but for the codec: name another one by
-    /// [`codec_path`](Builder::codec_path) of the result.
+    /// Keeps all settings except the codec. To use another codec, call
+    /// [`codec_path`](Builder::codec_path) on the result.
     fn from(tonic: tonic_prost_build::Builder) -> Self {
         Builder { tonic: tonic.codec_path(crate::CODEC), bytes_named: false }
     }
 }
 
 impl Builder {
-    /// Only the `bytes` fields that match one of these paths are `Bytes`, as by
-    /// [`tonic_prost_build::Builder::bytes`]; the others are `Vec<u8>`, which are copied. Without a
+    /// Only the `bytes` fields that match one of these paths are `Bytes`, as with
+    /// [`tonic_prost_build::Builder::bytes`]. The others are `Vec<u8>`, which are copied. Without a
     /// call, all are `Bytes`.
     pub fn bytes<P: AsRef<str>>(self, path: P) -> Self {
         Builder { tonic: self.tonic.bytes(path), bytes_named: true }
     }
 
-    /// All `bytes` fields are `Vec<u8>`, as those of tonic-prost-build, so that code compiles which
-    /// has such messages already. They are copied, once more at each end than `Bytes` would be: go
-    /// on from here field by field, with [`bytes`](Self::bytes).
+    /// All `bytes` fields are `Vec<u8>`, as with tonic-prost-build, so that existing code with such
+    /// messages compiles. They are copied once more at each end than `Bytes` would be. From here,
+    /// convert field by field with [`bytes`](Self::bytes).
     pub fn bytes_as_vec(self) -> Self {
         Builder { bytes_named: true, ..self }
     }
 
-    /// The same as [`tonic_prost_build::Builder::disable_comments`].
+    /// Like [`tonic_prost_build::Builder::disable_comments`].
     pub fn disable_comments<I, S>(self, path: I) -> Self
     where
         I: IntoIterator<Item = S>,
@@ -100,7 +100,7 @@ impl Builder {
         Builder { tonic: self.tonic.disable_comments(path), ..self }
     }
 
-    /// The same as [`tonic_prost_build::Builder::skip_debug`].
+    /// Like [`tonic_prost_build::Builder::skip_debug`].
     pub fn skip_debug<I, S>(self, paths: I) -> Self
     where
         I: IntoIterator<Item = S>,
@@ -112,15 +112,16 @@ impl Builder {
     /// Compiles `.proto` files with protoc and generates their stubs.
     ///
     /// # Errors
-    /// If protoc is missing or refuses a file, and if the code cannot be written.
+    /// Protoc is missing or refuses a file, or the code cannot be written.
     pub fn compile_protos<P: AsRef<Path>>(self, protos: &[P], includes: &[P]) -> io::Result<()> {
         self.compile_with_config(Config::new(), protos, includes)
     }
 
-    /// The same, with more settings of prost. A service generator of `config` is not used.
+    /// Like [`compile_protos`](Self::compile_protos), with more settings of prost. A service
+    /// generator in `config` is not used.
     ///
     /// # Errors
-    /// As [`compile_protos`](Self::compile_protos).
+    /// The errors of [`compile_protos`](Self::compile_protos).
     pub fn compile_with_config<P: AsRef<Path>>(
         self,
         mut config: Config,
@@ -133,15 +134,16 @@ impl Builder {
     /// Generates the stubs of compiled descriptors.
     ///
     /// # Errors
-    /// If the code cannot be generated or written.
+    /// The code cannot be generated or written.
     pub fn compile_fds(self, fds: FileDescriptorSet) -> io::Result<()> {
         self.compile_fds_with_config(fds, Config::new())
     }
 
-    /// The same, with more settings of prost. A service generator of `config` is not used.
+    /// Like [`compile_fds`](Self::compile_fds), with more settings of prost. A service generator in
+    /// `config` is not used.
     ///
     /// # Errors
-    /// As [`compile_fds`](Self::compile_fds).
+    /// The errors of [`compile_fds`](Self::compile_fds).
     pub fn compile_fds_with_config(
         self,
         fds: FileDescriptorSet,
@@ -150,18 +152,17 @@ impl Builder {
         self.messages(&mut config).compile_fds_with_config(fds, config)
     }
 
-    /// Turns the builder into a generator of services for
-    /// [`prost_build::Config::service_generator`].
+    /// Turns the builder into a service generator for [`prost_build::Config::service_generator`].
     pub fn service_generator(self) -> Box<dyn prost_build::ServiceGenerator> {
         Box::new(Generator { inner: self.tonic.service_generator() })
     }
 
-    /// Adds the services to `config`, and returns the builder of the messages.
+    /// Adds the services to `config`, and returns the builder for the messages.
     fn messages(self, config: &mut Config) -> tonic_prost_build::Builder {
         let bytes_named = self.bytes_named;
         let messages = self.tonic.clone();
         config.service_generator(self.service_generator());
-        // A builder that generates neither leaves the generator of `config` in its place.
+        // A builder that generates neither keeps the generator in `config`.
         let messages = messages.build_client(false).build_server(false);
         if bytes_named { messages } else { messages.bytes(".") }
     }

@@ -1,10 +1,10 @@
-//! Clients that connect by tonic-rdma.
+//! Generates clients that connect with tonic-rdma.
 
 use prost_build::{Service, ServiceGenerator};
 use syn::visit_mut::{self, VisitMut};
 use syn::{Path, parse_quote};
 
-/// Generates what `inner` generates, with `tonic_rdma` in place of `tonic::transport`.
+/// Generates the code of `inner`, with `tonic_rdma` instead of `tonic::transport`.
 pub(crate) struct Generator {
     pub(crate) inner: Box<dyn ServiceGenerator>,
 }
@@ -13,7 +13,7 @@ impl ServiceGenerator for Generator {
     fn generate(&mut self, service: Service, buf: &mut String) {
         let mut code = String::new();
         self.inner.generate(service, &mut code);
-        // Code that does not parse is left to the compiler, which reports the place.
+        // Code that does not parse is left to the compiler, which reports the position.
         match syn::parse_file(&code) {
             Ok(mut file) => {
                 Transport.visit_file_mut(&mut file);
@@ -32,7 +32,7 @@ impl ServiceGenerator for Generator {
     }
 }
 
-/// Replaces the paths `tonic::transport::..` of `connect`: the channel, the endpoint and the error.
+/// Replaces the paths `tonic::transport::..` in `connect`: the channel, the endpoint and the error.
 struct Transport;
 
 impl VisitMut for Transport {

@@ -1,10 +1,10 @@
 //! Stubs for tonic-rdma, generated in `build.rs`.
 //!
 //! tonic-prost-build does the work, and this crate changes three of its choices. The stubs use
-//! `tonic_rdma::codec::ProstCodec`, which does not copy `bytes` fields. These fields are `Bytes`.
-//! The clients' `connect` makes a `tonic_rdma::Channel`, where that of tonic-prost-build stays on
-//! TCP. The methods of [`Builder`] are those of [`tonic_prost_build::Builder`], and set everything
-//! else.
+//! `tonic_rdma::codec::ProstCodec`, which does not copy `bytes` fields. These fields have the type
+//! `Bytes`. The clients' `connect` makes a `tonic_rdma::Channel`, whereas that of tonic-prost-build
+//! stays on TCP. The methods of [`Builder`] are those of [`tonic_prost_build::Builder`], and set
+//! everything else.
 //!
 //! ```no_run
 //! fn main() -> std::io::Result<()> {
@@ -12,8 +12,8 @@
 //! }
 //! ```
 //!
-//! The generated code names the crates `tonic`, `prost` and `tonic_rdma`: a package that includes
-//! it depends on these.
+//! The generated code uses the crates `tonic`, `prost` and `tonic_rdma`, so a package that includes
+//! it must depend on them.
 
 mod builder;
 mod channel;
@@ -31,13 +31,14 @@ pub fn configure() -> Builder {
     Builder::from(tonic_prost_build::configure())
 }
 
-/// Generates the stubs of one `.proto` file into `OUT_DIR`. It may import files of its own folder.
+/// Generates the stubs of one `.proto` file into `OUT_DIR`. It may import files from its own
+/// folder.
 ///
 /// # Errors
-/// If protoc is missing or refuses the file. [`compile_fds`] needs no protoc.
+/// Protoc is missing or refuses the file. [`compile_fds`] needs no protoc.
 pub fn compile_protos(proto: impl AsRef<Path>) -> io::Result<()> {
     let proto = proto.as_ref();
-    // As tonic-prost-build: an empty parent is the current folder.
+    // As in tonic-prost-build, an empty parent is the current folder.
     let folder = match proto.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
@@ -45,11 +46,11 @@ pub fn compile_protos(proto: impl AsRef<Path>) -> io::Result<()> {
     configure().compile_protos(&[proto], &[folder])
 }
 
-/// Generates the stubs of descriptors into `OUT_DIR`: of protox for example, which compiles
-/// `.proto` files without protoc.
+/// Generates the stubs of descriptors into `OUT_DIR`. Descriptors come for example from protox,
+/// which compiles `.proto` files without protoc.
 ///
 /// # Errors
-/// If the code cannot be generated or written.
+/// The code cannot be generated or written.
 pub fn compile_fds(fds: prost_types::FileDescriptorSet) -> io::Result<()> {
     configure().compile_fds(fds)
 }

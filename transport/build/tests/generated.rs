@@ -1,5 +1,5 @@
-//! The generated code differs from tonic-prost-build's in the codec, the channel and the type of
-//! `bytes` fields, and in nothing else.
+//! The generated code differs from tonic-prost-build's only in the codec, the channel and the type
+//! of `bytes` fields.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -56,7 +56,7 @@ fn three_things_differ() {
     assert_eq!(tokens(&ours), tokens(&theirs));
     assert!(ours.contains("pub async fn connect<D>"), "{ours}");
     assert!(ours.contains("impl StoreClient<::tonic_rdma::Channel>"), "{ours}");
-    // Comments are the user's.
+    // Comments are the user's own, and stay.
     assert!(ours.contains("not of tonic::transport::Channel"), "{ours}");
 }
 
@@ -102,7 +102,7 @@ fn settings_of_prost_are_kept() {
     assert!(code.contains("::tonic_rdma::Channel"), "{code}");
 }
 
-/// Fails when tonic-prost-build gets a setting that this crate does not have.
+/// Fails if tonic-prost-build has a setting that this crate lacks.
 #[test]
 fn every_setting_of_tonic_prost_build_is_there() {
     const OWN: &[&str] = &[
