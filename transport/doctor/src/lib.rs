@@ -1,9 +1,8 @@
-//! The reasons why gRPC calls do not use RDMA, and their cures: the result of
-//! [`diagnose`](tonic_rdma::diagnose()) as text for people and as JSON for scripts.
+//! Prints why gRPC calls do not use RDMA, and how to fix it: the result of
+//! [`diagnose`](tonic_rdma::diagnose()), as text for people and as JSON for scripts.
 //!
-//! [`Report`] is a diagnosis that can be printed. The program `tonic-rdma-doctor` of this package
-//! makes the diagnosis of a host and of the path to a server. A server or client that runs prints
-//! its own:
+//! [`Report`] is a diagnosis that can be printed. This package's program `tonic-rdma-doctor`
+//! diagnoses a host and the path to a server. A running server or client prints its own diagnosis:
 //!
 //! ```no_run
 //! # async fn run() -> Result<(), tonic_rdma::Error> {
@@ -30,9 +29,9 @@ use std::fmt;
 pub use text::{ByteSize, Escaped};
 use tonic_rdma::Diagnosis;
 
-/// A diagnosis that can be printed. [`Display`](fmt::Display) is the text for people: tables of
-/// what was examined, what is in the way with the commands that fix it, and the verdict in the last
-/// line. Text from files and peers is [`Escaped`].
+/// A diagnosis that can be printed. [`Display`](fmt::Display) is the text for people: tables of the
+/// examined parts, the problems with the commands that fix them, and the verdict in the last line.
+/// Text from files and peers is [`Escaped`].
 #[derive(Debug, Clone, Copy)]
 pub struct Report<'a> {
     found: &'a Diagnosis,
@@ -43,29 +42,31 @@ impl<'a> Report<'a> {
     /// [`exit_code`](Report::exit_code) of a diagnosis that could not be made or written.
     pub const UNKNOWN: u8 = 2;
 
-    /// A report whose tables are as wide as the terminal behind stdout, or 120 columns without one.
+    /// A report whose tables are as wide as the terminal behind stdout, or 120 columns without a
+    /// terminal.
     pub fn new(found: &'a Diagnosis) -> Self {
         Report { found, width: page::fitting(page::terminal_width()) }
     }
 
-    /// Set the width of tables in columns, 60 to 120; other values are clamped. The default is that
-    /// of the terminal.
+    /// Set the width of tables in columns. It is clamped to 60 to 120, and the terminal's width is
+    /// the default.
     pub fn width(self, columns: u16) -> Self {
         Report { width: page::fitting(Some(columns)), ..self }
     }
 
-    /// The diagnosis as one line of JSON. Fields have the names of [`Diagnosis`]; later versions
-    /// may add fields.
+    /// The diagnosis as one line of JSON. Its fields have the names of [`Diagnosis`]. Later
+    /// versions may add fields.
     ///
     /// # Errors
     ///
-    /// None is known: all fields of a diagnosis have a form in JSON.
+    /// No error is known, because all fields of a diagnosis have a JSON form.
     pub fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string(self.found)
     }
 
-    /// The exit code of a program whose result is this diagnosis. 0 if RDMA would be used, or with
-    /// a peer, shared memory. 1 if not. [`UNKNOWN`](Report::UNKNOWN) if the peer did not answer.
+    /// The exit code of a program with this diagnosis as its result. 0 if calls would use RDMA or,
+    /// with a peer, shared memory. 1 if they would not. [`UNKNOWN`](Report::UNKNOWN) if the peer
+    /// did not answer.
     pub fn exit_code(&self) -> u8 {
         match (&self.found.peer, self.found.rdma) {
             (Some(peer), _) if peer.error.is_some() => Self::UNKNOWN,

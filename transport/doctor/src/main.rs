@@ -1,4 +1,4 @@
-//! `tonic-rdma-doctor`: whether calls of this host would use RDMA, and if not, why.
+//! `tonic-rdma-doctor` tells whether this host's calls would use RDMA, and otherwise why not.
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
@@ -34,13 +34,13 @@ struct Args {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // An interrupted diagnosis has not said no.
+    // An interrupted diagnosis is not a negative result.
     let done = tokio::select! {
         done = run(Args::parse()) => done,
         _ = tokio::signal::ctrl_c() => Err("interrupted".to_owned()),
     };
     ExitCode::from(done.unwrap_or_else(|why| {
-        // If stderr is closed, the exit code is all that remains.
+        // If stderr is closed, only the exit code is left.
         let _ = writeln!(io::stderr(), "tonic-rdma-doctor: {why}");
         Report::UNKNOWN
     }))
@@ -60,7 +60,7 @@ async fn run(args: Args) -> Result<u8, String> {
     };
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        // A closed pipe (`tonic-rdma-doctor | head`) is not an error; a full disk is.
+        // A closed pipe (`tonic-rdma-doctor | head`) is not an error, but a full disk is.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             return Err(format!("cannot write to stdout: {error}"));
         }
@@ -76,7 +76,7 @@ async fn run(args: Args) -> Result<u8, String> {
     Ok(report.exit_code())
 }
 
-/// The endpoint of a server's address, with or without `http://`.
+/// The endpoint for a server's address, with or without `http://`.
 fn endpoint(server: &str) -> Result<Endpoint, String> {
     let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let wrong = |why: &str| {

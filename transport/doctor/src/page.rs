@@ -11,7 +11,7 @@ use crate::text::{ByteSize, Escaped};
 /// Minimum and maximum width of a table in columns.
 const NARROWEST: u16 = 60;
 const WIDEST: u16 = 120;
-/// Maximum number of characters of a text that are shown.
+/// Maximum number of characters shown of a text.
 const LONGEST: usize = 4000;
 
 /// Columns of the terminal behind stdout.
@@ -20,13 +20,13 @@ pub(crate) fn terminal_width() -> Option<u16> {
         .map(|(terminal_size::Width(columns), _)| columns)
 }
 
-/// Width of a table in columns: that of the terminal, clamped, so that the terminal does not wrap
-/// its lines.
+/// Width of a table in columns: the terminal's, clamped, so that the terminal does not wrap its
+/// lines.
 pub(crate) fn fitting(columns: Option<u16>) -> u16 {
     columns.filter(|columns| *columns > 0).unwrap_or(WIDEST).clamp(NARROWEST, WIDEST)
 }
 
-/// The report while it is written.
+/// The report while it is being written.
 pub(crate) struct Page<'a> {
     pub(crate) out: &'a mut dyn fmt::Write,
     pub(crate) width: u16,
@@ -72,8 +72,8 @@ impl Page<'_> {
     }
 }
 
-/// Escapes control characters in text that may come from a file, a peer or the environment. Every
-/// command and reason fits into the limit; only a peer sends longer text.
+/// Escapes control characters in text that may come from a file, a peer or the environment, and
+/// limits its length. Every command and reason fits, and only a peer sends longer text.
 pub(crate) fn shown(text: impl AsRef<str>) -> String {
     let text = text.as_ref();
     let end = text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at);

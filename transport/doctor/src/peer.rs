@@ -1,4 +1,4 @@
-//! Human-readable form of what was found about a server.
+//! Prints the results for a server.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use tonic_rdma::diagnose::{Bare, Direction, Measured, Peer, Rates};
 
 use crate::page::{Page, align, reason, shown, size};
 
-/// Prints the steps to it, and what was measured.
+/// Prints the steps to the server, and the measurements.
 pub(crate) fn print(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
     let mut table = page.table(["Peer", &shown(&peer.uri)]);
     for offered in &peer.offered {
@@ -98,7 +98,7 @@ fn mib_s(rates: &Rates, per_s: f64) -> f64 {
     per_s * f64::from(rates.bytes) / f64::from(1 << 20)
 }
 
-/// Which layer costs how much, and how much of the link is used.
+/// Prints how much each layer costs, and how much of the link is used.
 fn layers(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
     let bulk = |rates: &&Rates| rates.direction != Direction::Both;
     let longest = peer.rates.iter().filter(bulk).map(|rates| rates.bytes).max();

@@ -1,4 +1,4 @@
-//! Human-readable form of a diagnosis.
+//! Prints a diagnosis for people.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use tonic_rdma::diagnose::{
 use crate::page::{Page, list, or_dash, shown, size};
 use crate::{page, peer};
 
-/// Maximum number of GIDs shown per port. Adapters have long tables, whose later entries resemble
+/// Maximum number of GIDs shown per port. Adapters have long tables, whose later entries are like
 /// the first ones.
 const GIDS: usize = 16;
 
-/// Prints what was examined, what prevents RDMA, and the verdict.
+/// Prints the examined parts, the problems that prevent RDMA, and the verdict.
 pub(crate) fn print(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     system(page, found)?;
     kernel(page, found)?;
@@ -42,7 +42,7 @@ pub(crate) fn print(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     verdict(page, found)
 }
 
-/// Adds hints about the program's own code, which no examination of a host can find.
+/// Adds hints about the program's own code, which the examination of a host cannot find.
 fn own_code(page: &mut Page<'_>) -> fmt::Result {
     page.line(format_args!(
         "\nA program that stays on TCP all the same makes tonic's own channel. Look in its code for\n  \

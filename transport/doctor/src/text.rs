@@ -1,9 +1,9 @@
-//! Text and sizes as a terminal shows them.
+//! Formats text and sizes for a terminal.
 
 use std::fmt;
 
-/// Text from a file, a peer or the environment, for one line of a terminal: control characters and
-/// characters that turn the direction of text are escaped.
+/// Text from a file, a peer or the environment, made safe for one line of a terminal. Control
+/// characters are escaped, and so are characters that change the direction of text.
 #[derive(Debug, Clone, Copy)]
 pub struct Escaped<'a>(pub &'a str);
 

@@ -1,4 +1,4 @@
-//! The program on any machine: its exit codes agree with what it says, and a wrong input is named.
+//! Runs the program on any machine. Its exit codes agree with its output, and it names wrong input.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ fn stdout(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).unwrap()
 }
 
-/// Requires exit code 2, and one line on stderr that says each of `parts`.
+/// Requires exit code 2, and one line on stderr that contains each of `parts`.
 fn unknown(output: &Output, parts: &[&str]) {
     let text = std::str::from_utf8(&output.stderr).unwrap();
     assert_eq!((output.status.code(), text.lines().count()), (Some(2), 1), "{text}");
