@@ -1,5 +1,5 @@
-//! Tells the build script of tonic-rdma that this stands in place of tonic's crate, and whose codec
-//! it has.
+//! Tells tonic-rdma's build script that this crate replaces tonic's, and which version's codec it
+//! has.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

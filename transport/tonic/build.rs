@@ -1,10 +1,11 @@
-//! Whose tonic-prost this program has: tonic's, or the one in its place (transport/tonic-prost).
+//! Finds out which tonic-prost this program has: tonic's, or the replacement in
+//! transport/tonic-prost.
 
 use std::env;
 
-/// What the one in its place says of itself: the version of tonic-rdma that it belongs to.
+/// Set by the replacement, to the version of tonic-rdma that it belongs to.
 const OF: &str = "DEP_TONIC_PROST_OF_TONIC_RDMA";
-/// Set to `patched` by those who want to hear of it where it is tonic's.
+/// A user sets this to `patched` to make the build fail if tonic-prost is tonic's.
 const WANTED: &str = "TONIC_RDMA_TONIC_PROST";
 
 const PATCH: &str = "in the Cargo.toml of the workspace write [patch.crates-io] tonic-prost = { path or git of tonic-rdma's transport/tonic-prost }, and run: cargo update -p tonic-prost";

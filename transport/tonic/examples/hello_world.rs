@@ -1,8 +1,8 @@
-//! Hello world both ways: a client and a server of tonic-rdma, and each of them with stock tonic at
-//! the other end.
+//! Hello world in both directions: a client and a server of tonic-rdma, and each of them with stock
+//! tonic at the other end.
 //!
-//! `cargo run -p tonic-rdma --example hello_world` runs all of it in one process. To run it as two,
-//! on one host or on hosts with an RDMA network between them:
+//! `cargo run -p tonic-rdma --example hello_world` runs everything in one process. To run it as two
+//! processes, on one host or on hosts with an RDMA network between them:
 //!
 //! ```text
 //! hello_world server 10.0.0.1:50051

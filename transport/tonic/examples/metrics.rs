@@ -14,8 +14,8 @@ use tonic_rdma_example_services::greeter::greeter_server::GreeterServer;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Install it before the first channel or server. With its feature `http-listener` the exporter
-    // answers scrapes itself.
+    // Install it before the first channel or server. With the exporter's feature `http-listener`,
+    // it answers scrapes itself.
     let prometheus = PrometheusBuilder::new().install_recorder()?;
     tonic_rdma::metrics::describe();
 
@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         client.say_hello(HelloRequest { name: "world".into() }).await?;
     }
 
-    // Before each scrape: the metrics of pools are read on request.
+    // Before each scrape, because the metrics of pools are read on request.
     Context::global().record_metrics().await;
     for line in prometheus.render().lines().filter(|line| !line.is_empty()) {
         println!("{line}");

@@ -1,10 +1,10 @@
-//! TLS protects the fast path: a client that does not pass TLS gets no ticket, and none connects
-//! without one.
+//! TLS protects the fast path: a client that fails the TLS handshake gets no ticket, and no client
+//! connects without one.
 //!
-//! The server requires client certificates. The client that has one completes the handshake,
+//! The server requires client certificates. The client with a certificate completes the handshake,
 //! requests the Offer over the TLS connection, and presents its ticket when it connects over the
-//! fast path. The client without one is refused. Shared memory is used here; RDMA is not encrypted,
-//! and both ends would have to set `plaintext_rdma` (SECURITY.md).
+//! fast path. The client without one is refused. The fast path here is shared memory. RDMA is not
+//! encrypted, so both ends would have to set `plaintext_rdma` (SECURITY.md).
 //!
 //! `cargo run -p tonic-rdma --example tls_tickets`
 

@@ -1,5 +1,5 @@
-//! Layers and interceptors need no change. At the server they see every call, over either path, and
-//! the Offer by which a client asks for the fast path: a client without a token gets no ticket
+//! Layers and interceptors need no change. At the server they see every call over either path, and
+//! the Offer by which a client asks for the fast path. So a client without a token gets no ticket
 //! either.
 //!
 //! `cargo run -p tonic-rdma --example tower_layers`
@@ -19,7 +19,7 @@ use tonic_rdma_example_services::greeter::greeter_client::GreeterClient;
 use tonic_rdma_example_services::greeter::greeter_server::GreeterServer;
 use tower::ServiceBuilder;
 
-/// The server's interceptor: rejects calls without the token.
+/// The server's interceptor, which rejects calls without the token.
 fn check(request: Request<()>) -> Result<Request<()>, Status> {
     match request.metadata().get("authorization") {
         Some(token) if token == "Bearer secret" => Ok(request),
@@ -27,7 +27,7 @@ fn check(request: Request<()>) -> Result<Request<()>, Status> {
     }
 }
 
-/// The client's interceptor: adds the token.
+/// The client's interceptor, which adds the token.
 fn bring(mut request: Request<()>) -> Result<Request<()>, Status> {
     let token = "Bearer secret".parse().map_err(|_| Status::internal("bad token"))?;
     request.metadata_mut().insert("authorization", token);
@@ -54,7 +54,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tokio::spawn(router.serve_with_incoming(incoming));
     let request = || HelloRequest { name: "alice".into() };
 
-    // The stub's interceptor applies to the Offer, too.
+    // The stub's interceptor also applies to the Offer.
     let channel = Endpoint::from_shared(url.clone())?.offer_interceptor(bring).connect().await?;
     // The client's own layers wrap the channel, as they wrap tonic's.
     let layered = ServiceBuilder::new()

@@ -7,7 +7,7 @@
 //! +   tonic_rdma_build::compile_protos("store.proto")?;
 //! ```
 //!
-//! and in the code, for buffers that are sent without a copy:
+//! And in the code, for buffers that are sent without a copy:
 //!
 //! ```text
 //! -     let mut data = Vec::with_capacity(len);
@@ -15,8 +15,8 @@
 //! ```
 //!
 //! `cargo run -p tonic-rdma --example zero_copy` puts an object and gets it back, over the best
-//! path of this host to itself, and prints what was copied. On TCP the encoder's copy is avoided,
-//! and received data is joined from its frames.
+//! path from this host to itself, and prints the copied bytes. On TCP the encoder's copy is
+//! avoided, and received data is joined from its frames.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -57,7 +57,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     const LEN: usize = 1 << 20;
     const ROUNDS: usize = 4;
 
-    // Pass the address of an RDMA device to use that device.
+    // Pass an RDMA device's address to use that device.
     let at = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1".into());
     let listener = TcpListener::bind((at.as_str(), 0)).await?;
     let addr = listener.local_addr()?;

@@ -1,6 +1,6 @@
-//! A steady stream of long messages allocates nothing that grows with the payload. With tonic's
-//! codec only tonic's own buffers do, and each grows to its final length at once. The test is a
-//! process of its own because it replaces the allocator.
+//! A steady stream of long messages makes no allocation that grows with the payload. With tonic's
+//! codec only tonic's own buffers do, and each grows to its final length at once. The test has its
+//! own process because it replaces the allocator.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -19,7 +19,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 /// Serialises the tests, because the allocator counts for all threads.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// Bytes allocated per message, in a stream each way.
+/// The bytes allocated per message, with a stream in each direction.
 async fn per_message(world: &World, len: usize) -> usize {
     const COUNT: usize = 50;
     let mut client = world.client(Which::Ours);
@@ -49,7 +49,7 @@ async fn nothing_is_allocated_that_grows_with_the_payload() {
         let short = per_message(&world, 64 << 10).await;
         let long = per_message(&world, 1 << 20).await;
         println!("{fabric:?}: {short} and {long} bytes per message and back");
-        // Sixteen times the payload: a few more WRITEs, and nothing else.
+        // Sixteen times the payload needs only a few more WRITEs.
         assert!(
             long < 16 << 10 && long < short + (8 << 10),
             "{fabric:?}: {short} and {long} bytes per message"
@@ -77,7 +77,7 @@ async fn tonics_codec_allocates_a_buffer_to_encode_and_one_to_decode() {
         let change = region.change();
         let (bytes, grown) = (change.bytes_allocated / COUNT, change.reallocations / COUNT);
         println!("{fabric:?}: {bytes} bytes and {grown} reallocations per message and back");
-        // Four buffers, two at either end, each grown once from tonic's initial size.
+        // Four buffers, two at either end, each of which grows once from tonic's initial size.
         assert!((4 * len..4 * len + (64 << 10)).contains(&bytes), "{fabric:?}: {bytes} bytes");
         assert!(grown <= 4, "{fabric:?}: {grown} reallocations");
     }

@@ -1,7 +1,7 @@
-//! Many clients that send bulk to one server, over shared memory: each connection keeps the chunks
-//! of landing memory that it has got, so that none is registered anew, nothing is copied while
-//! nobody holds messages. That each client has its share is held by `make bench-check`, because it
-//! depends on what else the machine does.
+//! Many clients send bulk to one server over shared memory. Each connection keeps its chunks of
+//! landing memory, so no chunk is registered again. Nothing is copied while no application holds
+//! messages. `make bench-check` checks that each client gets its share, because that depends on the
+//! machine's other work.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -17,11 +17,11 @@ use tokio::task::JoinSet;
 use tonic_rdma::{Context, Copied, PoolConfig, PoolStats};
 
 const MIB: usize = 1 << 20;
-/// Puts of a client in flight.
+/// Number of a client's puts in flight.
 const IN_FLIGHT: usize = 8;
 const PUT: &str = "/test.Blobs/Put";
 
-/// A server with a pool, and clients with connections of their own.
+/// A server with a pool, and clients with their own connections.
 struct Bulk {
     world: World,
     server: Context,
@@ -55,25 +55,25 @@ impl Bulk {
         self.server.pool_stats().await.remove(0).1
     }
 
-    /// What the server has copied.
+    /// The bytes that the server has copied.
     fn copied(&self) -> Copied {
         self.world.server.get().copied_fast
     }
 
-    /// `total` puts by all clients together. Returns how many each has made.
+    /// Makes `total` puts by all clients together. Returns each client's number.
     async fn put(&self, total: usize) -> Vec<usize> {
         let left = Arc::new(AtomicUsize::new(total));
         self.put_while(|_| left.clone()).await
     }
 
-    /// At least `total` puts, as many by each client, also where some of them get less time.
+    /// Makes at least `total` puts, the same number by each client, even if some get less time.
     async fn put_evenly(&self, total: usize) {
         let each = total.div_ceil(self.clients.len());
         let left: Vec<_> = self.clients.iter().map(|_| Arc::new(AtomicUsize::new(each))).collect();
         self.put_while(|n| left[n].clone()).await;
     }
 
-    /// Puts by each client until what is `left` for it is none. Returns how many each has made.
+    /// Makes puts by each client until its `left` is zero. Returns each client's number.
     async fn put_while(&self, left: impl Fn(usize) -> Arc<AtomicUsize>) -> Vec<usize> {
         let mut workers = JoinSet::new();
         for (n, client) in self.clients.iter().enumerate() {
@@ -100,18 +100,18 @@ impl Bulk {
 
 /// Rounds of puts after a warm-up.
 const ROUNDS: usize = 3;
-/// Bytes of landing memory that a message takes, at least.
+/// Minimum bytes of landing memory that a message takes.
 const PIECE: usize = MIB + 4096;
-/// Landing memory of a connection, at most, in messages: those in flight, as many that are read,
-/// standing grants, and the rest of a chunk.
+/// Maximum landing memory of a connection, in messages: those in flight, the same number being
+/// read, standing grants, and the rest of a chunk.
 const MOST: usize = 2 * IN_FLIGHT + 8;
 
-/// Whether chunks stay where they are.
+/// Checks whether chunks stay with their connections.
 ///
-/// A connection registers one more chunk when it has more messages in flight and unread than ever
-/// before, which happens late to some. So what is registered in a round has to make the landing
-/// memory larger, by a message for each chunk but one in 100 puts, and the landing memory has an
-/// upper limit. Where chunks go from one connection to another, or come and go, it does not grow.
+/// A connection registers another chunk when it has more messages in flight and unread than ever
+/// before, which for some happens late. So the chunks registered in a round must make the landing
+/// memory larger, by a message for each chunk, except one in 100 puts. The landing memory has an
+/// upper limit. If chunks moved between connections, or came and went, it would not grow.
 async fn settles(n: usize, pool: Option<usize>, warm_up: usize, puts: usize) {
     let bulk = Bulk::new(n, pool).await;
     bulk.put_evenly(warm_up).await;
@@ -135,7 +135,7 @@ async fn settles(n: usize, pool: Option<usize>, warm_up: usize, puts: usize) {
     }
 }
 
-/// With the default pool each has room for several messages.
+/// With the default pool, each client has room for several messages.
 async fn settles_in_the_default_pool(n: usize) {
     settles(n, None, 300 + 16 * n, 800 + 16 * n).await;
 }
@@ -157,7 +157,7 @@ async fn chunks_settle_for_64_clients() {
     settles_in_the_default_pool(64).await;
 }
 
-/// With a small pool messages wait for each other, but land in the same chunks, as long as a
+/// With a small pool, messages wait for each other but land in the same chunks, as long as a
 /// message fits into a share.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_settle_in_a_small_pool() {

@@ -1,5 +1,5 @@
-//! TONIC_RDMA and TONIC_RDMA_DEVICE of a whole process. Each case runs in a child: this program
-//! again, with the variable set, which therefore has its own main function.
+//! Tests TONIC_RDMA and TONIC_RDMA_DEVICE of a whole process. Each case runs in a child, which is
+//! this program with the variable set. So the program has its own main function.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code")]
 
@@ -10,10 +10,10 @@ use libtest_mimic::{Arguments, Trial};
 use tonic::service::Routes;
 use tonic_rdma::{Endpoint, Server};
 
-/// Set in the environment of the child.
+/// Set in the child's environment.
 const CHILD: &str = "TONIC_RDMA_TEST_CHILD";
 
-/// The longest time that a server takes to find out that it cannot serve.
+/// The longest time that a server takes to notice that it cannot serve.
 const HANG: std::time::Duration = std::time::Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -72,7 +72,7 @@ fn child() {
         }
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        // A server that refuses to start must not take the client's TCP connection with it.
+        // A server that refuses to start must not close the client's TCP connection.
         let _kept = listener.try_clone().unwrap();
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         let addr = listener.local_addr().unwrap();
@@ -95,7 +95,7 @@ fn child() {
             }
             Err(error) => {
                 println!("client: {}", told(error));
-                // Its end fails for the same reason, and may take longer to find it.
+                // The server fails for the same reason, and may take longer to notice.
                 match tokio::time::timeout(HANG, serving).await {
                     Ok(ended) => println!("server: {}", told(ended.unwrap().unwrap_err())),
                     Err(_) => println!("server: goes on"),
@@ -106,7 +106,7 @@ fn child() {
     });
 }
 
-/// The files of rdma-core, and of what it needs, that this process has mapped.
+/// The files of rdma-core and its dependencies that this process has mapped.
 fn mapped() -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let name = |path: &str| path.rsplit_once('/').map(|(_, name)| name.to_owned());
@@ -117,7 +117,7 @@ fn mapped() -> String {
     names.into_iter().collect::<Vec<_>>().join(" ")
 }
 
-/// Libraries that are made up are found first, whether rdma-core is installed or not.
+/// Fake libraries are found first, whether rdma-core is installed or not.
 #[cfg(target_os = "linux")]
 fn no_rdma_library_is_mapped_before_rdma_is_tried() {
     let directory = tempfile::TempDir::new().unwrap();
@@ -194,7 +194,7 @@ fn a_pool_has_the_size_that_the_operator_sets() {
     };
     assert_eq!(size("8MiB"), "8388608 bytes");
     assert_eq!(size("verbs=4MiB,shm=16MiB"), "16777216 bytes");
-    // Nothing is said of this pool.
+    // The variable does not set this pool's size.
     assert_eq!(size("verbs=4MiB"), size(""));
     assert_ne!(size("verbs=4MiB"), "4194304 bytes");
 }
@@ -208,7 +208,7 @@ fn a_device_that_is_not_there_can_be_required_in_vain() {
             assert!(told.contains(&failed), "{told}");
         }
     }
-    // Shared memory is a fast path, at the server as at the client.
+    // Shared memory is a fast path at the server as well as at the client.
     let told = with(&[("TONIC_RDMA", "require"), device]);
     assert!(told.contains("client: shm (process "), "{told}");
     assert!(!told.contains("server: "), "{told}");

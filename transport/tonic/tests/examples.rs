@@ -6,8 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The program of an example. `cargo test` builds it together with the tests of the package,
-/// `cargo test --test examples` does not: a program from before the last change is then ignored.
+/// The program of an example. `cargo test` builds it together with the package's tests, but
+/// `cargo test --test examples` does not. Then a program from before the last change is ignored.
 fn program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("examples").join(name);
@@ -37,7 +37,7 @@ fn output(name: &str, fabrics: &str) -> String {
     text
 }
 
-/// Runs it both ways. All of `lines` must be lines of its output in this order, where PATH is
+/// Runs the example both ways. Its output must contain all of `lines` in this order, with PATH
 /// replaced by the path and its details, and BY by the path alone.
 #[track_caller]
 fn prints(name: &str, lines: &[&str]) {

@@ -1,4 +1,4 @@
-//! The frame trace shows the frames of a call, and nothing of what they carry.
+//! The frame trace shows the frames of a call, and nothing of their content.
 
 #![cfg(feature = "shm")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
@@ -25,8 +25,8 @@ impl io::Write for Lines {
     }
 }
 
-/// The lines of the trace with this filter, while a call goes over shared memory: both ends run on
-/// this thread.
+/// The lines of the trace with this filter during a call over shared memory. Both ends run on this
+/// thread.
 async fn trace_of_a_call(filter: &str, data: &'static [u8]) -> Vec<String> {
     let lines = Lines::default();
     let writer = lines.clone();
@@ -43,7 +43,7 @@ async fn trace_of_a_call(filter: &str, data: &'static [u8]) -> Vec<String> {
     text.lines().filter(|line| line.contains("tonic_rdma::frames")).map(str::to_owned).collect()
 }
 
-/// How many lines have all of these words.
+/// The number of lines that contain all of these words.
 fn count(lines: &[String], words: &[&str]) -> usize {
     lines.iter().filter(|line| words.iter().all(|word| line.contains(word))).count()
 }

@@ -1,6 +1,6 @@
-//! A peer with a ticket that keeps writing to its messages while they are decoded: over shared
-//! memory, with the keys that it was granted, by work requests on its link. The decoder reads
-//! private copies, so no byte can differ between its check and its use.
+//! A peer with a ticket keeps writing to its messages while they are decoded, over shared memory,
+//! with the keys that it was granted, by work requests on its link. The decoder reads private
+//! copies, so no byte can change between its check and its use.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
@@ -38,12 +38,12 @@ use tonic_rdma_proto::{
 
 /// Number of the peer's calls.
 const CALLS: usize = 1000;
-/// WRITEs to a message between two checks for its answer.
+/// Number of WRITEs to a message between two checks for its answer.
 const FLIPS: usize = 64;
 /// Time limit of a call.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// As in `tonic_rdma.v1`, reduced to the fields needed here.
+/// A message of `tonic_rdma.v1`, reduced to the fields needed here.
 #[derive(Clone, PartialEq, Message)]
 struct OfferRequest {
     #[prost(uint32, tag = "1")]
@@ -97,7 +97,7 @@ fn config() -> Config {
     config
 }
 
-/// A malicious connection: it follows the protocol, but not its rules about memory.
+/// A malicious connection, which follows the protocol except for its rules about memory.
 struct Peer {
     link: AnyLink,
     pool: Pool,
@@ -105,7 +105,7 @@ struct Peer {
     works: u64,
     /// The key and the address of the last byte that was written within the rules.
     last: Option<(u32, u64)>,
-    /// How calls have ended, with counts.
+    /// The outcomes of calls, with counts.
     ended: BTreeMap<String, usize>,
     open: Option<StreamId>,
 }
@@ -167,7 +167,7 @@ impl Peer {
         self.link.queue(self.works, work, false).map(drop)
     }
 
-    /// Lends what it may, once the server has mapped it.
+    /// Lends what the protocol allows, once the server has mapped it.
     fn lend(&mut self) {
         while let Some((stream, bytes)) = self.conn.poll_lend() {
             let lent = self.link.lend(self.pool.lend(&bytes).unwrap()).unwrap();
@@ -196,7 +196,7 @@ impl Peer {
         self.link.ring_doorbell().unwrap();
     }
 
-    /// Processes what has arrived, without waiting.
+    /// Processes received messages, without waiting.
     async fn look(&mut self) {
         let mut out = Vec::new();
         let polled = poll_fn(|cx| match self.link.poll(cx, &mut out) {
@@ -260,7 +260,7 @@ impl Peer {
     }
 
     /// Calls a method, and changes the last byte of the message until the call has ended: by WRITEs
-    /// to where it has landed, or by `change` where it lies.
+    /// to where it landed, or by `change` where it lies.
     async fn call(&mut self, path: &str, payload: Payload, change: Option<&ChangingBuf>) {
         self.begin(path, payload);
         let values = [0x81, 0x01];
@@ -296,14 +296,14 @@ fn message() -> Bytes {
     framed.freeze()
 }
 
-/// Attacks a server, as another process in all but the address space: with a thread of its own, and
-/// only what the server has granted. Returns how the attacker's calls have ended.
+/// Attacks a server from its own thread, like another process in all but the address space, and
+/// uses only what the server has granted. Returns the outcomes of the attacker's calls.
 async fn attack<A>(attack: impl FnOnce(SocketAddr) -> A + Send + 'static) -> BTreeMap<String, usize>
 where
     A: Future<Output = BTreeMap<String, usize>>,
 {
     static PANICS: AtomicUsize = AtomicUsize::new(0);
-    // The hook is the process's.
+    // The panic hook is shared by the process.
     static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let _one = ONE.lock().await;
     let contexts = [Some(Context::builder().borrowing(true).build()), None];
@@ -311,7 +311,8 @@ where
         Blobs { codec: Which::Ours, seen: Arc::default(), limit: common::LIMIT, forward: None };
     let world = World::between(common::Fabric::Shm, contexts, blobs).await;
     let mut honest = world.client(Which::Ours);
-    // From now on the server knows the method's codec, and decodes its messages where they landed.
+    // After these calls the server knows the method's codec, and decodes its messages where they
+    // landed.
     for _ in 0..2 {
         honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
     }
@@ -335,7 +336,8 @@ where
     ended
 }
 
-/// OK if the byte ended the field when it was read, INTERNAL if it did not.
+/// Some reads must see the byte that ends the field, which gives OK, and some the other, which
+/// gives INTERNAL.
 fn assert_both(ended: &BTreeMap<String, usize>) {
     let known =
         ["grpc-status 0", "grpc-status 13"].iter().filter_map(|how| ended.get(*how)).sum::<usize>();
@@ -366,7 +368,7 @@ async fn a_lent_message_that_changes_while_it_is_decoded_hurts_nobody() {
         let mut buf = peer.pool.try_alloc(message.len()).unwrap();
         buf.put_slice(&message);
         let buf = ChangingBuf::new(buf);
-        // All of it is lent, its header too; or all but its first cache line.
+        // The whole message is lent with its header, or all but its first cache line.
         for call in 0..CALLS {
             let all = buf.bytes();
             let mut payload = Payload::new();
@@ -385,7 +387,7 @@ async fn a_lent_message_that_changes_while_it_is_decoded_hurts_nobody() {
     assert_both(&ended.await);
 }
 
-/// Pieces of a few bytes, with what is missing in front of them, behind them, or nowhere.
+/// Lends pieces of a few bytes, with the missing bytes before, after, or nowhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lent_pieces_of_any_length_hurt_nobody() {
     let ended = attack(|addr| async move {
@@ -410,8 +412,8 @@ async fn lent_pieces_of_any_length_hurt_nobody() {
     assert_eq!(ended.values().sum::<usize>(), CALLS, "{ended:?}");
 }
 
-/// A server's buffer that the peer was asked to map, and does not: with the end of the call it
-/// comes back, while the connection stands.
+/// The peer is asked to map a server's buffer, and does not. At the end of the call the buffer
+/// comes back, while the connection remains.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_maps_nothing_keeps_no_buffer() {
     const LEN: usize = 200_000;
@@ -421,7 +423,7 @@ async fn a_peer_that_maps_nothing_keeps_no_buffer() {
     let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LEN, forward: None };
     let serve = |server: Server| server.land_in("/test.Blobs/Text", move |_| Some(shared.clone()));
     let world = World::set(common::Fabric::Shm, contexts, blobs, serve, |endpoint| endpoint).await;
-    // From now on the server knows the method's codec.
+    // After this call the server knows the method's codec.
     let mut honest = world.client(Which::Ours);
     honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
     let registered = || async {
@@ -439,7 +441,7 @@ async fn a_peer_that_maps_nothing_keeps_no_buffer() {
     payload.push(head.freeze(), true);
     payload.push_aligned(Bytes::from(vec![b'x'; LEN - 1000]), true);
     let id = peer.begin("/test.Blobs/Text", payload);
-    // Its link is not looked at, so what it is offered is not mapped.
+    // The peer does not poll its link, so it does not map the offered memory.
     let begin = Instant::now();
     while registered().await != LEN {
         assert!(begin.elapsed() < TIMEOUT, "no buffer is registered for it");
@@ -454,8 +456,8 @@ async fn a_peer_that_maps_nothing_keeps_no_buffer() {
     honest.unary("/test.Blobs/Text", Blob::of(vec![b'x'; 8000].into())).await.unwrap();
 }
 
-/// A reply that the peer was asked to map, and does not: others are lent theirs meanwhile, and it
-/// comes back with the end of the call, or of the connection.
+/// The peer is asked to map a reply, and does not. Others are lent their replies during that time.
+/// The reply comes back at the end of the call or the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_maps_nothing_waits_alone() {
     const LEN: usize = 1 << 20;
@@ -487,7 +489,7 @@ async fn a_peer_that_maps_nothing_waits_alone() {
         peer.begin("/test.Blobs/Give", payload)
     };
     let mut peer = Peer::enter(world.addr, Lending::Off).await;
-    // Its link is not looked at.
+    // The peer does not poll its link.
     let id = call(&mut peer);
     in_use(LEN).await;
     let mut honest = world.client(Which::Ours);

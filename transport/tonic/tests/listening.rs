@@ -1,5 +1,5 @@
-//! The cost of metrics and spans per call, and the correctness of their values. The test is a
-//! process of its own because it installs an allocator and a recorder.
+//! The cost of metrics and spans per call, and the correctness of their values. The test has its
+//! own process because it installs an allocator and a recorder.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -102,7 +102,8 @@ const CALLS: usize = 200;
 const ROUNDS: usize = 3;
 const FABRICS: [Fabric; 3] = [Fabric::Sim, Fabric::Shm, Fabric::Tcp];
 
-/// Allocations of `CALLS` small calls at both ends together: the minimum of several rounds.
+/// The allocations of `CALLS` small calls at both ends together. Returns the minimum of several
+/// rounds.
 async fn allocations(world: &World) -> usize {
     let mut client = world.client(Which::Ours);
     let blob = Blob::of(Bytes::from_static(&[7; 64]));
@@ -117,7 +118,7 @@ async fn allocations(world: &World) -> usize {
     fewest
 }
 
-/// A writer that keeps what is written.
+/// A writer that keeps its input.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -137,7 +138,7 @@ impl Lines {
     }
 }
 
-/// A single test, because there is one recorder and one allocator.
+/// A single test, because there is only one recorder and one allocator.
 #[tokio::test]
 async fn listening() {
     let mut unheard = Vec::new();
@@ -177,7 +178,7 @@ async fn listening() {
     }
 }
 
-/// The allocations with spans enabled; also checks their content.
+/// The allocations with spans enabled. Also checks the spans' content.
 async fn spans(world: &World) -> usize {
     let lines = Lines::default();
     let writer = lines.clone();
@@ -213,7 +214,7 @@ async fn spans(world: &World) -> usize {
     count
 }
 
-/// Each metric of the list was reported, with its labels, and no other.
+/// Each listed metric was reported with its labels, and no other metric.
 fn every_metric_was_told(tally: &Tally) {
     tonic_rdma::metrics::describe();
     let described = tally.described.lock().unwrap().clone();
@@ -265,7 +266,7 @@ async fn what_is_told_is_so(tally: &Tally, fabric: Fabric) {
                 let sent = (payload("sent", "http2"), payload("received", "http2"));
                 assert_eq!(sent, (stats.bytes_sent_tcp, stats.bytes_received_tcp));
                 assert_eq!(copied("joined"), stats.copied_tcp.joined);
-                // There is no Offer if the policy is off.
+                // With the policy off, there is no Offer.
                 return calls() == stats.calls_tcp && calls() == 6;
             }
             let c = stats.copied_fast;
@@ -338,7 +339,7 @@ async fn pools(tally: &Tally) {
     );
 }
 
-/// A second channel is refused, because the server's one slot is taken.
+/// A second channel is refused, because the server's only slot is taken.
 async fn refused(tally: &Tally) {
     let hosts = Fabric::Sim.hosts(8 << 20);
     let blobs = Blobs { codec: Which::Ours, seen: Arc::default(), limit: LIMIT, forward: None };

@@ -1,4 +1,4 @@
-//! The guide to metrics lists exactly the metrics of the code.
+//! The guide to metrics lists exactly the code's metrics.
 
 use tonic_rdma::metrics::{ALL, Kind};
 

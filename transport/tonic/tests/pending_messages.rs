@@ -1,5 +1,5 @@
-//! However calls end, none of their messages stays pending. The test is a process of its own
-//! because the table is the process's.
+//! However calls end, none of their messages stays pending. The test has its own process because
+//! the table is shared by the process.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -88,7 +88,7 @@ async fn nothing_is_kept_however_calls_end() {
         let (world, blob) = known(*fabric).await;
         let mut client = world.client(Which::Ours);
 
-        // Two streams, read alternately, each with its own bytes.
+        // Two streams that are read alternately, each with its own bytes.
         let others: Vec<Blob> =
             [2, 3].iter().map(|seed| Blob::of(common::pattern(LEN, *seed).into())).collect();
         let mut streams = Vec::new();
@@ -103,7 +103,7 @@ async fn nothing_is_kept_however_calls_end() {
         drop(streams);
         nothing_is_kept("two streams").await;
 
-        // Cancelled in the middle of the response, and in the middle of the request.
+        // Cancelled in the middle of the response, then in the middle of the request.
         for taken in [0, 1, 7] {
             let mut down = client.down(blob.clone()).await.unwrap();
             for _ in 0..taken {
@@ -130,7 +130,7 @@ async fn nothing_is_kept_however_calls_end() {
         drop(response);
         assert_eq!(pending_messages(), 0);
 
-        // Messages decoded on another thread than the one that received them.
+        // Messages are decoded on another thread than the one that received them.
         let mut down = client.down(blob.clone()).await.unwrap();
         for _ in 0..20 {
             let handle = tokio::runtime::Handle::current();
@@ -146,7 +146,7 @@ async fn nothing_is_kept_however_calls_end() {
         drop(down);
         nothing_is_kept("decoding on other threads").await;
 
-        // Data that cannot be decoded: not text.
+        // Data that cannot be decoded, because it is not text.
         let mut client = world.client(Which::Ours);
         for _ in 0..3 {
             let data = Bytes::from(vec![0xff; LEN]);
@@ -154,7 +154,7 @@ async fn nothing_is_kept_however_calls_end() {
             assert_eq!(status.code(), Code::Internal, "{status}");
             assert!(status.message().contains("UTF-8"), "{status}");
         }
-        // And text, so that the server learns the method.
+        // Then text, so that the server learns the method.
         for _ in 0..2 {
             client.unary("/test.Blobs/Text", Blob::of(vec![b'x'; LEN].into())).await.unwrap();
         }
@@ -163,7 +163,7 @@ async fn nothing_is_kept_however_calls_end() {
         assert!(status.message().contains("UTF-8"), "{status}");
         nothing_is_kept("messages that cannot be decoded").await;
 
-        // A peer that sends what resembles a placeholder gets ordinary decoding.
+        // A peer sends data that resembles a placeholder, which is decoded in the ordinary way.
         for mark in [*b"\0rdI", *b"\0rdO"] {
             let mut grpc = Grpc::new(world.channel.clone());
             grpc.ready().await.unwrap();

@@ -1,5 +1,5 @@
-//! Where payload lands: with the alignment that the receiver requests, and in phase with its source
-//! (equal modulo 64).
+//! The place where payload lands has the alignment that the receiver requests, and is in phase with
+//! its source (equal modulo 64).
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed unwrap is a failed test")]
 
@@ -14,7 +14,7 @@ use tonic_rdma::sim::{SimConfig, SimNet};
 use tonic_rdma::{Channel, Context, PoolConfig};
 
 const MIB: usize = 1 << 20;
-/// Longer than any standing grant, so memory is requested for each.
+/// Longer than any standing grant, so each message requests memory.
 const REQUESTED: usize = 3 * MIB;
 
 /// A server and a client that request these alignments.
@@ -37,14 +37,14 @@ fn place(bytes: &Bytes) -> usize {
     bytes.as_ptr() as usize
 }
 
-/// Heap bytes that begin this far behind a multiple of 4096.
+/// Heap bytes that begin this far after a multiple of 4096.
 fn on_heap(behind: usize, len: usize) -> Bytes {
     let all = Bytes::from(pattern(len + 8192, 3));
     let at = behind.wrapping_sub(place(&all)) % 4096;
     all.slice(at..at + len)
 }
 
-/// After this, both ends know the codec of the methods and the accepted message lengths.
+/// Afterwards both ends know the methods' codec and the accepted message lengths.
 async fn warm_up(world: &World, len: usize) {
     let blob = Blob::of(on_heap(0, len));
     for path in ["/test.Blobs/Echo", "/test.Blobs/Keep"] {
@@ -55,13 +55,13 @@ async fn warm_up(world: &World, len: usize) {
     world.seen.held.lock().unwrap().clear();
 }
 
-/// Long WRITEs at both ends, and those of them in phase.
+/// The numbers of long WRITEs at both ends, and of those in phase.
 fn long_writes(world: &World) -> [(u64, u64); 2] {
     [world.channel.stats(), world.server.get()]
         .map(|stats| (stats.long_writes, stats.long_writes_in_phase))
 }
 
-/// Calls with this whole pool buffer, in sequence, or this many in flight.
+/// Makes calls with this whole pool buffer, in sequence or with this many in flight.
 async fn calls(client: &Client, data: &Bytes, in_flight: usize) {
     let calls = (0..in_flight).map(|_| {
         let (mut client, blob) = (client.clone(), Blob::of(data.clone()));
@@ -81,7 +81,7 @@ async fn calls(client: &Client, data: &Bytes, in_flight: usize) {
     }
 }
 
-/// The property that makes copies as fast as memory on any processor.
+/// This property makes copies as fast as memory on any processor.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn writes_of_whole_pool_buffers_are_in_phase_both_ways() {
@@ -97,7 +97,7 @@ async fn writes_of_whole_pool_buffers_are_in_phase_both_ways() {
                 calls(&world.client(Which::Ours), &data, in_flight).await;
                 for (end, now) in long_writes(&world).into_iter().enumerate() {
                     let (all, in_phase) = (now.0 - before[end].0, now.1 - before[end].1);
-                    // One each way, then one up and two down, then two up and one down.
+                    // One in each direction, then one up and two down, then two up and one down.
                     let messages = (4 * 4 * in_flight) as u64;
                     assert!(all >= messages, "end {end}: {all}");
                     assert_eq!(in_phase, all, "end {end}: {align} {in_flight} {len}");
@@ -107,7 +107,7 @@ async fn writes_of_whole_pool_buffers_are_in_phase_both_ways() {
     }
 }
 
-/// The counter must be able to show a value that is too low.
+/// Shows that the counter can report a value that is too low.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn what_is_out_of_phase_is_not_counted_as_in_phase() {
@@ -121,7 +121,7 @@ async fn what_is_out_of_phase_is_not_counted_as_in_phase() {
     );
 }
 
-/// What the server received in landing memory, and the answer.
+/// The blob that the server received in landing memory, and the answer.
 async fn sent(world: &World, blob: Blob) -> (Blob, Blob) {
     let mut client = world.client(Which::Ours);
     client.unary("/test.Blobs/Keep", blob.clone()).await.unwrap();
@@ -174,8 +174,7 @@ async fn fields_land_in_phase_where_no_alignment_is_asked_for() {
     }
 }
 
-/// Strings do not count as `bytes`; of several `bytes` fields the longest counts, whatever its
-/// position.
+/// Strings do not count as `bytes`. Of several `bytes` fields, the longest counts, wherever it is.
 #[tokio::test]
 async fn the_longest_field_of_bytes_is_the_one() {
     for fabric in Fabric::FAST {

@@ -1,10 +1,10 @@
-//! The guide to troubleshooting covers exactly the reason codes of the code.
+//! The guide to troubleshooting covers exactly the code's reason codes.
 
 use tonic_rdma::ReasonCode;
 
 const GUIDE: &str = include_str!("../../../docs/troubleshooting.md");
 
-/// The section of each code: the code, and the text.
+/// The section of each code: the code and the text.
 fn sections() -> Vec<(&'static str, &'static str)> {
     let (_, codes) = GUIDE.split_once("\n## Reason codes\n").expect("the section on reason codes");
     let codes = codes.split_once("\n## ").map_or(codes, |(codes, _)| codes);

@@ -1,4 +1,4 @@
-//! Registered memory that is mapped from a file, which is truncated while calls send from it.
+//! Registered memory is mapped from a file that is truncated while calls send from it.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 #![cfg(target_os = "linux")]
@@ -24,7 +24,7 @@ async fn mapped(world: &World, content: &[u8]) -> (std::fs::File, Registered) {
 }
 
 /// Sends from the memory until a call fails, while another thread truncates the file. Every reply
-/// has the bytes that the file had; none has zeros.
+/// has the bytes of the original file, and none has zeros.
 async fn until_it_fails(fabric: Fabric, world: &World, content: &[u8], len: usize, round: usize) {
     let (file, registered) = mapped(world, content).await;
     let mut client = world.client(Which::Ours);
@@ -55,10 +55,10 @@ async fn until_it_fails(fabric: Fabric, world: &World, content: &[u8], len: usiz
     let codes = [Code::FailedPrecondition, Code::Unavailable, Code::Unknown, Code::Internal];
     assert!(codes.contains(&failed.code()), "{failed:?}");
     if registered.is_truncated() {
-        // From now on it costs the call alone, and is named.
+        // From now on only the call fails, and the error names the cause.
         let failed = client.echo(Blob::of(part.clone())).await.unwrap_err();
         match fabric {
-            // tonic's own client says of an encoder's error only that there was one.
+            // tonic's own client reports an encoder's error without its text.
             Fabric::Tcp => assert_eq!(failed.code(), Code::Internal, "{failed:?}"),
             _ => {
                 assert_eq!(failed.code(), Code::Internal, "{failed:?}");

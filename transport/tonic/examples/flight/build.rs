@@ -1,9 +1,9 @@
 //! Generates the stubs of Arrow Flight for the message types of the arrow-flight crate, with the
-//! codec that does not copy. The crate's own stubs name the codec of tonic.
+//! codec that does not copy. That crate's own stubs use tonic's codec.
 
 use tonic_build::manual::{Builder, Method, Service};
 
-/// Which sides of a method send a stream.
+/// The sides of a method that send a stream.
 #[derive(Clone, Copy)]
 enum Streams {
     None,
@@ -11,7 +11,7 @@ enum Streams {
     Both,
 }
 
-/// Flight.proto, format 1.4 and later: name, route, request, reply, streams.
+/// The methods of Flight.proto, format 1.4 and later: name, route, request, reply, streams.
 const METHODS: &[(&str, &str, &str, &str, Streams)] = &[
     ("handshake", "Handshake", "HandshakeRequest", "HandshakeResponse", Streams::Both),
     ("list_flights", "ListFlights", "Criteria", "FlightInfo", Streams::Reply),

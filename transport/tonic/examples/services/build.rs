@@ -1,5 +1,5 @@
-//! Generates the services of the examples, without a protoc on the host. With one, `compile_protos`
-//! does the same as `protox::compile` and `compile_fds`.
+//! Generates the examples' services without a protoc on the host. With protoc, `compile_protos`
+//! replaces `protox::compile` and `compile_fds`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

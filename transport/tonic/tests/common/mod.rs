@@ -1,4 +1,4 @@
-//! A service of blobs with any codec at either end, over any fabric that works in one process.
+//! A service of blobs with any codec at either end, over any fabric that works within one process.
 
 #![allow(
     clippy::unwrap_used,
@@ -38,7 +38,7 @@ use tonic_rdma::{
 };
 use tower::Service;
 
-/// A message with every kind of field that can hold bytes.
+/// A message with each kind of field that can hold bytes.
 #[derive(Clone, PartialEq, Message)]
 pub struct Blob {
     #[prost(bytes = "bytes", tag = "1")]
@@ -147,10 +147,10 @@ impl<T: Message + 'static, U: Message + Default + 'static> Codec for Either<T, U
     }
 }
 
-/// What the handlers received.
+/// The data that the handlers received.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Number of `data` fields in the pool of the connection that they arrived by.
+    /// Number of `data` fields in the pool of the connection over which they arrived.
     pub in_pool: AtomicUsize,
     /// Number of all `data` fields that are not empty.
     pub all: AtomicUsize,
@@ -178,11 +178,11 @@ impl Seen {
 /// | Up | client streaming | the last blob, its number the count of all |
 /// | Down | server streaming | the blob, as often as its number says |
 /// | Chat | bidirectional | each blob |
-/// | Keep | unary | an empty blob; the handler keeps what it got |
-/// | Put | unary | an empty blob; the handler drops what it got |
+/// | Keep | unary | an empty blob; the handler keeps its argument |
+/// | Put | unary | an empty blob; the handler drops its argument |
 /// | Forward | unary | what another server echoes |
-/// | Behind | unary | the blob, once a service of our codec was called within the process |
-/// | Give | unary | as many bytes as the number says, in memory of the pool |
+/// | Behind | unary | the blob, after a call within the process to a service with our codec |
+/// | Give | unary | as many bytes as the number says, in pool memory |
 /// | Text | unary | decodes a [`Text`] |
 #[derive(Clone)]
 pub struct Blobs {
@@ -406,11 +406,11 @@ impl Client {
     }
 }
 
-/// The fabric that carries the calls. Every test covers a fabric that is added here.
+/// The fabric that carries the calls. Every test covers each fabric that is listed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fabric {
     Sim,
-    /// Memory shared by the two ends, although they are in one process.
+    /// Memory that the two ends share, although they are in one process.
     Shm,
     Tcp,
 }
@@ -463,7 +463,7 @@ impl World {
         World::between(fabric, fabric.hosts(pool), blobs).await
     }
 
-    /// Two ends in one process that share memory if they may, and use TCP otherwise.
+    /// Two ends in one process that share memory if they may, and otherwise use TCP.
     pub async fn optional(codec: Which) -> World {
         let blobs = Blobs { codec, seen: Arc::default(), limit: LIMIT, forward: None };
         let set = (|s: Server| s.policy(Policy::Auto), |e: Endpoint| e.policy(Policy::Auto));
@@ -541,7 +541,7 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
         .collect()
 }
 
-/// Small and bulk calls each way.
+/// Makes small and bulk calls in each direction.
 pub async fn calls(channel: Channel) {
     let mut client = Client::new(channel, Which::Ours, LIMIT);
     for len in [10, 100 << 10, 3 << 20, 16] {

@@ -1,5 +1,5 @@
-//! A child of fork(2) and its parent's connection over a device. Run by the steps `fork` of
-//! tests/guest/suite, as it needs a device at GUEST_ADDR.
+//! A child of fork(2) and its parent's connection over a device. The step `fork` of
+//! tests/guest/suite runs this, because it needs a device at GUEST_ADDR.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
@@ -18,9 +18,9 @@ use tonic_rdma_memory::test_util::process::fork;
 
 const MIB: usize = 1 << 20;
 
-/// A child drops what it has of its parent's connection over a device. The parent's WRITEs go on.
-/// The child maps no memory: User Mode Linux gives it pages of the parent's then, where the parent
-/// has some that children are not to have (MADV_DONTFORK).
+/// A child drops its copies of its parent's connection over a device, and the parent's WRITEs
+/// continue. The child maps no memory: in place of pages that are not for children (MADV_DONTFORK),
+/// User Mode Linux would give it pages of the parent.
 #[test]
 fn a_child_leaves_its_parents_device_alone() {
     let ip: std::net::IpAddr = std::env::var("GUEST_ADDR").unwrap().parse().unwrap();

@@ -1,6 +1,6 @@
-//! A child of fork(2) that does not execute a program: what it makes works, what it inherited says
-//! that it belongs to the parent, and the parent notices nothing. Calls of the parent's other
-//! threads are in flight at each fork, so that any lock may be held.
+//! A child of fork(2) that does not execute another program. Objects that it creates work.
+//! Inherited objects say that they belong to the parent, and the parent notices nothing. Calls of
+//! the parent's other threads are in flight at each fork, so that any lock may be held.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
@@ -22,10 +22,10 @@ use tonic_rdma::{Context, Endpoint, FabricKind, Path, Policy, ReasonCode};
 use tonic_rdma_memory::test_util::process::{Child, fork, limit_file_size};
 
 const MIB: usize = 1 << 20;
-/// Time limit of what a child does.
+/// Time limit of a child's work.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs a future in a runtime of its own, on a thread of its own: this one may belong to a runtime.
+/// Runs a future in a new runtime on a new thread, because this thread may belong to a runtime.
 fn run<T: Send>(future: impl Future<Output = T> + Send) -> T {
     std::thread::scope(|scope| {
         let run = || {
@@ -42,7 +42,7 @@ fn child(run: impl FnOnce()) -> Child {
     fork(run).unwrap()
 }
 
-/// An endpoint for shared memory, with time for a machine that does much else.
+/// An endpoint for shared memory, with time for a busy machine.
 fn endpoint(addr: SocketAddr) -> Endpoint {
     let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
     endpoint.fabrics([FabricKind::Shm]).fast_path_timeout(Duration::from_secs(20))
@@ -52,7 +52,7 @@ fn required(addr: SocketAddr) -> Endpoint {
     endpoint(addr).policy(Policy::Require)
 }
 
-/// A parent with a server, a channel, and calls that go on.
+/// A parent with a server, a channel, and continuous calls.
 struct Parent {
     runtime: Runtime,
     world: Arc<World>,
@@ -80,7 +80,7 @@ impl Parent {
         Parent { runtime, world, stop, tasks }
     }
 
-    /// All calls of the parent have succeeded, on the connection that was there from the start.
+    /// All the parent's calls have succeeded, on the connection that it had from the start.
     fn ends_well(self) {
         let Parent { runtime, world, stop, tasks } = self;
         runtime.block_on(async {
@@ -99,7 +99,7 @@ impl Parent {
 #[test]
 fn channels_and_servers_of_a_child_work_over_shared_memory() {
     let parent = Parent::new();
-    // Many, so that a lock that is held at the fork is met.
+    // Several times, so that some fork happens while a lock is held.
     for _ in 0..5 {
         let addr = parent.world.addr;
         let child = child(|| {
@@ -150,13 +150,13 @@ fn what_a_child_inherited_fails_by_name_and_is_left_alone() {
                 assert!(status.message().contains("fork"), "{status}");
                 let error = channel.pool().alloc(100).await.unwrap_err();
                 assert!(error.to_string().contains("fork"), "{error}");
-                // All of it goes, and so do the clones that the parent keeps.
+                // All of it is dropped, and so are the clones that the parent keeps.
                 drop((client, channel, received, stream, pooled));
             });
         });
         assert!(child.wait().unwrap());
     }
-    // The parent's own are whole.
+    // The parent's own data is intact.
     assert!(received.data == data.data && pooled == pattern(MIB, 5));
     runtime_of(&parent, calls(channel.clone()));
     let (_, _, mut stream, _) = inherited.unwrap();
@@ -174,7 +174,8 @@ fn runtime_of<T>(parent: &Parent, future: impl Future<Output = T>) -> T {
     parent.runtime.block_on(future)
 }
 
-/// A context has settings and a state. A child has the settings, and endpoints that name it work.
+/// A context has settings and a state. A child keeps the settings, and endpoints with this context
+/// work.
 #[test]
 fn a_context_and_an_endpoint_of_the_parent_serve_a_child() {
     let parent = Parent::new();
@@ -194,7 +195,7 @@ fn a_context_and_an_endpoint_of_the_parent_serve_a_child() {
     parent.ends_well();
 }
 
-/// As a handler does that forks: the thread belongs to the parent's runtime.
+/// A handler may fork. Its thread belongs to the parent's runtime.
 #[test]
 fn a_task_may_fork() {
     let parent = Parent::new();
@@ -211,7 +212,7 @@ fn a_task_may_fork() {
     parent.ends_well();
 }
 
-/// The child serves on when its parent has gone.
+/// The child continues to serve after its parent has ended.
 #[test]
 fn a_child_that_outlives_its_parent_works() {
     let server = Parent::new();
@@ -224,7 +225,7 @@ fn a_child_that_outlives_its_parent_works() {
             let (inherited, middle) = (world.channel.clone(), std::process::id());
             let orphan = child(|| {
                 drop(inherited);
-                // Until the parent has gone.
+                // Wait until the parent has ended.
                 while std::os::unix::process::parent_id() == middle {
                     std::thread::sleep(Duration::from_millis(5));
                 }
@@ -244,7 +245,7 @@ fn a_child_that_outlives_its_parent_works() {
     server.ends_well();
 }
 
-/// RDMA belongs to the parent that has asked for it, where rdma-core is installed.
+/// RDMA belongs to the parent that has asked for it, if rdma-core is installed.
 #[test]
 fn a_child_uses_tcp_in_place_of_its_parents_rdma() {
     let parent = Parent::new();
@@ -255,7 +256,7 @@ fn a_child_uses_tcp_in_place_of_its_parents_rdma() {
         run(async {
             let channel = endpoint.connect().await.unwrap();
             let expected = match of_parent {
-                // There is nothing to be the parent's.
+                // Without it, the parent owns nothing.
                 ReasonCode::NoRdmaCore => ReasonCode::NoRdmaCore,
                 _ => ReasonCode::Forked,
             };
@@ -267,7 +268,7 @@ fn a_child_uses_tcp_in_place_of_its_parents_rdma() {
     parent.ends_well();
 }
 
-/// RLIMIT_FSIZE at either end: calls go over TCP with the reason, and nothing dies.
+/// With RLIMIT_FSIZE at either end, calls go over TCP with the reason, and no process ends.
 #[test]
 fn a_limit_on_files_is_a_reason_for_tcp_at_either_end() {
     let parent = Parent::new();
@@ -290,7 +291,7 @@ fn a_limit_on_files_is_a_reason_for_tcp_at_either_end() {
                 let world = World::optional(Which::Ours).await;
                 let path = world.channel.path();
                 match path.reason {
-                    // Chunks of this pool are not longer, and larger messages land in parts.
+                    // This pool's chunks are not longer, and longer messages land in parts.
                     None => assert_eq!((path.path, limit), (Path::Shm, MIB as u64)),
                     Some(reason) => assert_eq!(reason.code(), ReasonCode::MemoryFiles, "{reason}"),
                 }

@@ -43,7 +43,7 @@ fn endpoints(addrs: &[SocketAddr], policy: Policy) -> impl Iterator<Item = Endpo
     uris.map(move |uri| Endpoint::from_shared(uri).unwrap().policy(policy))
 }
 
-/// Makes calls one after the other, and counts those that fail.
+/// Makes calls one after the other, and returns the number of failures.
 async fn failures<T>(channel: T, calls: usize) -> usize
 where
     T: GrpcService<Body>,
@@ -66,7 +66,7 @@ where
 async fn one_of_two_is_dead() {
     const CALLS: usize = 2000;
     let (alive, listener) = bind(any()).await;
-    // Nobody gets the port of a socket that is bound and does not listen.
+    // No process gets the port of a socket that is bound and does not listen.
     let dead = tokio::net::TcpSocket::new_v4().unwrap();
     dead.bind(any()).unwrap();
     let addrs = [alive, dead.local_addr().unwrap()];
@@ -90,7 +90,7 @@ async fn all_are_dead() {
     second.bind(any()).unwrap();
     let addrs = [first.local_addr().unwrap(), second.local_addr().unwrap()];
     for policy in [Policy::Off, Policy::Auto] {
-        // Every call fails, and none waits for a pause: there are too many for that.
+        // Every call fails, and none waits for a pause, because there are too many for that.
         let channel = Channel::balance_list(endpoints(&addrs, policy));
         assert_eq!(failures(channel, 2000).await, 2000);
     }

@@ -1,4 +1,4 @@
-//! A balanced channel has a path, a pool, and tells of changes.
+//! A balanced channel has a path and a pool, and reports changes.
 
 use std::net::SocketAddr;
 
@@ -30,7 +30,7 @@ async fn greet(channel: &Channel) -> Result<String, Status> {
     Ok(GreeterClient::new(channel.clone()).say_hello(request).await?.into_inner().message)
 }
 
-/// Calls, so that each endpoint has some, until the path has changed.
+/// Makes calls, so that each endpoint gets some, until the path has changed.
 async fn next_path(channel: &mut Channel) -> (Path, Option<ReasonCode>) {
     let calls = channel.clone();
     tokio::select! {
@@ -48,7 +48,7 @@ async fn the_path_follows_the_endpoints() {
     for (key, addr) in addrs.into_iter().enumerate() {
         changes.send(Change::Insert(key, endpoint(addr, &context, Policy::Require))).await.unwrap();
     }
-    // Both are still to come up: the reason may be told first.
+    // Both endpoints are still connecting, so the reason may be reported first.
     let up = loop {
         match next_path(&mut channel).await {
             (Path::Tcp, Some(ReasonCode::Pending)) => {}
@@ -57,17 +57,17 @@ async fn the_path_follows_the_endpoints() {
     };
     assert_eq!((up, channel.path().path), ((Path::Shm, None), Path::Shm));
     assert_eq!(greet(&channel).await.unwrap(), "hello you, you came by shm");
-    // The pool is that of the connections, which has their control memory.
+    // The pool belongs to the connections and holds their control memory.
     assert!(channel.pool().stats().control > 0, "{:?}", channel.pool().stats());
     assert!(!channel.context().pool_stats().await.is_empty());
 
-    // With an endpoint that stays on TCP, calls may take that.
+    // With an endpoint that stays on TCP, calls may take TCP.
     changes.send(Change::Insert(9, endpoint(addrs[0], &context, Policy::Off))).await.unwrap();
     assert_eq!(next_path(&mut channel).await, (Path::Tcp, Some(ReasonCode::Policy)));
     assert!(channel.pool().stats().control > 0);
     changes.send(Change::Remove(9)).await.unwrap();
     assert_eq!(next_path(&mut channel).await, (Path::Shm, None));
-    // Without the others there is none.
+    // Without the others no endpoint has a fast path.
     for key in [0, 1] {
         changes.send(Change::Remove(key)).await.unwrap();
     }

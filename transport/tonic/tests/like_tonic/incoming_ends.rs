@@ -1,5 +1,5 @@
-//! The stream of connections given to a server ends: connections that stand are served on, over TCP
-//! and over the fast path, as in tonic.
+//! The stream of connections given to a server ends. Established connections are still served, over
+//! TCP and over the fast path, as in tonic.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ fn router() -> Router {
     Server::builder().add_service(GreeterServer::new(Hello))
 }
 
-/// A listener, of which the test passes on each connection, until it drops the sender.
+/// A listener whose connections the test passes on until it drops the sender.
 async fn incoming() -> (TcpListener, SocketAddr, mpsc::Sender<io::Result<TcpStream>>, Incoming) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -33,7 +33,7 @@ async fn connect(addr: SocketAddr, policy: Policy) -> Channel {
     endpoint.policy(policy).connect().await.unwrap()
 }
 
-/// What the server says to a call that comes by this path.
+/// The server's answer to a call over this path.
 fn greeting(path: Path) -> String {
     format!("hello you, you came by {path}")
 }
@@ -45,7 +45,7 @@ async fn greet(channel: &Channel) -> Result<String, Status> {
 
 const BOTH: [(Policy, Path); 2] = [(Policy::Require, Path::Shm), (Policy::Off, Path::Tcp)];
 
-/// The connection is there when the stream ends.
+/// The connection exists when the stream ends.
 #[tokio::test]
 async fn connections_keep_their_path() {
     for (policy, path) in BOTH {
@@ -84,7 +84,8 @@ async fn the_fast_path_comes_up_later_and_nothing_is_left() {
         let channel = endpoint.connect_with_connector(connector).await.unwrap();
         assert_eq!(greet(&channel).await.unwrap(), greeting(path));
     }
-    // Each server's listeners and tasks go with its last connection. A few tasks are the runtime's.
+    // Each server's listeners and tasks end with its last connection. A few tasks belong to the
+    // runtime.
     let metrics = tokio::runtime::Handle::current().metrics();
     let mut looks = 0;
     while metrics.num_alive_tasks() >= ROUNDS {
@@ -94,7 +95,7 @@ async fn the_fast_path_comes_up_later_and_nothing_is_left() {
     }
 }
 
-/// A server with a signal shuts down when the stream ends, whatever its clients hold.
+/// A server with a signal shuts down when the stream ends, whatever its clients keep open.
 #[tokio::test]
 async fn a_server_with_a_signal_drains() {
     for (policy, path) in BOTH {

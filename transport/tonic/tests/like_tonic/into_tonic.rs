@@ -1,5 +1,5 @@
 //! A channel of tonic's type that calls through ours: `Channel::into_tonic`. The conformance suite
-//! has all kinds of calls over it (`shm-tonic`).
+//! makes all kinds of calls over it (`shm-tonic`).
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -20,8 +20,7 @@ use tonic_rdma_example_services::numbers::Number;
 use tonic_rdma_example_services::numbers::numbers_client::NumbersClient;
 use tonic_rdma_example_services::numbers::numbers_server::{Numbers, NumbersServer};
 
-/// Answers with the path, the user agent and the length of the metadata `long`; long names with
-/// themselves.
+/// Answers with the path, the user agent and the length of the metadata `long`. Echoes long names.
 struct Tells;
 
 #[tonic::async_trait]
@@ -47,7 +46,7 @@ impl Greeter for Tells {
     }
 }
 
-/// Counts what is taken of its endless stream.
+/// Counts the messages that are taken from its endless stream.
 struct Endless(Arc<AtomicU64>);
 
 type Replies = Pin<Box<dyn Stream<Item = Result<Number, Status>> + Send>>;
@@ -73,7 +72,7 @@ impl Numbers for Endless {
     }
 }
 
-/// A server, and what was taken of its streams.
+/// A server, and the number of messages taken from its streams.
 pub(crate) async fn serve() -> (SocketAddr, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -87,7 +86,7 @@ pub(crate) async fn serve() -> (SocketAddr, Arc<AtomicU64>) {
 
 fn endpoint(addr: SocketAddr, policy: Policy) -> Endpoint {
     let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap().policy(policy);
-    // For a machine that does much else.
+    // Enough for a busy machine.
     endpoint.fast_path_timeout(std::time::Duration::from_secs(30))
 }
 
@@ -95,7 +94,7 @@ async fn connect(addr: SocketAddr, policy: Policy) -> Channel {
     endpoint(addr, policy).connect().await.unwrap()
 }
 
-/// As a library does that names the type.
+/// Calls like a library that names the type.
 async fn ask(channel: tonic::transport::Channel) -> Result<String, Status> {
     let request = HelloRequest { name: "you".into() };
     Ok(GreeterClient::new(channel).say_hello(request).await?.into_inner().message)
@@ -110,7 +109,7 @@ async fn calls_take_our_path_with_our_user_agent() {
     let named = endpoint(addr, Policy::Require).user_agent("mine/1").unwrap().connect().await;
     let named = ask(named.unwrap().into_tonic()).await.unwrap();
     assert!(named.starts_with("shm, mine/1 tonic/"), "{named}");
-    // Through the queue of a limit, and as one of many endpoints.
+    // Through the queue of a limit, and as one of several endpoints.
     let limited = endpoint(addr, Policy::Require).concurrency_limit(1).connect().await.unwrap();
     assert!(ask(limited.into_tonic()).await.unwrap().starts_with("shm, "));
     let balanced = Channel::balance_list([endpoint(addr, Policy::Require)].into_iter());
@@ -118,7 +117,7 @@ async fn calls_take_our_path_with_our_user_agent() {
     assert_eq!(channel.stats().calls_fast, 1);
 }
 
-/// A long reply goes into the pipe from where it landed: the transport copies none of it.
+/// A long reply is copied into the pipe from where it landed, and the transport copies none of it.
 #[tokio::test]
 async fn replies_are_copied_by_the_pipe_alone() {
     let (addr, _) = serve().await;
@@ -131,13 +130,13 @@ async fn replies_are_copied_by_the_pipe_alone() {
         assert!(reply.message == pattern, "{} bytes", reply.message.len());
     }
     let copied = channel.stats().copied_fast;
-    // The requests, with the header of a message, the tag and the length of its field.
+    // The requests, with the header of a message, and the tag and length of its field.
     let sent = 3 * (pattern.len() as u64 + 10);
     assert_eq!(copied.plain_codec + copied.learning + copied.joined, sent, "{copied:?}");
     assert!(copied.pressure < sent / 3, "{copied:?}");
 }
 
-/// Over TCP for good nothing is in between: our channel does not see the calls.
+/// With TCP for good, nothing is in between, and our channel does not see the calls.
 #[tokio::test]
 async fn over_tcp_for_good_it_is_tonics_own_connection() {
     let (addr, _) = serve().await;
@@ -145,7 +144,7 @@ async fn over_tcp_for_good_it_is_tonics_own_connection() {
     let tonic = channel.clone().into_tonic();
     assert!(ask(tonic).await.unwrap().starts_with("tcp, "));
     assert_eq!(channel.stats().calls_tcp, 0);
-    // With a limit it is ours that keeps it.
+    // With a limit, calls pass our channel, which applies it.
     let limited = endpoint(addr, Policy::Off).concurrency_limit(1).connect().await.unwrap();
     assert!(ask(limited.clone().into_tonic()).await.unwrap().starts_with("tcp, "));
     assert_eq!(limited.stats().calls_tcp, 1);
@@ -167,7 +166,7 @@ async fn statuses_and_long_metadata_pass() {
     }
 }
 
-/// Sixty clients, each with its own clone, some of them with an own connection.
+/// Sixty clients, each with its own clone, and some with their own connection.
 #[tokio::test]
 async fn sixty_clients() {
     let (addr, _) = serve().await;
@@ -189,7 +188,7 @@ async fn sixty_clients() {
     }
 }
 
-/// More calls that are dropped, before and after they were seen, than HTTP/2 servers take from
+/// Drops more calls, before and after the server has seen them, than HTTP/2 servers accept from
 /// strangers.
 #[tokio::test]
 async fn calls_that_are_dropped_do_not_end_the_connection() {
@@ -212,14 +211,14 @@ async fn calls_that_are_dropped_do_not_end_the_connection() {
     numbers.clone().count(Number { value: 0 }).await.unwrap();
 }
 
-/// Two streams that nobody reads make their senders wait, although both always have more, and stop
-/// no other call.
+/// Two unread streams make their senders wait, although both always have more to send, and delay no
+/// other call.
 async fn hold_little(
     mut streams: [Streaming<Number>; 2],
     ask: impl AsyncFn() -> String,
     taken: &AtomicU64,
 ) {
-    // Until the senders wait: nothing is taken while a hundred calls pass.
+    // Wait until the senders wait: no message is taken during a hundred calls.
     loop {
         let before = taken.load(SeqCst);
         for _ in 0..100 {
@@ -229,8 +228,8 @@ async fn hold_little(
             break;
         }
     }
-    // Each message takes seven bytes and more: what the windows of the fast path hold, the queue of
-    // the sender, and 1 MiB behind the pipe.
+    // Each message takes at least seven bytes. The windows of the fast path, the sender's queue,
+    // and 1 MiB behind the pipe hold messages.
     let most = 2 * (8 << 20) / 7;
     assert!(taken.load(SeqCst) < most, "{}", taken.load(SeqCst));
     for stream in &mut streams {

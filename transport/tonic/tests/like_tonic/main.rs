@@ -1,4 +1,4 @@
-//! Behaviour that is tonic's, over TCP and over the fast path, and what the Offer adds to it.
+//! Behaviour like tonic's, over TCP and over the fast path, and the effects of the Offer.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

@@ -1,5 +1,5 @@
-//! What layers and routes in front of the services do with the Offer: the channel stays on TCP with
-//! a reason that tells the case, or the layer leaves the Offer out.
+//! Layers and routes in front of the services handle the Offer. Either the channel stays on TCP
+//! with a reason that names the case, or the layer leaves the Offer out.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tonic_rdma_example_services::greeter::greeter_server::{Greeter, GreeterServe
 use tonic_rdma_example_services::greeter::{HelloReply, HelloRequest};
 use tower::filter::FilterLayer;
 
-/// Makes an answer to an Offer.
+/// Creates an answer to an Offer.
 type Answer = fn() -> Response<Body>;
 
 struct Hello;
@@ -44,8 +44,8 @@ async fn say_hello(channel: &Channel) -> Result<(), Status> {
     GreeterClient::new(channel.clone()).say_hello(HelloRequest::default()).await.map(drop)
 }
 
-/// The reason of a channel to a service that answers the Offer with `answer`, which a call gets too
-/// if the channel requires the fast path.
+/// The reason of a channel to a service that answers the Offer with `answer`. If the channel
+/// requires the fast path, a call gets the same reason.
 async fn reason_for(answer: Answer) -> Reason {
     let addr = serve(answer).await;
     let reason = reason_of_path_to(addr).await;
@@ -59,7 +59,7 @@ async fn reason_of_path(answer: Answer) -> Reason {
     reason_of_path_to(serve(answer).await).await
 }
 
-/// Calls go over TCP, and this is why.
+/// The reason why calls go over TCP.
 async fn reason_of_path_to(addr: SocketAddr) -> Reason {
     let channel = endpoint(addr).connect().await.unwrap();
     say_hello(&channel).await.unwrap();
@@ -68,7 +68,7 @@ async fn reason_of_path_to(addr: SocketAddr) -> Reason {
     path.reason.unwrap()
 }
 
-/// Starts tonic's server of a service that answers the Offer with `answer`.
+/// Starts tonic's server with a service that answers the Offer with `answer`.
 async fn serve(answer: Answer) -> SocketAddr {
     let (addr, incoming) = listener().await;
     let mut hello = GreeterServer::new(Hello);
@@ -112,7 +112,7 @@ async fn others_that_answer_are_told_from_it() {
     }
 }
 
-/// Credentials are missing, whether it is said in gRPC or in HTTP.
+/// Credentials are missing, and the server says so in gRPC or in HTTP.
 #[tokio::test]
 async fn who_refuses_a_client_is_no_other_service() {
     let cases: [Answer; 2] = [
@@ -126,7 +126,7 @@ async fn who_refuses_a_client_is_no_other_service() {
     }
 }
 
-/// A layer that counts what it lets through, without the Offer.
+/// A layer counts the calls that it passes on, without the Offer.
 #[tokio::test]
 async fn a_layer_leaves_the_offer_out() {
     for (policy, path) in [(Policy::Require, Path::Shm), (Policy::Off, Path::Tcp)] {

@@ -1,4 +1,5 @@
-//! `Server::serve` and its kin take a service as tonic's do, and offer the fast path beside it.
+//! `Server::serve` and its variants take a service as tonic's do, and add the offer of the fast
+//! path.
 
 use std::net::SocketAddr;
 
@@ -50,7 +51,8 @@ async fn a_service_on_both_paths() {
     assert_eq!(greet(stock.connect().await.unwrap()).await.unwrap(), "hello you, you came by tcp");
 }
 
-/// A service whose body and error are not tonic's, with a route of its own for every other path.
+/// The service's body and error are not tonic's, and it has a route of its own for every other
+/// path.
 #[tokio::test]
 async fn an_axum_router_on_both_paths_until_the_signal() {
     let (addr, incoming) = listener().await;
@@ -67,7 +69,7 @@ async fn an_axum_router_on_both_paths_until_the_signal() {
     let request = Request::builder().uri(format!("http://{addr}/ready")).body(Body::empty());
     let response: Response<Body> = tcp.ready().await.unwrap().call(request.unwrap()).await.unwrap();
     assert_eq!(response.status(), http::StatusCode::OK);
-    // axum knows no such route, and that is no Offer.
+    // axum knows no such route, and the request is not an Offer.
     let other = Request::builder().uri(format!("http://{addr}/other")).body(Body::empty());
     let response = tcp.ready().await.unwrap().call(other.unwrap()).await.unwrap();
     assert_eq!(response.status(), http::StatusCode::NOT_FOUND);
@@ -76,7 +78,7 @@ async fn an_axum_router_on_both_paths_until_the_signal() {
     server.await.unwrap().unwrap();
 }
 
-/// What a layer refuses, the Offer is refused as well: there is no way around the layers.
+/// A layer that refuses calls also refuses the Offer, so there is no way around the layers.
 #[tokio::test]
 async fn layers_guard_the_offer_too() {
     let (addr, incoming) = listener().await;
@@ -105,7 +107,8 @@ async fn layers_guard_the_offer_too() {
 
 #[tokio::test]
 async fn an_address_is_bound_and_given_back() {
-    // The port is free at first; whoever takes it in between makes the server fail, and by name.
+    // The port is free at first. A program that takes it in between makes the server fail, with an
+    // error that names it.
     let (addr, incoming) = listener().await;
     let taken = Server::builder().serve(addr, GreeterServer::new(Hello)).await.unwrap_err();
     let cause = tonic_rdma::Cause::of(&taken);

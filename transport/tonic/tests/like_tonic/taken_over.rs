@@ -1,4 +1,4 @@
-//! An endpoint of ours that is made from one of tonic's.
+//! An endpoint of ours that is made from tonic's.
 
 use tonic_rdma::{Endpoint, FabricKind, Policy};
 use tonic_rdma_example_services::greeter::HelloRequest;
@@ -6,7 +6,7 @@ use tonic_rdma_example_services::greeter::greeter_client::GreeterClient;
 
 use crate::into_tonic::serve;
 
-/// tonic's endpoint does not tell what is set on it, so that applies to TCP alone.
+/// tonic's endpoint does not reveal its settings, so they apply only to TCP.
 #[tokio::test]
 async fn the_user_agent_of_tonics_endpoint_applies_to_tcp() {
     let (addr, _) = serve().await;

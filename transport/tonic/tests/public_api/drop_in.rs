@@ -1,5 +1,5 @@
-//! A program in which some of `tonic::transport::` were replaced by `tonic_rdma::`: it compiles,
-//! whichever of both names it uses in whichever place.
+//! A program in which some of `tonic::transport::` were replaced by `tonic_rdma::` compiles,
+//! whichever of the two names it uses in any place.
 
 #![allow(dead_code, reason = "it has to compile, and nobody calls it")]
 
@@ -12,10 +12,10 @@ use tower::{Service, ServiceExt};
 
 type Info = tonic::transport::server::TcpConnectInfo;
 
-/// A type that both have is one type.
+/// Checks that a type under both names is the same type.
 macro_rules! same {
     ($($first:ident $(:: $next:ident)* $(<$argument:tt>)?),* $(,)?) => {
-        /// Names that stand for tonic's own type or trait in both.
+        /// Names that stand for tonic's own type or trait in both crates.
         pub(crate) const SAME: &[&str] = &[
             "Body",
             "server::Connected",
@@ -45,7 +45,7 @@ fn traits_are_the_same() {
     theirs::<Body, tokio::net::TcpStream>();
 }
 
-/// An error of the program's, made of tonic's.
+/// An error of the program, made from tonic's.
 enum Failed {
     Transport(tonic::transport::Error),
     Status(tonic::Status),

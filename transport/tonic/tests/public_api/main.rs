@@ -1,5 +1,6 @@
-//! Holds the public API against `tonic::transport` of the version in Cargo.lock: what tonic has is
-//! here too, under the same path below the crate's root, or in [`DIFFERENCES`] with its reason.
+//! Compares the public API with `tonic::transport` of the version in Cargo.lock. Each item of
+//! tonic's exists here under the same path below the crate's root, or is in [`DIFFERENCES`] with a
+//! reason.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -12,13 +13,13 @@ use std::path::Path;
 use surface::Surface;
 use tonic_rdma_source_rules::packages::source_of;
 
-/// What tonic has and this crate has not, or with another signature, and why.
+/// Items of tonic's that this crate lacks, or has with another signature, and why.
 const DIFFERENCES: &[(&str, &str)] = &[];
 
-/// Types that are this crate's own. Others are tonic's, and only their names are compared.
+/// Types that this crate defines. Others are tonic's, and only their names are compared.
 const TYPES: &[&str] = &["Server", "Router", "Endpoint", "Channel", "ResponseFuture", "Change"];
 
-/// What is wrong with the list of differences, given what both have.
+/// Errors in the list of differences, given the items of both.
 fn faults(theirs: &Surface, ours: &Surface, listed: &[(&str, &str)]) -> Vec<String> {
     let names: BTreeSet<&str> = listed.iter().map(|(name, _)| *name).collect();
     let mut faults = Vec::new();
@@ -58,7 +59,7 @@ fn what_tonic_has_is_here_or_listed() {
     assert!(faults.is_empty(), "\n{}\n", faults.join("\n"));
 }
 
-/// What [`drop_in`] goes through is all that tonic exports, but for the types that are ours.
+/// [`drop_in`] covers all exports of tonic's except the types that are ours.
 #[test]
 fn exports_are_tonics_own_or_listed_as_ours() {
     let name = |key: &str| key.rsplit("::").next().unwrap().to_owned();
@@ -73,8 +74,7 @@ fn exports_are_tonics_own_or_listed_as_ours() {
     }
 }
 
-/// Tells a source that is laid out in another way, of which nothing would be read, from one that
-/// has nothing.
+/// Distinguishes a source with another layout, from which nothing would be read, from an empty one.
 #[test]
 fn both_sources_are_read() {
     for (whose, surface) in [("tonic", theirs()), ("tonic-rdma", ours())] {

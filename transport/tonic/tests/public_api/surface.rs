@@ -1,4 +1,4 @@
-//! What a crate's source makes public: exports of modules, and methods and traits of types.
+//! Reads the public items of a crate's source: exports of modules, and methods and traits of types.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,8 +10,9 @@ use syn::{
     Visibility,
 };
 
-/// The public names, each with its signature: types of arguments and result of a method, associated
-/// types of a trait's implementation, and nothing for other names. Bounds are not compared.
+/// The public names, each with its signature: the types of a method's arguments and result, the
+/// associated types of a trait's implementation, and nothing for other names. Bounds are not
+/// compared.
 ///
 /// | key | stands for |
 /// |---|---|
@@ -20,8 +21,8 @@ use syn::{
 /// | `Channel: Service<Request<Body>>` | a trait that a type implements |
 pub(crate) type Surface = BTreeMap<String, String>;
 
-/// Reads the exports of `modules`, pairs of a name and a file below `root`, and the methods and
-/// traits of `types`, wherever in `folders` below `root` they are written.
+/// Reads the exports of `modules`, pairs of a name and a file below `root`. Also reads the methods
+/// and traits of `types`, from any file in `folders` below `root`.
 pub(crate) fn read(
     root: &Path,
     modules: &[(&str, &str)],
@@ -159,7 +160,7 @@ fn implements(name: &str, of: &str, associated: String, surface: &mut Surface) {
     surface.insert(format!("{name}: {of}"), associated);
 }
 
-/// The types that a block assigns to those of its trait.
+/// The types that an implementation assigns to its trait's associated types.
 fn associated(items: &[ImplItem]) -> String {
     let types = items.iter().filter_map(|item| match item {
         ImplItem::Type(item) => Some(format!("{}={}", item.ident, text(&item.ty))),
@@ -179,7 +180,7 @@ fn methods(name: &str, items: &[ImplItem], surface: &mut Surface) {
             .inputs
             .iter()
             .map(|input| match input {
-                // `mut self` is the method's own affair.
+                // `mut self` concerns only the method's body.
                 FnArg::Receiver(this) => match this.kind {
                     ReceiverKind::Reference(..) => text(this),
                     _ => "self".to_owned(),
@@ -197,7 +198,7 @@ fn methods(name: &str, items: &[ImplItem], surface: &mut Surface) {
     }
 }
 
-/// The source text without the paths of names, which differ between crates, and with a space only
+/// The source text without the paths of names, which differ between crates, and with spaces only
 /// between two words.
 fn text(tokens: &impl ToTokens) -> String {
     let source = tokens.to_token_stream().to_string();

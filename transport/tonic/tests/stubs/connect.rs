@@ -1,5 +1,5 @@
-//! The `connect` of stubs that tonic-rdma-build generated takes the fast path, with every kind of
-//! destination that tonic's takes.
+//! The `connect` of stubs from tonic-rdma-build takes the fast path, with every kind of destination
+//! that tonic's accepts.
 
 use std::error::Error as _;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use tonic_rdma_example_services::store::store_client::StoreClient;
 use tonic_rdma_example_services::store::store_server::{Store, StoreServer};
 use tonic_rdma_example_services::store::{Name, Object, Receipt};
 
-/// Notes the path of each request.
+/// Records the path of each request.
 #[derive(Clone, Default)]
 struct Paths(Arc<Mutex<Vec<Path>>>);
 

@@ -1,4 +1,4 @@
-//! Generated code: what is committed, and what tonic-rdma-build's stubs do.
+//! Generated code: the committed code, and the stubs from tonic-rdma-build.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

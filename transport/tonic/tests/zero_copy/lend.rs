@@ -1,4 +1,4 @@
-//! Messages that are lent over shared memory: pointers, counters, and what comes back when.
+//! Messages that are lent over shared memory: their pointers, counters, and when they come back.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,10 +15,10 @@ use tonic_rdma::{
 use crate::common::{Blob, Blobs, Client, Fabric, LIMIT, Which, World, pattern, pooled};
 
 const MIB: usize = 1 << 20;
-/// Longer than anything takes that comes at all.
+/// Longer than any event takes that happens at all.
 const LIMIT_OF_WAITS: Duration = Duration::from_secs(60);
 
-/// An end that borrows what its peer lends.
+/// The context of an end that borrows what its peer lends.
 fn context(lending: Lending) -> Context {
     let pool = PoolConfig::default().total(64 << 20);
     Context::builder().pool(pool).lending(lending).borrowing(true).build()
@@ -28,13 +28,14 @@ fn blobs(codec: Which) -> Blobs {
     Blobs { codec, seen: Arc::default(), limit: LIMIT, forward: None }
 }
 
-/// Client and server, which both lend what they send.
+/// A client and a server that both lend what they send.
 async fn lending(codec: Which) -> World {
     let contexts = [Some(context(Lending::SameUser)), Some(context(Lending::SameUser))];
     World::between(Fabric::Shm, contexts, blobs(codec)).await
 }
 
-/// Calls until something is lent. By then the peer has mapped it, and knows the message's length.
+/// Makes calls until a message is lent. By then the peer has mapped the memory, and knows the
+/// message's length.
 async fn learnt(world: &World, client: &mut Client, data: &Bytes) {
     let before = world.channel.stats().bytes_sent_lent;
     let calls = async {
@@ -47,7 +48,7 @@ async fn learnt(world: &World, client: &mut Client, data: &Bytes) {
     all_back(&world.channel).await;
 }
 
-/// As [`learnt`], for memory that is not the pool's.
+/// Like [`learnt`], for memory outside the pool.
 async fn until_lent(world: &World, client: &mut Client, data: &Bytes) {
     learnt(world, client, data).await;
     let pool = world.channel.pool();
@@ -58,7 +59,7 @@ fn lent(channel: &Channel) -> usize {
     channel.pool().stats().lent
 }
 
-/// Waits until `done`, and fails where that never comes.
+/// Waits until `done`, and fails if that takes too long.
 async fn until(what: &str, done: impl Fn() -> bool) {
     let waits = async {
         while !done() {
@@ -72,7 +73,7 @@ async fn all_back(channel: &Channel) {
     until("all leases are back", || lent(channel) == 0).await;
 }
 
-/// What moved since `before`: lent, and by WRITE.
+/// The bytes sent since `before`: lent, and by WRITE.
 fn moved(world: &World, before: TransportStats) -> (u64, u64) {
     let now = world.channel.stats();
     (now.bytes_sent_lent - before.bytes_sent_lent, now.bytes_sent_write - before.bytes_sent_write)
@@ -103,7 +104,7 @@ async fn requests_are_read_where_they_lie() {
     assert_eq!(world.server.get().bytes_received_lent, world.channel.stats().bytes_sent_lent);
 }
 
-/// All that a peer can read of what `bytes` lie in: it maps whole files.
+/// All memory that a peer can read together with `bytes`, because it maps whole files.
 fn mapped_with(bytes: &Bytes) -> Vec<u8> {
     use std::os::unix::fs::FileExt;
     let at = bytes.as_ptr().addr() as u64;
@@ -119,8 +120,9 @@ fn mapped_with(bytes: &Bytes) -> Vec<u8> {
     all
 }
 
-/// The attack: a server of the same user, which is lent what is sent to it, looks for what the
-/// client sends to another server. Both are at work at the same time, with messages of one length.
+/// The attack: a server of the same user, which is lent the messages sent to it, searches for data
+/// that the client sends to another server. Both receive at the same time, and all messages have
+/// one length.
 #[tokio::test]
 async fn a_peer_that_looks_around_finds_nothing_that_was_sent_to_another() {
     const LEN: usize = 64 << 10;
@@ -136,7 +138,7 @@ async fn a_peer_that_looks_around_finds_nothing_that_was_sent_to_another() {
     learnt(&spy, &mut to_spy, &public).await;
     let mut looked = 0;
     for round in 0..20 {
-        // Some of it in use, some returned.
+        // Some of the memory is in use, and some was returned.
         let mut buf = trusted.channel.pool().alloc(LEN).await.unwrap();
         buf.put_slice(&secret);
         to_trusted.unary("/test.Blobs/Keep", Blob::of(buf.freeze())).await.unwrap();
@@ -154,7 +156,7 @@ async fn a_peer_that_looks_around_finds_nothing_that_was_sent_to_another() {
     assert!(looked >= 20 * LEN && trusted.channel.stats().bytes_sent_lent > 0);
 }
 
-/// Nothing is copied before either end has mapped the other's memory.
+/// Nothing is copied before each end has mapped the other's memory.
 #[tokio::test]
 async fn the_first_messages_wait_to_be_mapped() {
     for len in [64 << 10, 5 * MIB] {
@@ -170,7 +172,7 @@ async fn the_first_messages_wait_to_be_mapped() {
         let (server, (lent, written)) = (world.server.get(), moved(&world, before));
         assert_eq!((written, server.bytes_sent_write), (0, 0));
         assert!(lent >= len as u64 && server.bytes_sent_lent >= len as u64);
-        // The lengths, which tonic is shown.
+        // The padding that shows tonic the lengths.
         let copied = world.copied();
         assert_eq!(copied.total(), copied.learning + copied.eager, "{copied}");
         drop(given);
@@ -178,7 +180,7 @@ async fn the_first_messages_wait_to_be_mapped() {
     }
 }
 
-/// Streams in both directions, also of what a handler sends back of what it was lent.
+/// Streams in both directions, including data that a handler was lent and sends back.
 #[tokio::test]
 async fn every_kind_of_call_is_lent() {
     for codec in [Which::Ours, Which::Plain] {
@@ -209,8 +211,8 @@ async fn every_kind_of_call_is_lent() {
     }
 }
 
-/// A client, a proxy whose server forwards what it gets, and the service behind that. The client
-/// lends to the proxy; `onward` is what the programs of client and proxy say about lending.
+/// A client, a proxy whose server forwards its input, and the service behind it. The client lends
+/// to the proxy. `onward` is the lending setting of the client's and the proxy's programs.
 async fn proxied(onward: [Lending; 2]) -> [World; 2] {
     let [client, proxy] = onward.map(|lending| Some(context(lending)));
     let behind = World::between(
@@ -225,13 +227,13 @@ async fn proxied(onward: [Lending; 2]) -> [World; 2] {
     [front, behind]
 }
 
-/// What a world's client has sent: lent, and by WRITE.
+/// The bytes that a world's client has sent: lent, and by WRITE.
 fn sent(world: &World) -> (u64, u64) {
     let stats = world.channel.stats();
     (stats.bytes_sent_lent, stats.bytes_sent_write)
 }
 
-/// A proxy that lends on sends from where it lies what it was lent: the service behind it reads the
+/// A proxy that lends on sends borrowed data from where it lies: the service behind it reads the
 /// client's buffer.
 #[tokio::test]
 async fn a_proxy_lends_on_if_both_programs_ask_for_it() {
@@ -262,8 +264,8 @@ async fn a_proxy_lends_on_if_both_programs_ask_for_it() {
     assert_eq!((stats.lent, stats.lent_application, stats.application), (0, 0, 0));
 }
 
-/// The attack: a client sends a secret to a proxy, and something else that the proxy forwards. Were
-/// this lent on, the service behind would map the file in which the secret lies as well.
+/// The attack: a client sends a secret to a proxy, and other data that the proxy forwards. If that
+/// were lent on, the service behind would also map the file that holds the secret.
 #[tokio::test]
 async fn a_reader_behind_a_proxy_sees_only_what_is_sent_to_it() {
     const LEN: usize = 64 << 10;
@@ -290,7 +292,7 @@ async fn a_reader_behind_a_proxy_sees_only_what_is_sent_to_it() {
     }
 }
 
-/// A reader that keeps messages makes its peer copy the next ones, and neither is held up.
+/// A reader that keeps messages makes its peer copy the next ones, and neither is delayed.
 #[tokio::test]
 async fn what_a_reader_keeps_is_not_lent_twice() {
     let world = lending(Which::Ours).await;
@@ -314,7 +316,7 @@ async fn what_a_reader_keeps_is_not_lent_twice() {
     learnt(&world, &mut client, &data).await;
 }
 
-/// Sixty clients of one process, each with a connection and an arena of its own.
+/// Sixty clients of one process, each with its own connection and arena.
 #[tokio::test]
 async fn sixty_clients_lend_from_one_pool() {
     let server = context(Lending::Off);
@@ -338,7 +340,7 @@ async fn sixty_clients_lend_from_one_pool() {
     all_back(&world.channel).await;
 }
 
-/// Calls that are dropped at any moment return what they were lent.
+/// Calls that are dropped at any moment return the memory that they were lent.
 #[tokio::test]
 async fn dropped_calls_return_their_leases() {
     let world = lending(Which::Ours).await;
@@ -366,7 +368,7 @@ async fn dropped_calls_return_their_leases() {
     until("the pool has its memory", || pool.stats().send == 0).await;
 }
 
-/// The connection ends while the application holds what it was lent.
+/// The connection ends while the application holds borrowed memory.
 #[tokio::test]
 async fn what_is_held_outlives_the_connection() {
     let world = lending(Which::Ours).await;
@@ -377,7 +379,7 @@ async fn what_is_held_outlives_the_connection() {
     let (pool, seen) = (world.channel.pool(), world.seen.clone());
     drop((client, world));
     let held = std::mem::take(&mut *seen.held.lock().unwrap());
-    // Others fill the pool meanwhile, but not this buffer.
+    // Others fill the pool during that time, but not this buffer.
     for _ in 0..100 {
         tokio::task::yield_now().await;
         let Ok(mut other) = pool.try_alloc(MIB) else { continue };
@@ -390,7 +392,7 @@ async fn what_is_held_outlives_the_connection() {
     assert_eq!(pool.stats().send, 0);
 }
 
-/// Calls with a buffer of the pool, of which nothing is lent.
+/// Makes calls with a pool buffer, and checks that nothing is lent.
 async fn nothing_is_lent(world: &World) {
     let mut client = world.client(Which::Ours);
     let data = pooled(&world.channel, MIB, 2).await;
@@ -403,7 +405,7 @@ async fn nothing_is_lent(world: &World) {
     assert_eq!(world.channel.path().path, tonic_rdma::Path::Shm, "the connection stands");
 }
 
-/// An end that copies on delivery declines what would be lent to it, whatever its context says.
+/// An end that copies on delivery declines loans, whatever its context says.
 #[tokio::test]
 async fn an_end_that_copies_on_delivery_borrows_nothing() {
     for [at_server, at_client] in [[true, false], [false, true]] {
@@ -424,7 +426,8 @@ async fn an_end_that_copies_on_delivery_borrows_nothing() {
     }
 }
 
-/// Nothing is lent unless both programs ask for it, and short or unpooled messages never are.
+/// Nothing is lent unless both programs ask for it. Short messages and those outside the pool never
+/// are.
 #[tokio::test]
 async fn lending_is_asked_for() {
     let lends = || Some(Context::builder().lending(Lending::SameUser).build());
@@ -444,7 +447,7 @@ async fn lending_is_asked_for() {
     assert_eq!(world.channel.stats().bytes_sent_lent, 0);
 }
 
-/// What a context lends that keeps its pool to itself.
+/// A context that lends, but not its pool's memory.
 fn own_memory_only(lending: Lending) -> Context {
     let pool = PoolConfig::default().total(64 << 20);
     Context::builder().pool(pool).lending(lending).lend_pool(false).build()
@@ -456,8 +459,8 @@ fn lendable(len: usize, seed: u8) -> LendableMemory {
     buf.freeze()
 }
 
-/// Memory of the application, filled here or by the file of another, sixteen times as much as the
-/// pool may lend, and messages of the pool beside it.
+/// Application memory, filled here or from another's file, sixteen times as much as the pool may
+/// lend, together with messages in pool memory.
 #[tokio::test]
 async fn memory_of_the_application_is_lent_and_nothing_else() {
     for filled_elsewhere in [false, true] {
@@ -478,7 +481,7 @@ async fn memory_of_the_application_is_lent_and_nothing_else() {
         let pool = world.channel.pool();
         until_lent(&world, &mut client, &table.bytes()).await;
         let (before, copied) = (world.channel.stats(), world.copied());
-        // 192 MiB at a time, where the pool has 16 MiB for sending.
+        // 192 MiB at a time, although the pool has only 16 MiB for sending.
         for n in 0..24 {
             let blob = Blob::of(table.slice(n * 64..));
             client.unary("/test.Blobs/Keep", blob).await.unwrap();
@@ -492,14 +495,14 @@ async fn memory_of_the_application_is_lent_and_nothing_else() {
         for (n, kept) in world.seen.held.lock().unwrap().iter().enumerate() {
             assert!(kept.data == pattern(8 * MIB, 3)[n * 64..], "message {n}");
         }
-        // The pool is not lent, though the context lends.
+        // The pool is not lent, although the context lends.
         let before = world.channel.stats();
         let data = pooled(&world.channel, MIB, 1).await;
         for _ in 0..20 {
             assert!(client.echo(Blob::of(data.clone())).await.unwrap().data == data);
         }
         assert_eq!(moved(&world, before).0, 0);
-        // It is registered as long as it is read, and then dropped.
+        // The memory is registered for as long as it is read, and then dropped.
         drop((table, client));
         assert_eq!(pool.stats().application, 8 * MIB);
         world.seen.held.lock().unwrap().clear();
@@ -507,7 +510,7 @@ async fn memory_of_the_application_is_lent_and_nothing_else() {
     }
 }
 
-/// Registered before there is a connection, read when there is none any more.
+/// Memory that is registered before there is a connection, and read after the connection has ended.
 #[tokio::test]
 async fn memory_of_the_application_outlives_the_connection() {
     let context = own_memory_only(Lending::SameUser);
@@ -531,8 +534,8 @@ async fn memory_of_the_application_outlives_the_connection() {
     until("the memory is given back", || pool.stats().application == 0).await;
 }
 
-/// Memory that was registered for it is lent only where the program lends at all; it is sent from
-/// where it lies all the same.
+/// Memory registered for lending is lent only if the program lends at all. It is sent from where it
+/// lies in any case.
 #[tokio::test]
 async fn memory_of_the_application_is_lent_by_permission() {
     let world = World::between(

@@ -1,4 +1,4 @@
-//! Payload is not copied: checks of pointers and counters, over every fabric with a fast path.
+//! Payload is not copied, as pointers and counters show, over every fabric with a fast path.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -15,15 +15,15 @@ use tonic::Code;
 use tonic_rdma::{Channel, Copied};
 
 const MIB: usize = 1 << 20;
-/// How often a check is tried that a busy machine can fail, as events are related by time.
+/// Number of tries of a check that may fail on a busy machine because it depends on timing.
 const TRIES: usize = 5;
 
 fn in_pool(channel: &Channel, bytes: &Bytes) -> bool {
     channel.pool().resolve(bytes).is_some()
 }
 
-/// Every kind of call, with blobs in a pool buffer. Checks the data, and that the client's received
-/// data lies in its pool.
+/// Makes every kind of call, with blobs in a pool buffer. Checks the data, and that the client's
+/// received data lies in its pool.
 async fn every_kind(world: &World, codec: Which, len: usize, landed: bool) {
     let mut client = world.client(codec);
     let data = pooled(&world.channel, len, 1).await;
@@ -55,21 +55,20 @@ async fn pool_buffers_are_not_copied_by_any_kind_of_call() {
         for _ in 0..2 {
             every_kind(&world, Which::Ours, MIB, true).await;
         }
-        // By now the server knows its codec, and both ends know the accepted message lengths.
+        // The server now knows its codec, and both ends know the accepted message lengths.
         world.seen.take();
         let before = world.copied();
         every_kind(&world, Which::Ours, MIB, true).await;
         assert_eq!(world.copied() - before, Copied::default(), "{fabric:?}");
         assert_eq!(world.seen.take(), (8, 8), "{fabric:?}: fields in landing memory, of all");
-        // A handler that returns what it received acts as a proxy: data was sent from where it
-        // landed.
+        // A handler that returns its input acts as a proxy, so data is sent from where it landed.
     }
 }
 
 #[tokio::test]
 async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
     for fabric in Fabric::FAST {
-        // 8 MiB of landing memory: two messages of 4 MiB do not fit with their headers, and earlier
+        // 8 MiB of landing memory. Two messages of 4 MiB do not fit with their headers, and earlier
         // messages of 1 MiB have fragmented it.
         let world = World::with(*fabric, Which::Ours, 16 << 20, LIMIT).await;
         let small = Blob::of(pooled(&world.channel, MIB, 1).await);
@@ -82,7 +81,7 @@ async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
             tokio::join!(echo(&small), echo(&small), echo(&small), echo(&small));
             echo(&large).await;
         }
-        // A reader that does not run for 50 ms, on a busy machine, makes the others copy.
+        // On a busy machine, a reader that does not run for 50 ms makes the others copy.
         let mut copied = Copied::default();
         for _ in 0..TRIES {
             let before = world.copied();
@@ -103,17 +102,17 @@ async fn messages_that_do_not_fit_side_by_side_land_one_after_the_other() {
     }
 }
 
-/// Messages that wait for landing memory stay registered when the application drops all it has.
+/// Messages that wait for landing memory stay registered when the application drops everything.
 #[tokio::test]
 async fn a_registration_lasts_until_the_message_is_written() {
     for fabric in Fabric::FAST {
-        // Room for one message of 4 MiB at a time: the others wait.
+        // Room for one message of 4 MiB at a time, so the others wait.
         let world = World::with(*fabric, Which::Ours, 16 << 20, LIMIT).await;
         let learn = Blob::of(pooled(&world.channel, MIB, 1).await);
         for _ in 0..2 {
             world.client(Which::Ours).echo(learn.clone()).await.unwrap();
         }
-        // The application's bytes do not keep the registration; its handle does.
+        // The application's bytes do not keep the registration alive, but its handle does.
         let own: Bytes = pattern(4 * MIB, 3).into();
         let registered = world.channel.context().register(own.clone()).await.unwrap();
         assert_eq!(registered.devices().len(), 1);
@@ -138,7 +137,7 @@ async fn a_registration_lasts_until_the_message_is_written() {
     }
 }
 
-/// Memory is registered with a device that the context uses later, too.
+/// Memory is also registered with a device that the context begins to use later.
 #[tokio::test]
 async fn memory_is_registered_with_devices_that_come_later() {
     for fabric in Fabric::FAST {
@@ -171,7 +170,7 @@ async fn what_a_method_costs_until_it_is_known() {
     // Each end knows its codec before its first message, so the field was not moved, and the reply
     // was sent from where the request had landed.
     assert!(in_pool(&world.channel, &reply.data));
-    // Padded once on each way out and in.
+    // Padded once in each direction, at the sender and at the receiver.
     let first = world.copied();
     assert!(first.learning.abs_diff(4 * MIB as u64) < 400, "{first:?}");
     assert_eq!(first.total(), first.learning, "{first:?}");
@@ -182,8 +181,8 @@ async fn what_a_method_costs_until_it_is_known() {
     assert_eq!(world.copied() - before, Copied::default());
 }
 
-/// A service of this codec that is called within the process has made the first decoder, and not
-/// the one of another codec that reads the request. One call pays for that.
+/// The first decoder belongs to a service of this codec that is called within the process, and
+/// another codec reads the request. This costs one call.
 #[tokio::test]
 async fn another_decoder_is_noticed() {
     for fabric in Fabric::FAST {
@@ -281,9 +280,9 @@ async fn every_place_where_bytes_may_be() {
     }
 }
 
-/// Checks that in one of a few tries small calls see at most `most` bytes copied during them.
-/// Events are related by time, which a busy machine stretches. Without the mechanism it is 8 MiB in
-/// each try.
+/// Checks that in one of a few tries at most `most` bytes are copied while a small call is made.
+/// The check depends on timing, which varies on a busy machine. Without the mechanism, each try
+/// copies 8 MiB.
 async fn little_is_copied_beside_small_calls(of_another: bool, most: u64) {
     let mut seen = Vec::new();
     for _ in 0..TRIES {
@@ -301,12 +300,12 @@ async fn little_is_copied_beside_small_calls(of_another: bool, most: u64) {
     panic!("{seen:?} bytes are copied beside a small call, {most} at most wanted");
 }
 
-/// The median number of bytes copied for long messages of the world's channel during a small call
+/// The median number of bytes that the world's channel copies for long messages during a small call
 /// of `client`.
 async fn copied_beside_small_calls(world: &World, mut client: common::Client) -> u64 {
     let large = Blob::of(pattern(16 * MIB, 1).into());
     let mut bulk = world.client(Which::Ours);
-    // Ends, with a short reply, when the last small call has been made.
+    // Ends with a short reply when the last small call was made.
     let (last, beside) = tokio::sync::oneshot::channel();
     let transfer = tokio::spawn(async move {
         let last = futures_util::stream::once(async { beside.await.unwrap() });
@@ -326,14 +325,14 @@ async fn copied_beside_small_calls(world: &World, mut client: common::Client) ->
     beside[beside.len() / 2]
 }
 
-/// If the link copies, a small call waits for little of a concurrent long copy, which still makes
-/// progress.
+/// If the link copies, a small call waits only briefly for a concurrent long copy, which still
+/// makes progress.
 #[tokio::test]
 async fn small_calls_do_not_wait_for_long_copies() {
     little_is_copied_beside_small_calls(false, 256 << 10).await;
 }
 
-/// The same holds for small calls of another connection, which has no knowledge of the copies.
+/// The same applies to small calls of another connection, which does not know about the copies.
 #[tokio::test]
 async fn nor_do_those_of_another_connection() {
     little_is_copied_beside_small_calls(true, 2 * MIB as u64).await;
@@ -382,7 +381,7 @@ async fn a_plain_codec_at_one_end_copies_there_and_says_so() {
             for (copied, codec) in copied.iter().zip([client_codec, server_codec]) {
                 match codec {
                     Which::Ours => assert_eq!(*copied, Copied::default(), "{fabric:?}"),
-                    // Eight messages in and eight out, each copied whole by the codec.
+                    // Eight messages in and eight out, each copied completely by the codec.
                     Which::Plain => {
                         let payload = 16 * MIB as u64;
                         assert!(
@@ -404,7 +403,7 @@ async fn a_plain_codec_at_one_end_copies_there_and_says_so() {
     }
 }
 
-/// Half of the landing memory of a pool of the default size.
+/// Such a message takes half of the landing memory of a pool of the default size.
 #[tokio::test]
 async fn messages_of_16_mib_land_in_one_piece() {
     for fabric in Fabric::FAST {
@@ -437,7 +436,7 @@ async fn heap_memory_is_copied_once() {
         let copied = world.copied() - before;
         // Shared memory can be written from any address.
         let staged = if *fabric == Fabric::Shm { 0 } else { MIB as u64 };
-        // The reply is a few bytes.
+        // The reply has only a few bytes.
         assert!(
             copied.staging == staged && copied.total() == staged + copied.eager,
             "{fabric:?}: {copied:?}"
@@ -468,7 +467,7 @@ async fn over_tcp_it_saves_the_copy_of_the_encoder() {
     assert!((world.copied() - before).plain_codec >= MIB as u64);
 }
 
-/// A receiver that keeps messages does not keep others from receiving.
+/// A receiver that keeps messages does not prevent others from receiving.
 #[tokio::test]
 async fn messages_that_are_held_are_copied_out_when_memory_runs_short() {
     for fabric in Fabric::FAST {
@@ -488,7 +487,7 @@ async fn messages_that_are_held_are_copied_out_when_memory_runs_short() {
             all == 24 && landed > 2 && landed < 10,
             "{fabric:?}: {landed} of {all} in landing memory"
         );
-        // Once it releases them, nothing is copied any more.
+        // Once it releases them, nothing more is copied.
         world.seen.held.lock().unwrap().clear();
         let before = world.copied();
         client.unary("/test.Blobs/Keep", Blob::of(data)).await.unwrap();
@@ -512,12 +511,12 @@ async fn bytes_outlive_channel_server_and_pool() {
         let held = std::mem::take(&mut *world.seen.held.lock().unwrap());
         drop(client);
         drop(world);
-        // The pools are otherwise unreachable.
+        // The pools cannot be reached otherwise.
         assert!(reply.data == data && held.iter().all(|blob| blob.data == data));
     }
 }
 
-/// tonic's limits, with extracted fields.
+/// tonic's limits apply with extracted fields.
 #[tokio::test]
 async fn limits_are_for_whole_messages() {
     for fabric in Fabric::FAST.iter().chain(&[Fabric::Tcp]) {
@@ -538,8 +537,8 @@ async fn limits_are_for_whole_messages() {
     }
 }
 
-/// Stubs of one method on the same channel share what was learnt; a stub with a channel of its own
-/// keeps its own limit.
+/// Stubs of one method on the same channel share what they learn. A stub with its own channel keeps
+/// its own limit.
 #[tokio::test]
 async fn a_limit_of_its_own_needs_a_channel_of_its_own() {
     for fabric in Fabric::FAST {
@@ -598,14 +597,14 @@ async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
                 (if at_server { 0 } else { 8 }, 8),
                 "{fabric:?}: fields in landing memory"
             );
-            // Eight messages each way, with a few bytes around each.
+            // Eight messages in each direction, with a few bytes around each.
             for (copies, copied) in [(at_client, client), (at_server, server)] {
                 let expected = if copies { 8 * MIB as u64 } else { 0 };
                 assert!(
                     copied.delivery >= expected && copied.delivery <= expected / 1000 * 1001,
                     "{copied:?}"
                 );
-                // What a handler sends back lies on the heap now, and is staged where the fabric
+                // Data that a handler sends back now lies on the heap, and is staged if the fabric
                 // requires it.
                 assert_eq!(
                     copied.total(),
@@ -617,7 +616,7 @@ async fn copy_on_delivery_takes_messages_out_of_the_peers_reach() {
     }
 }
 
-/// A peer whose messages are kept gets no more than its share of the pool; the rest is for other
+/// A peer whose messages are kept gets at most its share of the pool, and the rest is for other
 /// peers.
 #[tokio::test]
 async fn a_peer_keeps_to_its_share_of_the_pool() {
@@ -651,10 +650,11 @@ async fn a_peer_keeps_to_its_share_of_the_pool() {
                 .unwrap();
             assert!(leased().await <= SHARE, "{fabric:?}: {} leased", leased().await);
         }
-        // What was kept beyond its share was copied out.
+        // Messages kept beyond its share were copied out.
         let copied = world.server.get().copied_fast;
         assert!(copied.pressure >= 18 * MIB as u64, "{fabric:?}: {copied:?}");
-        // Another peer has its own share, and nothing is copied for it: the pool is far from empty.
+        // Another peer has its own share, and nothing is copied for it, because the pool is far
+        // from empty.
         let other = world.connect().await;
         let mut client = common::Client::new(other.clone(), Which::Ours, LIMIT);
         for _ in 0..4 {

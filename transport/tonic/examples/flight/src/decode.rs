@@ -1,4 +1,4 @@
-//! Record batches out of what arrives.
+//! Decodes received messages to record batches.
 
 use std::panic::AssertUnwindSafe;
 
@@ -12,20 +12,20 @@ use tonic::Status;
 
 /// Decodes the record batches of a `DoGet`, `DoPut` or `DoExchange`.
 ///
-/// The columns lie where the body of their message landed: the body is not copied, as long as it
-/// begins at a multiple of 64 bytes, which tonic-rdma sees to. (A body that is compressed is
-/// decompressed into the heap; a buffer that its writer did not align is copied by arrow.) The
+/// The columns lie where the body of their message landed. The body is not copied, because
+/// tonic-rdma makes it begin at a multiple of 64 bytes. There are two exceptions: a compressed body
+/// is decompressed into the heap, and arrow copies a buffer that its writer did not align. The
 /// landing memory returns to its pool when the last array of the batch is dropped.
 ///
-/// The header of each message, some hundred bytes, is copied first: arrow checks it once and then
-/// relies on it, and the peer may still write to what landed. It may write to the body too. Arrow
-/// also relies on the offsets of strings and lists after it has checked them, so let a peer that is
-/// not trusted fill no columns that are read in place: see docs/flight.md.
+/// Each message's header, some hundred bytes, is copied first, because arrow checks it once and
+/// then relies on it, while the peer may still write to landed data. The peer may also write to the
+/// body. Arrow relies on the offsets of strings and lists as well after it has checked them. So do
+/// not read columns in place that come from a peer that is not trusted: see docs/flight.md.
 ///
 /// # Errors
-/// Each error of the call, and what arrow finds wrong in a message, ends the stream. Where arrow
-/// panics at a message, which it does at some that are malformed, the stream ends with a
-/// [`FlightError::DecodeError`] as well, unless the program aborts at panics.
+/// An error of the call, or of arrow about a message, ends the stream. Arrow panics at some
+/// malformed messages. The stream then also ends with a [`FlightError::DecodeError`], unless the
+/// program aborts at panics.
 pub fn batches<S>(messages: S) -> impl Stream<Item = Result<RecordBatch, FlightError>> + Send
 where
     S: Stream<Item = Result<FlightData, Status>> + Send + 'static,
@@ -36,11 +36,11 @@ where
     })
 }
 
-/// The same, with each message that a batch or the schema came in, and those that bring metadata
-/// only.
+/// Like [`batches`], with the message of each batch and schema, and with those that have only
+/// metadata.
 ///
 /// # Errors
-/// As [`batches`].
+/// The errors of [`batches`].
 pub fn messages<S>(messages: S) -> impl Stream<Item = Result<DecodedFlightData, FlightError>> + Send
 where
     S: Stream<Item = Result<FlightData, Status>> + Send + 'static,
@@ -52,7 +52,7 @@ where
         Ok(message)
     });
     let mut failed = false;
-    // Nothing of the decoder is used after it panicked.
+    // The decoder is not used after it has panicked.
     AssertUnwindSafe(FlightDataDecoder::new(messages))
         .catch_unwind()
         .map(|message| {
@@ -69,9 +69,9 @@ where
         })
 }
 
-/// Arrow panics where a header names buffers that its body does not have.
+/// Arrow panics if a header names buffers that its body does not have.
 fn check(message: &FlightData) -> Result<(), FlightError> {
-    // What is no message at all is an error of the decoder.
+    // Data that is not a message at all is an error of the decoder.
     let Ok(header) = arrow_ipc::root_as_message(&message.data_header) else { return Ok(()) };
     let dictionary = header.header_as_dictionary_batch().and_then(|batch| batch.data());
     let Some(batch) = header.header_as_record_batch().or(dictionary) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Record batches into pool memory.
+//! Encodes record batches into pool memory.
 
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
@@ -13,15 +13,15 @@ use tonic_rdma::{Pool, PoolError};
 /// Precedes each message of an Arrow stream, and the length of its header.
 const CONTINUATION: u32 = u32::MAX;
 
-/// Encodes record batches as messages whose bodies lie in pool memory, where they are sent from.
+/// Encodes record batches as messages whose bodies lie in pool memory and are sent from there.
 ///
-/// arrow-flight's own encoder joins the buffers of a batch on the heap, from where an RDMA
-/// transport has to copy them once more. This one joins them in pool memory: one copy, and the
-/// only one between two processes over RDMA. A body that is longer than the pool's memory to send
-/// from lies on the heap.
+/// arrow-flight's own encoder joins a batch's buffers on the heap, and an RDMA transport has to
+/// copy them once more from there. This encoder joins them in pool memory. Over RDMA that is the
+/// only copy between two processes. A body that is longer than the pool's memory for sending lies
+/// on the heap.
 ///
-/// A batch becomes one message (and one for each new dictionary), however long it is: raise the
-/// receiver's `max_decoding_message_size`, 4 MiB by default, or slice batches before.
+/// A batch becomes one message, however long it is, and each new dictionary becomes another. Raise
+/// the receiver's `max_decoding_message_size`, which is 4 MiB by default, or slice batches before.
 pub struct BatchEncoder {
     encoder: StreamEncoder,
     pool: Pool,
@@ -29,30 +29,30 @@ pub struct BatchEncoder {
 }
 
 impl BatchEncoder {
-    /// An encoder for batches of this schema. `pool` is that of the connection: `Channel::pool()`
-    /// at a client, `tonic_rdma::pool(&request)` at a server.
+    /// An encoder for batches of this schema. `pool` is the connection's: `Channel::pool()` at a
+    /// client, `tonic_rdma::pool(&request)` at a server.
     ///
     /// # Errors
-    /// Where arrow cannot encode the schema.
+    /// Arrow cannot encode the schema.
     pub fn new(pool: Pool, schema: &Schema, options: IpcWriteOptions) -> Result<Self, FlightError> {
         let encoder = StreamEncoder::try_new_with_options(schema, options)?;
         Ok(BatchEncoder { encoder, pool, descriptor: None })
     }
 
-    /// The first message names what is put.
+    /// Makes the first message name the data that is put.
     pub fn with_descriptor(self, descriptor: FlightDescriptor) -> Self {
         BatchEncoder { descriptor: Some(descriptor), ..self }
     }
 
-    /// The messages of one batch. In front of those of the first batch is the schema's.
+    /// The messages of one batch. The first batch's messages begin with the schema's.
     ///
-    /// Waits until there is pool memory.
+    /// Waits for pool memory.
     ///
     /// # Errors
-    /// Where arrow cannot encode the batch, and where the system gives no memory.
+    /// Arrow cannot encode the batch, or the system has no memory.
     ///
     /// # Cancel safety
-    /// Not cancel safe: a dictionary or schema whose message was lost is not encoded again.
+    /// Not cancel safe: a dictionary or schema whose message is lost is not encoded again.
     pub async fn encode(&mut self, batch: &RecordBatch) -> Result<Vec<FlightData>, FlightError> {
         let encoded = self.encoder.encode(batch)?;
         messages(&self.pool, &mut self.descriptor, encoded).await
@@ -61,17 +61,17 @@ impl BatchEncoder {
     /// The schema's message, if no batch was encoded.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// The errors of [`encode`](Self::encode).
     pub async fn finish(self) -> Result<Vec<FlightData>, FlightError> {
         let BatchEncoder { encoder, pool, mut descriptor } = self;
         messages(&pool, &mut descriptor, encoder.finish()?).await
     }
 }
 
-/// Encodes a stream of batches, as arrow-flight's `FlightDataEncoder`, into pool memory.
+/// Encodes a stream of batches into pool memory, like arrow-flight's `FlightDataEncoder`.
 ///
 /// # Errors
-/// Those of `batches` and of [`BatchEncoder`]; the stream ends behind the first.
+/// The errors of `batches` and of [`BatchEncoder`]. The stream ends after the first.
 pub fn batches<S>(
     mut encoder: BatchEncoder,
     batches: S,
@@ -153,9 +153,9 @@ fn malformed(what: &str) -> FlightError {
     FlightError::ProtocolError(format!("arrow's encoder made a stream that cannot be read: {what}"))
 }
 
-/// Buffers in a row.
+/// Several buffers in sequence.
 struct Joined {
-    /// The last is the first.
+    /// In reverse order.
     buffers: Vec<Buffer>,
     remaining: usize,
 }

@@ -1,12 +1,12 @@
 //! Arrow Flight over tonic-rdma: record batches are decoded where they landed.
 //!
-//! The message types are those of the arrow-flight crate. Its stubs name tonic's codec, which
-//! copies each message; the stubs of this crate ([`flight_service_client`],
-//! [`flight_service_server`]) name [`tonic_rdma::codec::ProstCodec`]. Everything else of
-//! arrow-flight fits: services that implement its `FlightService` are served as they are, its
-//! decoder reads what arrives, and a client or server of either kind talks to the other kind.
+//! The message types are those of the arrow-flight crate. Its stubs use tonic's codec, which copies
+//! each message. The stubs of this crate ([`flight_service_client`], [`flight_service_server`]) use
+//! [`tonic_rdma::codec::ProstCodec`]. Everything else of arrow-flight works unchanged: a service
+//! that implements its `FlightService` can be served, its decoder reads received messages, and
+//! clients and servers of both kinds interoperate.
 //!
-//! docs/flight.md says what is copied when, and whom to trust.
+//! docs/flight.md says what is copied when, and which peers to trust.
 
 pub mod decode;
 pub mod encode;

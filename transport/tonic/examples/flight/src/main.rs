@@ -1,8 +1,8 @@
-//! Puts a table of record batches to a server and gets it back, by arrow-flight with tonic over TCP
-//! and by the stubs of this crate over the best path of this host to itself, in turns.
+//! Puts a table of record batches to a server and gets it back. It alternates between arrow-flight
+//! with tonic over TCP, and this crate's stubs over the best path from this host to itself.
 //!
-//! `cargo run --release -p tonic-rdma-example-flight` prints the rates, their ratios and what was
-//! copied. Both servers run the same service, in threads of their own.
+//! `cargo run --release -p tonic-rdma-example-flight` prints the rates, their ratios and the copied
+//! bytes. Both servers run the same service, on their own threads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 
 const MIB: f64 = 1_048_576.0;
 const TABLE: &str = "measured";
-/// Rounds in which the ends learn each other's codecs and that tonic accepts long messages.
+/// Rounds in which the ends learn each other's codecs, and learn that tonic accepts long messages.
 const WARM_UP: u16 = 2;
 
 #[derive(Parser)]
@@ -70,13 +70,13 @@ fn main() -> Result<ExitCode, Error> {
     Ok(code)
 }
 
-/// Room for a table that is kept while the next one arrives, and for the batches in flight.
+/// Has room for a table that is kept while the next one arrives, and for the batches in flight.
 fn context(options: &Options) -> Context {
     let table = (usize::from(options.mib) * usize::from(options.batches)) << 20;
     Context::builder().pool(PoolConfig::default().total(6 * table)).build()
 }
 
-/// Starts both servers, each with tables of its own.
+/// Starts both servers, each with its own tables.
 async fn serve(options: &Options) -> Result<(SocketAddr, SocketAddr, ServerStats), Error> {
     let listener = TcpListener::bind((options.addr, 0)).await?;
     let stock = listener.local_addr()?;
@@ -95,7 +95,7 @@ async fn serve(options: &Options) -> Result<(SocketAddr, SocketAddr, ServerStats
     Ok((stock, ours, served))
 }
 
-/// Longest message: a batch and its header.
+/// Length of the longest message: a batch and its header.
 fn limit(options: &Options) -> usize {
     (usize::from(options.mib) << 20) + (64 << 10)
 }
@@ -180,7 +180,7 @@ async fn put_stock(
     Ok(())
 }
 
-/// Adds up the rows. The batch is dropped, as by a reader that is done with it.
+/// Adds up the rows, and drops the batch as a reader does when it is done.
 async fn count(rows: usize, batch: RecordBatch) -> Result<usize, FlightError> {
     Ok(rows + batch.num_rows())
 }

@@ -1,4 +1,4 @@
-//! A service of arrow-flight is a service of this crate.
+//! Serves a service of arrow-flight as one of this crate.
 
 use arrow_flight::flight_service_server::FlightService as Stock;
 use arrow_flight::{

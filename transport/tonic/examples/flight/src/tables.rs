@@ -13,19 +13,19 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use tonic::{Request, Response, Status, Streaming};
 
-/// What a method sends.
+/// The stream of a method's replies.
 type Reply<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Keeps each table that `DoPut` brings as its messages, where they landed; `DoGet` sends them from
-/// there. No message is decoded, so there is nothing that a peer could change between a check and
-/// its use. `DoExchange` sends back what it receives.
+/// Keeps the messages of each table that `DoPut` brings where they landed. `DoGet` sends them from
+/// there. No message is decoded, so a peer can change nothing between a check and its use.
+/// `DoExchange` sends back each message that it receives.
 ///
-/// It implements the trait of the arrow-flight crate, as an existing service does, and can be
-/// served by the crate's server stub and by [that of this crate](crate::flight_service_server).
+/// It implements the trait of the arrow-flight crate, as an existing service does. That crate's
+/// server stub can serve it, and so can [this crate's](crate::flight_service_server).
 #[derive(Clone, Debug, Default)]
 pub struct Tables(Arc<Mutex<BTreeMap<String, Table>>>);
 
-/// The messages of a table: the schema's, then those of dictionaries and batches.
+/// The messages of a table: first the schema's, then those of dictionaries and batches.
 type Table = Arc<[FlightData]>;
 
 impl Tables {
@@ -62,7 +62,8 @@ impl Tables {
     }
 }
 
-/// The schema's message as `FlightInfo` and `SchemaResult` have it: with the prefix of a stream.
+/// The schema's message in the form of `FlightInfo` and `SchemaResult`, with the prefix of a
+/// stream.
 fn schema(table: &Table) -> Bytes {
     let header = table.first().map_or(&[][..], |message| &message.data_header);
     let mut schema = Vec::with_capacity(8 + header.len());

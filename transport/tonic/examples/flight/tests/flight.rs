@@ -1,5 +1,5 @@
-//! Record batches by every method that carries them: what arrives equals what was sent, and on a
-//! fast path its columns lie where it landed.
+//! Sends record batches by every method that carries them. The received batches equal the sent
+//! ones, and on a fast path their columns lie where they landed.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -32,12 +32,12 @@ use tonic_rdma_example_flight::flight_service_server::FlightServiceServer;
 use tonic_rdma_example_flight::tables::Tables;
 
 const MIB: usize = 1 << 20;
-/// What the decoder of this crate makes.
+/// The result of this crate's decoder.
 type Decoded = Result<DecodedFlightData, FlightError>;
 
 const LIMIT: usize = 16 * MIB;
 
-/// A listener at the address of the guest's device, or on this host.
+/// A listener at the guest device's address, or on this host.
 async fn listen() -> TcpListener {
     let addr = std::env::var("GUEST_ADDR").unwrap_or_else(|_| "127.0.0.1".into());
     TcpListener::bind((addr, 0)).await.unwrap()
@@ -72,12 +72,12 @@ impl World {
         FlightServiceClient::new(self.channel.clone()).max_decoding_message_size(LIMIT)
     }
 
-    /// What each end has copied.
+    /// The bytes that each end has copied.
     fn copied(&self) -> [Copied; 2] {
         [self.channel.stats().copied_fast, self.server.get().copied_fast]
     }
 
-    /// Bytes that both ends have copied since, but for what is short.
+    /// The bytes that both ends have copied since, without short messages.
     fn copied_since(&self, before: [Copied; 2]) -> u64 {
         let after = self.copied();
         after.into_iter().zip(before).map(|(a, b)| (a - b).total() - (a - b).eager).sum()
@@ -100,7 +100,7 @@ impl World {
     }
 }
 
-/// The messages of these batches, by the encoder of this crate.
+/// The messages of these batches, from this crate's encoder.
 fn messages(
     pool: Pool,
     name: &str,
@@ -112,7 +112,7 @@ fn messages(
     encode::batches(encoder, stream::iter(batches.to_vec()).map(Ok)).map(|m| m.unwrap())
 }
 
-/// About 2.5 MiB: numbers, numbers with gaps, strings, lists, and a dictionary.
+/// A batch of about 2.5 MiB: numbers, numbers with gaps, strings, lists, and a dictionary.
 fn mixed(seed: i64) -> RecordBatch {
     const ROWS: i64 = 64 << 10;
     let rows = seed * ROWS..(seed + 1) * ROWS;
@@ -134,13 +134,13 @@ fn mixed(seed: i64) -> RecordBatch {
     RecordBatch::try_from_iter(columns).unwrap()
 }
 
-/// A batch of numbers, of so many bytes.
+/// A batch of numbers that takes this many bytes.
 fn numbers(bytes: usize) -> RecordBatch {
     let column = Int64Array::from_iter_values(0..bytes as i64 / 8);
     RecordBatch::try_from_iter([("number", Arc::new(column) as ArrayRef)]).unwrap()
 }
 
-/// Number of buffers of these arrays that lie in `body`, and of those that do not.
+/// The number of these arrays' buffers that lie in `body`, and of those that do not.
 fn places(columns: &[ArrayRef], body: &Bytes) -> (usize, usize) {
     fn walk(data: &arrow_data::ArrayData, body: &Bytes, places: &mut (usize, usize)) {
         let validity = data.nulls().map(|nulls| nulls.buffer());
@@ -161,8 +161,8 @@ fn places(columns: &[ArrayRef], body: &Bytes) -> (usize, usize) {
     found
 }
 
-/// Checks what arrived against what was sent. On a fast path, that each body lies in the pool, and
-/// each buffer of each column in the body of its message.
+/// Compares received with sent batches. On a fast path it also checks that each body lies in the
+/// pool, and each column's buffers in their message's body.
 async fn check(stream: impl Stream<Item = Decoded>, sent: &[RecordBatch], pool: Option<&Pool>) {
     let mut messages = std::pin::pin!(stream);
     let mut sent = sent.iter();
@@ -173,7 +173,7 @@ async fn check(stream: impl Stream<Item = Decoded>, sent: &[RecordBatch], pool: 
         let Some(pool) = pool else { continue };
         assert!(pool.resolve(&message.inner.data_body).is_some(), "the body was copied");
         assert!(pool.resolve(&message.inner.data_header).is_none(), "the peer can change a header");
-        // Dictionaries come in messages of their own, and may lie elsewhere.
+        // Dictionaries come in their own messages, and may lie elsewhere.
         let columns: Vec<_> = batch
             .columns()
             .iter()
@@ -200,8 +200,8 @@ async fn batches_are_decoded_where_they_landed() {
         check(world.exchange(&sent).await, &sent, pool).await;
         world.copied_since(before)
     };
-    // A stream of a short message and long ones fills one frame of tonic's, up to 32 KiB, so that
-    // tonic adds no other message to it, and over RDMA copies headers to staging. Here are four
+    // A stream of a short message and long ones fills one of tonic's frames, up to 32 KiB, so that
+    // tonic adds no other message to it. Over RDMA it copies headers to staging. Here are four
     // streams.
     const FILLING: u64 = 4 * (34 << 10);
     // Each end learns the other's codec, and that tonic accepts messages of these lengths.
@@ -221,7 +221,7 @@ async fn batches_are_decoded_where_they_landed() {
     check(world.exchange(&sent).await, &sent, None).await;
 }
 
-/// Starts a server of arrow-flight and tonic.
+/// Starts a server of arrow-flight with tonic.
 async fn stock_server() -> SocketAddr {
     let listener = listen().await;
     let addr = listener.local_addr().unwrap();
@@ -259,7 +259,7 @@ async fn flight_client_works_over_a_channel_of_this_crate() {
 async fn each_client_works_with_each_server() {
     let world = World::fast(64 * MIB).await;
     let sent: Vec<_> = (0..2).map(mixed).collect();
-    // This crate's client, a stock server.
+    // This crate's client with a stock server.
     let addr = stock_server().await;
     let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
     let stock = World { channel: endpoint.connect().await.unwrap(), server: world.server.clone() };
@@ -286,8 +286,8 @@ fn plain(data_type: &arrow_schema::DataType) -> arrow_schema::DataType {
     }
 }
 
-/// Batches that an application keeps use up landing memory: the share grows to its limit, then what
-/// arrives is copied to the heap, and nothing stops.
+/// Batches that an application keeps use up landing memory. The share grows to its limit, then
+/// received batches are copied to the heap, and no stream stops.
 #[tokio::test]
 async fn batches_that_are_held_are_copied_only_at_the_limit() {
     let world = World::fast(128 * MIB).await;
@@ -318,7 +318,7 @@ async fn batches_that_are_held_are_copied_only_at_the_limit() {
     check_numbers(&world, &batch, &pool).await;
 }
 
-/// After the batches were dropped nothing is copied.
+/// After the batches are dropped, nothing is copied.
 async fn check_numbers(world: &World, batch: &RecordBatch, pool: &Pool) {
     let mut messages = std::pin::pin!(world.get("table").await);
     while let Some(message) = messages.next().await {
@@ -338,7 +338,7 @@ async fn what_is_longer_than_the_pool_is_sent_from_the_heap() {
     check(world.get("table").await, &sent, None).await;
 }
 
-/// The encoder makes what arrow-flight's encoder makes.
+/// The encoder produces the same messages as arrow-flight's.
 #[tokio::test]
 async fn the_encoder_agrees_with_that_of_arrow_flight() {
     let pool = Context::builder().build();
@@ -400,8 +400,8 @@ async fn bad_input_is_an_error() {
     assert!(two_names.message().contains("2 names"), "{two_names}");
 }
 
-/// A peer may send anything as a message of Arrow: bytes that are none, a body that is cut, offsets
-/// that lead out of it.
+/// A peer may send anything as an Arrow message: bytes that are not one, a truncated body, or
+/// offsets beyond its end.
 #[tokio::test]
 async fn messages_that_are_no_batches_are_errors() {
     let world = World::fast(64 * MIB).await;
@@ -431,7 +431,7 @@ async fn messages_that_are_no_batches_are_errors() {
     assert!(matches!(failed, FlightError::Tonic(status) if status.code() == Code::Aborted));
 }
 
-/// However a header is spoilt, the reader gets an error or a batch, and never a panic.
+/// Whatever is changed in a header, the reader gets an error or a batch, and never panics.
 #[tokio::test]
 async fn spoilt_headers_never_panic() {
     let pool = Endpoint::from_static("http://127.0.0.1:1").connect_lazy().pool();

@@ -1,4 +1,4 @@
-//! A handler as in an existing program, except that it returns the path as well.
+//! A handler like one in an existing program, except that it also returns the path.
 
 use tonic::{Request, Response, Status};
 
