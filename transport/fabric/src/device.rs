@@ -151,6 +151,9 @@ pub struct DeviceInfo {
     /// This host's IP addresses that rdma_cm finds on the device. Without one it cannot be used
     /// here.
     pub addresses: Vec<IpAddr>,
+    /// The errno with which this process failed to open the device. Nothing but its name is known
+    /// then.
+    pub unopened: Option<i32>,
 }
 
 impl DeviceInfo {

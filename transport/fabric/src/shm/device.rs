@@ -56,6 +56,7 @@ impl ShmDevice {
             transport: Transport::Shm,
             ports: Vec::new(),
             addresses: Vec::new(),
+            unopened: None,
         })
     }
 

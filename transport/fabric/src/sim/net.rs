@@ -107,6 +107,7 @@ impl SimDevice {
                 gids: vec![gid],
             }],
             addresses: self.addresses()?,
+            unopened: None,
         })
     }
 

@@ -8,7 +8,7 @@ use std::{fmt, io};
 use tonic_rdma_memory::{Pool, Registrar};
 
 use crate::device::{DeviceInfo, Transport};
-use crate::error::{ConnectError, FabricError};
+use crate::error::{ConnectError, FabricError, Verb};
 use crate::link_config::LinkConfig;
 use crate::verbs::cm::channel::Channel;
 use crate::verbs::cm::id::CmId;
@@ -39,12 +39,14 @@ impl fmt::Debug for VerbsDevice {
 /// Why no address leads to a device.
 fn unreachable(device: &DeviceInfo, has_interface: bool) -> FabricError {
     let name = device.name.clone();
+    if let Some(errno) = device.unopened {
+        let source = Arc::new(io::Error::from_raw_os_error(errno));
+        let verb = Verb::Call("ibv_open_device");
+        return FabricError::QueuePairRefused { device: name, verb, source };
+    }
     match device.transport {
-        // Devices of neither kind have connections of another kind, or none. One that could not be
-        // opened has no ports here.
-        Transport::Unknown if !device.ports.is_empty() => {
-            FabricError::NoConnections { device: name }
-        }
+        // Devices of neither kind have connections of another kind, or none.
+        Transport::Unknown => FabricError::NoConnections { device: name },
         Transport::InfiniBand if !has_interface => FabricError::NoIpoib { device: name },
         _ => FabricError::NoAddress { device: name },
     }
@@ -192,7 +194,8 @@ impl VerbsDevice {
         // SAFETY: the device is open.
         let (transport, ports, _) = unsafe { ports(self.0.context()) }
             .map_err(|source| self.0.verb_error("ibv_query_device", source))?;
-        Ok(DeviceInfo { name: self.0.name.clone(), transport, ports, addresses: self.addresses()? })
+        let (name, addresses) = (self.0.name.clone(), self.addresses()?);
+        Ok(DeviceInfo { name, transport, ports, addresses, unopened: None })
     }
 
     /// This host's addresses that lie on the device.
@@ -239,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_device_without_an_address_is_told_why() {
-        let told = |transport, ports: usize, has_interface| {
+        let told = |transport, unopened: Option<i32>, has_interface| {
             let port = PortInfo {
                 number: 1,
                 state: PortState::Active,
@@ -249,22 +252,21 @@ mod tests {
                 gids: Vec::new(),
             };
             let (name, addresses) = ("x0".to_owned(), Vec::new());
-            let ports = vec![port; ports];
-            let device = DeviceInfo { name, transport, ports, addresses };
+            let ports = if unopened.is_some() { Vec::new() } else { vec![port] };
+            let device = DeviceInfo { name, transport, ports, addresses, unopened };
             unreachable(&device, has_interface).to_string()
         };
         for has_interface in [false, true] {
-            let efa = told(Transport::Unknown, 1, has_interface);
+            let efa = told(Transport::Unknown, None, has_interface);
             assert!(efa.contains("x0 has no reliable connections"), "{efa}");
-            // It could not be opened.
-            let closed = told(Transport::Unknown, 0, has_interface);
-            assert!(closed.contains("no IP address"), "{closed}");
+            let closed = told(Transport::Unknown, Some(libc::EACCES), has_interface);
+            assert!(closed.contains("ibv_open_device: Permission denied"), "{closed}");
         }
-        let bare = told(Transport::InfiniBand, 1, false);
+        let bare = told(Transport::InfiniBand, None, false);
         assert!(bare.contains("modprobe ib_ipoib"), "{bare}");
         for (transport, has_interface) in [(Transport::InfiniBand, true), (Transport::RoCE, false)]
         {
-            let plain = told(transport, 1, has_interface);
+            let plain = told(transport, None, has_interface);
             assert!(plain.contains("give its network interface an address"), "{plain}");
         }
     }

@@ -107,10 +107,8 @@ impl Survey {
             (state.changes, settled, told.is_some())
         };
         let devices: Devices = look()?.into();
-        let may_keep = |device: &DeviceInfo| match settled {
-            true => !device.ports.is_empty(),
-            false => device.is_usable(),
-        };
+        let may_keep =
+            |device: &DeviceInfo| device.unopened.is_none() && (settled || device.is_usable());
         let mut state = self.state();
         if keeps && state.changes == before && devices.iter().all(may_keep) {
             state.kept = Some((devices.clone(), settled, before));
@@ -135,7 +133,7 @@ mod tests {
         told: Cell<Option<bool>>,
         looks: Cell<u32>,
         state: Cell<PortState>,
-        ports: Cell<usize>,
+        unopened: Cell<Option<i32>>,
     }
 
     impl Host {
@@ -147,7 +145,7 @@ mod tests {
                 told: Cell::new(Some(false)),
                 looks: Cell::new(0),
                 state: Cell::new(PortState::Active),
-                ports: Cell::new(1),
+                unopened: Cell::new(None),
             };
             host.told.set(Some(true));
             host
@@ -166,8 +164,9 @@ mod tests {
             let device = |name: &str| DeviceInfo {
                 name: name.to_owned(),
                 transport: Transport::RoCE,
-                ports: vec![port.clone(); self.ports.get()],
+                ports: vec![port.clone()],
                 addresses: vec![[10, 0, 0, 1].into()],
+                unopened: self.unopened.get(),
             };
             Ok(vec![device("mlx5_0"), device("mlx5_1")])
         }
@@ -228,10 +227,9 @@ mod tests {
 
     #[test]
     fn what_nobody_tells_of_is_not_kept() {
-        // The devices cannot be opened. A change of their files' modes, which nothing reports,
-        // would change that.
+        // EACCES, which a change of the modes of the device files would end.
         let host = Host::new();
-        host.ports.set(0);
+        host.unopened.set(Some(13));
         host.settle();
         assert_eq!([host.attempt(), host.attempt()], [1, 2]);
         host.settle();

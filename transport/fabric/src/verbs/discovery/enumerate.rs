@@ -46,13 +46,16 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
             // SAFETY: the list is alive.
             let name = unsafe { device_name(device) };
             // SAFETY: as above.
-            let (transport, ports) = unsafe { query(device) }.unwrap_or_else(|error| {
-                tracing::debug!(device = name, %error, "RDMA device cannot be opened");
-                (Transport::Unknown, Vec::new())
-            });
+            let (transport, ports, unopened) = match unsafe { query(device) } {
+                Ok((transport, ports)) => (transport, ports, None),
+                Err(error) => {
+                    tracing::debug!(device = name, %error, "RDMA device cannot be opened");
+                    (Transport::Unknown, Vec::new(), error.raw_os_error())
+                }
+            };
             let addresses =
                 addresses.iter().filter(|at| at.device == name).map(|at| at.ip).collect();
-            DeviceInfo { name, transport, ports, addresses }
+            DeviceInfo { name, transport, ports, addresses, unopened }
         })
         .collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
