@@ -192,12 +192,22 @@ impl SimDevice {
 
     /// Fault: connect requests to this device get no answer.
     pub fn lose_connects(&self, on: bool) {
-        self.state.faults.set_lose_connects(on);
+        self.state.faults.set_lose_connects(if on { u32::MAX } else { 0 });
+    }
+
+    /// Fault: the next `count` connect requests to this device get no answer.
+    pub fn lose_next_connects(&self, count: u32) {
+        self.state.faults.set_lose_connects(count);
     }
 
     /// Fault: peers do not learn that this device has accepted their connect requests.
     pub fn lose_accepts(&self, on: bool) {
-        self.state.faults.set_lose_accepts(on);
+        self.state.faults.set_lose_accepts(if on { u32::MAX } else { 0 });
+    }
+
+    /// Fault: the next `count` peers do not learn that this device has accepted their requests.
+    pub fn lose_next_accepts(&self, count: u32) {
+        self.state.faults.set_lose_accepts(count);
     }
 
     /// Fault: all links of this device die now, with retries exceeded. Their peers see a disconnect

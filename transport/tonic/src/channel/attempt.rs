@@ -1,5 +1,6 @@
 //! One attempt at the fast path: local device, Offer over TCP, connection and hello.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,10 @@ use crate::path::{Path, from_error};
 use crate::tcp::connector::TcpChannel;
 use crate::telemetry::metrics;
 use crate::telemetry::stats::Counters;
+
+/// A second request follows one that had no answer for this long. A server answers within some
+/// milliseconds, and one without time for that answers the second Offer late as well.
+const SILENCE: Duration = Duration::from_millis(300);
 
 /// The inputs of an attempt at the fast path.
 #[derive(Debug, Clone)]
@@ -129,6 +134,7 @@ impl Plan {
                     None => offer(&self.tcp, self.origin.uri.clone(), hook, &paths).await?.ticket.0,
                 };
                 ticket = Some(with);
+                let began = Instant::now();
                 match self.connect(&rail, with, &origin, share).await {
                     Ok(fast) => {
                         failed.into_iter().for_each(|rail| self.context.rails().has_failed(rail));
@@ -137,10 +143,11 @@ impl Plan {
                     }
                     Err(reason) => {
                         tracing::debug!(%path, %addr, %reason, "no fast path by this address");
-                        if is_of_the_rail(reason.code()) {
+                        let asked_twice = began.elapsed() >= SILENCE;
+                        if is_of_the_rail(reason.code(), asked_twice) {
                             failed.push(rail.key());
                         }
-                        if may_have_accepted(reason.code()) {
+                        if asked_twice || may_have_accepted(reason.code()) {
                             ticket = None;
                         }
                         // The ticket is spent once the server has seen it. A client that was
@@ -171,6 +178,9 @@ impl Plan {
         Err(from_error::foremost(reasons, &reached).unwrap_or_else(none))
     }
 
+    /// Connects by one rail. Where no answer comes within [`SILENCE`], a second request with a
+    /// ticket of its own goes beside the first: the connection manager repeats a lost one after
+    /// four seconds only. The first answer to either counts.
     async fn connect(
         &self,
         rail: &Rail,
@@ -192,13 +202,26 @@ impl Plan {
         options.type_of_service(self.type_of_service);
         options.link.source = rail.source;
         options.copy_on_delivery(self.copy_on_delivery);
-        let hello = Hello::new(ticket, options.proto.settings()).encode();
-        let left = limit.saturating_sub(started.elapsed());
         let attempted = Attempted(Some(pool.clone()));
-        let connected = fabric
-            .connect(addr, &options.link, &pool, &hello, left)
-            .await
-            .map_err(from_error::connect)?;
+        let connected = {
+            let request = async |ticket: [u8; 16]| {
+                let hello = Hello::new(ticket, options.proto.settings()).encode();
+                let left = limit.saturating_sub(started.elapsed());
+                let connected = fabric.connect(addr, &options.link, &pool, &hello, left).await;
+                connected.map_err(from_error::connect)
+            };
+            let again = async {
+                let (uri, paths) = (self.origin.uri.clone(), &[rail.path]);
+                let offered = offer(&self.tcp, uri, self.hook.as_ref(), paths).await?;
+                tracing::debug!(%addr, "no answer yet: a second request goes beside the first");
+                request(offered.ticket.0).await
+            };
+            match rail.path {
+                // The kernel of this host loses no request.
+                Path::Shm => request(ticket).await?,
+                _ => first_answer(request(ticket), again).await?,
+            }
+        };
         let accept = Accept::decode(&connected.private_data).map_err(|error| {
             Reason::from_peer(
                 ReasonCode::HandshakeRejected,
@@ -219,12 +242,41 @@ impl Plan {
     }
 }
 
-/// Whether another rail may work after one has failed with this reason.
-fn is_of_the_rail(code: ReasonCode) -> bool {
+/// The first answer to a request, or to a second that is made after [`SILENCE`]. An error of this
+/// host is no answer: the other request goes on. Without any answer the first one's error counts.
+async fn first_answer<T>(
+    first: impl Future<Output = Result<T, Reason>>,
+    second: impl Future<Output = Result<T, Reason>>,
+) -> Result<T, Reason> {
+    let is_answer = |result: &Result<T, Reason>| match result {
+        Ok(_) => true,
+        Err(reason) => reason.side() == Side::Peer,
+    };
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    if let Ok(ended) = tokio::time::timeout(SILENCE, &mut first).await {
+        return ended;
+    }
+    tokio::select! {
+        ended = &mut first => {
+            if is_answer(&ended) {
+                return ended;
+            }
+            let other = second.await;
+            if is_answer(&other) { other } else { ended }
+        }
+        ended = &mut second => if is_answer(&ended) { ended } else { first.await },
+    }
+}
+
+/// Whether another rail may do where one has failed with this reason. One request that was lost
+/// says nothing of its rail.
+fn is_of_the_rail(code: ReasonCode, asked_twice: bool) -> bool {
+    if code == ReasonCode::HandshakeTimeout {
+        return asked_twice;
+    }
     matches!(
         code,
-        ReasonCode::HandshakeTimeout
-            | ReasonCode::LargePacketsLost
+        ReasonCode::LargePacketsLost
             | ReasonCode::LinkLost
             | ReasonCode::NoActivePort
             | ReasonCode::NoDevice

@@ -1,7 +1,7 @@
 //! Faults of one device, switched on by tests.
 
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ pub(crate) struct Faults {
     frozen: AtomicBool,
     /// The process pauses, and its device goes on.
     paused: AtomicBool,
-    /// Connect requests get no answer.
-    lose_connects: AtomicBool,
-    /// Peers do not learn that their connect request was accepted.
-    lose_accepts: AtomicBool,
+    /// As many connect requests get no answer.
+    lose_connects: AtomicU32,
+    /// As many peers do not learn that their connect request was accepted.
+    lose_accepts: AtomicU32,
     /// Peers are not told that a link has ended.
     lose_disconnects: AtomicBool,
     removed: AtomicBool,
@@ -35,6 +35,14 @@ pub(crate) struct Faults {
     /// The number of those that do.
     waiting: AtomicU64,
     released: Condvar,
+}
+
+fn is_next_lost(left: &AtomicU32) -> bool {
+    let one_less = |left: u32| match left {
+        u32::MAX => Some(left),
+        _ => left.checked_sub(1),
+    };
+    left.try_update(SeqCst, SeqCst, one_less).is_ok()
 }
 
 impl Faults {
@@ -100,20 +108,22 @@ impl Faults {
         self.paused.load(SeqCst)
     }
 
-    pub(crate) fn set_lose_connects(&self, on: bool) {
-        self.lose_connects.store(on, SeqCst);
+    /// Loses the next `count` connect requests, all of them for `u32::MAX`.
+    pub(crate) fn set_lose_connects(&self, count: u32) {
+        self.lose_connects.store(count, SeqCst);
     }
 
     pub(crate) fn lose_connects(&self) -> bool {
-        self.lose_connects.load(SeqCst)
+        is_next_lost(&self.lose_connects)
     }
 
-    pub(crate) fn set_lose_accepts(&self, on: bool) {
-        self.lose_accepts.store(on, SeqCst);
+    /// Loses the next `count` answers to connect requests, all of them for `u32::MAX`.
+    pub(crate) fn set_lose_accepts(&self, count: u32) {
+        self.lose_accepts.store(count, SeqCst);
     }
 
     pub(crate) fn lose_accepts(&self) -> bool {
-        self.lose_accepts.load(SeqCst)
+        is_next_lost(&self.lose_accepts)
     }
 
     pub(crate) fn set_lose_disconnects(&self, on: bool) {
