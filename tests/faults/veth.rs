@@ -1,6 +1,8 @@
 //! A network between the two ends of a veth pair that loses, delays, duplicates, corrupts or drops
 //! all packets.
 
+use std::time::Duration;
+
 use rand::Rng;
 use tonic_rdma::{Channel, Path, Policy, ReasonCode};
 use tonic_rdma_tests::channel::AnyChannel;
@@ -82,6 +84,26 @@ pub async fn black_hole(test: &mut FaultTest) {
     clear_netem();
     load.wait_for_recovery().await;
     load.end().await;
+}
+
+/// Nothing arrives for 0.4 s, in which the connect request is sent. The connection manager repeats
+/// it after more than four seconds, when `connect` has ended. Over iWARP, TCP repeats it in time.
+pub async fn connect_requests_are_lost(log: Log) {
+    let mut test = FaultTest::new(Topology::veth(), log).await;
+    // The neighbour is known from here on.
+    drop(test.endpoint(test.at).connect().await.unwrap());
+    for _ in 0..3 {
+        netem("loss 100%");
+        test.count_fault();
+        let endpoint = test.endpoint(test.at).policy(Policy::Require);
+        let endpoint = endpoint.fast_path_timeout(Duration::from_secs(3));
+        let connecting = tokio::spawn(async move { endpoint.connect().await });
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        clear_netem();
+        let channel = connecting.await.unwrap().unwrap();
+        assert_eq!((channel.path().path, channel.stats().attempts), (Path::Verbs, 1));
+    }
+    test.end("connect requests lost").await;
 }
 
 /// The netdev of one end takes shorter packets than the other's. rdma_cm gives the connection the

@@ -18,7 +18,7 @@ use tonic_rdma_memory::{LendableBytes, Pool, Registrar};
 use crate::HostWatch;
 use crate::access::{Lending, ShmAccess};
 use crate::addr::Addr;
-use crate::device::{DeviceInfo, LocalAddress};
+use crate::device::{DeviceInfo, LocalAddress, Transport};
 use crate::error::{ConnectError, FabricError, LinkError};
 use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Shared, Work};
 use crate::link_config::LinkConfig;
@@ -244,6 +244,20 @@ impl Fabric {
             Fabric::Shm(_) => "shm",
             #[cfg(feature = "test-util")]
             Fabric::Sim(_) => "sim",
+            Fabric::Never(never) => never.reached(),
+        }
+    }
+
+    /// Whether the network may lose a connect request, or its answer, for seconds. Not over shared
+    /// memory, nor over iWARP, whose TCP connection repeats what is lost sooner.
+    pub fn loses_requests(&self) -> bool {
+        match self {
+            #[cfg(all(target_os = "linux", feature = "verbs"))]
+            Fabric::Verbs(device) => device.transport() != Transport::IWarp,
+            #[cfg(all(target_os = "linux", feature = "shm"))]
+            Fabric::Shm(_) => false,
+            #[cfg(feature = "test-util")]
+            Fabric::Sim(_) => true,
             Fabric::Never(never) => never.reached(),
         }
     }

@@ -22,7 +22,7 @@ use crate::tcp::connector::TcpChannel;
 use crate::telemetry::metrics;
 use crate::telemetry::stats::Counters;
 
-/// A second request follows one that had no answer for this long. A server answers within some
+/// Another request follows one that had no answer for this long. A server answers within some
 /// milliseconds, and one without time for that answers the second Offer late as well.
 const SILENCE: Duration = Duration::from_millis(300);
 
@@ -178,9 +178,9 @@ impl Plan {
         Err(from_error::foremost(reasons, &reached).unwrap_or_else(none))
     }
 
-    /// Connects by one rail. Where no answer comes within [`SILENCE`], a second request with a
-    /// ticket of its own goes beside the first: the connection manager repeats a lost one after
-    /// four seconds only. The first answer to either counts.
+    /// Connects by one rail. Where no answer comes within [`SILENCE`], another request with a ticket
+    /// of its own goes beside the first, and is replaced after that time, twice the time, and so on: the
+    /// connection manager repeats a lost request after four seconds only. The first answer counts.
     async fn connect(
         &self,
         rail: &Rail,
@@ -211,15 +211,21 @@ impl Plan {
                 connected.map_err(from_error::connect)
             };
             let again = async {
-                let (uri, paths) = (self.origin.uri.clone(), &[rail.path]);
-                let offered = offer(&self.tcp, uri, self.hook.as_ref(), paths).await?;
-                tracing::debug!(%addr, "no answer yet: a second request goes beside the first");
-                request(offered.ticket.0).await
+                let (uri, paths) = (&self.origin.uri, &[rail.path]);
+                let mut silence = SILENCE;
+                loop {
+                    let offered = offer(&self.tcp, uri.clone(), self.hook.as_ref(), paths).await?;
+                    tracing::debug!(%addr, "no answer yet: another request goes beside the first");
+                    let asked = request(offered.ticket.0);
+                    if let Ok(ended) = tokio::time::timeout(silence, asked).await {
+                        return ended;
+                    }
+                    silence *= 2;
+                }
             };
-            match rail.path {
-                // The kernel of this host loses no request.
-                Path::Shm => request(ticket).await?,
-                _ => first_answer(request(ticket), again).await?,
+            match fabric.loses_requests() {
+                false => request(ticket).await?,
+                true => first_answer(request(ticket), again).await?,
             }
         };
         let accept = Accept::decode(&connected.private_data).map_err(|error| {
@@ -242,17 +248,17 @@ impl Plan {
     }
 }
 
-/// The first answer to a request, or to a second that is made after [`SILENCE`]. An error of this
+/// The first answer to a request, or to others that are made after [`SILENCE`]. An error of this
 /// host is no answer: the other request goes on. Without any answer the first one's error counts.
 async fn first_answer<T>(
     first: impl Future<Output = Result<T, Reason>>,
-    second: impl Future<Output = Result<T, Reason>>,
+    others: impl Future<Output = Result<T, Reason>>,
 ) -> Result<T, Reason> {
     let is_answer = |result: &Result<T, Reason>| match result {
         Ok(_) => true,
         Err(reason) => reason.side() == Side::Peer,
     };
-    let (mut first, mut second) = (pin!(first), pin!(second));
+    let (mut first, mut others) = (pin!(first), pin!(others));
     if let Ok(ended) = tokio::time::timeout(SILENCE, &mut first).await {
         return ended;
     }
@@ -261,10 +267,10 @@ async fn first_answer<T>(
             if is_answer(&ended) {
                 return ended;
             }
-            let other = second.await;
+            let other = others.await;
             if is_answer(&other) { other } else { ended }
         }
-        ended = &mut second => if is_answer(&ended) { ended } else { first.await },
+        ended = &mut others => if is_answer(&ended) { ended } else { first.await },
     }
 }
 
