@@ -179,8 +179,9 @@ impl Plan {
     }
 
     /// Connects by one rail. Where no answer comes within [`SILENCE`], another request with a ticket
-    /// of its own goes beside the first, and is replaced after that time, twice the time, and so on: the
-    /// connection manager repeats a lost request after four seconds only. The first answer counts.
+    /// of its own goes beside the first. It is replaced after as long again, then after twice as
+    /// long, and so on: the connection manager repeats a lost request only after four seconds. The
+    /// first answer counts.
     async fn connect(
         &self,
         rail: &Rail,

@@ -42,7 +42,7 @@ fn is_next_lost(left: &AtomicU32) -> bool {
         u32::MAX => Some(left),
         _ => left.checked_sub(1),
     };
-    left.try_update(SeqCst, SeqCst, one_less).is_ok()
+    left.fetch_update(SeqCst, SeqCst, one_less).is_ok()
 }
 
 impl Faults {
