@@ -182,7 +182,7 @@ async fn no_server(uri: &Uri, shown: &str, why: String) -> Failure {
 fn bad_url(shown: &str, why: &str, flag: &str) -> Failure {
     let variable = if flag == "--server" { " or in RPC_DEMO_SERVER" } else { "" };
     Failure::usage(
-        format!("'{shown}' is no server address"),
+        format!("'{shown}' is not a server address"),
         why,
         format!("give one like http://127.0.0.1:50051 with {flag}{variable}"),
     )

@@ -138,7 +138,8 @@ fn what_cannot_be_told_is_code_2_and_one_line() {
     let output = Output { stdout: Vec::new(), ..output };
     says(&failed(output, 2), &["no server answers", &url, "--peer"]);
 
-    for (args, said) in [(&["--peer", "ftp://x"][..], "no server address"), (&["--jsn"], "--json")]
+    for (args, said) in
+        [(&["--peer", "ftp://x"][..], "not a server address"), (&["--jsn"], "--json")]
     {
         says(&failed(doctor().args(args).output().unwrap(), 2), &[said]);
     }

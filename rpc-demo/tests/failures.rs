@@ -127,7 +127,7 @@ fn where_something_else_answers() {
 fn addresses_and_flags_that_cannot_be_used() {
     for bad in ["", "http://", "::::", "ftp://host/x", "http://ho st", "https://127.0.0.1:1"] {
         let line = failed(program().args(["ls", "--server", bad]).output().unwrap(), 2);
-        says(&line, &["no server address", "http://127.0.0.1:50051"]);
+        says(&line, &["not a server address", "http://127.0.0.1:50051"]);
     }
     let bad: [&[&str]; 16] = [
         &[],

@@ -80,7 +80,10 @@ async fn run(args: Args) -> Result<u8, String> {
 fn endpoint(server: &str) -> Result<Endpoint, String> {
     let url = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let wrong = |why: &str| {
-        format!("{} is no server address: {why}; try --peer http://10.0.0.1:50051", Escaped(&url))
+        format!(
+            "{} is not a server address: {why}; try --peer http://10.0.0.1:50051",
+            Escaped(&url)
+        )
     };
     let endpoint = Endpoint::from_shared(url.clone()).map_err(|error| wrong(&causes(&error)))?;
     match (endpoint.uri().scheme_str(), endpoint.uri().host()) {
@@ -88,7 +91,7 @@ fn endpoint(server: &str) -> Result<Endpoint, String> {
         (Some("https"), _) => {
             Err(wrong("this program has no TLS (a program that has it calls tonic_rdma::diagnose)"))
         }
-        _ => Err(wrong("it does not begin with http://")),
+        _ => Err(wrong("it must begin with http://")),
     }
 }
 

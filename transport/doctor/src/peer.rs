@@ -73,7 +73,7 @@ fn side_by_side(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
     }
     align(&mut table, 1..5);
     page.line(format_args!(
-        "Calls by each path; bare: a SEND each way, or a WRITE, without calls\n{table}"
+        "Calls over each path; bare: a SEND in each direction, or a WRITE, without calls\n{table}"
     ))
 }
 

@@ -45,9 +45,9 @@ pub(crate) fn print(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
 /// Adds hints about the program's own code, which the examination of a host cannot find.
 fn own_code(page: &mut Page<'_>) -> fmt::Result {
     page.line(format_args!(
-        "\nA program that stays on TCP all the same makes tonic's own channel. Look in its code for\n  \
+        "\nA program that still stays on TCP makes tonic's own channel. Look in its code for\n  \
          - `connect` of stubs that tonic-prost-build has generated: generate them with tonic-rdma-build, or\n    \
-           give `new` a channel of tonic_rdma::Endpoint\n  \
+           pass `new` a channel of tonic_rdma::Endpoint\n  \
          - `tonic::transport::{{Channel, Endpoint}}`: tonic_rdma has both"
     ))
 }
@@ -77,7 +77,7 @@ fn system(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     let core = match (&library.version, &library.error) {
         (Some(version), _) => format!("version {}", shown(version)),
         (None, Some(error)) => shown(error),
-        (None, None) => "found, version not known".to_owned(),
+        (None, None) => "found, version unknown".to_owned(),
     };
     table.add_row(["rdma-core", &core]);
     table.add_row(["libraries", &list(&library.paths)]);
@@ -195,24 +195,24 @@ fn pinned(page: &mut Page<'_>, memlock: &MemlockReport) -> fmt::Result {
         &format!("{}, {}", limit(memlock.soft), limit(memlock.hard)),
     ]);
     let ignored =
-        if memlock.cap_ipc_lock { "yes: the limit counts on Soft-iWARP only" } else { "no" };
+        if memlock.cap_ipc_lock { "yes: the limit applies only to Soft-iWARP" } else { "no" };
     table.add_row(["CAP_IPC_LOCK", ignored]);
     table.add_row(["pinned already", &size(memlock.pinned)]);
     table.add_row(["limit that RDMA needs", &size(memlock.needed)]);
     table.add_row(["limit for the whole pool", &size(memlock.wanted)]);
     let gets = memlock.pool_gets.map_or("nothing".to_owned(), size);
     table.add_row([
-        "pool configured, and got",
+        "pool size, configured and actual",
         &format!("{}, {gets}", size(memlock.pool_configured)),
     ]);
     let by = match memlock.pool_size_by {
         PoolSizeBy::Program => "the program",
         PoolSizeBy::Environment => "TONIC_RDMA_POOL",
         PoolSizeBy::Limit => "the default under a limit, 64 MiB",
-        PoolSizeBy::Memory => "a sixteenth of memory, as no limit applies",
+        PoolSizeBy::Memory => "a sixteenth of memory, because no limit applies",
         _ => "-",
     };
-    table.add_row(["size chosen by", by]);
+    table.add_row(["size set by", by]);
     page.section("Memory", &table)
 }
 
@@ -289,7 +289,7 @@ fn cure(page: &mut Page<'_>, cure: &Cure) -> fmt::Result {
 fn verdict(page: &mut Page<'_>, found: &Diagnosis) -> fmt::Result {
     match (&found.peer, &found.reason) {
         (Some(peer), _) if found.rdma => page.end(format_args!(
-            "Calls to {} go by {}.",
+            "Calls to {} go over {}.",
             shown(&peer.uri),
             shown(&peer.path_detail)
         )),

@@ -28,7 +28,7 @@ pub enum Cause {
     },
     /// TLS was configured, but the program has no cryptography for it: its features choose no
     /// provider, and it has installed none.
-    #[error("TLS needs a provider of cryptography, and this program has none")]
+    #[error("TLS needs a cryptography provider, and this program has none")]
     NoCryptography,
     /// An environment variable of this process has a bad value. Whoever starts the process has to
     /// correct it. A call fails with UNAVAILABLE.
@@ -183,7 +183,8 @@ impl From<InvalidAlignment> for Error {
 /// not a power of two, or above 4096.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "landed payload cannot be aligned to {0} bytes, as the caller asks: it must be a power of two, 1 to 4096"
+    "landed payload cannot be aligned to {0} bytes: the alignment must be a power of two from 1 \
+     to 4096"
 )]
 pub struct InvalidAlignment(pub(crate) usize);
 

@@ -161,8 +161,8 @@ fn bad_values_are_errors_at_both_ends() {
     let told = with(&[("TONIC_RDMA", "yes")]);
     for end in ["client", "server"] {
         let error = "bad environment: environment variable TONIC_RDMA=\"yes\": unknown policy or fabric; \
-                     allowed: `auto`, `off`, `require` or `require-verbs`, and `shm`, `verbs` in the order of \
-                     preference, with commas between";
+                     allowed: `auto`, `off`, `require` or `require-verbs`, and `shm`, \
+                     `verbs` in order of preference, separated by commas";
         assert!(told.contains(&format!("{end}: {error}")), "{told}");
     }
     assert!(told.contains("beforehand: environment variable TONIC_RDMA=\"yes\": "), "{told}");

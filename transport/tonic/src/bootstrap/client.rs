@@ -255,7 +255,7 @@ fn refused(status: &Status) -> Reason {
         ),
         _ if NOT_GRPC.iter().any(|text| status.message().starts_with(text)) => Reason::from_peer(
             ReasonCode::OfferIntercepted,
-            format!("the answer to the Offer is not gRPC's ({})", describe(status)),
+            format!("the answer to the Offer is not gRPC ({})", describe(status)),
         ),
         Code::Unimplemented => Reason::from_peer(
             ReasonCode::OfferIntercepted,

@@ -41,7 +41,7 @@ const FORWARDING_PREFIXES: [&str; 4] = ["l5d-", "x-envoy-", "x-forwarded", "x-or
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Trace {
     /// The version is not HTTP/2, which all clients of this crate use.
-    #[error("it came by {0:?}")]
+    #[error("it arrived over {0:?}")]
     Version(Version),
     #[error("it carries the header `{0}`")]
     Header(HeaderName),

@@ -47,23 +47,23 @@ pub(crate) enum Indirect {
     #[error("the Offer passed an HTTP gateway: {0}")]
     Trace(Trace),
     #[error(
-        "the client did not state its own end of the TCP connection: it is an older one, or its \
-         connector makes no TcpStream"
+        "the client did not state its own end of the TCP connection: its version is older, or \
+         its connector makes no TcpStream"
     )]
     Unstated,
     #[error(
-        "the client's end of the TCP connection is {0}, the server sees another: an HTTP gateway or \
-         a translation of source addresses lies in between"
+        "the client's end of the TCP connection is {0}, but the server sees another address: an \
+         HTTP gateway or a translation of source addresses is in between"
     )]
     Differs(SocketAddr),
     #[error(
-        "the TCP connection that the server sees has carried an Offer before that did not come \
-         directly: an HTTP gateway or a translation of source addresses lies in between"
+        "the TCP connection that the server sees has already carried an Offer that did not come \
+         directly: an HTTP gateway or a translation of source addresses is in between"
     )]
     Gateway,
     #[error(
-        "too many Offers from the address that the server sees stated another one lately; none is \
-         taken for direct for up to {} minutes",
+        "too many Offers from the address that the server sees stated another one; for up \
+         to {} minutes, none counts as direct",
         WINDOW.as_secs() / 60
     )]
     Suspect,

@@ -199,8 +199,9 @@ impl OfferService {
             }
         }
         if fabrics.is_empty() {
-            let none =
-                || Reason::new(ReasonCode::HandshakeRejected, "no fabric that both sides have");
+            let none = || {
+                Reason::new(ReasonCode::HandshakeRejected, "no fabric is available on both sides")
+            };
             return Err(crate::path::from_error::foremost(refusals, &[]).unwrap_or_else(none));
         }
         let mut identity = self.identity(connection, judged)?;
@@ -394,7 +395,7 @@ impl Bootstrap for OfferService {
         let wanted = request.get_ref().answer_bytes as usize;
         if wanted > MAX_PROBE {
             return Err(Status::invalid_argument(format!(
-                "{wanted} bytes wanted, at most {MAX_PROBE} are given"
+                "{wanted} bytes requested, at most {MAX_PROBE} are allowed"
             )));
         }
         // Shared by all answers.
@@ -585,7 +586,7 @@ mod tests {
         }
         let request = OfferRequest { fabrics: vec!["pigeon".into()], ..request() };
         let refusal = refused(ask(&service, request, None).await);
-        assert_eq!(refusal, "handshake-rejected: no fabric that both sides have");
+        assert_eq!(refusal, "handshake-rejected: no fabric is available on both sides");
     }
 
     #[tokio::test]

@@ -59,7 +59,7 @@ pub(crate) enum Refused {
 
 /// Why no ticket can be issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the operating system gives no random bytes")]
+#[error("the operating system returns no random bytes")]
 pub(crate) struct NoRandomness;
 
 /// The client that a ticket counts against.

@@ -142,7 +142,7 @@ impl Plan {
                         return Ok(fast);
                     }
                     Err(reason) => {
-                        tracing::debug!(%path, %addr, %reason, "no fast path by this address");
+                        tracing::debug!(%path, %addr, %reason, "no fast path over this address");
                         let asked_twice = began.elapsed() >= SILENCE;
                         if is_of_the_rail(reason.code(), asked_twice) {
                             failed.push(rail.key());
@@ -173,7 +173,10 @@ impl Plan {
         }
         let none = || match self.connection {
             0 => Reason::new(ReasonCode::Policy, "no fabric is allowed"),
-            _ => Reason::new(ReasonCode::NoRoute, "each rail has a connection of this channel"),
+            _ => Reason::new(
+                ReasonCode::NoRoute,
+                "this channel already has a connection on each rail",
+            ),
         };
         Err(from_error::foremost(reasons, &reached).unwrap_or_else(none))
     }

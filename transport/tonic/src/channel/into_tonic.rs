@@ -117,7 +117,7 @@ async fn serve(pipe: DuplexStream, channel: Channel, executor: SharedExec) {
         .max_pending_accept_reset_streams(usize::MAX)
         .serve_connection(TokioIo::new(pipe), service);
     if let Err(error) = served.await {
-        tracing::debug!(%error, "the connection of a channel of tonic's has ended");
+        tracing::debug!(%error, "the pipe to tonic's channel has ended");
     }
 }
 

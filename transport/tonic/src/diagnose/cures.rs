@@ -61,8 +61,7 @@ pub(super) fn install_rdma_core(families: &[String]) -> Vec<Cure> {
 
 /// Starts a subnet manager.
 pub(super) fn opensm(families: &[String]) -> Vec<Cure> {
-    let what =
-        "run a subnet manager: on one host of the InfiniBand network, unless a switch does it";
+    let what = "run a subnet manager on one host of the InfiniBand network, unless a switch does";
     let is = |names: &[&str]| families.iter().any(|family| names.contains(&family.as_str()));
     let start = "systemctl enable --now opensm";
     let run = match is(&["debian", "ubuntu"]) {
@@ -141,14 +140,14 @@ impl Raised<'_> {
         let now = parent.map(|pid| {
             root(
                 format!(
-                    "at once, for process {pid}, which started this one (a shell, say), and what \
-                     it starts from now on"
+                    "at once, for process {pid}, which started this one (for example a shell), \
+                     and for processes that it starts from now on"
                 ),
                 format!("prlimit --pid {pid} --{name}={value}:{value}"),
             )
         });
         let lasting = root(
-            "for good, for users: counts from the next login",
+            "permanently, for users: applies from the next login",
             format!("echo '* - {name} {per_user}' > /etc/security/limits.d/90-{name}.conf"),
         );
         let service = root("for a systemd service", drop_in(unit));
@@ -157,7 +156,8 @@ impl Raised<'_> {
             format!("docker run --ulimit {name}={value}:{value} {container}IMAGE"),
         );
         let kubernetes = root(
-            "for Kubernetes, which has no setting for it: on the node, for all containers; then restart the pod",
+            "for Kubernetes, which has no setting for it: on the node, for all containers; \
+             restart the pod afterwards",
             drop_in("containerd.service"),
         );
         match host.runs_in {
@@ -176,12 +176,12 @@ pub(super) fn other_namespace(host: &Host) -> Vec<Cure> {
     }
     vec![
         root(
-            "give this network namespace a device of the host's, where that has one: there is one \
-             namespace for each (`rdma system show`)",
+            "give this network namespace a device of the host, if the host has one: each device \
+             belongs to one namespace (`rdma system show`)",
             "rdma dev set DEVICE netns NAMESPACE",
         ),
         root(
-            "or show all namespaces all devices, before any but the first is made",
+            "or make all devices visible in all namespaces, before a second namespace is created",
             "rdma system set netns shared",
         ),
     ]
@@ -193,11 +193,11 @@ pub(super) fn device_files(host: &Host, module: Option<&str>) -> Vec<Cure> {
         return vec![root("load the kernel module", format!("modprobe {module}"))];
     }
     let container = root(
-        "show the container the devices: start it with this option",
+        "give the container access to the devices: start it with this option",
         "docker run --device /dev/infiniband --ulimit memlock=-1:-1 IMAGE",
     );
     let udev = root(
-        "have udev make the device files",
+        "let udev create the device files",
         "udevadm trigger --subsystem-match=infiniband_verbs --subsystem-match=misc",
     );
     match host.runs_in {

@@ -73,8 +73,9 @@ pub(super) fn findings(diagnosis: &Diagnosis, facts: &Facts) -> Vec<Finding> {
             blocks: false,
             device: None,
             what: format!(
-                "a process may have {soft} descriptors, and {} of this one are in use: a server has room for {} \
-                 connections with three each, of the {MAX_CONNECTIONS} that it allows by default",
+                "a process may have {soft} descriptors, and this one uses {}: at three for each \
+                 connection, a server has room for {} of the {MAX_CONNECTIONS} connections that \
+                 it allows by default",
                 limit.in_use,
                 soft.saturating_sub(limit.in_use) / DESCRIPTORS as u64
             ),
@@ -96,9 +97,9 @@ fn other_user(reason: &Reason) -> (String, Vec<Cure>) {
         Side::Peer => "at the server",
         Side::Local => "in this program",
     };
-    let what = format!("the server runs on this host, and as another user: {}", reason.detail());
+    let what = format!("the server runs on this host as another user: {}", reason.detail());
     let cures = vec![
-        advice("run this program as the user that the server runs as, or both as one"),
+        advice("run this program and the server as the same user"),
         advice(format!(
             "or allow the other user {end}: ContextBuilder::shm_access(ShmAccess::Users(vec![UID]))"
         )),
@@ -126,8 +127,8 @@ impl Explain<'_> {
                         "connect to the server's own address, past gateways and address translation",
                     ),
                     advice(
-                        "or, on the server: Server::offer_through_gateways, if no handler goes by \
-                         its callers' address or certificate",
+                        "or, on the server: Server::offer_through_gateways, if no handler relies \
+                         on its callers' address or certificate",
                     ),
                 ],
                 _ => vec![
@@ -168,22 +169,21 @@ impl Explain<'_> {
         let mut cures = vec![advice(reason.cure())];
         if has("RoCE") {
             cures.push(advice(
-                "let UDP port 4791 pass between the two hosts, in both directions: RoCE v2 has its \
-                 packets there",
+                "let UDP port 4791 pass between the two hosts, in both directions: RoCE v2 uses it",
             ));
             cures.push(root(
-                "see whether this host drops them, as Soft-RoCE's pass its firewall",
+                "check whether this host drops them: Soft-RoCE's packets pass its firewall",
                 "nft list ruleset | grep -wE 'drop|reject|4791'",
             ));
             cures.push(advice(
-                "look for the hint roce-v1 at both ends: they do not hear each other by different \
-                 versions",
+                "look for the hint roce-v1 at both ends: with different versions, neither \
+                 receives the other's packets",
             ));
         }
         if has("iWARP") {
             cures.push(advice(
-                "let the TCP port that the server offers for RDMA pass: it is another than that of \
-                 its service",
+                "let the TCP port that the server offers for RDMA pass: it differs from the \
+                 service's port",
             ));
         }
         cures
@@ -248,7 +248,7 @@ impl Explain<'_> {
                     "this process does not see it"
                 };
                 (
-                    format!("{path} is not there: {why}"),
+                    format!("{path} does not exist: {why}"),
                     cures::device_files(&self.d.host, module.map(|_| "rdma_ucm")),
                 )
             }
@@ -292,7 +292,7 @@ impl Explain<'_> {
                 ))
             }
             Some(file) if !file.exists => Some((
-                format!("{} is not there, though the kernel has the device", file.path),
+                format!("{} does not exist, although the kernel has the device", file.path),
                 cures::device_files(&self.d.host, None),
             )),
             Some(file) if !file.usable => Some(self.closed(&file.path, file.error.as_deref())),
@@ -310,12 +310,12 @@ impl Explain<'_> {
                 true => vec![
                     user("use any device", "unset TONIC_RDMA_DEVICE"),
                     user(
-                        "or name one that is there",
+                        "or name an existing one",
                         format!("export TONIC_RDMA_DEVICE={}", quoted(first)),
                     ),
                 ],
                 false => {
-                    vec![advice("name a device that is there with ContextBuilder::device, or none")]
+                    vec![advice("name an existing device with ContextBuilder::device, or none")]
                 }
             };
             return (what, cures);
@@ -397,7 +397,7 @@ impl Explain<'_> {
         {
             let package = quoted(&format!("linux-modules-extra-{release}"));
             cures.push(root(
-                "install the rest of this kernel's modules",
+                "install the other modules of this kernel",
                 format!("apt-get install -y {package}"),
             ));
         }
@@ -419,7 +419,7 @@ impl Explain<'_> {
     /// The kernel has the device, but rdma-core does not list it.
     fn not_listed(&self, device: &Device) -> (String, Vec<Cure>) {
         let what = format!(
-            "the kernel has {}, rdma-core does not list it: its provider is not installed",
+            "the kernel has {}, but rdma-core does not list it: its provider is not installed",
             device.name
         );
         let mut cures = cures::install_rdma_core(&self.facts.families);

@@ -26,7 +26,7 @@ pub(super) fn finding(device: &Device, reason: &Reason, on: &[&Interface]) -> (S
         }
         None if device.transport == "InfiniBand" => {
             let what = format!(
-                "{} has no network interface here, and addresses lie on one: IPoIB makes it",
+                "{} has no network interface here to hold addresses: IPoIB creates one",
                 device.name
             );
             let load = root("load IPoIB", "modprobe ib_ipoib");

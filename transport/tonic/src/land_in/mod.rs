@@ -122,10 +122,12 @@ pub struct Finished<T> {
 #[non_exhaustive]
 pub enum FinishError {
     /// The reply, or clones of its field, are still alive. Drop them, and call `finish` again.
-    #[error("{0} parts of the reply's field are alive: drop the reply, then finish again")]
+    #[error(
+        "{0} parts of the reply's field are still alive: drop the reply, then call finish again"
+    )]
     Viewed(usize),
     /// The buffer was already returned.
-    #[error("the buffer has come back already")]
+    #[error("the buffer was already returned")]
     Taken,
 }
 

@@ -151,7 +151,7 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
         }
         Err(_) => Reason::from_peer(
             ReasonCode::HandshakeRejected,
-            format!("{addr} rejected without a cause of ours"),
+            format!("{addr} rejected the connection without a known cause"),
         ),
     }
 }

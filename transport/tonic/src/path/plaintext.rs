@@ -47,7 +47,7 @@ pub(crate) fn denied_by_server() -> Reason {
 }
 
 fn denied(setting: &str) -> Reason {
-    let detail = format!("the Offer came by TLS, RDMA is not encrypted, and {setting}");
+    let detail = format!("the Offer came over TLS, RDMA is not encrypted, and {setting}");
     Reason::new(ReasonCode::NotEncrypted, detail)
 }
 

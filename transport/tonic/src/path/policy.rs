@@ -169,7 +169,8 @@ pub fn check_environment() -> Result<(), EnvError> {
 }
 
 const POLICY: &str = "TONIC_RDMA";
-const POLICY_ALLOWED: &str = "`auto`, `off`, `require` or `require-verbs`, and `shm`, `verbs` in the order of preference, with commas between";
+const POLICY_ALLOWED: &str = "`auto`, `off`, `require` or `require-verbs`, and `shm`, `verbs` in \
+                              order of preference, separated by commas";
 const DEVICE: &str = "TONIC_RDMA_DEVICE";
 const TOS: &str = "TONIC_RDMA_TOS";
 const POOL: &str = "TONIC_RDMA_POOL";
@@ -288,9 +289,9 @@ fn words(text: &str) -> Result<Words, &'static str> {
         }
     }
     match (policy, fabrics.is_empty()) {
-        (Some(Policy::Off), false) => Err("`off` beside a fabric"),
+        (Some(Policy::Off), false) => Err("`off` together with a fabric"),
         (Some(Policy::RequireVerbs), _) if fabrics.contains(&FabricKind::Shm) => {
-            Err("`shm` beside `require-verbs`")
+            Err("`shm` together with `require-verbs`")
         }
         // Overrides fabrics that the code names.
         (policy @ Some(Policy::RequireVerbs), _) => Ok((policy, Some(vec![FabricKind::Verbs]))),
@@ -442,9 +443,9 @@ mod tests {
         assert!(e.contains("`auto`, `off`, `require` or `require-verbs`"), "{e}");
         for (bad, problem) in [
             ("auto,off", "two policies"),
-            ("off,shm", "`off` beside a fabric"),
+            ("off,shm", "`off` together with a fabric"),
             ("shm,", "unknown"),
-            ("require-verbs,verbs,shm", "`shm` beside `require-verbs`"),
+            ("require-verbs,verbs,shm", "`shm` together with `require-verbs`"),
             ("require,require-verbs", "two policies"),
         ] {
             let e = read(Some(bad), None).unwrap_err().to_string();

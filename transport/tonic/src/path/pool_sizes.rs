@@ -4,7 +4,7 @@ use tonic_rdma_memory::MIN_POOL;
 
 /// The allowed values of `TONIC_RDMA_POOL`.
 pub(super) const ALLOWED: &str = "a number of bytes with a unit, such as 512MiB or 2GiB, of at least 2MiB; for one kind of pool \
-     `verbs=512MiB` or `shm=2GiB`, or both with a comma between";
+     `verbs=512MiB` or `shm=2GiB`, or both, separated by a comma";
 
 /// The sizes of pools in bytes, as an operator sets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -195,8 +195,8 @@ impl ReasonCode {
                 "serve with tonic_rdma::Server, and connect to it directly, not through an HTTP gateway"
             }
             Self::OfferIntercepted => {
-                "let POST /tonic_rdma.v1.Bootstrap/Offer pass through the server's layers, routes and proxies \
-                 (tonic_rdma::server::is_offer tells it)"
+                "let POST /tonic_rdma.v1.Bootstrap/Offer pass through the server's layers, \
+                 routes and proxies (tonic_rdma::server::is_offer recognises it)"
             }
             Self::ThroughGateway => {
                 "connect to the server directly, without HTTP gateway and source address translation, or \
@@ -205,10 +205,10 @@ impl ReasonCode {
             }
             Self::NoRdmaCore => "install rdma-core (libibverbs1, librdmacm1, ibverbs-providers)",
             Self::NoDevice => {
-                "check `rdma link` (Soft-RoCE, where the kernel has it: `rdma link add rxe0 type rxe netdev eth0`), that \
+                "check `rdma link` (Soft-RoCE, if the kernel has it: `rdma link add rxe0 type rxe netdev eth0`), that \
                  /dev/infiniband is visible in the container, and TONIC_RDMA_DEVICE"
             }
-            Self::NoActivePort => "bring the network interface of the RDMA device up",
+            Self::NoActivePort => "bring up the RDMA device's network interface",
             Self::NotOnRdmaDevice => {
                 "use an address of an interface that has an RDMA device (InfiniBand: of its IPoIB interface)"
             }
@@ -217,8 +217,8 @@ impl ReasonCode {
                  memlock=` for the container"
             }
             Self::QueuePairRefused => {
-                "check the device's limits and permissions (/dev/infiniband/uverbs*, rdma cgroup); one without \
-                 reliable connections, as AWS EFA, cannot be used"
+                "check the device's limits and permissions (/dev/infiniband/uverbs*, rdma \
+                 cgroup); a device without reliable connections, such as AWS EFA, cannot be used"
             }
             Self::NoRoute => "check routing and firewall between the two RDMA addresses",
             Self::HandshakeTimeout => {
@@ -228,7 +228,8 @@ impl ReasonCode {
             Self::VersionMismatch => "upgrade the older of the two sides",
             Self::LinkLost => "nothing: the channel tries again by itself",
             Self::OtherHost => {
-                "nothing, if it should be so: memory is shared on one host only, and within one network namespace"
+                "nothing, if this is intended: memory is shared only on one host, within one \
+                 network namespace"
             }
             Self::OtherUser => {
                 "run client and server as the same user, or name the other user in ContextBuilder::shm_access at the \
@@ -243,7 +244,7 @@ impl ReasonCode {
             }
             Self::MemoryFiles => {
                 "raise the limit (`ulimit -f unlimited`, LimitFSIZE=infinity in the systemd unit, `docker run --ulimit \
-                 fsize=-1`), and let the filter of system calls (seccomp) allow memfd_create"
+                 fsize=-1`), and let the system call filter (seccomp) allow memfd_create"
             }
             Self::Forked => {
                 "fork before the first channel or server uses RDMA, or let the child execute a program"
@@ -255,7 +256,8 @@ impl ReasonCode {
                 "start the server, and check address, routes and firewall of its TCP port"
             }
             Self::LimitReached => {
-                "nothing, if it passes: the channel tries again; else raise the server's limit (max_connections, \
+                "nothing, if it is temporary: the channel tries again; otherwise raise the \
+                 server's limit (max_connections, \
                  max_handshakes), or open fewer channels"
             }
             Self::LargePacketsLost => {
@@ -263,7 +265,8 @@ impl ReasonCode {
                  with `ping -M do -s N` from which length on packets are lost"
             }
             Self::ProcessLimit => {
-                "raise the limit that the error stands for: EMFILE `ulimit -n`, ENOMEM and EAGAIN `ulimit -v`, \
+                "raise the limit that the error names: EMFILE `ulimit -n`, ENOMEM and EAGAIN \
+                 `ulimit -v`, \
                  EFBIG `ulimit -f` (LimitNOFILE=, LimitAS=, LimitFSIZE= in the systemd unit); the channel tries again by itself"
             }
         }

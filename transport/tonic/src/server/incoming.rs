@@ -143,7 +143,7 @@ where
                                 warn,
                                 most,
                                 refused,
-                                "TCP connections refused: there are as many as allowed"
+                                "TCP connections refused: the limit is reached"
                             );
                         }
                     }
@@ -151,7 +151,7 @@ where
                 Poll::Ready(Some(Err(error))) => {
                     if !std::mem::replace(this.failing, true) {
                         let error = error.into();
-                        throttled!(warn, %error, "no TCP connection can be accepted for now");
+                        throttled!(warn, %error, "no TCP connection can be accepted at the moment");
                     }
                     *this.pause = Some(Box::pin(tokio::time::sleep(PAUSE)));
                 }

@@ -125,7 +125,7 @@ async fn retry(kept: Arc<Kept>, mut error: BoxError) -> Result<Response<Body>, B
     let client = &kept.client;
     for turn in 1..=MAX_RETRIES {
         let Some(body) = kept.retry().await else {
-            tracing::debug!(%error, "a call that the server has not seen is lost: too much of it is gone");
+            tracing::debug!(%error, "a call that the server has not seen is lost: its body is not kept");
             break;
         };
         tracing::debug!(%error, turn, "a call over TCP that the server has not seen is sent again");

@@ -403,8 +403,9 @@ mod tests {
             named: 128,
         };
         assert_eq!(all.total(), 255);
-        let told = "255 bytes (eager 1, staging 2, joined 4, pressure 8, delivery 16, plain_codec 32, learning 64, named 128)";
-        assert_eq!(all.to_string(), told);
+        let first = "255 bytes (eager 1, staging 2, joined 4, pressure 8, ";
+        let last = "delivery 16, plain_codec 32, learning 64, named 128)";
+        assert_eq!(all.to_string(), format!("{first}{last}"));
     }
 
     #[test]

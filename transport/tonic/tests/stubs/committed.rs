@@ -23,6 +23,6 @@ fn generated_code_is_current() {
     }
     assert!(
         fs::read_to_string(&path).is_ok_and(|text| text == fresh),
-        "{COMMITTED} is not what {PROTO} gives; see the top of this test for how to write it anew"
+        "{COMMITTED} is not what {PROTO} gives; see the top of this test for how to regenerate it"
     );
 }

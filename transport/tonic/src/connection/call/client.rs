@@ -288,7 +288,9 @@ fn open(
                     warn,
                     peer = %state.lifecycle.peer,
                     limit,
-                    "as many calls are in flight on the connection as the server takes; more wait until one ends: end those that nobody reads, or raise Server::max_concurrent_streams"
+                    "the connection has as many calls in flight as the server allows; further \
+                     calls wait until one ends: end calls that are not read, or raise \
+                     Server::max_concurrent_streams"
                 );
             }
             // Created under the lock, so it is notified of every stream that ends from now on.

@@ -225,35 +225,34 @@ pub(crate) fn decode_request(block: Bytes) -> Result<http::request::Parts, Breac
             b":authority" => &mut authority,
             b":path" => &mut path,
             b":status" => return Err(Breach::Headers(":status in a request")),
-            _ => return Err(Breach::Headers("a pseudo-field that is none")),
+            _ => return Err(Breach::Headers("an unknown pseudo-field")),
         };
         match place.replace(value) {
-            Some(_) => Err(Breach::Headers("a pseudo-field twice")),
+            Some(_) => Err(Breach::Headers("a duplicate pseudo-field")),
             None => Ok(()),
         }
     })?;
     let method = method.ok_or(Breach::Headers("no :method"))?;
     let path = path.ok_or(Breach::Headers("no :path"))?;
     let mut uri = Uri::builder().path_and_query(
-        PathAndQuery::from_maybe_shared(path)
-            .map_err(|_| Breach::Headers("a :path that is none"))?,
+        PathAndQuery::from_maybe_shared(path).map_err(|_| Breach::Headers("an invalid :path"))?,
     );
     if let Some(authority) = authority {
         let authority = Authority::from_maybe_shared(authority)
-            .map_err(|_| Breach::Headers("an :authority that is none"))?;
+            .map_err(|_| Breach::Headers("an invalid :authority"))?;
         let scheme = match scheme.as_deref() {
             Some(b"https") => Scheme::HTTPS,
             Some(b"http") | None => Scheme::HTTP,
             Some(other) => {
-                Scheme::try_from(other).map_err(|_| Breach::Headers("a :scheme that is none"))?
+                Scheme::try_from(other).map_err(|_| Breach::Headers("an invalid :scheme"))?
             }
         };
         uri = uri.scheme(scheme).authority(authority);
     }
     let (mut parts, ()) = http::Request::new(()).into_parts();
     parts.method =
-        Method::from_bytes(&method).map_err(|_| Breach::Headers("a :method that is none"))?;
-    parts.uri = uri.build().map_err(|_| Breach::Headers("pseudo-fields that make no URI"))?;
+        Method::from_bytes(&method).map_err(|_| Breach::Headers("an invalid :method"))?;
+    parts.uri = uri.build().map_err(|_| Breach::Headers("pseudo-fields that form no URI"))?;
     parts.version = Version::HTTP_2;
     parts.headers = map;
     Ok(parts)
@@ -266,10 +265,10 @@ pub(crate) fn decode_response(block: Bytes) -> Result<http::response::Parts, Bre
         if name != b":status" {
             return Err(Breach::Headers("a request's pseudo-field in a response"));
         }
-        let code = StatusCode::from_bytes(&value)
-            .map_err(|_| Breach::Headers("a :status that is none"))?;
+        let code =
+            StatusCode::from_bytes(&value).map_err(|_| Breach::Headers("an invalid :status"))?;
         match status.replace(code) {
-            Some(_) => Err(Breach::Headers("a pseudo-field twice")),
+            Some(_) => Err(Breach::Headers("a duplicate pseudo-field")),
             None => Ok(()),
         }
     })?;

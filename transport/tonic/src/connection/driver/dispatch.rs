@@ -144,7 +144,7 @@ impl ConnectionState {
                 }
                 Event::GoAway { code, text } => {
                     let short = PeerText(&text, SHORT);
-                    tracing::debug!(peer = %self.lifecycle.peer, %code, text = %short, "the peer goes away");
+                    tracing::debug!(peer = %self.lifecycle.peer, %code, text = %short, "the peer sent GOAWAY");
                     if code == CloseCode::Resources {
                         self.lifecycle.leave(
                             limit_of_peer(&PeerText(&text, DETAIL).to_string()),
@@ -228,7 +228,7 @@ impl ConnectionState {
             }
             Err(error) => {
                 let text = error.to_string();
-                throttled!(warn, peer = %self.lifecycle.peer, %error, "the peer lends what is not there; closing the connection");
+                throttled!(warn, peer = %self.lifecycle.peer, %error, "the peer lent unknown memory; closing the connection");
                 self.conn.close(CloseCode::Breach, &text);
                 self.end(Life::Closing(Reason::from_peer(ReasonCode::LinkLost, text)));
             }

@@ -43,8 +43,8 @@ pub(super) fn hint(files: &SystemFiles, devices: &[Device]) -> Option<Hint> {
         .into_values()
         .find(|subnet| subnet.len() > 1 && subnet.iter().any(answers_for_all))?;
     let what = format!(
-        "{} lie in one subnet, and each answers ARP for the addresses of the others: packets come \
-         in at another device than the one that they are for, which drops them",
+        "{} are in one subnet, and each answers ARP for the others' addresses: packets arrive at \
+         the wrong device, which drops them",
         both.join(" and ")
     );
     let cures = vec![

@@ -109,15 +109,15 @@ impl Losses {
 /// The kernel has no files for an interface's traffic classes, so `dcb` asks it.
 fn cures(device: Option<&Device>) -> Vec<Cure> {
     let mut cures = vec![advice(
-        "see that the ports of the switches treat RoCE as lossless (PFC), or that ECN keeps queues \
-         short; and look at the cable",
+        "check that the switch ports treat RoCE as lossless (PFC), or that ECN keeps queues \
+         short; also check the cable",
     )];
     if let Some(interface) =
         device.filter(|device| device.transport == "RoCE").and_then(|at| at.interfaces.first())
     {
         let dev = quoted(interface);
         cures.push(user(
-            "see which priorities this end keeps from losses, and which one each DSCP has",
+            "show which priorities are lossless at this end, and which one each DSCP has",
             format!("dcb pfc show dev {dev}; dcb app show dev {dev}"),
         ));
     }

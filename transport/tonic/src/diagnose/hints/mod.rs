@@ -84,7 +84,7 @@ fn roce_mtu(files: &SystemFiles, device: &Device) -> Option<Hint> {
     let packets = port.mtu.unwrap_or(SHORT_MTU);
     let what = format!(
         "port {} sends packets of {packets} bytes, as {interface} has an MTU of {mtu}: with \
-         {LONG_INTERFACE} there they are of 4096, which costs the device and the network less",
+         {LONG_INTERFACE} they have 4096, which costs the device and the network less",
         port.number
     );
     let cures = vec![root(
@@ -110,13 +110,13 @@ fn roce_v1(files: &SystemFiles, device: &Device) -> Option<Hint> {
             let set = root("use version 2", format!("echo '{V2}' > {}", quoted(&mode)));
             return Some((port.number, set));
         }
-        let none = advice("have the adapter use version 2, as firmware or driver allow");
+        let none = advice("set the adapter to version 2, by its firmware or driver");
         (has(V1) && !has(V2)).then_some((port.number, none))
     });
     let (number, cure) = by_v1.next()?;
     let what = format!(
-        "port {number} connects by {V1}: no router passes that, and an end that uses {V2} does not \
-         hear it"
+        "port {number} connects by {V1}: routers do not forward it, and an end that uses {V2} \
+         does not receive it"
     );
     Some(Hint { cures: vec![cure], ..hint("roce-v1", device, what) })
 }
@@ -131,11 +131,11 @@ fn sleep_states(files: &SystemFiles) -> Option<Hint> {
     });
     let (latency, name) = deepest.max()?;
     let what = format!(
-        "processors may sleep in state {name}, from which they need {latency} us to wake: calls \
-         that come alone wait for it"
+        "processors may sleep in state {name}, from which they need {latency} us to wake: a call \
+         that arrives alone waits for that"
     );
     let cures = vec![
-        root("keep them from it until the next boot", format!("cpupower idle-set -D {SLOW_WAKE}")),
+        root("disable the state until the next boot", format!("cpupower idle-set -D {SLOW_WAKE}")),
         root("or by a profile of tuned", "tuned-adm profile network-latency"),
     ];
     Some(Hint { name: "sleep-states", device: None, what, cures })
@@ -161,11 +161,11 @@ fn one_processor(files: &SystemFiles, device: &Device) -> Option<Hint> {
         return None;
     }
     let what = format!(
-        "{most} of its {total} interrupts went to processor {busiest}, from {vectors} vectors: it \
-         is the one that limits what the device carries"
+        "{most} of its {total} interrupts went to processor {busiest}, from {vectors} vectors: \
+         this processor limits what the device carries"
     );
     let cures = vec![
-        root("have a daemon distribute them", "systemctl enable --now irqbalance"),
+        root("let a daemon distribute them", "systemctl enable --now irqbalance"),
         advice("or write a processor to each /proc/irq/NUMBER/smp_affinity_list"),
     ];
     Some(Hint { cures, ..hint("one-processor", device, what) })
@@ -174,8 +174,8 @@ fn one_processor(files: &SystemFiles, device: &Device) -> Option<Hint> {
 fn remote_memory(files: &SystemFiles, device: &Device) -> Option<Hint> {
     let FarNode { node, there, allowed } = numa::far_node(|path| files.read(path), &device.name)?;
     let what = format!(
-        "it is on NUMA node {node} with processors {there}, and this process runs on {allowed} \
-         only: what it reads and writes of the pool crosses nodes"
+        "it is on NUMA node {node} with processors {there}, and this process runs only on \
+         {allowed}: its accesses to the pool cross nodes"
     );
     let cures = vec![user(
         "run the program on the device's node",
@@ -189,8 +189,8 @@ fn user_access_regions(device: &Device, total_uuars: bool) -> Option<Hint> {
     if !is_mlx5 || total_uuars {
         return None;
     }
-    let what = "queue pairs share the library's 16 doorbells, and take turns at them, where a \
-                process has more connections than that";
+    let what = "queue pairs share the library's 16 doorbells, and take turns if a process has \
+                more connections than that";
     let cures = vec![user(
         "give a process with many busy connections more (mlx5dv(7))",
         "export MLX5_TOTAL_UUARS=128",
@@ -212,8 +212,8 @@ fn rdma_cgroup(files: &SystemFiles, device: &Device) -> Option<Hint> {
     });
     let (objects, group) = limits.min().filter(|(objects, _)| *objects < FEW_OBJECTS)?;
     let what = format!(
-        "control group {} allows its processes {objects} objects there: each connection is one \
-         or more, and so is each chunk of memory",
+        "control group {} allows its processes {objects} objects there: each connection and each \
+         chunk of memory takes at least one",
         if group.is_empty() { "/" } else { &group }
     );
     let command = format!(
@@ -221,7 +221,7 @@ fn rdma_cgroup(files: &SystemFiles, device: &Device) -> Option<Hint> {
         device.name,
         quoted(&format!("/sys/fs/cgroup{group}/rdma.max"))
     );
-    let cures = vec![root("lift the limit, on the host of a container", command)];
+    let cures = vec![root("lift the limit (for a container, on its host)", command)];
     Some(Hint { cures, ..hint("rdma-cgroup", device, what) })
 }
 

@@ -20,17 +20,17 @@ pub(super) fn hint(files: &SystemFiles, devices: &[Device], device: &Device) -> 
     }
     let what = format!(
         "its PCI Express link runs at {} GT/s on {} lanes, and the device can {} GT/s on {}: it \
-         carries about {carries:.0} Gb/s, and the active ports in its slot {rate:.0}",
+         carries about {carries:.0} Gb/s, but the active ports in its slot carry {rate:.0}",
         link.gt_s, link.lanes, link.max_gt_s, link.max_lanes
     );
     let cures = vec![
         root(
-            "see which end limits it: LnkCap is what the device can, LnkSta what it does",
+            "find the end that limits it: LnkCap shows what the device can do, LnkSta what it does",
             format!("lspci -vv -s {} | grep -E 'LnkCap:|LnkSta:'", quoted(&address)),
         ),
         advice(
-            "put the adapter into a slot with as many lanes of that speed, or lift a limit that \
-             the firmware of the host sets",
+            "put the adapter into a slot with that speed and number of lanes, or lift a limit in \
+             the host's firmware",
         ),
     ];
     Some(Hint { name: "pcie-link", device: Some(device.name.clone()), what, cures })

@@ -16,15 +16,15 @@ pub(super) fn hint(devices: &[Device], set: bool) -> Option<Hint> {
         ports.iter().min_by_key(|(.., class)| *class).filter(|lowest| lowest.2 < highest.2)?;
     let what = format!(
         "RoCE packets have the type of service {} from {} and {class} from {device}: the network \
-         may keep packets of the one class and drop those of the other",
+         may drop packets of one class and keep those of the other",
         highest.2, highest.0
     );
     let dir = quoted(&format!("/sys/kernel/config/rdma_cm/{device}"));
     let command =
         format!("mkdir -p {dir} && echo {} > {dir}/ports/{port}/default_roce_tos", highest.2);
     let cures = vec![
-        root("give both the same, until the next boot", command),
-        advice("or set one for this program: TONIC_RDMA_TOS, or Endpoint::type_of_service"),
+        root("give both the same type until the next boot", command),
+        advice("or set a type for this program: TONIC_RDMA_TOS, or Endpoint::type_of_service"),
     ];
     Some(Hint { name: "traffic-class", device: Some((*device).clone()), what, cures })
 }

@@ -5,10 +5,10 @@ use crate::diagnose::report::{DeviceFile, Host, Module, ModuleState, RdmaNamespa
 
 /// Modules that every device needs, each with its purpose and a path that exists if it is present.
 const MODULES: [(&str, &str, &str); 4] = [
-    ("ib_core", "RDMA at all", "/sys/class/infiniband"),
-    ("ib_uverbs", "verbs for programs", "/sys/class/infiniband_verbs"),
-    ("rdma_cm", "connections", "/sys/class/misc/rdma_cm"),
-    ("rdma_ucm", "connections of programs", "/sys/class/misc/rdma_cm"),
+    ("ib_core", "RDMA core", "/sys/class/infiniband"),
+    ("ib_uverbs", "user-space verbs", "/sys/class/infiniband_verbs"),
+    ("rdma_cm", "connection manager", "/sys/class/misc/rdma_cm"),
+    ("rdma_ucm", "user-space connections", "/sys/class/misc/rdma_cm"),
 ];
 
 /// Device drivers, which are listed if they are present.

@@ -143,7 +143,7 @@ fn fill(link: &mut AnyLink, offset: usize, len: usize) -> Result<Vec<u8>, Reason
 }
 
 fn no_randomness(error: getrandom::Error) -> Reason {
-    let detail = format!("the operating system gives no random bytes: {error}");
+    let detail = format!("the operating system returns no random bytes: {error}");
     Reason::new(ReasonCode::HandshakeRejected, detail)
 }
 
@@ -181,5 +181,5 @@ fn lost(error: LinkError) -> Reason {
 }
 
 fn wrong(what: &str) -> Reason {
-    Reason::new(ReasonCode::LinkLost, format!("{what} arrived with other bytes than were sent"))
+    Reason::new(ReasonCode::LinkLost, format!("{what} arrived with different bytes than were sent"))
 }

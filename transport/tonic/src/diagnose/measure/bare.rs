@@ -22,8 +22,8 @@ use crate::path::{Path, from_error};
 use crate::tcp::connector::TcpChannel;
 
 /// Why a server gave a ticket for calls instead.
-const NOT_SERVED: &str = "the server serves none: its program turns them on with the feature \
-                          `measure` and Server::measuring(true)";
+const NOT_SERVED: &str = "the server does not serve them: its program turns them on with the \
+                          feature `measure` and Server::measuring(true)";
 
 /// A bare connection to a server.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl BareWay {
         }
         let device = request.env.device.as_deref();
         let rails = rails::find(&request.context, device, &offered.places, 0).await;
-        let no_rail = || Some("the server offers no place that this host reaches".to_owned());
+        let no_rail = || Some("the server offers no address that this host can reach".to_owned());
         let rail = rails.first().ok_or_else(no_rail)?;
         let way = request.context.toward(path, &rail.addr, rail.source, device, STEP);
         let (fabric, pool) = limited(way).await.map_err(why)?;

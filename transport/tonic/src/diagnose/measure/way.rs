@@ -190,6 +190,6 @@ pub(super) fn failed(status: &Status) -> String {
 fn check(got: usize, wanted: usize) -> Result<(), Status> {
     match got == wanted {
         true => Ok(()),
-        false => Err(Status::data_loss(format!("{got} bytes came, {wanted} were asked for"))),
+        false => Err(Status::data_loss(format!("{got} bytes arrived, {wanted} were requested"))),
     }
 }

@@ -41,7 +41,7 @@ impl FastPath {
             Ok(link) => link,
             Err(error) => {
                 let reason = from_error::connect(error);
-                return tracing::debug!(%peer, %reason, "bare connection did not come about");
+                return tracing::debug!(%peer, %reason, "bare connection not established");
             }
         };
         tracing::debug!(%peer, "bare connection open");

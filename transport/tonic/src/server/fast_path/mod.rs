@@ -202,12 +202,12 @@ impl FastPath {
             match &outcome {
                 Ok(()) => logged = None,
                 Err(reason) if logged == Some(reason.code()) => {
-                    tracing::debug!(%path, %reason, "fast path still not offered");
+                    tracing::debug!(%path, %reason, "the fast path is still not offered");
                 }
                 Err(reason) => {
                     logged = Some(reason.code());
                     throttled!(in self.log.listeners, warn, %path, code = reason.code().as_str(), %reason, cure = reason.cure(),
-                        "fast path not offered: clients go without it");
+                        "the fast path is not offered: clients use TCP");
                 }
             }
             let retry = match &outcome {
@@ -284,7 +284,7 @@ impl FastPath {
                     // No other connection may exist that would return the memory.
                     pool.trim_now();
                     let reason = crate::path::from_error::connect(error);
-                    throttled!(in this.log.refusals, warn, %peer, %reason, "fast path did not come about");
+                    throttled!(in this.log.refusals, warn, %peer, %reason, "fast path not established");
                 }
             }
         });

@@ -51,13 +51,13 @@ metrics! {
     FALLBACKS = "tonic_rdma_fallbacks_total", Counter, None, ["role", "reason", "side"],
         "Decisions for TCP, by reason code.";
     CONNECTIONS_MADE = "tonic_rdma_connections_total", Counter, None, ["role", "path"],
-        "Fast-path connections that came about.";
+        "Fast-path connections that were established.";
     CONNECTIONS = "tonic_rdma_connections", Gauge, None, ["role", "path"],
         "Fast-path connections that are open.";
     REFUSED = "tonic_rdma_connections_refused_total", Counter, None, ["reason"],
         "Fast-path connections that a server refused, by reason.";
     RECONNECTS = "tonic_rdma_reconnects_total", Counter, None, ["path"],
-        "Times that a channel that had lost a fast path got one again.";
+        "Fast paths that channels got again after a loss.";
     HANDSHAKE = "tonic_rdma_handshake_seconds", Histogram, Some(Unit::Seconds), ["path"],
         "Time from asking a server for its offer to the fast-path connection.";
     MESSAGES = "tonic_rdma_messages_total", Counter, None, ["role", "path", "direction"],
@@ -65,15 +65,15 @@ metrics! {
     WRITES = "tonic_rdma_writes_total", Counter, None, ["role", "path"],
         "WRITEs of payload.";
     CREDIT_WAITS = "tonic_rdma_credit_waits_total", Counter, None, ["role", "path"],
-        "Times that output began to wait for a credit of the peer.";
+        "Times that output began to wait for the peer's credits.";
     GRANTS = "tonic_rdma_grants_total", Counter, None, ["role", "path"],
         "Pieces of landing memory granted to peers.";
     COMPLETIONS = "tonic_rdma_completions_per_poll", Histogram, Some(Unit::Count), ["role", "path"],
-        "Completions that one poll of the completion queue brought, where it brought any.";
+        "Completions that a poll of the completion queue returned, if any.";
     POOL_BYTES = "tonic_rdma_pool_bytes", Gauge, Some(Unit::Bytes), ["device", "state"],
-        "Registered memory, by what holds it.";
+        "Registered memory, by use.";
     POOL_REGISTRATIONS = "tonic_rdma_pool_registrations_total", Counter, None, ["device"],
         "Memory regions registered.";
     POOL_WAITS = "tonic_rdma_pool_waits_total", Counter, None, ["device"],
-        "Requests for memory of the pool that had to wait.";
+        "Requests for pool memory that had to wait.";
 }

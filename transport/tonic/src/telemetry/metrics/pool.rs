@@ -72,7 +72,7 @@ mod tests {
             assert!(of(&stats, state) > 0, "{state} in {stats:?}");
         }
         let own = pool.register(vec![0; 777].into()).unwrap();
-        assert_eq!(of(&pool.stats(), "application"), 777, "beside what belongs to the pool");
+        assert_eq!(of(&pool.stats(), "application"), 777, "apart from the pool's own memory");
         drop(own);
         assert_eq!(states(&stats).iter().map(|(_, bytes)| bytes).sum::<usize>(), stats.registered);
         drop((control, buffer, granted, filled, landing));
