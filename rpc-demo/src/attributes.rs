@@ -20,7 +20,7 @@ pub(crate) struct Attributes {
 }
 
 impl Attributes {
-    /// Reads those of a local file or directory.
+    /// Reads the attributes of a local file or directory.
     pub(crate) fn of(metadata: &Metadata) -> Attributes {
         Attributes {
             mode: Some(metadata.permissions().mode() & BITS),
@@ -28,7 +28,7 @@ impl Attributes {
         }
     }
 
-    /// Sets them. The bits `least` are kept, whatever the mode.
+    /// Sets the attributes. The bits `least` are kept, whatever the mode.
     pub(crate) fn apply(&self, file: &File, least: u32) -> io::Result<()> {
         self.apply_time(file)?;
         self.apply_mode(file, least)
@@ -50,7 +50,7 @@ impl Attributes {
         }
     }
 
-    /// Whether `there` already has everything that `self` sets. `least` as in
+    /// Whether `there` already has everything that `self` sets. For `least`, see
     /// [`apply`](Attributes::apply).
     pub(crate) fn are(&self, there: &Attributes, least: u32) -> bool {
         self.mode.is_none_or(|mode| there.mode == Some(mode & BITS | least))

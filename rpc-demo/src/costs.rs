@@ -26,7 +26,7 @@ pub(crate) fn written(bytes: u64) {
     WRITTEN.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Counts `bytes` that a disk wrote to memory, past the page cache: no processor copies them.
+/// Counts `bytes` that a disk wrote to memory past the page cache, without a copy by a processor.
 pub(crate) fn direct_read(bytes: u64) {
     DIRECT_READ.fetch_add(bytes, Ordering::Relaxed);
 }
@@ -36,7 +36,8 @@ pub(crate) fn direct_written(bytes: u64) {
     DIRECT_WRITTEN.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Counts `bytes` copied from where they were received, so that their sender cannot change them.
+/// Counts `bytes` that were copied out of the memory where they arrived, so that their sender
+/// cannot change them.
 pub(crate) fn settled(bytes: usize) {
     SETTLED.fetch_add(bytes as u64, Ordering::Relaxed);
 }
@@ -56,7 +57,7 @@ pub(crate) struct Costs {
     /// Bytes that disks took from memory, without a copy by a processor.
     #[serde(default)]
     pub(crate) direct_written_bytes: u64,
-    /// Bytes copied from where they were received, before they were checked.
+    /// Bytes copied out of the memory where they arrived, before they were checked.
     #[serde(default)]
     pub(crate) settled_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! `rpc-demo cp`: from one server to another, through this program.
+//! `rpc-demo cp` copies from one server to another, through this program.
 
 use std::sync::Arc;
 use std::time::Instant;

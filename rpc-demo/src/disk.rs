@@ -1,8 +1,8 @@
-//! Files to and from memory of the transport, past the page cache: O_DIRECT through io_uring. The
-//! disk then reads and writes the memory that the network uses, and no processor copies.
+//! Moves files to and from the transport's memory, past the page cache: O_DIRECT through io_uring.
+//! The disk then reads and writes the memory that the network uses, and no processor copies.
 //!
-//! Where that cannot be had, files are read and written through the page cache, and the closing
-//! line gives the first reason: [`Disk`].
+//! If that is not possible, files are read and written through the page cache, and the final line
+//! gives the first reason: [`Disk`].
 
 use std::fs::File;
 use std::io;
@@ -16,36 +16,36 @@ use tonic_rdma::disk::{Ring, Transfer};
 
 use crate::costs::{self, Costs};
 
-/// Offsets, lengths and addresses are multiples of this, in bytes: a page, which is a multiple of
-/// the blocks of disks.
+/// Offsets, lengths and addresses are multiples of this many bytes: a page, which is a multiple of
+/// disks' blocks.
 pub(crate) const ALIGN: u64 = 4096;
 /// Shorter pieces go through the page cache.
 pub(crate) const MIN_LEN: u64 = 64 << 10;
 
-/// Reads and writes in flight at a time, of all files; others wait their turn.
+/// Maximum number of reads and writes in flight, for all files. Others wait for their turn.
 const ENTRIES: u32 = 128;
 
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
-/// The first reason for the page cache.
+/// The first reason for using the page cache.
 static REASON: Mutex<Option<String>> = Mutex::new(None);
-/// Whether pieces were too short: the reason if there is no other.
+/// Whether pieces were too short, which is the reason if there is no other.
 static SHORT: AtomicBool = AtomicBool::new(false);
 
-/// `--no-direct`: every file goes through the page cache.
+/// Makes every file go through the page cache (`--no-direct`).
 pub(crate) fn forbid() {
     FORBIDDEN.store(true, Ordering::Relaxed);
 }
 
 static LENDS: AtomicBool = AtomicBool::new(false);
 
-/// `--lend`: processes of this host read what this process has read where it lies. Without effect
-/// once there is a connection.
+/// Lets other processes of this host read in place what this process has read (`--lend`). Has no
+/// effect once there is a connection.
 pub(crate) fn lend() {
     LENDS.store(true, Ordering::Relaxed);
 }
 
-/// Whether processes of this user may read on this host what this process has read, and this
-/// process what they have.
+/// Whether this user's processes on this host may read in place what this process has read, and
+/// this process theirs.
 pub(crate) fn lends() -> bool {
     LENDS.load(Ordering::Relaxed)
 }
@@ -60,7 +60,7 @@ fn ring() -> Result<&'static Ring, String> {
     RING.get_or_init(made).as_ref().map_err(Clone::clone)
 }
 
-/// Checks whether there is io_uring; the reason if not.
+/// Checks whether io_uring works. The error is the reason if it does not.
 pub(crate) fn check() -> Result<(), String> {
     ring().map(drop)
 }
@@ -88,13 +88,13 @@ pub(crate) enum Access {
 pub(crate) struct Direct {
     file: Arc<File>,
     ring: &'static Ring,
-    /// The file system has taken the flag, and refused a transfer.
+    /// Whether the file system took the flag, but refused a transfer.
     refused: AtomicBool,
 }
 
 impl Direct {
-    /// Opens the same file once more, with O_DIRECT. `None` if that cannot be had, with the reason
-    /// recorded.
+    /// Opens the same file again, with O_DIRECT. If that is not possible, records the reason and
+    /// returns `None`.
     pub(crate) fn open(file: &File, access: Access) -> Option<Direct> {
         let open = || {
             let ring = ring()?;
@@ -104,8 +104,8 @@ impl Direct {
         open().inspect_err(|reason| cached(reason)).ok()
     }
 
-    /// Records that the file system has refused a transfer for its alignment, and returns whether
-    /// that is what the error says.
+    /// Returns whether the error says that the file system refused a transfer because of its
+    /// alignment, and records it if so.
     fn refuses(&self, error: &io::Error) -> bool {
         let refuses = error.kind() == io::ErrorKind::InvalidInput;
         if refuses {
@@ -115,13 +115,14 @@ impl Direct {
         refuses
     }
 
-    /// Begins to read at `offset`, a multiple of [`ALIGN`], as the capacity of the empty buffer is.
+    /// Begins to read at `offset`, which must be a multiple of [`ALIGN`], like the capacity of the
+    /// empty buffer.
     pub(crate) fn read(&self, offset: u64, buf: PinnedBuf) -> Transfer<PinnedBuf> {
         self.ring.read(&self.file, offset, buf)
     }
 
-    /// Ends a read. The buffer is filled as far as the kernel got; `None` if it has to be read in
-    /// another way.
+    /// Ends a read. The buffer is filled as far as the kernel got. `None` if the data has to be
+    /// read in another way.
     pub(crate) fn read_done(&self, read: Transfer<PinnedBuf>) -> io::Result<Option<PinnedBuf>> {
         match read.wait() {
             (Ok(count), buf) => {
@@ -133,7 +134,8 @@ impl Direct {
         }
     }
 
-    /// The bytes at the start of `bytes` that can be written from where they lie to `offset`.
+    /// The number of bytes at the start of `bytes` that can be written directly from there to
+    /// `offset`.
     pub(crate) fn writable(&self, offset: u64, bytes: &[u8]) -> usize {
         let len = bytes.len() as u64;
         if len < MIN_LEN || self.refused.load(Ordering::Relaxed) {
@@ -146,8 +148,9 @@ impl Direct {
         bytes.len() - bytes.len() % ALIGN as usize
     }
 
-    /// Writes `bytes`, which are [writable](Self::writable), to `offset`, and calls `meanwhile`.
-    /// Returns how many were written: all, or less if the rest has to be written in another way.
+    /// Writes `bytes`, which are [writable](Self::writable), to `offset`, and calls `meanwhile`
+    /// during the write. Returns the number of written bytes. It is less than all if the rest has
+    /// to be written in another way.
     pub(crate) fn write(
         &self,
         offset: u64,
@@ -176,7 +179,7 @@ impl Direct {
     }
 }
 
-/// Opens the file by its descriptor, as its name may have been given to another file.
+/// Opens the file by its descriptor, because its name may by now belong to another file.
 #[cfg(target_os = "linux")]
 fn open_direct(file: &File, access: Access) -> Result<File, String> {
     use std::os::fd::AsRawFd;
@@ -186,7 +189,7 @@ fn open_direct(file: &File, access: Access) -> Result<File, String> {
 
     /// The type of tmpfs in statfs(2).
     const TMPFS_MAGIC: FsWord = 0x0102_1994;
-    // It takes the flag since Linux 6.6, and copies all the same.
+    // tmpfs takes the flag since Linux 6.6, but copies anyway.
     if fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC) {
         return Err("tmpfs: there is no disk".to_owned());
     }
@@ -202,19 +205,19 @@ fn open_direct(_: &File, _: Access) -> Result<File, String> {
     Err("O_DIRECT is used on Linux only".to_owned())
 }
 
-/// The way that the bytes of files took in this process, for the closing line.
+/// How the bytes of files travelled in this process, for the final line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Disk {
     /// Bytes read and written with O_DIRECT.
     direct_bytes: u64,
     /// Bytes that went through the page cache.
     cached_bytes: u64,
-    /// The first reason for that.
+    /// The first reason for using the page cache.
     reason: Option<String>,
 }
 
 impl Disk {
-    /// The way of what these costs were for.
+    /// The way that the bytes of these costs took.
     pub(crate) fn of(costs: &Costs) -> Disk {
         let direct_bytes = costs.direct_read_bytes + costs.direct_written_bytes;
         let cached_bytes = costs.file_read_bytes + costs.file_written_bytes;

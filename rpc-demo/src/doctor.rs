@@ -1,4 +1,4 @@
-//! `rpc-demo doctor`.
+//! The command `rpc-demo doctor`.
 
 use std::process::ExitCode;
 
@@ -10,10 +10,10 @@ use crate::failure::{Failure, causes};
 use crate::names::Shown;
 use crate::{net, output};
 
-/// Exit code: the diagnosis failed.
+/// The exit code if the diagnosis failed.
 pub(crate) const ERROR: u8 = Report::UNKNOWN;
 
-/// Reports whether RDMA would be used, and if not, why and what to do.
+/// Reports whether RDMA would be used, and otherwise why not and what to do.
 pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
     let mut asked = diagnose();
     if let Some(server) = &args.peer {

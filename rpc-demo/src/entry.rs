@@ -16,7 +16,7 @@ pub(crate) struct Json<'a> {
     name: &'a str,
     /// `file`, `directory`, `other` (not served) or `unreadable`.
     kind: &'static str,
-    /// Bytes; files only.
+    /// Size in bytes, for files only.
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<u64>,
     /// Permission bits, in octal.

@@ -1,4 +1,4 @@
-//! Errors of commands, as one line: what failed, why, and what to do.
+//! Errors of commands on one line: what failed, why, and what to do.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
 impl Failure {
-    /// `what` failed because of `why`. `cure` says what to do, or is empty.
+    /// `what` failed because of `why`. `cure` says what to do, and may be empty.
     pub(crate) fn new(
         what: impl Into<String>,
         why: impl fmt::Display,
@@ -52,7 +52,7 @@ impl Failure {
         Failure { exit, ..self }
     }
 
-    /// The content itself is wrong: a later attempt cannot continue from what was transferred.
+    /// The content itself is wrong, so a later attempt cannot continue from what was transferred.
     pub(crate) fn not_resumable(self) -> Failure {
         Failure { resumable: false, ..self }
     }

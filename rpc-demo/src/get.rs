@@ -1,4 +1,4 @@
-//! `rpc-demo get`.
+//! The command `rpc-demo get`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `rpc-demo ls`.
+//! The command `rpc-demo ls`.
 
 use std::io::{self, BufWriter, Write};
 

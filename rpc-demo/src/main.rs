@@ -9,7 +9,7 @@
 //! | [`mod@metrics`] | a server's metrics for Prometheus |
 //! | [`doctor`] | shows whether RDMA would be used, and how to fix what prevents it |
 //! | [`demo`] | compares TCP, the best path and a plain copy, with server and client processes |
-//! | [`net`] | connects and serves: the only module that uses the transport's API |
+//! | [`net`] | connects and serves, and is the only module that uses the transport's API |
 //! | [`disk`] | reads and writes files past the page cache, through io_uring |
 //! | [`costs`] | processor time, and bytes copied between files and memory |
 //! | [`names`], [`digest`], [`attributes`], [`ranges`] | names, CRC32C, modes and times, ranges of large files |
@@ -96,7 +96,7 @@ async fn command(command: Command) -> Result<ExitCode, Failure> {
                 .await
                 .map_err(|failure| failure.with_exit(doctor::ERROR));
         }
-        // These handle signals themselves.
+        // These commands handle signals themselves.
         Command::Serve(args) => serve::run(args).await,
         Command::Bench(args) => bench::run(args).await,
         Command::Demo(args) => demo::run(args).await,

@@ -1,4 +1,5 @@
-//! The metrics endpoint of a server: the transport's metrics in Prometheus' format, over HTTP.
+//! The metrics endpoint of a server, which serves the transport's metrics in Prometheus' format
+//! over HTTP.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use crate::failure::Failure;
 
 /// Content type of Prometheus' text format.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Interval of histogram maintenance. The recorder keeps every sample of a histogram until the next
-/// maintenance, even if nobody scrapes.
+/// Interval of histogram maintenance. The recorder keeps every sample of a histogram until then,
+/// even without scrapes.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// Bucket boundaries of histograms.
 const COMPLETIONS: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];

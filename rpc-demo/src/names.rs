@@ -6,17 +6,18 @@
 
 use std::fmt;
 
-/// The whole text, for listings, which must not cut names.
+/// Escapes text without cutting it, for listings.
 pub(crate) use tonic_rdma_doctor::Escaped;
 
-/// Maximum length of a component in bytes: NAME_MAX of common file systems.
+/// Maximum length of a component in bytes, which is NAME_MAX of common file systems.
 const MAX_COMPONENT: usize = 255;
 /// Maximum length of a name in bytes: below PATH_MAX, which includes the final NUL.
 pub(crate) const MAX_NAME: usize = 4000;
 /// The server's directory for incomplete files. No name may begin with it.
 pub(crate) const PRIVATE_DIR: &str = ".rpc-demo-tmp";
 
-/// A validated name: relative, UTF-8, components separated by `/`, none of them empty, `.` or `..`.
+/// A validated name: relative, UTF-8, with components separated by `/`, none of them empty, `.` or
+/// `..`.
 ///
 /// A backslash is an ordinary character on Unix. It is refused where it separates paths.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

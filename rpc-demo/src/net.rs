@@ -1,5 +1,5 @@
-//! Connects and serves, and reports the path of the payload. The only file that uses the
-//! transport's API.
+//! Connects and serves, and reports the path of the payload. No other file uses the transport's
+//! API.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
@@ -21,11 +21,11 @@ use crate::pb::object_store_client::ObjectStoreClient;
 use crate::pb::object_store_server::{ObjectStore, ObjectStoreServer};
 use crate::sink::Body;
 
-/// HTTP/2 windows in bytes, for TCP: the default of 64 KiB stalls a bulk stream on every round
+/// HTTP/2 windows in bytes, for TCP. The default of 64 KiB stalls a bulk stream on every round
 /// trip.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
-/// HTTP/2 keep-alive: a silent TCP connection is probed, and closed if no answer arrives.
+/// HTTP/2 keep-alive. A silent TCP connection is probed, and closed if no answer arrives.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -43,7 +43,7 @@ struct Connected {
 }
 
 impl Connection {
-    /// The pool to read files into before they are sent; `None` over TCP, where it has no benefit.
+    /// The pool to read files into before they are sent. `None` over TCP, where it has no benefit.
     pub(crate) fn pool(&self) -> Option<Pool> {
         self.0.channel.path().path.is_fast().then(|| self.0.channel.pool())
     }
@@ -53,8 +53,8 @@ impl Connection {
         self.0.channel.path().path == Path::Shm
     }
 
-    /// The bytes of a message for the content of a file: `asked`, or the default, as far as they
-    /// [fit](fitting).
+    /// The bytes of a message for the content of a file: `asked` or the default, reduced to what
+    /// [fits](fitting).
     pub(crate) fn chunk(&self, asked: Option<usize>) -> usize {
         fitting(asked.unwrap_or(CHUNK), self.pool().as_ref())
     }
@@ -65,7 +65,7 @@ impl Connection {
         self.chunk(asked.or(Some(default)))
     }
 
-    /// Whether the server may change the bytes of a response that comes by the path of now.
+    /// Whether the server may change the bytes of a response that arrives over the current path.
     pub(crate) fn body(&self) -> Body {
         body(self.0.channel.path().path)
     }
@@ -76,9 +76,9 @@ impl Connection {
     }
 }
 
-/// Whether a peer may change the bytes of a body that came by this path. Over TCP they lie in
-/// private memory. With `--lend` a process of this host is trusted to leave them as they are: it
-/// runs as this user, or as root, and may write to the files as well.
+/// Whether a peer may change the bytes of a body that arrived over this path. Over TCP they lie in
+/// private memory. With `--lend`, processes of this host are trusted not to change them, because
+/// they run as this user or as root and could write to the files as well.
 pub(crate) fn body(path: Path) -> Body {
     let is_trusted = path == Path::Shm && disk::lends();
     if path.is_fast() && !is_trusted { Body::MayChange } else { Body::Settled }
@@ -92,8 +92,8 @@ pub(crate) fn check_environment() -> Result<(), Failure> {
 }
 
 /// The devices and pools of this process. Payload lands at whole pages, so that it can be written
-/// to files from where it lies. With `--lend` processes of the same user on this host are lent it,
-/// as they could open the files as well, and this process borrows theirs.
+/// to files from there. With `--lend`, processes of the same user on this host are lent the pools'
+/// memory, because they could open the files as well, and this process borrows theirs.
 pub(crate) fn context() -> Context {
     static CONTEXT: OnceLock<Context> = OnceLock::new();
     let lending = if disk::lends() { Lending::SameUser } else { Lending::Off };
@@ -309,7 +309,7 @@ pub(crate) struct Route {
     path: PathInfo,
     /// Payload bytes by RDMA WRITE.
     write: u64,
-    /// Payload bytes that the receiver read where the sender had them, over shared memory.
+    /// Payload bytes that the receiver read in the sender's memory, over shared memory.
     lent: u64,
     /// Payload bytes inside SENDs.
     send: u64,
@@ -326,8 +326,8 @@ pub(crate) fn pool<T>(request: &tonic::Request<T>) -> Option<Pool> {
 }
 
 /// The message size in bytes, at most `asked`, that a connection with this pool can send without a
-/// copy: several messages fit into the send memory, and each lands in one piece in a pool of equal
-/// size at the peer.
+/// copy. Several such messages fit into the send memory, and each lands in one piece in a pool of
+/// equal size at the peer.
 pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
     let Some(sizes) = pool.map(Pool::config) else { return asked };
     let most =
@@ -336,10 +336,9 @@ pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
 }
 
 /// A message takes at most 1/16 of the send memory, and 1/48 of the landing memory. Each of the
-/// default number of jobs can then have a message in flight, two messages that wait for the disk
-/// and one that it takes, and all together fill two thirds of the landing memory. With a memlock
-/// limit of 8 MiB, messages are still long enough to go [past the page
-/// cache](crate::disk::MIN_LEN).
+/// default number of jobs can then have one message in flight, two that wait for the disk and one
+/// that the disk takes. Together they fill two thirds of the landing memory. With a memlock limit
+/// of 8 MiB, messages are still long enough to go [past the page cache](crate::disk::MIN_LEN).
 const SENDING: usize = 16;
 const LANDED: usize = 48;
 /// The bytes that a message takes in addition to its payload: a page of framing, and up to a page

@@ -1,5 +1,5 @@
 //! Progress bars on a terminal: one for the whole command, and one for each large file in flight.
-//! Nothing is drawn if stderr is not a terminal, or one that cannot move its cursor.
+//! Nothing is drawn if stderr is not a terminal, or if its cursor cannot be moved.
 
 use std::io::{self, Write};
 use std::sync::OnceLock;

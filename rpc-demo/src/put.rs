@@ -1,4 +1,4 @@
-//! `rpc-demo put`.
+//! The command `rpc-demo put`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -5,14 +5,14 @@
 pub(crate) struct Ranges {
     /// Bytes of the content.
     size: u64,
-    /// Bytes of a range; not 0.
+    /// Bytes of a range, at least 1.
     each: u64,
 }
 
 /// Minimum and maximum size of a range in bytes.
 pub(crate) const RANGE_MIN: u64 = 64 << 10;
 pub(crate) const RANGE_MAX: u64 = 1 << 32;
-/// Maximum number of ranges of a file: their checksums are kept in memory.
+/// Maximum number of ranges of a file. Their checksums are kept in memory.
 const COUNT_MAX: u64 = 1 << 20;
 
 impl Ranges {

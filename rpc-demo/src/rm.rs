@@ -1,4 +1,4 @@
-//! `rpc-demo rm`.
+//! The command `rpc-demo rm`.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! `rpc-demo serve`.
+//! The command `rpc-demo serve`.
 
 use std::io::BufRead;
 use std::time::Duration;
@@ -96,7 +96,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
 struct Stops {
     terminate: Signal,
     interrupt: Signal,
-    /// Resolves at the end of stdin, if `--until-eof` is given.
+    /// Ends when stdin ends, if `--until-eof` is given.
     eof: Option<oneshot::Receiver<()>>,
 }
 

@@ -4,8 +4,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// A write exceeded the limit on file sizes. Linux uses this number on all architectures but MIPS
-/// and PA-RISC, and so do the BSDs.
+/// The signal for a write beyond the limit on file sizes. Linux uses this number on all
+/// architectures except MIPS and PA-RISC, and so do the BSDs.
 const SIGXFSZ: i32 = 25;
 
 /// Makes a write beyond the limit on file sizes return an error instead of ending the process.

@@ -1,6 +1,6 @@
 //! Writes incoming files under a temporary name and renames them once they are complete.
 //!
-//! Used on both sides: by the server for puts, and by the client for gets.
+//! The server uses it for puts, and the client for gets.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ const WRITE_BEHIND: usize = 2;
 /// Permission bits of a file that is sent without any, before the umask.
 const DEFAULT_MODE: u32 = 0o666;
 
-/// A file that several transfers write to, each its own part.
+/// A file that several transfers write to, each to its own part.
 ///
 /// The kernel lets one thread write to a file at a time, and the others spin. Large writes
 /// therefore take this lock, on which waiters sleep.
@@ -32,7 +32,7 @@ const DEFAULT_MODE: u32 = 0o666;
 pub(crate) struct Written {
     file: File,
     turn: Mutex<()>,
-    /// The same file with O_DIRECT, once a large chunk has come.
+    /// The same file with O_DIRECT, opened with the first large chunk.
     direct: OnceLock<Option<Direct>>,
 }
 
@@ -41,7 +41,8 @@ impl Written {
         Arc::new(Written { file, turn: Mutex::new(()), direct: OnceLock::new() })
     }
 
-    /// The bytes at the start of a chunk that can be written past the page cache, and how.
+    /// The file for O_DIRECT, and the number of bytes at the start of a chunk that can be written
+    /// there past the page cache.
     fn direct(&self, offset: u64, chunk: &[u8]) -> Option<(&Direct, usize)> {
         if (chunk.len() as u64) < MIN_LEN {
             disk::too_short();
@@ -90,8 +91,8 @@ enum OnDrop {
 }
 
 impl Pending {
-    /// Creates the empty file `temp`, which must not exist, in `dir`. `private`: no other user may
-    /// read it until it is complete; otherwise it has the usual permission bits of a new file.
+    /// Creates the empty file `temp`, which must not exist, in `dir`. If `private`, no other user
+    /// may read it until it is complete. Otherwise it has the usual permission bits of a new file.
     pub(crate) fn create(dir: Arc<Dir>, temp: String, private: bool) -> io::Result<Pending> {
         let mode = if private { 0o600 } else { DEFAULT_MODE };
         let options = OpenOptions::new().read(true).write(true).create_new(true).mode(mode).clone();
@@ -122,7 +123,7 @@ impl Pending {
     }
 
     /// Renames the file to `name` in `dir`, which must be on the same file system, and replaces a
-    /// file of that name; durably with `sync`.
+    /// file of that name. With `sync` this is durable.
     pub(crate) fn place(mut self, dir: &Dir, name: &str, sync: bool) -> io::Result<()> {
         if sync {
             self.file.sync_all()?;
@@ -151,7 +152,7 @@ pub(crate) fn sync_dir(dir: &Dir) -> io::Result<()> {
     }
 }
 
-/// Destination of chunks.
+/// A destination for chunks.
 pub(crate) trait Room: Send + 'static {
     /// The file to write to.
     fn file(&self) -> &Arc<Written>;
@@ -159,8 +160,8 @@ pub(crate) trait Room: Send + 'static {
     /// The offset in the file at which this destination begins, in bytes.
     fn begin(&self) -> u64;
 
-    /// Has `write` write `len` bytes at `offset` bytes from the start of this destination, if they
-    /// may be written there.
+    /// Makes `write` write `len` bytes at `offset` bytes from the start of this destination, if
+    /// they may be written there.
     fn admit(
         &mut self,
         offset: u64,
@@ -206,9 +207,9 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
 /// Whether the sender of a body can still change its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// It can: they are copied before they are checked, and the copy is written.
+    /// The sender can. The bytes are copied before they are checked, and the copy is written.
     MayChange,
-    /// It cannot, or is trusted not to: they are checked and written where they lie.
+    /// The sender cannot, or is trusted not to. The bytes are checked and written in place.
     Settled,
 }
 
@@ -222,7 +223,7 @@ impl Body {
     }
 }
 
-/// Memory for copies of received bytes, which is reused.
+/// Reusable memory for copies of received bytes.
 #[derive(Debug, Default)]
 struct Private(BytesMut);
 
@@ -256,7 +257,7 @@ impl Private {
     }
 }
 
-/// A write failed; [`Writer::finish`] returns the error.
+/// A write failed. [`Writer::finish`] returns the error.
 #[derive(Debug)]
 pub(crate) struct Stopped;
 

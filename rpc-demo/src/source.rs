@@ -37,17 +37,17 @@ pub(crate) struct Piece {
 /// Which part of a file to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Extent {
-    /// All of it, from the start. The size, if known: a small file gets a small buffer, and one
-    /// byte more is requested to detect that the file has grown.
+    /// All of it, from the start, with its size if known. A small file gets a small buffer, and one
+    /// more byte is requested to detect that the file has grown.
     Whole(Option<u64>),
     /// `length` bytes from `offset`, or up to the end of the file.
     Range { offset: u64, length: u64 },
-    /// From the current position. For a pipe or a terminal, whose reads may block for ever: the
+    /// From the current position, for a pipe or a terminal. Their reads may block for ever, so the
     /// thread is detached.
     Stream,
 }
 
-/// Starts reading `chunk` bytes at a time, into memory of the pool if there is one. Needs a tokio
+/// Starts to read `chunk` bytes at a time, into pool memory if there is a pool. Needs a tokio
 /// runtime. The thread ends when the receiver is dropped.
 pub(crate) fn start(
     file: Arc<File>,
@@ -114,14 +114,14 @@ fn read(
 /// The next step after a part was read past the page cache.
 #[derive(PartialEq, Eq)]
 enum Next {
-    /// The receiver has everything, or is gone.
+    /// The receiver has everything, or was dropped.
     Nothing,
     /// The rest is read through the page cache.
     Rest,
 }
 
 /// The file with O_DIRECT, and the length of its chunks, if this part of it can be read past the
-/// page cache into memory of the pool.
+/// page cache into pool memory.
 fn directly(
     file: &File,
     extent: Extent,
@@ -148,8 +148,8 @@ fn directly(
     None
 }
 
-/// Reads as far as the known size goes, past the page cache. Each chunk is checksummed while the
-/// disk reads the next one.
+/// Reads past the page cache, up to the known size. Each chunk is checksummed while the disk reads
+/// the next one.
 fn read_directly(
     direct: &Direct,
     file: &File,
@@ -180,11 +180,12 @@ fn read_directly(
         let (want, data) = match ahead.pop_front() {
             Some((want, read)) => {
                 let Some(mut buffer) = direct.read_done(read)? else { return Ok(Next::Rest) };
-                // The last block may contain more than there was when the size was determined.
+                // The last block may contain more bytes than the file had when its size was
+                // determined.
                 buffer.truncate(want);
                 let had = buffer.len();
                 if had < want {
-                    // At the end of a file that is shorter now, or interrupted.
+                    // The end of a file that is shorter now, or an interruption.
                     let left = (want - had) as u64;
                     buffer.fill_from(&mut At { file, at: at + had as u64 }.take(left))?;
                     costs::read(buffer.len() - had);
@@ -228,7 +229,7 @@ impl Read for At<'_> {
     }
 }
 
-/// Reads a small file at once: `size` bytes and a few more, to detect growth. Blocks.
+/// Reads a small file at once, `size` bytes and a few more to detect growth. Blocks.
 pub(crate) fn read_small(
     file: &File,
     size: u64,
@@ -240,8 +241,8 @@ pub(crate) fn read_small(
     Ok((bytes, digest))
 }
 
-/// Passes the CRC32C of each range of a file to `emit`, in order, until `emit` breaks. A range
-/// beyond the end of the file counts as far as there are bytes. Blocks.
+/// Passes the CRC32C of each range of a file to `emit`, in order, until `emit` breaks. A range that
+/// extends beyond the end of the file covers only existing bytes. Blocks.
 pub(crate) fn checksums(
     file: &File,
     ranges: &Ranges,
@@ -291,18 +292,18 @@ pub(crate) fn whole_digest(file: &File) -> io::Result<Digest> {
     Ok(digest)
 }
 
-/// Bytes that are read, checksummed and written at a time: few enough to stay in the processor's
-/// cache between these steps.
+/// Number of bytes to read, checksum and write at a time. It is small enough that they stay in the
+/// processor's cache between these steps.
 pub(crate) const BLOCK: usize = 128 << 10;
 
 /// Allocates buffers to read into.
 ///
 /// Data in a connection's pool is sent without a copy. Pool memory is limited, and a transfer that
-/// holds some may have to queue at the server, so an allocation waits only briefly and then falls
-/// back to ordinary memory.
+/// holds some may have to queue at the server. So an allocation waits only briefly and then uses
+/// ordinary memory.
 ///
-/// Ordinary buffers are reused once their bytes have been sent: new buffers of this size would each
-/// be mapped, page-faulted and unmapped.
+/// Ordinary buffers are reused once their bytes have been sent, because each new buffer of this
+/// size would be mapped, page-faulted and unmapped.
 #[derive(Default)]
 struct Buffers {
     pool: Option<Pool>,
@@ -310,7 +311,7 @@ struct Buffers {
     lent: VecDeque<Bytes>,
 }
 
-/// Maximum time to wait for memory of the pool.
+/// Maximum time to wait for pool memory.
 const ALLOC_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Maximum number of buffers to remember: those in the queue, and some that the transport holds.
@@ -321,7 +322,7 @@ impl Buffers {
         Buffers { pool, lent: VecDeque::new() }
     }
 
-    /// Allocates memory of the pool, if it becomes available soon.
+    /// Allocates pool memory, if some becomes available soon.
     fn pinned(&self, size: usize) -> Option<PinnedBuf> {
         // Shorter payloads are sent inside their message.
         let pool = self.pool.as_ref().filter(|_| size >= SEGMENT)?;
@@ -332,7 +333,7 @@ impl Buffers {
         }
     }
 
-    /// Allocates memory of the pool, if there is some now.
+    /// Allocates pool memory, if some is available now.
     fn pinned_now(&self, size: usize) -> Option<PinnedBuf> {
         self.pool.as_ref().and_then(|pool| pool.try_alloc(size).ok())
     }
@@ -389,7 +390,7 @@ impl Buffers {
                 back.truncate(size);
                 return back;
             }
-            // Still in use: it is tried again later.
+            // Still in use, so it is tried again later.
             Some(Err(out)) if self.lent.len() < MAX_LENT => self.lent.push_front(out),
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! `rpc-demo stat`.
+//! The command `rpc-demo stat`.
 
 use crate::cli::{Asked, Stat};
 use crate::failure::Failure;

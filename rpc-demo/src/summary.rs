@@ -45,7 +45,7 @@ pub(crate) struct Summary<'a> {
     pub(crate) elapsed: Duration,
     /// Costs of this process during the transfer.
     pub(crate) costs: Costs,
-    /// The path taken; two of them from server to server.
+    /// The path taken, or two of them from server to server.
     pub(crate) routes: Routes,
 }
 

@@ -1,10 +1,9 @@
-//! Whether the terminal behind stderr shows colours and lines that change, by the user's
-//! environment.
+//! Decides whether stderr shows colours and lines that change, from the user's environment.
 //!
 //! | variable | effect |
 //! |---|---|
 //! | `NO_COLOR`, not empty | no colours (<https://no-color.org>) |
-//! | `TERM=dumb` | no colours, and no bars: such a terminal shows escape sequences as text |
+//! | `TERM=dumb` | no colours and no bars, because such a terminal shows escape sequences as text |
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
@@ -14,7 +13,7 @@ pub(crate) fn has_colors() -> bool {
     io::stderr().is_terminal() && colors(|name| std::env::var_os(name))
 }
 
-/// Whether bars can be drawn, which takes a cursor that moves.
+/// Whether bars can be drawn, which requires a cursor that moves.
 pub(crate) fn draws() -> bool {
     io::stderr().is_terminal() && moves(|name| std::env::var_os(name))
 }

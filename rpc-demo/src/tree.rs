@@ -21,7 +21,7 @@ pub(crate) struct Tree {
 pub(crate) struct Node {
     /// Path relative to the tree, with `/` between components.
     pub(crate) path: String,
-    /// Bytes; `None` for a directory.
+    /// Size in bytes. `None` for a directory.
     pub(crate) size: Option<u64>,
     /// Mode and modification time.
     pub(crate) attributes: Attributes,

@@ -45,10 +45,11 @@ fn works_in(said: &str) -> PathBuf {
 #[test]
 fn it_compares_tcp_the_best_path_and_a_copy() {
     let dir = scratch();
-    // tonic is shown the length of each message that is longer than any before, and more parallel
-    // jobs make more of them.
+    // The codec shows tonic the length of each message that is longer than any before, and more
+    // parallel jobs make more of them.
     let args = ["--size", "64MiB", "--rounds", "1", "--jobs", "3", "--dir"];
-    // Through the page cache on every file system, and by WRITE, so that the copies are known.
+    // Through the page cache on every file system, and by WRITE, so that the number of copies is
+    // known.
     let mut demo = demo(&args);
     demo.env("RPC_DEMO_NO_DIRECT", "1");
     let output = ok(demo.arg(dir.path()).output().unwrap());
@@ -57,9 +58,9 @@ fn it_compares_tcp_the_best_path_and_a_copy() {
     let [tcp, shm] = ["tcp", "shm"].map(|name| row(said, name));
     assert_eq!((tcp.len(), shm.len()), (6, 6), "{said}");
     assert!(tcp.iter().chain(&shm).all(|figure| *figure > 0.0), "{said}");
-    // Reading a file, transferring it, keeping its sender from it and writing it are one copy each,
-    // plus the lengths that tonic is shown. TCP copies into one socket, out of the other, and to
-    // assemble messages.
+    // Reading a file, transferring it, protecting it from its sender and writing it are one copy
+    // each, in addition to the lengths that tonic is shown. TCP copies into one socket, out of the
+    // other, and to assemble messages.
     for copied in &shm[4..] {
         assert!((4.0..=4.3).contains(copied), "{said}");
     }
@@ -132,7 +133,7 @@ fn one_that_is_interrupted_leaves_nothing() {
         demo
     };
     for signal in [Signal::INT, Signal::TERM] {
-        // In memory if there is space: leaked files would stay allocated there.
+        // In memory if there is space, because leaked files would stay allocated there.
         for demo in [here(), demo(&["--size", "64MiB"])] {
             let (mut demo, _stdout, place, server) = under_way(demo);
             // A client has begun to put.

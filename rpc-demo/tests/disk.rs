@@ -1,6 +1,6 @@
-//! Large files go past the page cache where that can be had, and through it elsewhere; the program
-//! says which. Over shared memory, on the file system of the build; in the guest over a device, on
-//! a disk of its own (tests/guest/run --device rxe --disk 1G).
+//! Large files go past the page cache if that is possible, and otherwise through it, and the
+//! program says which. The tests run over shared memory on the build's file system, and in the
+//! guest over a device with its own disk (tests/guest/run --device rxe --disk 1G).
 
 #![allow(clippy::unwrap_used)]
 
@@ -34,7 +34,7 @@ fn start(dir: &TempDir) -> Server {
     start_with(dir, false)
 }
 
-/// The argument that has an end lend and borrow.
+/// The flag that makes an end lend and borrow.
 fn flag(lends: bool) -> Option<&'static str> {
     lends.then_some("--lend")
 }
@@ -58,7 +58,7 @@ fn run<A: AsRef<OsStr>>(server: &Server, args: impl IntoIterator<Item = A>) -> V
     json(&ok(command.arg("--json").env("TONIC_RDMA", way()).output().unwrap()))
 }
 
-/// Whether the file system has O_DIRECT, without the program.
+/// Whether the file system supports O_DIRECT, found out without the program.
 fn has_direct(dir: &Path) -> bool {
     let probe = dir.join("probe");
     let flags = i32::try_from(OFlags::DIRECT.bits()).unwrap();
@@ -68,7 +68,7 @@ fn has_direct(dir: &Path) -> bool {
     opened.is_ok()
 }
 
-/// Sixty files at once, with tails that are no whole blocks, and one that travels in ranges.
+/// Sixty files together, with tails that are not whole blocks, and one that travels in ranges.
 #[test]
 fn large_files_go_past_the_page_cache() {
     let dir = on_disk();
@@ -93,8 +93,8 @@ fn large_files_go_past_the_page_cache() {
         assert!(reason.starts_with("no O_DIRECT: "), "{reason}");
         return;
     }
-    // Less: short tails, what the pool had no memory for, and what is copied to the heap because
-    // much waits for the disk.
+    // Less than all: short tails do not count, nor data for which the pool had no memory, nor data
+    // copied to the heap because much waits for the disk.
     let most = number(&put, "bytes") / 2;
     assert!(number(&put["costs"], "direct_read_bytes") > most, "{put}");
     assert!(number(&after_put, "direct_written_bytes") > most, "{after_put}");
@@ -102,8 +102,8 @@ fn large_files_go_past_the_page_cache() {
     assert!(number(&get["costs"], "direct_written_bytes") > most, "{get}");
 }
 
-/// Once tonic has been shown the lengths, no processor copies between disk and disk what is lent.
-/// What a device has written is copied once, before it is checked.
+/// Once tonic has seen the lengths, no processor copies lent data between disk and disk. Data that
+/// a device has written is copied once, before it is checked.
 #[test]
 fn no_processor_copies_what_is_lent() {
     let [lent, written, settled] = put_counted([true, true]);
@@ -116,8 +116,8 @@ fn no_processor_copies_what_is_lent() {
     }
 }
 
-/// Where an end does not lend and borrow, the WRITE is the one way. The server copies what it
-/// checks, unless it trusts its clients, as one with `--lend` does on its own host.
+/// If an end does not lend and borrow, WRITE is the only way. The server copies data before it
+/// checks it, unless it trusts its clients, as a server with `--lend` trusts its own host.
 #[test]
 fn unless_both_ends_lend_all_is_written() {
     for lends in [[false, false], [true, false], [false, true]] {
@@ -131,8 +131,9 @@ fn unless_both_ends_lend_all_is_written() {
 const LEN: usize = 64 << 20;
 
 /// Puts a file of [`LEN`] bytes, and checks that the transport has copied it at neither end.
-/// `lends`: whether the client has `--lend`, and the server. Returns the bytes that the server was
-/// lent, those that were written to its landing memory, and those that it copied to check them.
+/// `lends` says whether the client has `--lend`, and whether the server has. Returns the bytes that
+/// the server was lent, those written to its landing memory, and those that it copied to check
+/// them.
 fn put_counted(lends: [bool; 2]) -> [u64; 3] {
     let dir = on_disk();
     if !has_direct(dir.path()) {
@@ -146,7 +147,7 @@ fn put_counted(lends: [bool; 2]) -> [u64; 3] {
             ["--range-size=64MiB", "--jobs=1"].into_iter().chain(flag(lends[0])).map(OsStr::new);
         run(server, ["put".as_ref(), file.as_os_str(), "x".as_ref()].into_iter().chain(all))
     };
-    // tonic is shown the lengths: docs/zero-copy.md.
+    // Tonic is shown the lengths: docs/zero-copy.md.
     put(&server);
     let before = spent(&mut server);
     let client = put(&server);
@@ -154,11 +155,11 @@ fn put_counted(lends: [bool; 2]) -> [u64; 3] {
     let by = |field| number(&after, field) - number(&before, field);
     let cached = number(&client["disk"], "cached_bytes");
     assert_eq!(number(&client["disk"], "direct_bytes") + cached, LEN as u64, "{client}");
-    // A last message of less than 64 KiB, where they do not divide 64 MiB.
+    // A last message of less than 64 KiB, if 64 MiB is not a multiple of the message size.
     let ends = [cached, by("file_written_bytes")];
     assert!(ends.iter().all(|end| *end < 64 << 10), "{ends:?} bytes through the page cache");
     assert_eq!(by("direct_written_bytes") + by("file_written_bytes"), LEN as u64);
-    // Heads and digests.
+    // Message heads and digests.
     let copied = by("copied_bytes");
     assert!(copied < LEN as u64 / 1000, "{copied} of {LEN} bytes copied by the server");
     assert_eq!(number(&client["route"]["copied"], "staging"), 0, "{client}");
@@ -204,7 +205,7 @@ fn tmpfs_and_no_direct_go_through_the_page_cache_and_say_so() {
     }
 }
 
-/// RLIMIT_MEMLOCK has no room to register buffers with io_uring: they are used unregistered.
+/// RLIMIT_MEMLOCK leaves no room to register buffers with io_uring, so they are used unregistered.
 #[test]
 fn without_room_in_memlock_it_works_as_well() {
     let dir = on_disk();
@@ -236,8 +237,8 @@ fn received(server: &Server) -> u64 {
     files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len())).sum()
 }
 
-/// A file that is cut, grows, or is replaced while it is sent: an error, or the content of one of
-/// the two files; never anything else, and nothing is left.
+/// A file is cut, grows, or is replaced while it is sent. The result is an error, or the content of
+/// one of the two files, and no partial file.
 #[test]
 fn files_that_change_meanwhile_are_errors_or_whole() {
     let dir = on_disk();
@@ -249,7 +250,7 @@ fn files_that_change_meanwhile_are_errors_or_whole() {
         let mut put = server.client_command(["put".as_ref(), file.as_os_str(), "x".as_ref()]);
         put.env("TONIC_RDMA", way()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut put = put.spawn().unwrap();
-        // At the start, and when a part has come: of what the server is about to store.
+        // Acts at the start, and after the server has received a part of the file.
         let part = old.len() as u64 * (round / 3) / 4;
         while put.try_wait().unwrap().is_none() && received(&server) < part {
             std::thread::yield_now();

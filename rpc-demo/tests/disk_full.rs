@@ -1,5 +1,5 @@
-//! A disk that has no room, in the guest, which has a small one: written past the page cache, at
-//! the server and at the client, from memory that is registered with a device.
+//! A full disk in the guest, which has a small one. The server and the client write past the page
+//! cache, from memory that is registered with a device.
 //!
 //! ```text
 //! tests/guest/run --device rxe --disk 256M --env TONIC_RDMA=verbs -- target/.../disk_full-HASH
@@ -16,7 +16,7 @@ use std::process::Stdio;
 use common::*;
 use tempfile::TempDir;
 
-/// Two of these do not fit on the disk beside a file of [`TAKEN`].
+/// Two files of this size do not fit on the disk next to one of [`TAKEN`].
 const LEN: usize = 72 << 20;
 const TAKEN: usize = 110 << 20;
 
@@ -31,7 +31,7 @@ fn is_whole(file: &Path) -> bool {
     fs::read(file).unwrap() == content(LEN, 7)
 }
 
-/// Two clients put at the same time, when there is room for either alone. One or both are told that
+/// Two clients put at the same time, and there is room for only one. One or both get the error that
 /// the disk is full, and continue once there is room.
 #[test]
 fn puts_that_fill_the_disk_fail_with_the_reason() {

@@ -1,4 +1,4 @@
-//! `rpc-demo doctor` on any machine: its output can be parsed, and its exit codes are correct.
+//! `rpc-demo doctor` on any machine. Its output can be parsed, and its exit codes are correct.
 
 #![allow(clippy::unwrap_used)]
 
@@ -133,7 +133,7 @@ fn what_cannot_be_told_is_code_2_and_one_line() {
     let url = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);
     let output = doctor().args(["--json", "--peer", &url]).output().unwrap();
-    // The report on this host is complete nevertheless.
+    // The report on this host is complete in spite of that.
     assert!(json(&output)["peer"]["error"].as_str().unwrap().contains("refused"));
     let output = Output { stdout: Vec::new(), ..output };
     says(&failed(output, 2), &["no server answers", &url, "--peer"]);

@@ -1,4 +1,4 @@
-//! The doctor with a server in another guest, at the other end of two cables in one network:
+//! The doctor with a server in another guest, at the other end of two cables in one network. Run by
 //! `tests/guest/suite "doctor between"`.
 
 #![allow(clippy::unwrap_used)]

@@ -1,4 +1,4 @@
-//! The doctor in the guest, as root: each test breaks something, runs the doctor, executes the
+//! The doctor in the guest, as root. Each test breaks something, runs the doctor, executes the
 //! proposed commands verbatim, and expects the next run to report RDMA.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!     target/.../doctor_guest-HASH --test-threads=1
 //! ```
 //!
-//! DIR has the Debian packages of rdma-core, in place of a mirror. The guest's limit is low because
-//! for a login without a limit of its own PAM applies that of process 1.
+//! DIR has the Debian packages of rdma-core, instead of a mirror. The guest's limit is low because
+//! PAM gives a login without its own limit that of process 1.
 
 #![allow(clippy::unwrap_used)]
 
@@ -39,8 +39,8 @@ fn run(command: &str) -> String {
     out.into_owned()
 }
 
-/// Sets up a test: no RDMA device, two interfaces that could have one, device files as rdma-core
-/// configures them.
+/// Prepares a test: no RDMA device, two interfaces that could have one, and device files as
+/// rdma-core configures them.
 fn guest() {
     assert!(
         std::env::var_os("TONIC_RDMA_GUEST").is_some(),

@@ -1,5 +1,5 @@
-//! Acknowledged data has been synced: if a sync fails, which strace injects, the command fails as
-//! well. Run by `tests/guest/suite` on this machine; needs strace.
+//! Acknowledged data has been synced. If a sync fails, which strace injects, the command also
+//! fails. Run by `tests/guest/suite` on this machine. Needs strace.
 
 #![allow(clippy::unwrap_used)]
 
@@ -57,8 +57,8 @@ impl Broken {
     }
 }
 
-/// io_uring that seccomp refuses, as in most containers: files go through the page cache, and the
-/// closing line says why.
+/// Seccomp refuses io_uring, as in most containers. Files go through the page cache, and the final
+/// line says why.
 #[test]
 fn without_io_uring_files_go_through_the_page_cache() {
     for error in ["EPERM", "ENOSYS"] {

@@ -1,6 +1,6 @@
-//! 10,000 small files and some of 4 GiB: put, killed on the way, resumed, and fetched. Needs 20 GB
-//! of disk and some minutes. `make test-large` runs it over TCP, over shared memory, and over RDMA
-//! in the guest.
+//! 10,000 small files and some of 4 GiB are put, interrupted by a kill, resumed, and fetched. Needs
+//! 20 GB of disk and some minutes. `make test-large` runs it over TCP, over shared memory, and over
+//! RDMA in the guest.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,12 +21,12 @@ const LARGE: u64 = 2;
 /// Distance in bytes between pieces of content, so that each range has some.
 const EACH: u64 = 4 << 20;
 
-/// Size of each: RPC_DEMO_LARGE_SIZE, or 4 GiB.
+/// Size of each large file: RPC_DEMO_LARGE_SIZE, or 4 GiB.
 fn size() -> u64 {
     std::env::var("RPC_DEMO_LARGE_SIZE").map_or(4 << 30, |text| text.parse().unwrap())
 }
 
-/// A file system with enough space: RPC_DEMO_LARGE_DIR, or that of the build.
+/// A directory on a file system with enough space: RPC_DEMO_LARGE_DIR, or the build's.
 fn place() -> PathBuf {
     std::env::var_os("RPC_DEMO_LARGE_DIR").map_or(env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from)
 }

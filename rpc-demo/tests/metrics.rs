@@ -54,7 +54,7 @@ impl Scrape {
     }
 }
 
-/// Puts and gets a file, which goes `by` this way.
+/// Puts and gets a file, and expects its payload to travel `by` this way.
 fn transfers(fabrics: &str, by: &'static str) {
     let dir = scratch();
     let at = |path: &str| dir.path().join(path);
@@ -85,8 +85,8 @@ fn transfers(fabrics: &str, by: &'static str) {
     let with = |more: &[(&'static str, &'static str)]| [there, more].concat();
     let payload = "tonic_rdma_payload_bytes_total";
 
-    // A connection publishes its counters when its driver yields and when it has ended. The client
-    // has ended before.
+    // A connection publishes its counters when its driver yields, and at its end. The client has
+    // already ended.
     let told = Scrape::until(&url, |now| {
         now.get(payload, &with(&[("direction", "sent")])) >= LENGTH as f64
             && now.get("tonic_rdma_connections", &[]) == 0.0
@@ -117,7 +117,7 @@ fn transfers(fabrics: &str, by: &'static str) {
             |state| told.get("tonic_rdma_pool_bytes", &[("device", "shm"), ("state", state)]);
         assert!(told.get("tonic_rdma_pool_registrations_total", &[("device", "shm")]) >= 1.0);
         assert_eq!((pool("granted"), pool("filled")), (0.0, 0.0));
-        // What was lent was memory for these connections, and has gone with them.
+        // Lent memory belonged to these connections, and was freed with them.
         assert!(
             by == "lent" || pool("free") + pool("control") + pool("send") > 0.0,
             "{}",

@@ -36,7 +36,7 @@ const BAD: [&str; 13] = [
 ];
 
 async fn connect(server: &Server) -> ObjectStoreClient<Channel> {
-    // tonic's own client: the server has to check names whoever calls.
+    // tonic's own client, because the server has to check names from any caller.
     let endpoint = Channel::from_shared(server.url.clone()).unwrap();
     ObjectStoreClient::new(endpoint.connect().await.unwrap())
 }

@@ -1,4 +1,4 @@
-//! Interrupted transfers: only complete objects are ever visible, and only the missing part is sent
+//! Interrupted transfers. Only complete objects are ever visible, and only the missing part is sent
 //! again.
 
 #![allow(clippy::unwrap_used)]
@@ -154,7 +154,7 @@ fn a_client_that_is_killed_goes_on_where_it_was() {
         let resumed = json(&ok(resumed));
         assert!(fs::read(&file).unwrap() == fs::read(root.join(&name)).unwrap());
         assert_eq!(server.unfinished(), 0);
-        // If the test looked too late, the upload was already complete: try again.
+        // If the test looked too late, the upload was already complete, so it tries again.
         if had < all as u64 || attempt == 9 {
             return only_the_rest(&resumed, "route", all as u64, had - 2 * RANGE);
         }

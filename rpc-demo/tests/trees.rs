@@ -1,5 +1,5 @@
-//! Trees: many files, large files, modes and times; from files to a server, between servers, and
-//! back.
+//! Trees with many files, large files, modes and times, from files to a server, between servers,
+//! and back.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! `rpc-demo bench`: writes and reads objects, in sequential and in random order.
+//! `rpc-demo bench` writes and reads objects, in sequential and in random order.
 
 mod pass;
 mod report;
@@ -32,9 +32,9 @@ use crate::transfer::{Pieces, send};
 
 /// Maximum number of objects of one size.
 const OBJECTS_MAX: u64 = 2000;
-/// Number of offsets in the pattern at which contents begin: consecutive objects differ.
+/// Number of offsets in the pattern at which contents begin, so that consecutive objects differ.
 const SHIFT: usize = 4096;
-/// Seed for contents and random order: every run does the same.
+/// Seed for contents and random order, so that every run does the same.
 const SEED: u64 = 7;
 
 /// Runs the measurements that the flags select.
@@ -51,11 +51,11 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     });
     let done = done.await;
     if report.is_none() {
-        // Interrupted: without this, objects in flight would arrive after the others were removed.
+        // Interrupted. Without this, objects in flight would arrive after the others were removed.
         stop.store(true, Ordering::Relaxed);
         let _ = until_signal(async { measured.await.map(drop) }).await;
     }
-    // Also after a failure or a signal: the objects are of no further use.
+    // Also after a failure or a signal, because the objects are of no further use.
     let request = RemoveRequest { name: text.clone(), recursive: true };
     let removed = connection.store().remove(request).await;
     done?;
@@ -98,8 +98,8 @@ async fn measure(
     })
 }
 
-/// Random bytes, in memory of the pool if there is one, so that the transfer is measured and not
-/// the reading of files.
+/// Random bytes, in pool memory if there is a pool, so that the measurement covers the transfer and
+/// not the reading of files.
 fn pattern(pool: Option<Pool>, length: usize) -> Bytes {
     let mut random = SmallRng::seed_from_u64(SEED);
     if let Some(Ok(mut pinned)) = pool.map(|pool| pool.try_alloc(length)) {

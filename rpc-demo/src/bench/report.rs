@@ -39,7 +39,7 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// `times` are the durations of single objects, `all` is that of the pass.
+    /// `times` are the durations of single objects, and `all` is the duration of the pass.
     pub(super) fn new(pass: Pass, size: u64, mut times: Vec<Duration>, all: Duration) -> Figures {
         times.sort_unstable();
         let seconds = all.as_secs_f64().max(1e-9);
@@ -58,7 +58,7 @@ impl Figures {
     }
 }
 
-/// In milliseconds; `times` must be sorted.
+/// A percentile in milliseconds. `times` must be sorted.
 fn percentile(times: &[Duration], percent: usize) -> f64 {
     let rank = (times.len() * percent).div_ceil(100).saturating_sub(1);
     times.get(rank).map_or(0.0, |time| time.as_secs_f64() * 1e3)

@@ -148,7 +148,7 @@ pub(crate) struct Asked {
     pub(crate) remote: Remote,
 }
 
-/// How files are transferred.
+/// Options for the transfer of files.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Transfer {
     #[command(flatten)]
@@ -192,8 +192,9 @@ impl Parallel {
         self.jobs.unwrap_or(JOBS)
     }
 
-    /// How many of them are ranges, if both ends share the processors of a host: more take more
-    /// processor time, and no less time (README.md, "From disk to wire").
+    /// The number of parallel transfers that may be ranges, if both ends share a host's processors.
+    /// More of them would take more processor time but no less time (README.md, "From disk to
+    /// wire").
     pub(crate) fn ranges_on_one_host(self) -> u16 {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let most = u16::try_from(processors * 2).unwrap_or(u16::MAX);
@@ -201,7 +202,7 @@ impl Parallel {
     }
 }
 
-/// How files are read and written, and how their bytes reach a process of this host.
+/// How files are read and written, and how their bytes reach another process on this host.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Files {
     /// Read and write files through the page cache, not by O_DIRECT and io_uring.

@@ -6,8 +6,9 @@ pub(crate) const CHUNK_MIN: usize = 4 << 10;
 pub(crate) const CHUNK_MAX: usize = 3 << 20;
 /// Default size of a chunk in bytes.
 pub(crate) const CHUNK: usize = 1 << 20;
-/// The same for ranges over shared memory: half of the messages, and so of what is done for each.
-/// Files of a single message do without: tonic would have to be shown more lengths.
+/// Default size of a chunk of a range over shared memory. It halves the number of messages, and the
+/// work for each. Files of a single message keep the smaller size, because with the larger one the
+/// codec would have to show tonic more lengths.
 pub(crate) const RANGE_CHUNK_ON_ONE_HOST: usize = 2 << 20;
 
 /// Minimum and maximum size of an object that `bench` creates, in bytes.

@@ -1,4 +1,4 @@
-//! The generated tree: the same size and seed give the same tree.
+//! Generates the tree. The same size and seed give the same tree.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -3,9 +3,9 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `place` | the working directory: in memory, if three trees fit there |
+//! | `place` | the working directory, in memory if three trees fit there |
 //! | `generate` | the tree |
-//! | `processes` | server and clients, and what a transfer costs at both ends |
+//! | `processes` | server and clients, and a transfer's cost at both ends |
 //! | `plain` | the plain copy |
 //! | `compare` | compares the fetched tree with the original |
 //! | `report` | the table |
@@ -39,7 +39,7 @@ use crate::tree::shown;
 
 /// Trees below this size in bytes are sent more often, so that each measurement covers enough data.
 const SMALL: u64 = 256 << 20;
-/// Number of rounds, and that for a small tree.
+/// The default number of rounds, and the number for a small tree.
 const ROUNDS: u16 = 3;
 const ROUNDS_SMALL: u16 = 9;
 

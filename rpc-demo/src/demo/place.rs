@@ -1,7 +1,7 @@
-//! Chooses the working directory: in memory if three trees fit there, so that the demonstration
-//! measures the transport and not a disk.
+//! Chooses the working directory. It is in memory if three trees fit there, so that the
+//! demonstration measures the transport and not a disk.
 //!
-//! | flags | chosen: the first that is possible |
+//! | flags | choice: the first that is possible |
 //! |---|---|
 //! | `--dir DIR` | DIR, on any file system |
 //! | `--size SIZE` | memory; the directory for temporary files |
@@ -25,7 +25,7 @@ pub(super) const SIZE_MIN: u64 = 1 << 20;
 pub(super) const SIZE: u64 = 1 << 30;
 /// Minimum size in bytes of a tree in memory if a larger one fits on a disk.
 const WORTHWHILE: u64 = 16 << 20;
-/// Bytes reserved for the processes, including buffers of the transport, if memory backs the files.
+/// Bytes reserved for the processes, including the transport's buffers, if the files are in memory.
 const PROCESSES: u64 = 512 << 20;
 /// Bytes reserved for directories and small files.
 const BESIDE: u64 = 8 << 20;
@@ -58,7 +58,7 @@ pub(super) struct Chosen {
     pub(super) backing: Backing,
     /// Size of the tree in bytes.
     pub(super) size: u64,
-    /// Why the choice is not the preferred one, if so.
+    /// Why the choice is not the preferred one, if it is not.
     pub(super) why: Option<String>,
 }
 
@@ -75,7 +75,7 @@ fn fitting(room: u64) -> u64 {
         .unwrap_or(0)
 }
 
-/// Chooses for the command line; `dir` and `size` are its flags.
+/// Chooses according to `dir` and `size`, which are flags of the command line.
 pub(super) fn choose(dir: Option<&Path>, size: Option<u64>) -> Result<Chosen, Failure> {
     let available = memory_available(Path::new("/"));
     match dir {
@@ -88,7 +88,7 @@ pub(super) fn choose(dir: Option<&Path>, size: Option<u64>) -> Result<Chosen, Fa
     }
 }
 
-/// Chooses among `candidates`; `asked` is the requested size of the tree, if any.
+/// Chooses among `candidates`. `asked` is the requested size of the tree, if any.
 pub(super) fn among(candidates: &[Candidate], asked: Option<u64>) -> Result<Chosen, Failure> {
     let full = asked.unwrap_or(SIZE);
     let of = |backing| candidates.iter().filter(move |candidate| candidate.backing == backing);
@@ -132,7 +132,8 @@ pub(super) fn among(candidates: &[Candidate], asked: Option<u64>) -> Result<Chos
 }
 
 impl Candidate {
-    /// Examines a directory. `available`: bytes of memory that may still be allocated, if known.
+    /// Examines a directory. `available` is the memory in bytes that may still be allocated, if
+    /// known.
     pub(super) fn look(path: &Path, available: Option<u64>) -> Candidate {
         let backing = match statfs(path).map(|stat| stat.f_type as u64 & u64::from(u32::MAX)) {
             Ok(TMPFS | RAMFS) => Backing::Memory,
@@ -174,7 +175,7 @@ fn room(path: &Path) -> Result<u64, String> {
 }
 
 /// Bytes of memory that this process may still allocate: the minimum of the system's and those of
-/// its control groups; `None` if neither is known. `root` is the parent of /proc and /sys.
+/// its control groups. `None` if neither is known. `root` is the parent of /proc and /sys.
 pub(super) fn memory_available(root: &Path) -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(root.join(path)).ok();
     let number = |path: &Path| read(path)?.trim().parse::<u64>().ok();
@@ -277,7 +278,7 @@ mod tests {
         assert_eq!(chosen(&[missing, tmp(Ok(100 * GIB))], None).0, "/tmp");
         let (path, _, why) = chosen(&[shm(Err("mounted read-only")), tmp(Ok(100 * GIB))], None);
         assert_eq!((path.as_str(), why.as_deref()), ("/tmp", Some("/dev/shm: mounted read-only")));
-        // A disk is preferred to memory that holds almost nothing, and a small disk to none.
+        // A disk is preferred to memory that holds almost nothing, and a small disk to no space.
         let (path, size, _) = chosen(&[shm(Ok(20 * MIB)), tmp(Ok(GIB))], None);
         assert_eq!((path.as_str(), size), ("/tmp", 256 * MIB));
         let (path, size, why) = chosen(&[shm(Ok(20 * MIB)), tmp(Err("Permission denied"))], None);

@@ -1,4 +1,4 @@
-//! A plain copy of a tree for comparison: like `cp -r`, one file after the other.
+//! Makes a plain copy of a tree for comparison, like `cp -r`, one file after the other.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

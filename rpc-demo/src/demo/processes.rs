@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | none | `start`, `transfer` | runs |
 //! | runs | it ends by itself, or `stop` (the server) | none |
-//! | runs | `kill`: a failure or a signal | none, and it is reaped: nothing writes files any longer |
+//! | runs | `kill`: a failure or a signal | none, and it is reaped, so no process writes files |
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -87,12 +87,12 @@ pub(super) struct Done {
     pub(super) shown: String,
     /// The fraction of the payload that was carried by WRITEs, 0.0 to 1.0.
     pub(super) write_share: f64,
-    /// The fraction that the receiver read where the sender had it, 0.0 to 1.0.
+    /// The fraction that the receiver read in the sender's memory, 0.0 to 1.0.
     pub(super) lent_share: f64,
 }
 
 impl Processes {
-    /// Starts the server; returns its address and its process.
+    /// Starts the server. Returns its address and its process.
     pub(super) async fn start(
         &mut self,
         program: &Path,
@@ -206,7 +206,7 @@ impl Processes {
         }
     }
 
-    /// Kills the processes that still run. After this nothing writes files any longer.
+    /// Kills the processes that still run. After this no process writes files.
     pub(super) async fn kill(&mut self) {
         if let Some(client) = self.client.take() {
             end(client).await;
@@ -217,8 +217,8 @@ impl Processes {
     }
 }
 
-/// The number of parallel transfers if both ends share the processors of a host. Each transfer
-/// waits most of the time, for a peer thread or for its own reads: with one transfer more than
+/// The number of parallel transfers if both ends share a host's processors. Each transfer waits
+/// most of the time, for a peer thread or for its own reads. With one transfer more than
 /// processors, a sixth of the processor time was idle (README.md, "The demonstration").
 fn jobs() -> u16 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -240,7 +240,7 @@ async fn end(mut child: Child) {
 }
 
 impl Server {
-    /// The next line that it prints.
+    /// The next line that the process prints.
     async fn line(&mut self) -> Result<String, String> {
         let mut line = String::new();
         match tokio::time::timeout(SERVER_TIMEOUT, self.stdout.read_line(&mut line)).await {
@@ -281,15 +281,15 @@ impl Said {
 }
 
 impl SaidRoute {
-    /// The fraction of the payload that `bytes` are, 0.0 to 1.0.
+    /// The share of the payload that `bytes` are, 0.0 to 1.0.
     fn share(&self, bytes: u64) -> f64 {
         let all = self.write_bytes + self.lent_bytes + self.send_bytes + self.tcp_bytes;
         bytes as f64 / (all as f64).max(1.0)
     }
 
     /// Bytes that processors copied between the two ends. A WRITE to shared memory is one copy.
-    /// Over TCP the kernel copies into one socket and out of the other. A device's WRITE is no
-    /// copy, and what is lent is not copied.
+    /// Over TCP the kernel copies into one socket and out of the other. A device's WRITE is not a
+    /// copy, and lent data is not copied.
     fn between(&self) -> u64 {
         let written = if self.path == "shm" { self.write_bytes } else { 0 };
         written + 2 * self.tcp_bytes

@@ -1,5 +1,5 @@
-//! The results as a table: a row for each path, one for a plain copy, and the ratios of the best
-//! path to the others.
+//! Shows the results as a table, with a row for each path, one for a plain copy, and the ratios of
+//! the best path to the others.
 
 use std::fmt;
 

@@ -21,7 +21,7 @@ use crate::ranges::Ranges;
 use crate::source::{self, Extent, Piece};
 use crate::store::{Object, StoreError};
 
-/// Checksums per message: few enough that the client receives a message every few gigabytes.
+/// Checksums per message, few enough that the client receives a message every few gigabytes.
 const CHECKSUMS_BATCH: usize = 64;
 
 impl Service {

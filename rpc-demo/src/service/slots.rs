@@ -19,7 +19,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// `count` slots; the error message names `flag`, which increases their number.
+    /// Creates `count` slots. The error message names `flag`, which increases their number.
     pub(super) fn new(count: u32, flag: &'static str) -> Slots {
         Slots { free: Arc::new(Semaphore::new(count as usize)), flag }
     }

@@ -1,4 +1,4 @@
-//! Walking the store.
+//! Walks the store.
 
 use std::ffi::OsString;
 use std::io;
@@ -21,8 +21,8 @@ impl Store {
         Ok(self.summed(describe(name.as_str(), &metadata), checksum))
     }
 
-    /// Passes the object `name`, or the directory and everything below it, to `emit`: parents
-    /// first, each directory sorted by name. `None` is the root, which is not passed itself.
+    /// Passes the object `name`, or the directory and everything below it, to `emit`. Parents come
+    /// first, and each directory is sorted by name. `None` is the root, which is not passed itself.
     /// Entries that cannot be served have a note.
     pub(crate) fn list(
         &self,

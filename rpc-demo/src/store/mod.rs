@@ -39,7 +39,7 @@ use crate::sink::{Pending, sync_dir};
 pub(crate) const MIN_FILE: u32 = 0o400;
 pub(crate) const MIN_DIRECTORY: u32 = 0o500;
 
-/// The file that the server which uses the root locks.
+/// The file that the server locks while it uses the root.
 const LOCK: &str = "lock";
 
 /// An open root.
@@ -66,7 +66,7 @@ pub(crate) struct Options {
 pub(crate) struct Object {
     /// Positioned at the start.
     pub(crate) file: File,
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
     /// Mode and time.
     pub(crate) attributes: Attributes,
@@ -138,7 +138,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Creates a file that has no name yet. `private`: as in [`Pending::create`].
+    /// Creates a file that has no name yet. For `private`, see [`Pending::create`].
     pub(crate) fn begin(&self, private: bool) -> io::Result<Pending> {
         Pending::create(self.temp.clone(), format!("{}.part", self.number()), private)
     }
@@ -175,7 +175,7 @@ impl Store {
         pending.place(&dir, last, self.options.sync).doing("write", name.as_str())
     }
 
-    /// Creates a directory and its parents, durably. `writable`: makes it writable for the server's
+    /// Creates a directory and its parents, durably. `writable` makes it writable for the server's
     /// user.
     pub(crate) fn make_dir(&self, name: &Name, writable: bool) -> Result<(), StoreError> {
         let make = || {
@@ -229,7 +229,7 @@ impl Store {
         if path.is_empty() {
             return Ok(dir);
         }
-        // The common case: it exists.
+        // The common case is that it exists.
         match self.root.open_dir(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => return other,

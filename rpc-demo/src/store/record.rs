@@ -2,9 +2,9 @@
 //!
 //! The attribute is written before the object gets its name, so both appear together, and it moves
 //! with the file. The record includes length and modification time. A file edited in place no
-//! longer matches its record and is served as it is. Bytes that changed under the same length and
-//! time are damage, which reading the object detects. A file system without extended attributes
-//! keeps no records.
+//! longer matches its record, and is served as it is. If bytes changed under the same length and
+//! time, the object is damaged, and reading it detects that. A file system without extended
+//! attributes keeps no records.
 
 use std::fs::File;
 use std::io;

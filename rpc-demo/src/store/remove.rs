@@ -1,4 +1,4 @@
-//! Removes objects, directories, and what an earlier server left unfinished.
+//! Removes objects, directories, and files that an earlier server left unfinished.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -20,9 +20,9 @@ pub(crate) struct Removed {
 }
 
 impl Store {
-    /// Removes an object or another entry that is not a directory. Removes a directory with
-    /// everything below it only if `recursive`. A directory disappears at once, before its content
-    /// is removed.
+    /// Removes an object or another entry that is not a directory. A directory, with everything
+    /// below it, is removed only if `recursive`. It disappears immediately, before its content is
+    /// removed.
     pub(crate) fn remove(&self, name: &Name, recursive: bool) -> Result<Removed, StoreError> {
         const DOING: &str = "remove";
         let mut removed = Removed::default();
@@ -58,8 +58,8 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes what an earlier server left unfinished, except resumable uploads, and returns the
-    /// number of files.
+    /// Removes files that an earlier server left unfinished, except resumable uploads, and returns
+    /// their number.
     pub(super) fn remove_stale(&self) -> io::Result<usize> {
         let mut count = 0;
         for entry in self.temp.entries()? {
@@ -80,8 +80,8 @@ impl Store {
         Ok(count)
     }
 
-    /// Whether the received part of an upload is too old to be kept. A modification time in the
-    /// future is not.
+    /// Whether the received part of an upload is too old to be kept. If its modification time is in
+    /// the future, it is not.
     pub(super) fn expired(&self, metadata: &cap_std::fs::Metadata) -> bool {
         let modified =
             metadata.modified().map(|time| time.into_std()).unwrap_or(SystemTime::UNIX_EPOCH);

@@ -1,8 +1,8 @@
 //! Uploads: objects that arrive in ranges, and that a client can resume after an interruption.
 //!
-//! An upload's file has its full length from the start and is filled range by range. Which ranges
-//! it holds is known in memory only. After an interruption the checksums of its ranges are compared
-//! with those of the sender's file, so that no stored state can be wrong, even after a crash.
+//! An upload's file has its full length from the start and is filled range by range. Only memory
+//! records which ranges it holds. After an interruption the checksums of its ranges are compared
+//! with those of the sender's file. So no stored state can be wrong, even after a crash.
 //!
 //! | state of a range | on | becomes |
 //! |---|---|---|
@@ -31,9 +31,9 @@ use crate::ranges::Ranges;
 use crate::sink::{Pending, Room, Written};
 use crate::source;
 
-/// An upload that is idle for this long is closed; its file is kept.
+/// Time after which an idle upload is closed. Its file is kept.
 const IDLE: Duration = Duration::from_secs(600);
-/// Maximum number of open uploads: each holds an open file.
+/// Maximum number of open uploads, each of which holds an open file.
 pub(super) const MAX_OPEN: usize = 256;
 
 pub(super) const SUFFIX: &str = ".upload";
@@ -57,7 +57,7 @@ pub(crate) struct Upload {
 pub(super) enum Part {
     Missing,
     Writing,
-    /// With this CRC32C.
+    /// The range is complete, with this CRC32C.
     Present(u32),
 }
 
@@ -112,13 +112,13 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a file in the server's private directory is that of an upload.
+/// Whether a file in the server's private directory belongs to an upload.
 pub(super) fn is_upload(file: &OsStr) -> bool {
     file.to_str().is_some_and(|name| name.ends_with(SUFFIX))
 }
 
 impl Upload {
-    /// The name of the object to be.
+    /// The name of the object that the upload creates.
     pub(crate) fn name(&self) -> &Name {
         &self.name
     }
@@ -132,7 +132,7 @@ impl Upload {
         lock(&self.used).elapsed() > IDLE && !lock(&self.parts).contains(&Part::Writing)
     }
 
-    /// Ends the upload: nothing is written to its file afterwards.
+    /// Ends the upload. Nothing is written to its file afterwards.
     pub(super) fn close(&self) -> Option<Pending> {
         *self.open.write().unwrap_or_else(PoisonError::into_inner) = false;
         lock(&self.pending).take()
@@ -189,7 +189,8 @@ impl Upload {
     }
 }
 
-/// The exclusive right to write one range of an upload. Clones share it; it ends with the last one.
+/// The exclusive right to write one range of an upload. Clones share it, and it ends with the last
+/// one.
 #[derive(Clone)]
 pub(crate) struct Claim(Arc<Right>);
 

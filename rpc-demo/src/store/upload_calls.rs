@@ -1,4 +1,4 @@
-//! The uploads of a store: begins, finishes, aborts and sweeps them.
+//! The operations on a store's uploads: begin, finish, abort and sweep.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -148,7 +148,7 @@ impl Store {
     }
 }
 
-/// The prefix of the file names of uploads with this name and size. Two names may share it: the
+/// The prefix of the file names of uploads with this name and size. Two names may share it. The
 /// content then differs, and is sent.
 fn stem(name: &Name, size: u64) -> String {
     format!("{:016x}-{size}-", crate::names::hash(name.as_str()))

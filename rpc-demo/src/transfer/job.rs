@@ -24,11 +24,11 @@ pub(crate) struct Job {
     pub(super) jobs: u16,
     /// Ranges between processes of this host that are transferred in parallel.
     pub(super) ranges_on_one_host: Semaphore,
-    /// Payload bytes of a message, if not the default of the path.
+    /// Payload bytes of a message, if not the path's default.
     pub(super) chunk: Option<usize>,
     /// Bytes of a range.
     pub(super) range_size: u64,
-    /// Compare with what the target already has.
+    /// Whether to compare with what the target already has.
     pub(super) resume: bool,
     pub(super) progress: Progress,
     counts: Counts,
@@ -45,7 +45,7 @@ struct Counts {
 }
 
 impl Job {
-    /// `total` in bytes, if known.
+    /// `total` is the number of bytes, if known.
     pub(crate) fn new(verb: Verb, transfer: &cli::Transfer, total: Option<u64>) -> Job {
         Job {
             verb,

@@ -41,7 +41,7 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// The facts that opening a file reveals.
+/// Facts that are known once a file is open.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     /// Bytes.
@@ -114,7 +114,7 @@ impl Origin {
                     Some((bytes, digest)) if Some(digest.size) == size => {
                         Ok((known, Pieces::memory(bytes, digest)))
                     }
-                    // If it has changed, reading it like any other file detects that.
+                    // If the file has changed, reading it like any other file detects that.
                     _ => {
                         let extent =
                             if metadata.is_file() { Extent::Whole(size) } else { Extent::Stream };
@@ -155,7 +155,7 @@ impl Origin {
         Pieces::get(connection, request, what).await
     }
 
-    /// Opens a file whose ranges are to be read; `None` for an object.
+    /// Opens a file whose ranges are to be read. `None` for an object.
     pub(super) async fn open(&self) -> Result<Option<Opened>, Failure> {
         let Origin::File(path) = self else { return Ok(None) };
         let path = path.clone();
@@ -167,7 +167,7 @@ impl Origin {
         blocking(open).await.map(Some).map_err(self.cannot_read())
     }
 
-    /// One range of the content; for an object also the header of the response.
+    /// One range of the content, and for an object the header of the response.
     pub(super) async fn range(
         &self,
         what: String,
@@ -220,7 +220,7 @@ impl Opened {
         blocking(move || source::range_digest(&file, &ranges, index, &mut vec![0; BLOCK])).await
     }
 
-    /// Checks that the file has not changed since it was opened; `Err` says what has changed.
+    /// Checks that the file has not changed since it was opened. `Err` says what has changed.
     pub(super) fn unchanged(&self, had: u64) -> Result<(), String> {
         let metadata = self.file.metadata().map_err(|error| error.to_string())?;
         match metadata.len() {

@@ -1,4 +1,4 @@
-//! A content in flight: its bytes, and its digest at the end, whatever its source.
+//! A content in flight: its bytes, and its digest at the end, from any source.
 
 use std::io;
 
@@ -86,7 +86,7 @@ impl Pieces {
             return Err(breach(what, "its answer does not begin with a header"));
         };
         let digest = digest.map(Digest::from);
-        // The channel may have left the path of this call since, and then tells of another one.
+        // The channel may have left the path of this call since, and may now report another one.
         let body = if before == Body::MayChange { before } else { connection.body() };
         let fetching = Fetching { what, stream, body, data, digest };
         Ok((header, Pieces { from: From::Object(Box::new(fetching)), seen: 0 }))

@@ -28,7 +28,7 @@ use crate::ranges::Ranges;
 use crate::sink::{Part, Pending, Written};
 use crate::source;
 
-/// A large content in flight. Any task transfers the next range; the first one begins the transfer,
+/// A large content in flight. Any task transfers the next range. The first one begins the transfer,
 /// and the last one completes it.
 pub(super) struct Large {
     item: Item,
@@ -79,7 +79,7 @@ impl Large {
         }
     }
 
-    /// Waits until one more range may be transferred, which is until the turn is dropped.
+    /// Waits until one more range may be transferred. Dropping the permit ends the turn.
     pub(super) async fn turn<'a>(&self, job: &'a Job) -> Option<SemaphorePermit<'a>> {
         let Item { origin, target, .. } = &self.item;
         let from = !matches!(origin, Origin::Object(connection, _) if !connection.is_on_one_host());
@@ -111,8 +111,8 @@ impl Large {
             self.discarded.load(Ordering::Acquire)
         };
         if discarded {
-            // This fails because the upload has been aborted. The range that failed first reports
-            // the cause, and cancels this one.
+            // This failed because the upload was aborted. The range that failed first reports the
+            // cause, and cancels this one.
             return std::future::pending().await;
         }
         if discard {
@@ -328,7 +328,7 @@ impl Large {
         self.item.attributes
     }
 
-    /// Checks that the object read is the one once stored: no single range can show that.
+    /// Checks that the object read is the one that was stored, which no single range can show.
     fn undamaged(&self, digest: Digest) -> Result<(), Failure> {
         let Origin::Object(_, name) = &self.item.origin else { return Ok(()) };
         // If nothing had to be read, the listing has the record.

@@ -1,5 +1,5 @@
-//! Runs the real program: over TCP, or over RDMA where GUEST_ADDR and GUEST_DEVICE name an address
-//! and its device, as they do in the guest (tests/guest/run --device rxe).
+//! Runs the real program over TCP. If GUEST_ADDR and GUEST_DEVICE name an address and its device,
+//! as in the guest (tests/guest/run --device rxe), it runs over RDMA.
 // Each test program uses only a part of this.
 #![allow(dead_code)]
 
@@ -70,8 +70,8 @@ pub(crate) fn path() -> String {
     }
 }
 
-/// A directory on the file system of the build, which supports extended attributes, unlike some
-/// temporary file systems. In the guest only the latter is writable.
+/// A directory on the build's file system, which supports extended attributes, unlike some
+/// temporary file systems. In the guest, only a temporary file system is writable.
 pub(crate) fn scratch() -> TempDir {
     match place().1 {
         Some(_) => tempfile::tempdir().unwrap(),
