@@ -1,5 +1,5 @@
-//! Generates the benchmark service from `proto/bench.proto`, without a protoc on the host: once
-//! with tonic's codec and once with the zero-copy codec, over the same messages.
+//! Generates the benchmark service from `proto/bench.proto`, without a protoc on the host. The same
+//! messages get tonic's codec and the zero-copy codec.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = protox::compile(["proto/bench.proto"], ["proto"])?;

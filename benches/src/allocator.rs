@@ -26,9 +26,9 @@ pub enum Allocator {
     Mimalloc,
 }
 
-/// Settings with which glibc keeps freed memory: the free bytes at the end of the heap from which
-/// on they return to the kernel, the additional bytes by which the heap grows, and the size from
-/// which on an allocation gets a mapping of its own. glibc limits the last to 32 MiB.
+/// Settings with which glibc keeps freed memory. They are the number of free bytes at the end of
+/// the heap that are returned to the kernel, the number of bytes by which the heap grows, and the
+/// size at which an allocation gets its own mapping. glibc limits the last one to 32 MiB.
 pub const TUNED: [(&str, &str); 3] = [
     ("MALLOC_TRIM_THRESHOLD_", "268435456"),
     ("MALLOC_TOP_PAD_", "67108864"),
@@ -49,11 +49,11 @@ impl Allocator {
         }
     }
 
-    /// The counterpart of `program` that is linked to this allocator. `neighbour`: for contenders
-    /// of other projects.
+    /// The counterpart of `program` that is linked to this allocator. `neighbour` is for contenders
+    /// from other projects.
     ///
     /// # Errors
-    /// It has not been built, or is older than its sources.
+    /// The counterpart was not built, or is older than its sources.
     pub fn program(self, program: &Path, neighbour: bool) -> anyhow::Result<PathBuf> {
         let name = match (self, neighbour) {
             (Self::Glibc | Self::GlibcTuned, _) => return Ok(program.to_owned()),

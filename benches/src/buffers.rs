@@ -1,5 +1,5 @@
-//! Buffers that messages land in, used again and again. They are memory files, which peers of this
-//! host can map.
+//! Reusable buffers for messages to land in. They are memory files, which peers on this host can
+//! map.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,7 @@ use tonic_rdma::{LandIn, LandableBuf, Outcome};
 
 use crate::contender::LandsIn;
 
-/// Bytes from which on a message has a buffer.
+/// Minimum length in bytes of a message that gets a buffer.
 pub(crate) const MIN: usize = 16 << 10;
 
 /// Buffers that wait for a message.
@@ -20,9 +20,9 @@ pub(crate) struct Buffers {
 
 #[derive(Debug, Default)]
 struct State {
-    /// With their lengths.
+    /// The buffers and their lengths.
     idle: Vec<(usize, LandIn<LandableBuf>)>,
-    /// The address of each buffer that was made.
+    /// The address of each buffer that was created.
     places: Vec<usize>,
 }
 
@@ -31,7 +31,8 @@ impl Buffers {
         Self { lands_in, state: Arc::default() }
     }
 
-    /// A buffer for a message of this many bytes, if it is to have one, and the system has it.
+    /// A buffer for a message of this many bytes. `None` if the message is too short, or the system
+    /// has no memory.
     pub(crate) fn take(&self, len: usize) -> Option<LandIn<LandableBuf>> {
         if len < MIN {
             return None;
@@ -56,11 +57,11 @@ impl Buffers {
         }
     }
 
-    /// Waits until the buffer is back, for another message. Its field, of `len` bytes at the
-    /// address `at`, has been dropped.
+    /// Waits until the buffer is back, and keeps it for another message. The message's field had
+    /// `len` bytes at the address `at`, and has been dropped.
     ///
     /// # Errors
-    /// Nothing landed there, or the field was not at the begin of a buffer.
+    /// Nothing landed in the buffer, or the field did not lie at the beginning of a buffer.
     pub(crate) async fn put_back(
         &self,
         land_in: LandIn<LandableBuf>,

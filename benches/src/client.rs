@@ -1,4 +1,4 @@
-//! A connection to the server process of a contender.
+//! A connection to a contender's server process.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -30,7 +30,7 @@ enum Stub {
     ZeroCopy(pb::zero_copy::bench_client::BenchClient<Channel>),
 }
 
-/// Payloads whose memory stays registered: more than a row has.
+/// Number of payloads whose memory stays registered. It is more than a row has.
 const MAX_REGISTERED: usize = 4;
 
 /// A connection to a contender's server, and a stub over it.
@@ -39,9 +39,9 @@ pub struct Client {
     channel: Channel,
     stub: Stub,
     source: Source,
-    /// Replies are read.
+    /// Whether replies are read.
     reads: bool,
-    /// The buffers in which long replies land, if not in the connection's memory.
+    /// The buffers for long replies to land in. `None` if they land in the connection's memory.
     buffers: Option<Buffers>,
     /// Registrations of its last payloads, latest first.
     registered: Arc<Mutex<Vec<PoolRegistration>>>,
@@ -66,7 +66,7 @@ impl Client {
         Ok(Self { source: contender.source(), reads: contender.reads(), buffers, ..client })
     }
 
-    /// A stub with tonic's codec over a channel of tonic, on any transport.
+    /// A stub with tonic's codec over tonic's channel, for any transport.
     pub fn tonic(channel: tonic::transport::Channel) -> Self {
         Self::with_channel(Channel::Tonic(channel), false)
     }
@@ -92,8 +92,9 @@ impl Client {
 }
 
 impl Calls for Client {
-    /// Allocated from the channel's pool if there is one, the codec supports it, and the contender
-    /// does not require heap memory. The memory of the last few payloads stays registered.
+    /// The payload is allocated from the channel's pool if there is one, the codec supports it, and
+    /// the contender does not require heap memory. The memory of the last few payloads stays
+    /// registered.
     fn payload(&self, length: usize) -> Bytes {
         if self.source.is_pool()
             && (1..=self.source.max_pinned()).contains(&length)
@@ -183,16 +184,16 @@ impl Calls for Client {
 /// A channel of any kind.
 #[derive(Clone, Debug)]
 pub(crate) enum Channel {
-    /// No channel: the service is called in place.
+    /// No channel, because the service is called in place.
     InPlace(Routes),
-    /// tonic's.
+    /// tonic's channel.
     Tonic(tonic::transport::Channel),
-    /// tonic-rdma's.
+    /// tonic-rdma's channel.
     Ours(tonic_rdma::Channel),
 }
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// The future of a transport's response, whichever transport that is.
+/// The future of any transport's response.
 type ResponseFuture = Pin<Box<dyn Future<Output = Result<http::Response<Body>, BoxError>> + Send>>;
 
 impl Service<http::Request<Body>> for Channel {
@@ -209,7 +210,7 @@ impl Service<http::Request<Body>> for Channel {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
-        // One allocation more than a bare channel, equally for every contender.
+        // One allocation more than a bare channel, the same for every contender.
         match self {
             Self::InPlace(routes) => {
                 let response = routes.call(request);

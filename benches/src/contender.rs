@@ -78,16 +78,16 @@ pub enum Neighbour {
     Iceoryx2,
 }
 
-/// The memory that payloads are in.
+/// The kind of memory for payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The best memory for the transport: pinned memory, if it has some.
+    /// The best memory for the transport, which is pinned memory if it has some.
     Best,
     /// Like `Best`, with a pool that is large enough for messages of any length.
     LongPool,
     /// The heap, at an odd address.
     Heap,
-    /// The same, registered with the device.
+    /// The heap, at an odd address, registered with the device.
     Registered,
 }
 
@@ -119,16 +119,16 @@ const LINE: usize = 64;
 /// Offset in a cache line of a payload at an odd address.
 const ODD: usize = 7;
 
-/// The way in which application buffers that messages land in are registered.
+/// How application buffers that messages land in are registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LandsIn {
     /// For each transfer.
     Once,
-    /// Once for all.
+    /// Once for all transfers.
     Kept,
 }
 
-/// Copy function and memory of a contender that copies.
+/// The copy function and the memory of a contender that copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyMethod {
     /// The C library, in the cache.

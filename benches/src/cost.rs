@@ -1,4 +1,4 @@
-//! Costs of a round in its two processes.
+//! The costs of a round in its two processes.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -36,7 +36,7 @@ impl Usage {
     /// Reads the totals of all current threads of a process.
     ///
     /// # Errors
-    /// There is no such process.
+    /// The process does not exist.
     pub fn of(pid: u32) -> anyhow::Result<Usage> {
         let mut usage = Usage::default();
         let tasks = fs::read_dir(format!("/proc/{pid}/task"))

@@ -15,7 +15,7 @@ pub fn allowed() -> anyhow::Result<Vec<usize>> {
 /// Pins the calling thread, and threads that it starts afterwards, to one processor.
 ///
 /// # Errors
-/// There is no such processor, or it is not allowed.
+/// The processor does not exist, or is not allowed.
 pub fn pin(cpu: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);

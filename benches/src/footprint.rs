@@ -22,7 +22,7 @@ impl Footprint {
     /// Reads the resources of a process.
     ///
     /// # Errors
-    /// There is no such process.
+    /// The process does not exist.
     pub fn of(pid: u32) -> anyhow::Result<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))
             .with_context(|| format!("process {pid} is gone"))?;

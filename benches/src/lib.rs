@@ -16,13 +16,13 @@
 //! | [`memcpy`] | copies, as another upper bound |
 //! | [`work`] | the rows: kind, size and concurrency of calls |
 //! | [`measure`] | one round of a row |
-//! | [`cost`] | what a round costs: CPU time, context switches, system calls |
+//! | [`cost`] | the costs of a round: CPU time, context switches, system calls |
 //! | [`instructions`] | instructions, where the machine counts them |
 //! | [`machine`] | processor, kernel, C library and allocator, reported with the figures |
 //! | [`footprint`] | memory, descriptors and threads of a process |
 //! | [`server_figures`] | statistics of a server process: pools and copies |
 //! | [`copies`] | counts copied bytes |
-//! | `buffers` | buffers that messages land in |
+//! | `buffers` | buffers for messages to land in |
 //! | [`costs`] | counted instructions, allocations and doorbells, compared with a record |
 //! | [`cpu`] | processor affinity |
 //! | [`scale`] | many clients, connections and streams |

@@ -25,7 +25,7 @@ pub struct Machine {
     pub environment: Vec<String>,
 }
 
-/// Placeholder for what the system does not report.
+/// Placeholder for facts that the system does not report.
 const UNKNOWN: &str = "unknown";
 
 impl Machine {

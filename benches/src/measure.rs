@@ -49,7 +49,7 @@ pub trait Calls: Clone + Send + 'static {
     /// Opens a streaming call on which nothing is sent. It stays open until the returned value is
     /// dropped.
     fn open(&mut self) -> impl Future<Output = anyhow::Result<Box<dyn Send>>> + Send;
-    /// Whether it supports this row.
+    /// Whether the connection supports this row.
     fn supports(&self, row: &Row) -> bool;
     /// A description of the path, to detect changes.
     fn path(&self) -> String;

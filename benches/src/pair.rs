@@ -24,8 +24,8 @@ use crate::server_figures::ServerFigures;
 use crate::session::{ClientReply, ClientRequest};
 use crate::work::{Kind, Row};
 
-/// Calls before copies are counted: the first of a connection copy, until both ends have learnt the
-/// codec of the method, and what the peer accepts.
+/// Number of calls before copies are counted. The first calls of a connection copy, until both ends
+/// know the method's codec and what the peer accepts.
 const LEARNING: usize = 32;
 
 /// Options of a pair.
@@ -155,7 +155,7 @@ impl Pair {
             instructions: None,
             _dir: dir,
         };
-        // Any row will do: the client answers once it has connected.
+        // Any row will do, because the client answers once it has connected.
         let ClientReply::Ready { path, pool, .. } =
             pair.request(ClientRequest::Prepare(Row { kind: Kind::Latency, calls: 1 })).await?
         else {
@@ -258,7 +258,7 @@ impl Pair {
     /// [`sample`](Self::sample).
     ///
     /// # Errors
-    /// Those of [`sample`](Self::sample).
+    /// The errors of [`sample`](Self::sample).
     pub async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
         let ClientReply::Done(round) = self.request(ClientRequest::Round(*row)).await? else {
             bail!("the client does not say what it measured");
@@ -271,8 +271,9 @@ impl Pair {
         Ok(Some(client.read()? + server.read()?))
     }
 
-    /// Runs a row once, after a warm-up with a tenth of its calls: rows are seconds apart, and
-    /// memory may have been returned in between. `None` if the contender does not support the row.
+    /// Runs a row once, after a warm-up with a tenth of its calls, because rows are seconds apart,
+    /// and memory may have been returned in between. `None` if the contender does not support the
+    /// row.
     ///
     /// # Errors
     /// A call fails, a time limit expires, a process ends, or the path changes.
@@ -294,7 +295,7 @@ impl Pair {
     /// started with [`Copies::environment`].
     ///
     /// # Errors
-    /// Those of [`sample`](Self::sample). A missing strace is not an error.
+    /// The errors of [`sample`](Self::sample). A missing strace is not an error.
     pub async fn count(&mut self, row: &Row, copies: &Copies) -> anyhow::Result<Option<Counted>> {
         let row = row.tenth();
         if !self.prepare(&row).await? {

@@ -1,7 +1,7 @@
 //! Processes that `compare` and its agent start, with the reason why one ended.
 //!
-//! A process that fails writes its reason to stderr. Its lines are passed on as they come, and the
-//! last one is kept for the table: the exit code alone explains nothing.
+//! A process that fails writes its reason to stderr. Its lines are passed on as they arrive, and
+//! the last one is kept for the table, because the exit code alone explains nothing.
 
 use std::io::Write as _;
 use std::process::Stdio;
@@ -14,8 +14,8 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Time limit for the rest of stderr after the process has ended. Only a child of the process that
-/// keeps stderr open reaches it.
+/// Time limit for the rest of stderr after the process has ended. It is reached only if a child of
+/// the process keeps stderr open.
 const REST: Duration = Duration::from_secs(10);
 
 /// A process whose stdout is a pipe. It is killed when this is dropped.
@@ -57,7 +57,7 @@ impl Process {
     /// The lines of stdout, once.
     ///
     /// # Errors
-    /// They have been taken already.
+    /// The lines were already taken.
     pub(crate) fn lines(&mut self) -> anyhow::Result<Lines<BufReader<ChildStdout>>> {
         let stdout = self.child.stdout.take().context("no pipe from a process")?;
         Ok(BufReader::new(stdout).lines())
@@ -66,7 +66,7 @@ impl Process {
     /// Whether the process has ended.
     ///
     /// # Errors
-    /// The system refuses to tell.
+    /// The system cannot tell.
     pub(crate) fn has_ended(&mut self) -> anyhow::Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
@@ -74,7 +74,7 @@ impl Process {
     /// Waits until the process ends, and returns the last line of its stderr with its exit code.
     ///
     /// # Errors
-    /// The system refuses to tell.
+    /// The system cannot tell.
     pub(crate) async fn reason_of_end(&mut self) -> anyhow::Result<String> {
         let status = self.child.wait().await?;
         if let Some(passing_on) = self.passing_on.take() {
@@ -90,7 +90,7 @@ impl Process {
     /// Kills the process.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses it.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
         Ok(self.child.kill().await?)
     }
@@ -101,7 +101,7 @@ async fn pass_on(stderr: ChildStderr, last_line: Arc<Mutex<String>>) {
     let mut stderr = BufReader::new(stderr);
     let mut line = Vec::new();
     while stderr.read_until(b'\n', &mut line).await.is_ok_and(|read| read > 0) {
-        // Nobody may be reading this process's stderr.
+        // This process's stderr may have no reader.
         let _ = std::io::stderr().write_all(&line);
         let text = String::from_utf8_lossy(&line);
         let text = text.trim();

@@ -24,7 +24,7 @@ const N_TARGETS: usize = 8;
 const DEFAULT_WINDOW: usize = 16;
 
 /// Returns an end's limits for messages of up to `message` bytes. Targets have that length.
-/// Messages that are longer than a WRITE are sent from as much memory, as calls do.
+/// Messages longer than a WRITE are sent from as much memory as calls use.
 fn limits(message: usize) -> Limits {
     Limits {
         places: N_TARGETS,
@@ -36,7 +36,7 @@ fn limits(message: usize) -> Limits {
     }
 }
 
-/// A pool for that. What is not used is not allocated.
+/// A pool for messages of that length. Unused memory is not allocated.
 fn pool(message: usize, fabric: &Fabric) -> anyhow::Result<Pool> {
     let landing = N_TARGETS * message;
     let size = PoolConfig::default().total(2 * landing).landing(landing).send(landing / 2);
@@ -73,7 +73,7 @@ pub async fn serve(
     });
     loop {
         let incoming = listener.accept().await?;
-        // As long as its client asks for.
+        // Uses the message length that its client asks for.
         let pool = pool(longest, &fabric)?;
         let link = incoming.accept(&bare::config(), &pool, b"", TIMEOUT).await?;
         match bare::serve(link, pool, limits(longest)).await {
@@ -90,7 +90,7 @@ pub struct Raw {
     addr: Addr,
     /// `None` while the connection is being reopened.
     bare: Option<Bare>,
-    /// Bytes of its targets.
+    /// Bytes of its target buffers.
     target: usize,
 }
 
@@ -125,7 +125,8 @@ async fn open(fabric: &Fabric, addr: &Addr, target: usize) -> anyhow::Result<Bar
 }
 
 impl RowRunner for Raw {
-    /// Round trips of small messages, and WRITEs, for which the direction makes no difference.
+    /// Supports round trips of small messages, and WRITEs, for which the direction makes no
+    /// difference.
     fn supports(&self, row: &Row) -> bool {
         matches!(row.kind, Kind::Latency | Kind::Bulk { .. } | Kind::Stream { .. })
     }
@@ -169,7 +170,7 @@ impl RowRunner for Raw {
         // A longer message is split into several WRITEs.
         let (piece, pieces) = (size.min(MAX_WRITE), size.div_ceil(MAX_WRITE));
         let begin = Instant::now();
-        // It returns when all has arrived.
+        // It returns when everything has arrived.
         bare.write(piece, row.calls * pieces, in_flight * pieces).await?;
         Ok(throughput(row.calls, size, begin.elapsed()))
     }

@@ -1,8 +1,8 @@
-//! Servers on another host, for contenders whose ends are to be apart: an agent starts them there.
+//! Starts servers on another host through an agent, for contenders whose ends should be apart.
 //!
-//! The client of an agent sends lines and gets one for each: first a `StartServer`, answered by
-//! what the server printed or a failure; then anything, answered by the server's [`Usage`]. The
-//! server ends when the connection does.
+//! A client of an agent sends lines and gets an answer to each. The first is a `StartServer`,
+//! answered by the server's output or a failure. Any further line is answered by the server's
+//! [`Usage`]. The server ends when the connection does.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
@@ -39,11 +39,12 @@ enum Answer<T> {
     Failed(String),
 }
 
-/// Starts servers for those who connect to `at`, at that address and on processor `cpu`, until the
-/// process ends. Whoever reaches the port may start servers: only for networks of a test.
+/// Starts servers for clients that connect to `at`, on that address and on processor `cpu`, until
+/// the process ends. Anyone who can reach the port can start servers, so use it only in test
+/// networks.
 ///
 /// # Errors
-/// The address cannot be listened on.
+/// The agent cannot listen on the address.
 pub async fn agent(at: SocketAddr, cpu: usize) -> anyhow::Result<()> {
     let listener = TcpListener::bind(at).await.with_context(|| format!("cannot listen at {at}"))?;
     loop {
@@ -106,9 +107,9 @@ pub struct RemoteServer {
 }
 
 impl RemoteServer {
-    /// Has the agent start a server, and returns what it printed.
+    /// Makes the agent start a server, and returns the server's output.
     ///
-    /// It waits for the agent.
+    /// Waits until the agent answers.
     ///
     /// # Errors
     /// The server did not start.
@@ -117,7 +118,7 @@ impl RemoteServer {
         variant: Variant,
         room: Option<usize>,
     ) -> anyhow::Result<(Self, String)> {
-        // Its host may be starting. The caller bounds the wait.
+        // The agent's host may be starting. The caller limits the wait.
         let connection = loop {
             match TcpStream::connect(agent).await {
                 Ok(connection) => break connection,
@@ -134,7 +135,7 @@ impl RemoteServer {
     /// Totals of the server's process.
     ///
     /// # Errors
-    /// The server, or its agent, is gone.
+    /// The server or its agent has ended.
     pub async fn usage(&mut self) -> anyhow::Result<Usage> {
         self.ask(&()).await
     }

@@ -91,8 +91,8 @@ impl Cell {
     pub fn cpu_per_gb(&self) -> Option<f64> {
         let bytes = |s: &Sample| s.round.bytes.max(1) as f64;
         let rate = self.of(|s| (s.client.cpu_ns + s.server.cpu_ns) as f64 / bytes(s));
-        // Nanoseconds per byte. Small calls carry almost no payload, so the rate would mean
-        // nothing.
+        // Nanoseconds per byte. Small calls carry almost no payload, so this rate would mean
+        // nothing for them.
         let small = self.samples.first()?.round.bytes < 1024 * self.samples.first()?.round.calls;
         (!small).then_some(rate)
     }
@@ -123,7 +123,7 @@ impl RowResult {
     }
 
     /// The median of the ratios of `a`'s figure to `b`'s in the same round, because a slow phase of
-    /// the machine affects both alike. `None` if either has no rounds.
+    /// the machine affects both in the same way. `None` if either has no rounds.
     pub fn ratio(&self, a: Variant, b: Variant) -> Option<f64> {
         let (a, b) = (self.cell(a)?, self.cell(b)?);
         if a.failure.is_some()
@@ -177,7 +177,7 @@ pub fn figures(results: &[RowResult]) -> Table {
 }
 
 /// The costs per call: CPU time of either side in microseconds, context switches, page faults and
-/// system calls; and high percentiles of latencies.
+/// system calls. Also high percentiles of latencies.
 pub fn costs(results: &[RowResult]) -> Table {
     let header = [
         "row",
@@ -270,7 +270,7 @@ struct JsonCell {
     failure: Option<String>,
 }
 
-/// The run as JSON. What was not measured is null.
+/// The run as JSON. Figures that were not measured are null.
 ///
 /// # Errors
 /// A figure cannot be represented in JSON.
@@ -319,9 +319,9 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
     })?)
 }
 
-/// A bound on a ratio: `latency-64:shm/tonic-tcp<=0.35`, or with an allocator
-/// `up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3`; or on the copies of a byte:
-/// `up-1MiB-x8:verbs-kept:copies<=0.01`.
+/// A bound on a ratio, such as `latency-64:shm/tonic-tcp<=0.35`, or with an allocator
+/// `up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3`. Or a bound on the copies of a byte, such
+/// as `up-1MiB-x8:verbs-kept:copies<=0.01`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
     row: String,
@@ -333,7 +333,7 @@ pub struct Bound {
 /// The quantity that is bounded.
 #[derive(Clone, Debug, PartialEq)]
 enum What {
-    /// The first's median, of the second's.
+    /// The ratio of the first one's median to the second one's.
     Ratio(Variant, Variant),
     Copies(Variant),
 }

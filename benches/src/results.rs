@@ -1,8 +1,8 @@
 //! Recorded runs, and the documents that are generated from them: RESULTS.md, and the headline
 //! numbers in README.md.
 //!
-//! A recorded run is the JSON that `compare` writes, kept in `benches/results`. What a run did not
-//! measure is left out, both in the JSON and in the tables.
+//! A recorded run is the JSON that `compare` writes, kept in `benches/results`. Figures that a run
+//! did not measure are left out, both in the JSON and in the tables.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -95,7 +95,7 @@ impl Role {
     /// Runs the role on its processor.
     ///
     /// # Errors
-    /// Those of [`runtime`](Self::runtime) and [`run`](Self::run).
+    /// The errors of [`runtime`](Self::runtime) and [`run`](Self::run).
     pub fn start(&self, placement: &Placement) -> anyhow::Result<()> {
         self.runtime(placement)?.block_on(self.run(placement))
     }

@@ -36,16 +36,16 @@ const EXCHANGE: &str = "/tonic_rdma.bench.v1.Bench/Exchange";
 /// never wait for a window, so that TCP performs at its best.
 pub const WINDOWS: (u32, u32) = (8 << 20, 16 << 20);
 
-/// Replies from preallocated memory, so that the handler costs little: from pinned memory if the
-/// connection has some, as a storage server would.
+/// Replies from preallocated memory, so that the handler costs little. It is pinned memory if the
+/// connection has some, as in a storage server.
 #[derive(Clone, Debug)]
 struct Replies {
     source: Source,
-    /// Requests are read.
+    /// Whether requests are read.
     reads: bool,
     heap: Bytes,
     pinned: Arc<OnceLock<Bytes>>,
-    /// The buffers in which long requests land, if not in the connection's memory.
+    /// The buffers for long requests to land in. `None` if they land in the connection's memory.
     buffers: Option<Buffers>,
     /// Keeps `heap` registered.
     registered: Arc<OnceLock<Option<PoolRegistration>>>,
@@ -81,8 +81,8 @@ impl Replies {
         Ok(Blob { payload, reply: 0, count: 0 })
     }
 
-    /// The reply to a request, with what is left to do about the buffer that it landed in. The
-    /// futures of handlers are counted: what others do not need is in a box.
+    /// The reply to a request, and the work left for the buffer that it landed in. A box holds the
+    /// work, because the size of handlers' futures affects the counts.
     fn exchange(&self, mut request: Request<Blob>) -> Result<(Blob, Option<Rest<'_>>), Status> {
         let reply = self.reply(&request)?;
         let land_in = request.extensions_mut().remove::<LandIn<LandableBuf>>();
@@ -207,7 +207,7 @@ pub fn tonic_server() -> tonic::transport::Server {
         .initial_connection_window_size(connection)
 }
 
-/// Bytes of a pool for messages of any length; of shared memory, so none of it is pinned.
+/// Bytes of a pool for messages of any length. It is shared memory, so none of it is pinned.
 const LONG_POOL: usize = 2 << 30;
 
 /// Number of connections to provide memory for in addition to the measured ones, because closed

@@ -1,7 +1,7 @@
 //! The client process of a contender: runs rounds on request, and reports their results.
 //!
-//! It reads requests from stdin and writes replies to stdout, as JSON, one per line: a
-//! [`ClientRequest`] and a [`ClientReply`]. It ends when stdin ends. A separate process isolates
+//! It reads requests from stdin and writes replies to stdout, as one line of JSON each: a
+//! [`ClientRequest`] and a [`ClientReply`]. It ends when stdin ends. A separate process protects
 //! `compare` from contenders that crash or hang.
 
 use std::future::Future;

@@ -87,7 +87,7 @@ pub enum Kind {
 pub struct Row {
     /// The kind of calls.
     pub kind: Kind,
-    /// Number of calls or messages in a round; 0 if the kind has a duration instead.
+    /// Number of calls or messages in a round. 0 if the kind has a duration instead.
     pub calls: usize,
 }
 
@@ -210,7 +210,7 @@ pub fn full() -> Vec<Row> {
     rows
 }
 
-/// The rows between a short call and bulk, where most calls of services lie.
+/// The rows between a short call and bulk, where most of the calls of services lie.
 pub fn middle() -> Vec<Row> {
     let mut rows = Vec::new();
     for in_flight in [1, 8, 64] {
@@ -222,7 +222,7 @@ pub fn middle() -> Vec<Row> {
     rows
 }
 
-/// The rows of messages that are longer than what lands at a time.
+/// The rows with messages that are longer than a piece of landing memory.
 pub fn long() -> Vec<Row> {
     let rows = [8, 1].map(|in_flight| {
         [Direction::Up, Direction::Down].map(|way| bulk(64 << 20, way, in_flight, 1 << 30))
@@ -230,9 +230,9 @@ pub fn long() -> Vec<Row> {
     rows.concat()
 }
 
-/// The rows of a message that is handed over: what the length of the message adds to a short call.
-/// More calls than the other rows of long messages, as each takes little. A message of 256 MiB is
-/// longer than the protocol's limit by its own fields.
+/// The rows with a message that is handed over, which show how the message's length adds to a short
+/// call. They have more calls than other rows of long messages, because each call takes little
+/// time. A message of 256 MiB would exceed the protocol's limit by the length of its other fields.
 pub fn handover() -> Vec<Row> {
     let row = |size| Row {
         kind: Kind::Bulk { size, direction: Direction::Up, in_flight: 1 },

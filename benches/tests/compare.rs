@@ -104,7 +104,7 @@ fn a_server_that_does_not_start_says_why_in_the_table() {
         assert!(!out.status.success());
         [out.stdout, out.stderr].map(|said| String::from_utf8(said).unwrap())
     };
-    // No RDMA device has the loopback address. Whether there is rdma-core decides on the cause.
+    // No RDMA device has the loopback address. The cause depends on whether rdma-core is installed.
     let [_, reason] = compare(&["--serve", "raw-verbs"]);
     let reason = reason.trim_end();
     let (advice, cause) = reason.split_once("): ").expect(reason);
@@ -197,7 +197,7 @@ fn neighbours_want_their_program() {
     assert!(said.contains("/nonexistent/neighbours, which is not there: build"), "{said}");
 }
 
-/// Ends the agent, whatever becomes of the test.
+/// Ends the agent, whatever the result of the test.
 struct Agent(Child);
 
 impl Drop for Agent {
@@ -232,10 +232,10 @@ fn servers_run_where_their_agent_does_and_end_with_the_run() {
             .find(|cell| cell["row"] == "rate-64-x64" && cell["contender"] == contender)
             .unwrap();
         assert!(cell["median"].as_f64().unwrap() > 0.0, "{cell}");
-        // Of the other process as well.
+        // The figure includes the other process.
         assert!(cell["server_cpu_us_per_call"].as_f64().unwrap() > 0.0, "{cell}");
     }
-    // The kernel tells of the end of those that the agent has not collected yet.
+    // The kernel still lists ended processes that the agent has not collected yet.
     let children = format!("/proc/{0}/task/{0}/children", agent.0.id());
     for id in std::fs::read_to_string(children).unwrap().split_whitespace() {
         let id = Pid::from_raw(id.parse().unwrap()).unwrap();

@@ -19,8 +19,9 @@ use std::net::{IpAddr, SocketAddr};
 /// always one left.
 const WINDOW: u32 = 512 << 10;
 
-/// Enough receives for the windows, and some more. With many more, each a memory region, 64
-/// connections exceed the limits of Soft-iWARP. Allows several sends at a time; the default is one.
+/// Enough receives for the windows, and some more. With many more, each of which is a memory
+/// region, 64 connections exceed Soft-iWARP's limits. Allows several concurrent sends instead of
+/// the default of one.
 fn settings() -> SendRecvConfig {
     SendRecvConfig { num_recv_bufs: 72, num_send_bufs: 4, ..SendRecvConfig::stream() }
 }

@@ -1,4 +1,4 @@
-//! Contenders of other projects. rdma-io-tonic is tonic over a byte stream over RDMA. ruapc is an
+//! Contenders from other projects. rdma-io-tonic is tonic over a byte stream over RDMA. ruapc is an
 //! independent RPC stack. iceoryx2 hands over messages in shared memory. `compare --neighbours`
 //! starts this program for their processes. Each is configured as its documentation recommends.
 

@@ -1,4 +1,4 @@
-//! The program with the C library's allocator; see the library.
+//! The program with the C library's allocator. See the library.
 
 fn main() -> std::process::ExitCode {
     neighbours::main()

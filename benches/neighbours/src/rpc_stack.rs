@@ -1,5 +1,5 @@
-//! ruapc: messages in MessagePack, up to 256 KiB by SEND, longer ones by READ. It supports only
-//! unary calls.
+//! ruapc: MessagePack messages of up to 256 KiB go by SEND, and longer ones by READ. It supports
+//! only unary calls.
 
 use anyhow::Context as _;
 use benches::{

@@ -1,6 +1,6 @@
-//! iceoryx2: request and response in shared memory, without gRPC, for the hand-over of a message.
-//! Each end polls, as in iceoryx2's own benchmarks. What is sent is taken from the memory that it
-//! provides, and nothing is written to it: the best case.
+//! iceoryx2: request and response in shared memory, without gRPC, to measure the hand-over of a
+//! message. Each end polls, as in iceoryx2's own benchmarks. Messages lie in memory that it
+//! provides, and nothing is written to them, which is the best case.
 
 use anyhow::Context as _;
 use benches::{
@@ -16,14 +16,14 @@ use iceoryx2::{
 };
 use std::{hint::spin_loop, mem::MaybeUninit, sync::Arc};
 
-/// A message, of which no byte has been written.
+/// A message without a written byte.
 type Message = [MaybeUninit<u8>];
 type Service = PortFactory<ipc_threadsafe::Service, Message, u64, Message, ()>;
 
 /// The longest message.
 const MAX: usize = 256 << 20;
 
-/// The service. Requests say in their headers how long the reply is to be.
+/// The service. A request's header contains the length of the reply.
 fn service(name: &str) -> anyhow::Result<Service> {
     let node = NodeBuilder::new().create::<ipc_threadsafe::Service>()?;
     Ok(node
@@ -83,7 +83,7 @@ impl Calls for Connection {
         anyhow::bail!("it has no streams")
     }
 
-    /// One message at a time: while it polls for one, nothing else of its process runs.
+    /// One message at a time. While the process polls for one, it does nothing else.
     fn supports(&self, row: &Row) -> bool {
         matches!(row.kind, Kind::Bulk { size, in_flight: 1, .. } if size <= MAX)
     }

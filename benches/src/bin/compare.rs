@@ -100,7 +100,7 @@ enum Rows {
 }
 
 impl Args {
-    /// The program of contenders of other projects, if some take part.
+    /// The program with the contenders from other projects, if any take part.
     fn neighbours(&self) -> anyhow::Result<Option<PathBuf>> {
         let Some(contender) = self.contenders.iter().find(|contender| contender.is_neighbour())
         else {
@@ -157,7 +157,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
 struct Participant {
     variant: Variant,
     pair: Option<Pair>,
-    /// Why there are no processes.
+    /// Why the processes are not running.
     failure: Option<String>,
 }
 
@@ -260,7 +260,7 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
         eprintln!("round {round} of {}", args.rounds);
         for result in &mut results {
             // The order rotates from round to round, because the first contender finds the machine
-            // in another state than the others.
+            // in a different state.
             for turn in 0..participants.len() {
                 let at = (round + turn) % participants.len();
                 participants[at].round(&mut result.cells[at], &result.row, round > 0, &setup).await;

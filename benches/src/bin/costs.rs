@@ -59,7 +59,8 @@ fn named(name: &str) -> anyhow::Result<Scenario> {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(name) = &args.run {
-        // Shared memory is busy-polled depending on the processors of both ends, so they have one.
+        // Busy polling over shared memory depends on the processors of both ends, so both get the
+        // same one.
         cpu::pin(*cpu::allowed()?.first().context("no processor is allowed")?)?;
         let counts = (named(name)?.run)()?;
         println!("{}", serde_json::to_string(&counts)?);
@@ -104,7 +105,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts scenarios in parallel, one per processor: what a worker starts runs on its processor.
+/// Counts scenarios in parallel, one per processor. A worker's child processes run on its
+/// processor.
 fn count(
     callgrind: &Callgrind,
     scenarios: Vec<Scenario>,
@@ -134,7 +136,7 @@ fn count(
     })
 }
 
-/// Prints the transports' parts of a call of 64 B: the total less that of a call in place.
+/// Prints the transports' parts of a call of 64 B: the total minus that of a call in place.
 fn transport_part(now: &Record) {
     let instructions = |name: &str| now.costs.get(name)?.get("instructions").copied();
     let Some(nothing) = instructions("call-64-nothing") else { return };

@@ -1,4 +1,4 @@
-//! The processes of a contender with mimalloc, started by `compare` in place of itself.
+//! The processes of a contender with mimalloc. `compare` starts this program instead of itself.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     let version = ALLOCATOR.version();
-    // Two digits each of minor version and patch.
+    // Minor version and patch have two digits each.
     let (major, minor, patch) = (version / 10_000, version / 100 % 100, version % 100);
     benches::allocator::main("role-mimalloc", &format!("mimalloc {major}.{minor}.{patch}"))
 }

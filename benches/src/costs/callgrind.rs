@@ -66,7 +66,8 @@ impl Callgrind {
     /// `callgrind_annotate`.
     ///
     /// # Errors
-    /// Those of [`count`](Self::count), or `callgrind_annotate`, a part of valgrind, is missing.
+    /// The errors of [`count`](Self::count), or `callgrind_annotate`, a part of valgrind, is
+    /// missing.
     pub fn annotate(&self, scenario: &Scenario, inclusive: bool) -> anyhow::Result<String> {
         let profile = self.profile(scenario)?;
         let mut annotate = Command::new("callgrind_annotate");
@@ -101,9 +102,8 @@ struct Profile {
     file: PathBuf,
 }
 
-/// The totals of a callgrind file, by event. Instructions are those that it was to collect. System
-/// calls are those of the functions in which it collected any, at any time, so also while the work
-/// warms up.
+/// The totals of a callgrind file, by event. Instructions are those of the measured work alone.
+/// System calls are those of the functions that the measured work runs in, and include the warm-up.
 fn totals(file: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;

@@ -1,4 +1,4 @@
-//! Whole calls: client and server in one thread.
+//! Whole calls, with client and server in one thread.
 //!
 //! Calls to the service without a transport ([`TransportKind::Nothing`]) show the costs of tonic's
 //! stubs, codec and routes. A transport's part of a call is the difference.

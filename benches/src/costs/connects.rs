@@ -45,14 +45,14 @@ enum Connector {
     Shm,
 }
 
-/// How a channel is made.
+/// How a channel is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     Connect,
     Lazy,
 }
 
-/// Connections that are counted, after as many to warm up.
+/// Number of counted connections. The same number before them is the warm-up.
 const TIMES: usize = 32;
 /// Length of the request and of the reply in bytes.
 const LENGTH: usize = 64;

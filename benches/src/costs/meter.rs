@@ -5,8 +5,9 @@ use std::hint::black_box;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region};
 
-/// Counts per repetition, by name: `instructions`, `allocations`, `allocated_bytes`, `sends`, ...
-/// A scenario adds `times`, its number of repetitions, and `warm_up`, that of those before.
+/// Counts per repetition, by name: `instructions`, `allocations`, `allocated_bytes`, `sends` and
+/// others. A scenario adds its number of repetitions as `times`, and the number of those before as
+/// `warm_up`.
 pub type Counts = BTreeMap<String, f64>;
 
 /// The function whose instructions callgrind counts, including its callees. The pattern matches its

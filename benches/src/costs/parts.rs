@@ -62,7 +62,7 @@ fn pool() -> anyhow::Result<Pool> {
     Ok(Pool::new(PoolConfig::default(), Arc::new(HeapRegistrar::default()))?)
 }
 
-/// Runs `once` [`TIMES`] times as a warm-up, and as often to be counted.
+/// Runs `once` [`TIMES`] times as a warm-up, and the same number of times to be counted.
 fn count(mut once: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Counts> {
     let mut run = || (0..TIMES).try_for_each(|_| once());
     run()?;
@@ -76,7 +76,7 @@ fn send(len: usize) -> anyhow::Result<Counts> {
     let pool = pool()?;
     count(|| {
         let mut buf = pool.try_alloc(len)?;
-        // A device or disk would fill it: not counted.
+        // A device or disk would fill the buffer, so that is not counted.
         buf.truncate(0);
         drop(black_box(buf.freeze()));
         Ok(())
@@ -122,7 +122,7 @@ fn encode(len: usize) -> anyhow::Result<Counts> {
 }
 
 fn decode(len: usize) -> anyhow::Result<Counts> {
-    // As with calls: a method is known from its first request on.
+    // As with calls, a method is known from its first request on.
     let method = fuzz::OneMethod::default();
     let pieces = method.encode(vec![blob(len)], WHOLE, None)?;
     // As received: in one piece.

@@ -65,7 +65,7 @@ fn frames(encode: bool) -> Counts {
     })
 }
 
-/// Two connections, between which messages are delivered at once.
+/// Two connections that deliver messages to each other immediately.
 struct Pair {
     /// Client and server.
     ends: [Connection; 2],
@@ -160,7 +160,7 @@ impl Pair {
     }
 }
 
-/// Unary calls of `len` bytes. If that is more than a slot, the reply is empty.
+/// Unary calls of `len` bytes. If that is more than a slot holds, the reply is empty.
 fn exchange(len: usize) -> anyhow::Result<Counts> {
     let mut pair = Pair::new();
     let (block, request) = (Bytes::from(vec![7; 200]), Bytes::from(vec![7; len]));

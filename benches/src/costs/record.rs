@@ -40,7 +40,7 @@ pub struct Record {
 pub enum Verdict {
     /// Within the margin.
     Same,
-    /// Less by more than the margin: should be recorded.
+    /// Less by more than the margin, so it should be recorded.
     Less,
     /// More than allowed.
     More,

@@ -17,7 +17,7 @@ use crate::work::{Kind, Row};
 pub const IN_FLIGHT: usize = 64;
 
 /// Measures all contenders one after the other. A contender keeps its processes, and connections
-/// are added to them; after a failure it gets new processes.
+/// are added to them. After a failure it gets new processes.
 ///
 /// # Errors
 /// No processor is allowed. Other failures are recorded in the result.

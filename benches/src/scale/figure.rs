@@ -48,9 +48,9 @@ impl FromStr for Row {
 /// The kind of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// A count, or a ratio of counts: the same on every machine.
+    /// A count, or a ratio of counts, which is the same on every machine.
     Count,
-    /// A time, or a value derived from one: comparable only within a run.
+    /// A time, or a value derived from one, which is comparable only within a run.
     Time,
 }
 
@@ -123,9 +123,9 @@ pub const BULK: [Figure; 5] = [
     bulk("pressure", Unit::Count, |round| Some(round.memory?.pressure as f64 / round.bytes as f64)),
 ];
 
-/// Figures of rows of connections. The first is the default. Figures `all-` are of calls on all
-/// connections in turn, figures `one-` of calls on one connection while the others are idle. Other
-/// figures are per idle connection.
+/// Figures of rows of connections. The first is the default. Figures `all-` are for calls on all
+/// connections in turn, and figures `one-` for calls on one connection while the others are idle.
+/// The others are per idle connection.
 pub const CONNECTIONS: [Figure; 10] = [
     load("all-rate", |row| &row.all, |load| load.kcalls_per_s),
     load("all-cpu", |row| &row.all, |load| load.cpu_us_per_call),
@@ -159,10 +159,10 @@ pub fn between((count, sum): (usize, u64), (first, base): (usize, u64)) -> Optio
 }
 
 impl Figure {
-    /// Returns the figure of a row with this name, by default the row's first.
+    /// Returns the figure of a row with this name, or the row's first one.
     ///
     /// # Errors
-    /// There is no such figure.
+    /// The figure does not exist.
     pub fn of(row: Row, name: Option<&str>) -> anyhow::Result<Self> {
         let figures: &[Figure] = match row {
             Row::Bulk(_) => &BULK,
@@ -179,7 +179,7 @@ impl Figure {
         })
     }
 
-    /// The values of the rounds. Empty if there is no such row, it failed, or the figure was not
+    /// The values of the rounds. Empty if the row is missing or failed, or the figure was not
     /// measured.
     pub fn rounds(&self, run: &Run, row: Row, contender: &str) -> Vec<f64> {
         match (self.of, row) {

@@ -35,7 +35,7 @@ impl std::fmt::Display for Use {
 /// are reached.
 ///
 /// # Errors
-/// There is no such process.
+/// The process does not exist.
 pub fn describe(pid: u32) -> anyhow::Result<String> {
     let gone = || format!("process {pid} is gone");
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).with_context(gone)?;

@@ -1,4 +1,4 @@
-//! The program with mimalloc; see the library.
+//! The program with mimalloc. See the library.
 
 use mimalloc::MiMalloc;
 
