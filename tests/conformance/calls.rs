@@ -90,8 +90,8 @@ async fn chat_ping_pong(env: &TestEnv) {
     let mut replies = client.chat(ReceiverStream::new(receiver)).await.unwrap().into_inner();
     replies.message().await.unwrap().unwrap().expect(0, 5);
     for round in 1..200 {
-        // Send the next message only after the reply to the last: no end may buffer while it waits
-        // for more.
+        // Send the next message only after the reply to the last, because no end may buffer while
+        // it waits for more.
         let size = (round * 37) as usize % 3000;
         sender.send(payload(round, size)).await.unwrap();
         replies.message().await.unwrap().unwrap().expect(round, size);
@@ -127,7 +127,7 @@ async fn chat_halves_are_independent(env: &TestEnv) {
     for seed in 0..10 {
         sender.send(payload(seed, 100)).await.unwrap();
     }
-    // The handler sends while the caller is idle; it has still read nothing.
+    // The handler sends while the caller is idle, and has not read anything yet.
     env.probe().open("talk");
     for seed in 1..=20 {
         replies.message().await.unwrap().unwrap().expect(seed, 100);

@@ -28,6 +28,6 @@ pub(crate) struct Case {
     pub(crate) name: String,
     /// Runs the case in an environment.
     pub(crate) run: Run,
-    /// The fabrics that the case runs over; `None` means all of them.
+    /// The fabrics that the case runs over. `None` means all of them.
     pub(crate) only: Option<&'static [Fabric]>,
 }

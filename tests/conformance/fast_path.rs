@@ -119,7 +119,7 @@ async fn offer_passes_through_layers(env: &TestEnv) {
     let mut request = Request::new(steps("", [send_many(1, 10, 1)]));
     request = with_token(request.map(drop)).unwrap().map(|()| steps("", [send(1, 10)]));
     client.unary(request).await.unwrap().into_inner().expect(1, 10);
-    // The ticket does not authenticate calls: each call is checked.
+    // The ticket does not authenticate calls, so each call is checked.
     let status = client.unary(steps("never", [gate("never")])).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
     assert_eq!(env.probe().count("began:never"), 0);

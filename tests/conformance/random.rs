@@ -1,5 +1,5 @@
-//! Random calls, each made over stock tonic as well: the same replies, metadata, user-agent and
-//! statuses. `TONIC_RDMA_TEST_SEED` repeats a run.
+//! Random calls, each made over stock tonic as well. Both give the same replies, metadata, user
+//! agent and statuses. `TONIC_RDMA_TEST_SEED` repeats a run.
 
 use std::fmt::Debug;
 
@@ -16,10 +16,10 @@ use tonic_rdma_tests::service::script::{echo_all, payload, receive_all, send_man
 
 cases![end_as_over_tonic];
 
-/// Calls of a case.
+/// Number of calls of a case.
 const CALLS: usize = 100;
-/// The bytes of header fields that stock tonic accepts by default (16 KiB for a server), less its
-/// own.
+/// Bytes of header fields that stock tonic accepts by default (16 KiB for a server), without its
+/// own fields.
 const METADATA: usize = 12 << 10;
 
 async fn end_as_over_tonic(env: &TestEnv) {
@@ -80,7 +80,7 @@ impl Outcome {
         Self { failure: Some(status), failure_metadata, ..Self::default() }
     }
 
-    /// Names what is not as expected.
+    /// Names the first difference.
     fn difference(&self, expected: &Self) -> Option<String> {
         fn one<T: PartialEq + Debug>(what: &str, seen: &T, expected: &T) -> Option<String> {
             let differ = || format!("{what}: {seen:.500?} instead of {expected:.500?}");
@@ -162,14 +162,14 @@ impl RandomCall {
     }
 }
 
-/// A length of each order of magnitude up to some MiB: tonic's limit is 4 MiB.
+/// A length of each order of magnitude up to some MiB. Tonic's limit is 4 MiB.
 fn length(rng: &mut SmallRng) -> usize {
     match rng.random_range(0..8) {
         0 => 0,
         1..=3 => rng.random_range(1..2_000),
         4 | 5 => rng.random_range(2_000..100_000),
         6 => rng.random_range(100_000..1_000_000),
-        // Beside the limit, from below and from above.
+        // Close to the limit, on both sides.
         _ => rng.random_range((4 << 20) - 200..(4 << 20) + 200),
     }
 }
@@ -241,7 +241,8 @@ async fn streamed(result: Result<tonic::Response<Streaming<Message>>, Status>) -
     outcome
 }
 
-/// The fields by name, those of one name in their order. Not the date, nor the addresses.
+/// The fields sorted by name, with those of one name in their order. Leaves out the date and the
+/// addresses.
 fn sorted(metadata: &MetadataMap) -> Fields {
     let mut fields: Fields = metadata
         .iter()

@@ -14,7 +14,7 @@ use crate::case::Case;
 use crate::{calls, fast_path, http, limits, messages, random, termination};
 
 /// A case counts as hung after this many seconds, unless `TONIC_RDMA_TEST_HANG` sets another limit.
-/// Cases take milliseconds to a few seconds; the limit leaves room for the guest and for a busy
+/// Cases take milliseconds to a few seconds. The limit leaves room for the guest and for a busy
 /// machine.
 const HANG: u64 = 120;
 
@@ -111,7 +111,7 @@ fn run(case: Case, fabric: Fabric, hang: Duration) -> Result<(), Failed> {
                 env.check_paths();
                 env.assert_pools_returned().await;
             });
-            // Tasks of a failed case end with its runtime; do not wait for them.
+            // Tasks of a failed case end with its runtime, and need not be waited for.
             runtime.shutdown_background();
             // The receiver is gone if the case took too long.
             let _ = done.send(());

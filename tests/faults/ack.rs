@@ -1,5 +1,5 @@
-//! A network that is gone for a while, and devices that wait for acknowledgements for longer.
-//! Soft-RoCE only: on iWARP TCP decides how long it waits.
+//! The network fails for a while, and devices that wait longer for acknowledgements survive it.
+//! Soft-RoCE only, because on iWARP TCP decides how long it waits.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::fault_test::{FaultTest, Topology};
 use crate::log::Log;
 use crate::veth::{clear_netem, netem};
 
-/// A hole that is too long for the default is survived with another setting. Its length is that of
-/// the default's wait, whatever the clock of the guest says.
+/// An outage that is too long for the default setting is survived with another one. It lasts as
+/// long as the default's wait, whatever the guest's clock says.
 pub async fn a_hole_is_survived(log: Log) {
     let mut test = FaultTest::new(Topology::veth(), log).await;
     let hasty = test.endpoint(test.at).connect().await.unwrap();

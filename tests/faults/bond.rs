@@ -1,4 +1,4 @@
-//! Both ends are bonds of two slaves, one of them in use. The other one takes over.
+//! Both ends are bonds of two slaves with one in use. The other slave takes over.
 
 use std::process::Command;
 
@@ -8,11 +8,11 @@ use crate::fault_test::{FaultTest, Topology, kind, run};
 use crate::log::Log;
 
 const ENDS: [&str; 2] = ["va", "vb"];
-/// Calls that end after each change of slaves.
+/// Number of calls that end after each change of slaves.
 const CALLS: u64 = 50;
 
-/// The cable of the slaves in use drops all packets, until the bonds use the others: as with a
-/// switch that fails behind a carrier, and a bond that asks for it (`arp_interval`).
+/// The cable of the slaves in use drops all packets until the bonds use the others. A switch that
+/// fails behind a carrier does this, with a bond that checks for it (`arp_interval`).
 pub async fn slaves_are_cut(log: Log) {
     let drop_all = async |gone, stays| {
         for end in ENDS {
@@ -32,19 +32,19 @@ pub async fn slaves_are_cut(log: Log) {
     change("slaves of a bond that are cut", log, drop_all, pass_all).await;
 }
 
-/// The slaves in use lose their carrier, and the bonds keep theirs.
+/// The slaves in use lose their carrier, but the bonds keep theirs.
 pub async fn slaves_go_down(log: Log) {
-    // It also takes the carrier of the other end.
+    // This also removes the other end's carrier.
     let down = async |gone, _| run(&format!("ip link set vb{gone} down"));
     let up = |gone| run(&format!("ip link set vb{gone} up"));
     change("slaves of a bond that go down", log, down, up).await;
 }
 
-/// Slaves change twice under load. On Soft-iWARP no call fails, and the connection stands.
+/// Slaves change twice under load. On Soft-iWARP no call fails, and the connection survives.
 ///
-/// Linux takes the GIDs of a bond away when its slave changes, and gives them again. Soft-RoCE of
-/// Linux 6.1 looks the GID of a queue pair up for each packet, and ends one whose GID was taken. So
-/// there the connection is lost, and calls return to another one.
+/// Linux removes the GIDs of a bond when its slave changes, and adds them again. Soft-RoCE of Linux
+/// 6.1 looks up a queue pair's GID for each packet, and ends the queue pair if the GID is missing.
+/// So there the connection is lost, and calls move to another one.
 async fn change(name: &str, log: Log, lose: impl AsyncFn(u32, u32), restore: impl Fn(u32)) {
     let mut test = FaultTest::new(Topology::veth(), log).await;
     let mut load = test.under_load().await;

@@ -1,5 +1,5 @@
-//! Two guests, each with a kernel of its own, and the cables between them, which are cut, or lose
-//! what they are told to. `tests/guest/suite` starts the guests.
+//! Two guests, each with its own kernel, and the cables between them, which can be cut or told to
+//! lose certain messages. `tests/guest/suite` starts the guests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tonic_rdma_tests::service::script::payload;
 use crate::fault_test::{FaultTest, Topology, kind, run, variable};
 use crate::log::Log;
 
-/// A file that a cable looks for: `cut`, or `rtu`.
+/// A file that controls a cable: `cut`, or `rtu`.
 fn control(cable: usize, name: &str) -> PathBuf {
     let folder = std::env::var("CABLE_CONTROL").expect("CABLE_CONTROL names the cables' folder");
     PathBuf::from(folder).join(cable.to_string()).join(name)
@@ -38,8 +38,8 @@ pub async fn cut(log: Log) {
     test.end("cable cut between two guests").await;
 }
 
-/// The message that tells the server of the connection never arrives. Its first call does, and is
-/// answered over RDMA. Soft-RoCE only: iWARP has no such message.
+/// The message that tells the server of the connection never arrives. The first call does, and is
+/// answered over RDMA. Soft-RoCE only, because iWARP has no such message.
 pub async fn ready_to_use_is_lost(log: Log) {
     let mut test = FaultTest::with_remote_server(Topology::cable(), log).await;
     std::fs::write(control(0, "rtu"), "").unwrap();
@@ -60,12 +60,12 @@ pub async fn ready_to_use_is_lost(log: Log) {
     test.end("ready to use is lost").await;
 }
 
-/// The rate of a cable in this direction, far less than the machine's: two cables carry twice as
-/// much.
+/// The rate of a cable in this direction. It is far below the machine's, so two cables carry twice
+/// as much.
 const RATE: &str = "netem limit 10000 rate 16mbit";
 const MESSAGE: usize = 256 * 1024;
 
-/// Calls in a loop, until it is dropped.
+/// Makes calls in a loop until dropped.
 struct Puts {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -74,7 +74,7 @@ struct Puts {
 }
 
 impl Puts {
-    /// `in_flight` calls over each channel.
+    /// Starts `in_flight` calls over each channel.
     fn start(channels: &[Channel], in_flight: usize) -> Self {
         let mut puts = Self {
             stop: Arc::default(),
@@ -118,9 +118,9 @@ fn frames(cable: usize) -> u64 {
     std::fs::read_to_string(file).unwrap().trim().parse().unwrap()
 }
 
-/// Calls a second, and which part of the frames went over the second cable.
+/// Returns calls per second, and the share of frames that went over the second cable.
 async fn rate(channels: &[Channel], in_flight: usize) -> (f64, f64) {
-    /// Calls that fill the queues, and establish what there is to establish.
+    /// Number of calls that fill the queues and establish connections first.
     const BEFORE: u64 = 40;
     const MEASURED: u64 = 80;
     let puts = Puts::start(channels, in_flight);
@@ -141,17 +141,18 @@ async fn connect(endpoint: &Endpoint) -> Channel {
     channel
 }
 
-/// Two devices of each guest in one network. One channel uses both, and so do many; a cable that is
-/// cut costs the calls on it and no others, and carries calls again when it is mended.
+/// Two devices of each guest are in one network. A single channel uses both, and so do many
+/// channels. Cutting a cable costs only the calls on it, and it carries calls again when it is
+/// mended.
 pub async fn rails(_: Log) {
     let at = format!("{}:{}", variable("CABLE_SERVER"), variable("CABLE_PORT")).parse().unwrap();
-    // Speeds are held to bounds by tests/guest/speed alone, which names this one.
+    // Only tests/guest/speed checks speeds against bounds, and it names this one.
     let least = std::env::var("RAILS_AT_LEAST").map_or(0.0, |least| least.parse().unwrap());
     let (fabric, context) = fabric_of("all");
     let up = || async { tokio::net::TcpStream::connect(at).await.is_ok() };
     poll_until("the server in the other guest does not come up", up, |up| *up).await;
     for cable in 0..2 {
-        // What queue pairs may have in flight of jumbo frames takes longer, at this rate, than the
+        // At this rate, the jumbo frames that queue pairs may have in flight take longer than the
         // time after which Soft-RoCE sends again.
         run(&format!("ip link set eth{cable} mtu 1500"));
         run(&format!("tc qdisc add dev eth{cable} root {RATE}"));
@@ -197,7 +198,7 @@ pub async fn rails(_: Log) {
     }
 }
 
-/// Cuts one of two cables under load: the other goes on.
+/// Cuts one of two cables under load. The other one continues.
 async fn cut_one(channel: &Channel, cable: usize) {
     const IN_FLIGHT: usize = 8;
     let (cut, other, before) = (control(cable, "cut"), 1 - cable, channel.stats());

@@ -1,5 +1,5 @@
-//! The framework of a fault test: a server in a process of its own, channels to it from this one,
-//! and the checks before, during and after each fault.
+//! The framework of a fault test: a server in another process, channels to it from this one, and
+//! the checks before, during and after each fault.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -21,7 +21,7 @@ use tonic_rdma_tests::server_process::{self, fabric_of, fixed_port, wait_for_idl
 
 use crate::log::Log;
 
-/// A loss should be detected within this time; a test waits four times as long, because the machine
+/// A loss should be detected within this time. A test waits four times as long, because the machine
 /// may be busy, and prints the time.
 const DETECTION_LIMIT: Duration = Duration::from_secs(5);
 
@@ -43,7 +43,7 @@ pub fn variable(name: &str) -> String {
 pub struct Topology {
     pub server_device: String,
     pub client_device: String,
-    /// The server's TCP port is bound here. Loopback is not affected by faults of the devices.
+    /// The server's TCP port is bound here. Faults of the devices do not affect loopback.
     pub tcp: IpAddr,
     /// HTTP/2 keep-alive on the channel, to detect a network that drops everything.
     pub keep_alive: bool,
@@ -142,7 +142,7 @@ pub struct FaultTest {
     pub rng: SmallRng,
     log: Log,
     leak_checks: (LeakCheck, LeakCheck),
-    /// Faults injected so far, and how calls ended.
+    /// Faults injected so far, and the outcomes of calls.
     faults: usize,
     totals: Tally,
     started: Instant,
@@ -219,7 +219,7 @@ impl FaultTest {
         self.faults += 1;
     }
 
-    /// Starts another server after the first has ended.
+    /// Starts another server after the first one has ended.
     pub async fn replace_server(&mut self) {
         self.server = Some(serve(self.at, &self.topology.server_device).await);
         self.leak_checks.1 = LeakCheck::default();
@@ -273,7 +273,7 @@ impl FaultTest {
         }
     }
 
-    /// Makes the resources that the processes hold at rest now the new baseline, because they have
+    /// Takes the resources that the processes hold at rest as the new baseline, because they have
     /// opened another device.
     pub fn forget_baseline(&mut self) {
         self.leak_checks = Default::default();
@@ -290,7 +290,7 @@ impl FaultTest {
         }
     }
 
-    /// The final check. Prints and returns the faults, and how calls ended.
+    /// Makes the final check. Prints and returns the number of faults, and the outcomes of calls.
     pub async fn end(mut self, name: &str) -> (usize, Tally) {
         self.assert_at_rest().await;
         let Self { topology, faults, totals, started, .. } = self;

@@ -1,4 +1,4 @@
-//! Processes are killed and stopped; a device, its interface or its address is removed and
+//! Processes are killed and stopped. A device, its interface or its address is removed and
 //! restored. TCP uses loopback.
 
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::log::Log;
 
 /// The reason codes of a lost path.
 const LOST: &[ReasonCode] = &[ReasonCode::LinkLost, ReasonCode::GoAway];
-/// The reasons that the host gives, before or after the connection is lost.
+/// The reasons that the host reports, before or after the connection is lost.
 const NO_PORT: &[ReasonCode] =
     &[ReasonCode::NoActivePort, ReasonCode::NotOnRdmaDevice, ReasonCode::LinkLost];
 
@@ -78,7 +78,7 @@ pub async fn server_stopped(log: Log) {
 pub async fn stop_server(test: &mut FaultTest) {
     let (channel, path) = (test.connect().await, test.fast_path());
     wait_for_path(&channel, path).await;
-    // Its calls are those that the fault must not affect.
+    // The fault must not affect this channel's calls.
     let bystander = Bystander::of(channel);
     test.count_fault();
     stop_for_a_while(test.server()).await;
@@ -144,8 +144,9 @@ pub async fn take_interface_down(test: &mut FaultTest) {
     load.assert_calls_over_tcp().await;
     run(&format!("ip link set {} up", netdev()));
     if kind() == "rxe" {
-        // When Soft-RoCE of Linux 6.1 cannot send a CM message, as while the interface is down, its
-        // QP 1 stays broken: no process can connect through the device until it is recreated.
+        // If Soft-RoCE of Linux 6.1 cannot send a CM message, for example while the interface is
+        // down, its QP 1 stays broken: no process can connect through the device until it is
+        // recreated.
         let device = load.test.topology.server_device.clone();
         run(&format!("rdma link del {device}"));
         run(&format!("rdma link add {device} type rxe netdev {}", netdev()));
@@ -154,9 +155,9 @@ pub async fn take_interface_down(test: &mut FaultTest) {
     load.end().await;
 }
 
-/// Between two ends on one device messages arrive without a carrier too. So this shows that calls
-/// leave a connection whose port is down before it is lost, that none fails for it, and that those
-/// which have nowhere else to go stay.
+/// Between two ends on one device, messages arrive even without a carrier. So this shows that calls
+/// leave a connection whose port is down before it is lost, that none fails for it, and that calls
+/// without another path stay.
 pub async fn carrier_lost(log: Log) {
     let mut test = FaultTest::new(Topology::one_device(), log).await;
     let required = test.endpoint(test.at).policy(Policy::Require).connect().await.unwrap();
@@ -206,13 +207,13 @@ pub async fn remove_address(test: &mut FaultTest) {
     load.end().await;
 }
 
-/// The address of both ends moves to another device and back, and is not gone in between: as with
-/// two devices in a bond. Calls leave the connection at once, and go over the other device then,
-/// where the server listens by itself.
+/// The address of both ends moves to another device and back, without a gap, as with two devices in
+/// a bond. Calls leave the connection at once and use the other device, where the server starts to
+/// listen by itself.
 pub async fn address_moved(log: Log) {
     let kind = kind();
     let (first, second) = (format!("{kind}0"), format!("{kind}8"));
-    // The guest may have a device of the other kind, which would be as good.
+    // The guest may have a device of the other kind, which would also do.
     let other = if kind == "rxe" { "d1" } else { "d0" };
     let has_other = std::path::Path::new("/sys/class/net").join(other).exists();
     if has_other {
@@ -234,7 +235,7 @@ pub async fn address_moved(log: Log) {
         }
     }
     test.end("address moved to another device").await;
-    // The device stays: librdmacm keeps it open in this process.
+    // The device remains, because librdmacm keeps it open in this process.
     run("ip link set d8 down");
     if has_other {
         run(&format!("ip link set {other} up"));
@@ -248,7 +249,7 @@ async fn move_address(test: &mut FaultTest, from: &str, to: &str, devices: (&str
     load.begin_fault();
     run(&format!("ip addr add {address}/24 dev {to}"));
     run(&format!("ip addr del {address}/24 dev {from}"));
-    // Soft-RoCE may lose the connection before; Soft-iWARP's stands, and would for ever.
+    // Soft-RoCE may lose the connection first. Soft-iWARP's would stay up for ever.
     let lost: &[_] = if kind() == "rxe" { &[ReasonCode::LinkLost] } else { &[] };
     load.assert_fallback(&[&[ReasonCode::NotOnRdmaDevice], lost].concat()).await;
     load.wait_for_recovery().await;
@@ -271,7 +272,7 @@ async fn client(test: &mut FaultTest) -> Process {
     client
 }
 
-/// Stops a process for longer than any silence of a device is taken for life.
+/// Stops a process for longer than a silent device counts as alive.
 async fn stop_for_a_while(process: &Process) {
     signal(process, "STOP");
     // The duration of the fault.

@@ -22,8 +22,8 @@ use crate::raw_peer::{ASKED, Host, Peer};
 /// Connections that are abandoned during the handshake.
 const ABANDONED_CONNECTS: usize = 20;
 
-/// The number of guessed addresses, and the step between them, which no chunk of landing memory for
-/// such a request undercuts.
+/// The number of guessed addresses, and the step between them. No chunk of landing memory for such
+/// a request is shorter than the step.
 const GUESSES: u64 = 24;
 const STEP: u64 = ASKED as u64 / 2;
 
@@ -75,11 +75,11 @@ pub async fn peers_that_break_the_rules(log: Log) {
 /// landing memory is valid for every peer. A peer does not know the address, and has one guess per
 /// ticket. Here it knows the key, and guesses near its own memory.
 pub async fn a_key_without_its_address(log: Log) {
-    // Chunks of 2 MiB and more keep their offset within a huge page (SECURITY.md), so those of this
-    // pool are shorter: every bit of a page number is to vary.
+    // Chunks of 2 MiB and more keep their offset within a huge page (SECURITY.md). The chunks of
+    // this pool are shorter, so that every bit of a page number can vary.
     let mut env = format!("env {POOL_SIZE}={}", 32 << 20);
-    // The server logs a burst of 20 losses, and then one a second; each of the guesses is to be
-    // seen here.
+    // The server logs a burst of 20 losses, and then one per second. Each guess must be visible
+    // here.
     env += " RUST_LOG=info,tonic_rdma::connection::driver=debug";
     let mut test = FaultTest::with_wrapper(&env, Topology::one_device(), log).await;
     let channel = test.connect().await;
@@ -87,7 +87,7 @@ pub async fn a_key_without_its_address(log: Log) {
     let load = Load::start(&channel, 0, &tally);
     let host = Host::new(&test.topology.client_device, test.at);
 
-    // The victim has written its message, and not sent DONE yet.
+    // The victim has written its message but not yet sent DONE.
     let mut victim = host.connect_with_ticket().await;
     let granted = victim.grant().await;
     let (message, payload) = upload(ASKED);
@@ -97,7 +97,7 @@ pub async fn a_key_without_its_address(log: Log) {
         () = guess(&host, &mut test, granted.rkey, &mut granted_addrs) => {}
         error = victim.answer_pings() => panic!("the connection whose memory they look for has ended: {error}"),
     }
-    // Its memory is unchanged: the handler checks each byte.
+    // Its memory is unchanged, as the handler's check of each byte shows.
     victim
         .frame(&Frame::Done { stream: 1, end: true, id: granted.id, len: ASKED as u32, begin: 0 })
         .await;
@@ -197,9 +197,9 @@ enum Breach {
     Words,
     /// PINGs as fast as the device accepts them.
     Flood,
-    /// All its SENDs at once, many more than it has credits, and again until it is stopped.
+    /// All its SENDs at once, many more than it has credits, repeated until it is stopped.
     PastItsCredits,
-    /// A message that is longer than the RECV of a connection at rest that it takes.
+    /// A message that is longer than the RECV that it takes, on a connection at rest.
     LongerThanItsRecv,
     /// A WRITE with a key that the peer was not given.
     UnknownKey,
@@ -232,11 +232,11 @@ impl Breach {
                 assert!(left > 0, "nothing stops a flood of PINGs");
             }
             Self::PastItsCredits => {
-                // The device does not report the end to the other side: a stream is open, so that
-                // this side asks.
+                // The device does not report the end to the other side. A stream is open, so this
+                // side asks.
                 peer.grant().await;
-                // A server that is quick gives credits back while a burst arrives, and the burst
-                // is within the rules. It cannot send more than it has credits itself.
+                // A quick server returns credits while a burst arrives, and the burst is then
+                // within the rules. It cannot send more messages than it has credits itself.
                 let mut left = 100;
                 while left > 0 && peer.burst(&ping).await.is_ok() {
                     left -= 1;
@@ -260,7 +260,8 @@ impl Breach {
     }
 }
 
-/// Connects a peer that commits this breach. The server must close its connection, and log it.
+/// Connects a peer that violates the protocol in this way. The server must close its connection and
+/// log it.
 async fn run_peer(host: &Host, test: &mut FaultTest, breach: Breach) {
     let before = test.server_log_count("fast path lost");
     let mut peer = host.connect_with_ticket().await;

@@ -16,8 +16,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Installs the recorders. Keeps what RUST_LOG selects, by default `info` and above, and prints
-    /// it on standard error.
+    /// Installs the recorders. Keeps the log lines that RUST_LOG selects, by default `info` and
+    /// above, and prints them on standard error.
     pub fn install() -> Self {
         let metrics = PrometheusBuilder::new().install_recorder().unwrap();
         let log = Self { lines: Arc::default(), metrics };

@@ -7,15 +7,15 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `host` | processes killed and stopped; a device, interface or address removed and restored |
+//! | `host` | processes are killed and stopped; a device, interface or address is removed and restored |
 //! | `veth` | packets lost, delayed, duplicated, corrupted or all dropped between two veth ends |
-//! | `bond` | the active slave of a bond at either end goes, and comes back |
-//! | `ack` | all packets dropped for longer than one device waits, and shorter than another does |
-//! | `queues` | no fault: a device that pins memory for its queues, and is slow to make them |
-//! | `service_class` | no fault: the type of service of packets on their way |
+//! | `bond` | the active slave of a bond at either end fails, and comes back |
+//! | `ack` | all packets are dropped for longer than one device waits, but not longer than another |
+//! | `queues` | no fault: a device that pins memory for its queues, and creates them slowly |
+//! | `service_class` | no fault: the type of service of packets on the network |
 //! | `memlock` | RLIMIT_MEMLOCK lowered between connections |
 //! | `hostile` | peers that have a ticket and violate the protocol |
-//! | `named` | peers that keep the key of a buffer that the server has got back |
+//! | `named` | peers that keep the key of a buffer that the server has already got back |
 //! | `raw_peer` | the queue pair of such a peer |
 //! | `soak` | random faults for a given time: `make soak` |
 //! | `cable` | the cable between two guests is cut, or loses a message of the connection manager; two cables |

@@ -1,5 +1,5 @@
-//! Buffers of a server that requests land in, and peers that keep the key: what has come back to
-//! the server stays as it is.
+//! Buffers of a server for requests to land in, and peers that keep their keys. A buffer that has
+//! come back to the server does not change.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const LEN: usize = 300_000;
 /// Rounds of each attack.
 const ROUNDS: usize = 5;
 
-/// A buffer that tells when it is dropped.
+/// A buffer that reports when it is dropped.
 struct Buffer(Vec<u8>, Arc<AtomicUsize>);
 
 impl AsMut<[u8]> for Buffer {
@@ -45,7 +45,7 @@ impl Drop for Buffer {
     }
 }
 
-/// A handler that has its buffer back, and looks at it again when it is told to.
+/// A handler that has got its buffer back, and checks it again on request.
 struct Returned {
     buffer: Vec<u8>,
     outcome: Outcome,
@@ -69,7 +69,7 @@ async fn keep(
     Ok(Response::new(Message::default()))
 }
 
-/// A server in a thread of its own, whose requests land in what `allocate` gives them.
+/// A server on its own thread, whose requests land in the buffers from `allocate`.
 async fn serve<B: IntoLandIn, F>(
     device: String,
     client_device: &str,
@@ -110,7 +110,7 @@ where
     at
 }
 
-/// The end of a connection whose WRITE was refused.
+/// Waits for the end of a connection whose WRITE was refused.
 async fn refused(peer: &mut Peer) {
     match with_timeout("the end of a peer that writes where it may not", peer.wait_for_end()).await
     {
@@ -120,7 +120,7 @@ async fn refused(peer: &mut Peer) {
     }
 }
 
-/// A message with a field of [`LEN`] bytes, and where in it the field lies.
+/// A message with a field of [`LEN`] bytes, and the field's position.
 fn message() -> (Vec<u8>, Field) {
     let message = Message { payload: payload(3, LEN).payload, seed: 3, ..Message::default() };
     let mut body = BytesMut::from(&[0][..]);
@@ -130,7 +130,7 @@ fn message() -> (Vec<u8>, Field) {
     (body.to_vec(), Field { at: at as u32, len: LEN as u32 })
 }
 
-/// A connection of a raw peer whose call has its memory granted: around the field, and for it.
+/// A raw peer's connection and its call's granted memory: around the field, and for it.
 async fn granted(host: &Host, body: &[u8], field: Field) -> (Peer, [Granted; 3]) {
     let mut peer = host.connect_with_ticket().await;
     peer.open("Unary").await;
@@ -139,7 +139,7 @@ async fn granted(host: &Host, body: &[u8], field: Field) -> (Peer, [Granted; 3])
     (peer, grants)
 }
 
-/// Writes the message, and says so.
+/// Writes the message, and announces it.
 async fn write(peer: &mut Peer, grants: &[Granted; 3], body: &[u8]) {
     let mut from = 0;
     for (at, Granted { id, addr, rkey, len }) in grants.iter().copied().enumerate() {
@@ -174,7 +174,7 @@ pub async fn a_key_that_was_withdrawn(_: Log) {
         let back: Returned = with_timeout("the buffer", returned.recv()).await.unwrap();
         assert!(matches!(back.outcome, Outcome::Landed { len: LEN, .. }), "{:?}", back.outcome);
         assert!(back.buffer == payload(3, LEN).payload);
-        // The handler has its buffer back: the key does not work any longer.
+        // The handler has its buffer back, so the key no longer works.
         peer.write(&[0; 4096], grants[1].addr, grants[1].rkey);
         refused(&mut peer).await;
         // The end of the connection may have dropped the handler.
@@ -182,7 +182,7 @@ pub async fn a_key_that_was_withdrawn(_: Log) {
         gone("the handler keeps its buffer").await;
     }
 
-    // Peers that write a part, and say nothing more, or say it of a part only, or vanish.
+    // Peers that write a part and then announce nothing, announce only a part, or vanish.
     for round in 0..3 * ROUNDS {
         let (mut peer, grants) = granted(&host, &body, field).await;
         peer.write(&body[..field.at as usize], grants[0].addr, grants[0].rkey);
@@ -212,8 +212,8 @@ async fn leave(mut request: Request<Message>) -> Result<Response<Message>, Statu
     Ok(Response::new(Message { total, ..Message::default() }))
 }
 
-/// A buffer that stays registered costs protection: a peer that has had the key can change the
-/// buffer, and nothing next to it, until its owner has it back.
+/// A buffer that stays registered has less protection: a peer that has had the key can change the
+/// buffer, but no memory next to it, until its owner has it back.
 pub async fn a_key_that_is_kept(_: Log) {
     let Topology { server_device, client_device, .. } = Topology::one_device();
     let land_in = LandIn::new(vec![0xee; LEN]).keep_registered();
@@ -231,17 +231,17 @@ pub async fn a_key_that_is_kept(_: Log) {
     }
     let [(mut first, key), (mut second, other)] = <[_; 2]>::try_from(peers).ok().unwrap();
     assert_eq!((key.addr, key.rkey), (other.addr, other.rkey), "it was registered once");
-    // Its call has ended, and that of another peer has landed there since.
+    // Its call has ended, and another peer's call has landed there since.
     first.write(&[0x11; 4096], key.addr, key.rkey);
     first.ping().await;
-    // Beside it.
+    // Next to the buffer.
     second.write(&[0x33; 4096], other.addr + LEN as u64 - 2048, other.rkey);
     refused(&mut second).await;
     let finished = with_timeout("the buffer", land_in.finish()).await.unwrap();
     let sent = payload(3, LEN).payload;
     assert!(finished.buffer[..4096] == [0x11; 4096], "{:02x?}", &finished.buffer[..16]);
     assert!(finished.buffer[4096..] == sent[4096..]);
-    // Now it is the owner's.
+    // The buffer now belongs to its owner.
     first.write(&[0x22; 4096], key.addr, key.rkey);
     refused(&mut first).await;
     assert!(finished.buffer[..4096] == [0x11; 4096] && finished.buffer[4096..] == sent[4096..]);

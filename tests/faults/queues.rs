@@ -1,6 +1,6 @@
-//! Devices that pin memory for their queues, and take their time to make them, as adapters do and
-//! Soft-RoCE and Soft-iWARP do not: `tests/guest/charge.c`, loaded before libibverbs, pins as much
-//! for each queue pair as the driver of ConnectX does, and makes none while a file is there.
+//! Devices that pin memory for their queues and create them slowly, as adapters do and Soft-RoCE
+//! and Soft-iWARP do not. `tests/guest/charge.c`, loaded before libibverbs, pins as much for each
+//! queue pair as ConnectX's driver does, and creates none while a file exists.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,17 +18,17 @@ use tonic_rdma_tests::service::script::payload;
 use crate::fault_test::Topology;
 use crate::log::Log;
 
-/// Connections that the usual limit has room for beside a pool: each has two queue pairs here, as
-/// both ends are in one process.
+/// Number of connections for which the usual limit has room next to a pool. Each has two queue
+/// pairs here, because both ends are in one process.
 const ROOM: usize = 20;
-/// Bytes of RLIMIT_MEMLOCK, and of what a queue pair pins at least: 80 bytes are inline on
-/// Soft-iWARP, and 24 KiB are pinned where 256 are.
+/// Bytes of RLIMIT_MEMLOCK, and the minimum bytes that a queue pair pins. Soft-iWARP has 80 inline
+/// bytes. With 256, a queue pair pins 24 KiB.
 const LIMIT: usize = 8 << 20;
 const CHARGE: usize = 12 << 10;
-/// Bytes of a queue pair with a short send queue and nothing inline.
+/// Bytes of a queue pair with a short send queue and no inline data.
 const SHORT: usize = 8 << 10;
 
-/// A server, and what connects to it, on one device.
+/// A server and its clients, on one device.
 struct World {
     at: SocketAddr,
     context: Context,
@@ -64,8 +64,8 @@ async fn call(channel: &Channel) {
     client_of(AnyChannel::Rdma(channel.clone())).unary(payload(1, 300_000)).await.unwrap();
 }
 
-/// An ordinary process connects until it can no more. Its pool was made small enough to leave room
-/// for the queues.
+/// An ordinary process connects until it fails. Its pool was made small enough to leave room for
+/// the queues.
 pub async fn that_are_charged(_: Log) {
     let world = World::new();
     let mut channels: Vec<Channel> = Vec::new();
@@ -83,9 +83,9 @@ pub async fn that_are_charged(_: Log) {
     let total = channels[0].pool().config().total;
     println!("  a pool of {total} bytes, {} connections, then: {reason}", channels.len());
     assert!(channels.len() >= ROOM, "{} connections, then: {reason}", channels.len());
-    // Whatever is used up first, at either end: it is told.
+    // Either end may run out of either resource first, and reports it.
     assert!([ReasonCode::PoolExhausted, ReasonCode::Memlock].contains(&reason.code()), "{reason}");
-    // The pool could be used up, and leaves the queues of as many.
+    // The pool could be used up, and left room for as many queues.
     assert!(total + 2 * ROOM * CHARGE <= LIMIT, "a pool of {total} bytes");
     assert!(total > LIMIT / 2, "a pool of {total} bytes");
     for channel in &channels {
@@ -95,8 +95,8 @@ pub async fn that_are_charged(_: Log) {
     world.serving.abort();
 }
 
-/// Where memory for the queues of a connection is short, it gets shorter ones and does the same
-/// with them. Where it is too short for those as well, the reason says so.
+/// If memory for the queues of a connection is scarce, it gets shorter ones, which work in the same
+/// way. If it is too scarce even for those, the reason says so.
 pub async fn that_are_short_of_memory(_: Log) {
     let limit = std::env::var("CHARGE_LIMIT").expect("CHARGE_LIMIT names the file with the limit");
     let world = World::new();
@@ -124,7 +124,7 @@ pub async fn that_are_short_of_memory(_: Log) {
     world.serving.abort();
 }
 
-/// While a device makes a queue pair, the threads of the runtime serve other connections.
+/// While a device creates a queue pair, the runtime's threads serve other connections.
 pub async fn that_take_their_time(_: Log) {
     let hold = std::env::var("CHARGE_HOLD").expect("CHARGE_HOLD names the file that holds them");
     let held = format!("{hold}.held");
@@ -132,7 +132,7 @@ pub async fn that_take_their_time(_: Log) {
     let there = world.endpoint().connect().await.unwrap();
     assert_eq!(there.path().path, Path::Verbs);
     std::fs::write(&hold, "").unwrap();
-    // Where a queue pair holds the runtime, nobody else lets it go.
+    // If a queue pair blocked the runtime, no task could release it.
     let (done, waits) = std::sync::mpsc::channel::<()>();
     let file = hold.clone();
     let late = std::thread::spawn(move || {

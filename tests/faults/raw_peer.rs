@@ -71,9 +71,9 @@ impl Host {
         })
     }
 
-    /// Connects a peer, once those that were dropped have returned their memory: a queue pair is
-    /// destroyed in the background, also that of a connect that was abandoned. The pool has room
-    /// for three, and at most one other is in use.
+    /// Connects a peer, once dropped peers have returned their memory. A queue pair is destroyed in
+    /// the background, even that of an abandoned connect. The pool has room for three, and at most
+    /// one other is in use.
     pub async fn connect_with_ticket(&self) -> Peer {
         let LinkConfig { recv_slots, slot_size, send_slots, staging, .. } = config();
         let of_one = (recv_slots + send_slots) as usize * slot_size as usize + staging;
@@ -204,7 +204,7 @@ impl Peer {
         with_timeout("a SEND", self.try_frame(frame)).await.unwrap();
     }
 
-    /// Asks for a sign of life, and waits for it: what it wrote before has arrived then (R4).
+    /// Sends a PING and waits for the answer, by when all earlier writes have arrived (R4).
     pub async fn ping(&mut self) {
         const TOKEN: u64 = 0x7e57;
         self.frame(&Frame::Ping { ack: false, token: TOKEN }).await;
@@ -221,7 +221,7 @@ impl Peer {
         }
     }
 
-    /// Requests memory as the protocol says, for a call that uploads.
+    /// Requests memory as the protocol requires, for a call that uploads.
     pub async fn grant(&mut self) -> Granted {
         self.open("Upload").await;
         let [granted] = self.request(ASKED as u64, None).await;
@@ -249,7 +249,7 @@ impl Peer {
                         Frame::Grant { stream: 1, id, rkey, addr, len } => {
                             grants.push(Granted { id, addr, rkey, len });
                         }
-                        // Memory may be short for longer than a silent peer is kept.
+                        // Memory may be scarce for longer than a silent peer is kept.
                         Frame::Ping { ack: false, token } => {
                             self.frame(&Frame::Ping { ack: true, token }).await;
                         }
@@ -257,7 +257,7 @@ impl Peer {
                     }
                 }
             }
-            // Where memory is short, a grant may come in several parts.
+            // If memory is scarce, a grant may come in several parts.
             if let Some(grants) = grants.first_chunk::<N>() {
                 return *grants;
             }

@@ -32,8 +32,8 @@ pub fn play(role: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Keeps making calls. Answers `path` with the path that calls take, and any other line, once calls
-/// use RDMA, with how calls have ended so far.
+/// Keeps making calls. Answers `path` with the path that calls take. Answers any other line, once
+/// calls use RDMA, with the outcomes of calls so far.
 async fn call(at: SocketAddr, device: &str, seed: u64) {
     let (fabric, context) = fabric_of(device);
     let channel = endpoint(at, false, (fabric, &context)).connect().await.unwrap();

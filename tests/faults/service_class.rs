@@ -1,5 +1,5 @@
-//! The type of service of packets, read between the two ends of a veth pair. Soft-RoCE only:
-//! Soft-iWARP sets none.
+//! The type of service of packets, read between the two ends of a veth pair. Soft-RoCE only,
+//! because Soft-iWARP sets none.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -66,8 +66,8 @@ impl Reader {
     }
 }
 
-/// Returns the type of service that both ends send with once they are connected, if they are told
-/// to use one.
+/// Returns the type of service that both ends send with once they are connected, if they are
+/// configured to use one.
 async fn of_both(client: Option<u8>, server: Option<u8>) -> Seen {
     let Topology { server_device, client_device, .. } = Topology::veth();
     let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
@@ -106,7 +106,7 @@ pub async fn packets_have_what_was_set(_: Log) {
     let all = |tos| Seen::from([(a, tos), (b, tos)]);
     assert_eq!(of_both(None, None).await, all(0));
     assert_eq!(of_both(Some(0x68), None).await, all(0x68));
-    // On RoCE the connect request carries that of the client, and the server's is not used.
+    // On RoCE the connect request carries the client's value, and the server's is not used.
     assert_eq!(of_both(None, Some(0x88)).await, all(0));
     assert_eq!(of_both(Some(0x68), Some(0x88)).await, all(0x68));
 }

@@ -1,5 +1,5 @@
-//! Random faults for SOAK_SECONDS: over shared memory if SOAK_FABRIC is `shm`, which works on any
-//! host, else on the devices of the guest.
+//! Random faults for SOAK_SECONDS. With SOAK_FABRIC set to `shm` they run over shared memory, which
+//! works on any host, and otherwise on the guest's devices.
 
 use std::collections::BTreeMap;
 use std::future::Future;

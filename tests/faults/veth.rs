@@ -57,7 +57,7 @@ pub async fn impair_packets_at_random(test: &mut FaultTest) {
     impair_packets(test, impairment).await;
 }
 
-/// Drops the packets of the devices; TCP still works.
+/// Drops the devices' packets. TCP still works.
 pub async fn black_hole_for_rdma(log: Log) {
     let mut test = FaultTest::new(Topology::veth(), log).await;
     black_hole(&mut test).await;
@@ -107,8 +107,8 @@ pub async fn connect_requests_are_lost(log: Log) {
 }
 
 /// The netdev of one end takes shorter packets than the other's. rdma_cm gives the connection the
-/// path MTU of the client's device, so that long packets of the client are lost: bulk takes TCP,
-/// and no call fails. Over iWARP, TCP agrees on a length that arrives.
+/// path MTU of the client's device, so the client's long packets are lost: bulk takes TCP, and no
+/// call fails. Over iWARP, TCP agrees on a length that arrives.
 pub async fn long_packets_are_lost(log: Log) {
     let mut test = FaultTest::new(Topology::veth(), log).await;
     let call = async |channel: &Channel, len: usize| {

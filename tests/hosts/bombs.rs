@@ -1,4 +1,4 @@
-//! A short message that is long uncompressed, to a server with tonic's limits.
+//! A short message that is long once it is decompressed, to a server with tonic's limits.
 
 use tonic::codec::CompressionEncoding::Gzip;
 use tonic_rdma_tests::fabric::Fabric;
@@ -10,7 +10,7 @@ use crate::server::Server;
 /// tonic's limit is 4 MiB.
 const LENGTH: usize = 64 << 20;
 
-/// The same end as over tonic's own channel, and the connection lives.
+/// The call ends as over tonic's own channel, and the connection survives.
 pub async fn far_beyond_the_limit(fabric: Fabric) {
     let mut ends = Vec::new();
     for fabric in [Fabric::Stock, fabric] {

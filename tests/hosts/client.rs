@@ -1,4 +1,4 @@
-//! A client in a process of its own, which does what it is asked to by lines of its standard input.
+//! A client in its own process, which follows the commands on its standard input.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,13 +19,14 @@ use tonic_rdma_tests::service::script::{echo, steps};
 use crate::server::{Server, policy, prepare, questions};
 use crate::{crowd, fork, unread};
 
-/// How long `connect` waits for a fast path, so that a slow machine is not mistaken for none.
+/// How long `connect` waits for a fast path, so that a slow machine does not count as one without a
+/// fast path.
 const PATIENCE: Duration = Duration::from_secs(100);
-/// The [`PATIENCE`] for a client whose path is left.
+/// The [`PATIENCE`] of a client whose path is lost.
 const PATIENCE_OF_A_CALL: Duration = Duration::from_secs(5);
-/// How often a client that is busy says so.
+/// How often a busy client says so.
 const BUSY: Duration = Duration::from_secs(10);
-/// Lines of a client that is busy, after which it counts as hung.
+/// Number of lines from a busy client after which it counts as hung.
 const MOST_BUSY: usize = 24;
 
 /// A client's process.
@@ -36,7 +37,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts a client of `server`: see [`Server::start`] for the arguments.
+    /// Starts a client of `server`. For the arguments, see [`Server::start`].
     ///
     /// | option | |
     /// |---|---|
@@ -49,7 +50,7 @@ impl Client {
         client
     }
 
-    /// Starts one, which may have to wait for its connection.
+    /// Starts a client that may have to wait for its connection.
     pub fn begin(server: &Server, fabric: Fabric, wrapper: &str, options: &str) -> Self {
         let role = format!("client {fabric} {} {options}", server.at);
         Self { process: Process::start(wrapper, &role), fabric }
@@ -71,19 +72,19 @@ impl Client {
         if first == "..." { self.answer().await } else { first }
     }
 
-    /// Has it do something that must succeed.
+    /// Sends a command that must succeed.
     pub async fn does(&mut self, what: &str) {
         assert_eq!(self.ask(what).await, "ok", "{what}");
     }
 
-    /// Has it echo messages of these sizes, one after the other.
+    /// Makes the client echo messages of these sizes, one after the other.
     pub async fn echo(&mut self, sizes: &[usize]) {
         for size in sizes {
             self.does(&format!("echo {size}")).await;
         }
     }
 
-    /// Checks that calls take the path of the fabric, now or once the channel is back there.
+    /// Checks that calls take the fabric's path, now or once the channel has returned to it.
     pub async fn returns(&mut self) {
         self.does("returns").await;
     }
@@ -93,13 +94,14 @@ impl Client {
         self.ask("path").await
     }
 
-    /// Checks that calls take the path of the fabric.
+    /// Checks that calls take the fabric's path.
     pub async fn is_on_its_path(&mut self) {
         let (path, own) = (self.path().await, own_path(self.fabric));
         assert!(path.starts_with(own), "{path}");
     }
 
-    /// Calls over the fast path, over TCP, and connections that were lost: none with stock tonic.
+    /// Numbers of calls over the fast path, of calls over TCP, and of lost connections. Zeros with
+    /// stock tonic.
     pub async fn counts(&mut self) -> [u64; 3] {
         let counts = self.ask("counts").await;
         let counts: Vec<_> = counts.split(' ').map(|count| count.parse().unwrap()).collect();
@@ -107,7 +109,7 @@ impl Client {
     }
 }
 
-/// How the text of the path begins when calls take that of the fabric.
+/// The beginning of the path's text when calls take the fabric's path.
 pub const fn own_path(fabric: Fabric) -> &'static str {
     match fabric {
         Fabric::Stock => "stock",
@@ -117,13 +119,13 @@ pub const fn own_path(fabric: Fabric) -> &'static str {
     }
 }
 
-/// A runtime with one thread, which a task can block.
+/// A runtime with a single thread, which a task can block.
 pub fn one_thread() -> Runtime {
     set_thread_codec(CodecKind::ZeroCopy);
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// An endpoint of ours.
+/// An endpoint of tonic-rdma.
 pub fn endpoint(fabric: Fabric, at: SocketAddr, context: &Context) -> Endpoint {
     Endpoint::from_shared(format!("http://{at}"))
         .unwrap()
@@ -168,10 +170,10 @@ pub async fn echo_one(mut client: Stub, size: usize) -> Result<(), Status> {
     client.unary(request).await.map(|reply| reply.into_inner().expect(1, size))
 }
 
-/// Small messages, some that land, and one that lands in parts.
+/// Sizes of messages: small ones, some that land, and one that lands in parts.
 pub const SIZES: [usize; 4] = [10, 4000, 300_000, 20 << 20];
 
-/// Calls of all sizes begin at once.
+/// Begins calls of all sizes at the same time.
 pub fn echoes(client: &Stub) -> JoinSet<Result<(), Status>> {
     SIZES.into_iter().map(|size| echo_one(client.clone(), size)).collect()
 }
@@ -182,7 +184,7 @@ pub async fn assert_all_succeed(mut calls: JoinSet<Result<(), Status>>) {
     }
 }
 
-/// A client, as what it is asked sees it.
+/// The client, as the functions that answer commands see it.
 #[derive(Clone, Debug)]
 pub struct Here {
     pub fabric: Fabric,
@@ -196,7 +198,7 @@ impl Here {
         client_of(self.channel.clone())
     }
 
-    /// The channel, if it is one of ours.
+    /// The channel, if it is tonic-rdma's.
     pub fn ours(&self) -> Option<&Channel> {
         match &self.channel {
             AnyChannel::Rdma(channel) => Some(channel),
@@ -254,7 +256,7 @@ pub fn play(words: &[&str]) {
     let runtime = runtime(codec_from_name(codec));
     let mut endpoint = endpoint(fabric, at, &context);
     if words.contains(&"require") {
-        // Calls wait as long for their path as `connect` does.
+        // Calls wait for their path as long as `connect` does.
         endpoint = endpoint.policy(Policy::Require).fast_path_timeout(PATIENCE_OF_A_CALL);
     }
     let playing = runtime.spawn(async move {

@@ -1,7 +1,7 @@
-//! A child of fork(2) that executes no program. Objects that it makes itself work, over shared
-//! memory and TCP. Inherited ones fail by name, where tonic's hang. The parent notices nothing.
-//! `transport/tonic/tests/fork` forks while any lock may be held, tries other inherited objects,
-//! and runs over each device.
+//! A child of fork(2) that executes no program. Objects that it creates work, over shared memory
+//! and TCP. Inherited ones fail with an error that names the fork, where tonic's hang. The parent
+//! notices nothing. `transport/tonic/tests/fork` forks while any lock may be held, tries other
+//! inherited objects, and runs over each device.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -20,10 +20,10 @@ use crate::client::{self, Client, Here, connect, echo_one, own_path, path_of};
 use crate::server::{ACT, Server, signal};
 
 const SIZES: [usize; 4] = [10, 100 << 10, 3 << 20, 16];
-/// How long a call waits that nobody carries.
+/// How long to wait for a call that has no thread to carry it.
 const A_WHILE: Duration = Duration::from_secs(2);
 
-/// Runs a future in a runtime of the child, on a thread that is not the parent's runtime's.
+/// Runs a future in a runtime of the child, on a thread that is not part of the parent's runtime.
 fn run<T: Send>(future: impl Future<Output = T> + Send) -> T {
     std::thread::scope(|scope| {
         let run = || {
@@ -47,12 +47,12 @@ async fn own_calls(fabric: Fabric, at: SocketAddr) {
     }
 }
 
-/// A child of a handler, which calls the server that it is a copy of.
+/// Forks a child of a handler, which calls the server that it is a copy of.
 pub fn of_a_handler(fabric: Fabric, at: SocketAddr) -> Child {
     fork(|| run(own_calls(fabric, at))).unwrap()
 }
 
-/// How a call of a child ends over the channel of its parent.
+/// Returns the outcome of a child's call over its parent's channel.
 async fn inherited_call(channel: AnyChannel) -> String {
     match tokio::time::timeout(A_WHILE, echo_one(client_of(channel), 10)).await {
         Err(_) => "waits".to_owned(),
@@ -61,7 +61,7 @@ async fn inherited_call(channel: AnyChannel) -> String {
     }
 }
 
-/// A client that is asked to fork.
+/// A client that is told to fork.
 pub async fn answer(here: Here, what: &str) -> String {
     let Here { fabric, at, .. } = here;
     match what {
@@ -110,7 +110,7 @@ async fn ends(fabric: Fabric) -> (Server, Client) {
     (server, client)
 }
 
-/// The parent's calls go on, on its connection.
+/// Checks that the parent's calls continue on its connection.
 async fn assert_unharmed(fabric: Fabric, client: &mut Client) {
     client.is_on_its_path().await;
     client.echo(&SIZES).await;
@@ -131,7 +131,7 @@ pub async fn a_child_with_its_parents_channel(fabric: Fabric) {
     for _ in 0..3 {
         let end = client.ask("fork inherited").await;
         match fabric {
-            // The threads that would carry the call are the parent's.
+            // The threads that would carry the call belong to the parent.
             Fabric::Stock => assert_eq!(end, "waits"),
             _ => assert!(end.starts_with("Unavailable: ") && end.contains("fork"), "{end}"),
         }
@@ -154,7 +154,7 @@ pub async fn a_child_that_outlives_its_parent(fabric: Fabric) {
     assert!(orphan.parse::<u32>().is_ok(), "{orphan}");
     signal(&client.process, "KILL");
     assert_eq!(client.process.read_line().await, "the orphan is well");
-    // The server has lost nobody else.
+    // The server has lost no other connection.
     let mut other = Client::start(&server, fabric, "", "").await;
     other.echo(&SIZES).await;
     other.is_on_its_path().await;

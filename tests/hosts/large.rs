@@ -1,11 +1,12 @@
-//! Messages that are longer than a piece of landing memory can be, each way, with either codec.
+//! Messages that are longer than a piece of landing memory can be, in both directions, with either
+//! codec.
 
 use tonic_rdma_tests::fabric::Fabric;
 
 use crate::client::Client;
 use crate::server::Server;
 
-/// So that only one test has messages of this length in memory.
+/// Lets only one test at a time have messages of this length in memory.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 async fn echoed(fabric: Fabric, size: usize) {
@@ -29,7 +30,7 @@ pub async fn three_hundred_mebibytes(fabric: Fabric) {
     echoed(fabric, 300 << 20).await;
 }
 
-/// `make test-large`.
+/// Run by `make test-large`.
 pub async fn one_gibibyte(fabric: Fabric) {
     echoed(fabric, 1 << 30).await;
 }

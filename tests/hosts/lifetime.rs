@@ -1,4 +1,4 @@
-//! A server that is killed and started again, and one that ends old connections.
+//! A server that is killed and started again, and a server that ends old connections.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -31,11 +31,11 @@ pub async fn killed_and_started_again(fabric: Fabric) {
     client.is_on_its_path().await;
 }
 
-/// Connections that a server ends for their age take no call with them.
+/// A server ends connections because of their age, without failing a call.
 pub async fn connections_of_limited_age(fabric: Fabric) {
     let server = Server::start(fabric, "", "ages").await;
     let (_channel, mut client) = connect_here(fabric, server.at).await;
-    // A connection has a port of its own.
+    // Each connection has its own port.
     let mut connections = BTreeSet::new();
     while connections.len() < 4 {
         let describing = Script { describe: true, ..Script::default() };

@@ -1,6 +1,6 @@
-//! Limits of a process that are lowered while a connection stands, at either end: long calls end as
-//! over TCP, those that follow take TCP with a reason that names the error and the cure, and the
-//! path is back once the limit is. Where a path needs nothing of what is limited, it stays.
+//! A process's limits are lowered while a connection is established, at either end. Long calls end
+//! as over TCP. Later calls take TCP with a reason that names the error and the cure, and return to
+//! the path once the limit is raised. A path that does not need the limited resource stays.
 
 use std::process::Command;
 
@@ -29,15 +29,15 @@ enum End {
 }
 
 impl Limit {
-    /// Sets the soft limit of a process so that what it has is all that it gets. Returns what has
-    /// to be set in the end.
+    /// Sets the soft limit of a process so that it gets no more than it has. Returns the value to
+    /// restore in the end.
     fn lower(self, process: &Process) -> String {
         let (id, name) = (process.id(), self.name());
         let before = soft_limit(&id, self.row());
         let low = match self {
             // Less than a chunk of landing memory.
             Limit::AddressSpace => address_space(&id) + 512 * KIB,
-            // Those that are open stay open.
+            // Open descriptors stay open.
             Limit::Descriptors => 3,
             Limit::Files => 4096,
         };
@@ -62,14 +62,14 @@ impl Limit {
         }
     }
 
-    /// Returns code, error and cure that the reason names when calls leave this fabric's path.
-    /// `None` if the limit does not affect the path.
+    /// The code, error and cure that the reason names when calls leave this fabric's path. `None`
+    /// if the limit does not affect the path.
     fn told(self, fabric: Fabric) -> Option<[&'static str; 3]> {
         match (fabric, self) {
             (Fabric::Shm, Limit::AddressSpace) => {
                 Some(["process-limit", "os error 12", "ulimit -v"])
             }
-            // 12 for memory at first, and later 11 for a thread to open the device on.
+            // First 12 for memory, and later 11 for a thread that opens the device.
             (Fabric::Verbs, Limit::AddressSpace) => {
                 Some(["process-limit", "os error 1", "ulimit -v"])
             }
@@ -88,7 +88,7 @@ fn soft_limit(id: &str, row: &str) -> String {
     line.split_whitespace().next().unwrap().to_owned()
 }
 
-/// Bytes of address space that a process has.
+/// Bytes of address space that a process uses.
 fn address_space(id: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
@@ -162,8 +162,8 @@ pub async fn files_of_the_client(fabric: Fabric) {
     lowered(fabric, Limit::Files, End::Client).await;
 }
 
-/// A client that connects while its server has no descriptor for it waits, and is let in once there
-/// is one. Connections that stand notice nothing.
+/// A client connects while its server has no descriptor left. It waits, and is let in once there is
+/// one. Established connections notice nothing.
 pub async fn no_descriptor_for_another_client(fabric: Fabric) {
     let (server, mut client) = ends(fabric, "").await;
     client.echo(&[SHORT]).await;
@@ -179,7 +179,7 @@ pub async fn no_descriptor_for_another_client(fabric: Fabric) {
     }
 }
 
-/// A limit of 0 when the process starts, at either end.
+/// A limit of 0 from the start of the process, at either end.
 pub async fn no_file_from_the_start(fabric: Fabric) {
     for limited in [End::Server, End::Client] {
         let wrapper = |end| if end == limited { "prlimit --fsize=0:" } else { "" };
@@ -197,8 +197,8 @@ pub async fn no_file_from_the_start(fabric: Fabric) {
     }
 }
 
-/// Calls that may take no other path fail while the limit is low, and say what is missing. The call
-/// during which it is noticed has been sent, and succeeds.
+/// Calls that require the path fail while the limit is low, and say what is missing. The call
+/// during which this is noticed has already been sent, and succeeds.
 pub async fn a_required_path_that_is_left(fabric: Fabric) {
     for end in [End::Server, End::Client] {
         let (server, mut client) = ends(fabric, "require").await;
@@ -210,7 +210,7 @@ pub async fn a_required_path_that_is_left(fabric: Fabric) {
         for _ in 0..3 {
             let end = client.ask(&format!("echo {SHORT}")).await;
             assert!(end.starts_with("Unavailable: "), "{end}");
-            // The cure is told by `Cause::of`.
+            // `Cause::of` returns the cure.
             for text in &limit.told(fabric).unwrap()[..2] {
                 assert!(end.contains(text), "{text:?} is not in {end:?}");
             }

@@ -1,21 +1,21 @@
-//! Kinds of reports that users of gRPC, of RDMA and of shared memory have made about their hosts:
-//! limits of a process, forks, signals, pauses, sandboxes, crowds. Each is a test that runs over
+//! Kinds of problems that users of gRPC, of RDMA and of shared memory have reported about their
+//! hosts: process limits, forks, signals, pauses, sandboxes, crowds. Each is a test that runs over
 //! stock tonic, over TCP and over shared memory, and in the guest over each device
 //! (`TONIC_RDMA_TEST_FABRIC=verbs`, `GUEST_ADDR`). tests/README.md lists the kinds, and those whose
 //! test is in another suite.
 //!
 //! | module | kind |
 //! |---|---|
-//! | `limits` | RLIMIT_AS, RLIMIT_NOFILE and RLIMIT_FSIZE, lowered while a connection stands |
+//! | `limits` | RLIMIT_AS, RLIMIT_NOFILE and RLIMIT_FSIZE, lowered while a connection is established |
 //! | `fork` | a child of fork(2) that executes no program |
-//! | `signals` | a profiler that sends SIGPROF to each thread each millisecond |
+//! | `signals` | a profiler that sends SIGPROF to each thread every millisecond |
 //! | `pauses` | a process that stands still for seconds |
-//! | `sandbox` | a filter of seccomp(2), and a PID namespace |
+//! | `sandbox` | a seccomp(2) filter, and a PID namespace |
 //! | `large` | messages of 300 MiB and of 1 GiB |
-//! | `unread` | streams that nobody reads, and how many there can be |
-//! | `crowd` | clients that connect at once |
+//! | `unread` | unread streams, and how many there can be |
+//! | `crowd` | clients that connect at the same time |
 //! | `lifetime` | a server that is killed and started again, and one that ends old connections |
-//! | `bombs` | messages that are longer uncompressed than a server accepts |
+//! | `bombs` | messages that are longer when decompressed than a server accepts |
 //! | `server`, `client` | the other processes, which are this program again |
 
 // Test code: a failed unwrap is a failed test.
@@ -47,16 +47,16 @@ use tonic_rdma_tests::process::{role, runtime};
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Tests at a time: most of them wait for most of their time.
+/// Number of concurrent tests. Most of them wait most of the time.
 const AT_ONCE: usize = 4;
 /// The fabrics that the suite runs over by default.
 const NATIVE: &[Fabric] = &[Fabric::Stock, Fabric::Tcp, Fabric::Shm];
-/// All fabrics that it can run over.
+/// All fabrics that the suite can run over.
 const ALL: &[Fabric] = &[Fabric::Stock, Fabric::Tcp, Fabric::Shm, Fabric::Verbs];
-/// Over a device a child that maps memory gets pages of its parent's from User Mode Linux, so the
+/// Over a device, User Mode Linux gives a child that maps memory pages of its parent's. So the
 /// guest runs a test whose child maps none: `transport/tonic/tests/fork`.
 const FORKING: &[Fabric] = NATIVE;
-/// The fabrics with a path that a channel can require, and leave.
+/// The fabrics with a path that a channel can require and lose.
 const FAST: &[Fabric] = &[Fabric::Shm, Fabric::Verbs];
 
 type Run = fn(Fabric) -> Pin<Box<dyn Future<Output = ()>>>;
@@ -114,7 +114,7 @@ fn main() -> ExitCode {
                 runtime.shutdown_background();
                 Ok(())
             });
-            // Run by make test-large.
+            // Run by `make test-large`.
             trial.with_ignored_flag(name == "large::one_gibibyte")
         })
     });

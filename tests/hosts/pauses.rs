@@ -1,6 +1,6 @@
 //! Processes that pause: a handler that blocks its worker, a client that blocks while it reads, a
-//! process that is stopped. Silence is not death (R24): no call is lost, unless the program has set
-//! a keep-alive, which then ends it as over tonic's own channel.
+//! process that is stopped. Silence does not mean death (R24), so no call is lost. A keep-alive
+//! that the program has set ends a call as over tonic's own channel.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::server::{ACT, PAUSE, Server};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// No call has left the path, nor has a connection been lost.
+/// Checks that no call has left the path, and no connection was lost.
 fn assert_kept(fabric: Fabric, channel: &AnyChannel) {
     let path = path_of(channel);
     assert!(path.starts_with(own_path(fabric)), "{path}");
@@ -41,7 +41,7 @@ pub async fn a_handler_that_blocks_its_worker(fabric: Fabric) {
     blocking.metadata_mut().insert(ACT, "block".parse().unwrap());
     let mut blocked = client.clone();
     let blocked = tokio::spawn(async move { blocked.unary(blocking).await });
-    // It blocks by then, with these calls behind it.
+    // The handler blocks by now, and these calls wait behind it.
     tokio::time::sleep(SECOND).await;
     assert_all_succeed(echoes(&client)).await;
     blocked.await.unwrap().unwrap();
@@ -89,7 +89,7 @@ pub async fn a_stopped_server(fabric: Fabric) {
     assert_kept(fabric, &channel);
 }
 
-/// The same settings, the same process, the same status.
+/// The same settings and the same process give the same status.
 pub async fn a_keep_alive_ends_a_pause(fabric: Fabric) {
     let server = Server::start(fabric, "", "").await;
     let channel = if fabric == Fabric::Stock {
@@ -104,7 +104,7 @@ pub async fn a_keep_alive_ends_a_pause(fabric: Fabric) {
     };
     let path = path_of(&channel);
     assert!(path.starts_with(own_path(fabric)), "{path}");
-    // A process that runs answers, so a call that lasts is not ended.
+    // A running process answers, so a call that takes long is not ended.
     let mut lasting = client_of(channel);
     let mut gated = Box::pin(lasting.unary(steps("", [hang()])));
     let waited = tokio::time::timeout(SECOND * 4, &mut gated).await;

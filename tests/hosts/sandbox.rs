@@ -1,12 +1,12 @@
-//! System calls that a filter of seccomp(2) forbids, as sandboxes install it, at either end; and a
-//! client in a PID namespace of its own, as a container has it.
+//! System calls that a seccomp(2) filter forbids at either end, as in sandboxes, and a client in
+//! its own PID namespace, as in containers.
 
 use tonic_rdma_tests::fabric::Fabric;
 
 use crate::client::{Client, SIZES, own_path};
 use crate::server::Server;
 
-/// Calls of a client pass, whose path is `path`. Returns the path's text.
+/// Checks that a client's calls succeed over `path`. Returns the path's text.
 async fn calls(server: &Server, fabric: Fabric, wrapper: &str, option: &str, path: &str) -> String {
     let mut client = Client::start(server, fabric, wrapper, option).await;
     let text = client.path().await;
@@ -17,7 +17,7 @@ async fn calls(server: &Server, fabric: Fabric, wrapper: &str, option: &str, pat
     text
 }
 
-/// Each end in turn has the option.
+/// Runs with the option at each end in turn.
 async fn either_end(fabric: Fabric, option: &str, path: &str) -> [String; 2] {
     let server = Server::start(fabric, "", option).await;
     let of_server = calls(&server, fabric, "", "", path).await;

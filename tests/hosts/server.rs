@@ -1,4 +1,4 @@
-//! A server in a process of its own: stock tonic's, or ours.
+//! A server in its own process: stock tonic's, or tonic-rdma's.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -22,9 +22,9 @@ use tonic_rdma_tests::service::Scripted;
 
 use crate::{HEAP, client, fork};
 
-/// The metadata of a call whose handler does something to its process: see [`act`].
+/// The metadata of a call whose handler acts on its process: see [`act`].
 pub const ACT: &str = "x-act";
-/// How long a process stands still: longer than a peer that was silent lived once.
+/// How long a process pauses. In earlier versions a silent peer was ended sooner.
 pub const PAUSE: Duration = Duration::from_secs(6);
 /// The age at which a server with the option `ages` ends connections.
 pub const AGE: Duration = Duration::from_millis(200);
@@ -40,12 +40,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server, through `wrapper` if that is a command: see [`Process::start`].
+    /// Starts a server, through `wrapper` if that is a command. See [`Process::start`].
     ///
     /// | option | |
     /// |---|---|
     /// | `one-thread` | all tasks run on one thread, which a handler can block |
-    /// | `small-pool` | 64 MiB, of which connections have little until they need it |
+    /// | `small-pool` | 64 MiB, of which connections have little before they need it |
     /// | `ages` | connections end once they are older than [`AGE`] |
     /// | `default-limits` | tonic's limits on the lengths of messages |
     /// | `no-memfd`, `no-fstatfs` | a filter forbids the system call |
@@ -56,7 +56,7 @@ impl Server {
         Self { process, at, fabric, options: options.to_owned() }
     }
 
-    /// Kills it, and starts it again at the same address.
+    /// Kills the server, and starts it again at the same address.
     pub async fn start_again(self) -> Self {
         let Server { process, at, fabric, options } = self;
         process.kill().await;
@@ -80,14 +80,14 @@ pub fn signal(process: &Process, name: &str) {
     assert!(status.success());
 }
 
-/// Applies the options that need a process of one thread, and returns the context of its end.
+/// Applies the options that need a single-threaded process, and returns its context.
 pub fn prepare(options: &[&str]) -> Context {
     let forbidden = [("no-memfd", MEMFD_CREATE), ("no-fstatfs", FSTATFS)];
     for (_, call) in forbidden.into_iter().filter(|(option, _)| options.contains(option)) {
         forbid(call).unwrap();
     }
-    // glibc takes blocks up to this length from address space that its threads have reserved, once
-    // one of them has been freed: a limit that is lowered leaves the heap its room.
+    // glibc allocates blocks of up to this length from the threads' reserved address space once one
+    // of them has been freed. So the heap keeps its room when a limit is lowered.
     drop(std::hint::black_box(vec![1_u8; 31 * MIB]));
     let builder = Context::builder();
     match options.contains(&"small-pool") {
@@ -101,7 +101,7 @@ pub fn policy(fabric: Fabric) -> Policy {
     if fabric == Fabric::Tcp { Policy::Off } else { Policy::Auto }
 }
 
-/// Lines of standard input, read by a thread that lasts.
+/// Lines of standard input, read by a detached thread.
 pub fn questions() -> mpsc::UnboundedReceiver<String> {
     let (ask, questions) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -114,8 +114,8 @@ pub fn questions() -> mpsc::UnboundedReceiver<String> {
     questions
 }
 
-/// Serves until standard input ends. Answers `refused` with the number of connections that it has
-/// refused, and `heap` with the most bytes of heap that it has had.
+/// Serves until standard input ends. Answers `refused` with the number of refused connections, and
+/// `heap` with the maximum heap size in bytes so far.
 pub fn play(words: &[&str]) {
     let fabric = Fabric::from_name(words[0]).unwrap();
     let at: SocketAddr = words[1].parse().unwrap();
@@ -183,7 +183,7 @@ async fn serve(fabric: Fabric, at: SocketAddr, context: Context, has: impl Fn(&s
     }
 }
 
-/// Does to the process what the metadata of a call asks for, before its handler goes on.
+/// Acts on the process as a call's metadata asks, before the call's handler continues.
 fn act(fabric: Fabric, at: SocketAddr, what: &str) {
     match what {
         "block" => std::thread::sleep(PAUSE),

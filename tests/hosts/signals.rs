@@ -1,5 +1,5 @@
-//! A profiler that sends SIGPROF to each thread of both ends each millisecond, from their start: no
-//! connection is refused and no call fails, whatever system call a signal ends.
+//! A profiler sends SIGPROF to each thread of both ends every millisecond, from their start. No
+//! connection is refused and no call fails, whatever system call a signal interrupts.
 
 use tonic_rdma_memory::test_util::process::SIGNALS;
 use tonic_rdma_tests::fabric::Fabric;
@@ -7,10 +7,10 @@ use tonic_rdma_tests::fabric::Fabric;
 use crate::client::{Client, SIZES};
 use crate::server::Server;
 
-/// Channels that connect at once.
+/// Number of channels that connect at the same time.
 const CHANNELS: usize = 20;
 
-/// The process has the thread that sends the signals.
+/// Checks that the process has the thread that sends the signals.
 fn assert_signalled(id: &str) {
     let threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
     let name = |path: std::path::PathBuf| std::fs::read_to_string(path.join("comm")).unwrap();

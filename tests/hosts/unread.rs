@@ -1,6 +1,6 @@
-//! Streams that nobody reads. On the fast path the heap of both ends stays within its bounds, while
-//! small calls go on. Over TCP, as with tonic, the window of the connection is used up, and small
-//! calls wait until some is read or dropped.
+//! Unread streams. On the fast path, the heap of both ends stays within its bounds, and small calls
+//! continue. Over TCP, as with tonic, the connection's window is used up, and small calls wait
+//! until a stream is read or dropped.
 
 use std::time::Duration;
 
@@ -14,10 +14,11 @@ use crate::client::{Client, Here, connect_here, echo_one};
 use crate::server::Server;
 
 const STREAMS: usize = 1000;
-/// Bytes of messages that the server makes at once, at least: one message for each stream, as with
-/// tonic. The limit on unread bytes is below this, and the memory of a guest's process above.
+/// Minimum bytes of messages that the server creates at the same time: one message for each stream,
+/// as with tonic. The limit on unread bytes is below this, and the memory of a guest's process
+/// above.
 const MOST_HELD: usize = 160 << 20;
-/// Over TCP: more than use up the window of the connection.
+/// Number of streams over TCP, more than use up the connection's window.
 const STREAMS_OF_TCP: usize = 100;
 /// Bytes that the server sends on each stream.
 const EACH: usize = 4 << 20;
@@ -27,9 +28,9 @@ const EACH: usize = 4 << 20;
 const fn most_unread(streams: usize) -> usize {
     (96 << 20) + streams * (3 * (32 << 10))
 }
-/// The most server memory that unsent bytes take. All streams share 16 MiB. Each stream has a floor
-/// of 64 KiB. It may pass that by a message, or by as much as tonic encodes at a time, and has
-/// taken one more by then. The buffers of tonic's encoder are half as long again.
+/// Maximum server memory for unsent bytes. All streams share 16 MiB. Each stream has a floor of 64
+/// KiB, which it may exceed by a message, or by as much as tonic encodes at a time. By then it has
+/// taken one more message. The buffers of tonic's encoder are half as long again.
 fn most_unsent(streams: usize, size: usize) -> usize {
     let unsent = (16 << 20) + streams * ((64 << 10) + 2 * size.max(32 << 10));
     unsent + unsent / 2
@@ -44,7 +45,7 @@ fn streams(fabric: Fabric, size: usize) -> usize {
     }
 }
 
-/// A client that opens streams of messages of this size and reads none.
+/// Opens streams of messages of this size, and reads none of them.
 pub async fn answer(here: &Here, size: usize) -> String {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
@@ -69,7 +70,7 @@ pub async fn answer(here: &Here, size: usize) -> String {
     }
     let grown = HEAP.peak_usage() - before;
     assert!(grown <= most_unread(streams), "{} MiB of heap", grown >> 20);
-    // What a reader waits for comes, whatever the others hold.
+    // Messages for a waiting reader arrive, whatever the other streams hold.
     let (seed, mut last) = unread.pop().unwrap();
     for n in 0..(EACH / size) as u64 {
         let message = with_timeout("a message", last.message()).await.unwrap();
@@ -78,10 +79,10 @@ pub async fn answer(here: &Here, size: usize) -> String {
     format!("{} MiB of heap at most", grown >> 20)
 }
 
-/// Streams that a connection may have at a time on the fast path, where nothing else is set.
+/// Default number of concurrent streams of a connection on the fast path.
 const MAX_STREAMS: usize = 1024;
 
-/// Where streams are limited, further calls wait until another has ended. Over TCP, as with tonic,
+/// If streams are limited, further calls wait until another has ended. Over TCP, as with tonic,
 /// they are unlimited.
 pub async fn streams_at_a_time(fabric: Fabric) {
     let server = Server::start(fabric, "", "").await;

@@ -1,1 +1,1 @@
-//! A program whose tonic-prost is patched: its tests are all there is.
+//! A program whose tonic-prost is patched. It consists only of its tests.

@@ -26,16 +26,16 @@ pub enum Fabric {
     /// The simulated network with the plain codec at both ends. The other fabrics with a fast path
     /// use tonic-rdma's codec at one end or both.
     SimPlain,
-    /// The simulated network with one device and one pool for both ends; the pool fits the usual
+    /// The simulated network with one device and one pool for both ends. The pool fits the usual
     /// memlock limit of 8 MiB.
     SimSmall,
     /// Memory shared between the two ends, with a pool for each.
     Shm,
     /// Like `Shm`, with one pool for both ends, which fits the usual memlock limit of 8 MiB.
     ShmSmall,
-    /// Memory shared between two processes, which lend each other what they send. Only a server of
-    /// nothing but the scripted service runs in the second one; cases that build another server
-    /// keep it in this process.
+    /// Memory shared between two processes, which lend each other what they send. Only a server
+    /// with nothing but the scripted service runs in the second process. Cases that build another
+    /// server keep it in this process.
     ShmTwo,
     /// Like `Shm`, with a client of tonic's type, which calls through a tonic-rdma channel.
     ShmTonic,

@@ -4,10 +4,10 @@
 //! and the stock server ([`Fabric::Stock`]).
 //!
 //! The cases are in `conformance/`, reports about hosts in `hosts/`, and the fault tests in
-//! `faults/` and `tests/`. This library has what they share:
+//! `faults/` and `tests/`. This library has the parts that they share:
 //!
 //! - [`harness`]: a server and its clients over one fabric, with the same text for stock and
-//!   tonic-rdma, and servers in a process of their own
+//!   tonic-rdma, and servers in other processes
 //! - [`fabric`]: the fabrics that a case can run over, and the selection for this process
 //! - [`channel`]: one type for the channels of all fabrics
 //! - [`codec`]: the codec of the stubs at either end
@@ -18,7 +18,7 @@
 //! - [`load`]: concurrent calls of every kind, checked and counted, for fault tests
 //! - [`offer`], [`wire`]: tickets and frames for peers that a test implements itself
 //! - [`process`], [`process_resources`], [`server_process`]: child processes of a test, their
-//!   system resources, and one that serves
+//!   system resources, and a child that serves
 //!
 //! [`Fabric::Stock`]: fabric::Fabric::Stock
 

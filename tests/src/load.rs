@@ -104,7 +104,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts the load. A call may end with OK or with the status of a lost connection; anything
+    /// Starts the load. A call may end with OK or with the status of a lost connection. Anything
     /// else fails the test.
     pub fn start(channel: &Channel, seed: u64, tally: &Tally) -> Self {
         Self::start_workers(channel, seed, tally, None)
@@ -147,8 +147,8 @@ impl Load {
                                 eprintln!("the first call that failed: {status}");
                             }
                             tally.add(&format!("{:?}", status.code()));
-                            // Without a server, calls fail at once; without a pause they would take
-                            // the CPU from the server that starts.
+                            // Without a server, calls fail immediately. The pause keeps them from
+                            // taking the CPU from the server that starts.
                             tokio::time::sleep(Duration::from_millis(2)).await;
                         }
                     }
@@ -172,7 +172,7 @@ impl Load {
     /// Checks the calls so far.
     ///
     /// # Panics
-    /// As [`stop`](Self::stop).
+    /// The panics of [`stop`](Self::stop).
     pub fn check(&mut self) {
         while let Some(worker) = self.workers.try_join_next() {
             worker.unwrap();

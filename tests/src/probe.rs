@@ -123,7 +123,8 @@ impl Probe {
         let _ = gate.acquire().await;
     }
 
-    /// A guard that reports `dropped:ID` when it is dropped, unless [`Guard::finish`] came first.
+    /// A guard that reports `dropped:ID` when it is dropped, unless [`Guard::finish`] was called
+    /// first.
     pub fn guard(&self, id: &str) -> Guard {
         Guard { probe: self.clone(), id: id.to_owned(), finished: false }
     }

@@ -1,5 +1,4 @@
-//! A server of the scripted service in a process of its own, for tests that kill, stop or measure
-//! it.
+//! A server of the scripted service in its own process, for tests that kill, stop or measure it.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use crate::probe::Probe;
 use crate::process::{Process, in_use};
 use crate::service::Scripted;
 
-/// The most that any test makes.
+/// Maximum number of connections that any test makes.
 const MAX_CONNECTIONS: usize = 20_000;
 
 /// The environment variable with the size of a server's pool, in bytes. Without it, the size is the
@@ -59,7 +58,7 @@ pub fn fixed_port(ip: IpAddr, rng: &mut SmallRng) -> u16 {
     panic!("no free port below {lowest}")
 }
 
-/// The role of the server's process: serves, and answers `pools` with the bytes of the pools in
+/// The role of the server's process. It serves, and answers `pools` with the bytes of the pools in
 /// use, and `heap` with the result of `heap`. With `alone` it does not read standard input.
 #[allow(clippy::panic)]
 pub async fn serve(at: SocketAddr, device: &str, alone: bool, heap: fn() -> usize) {

@@ -1,11 +1,11 @@
-//! A process holds no more after 1,300 connections than after 10: descriptors, mappings, threads,
-//! pinned memory, bytes of the pools and of the heap. Half of the connections are closed, every
-//! other one of these with a call in flight. The other half are lost under load, when SIGKILL ends
-//! the other process, which is this program again. The test runs over shared memory, and in the
-//! guest over its device, where `CONNECTIONS` sets the number.
+//! A process holds no more resources after 1,300 connections than after 10: descriptors, mappings,
+//! threads, pinned memory, bytes of the pools and of the heap. Half of the connections are closed,
+//! every second one of these with a call in flight. The other half are lost under load, when
+//! SIGKILL ends the other process, which is this program again. The test runs over shared memory,
+//! and in the guest over its device, where `CONNECTIONS` sets the number.
 //!
-//! Over shared memory it also counts what as many connections cost while none has anything to do:
-//! descriptors, memory and wake-ups of threads. When they are gone, nothing is left.
+//! Over shared memory it also counts what the same number of idle connections cost: descriptors,
+//! memory and wake-ups of threads. When they have ended, nothing is left.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -39,22 +39,22 @@ static HEAP: PeakAlloc = PeakAlloc;
 /// Connections that one process has at a time. The resources after the first round are the
 /// baseline.
 const PARALLEL: usize = 10;
-/// Bytes by which the heap may exceed the baseline, which has each thread's buffers for received
-/// messages. Each thread that polls calls keeps a buffer for
-/// pieces of messages and one for headers, of 16 and 4 KiB, from the first long ones on, which may
-/// come late: two workers and the thread of the test. Queues and tables keep spare capacity.
+/// Bytes by which the heap may exceed the baseline, which includes each thread's buffers for
+/// received messages. Each thread that polls calls keeps a buffer of 16 KiB for pieces of messages
+/// and one of 4 KiB for headers, from its first long ones on, which may be late. These threads are
+/// two workers and the test's own. Queues and tables keep spare capacity.
 const HEAP_SLACK: usize = 3 * (20 << 10) + (24 << 10);
-/// Enough connections that a leak of 67 bytes for each exceeds that.
+/// Number of connections at which a leak of 67 bytes for each exceeds that.
 const CONNECTIONS: usize = 1300;
-/// Connections that rest at a time.
+/// Number of connections at rest.
 const AT_REST: usize = 1000;
 
-/// Descriptors of a connection at rest, the TCP connection included, at either end. The eventfds of
-/// shared memory are two for all.
+/// Descriptors of a connection at rest, including the TCP connection, at either end. All
+/// connections share the two eventfds of shared memory.
 const FDS_AT_REST: usize = 2;
-/// KiB of memory (VmRSS) of a connection at rest, measured in the same way.
+/// Memory of a connection at rest in KiB (VmRSS), measured in the same way.
 const KIB_AT_REST: usize = 128;
-/// How long nothing happens.
+/// How long the connections rest.
 const REST: Duration = Duration::from_secs(3);
 
 fn heap() -> usize {
@@ -68,11 +68,11 @@ fn status_of(process: &str, name: &str) -> usize {
     line.trim_start_matches(':').split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// How often threads of a process have waited for something, and so woken up again.
+/// How often a process's threads have waited for something, and so woken up again.
 fn wake_ups(process: &str) -> usize {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
-    // One may have ended since.
+    // A thread may have ended since.
     let of = |id: String| std::fs::read_to_string(format!("/proc/{process}/task/{id}/status")).ok();
     let count = |status: String| {
         let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
@@ -81,7 +81,7 @@ fn wake_ups(process: &str) -> usize {
     ids.filter_map(of).map(count).sum()
 }
 
-/// Connections that the descriptor limit of this process allows, and no more than `wanted`.
+/// The number of connections that the descriptor limit of this process allows, up to `wanted`.
 fn allowed(wanted: usize) -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
@@ -175,8 +175,8 @@ impl Target {
         connecting.join_all().await
     }
 
-    /// Makes as many connections that have carried a few bytes each, so that none has used landing
-    /// memory.
+    /// Makes the same number of connections that have carried a few bytes each, so that none has
+    /// used landing memory.
     async fn connect_small(&self) -> Vec<(Channel, Client)> {
         let mut connecting = JoinSet::new();
         for _ in 0..PARALLEL {
@@ -365,7 +365,7 @@ async fn at_rest(connections: usize, seed: u64) {
     let of_all = |what: &dyn Fn(&str) -> usize| processes.each_ref().map(|process| what(process));
     let fds = |process: &str| ProcessResources::of(process).fds;
     let memory = |process: &str| status_of(process, "VmRSS");
-    // Threads, lists and tables are there before it is measured.
+    // Creates threads, lists and tables before the measurement.
     drop(target.connect_small().await);
     target.wait_for_idle_pools().await;
     server_process::wait_for_idle_pools(&mut server).await;
@@ -376,7 +376,7 @@ async fn at_rest(connections: usize, seed: u64) {
         channels.extend(target.connect_small().await);
     }
     let made = channels.len();
-    // 1.25 s after its last message a connection rests.
+    // A connection is at rest 1.25 s after its last message.
     tokio::time::sleep(REST).await;
     let woken_before = of_all(&wake_ups);
     tokio::time::sleep(REST).await;
@@ -393,11 +393,11 @@ async fn at_rest(connections: usize, seed: u64) {
         );
         assert!(fds <= FDS_AT_REST * made + PARALLEL, "{fds} descriptors");
         assert!(memory <= KIB_AT_REST * made, "{memory} KiB");
-        // Were it one for each connection, it would be as many.
+        // One wake-up for each connection would make as many as there are connections.
         assert!(woken * 10 <= made, "{woken} wake-ups of {process}");
     }
 
-    // They still work.
+    // The connections still work.
     for (channel, client) in &mut channels {
         small_call(client).await;
         assert_eq!((channel.path().path, channel.stats().calls_fast), (target.path, 2));

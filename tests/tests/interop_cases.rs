@@ -1,5 +1,5 @@
-//! gRPC's interoperability cases, both ends tonic-rdma, over TCP and over shared memory.
-//! `interop/run` has them with another language at either end.
+//! gRPC's interoperability cases with tonic-rdma at both ends, over TCP and over shared memory.
+//! `interop/run` runs them with another language at either end.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,7 +1,7 @@
-//! SIGKILL under load over shared memory: one test kills a server a hundred times, the other kills
+//! SIGKILL under load over shared memory. One test kills a server a hundred times, the other kills
 //! a hundred clients of one server. The survivor continues, and holds no resources of the killed
 //! process. The other processes are this program again. `TONIC_RDMA_TEST_SEED` repeats the random
-//! choices of a run; timing still depends on the machine.
+//! choices of a run, but timing still depends on the machine.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]

@@ -1,4 +1,4 @@
-//! A server is replaced under load, repeatedly, by one that takes over its listening socket: no
+//! A server is replaced under load, repeatedly, by one that takes over its listening socket. No
 //! call is lost on any path, and channels return to their fast path.
 
 // A failed unwrap is a failed test.
@@ -23,20 +23,20 @@ use tonic_rdma_tests::service::Scripted;
 
 const REPLACEMENTS: u64 = 6;
 const CHANNELS: u64 = 3;
-/// Calls that end while two servers run, before the older one is stopped.
+/// Number of calls that end while two servers run, before the older one is stopped.
 const CALLS: u64 = 200;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    // In the guest, its device; otherwise the paths that need no device.
+    // The device in the guest, and otherwise the paths that need no device.
     let paths = match std::env::var_os("GUEST_DEVICE") {
         Some(_) => vec![Path::Verbs],
         None => vec![Path::Tcp, Path::Sim, Path::Shm],
     };
     let trials = paths.into_iter().flat_map(|path| {
         let required = [Policy::Auto, Policy::Require].into_iter().filter(move |policy| {
-            // Over TCP there is no fast path to require.
+            // TCP has no fast path to require.
             path != Path::Tcp || *policy == Policy::Auto
         });
         required.map(move |policy| {

@@ -1,11 +1,11 @@
-//! TLS in a program whose features choose no cryptography, or two: an error that names the cure,
-//! and no panic.
+//! TLS in a program whose features choose no cryptography, or two. It gives an error that names the
+//! cure, and never panics.
 
 use tonic_rdma::{Cause, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 
 fn main() {
     let client = Endpoint::from_static("https://localhost:1").tls_config(ClientTlsConfig::new());
-    // No certificate either, which nobody comes to look at without cryptography.
+    // There is no certificate either, but without cryptography it is never read.
     let identity = Identity::from_pem("", "");
     let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity));
     let (client, server) = (client.map(drop), server.map(drop));

@@ -1,5 +1,5 @@
-//! A build without RDMA and shared memory, which is what systems other than Linux have: calls go
-//! over TCP, and everything that asks for more is refused with the reason `platform`.
+//! A build without RDMA and shared memory, as on systems other than Linux. Calls go over TCP, and
+//! every request for more is refused with the reason `platform`.
 
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;

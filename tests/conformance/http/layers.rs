@@ -349,7 +349,7 @@ async fn buffered_and_shared(env: &TestEnv) {
         });
     }
     calls.join_all().await;
-    // A channel is an ordinary tower service: it must be ready before a call.
+    // A channel is an ordinary tower service, so it must be ready before a call.
     let mut channel = connect!(env, server);
     let ready = channel.ready().await.unwrap();
     let request = http::Request::post("/none/None").body(Body::empty()).unwrap();

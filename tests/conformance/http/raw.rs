@@ -1,4 +1,4 @@
-//! Channels and servers without stubs: heads, bodies cut at any point, trailers.
+//! Channels and servers without stubs: heads, bodies that are cut anywhere, trailers.
 
 use std::convert::Infallible;
 use std::future::{Future, ready};
@@ -420,7 +420,8 @@ async fn held_frames_stay_whole(env: &TestEnv) {
     let channel = connect!(env, server);
     let request = framed(&steps("", [send_many(1, 1 << 20, 100)]));
     let response = call(&channel, "Download", vec![data(request)]).await;
-    // Keep all frames, more than the landing memory holds: held frames must not be overwritten.
+    // Keep all frames, which are more than the landing memory holds, because held frames must not
+    // be overwritten.
     let mut body = response.into_body();
     let mut held = Vec::new();
     while let Some(frame) = body.frame().await {

@@ -48,7 +48,7 @@ async fn replies_only(env: &TestEnv) {
     let response = accepting.unary(steps("", [send(1, 5000)])).await.unwrap();
     assert_eq!(response.metadata().get("grpc-encoding").unwrap(), "gzip");
     response.get_ref().expect(1, 5000);
-    // A client that does not accept the encoding gets none.
+    // A client that does not accept the encoding gets uncompressed messages.
     let mut plain = plain;
     let response = plain.unary(steps("", [send(1, 5000)])).await.unwrap();
     assert!(response.metadata().get("grpc-encoding").is_none());
@@ -91,7 +91,8 @@ async fn large_and_compressible(env: &TestEnv) {
         .add_service(Scripted::server(env.probe()).accept_compressed(Gzip).send_compressed(Gzip)));
     let client = env.client(&server).await;
     let mut client = client.send_compressed(Gzip).accept_compressed(Gzip);
-    // The pattern repeats after 65,521 bytes, beyond gzip's window: only the script shrinks.
+    // The pattern repeats after 65,521 bytes, which is beyond gzip's window, so only the script
+    // shrinks.
     let mut request = steps(&"a".repeat(2_000_000), [echo(1)]);
     request = request.with_payload(6, 1000);
     client.unary(request).await.unwrap().into_inner().expect(6, 1000);

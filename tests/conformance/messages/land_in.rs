@@ -1,5 +1,5 @@
-//! Messages that land in application buffers: whatever the path, the field lies in the buffer, and
-//! the buffer comes back.
+//! Messages that land in application buffers. On every path the field lies in the buffer, and the
+//! buffer comes back.
 
 use std::future::{Future, poll_fn};
 use std::task::Poll;
@@ -53,14 +53,15 @@ where
     request
 }
 
-/// Whether what is pinned is limited, so that a buffer may not be registered.
+/// Whether pinned memory is limited, so that a buffer may not be registered.
 fn is_limited() -> bool {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max locked memory")).unwrap();
     !line.contains("unlimited")
 }
 
-/// Checks what has become of a buffer for a field of this many bytes. `few`: memory is not short.
+/// Checks the outcome of a buffer for a field of this many bytes. `few` says that memory is not
+/// scarce.
 fn check(fabric: Fabric, outcome: &Outcome, size: usize, few: bool) {
     let simulated = matches!(fabric, Fabric::Sim | Fabric::SimSmall);
     let lands = (simulated || fabric == Fabric::Verbs) && size > 4096;
@@ -166,12 +167,12 @@ async fn longer_than_the_buffer(env: &TestEnv) {
     client.unary(ask(9)).await.unwrap().into_inner().expect(9, 9);
 }
 
-/// Dropped before and while the field is transferred, by deadline, by the server's error: the
-/// buffer comes back, and the connection goes on.
+/// Calls end early: dropped before and while the field is transferred, by their deadline, or by the
+/// server's error. The buffer comes back, and the connection continues.
 async fn calls_that_end_early(env: &TestEnv) {
     let server = env.server().await;
     let mut client = client_of(connect!(env, server));
-    // Never sent.
+    // Not sent.
     let land_in = LandIn::new(vec![7; 1000]);
     drop(naming(&land_in, ask(5)));
     let outcome = land_in.finish().await.unwrap().outcome;
@@ -207,7 +208,7 @@ async fn calls_that_end_early(env: &TestEnv) {
     client.unary(ask(200_000)).await.unwrap().into_inner().expect(200_000, 200_000);
 }
 
-/// Waits for all, on this thread, whose stubs have the client's codec.
+/// Waits for all calls on this thread, because its stubs have the client's codec.
 async fn join(calls: impl Iterator<Item = impl Future<Output = ()>>) {
     let mut calls: Vec<_> = calls.map(Box::pin).collect();
     let all = poll_fn(|cx| {
@@ -291,13 +292,13 @@ async fn one_buffer_for_two_calls(env: &TestEnv) {
     }
     drop(replies);
     let finished = land_in.finish().await.unwrap();
-    // Whichever began first.
+    // The first call to begin decides.
     let size = if finished.outcome.filled() == 40_000 { 40_000 } else { 50_000 };
     check(fabric, &finished.outcome, size, true);
 }
 
-/// Application bytes that the pools of the client's context have registered, and registrations so
-/// far.
+/// The application bytes that the pools of the client's context have registered, and the number of
+/// registrations so far.
 async fn registered(channel: &AnyChannel) -> (usize, u64) {
     let AnyChannel::Rdma(channel) = channel else { return (0, 0) };
     let stats = channel.context().pool_stats().await;
@@ -305,8 +306,7 @@ async fn registered(channel: &AnyChannel) -> (usize, u64) {
     stats.fold((0, 0), |sum, stats| (sum.0 + stats.0, sum.1 + stats.1))
 }
 
-/// A buffer that stays registered: only the first reply registers it, and it comes back
-/// deregistered.
+/// The buffer stays registered. Only the first reply registers it, and it comes back deregistered.
 async fn one_buffer_for_many_replies(env: &TestEnv) {
     let check = |outcome: &Outcome, size| check(env.fabric(), outcome, size, true);
     many_replies(env, vec![0; SIZE], check).await;
@@ -316,7 +316,7 @@ fn is_shm(fabric: Fabric) -> bool {
     fabric.fast() == Some(Path::Shm)
 }
 
-/// The same over shared memory, which the server maps: what is there was written by it.
+/// Over shared memory the server maps the buffer, and writes its content.
 async fn one_mapped_buffer_for_many_replies(env: &TestEnv) {
     let check = |outcome: &Outcome, size| match outcome {
         Outcome::Landed { len, .. } if is_shm(env.fabric()) => assert_eq!(*len, size),
@@ -372,7 +372,7 @@ async fn many_replies<T: AsMut<[u8]> + Send + 'static>(
 /// The answer of [`receive`] to a request that came without a buffer.
 const NO_BUFFER: &str = "without a buffer";
 
-/// Tells the client what has become of the buffer of its request, if there was one.
+/// Reports to the client the outcome of its request's buffer, if there was one.
 async fn receive(mut request: Request<Message>) -> Result<Response<Message>, Status> {
     let land_in = request.extensions_mut().remove::<LandIn<Vec<u8>>>();
     let mapped = request.extensions_mut().remove::<LandIn<LandableBuf>>();
@@ -456,13 +456,14 @@ async fn put(client: &mut Client, size: usize, buffer: impl ToString) -> Result<
     Ok(client.unary(request).await?.into_inner())
 }
 
-/// The codec of the service is known once it has answered.
+/// Makes the codec of the service known, by a first answer.
 async fn warm(client: &mut Client) {
     let reply = put(client, 100_000, 100_000).await.unwrap();
     assert_eq!(reply.script.unwrap().id, NO_BUFFER);
 }
 
-/// Checks what the server tells of a buffer that was long enough. `few`: memory is not short.
+/// Checks the server's report about a buffer that was long enough. `few` says that memory is not
+/// scarce.
 fn check_told(fabric: Fabric, reply: &Message, size: usize, few: bool) {
     let told = &reply.script.as_ref().unwrap().id;
     if fabric.codecs().1 == CodecKind::Plain {
@@ -515,7 +516,7 @@ async fn requests_of_sixty_clients(env: &TestEnv) {
     join(calls).await;
 }
 
-/// Given up before and while the field is transferred: whatever is served afterwards has its own
+/// Requests are given up before and while the field is transferred. Each later request has its own
 /// buffer, filled with its own bytes.
 async fn requests_that_end_early(env: &TestEnv) {
     let server = receiver(env).await;
@@ -545,13 +546,13 @@ async fn requests_that_end_early(env: &TestEnv) {
     }
 }
 
-/// The server's buffer stays registered, and requests have it one after the other.
+/// The server's buffer stays registered, and requests use it one after the other.
 async fn one_buffer_for_many_requests(env: &TestEnv) {
     let check = |reply: &Message, size| check_told(env.fabric(), reply, size, true);
     many_requests(env, vec![0; SIZE], check).await;
 }
 
-/// The same over shared memory, which the client maps.
+/// The same over shared memory, where the client maps the buffer.
 async fn one_mapped_buffer_for_many_requests(env: &TestEnv) {
     let check = |reply: &Message, size| match is_shm(env.fabric()) {
         true if env.fabric().codecs().1 == CodecKind::ZeroCopy => {
@@ -588,7 +589,7 @@ async fn many_requests<T: AsMut<[u8]> + Send + 'static>(
         places.push(reply.seed);
     }
     assert!(!zero_copy || places.iter().all(|place| *place == places[0]), "{places:?}");
-    // Whoever comes second while it is in use has none.
+    // The second request gets no buffer while it is in use.
     let (mut one, mut two) = (client.clone(), client.clone());
     let (one, two) = tokio::join!(put(&mut one, SIZE), put(&mut two, SIZE - 1));
     for (reply, size) in [(one, SIZE), (two, SIZE - 1)] {

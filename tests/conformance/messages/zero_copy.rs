@@ -1,5 +1,5 @@
-//! Payload in pool memory and in registered memory is not copied in any kind of call: checked by
-//! counters and by the addresses of the fields.
+//! Payload in pool memory and in registered memory is not copied in any kind of call, as counters
+//! and the fields' addresses show.
 
 use bytes::{BufMut, Bytes};
 use tokio::sync::oneshot;
@@ -37,14 +37,14 @@ async fn every_kind_of_call(env: &TestEnv) {
     let (at_client, at_server) = env.fabric().codecs();
     let check = |message: &Message| {
         message.expect(message.seed, LEN);
-        // What a server echoes of what it was lent is this process's own memory, lent on.
+        // A server echoes borrowed data, so what arrives is this process's own memory, lent on.
         let lends = env.fabric() == Fabric::ShmTwo;
         let landed = pool.resolve(&message.payload).is_some();
         assert!(lends || landed == (at_client == CodecKind::ZeroCopy), "where the field lies");
     };
     let mut before = [Copied::default(); 2];
     let copied = || [channel.stats().copied_fast, env.server_copied()];
-    // In the first rounds both ends learn what they remember of each method.
+    // In the first rounds both ends learn about each method.
     for round in 0..4 {
         if round == 3 {
             before = copied();
@@ -87,10 +87,10 @@ async fn every_kind_of_call(env: &TestEnv) {
     }
 }
 
-/// Registered application memory at an odd address is sent in place by one connection after the
-/// other, and belongs to the application again when all its bytes are dropped.
+/// Registered application memory at an odd address is sent in place over several connections, one
+/// after the other. It returns to the application when all its bytes are dropped.
 async fn memory_of_the_application(env: &TestEnv) {
-    /// An owner that tells when it is dropped.
+    /// An owner that reports when it is dropped.
     struct Owner(Vec<u8>, Option<oneshot::Sender<()>>);
     impl AsRef<[u8]> for Owner {
         fn as_ref(&self) -> &[u8] {

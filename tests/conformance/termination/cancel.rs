@@ -88,7 +88,7 @@ async fn caller_drops_a_download_midway(env: &TestEnv) {
 
 async fn caller_drops_a_download_unread(env: &TestEnv) {
     let (_server, mut client) = env.pair().await;
-    // More than fits in any window: the handler blocks until the drop ends it.
+    // More data than fits in any window, so the handler blocks until the drop ends it.
     let request = steps("d", [send_many(1, 1 << 20, 1000)]);
     let replies = client.download(request).await.unwrap();
     env.probe().seen("sent:d").await;
@@ -115,7 +115,7 @@ async fn caller_drops_many_calls(env: &TestEnv) {
         .map(|n| {
             let mut client = client.clone();
             tokio::spawn(async move {
-                // Calls of every size are cancelled, also while their bytes are in flight.
+                // Calls of every size are cancelled, including while their bytes are in flight.
                 let request = before("m", [gate("all"), hang()]).with_payload(n, 1000 * n as usize);
                 client.unary(request).await
             })

@@ -1,7 +1,7 @@
 //! Deadlines: the caller's, the endpoint's and the server's.
 //!
-//! Stock tonic is the reference: each side ends the call with CANCELLED if the head of the response
-//! is late; a stream whose head arrived in time continues past its deadline.
+//! Stock tonic is the reference: each side ends the call with CANCELLED if the response's head is
+//! late. A stream whose head arrived in time continues past its deadline.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ async fn expiry_while_uploading(env: &TestEnv) {
     let status = client.upload(within(SHORT, ReceiverStream::new(receiver))).await.unwrap_err();
     assert_eq!(status.code(), Code::Cancelled);
     env.probe().seen("dropped:u").await;
-    // The caller's request stream has been dropped too.
+    // The caller's request stream has also been dropped.
     sender.closed().await;
 }
 

@@ -1,5 +1,5 @@
-//! Rare ends of calls, which have the code and the order that they have in stock tonic: it runs
-//! here as one of the fabrics.
+//! Rare ends of calls. They have the same code and order as in stock tonic, which runs here as one
+//! of the fabrics.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -36,14 +36,14 @@ async fn errors_have_tonics_type(env: &TestEnv) {
     let status = client_of(channel).unary(before("u", [hang()])).await.unwrap_err();
     assert_eq!(status.code(), Code::Cancelled, "{status:?}");
     match env.fabric() {
-        // The limit is that of the channel behind the one of tonic's type.
+        // The limit is set on the channel behind the one of tonic's type.
         Fabric::ShmTonic => assert!(status.source().is_none(), "{status:?}"),
         _ => assert!(status.source().unwrap().is::<tonic::transport::Error>(), "{status:?}"),
     }
     env.probe().seen("dropped:u").await;
 }
 
-/// The handler of a call that is given up at this end may have begun.
+/// The handler of a call that this end gave up may have begun.
 fn check_limit(env: &TestEnv, status: &Status) {
     assert_eq!(status.code(), Code::Internal, "{status:?}");
     if env.fabric().fast().is_some() && !env.fabric().tonic_channel() {
@@ -65,7 +65,7 @@ async fn messages_over_the_callers_own_limit(env: &TestEnv) {
     let stream = tokio_stream::once(steps("u", [receive_all(), send(1, 1)]));
     let stream = stream.chain(tokio_stream::iter([payload(1, 100), payload(2, TOO_LONG)]));
     check_limit(env, &client.upload(stream).await.unwrap_err());
-    // The connection is whole.
+    // The connection still works.
     client.unary(steps("", [send(3, 30)])).await.unwrap().into_inner().expect(3, 30);
 }
 
@@ -90,7 +90,8 @@ async fn handler_panics_before_the_head(env: &TestEnv) {
     client.unary(steps("", [send(3, 30)])).await.unwrap().into_inner().expect(3, 30);
 }
 
-/// Returns the messages before the failure, which has the code of a handler's that is gone.
+/// Returns the number of messages before the failure, which has the code of a handler that has
+/// ended.
 async fn messages_before_a_panic(client: &mut Client, count: u64) -> u64 {
     let sent = (count > 0).then(|| send_many(1, 10, count));
     let script: Vec<_> = sent.into_iter().chain([panic("as planned")]).collect();
@@ -119,7 +120,7 @@ async fn handler_panics_behind_the_head(env: &TestEnv) {
 
 async fn handler_panics_behind_messages(env: &TestEnv) {
     let (_server, mut client) = env.pair().await;
-    // What was sent may be lost with the stream, here as with HTTP/2; the head is not.
+    // Sent messages may be lost with the stream, as with HTTP/2, but not the head.
     for count in [1, 5, 100] {
         let received = messages_before_a_panic(&mut client, count).await;
         assert!(received <= count, "{received} of {count}");
@@ -136,7 +137,7 @@ async fn requests_go_on_without_a_reader_of_replies(env: &TestEnv) {
     replies.message().await.unwrap().unwrap().expect(1, 10);
     env.probe().seen("gate:on").await;
     drop(replies);
-    // Another call, by the end of which the drop has reached the server if it is told of it.
+    // When this call ends, the drop has reached the server, if the server is told of it.
     client.unary(steps("", [send(3, 30)])).await.unwrap().into_inner().expect(3, 30);
     env.probe().open("on");
     for (n, size) in [10, 3000, 200_000].into_iter().enumerate() {

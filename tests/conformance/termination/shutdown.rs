@@ -234,8 +234,8 @@ async fn killed_client_ends_its_handlers(env: &TestEnv) {
     env.probe().seen("began:d").await;
     match env.fabric().fast() {
         Some(_) => doomed.shutdown_background(),
-        // A request that reaches the queue of tonic's channel while the task behind it is dropped
-        // stays there (tower's Buffer, on a channel of tokio): one in 200 here.
+        // One in 200 requests here reaches the queue of tonic's channel while the task behind it is
+        // dropped, and stays there (tower's Buffer, on a channel of tokio).
         None => tokio::task::block_in_place(|| doomed.shutdown_timeout(LIMIT)),
     }
     env.probe().seen("dropped:d").await;

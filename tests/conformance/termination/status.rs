@@ -1,4 +1,4 @@
-//! Status codes, messages and details: refused calls, after messages, and from a handler that
+//! Status codes, messages and details: of refused calls, after messages, and from a handler that
 //! reads.
 
 use tokio_stream::StreamExt;

@@ -1,4 +1,4 @@
-//! axum: pages at the address of the service, and axum's own layers around both.
+//! axum serves pages at the service's address, with axum's own layers around both.
 
 use axum::extract::Path;
 use axum::routing::get;
@@ -37,6 +37,6 @@ pub(crate) async fn beside_grpc(net: Net) {
         (status, of_grpc, String::from_utf8(text.into()).unwrap())
     };
     assert_eq!(page("/ready/all").await, (StatusCode::OK, false, "all is ready".into()));
-    // What there is no route for, tonic's routes answer.
+    // tonic's routes answer requests that have no route.
     assert_eq!(page("/ready").await, (StatusCode::OK, true, String::new()));
 }

@@ -1,4 +1,4 @@
-//! etcd-client, with its custom channel and with a channel of tonic's type, against a small server:
+//! etcd-client, with its custom channel and with a channel of tonic's type. The server is small:
 //! keys and values in memory, and watches.
 
 use std::collections::BTreeMap;
@@ -27,14 +27,14 @@ type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 type Keys = BTreeMap<Vec<u8>, PbKeyValue>;
 
-/// Keys and values with the revision of their last change, and who hears of changes.
+/// Keys and values with the revision of their last change, and the watchers.
 #[derive(Clone)]
 struct Store {
     held: Arc<Mutex<(i64, Keys)>>,
     changes: broadcast::Sender<PbEvent>,
 }
 
-/// Whether a key is the one asked for, or in the range that `end` ends.
+/// Whether a key equals `start` or lies in the range up to `end`.
 fn covers(start: &[u8], end: &[u8], key: &[u8]) -> bool {
     if end.is_empty() { key == start } else { key >= start && key < end }
 }

@@ -1,4 +1,4 @@
-//! arrow-flight's SQL client and server, as published: over the channel itself, and over one of
+//! arrow-flight's SQL client and server, as published, over the channel itself and over one of
 //! tonic's type.
 
 use std::sync::Arc;
@@ -27,10 +27,10 @@ use tonic::{Code, Request, Response, Status};
 use tonic_rdma::Server;
 use tonic_rdma_ecosystem_tests::Net;
 
-/// Rows of a batch: 1 MiB of numbers.
+/// Rows of a batch, which make 1 MiB of numbers.
 const ROWS: i64 = 128 << 10;
 
-/// Counts to what it is asked for.
+/// Counts up to the requested number.
 #[derive(Clone)]
 struct Numbers;
 

@@ -1,4 +1,4 @@
-//! tonic-health: what Kubernetes and load balancers ask.
+//! tonic-health, which Kubernetes and load balancers query.
 
 use tokio_stream::StreamExt;
 use tonic::Code;

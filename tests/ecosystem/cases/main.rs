@@ -1,5 +1,5 @@
-//! Libraries around tonic, as they are published and unedited, over shared memory and TCP; in the
-//! guest over its device. `TONIC_RDMA_TEST_FABRIC` selects: `shm`, `tcp`, `verbs`.
+//! Libraries around tonic, as published and unchanged, over shared memory and TCP, and in the guest
+//! over its device. `TONIC_RDMA_TEST_FABRIC` selects `shm`, `tcp` or `verbs`.
 
 // Test code: a failed unwrap is a failed test.
 #![allow(clippy::unwrap_used)]
@@ -23,10 +23,10 @@ mod tower_http;
 mod traced;
 mod web;
 
-/// A case takes seconds at most; this leaves room for the guest and for a busy machine.
+/// A case takes seconds at most. The limit leaves room for the guest and for a busy machine.
 const HANG: Duration = Duration::from_secs(120);
 
-/// A case: sets up what it tests over `Net`, and panics if it fails.
+/// A case, which prepares its test over `Net` and panics if it fails.
 type Case = fn(Net) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The cases with their names.
@@ -76,7 +76,7 @@ fn run(net: Net, case: Case) -> Result<(), Failed> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let done = runtime.block_on(async { tokio::time::timeout(HANG, case(net)).await });
-    // Servers end with the runtime; nobody waits for them.
+    // Servers end with the runtime, and need not be waited for.
     runtime.shutdown_background();
     done.map_err(|_| format!("hangs: not done after {} s", HANG.as_secs()).into())
 }

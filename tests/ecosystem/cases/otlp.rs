@@ -1,4 +1,4 @@
-//! opentelemetry-otlp takes a channel of tonic's type only: `Channel::into_tonic`.
+//! opentelemetry-otlp takes only a channel of tonic's type: `Channel::into_tonic`.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 use tonic_rdma::{Path, Server};
 use tonic_rdma_ecosystem_tests::Net;
 
-/// The names of the spans that came, and how.
+/// The names of the spans that arrived, with their paths.
 #[derive(Clone, Default)]
 struct Collector(Arc<Mutex<Vec<(String, Path)>>>);
 
@@ -43,7 +43,7 @@ pub(crate) async fn spans_are_exported_through_into_tonic(net: Net) {
     let exporter = SpanExporter::builder().with_tonic().with_channel(channel).build().unwrap();
     let provider = SdkTracerProvider::builder().with_batch_exporter(exporter).build();
     let tracer = provider.tracer("ecosystem");
-    // More than a batch.
+    // More spans than a batch has.
     let names: Vec<String> = (0..1000).map(|n| format!("span {n}")).collect();
     for name in &names {
         drop(tracer.start(name.clone()));

@@ -1,6 +1,6 @@
 //! qdrant-client's generated stubs, with our channel and with one of tonic's type, and its own
-//! client, which makes channels of tonic's, against a small server made of its generated service:
-//! points in memory.
+//! client, which makes tonic's channels. The server is small and made of its generated service,
+//! with points in memory.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -16,11 +16,11 @@ use tonic::{Code, Request, Response, Status};
 use tonic_rdma::{Path, RdmaConnectInfo, Server};
 use tonic_rdma_ecosystem_tests::Net;
 
-/// Floats of a vector: 64 points of them make a message of 1 MiB, which no SEND has room for.
+/// Number of floats in a vector. 64 points make a message of 1 MiB, which fits no SEND.
 const DIMENSION: usize = 4096;
 const POINTS: u64 = 64;
 
-/// Points by their number, and by which path the last came.
+/// Points by their number, and the path over which the last one arrived.
 #[derive(Clone, Default)]
 struct Store {
     points: Arc<Mutex<HashMap<u64, PointStruct>>>,
@@ -45,7 +45,7 @@ impl Qdrant for Store {
     }
 }
 
-/// Methods that this server has not.
+/// Methods that this server lacks.
 macro_rules! without {
     ($($name:ident($request:ty) -> $reply:ty;)+) => {
         #[tonic::async_trait]
@@ -126,7 +126,7 @@ impl Store {
     }
 }
 
-/// Points whose vectors and payload tell them apart.
+/// Points with distinct vectors and payload.
 fn points(salt: f32) -> Vec<PointStruct> {
     let vector = |n: u64| (0..DIMENSION).map(|i| n as f32 + i as f32 * salt).collect::<Vec<_>>();
     let payload =

@@ -1,4 +1,4 @@
-//! tonic-reflection: what grpcurl asks first.
+//! tonic-reflection, which grpcurl queries first.
 
 use prost::Message;
 use tokio_stream::{StreamExt, iter};

@@ -16,10 +16,10 @@ use tower::hedge::Hedge;
 use tower::retry::Retry;
 use tower::{Service, ServiceExt, hedge, retry, service_fn};
 
-/// Answers the third call of each name. Those before fail, or are never answered.
+/// Answers the third call of each name. The calls before fail, or are never answered.
 struct Third {
     calls: Mutex<HashMap<String, u32>>,
-    /// Where to tell that a call which is not answered was dropped; without it calls fail.
+    /// Reports that an unanswered call was dropped. Without it, calls fail.
     dropped: Option<mpsc::UnboundedSender<()>>,
 }
 
@@ -74,7 +74,7 @@ fn by_message(
     })
 }
 
-/// How often a call that was refused is made again.
+/// How often a refused call is repeated.
 #[derive(Clone)]
 struct Again(u32);
 
@@ -114,7 +114,7 @@ pub(crate) async fn retries_until_it_works(net: Net) {
     assert_eq!(status.message(), "call 2 of impatient");
 }
 
-/// Each call may be made a second time.
+/// Lets each call be made a second time.
 #[derive(Clone)]
 struct Twice;
 
@@ -133,7 +133,7 @@ pub(crate) async fn hedges_and_cancels_the_slow_one(net: Net) {
     let channel = start(net, Some(dropped)).await;
     let minute = Duration::from_secs(60);
     let service = by_message(channel);
-    // As measured: calls take 1 ms, so one that takes longer is made again.
+    // Calls are expected to take 1 ms, so one that takes longer is repeated.
     let mut hedged = Hedge::new_with_mock_latencies(service, Twice, 10, 0.9, minute, &[1; 20]);
     for n in 0..20 {
         let request = HelloRequest { name: format!("name {n}") };

@@ -42,7 +42,7 @@ impl MakeRequestId for Numbered {
     }
 }
 
-/// Does what the name says.
+/// Behaves as the name says.
 #[derive(Clone)]
 struct Told(Arc<Semaphore>);
 
@@ -110,7 +110,7 @@ pub(crate) async fn traces_counts_and_marks_calls(net: Net) {
     };
     assert_eq!(calls(), 3);
 
-    // No call counts for longer than it takes, and no Offer.
+    // No call is counted for longer than it takes, and no Offer is counted.
     until(|| counter.get() == 0).await;
     let mut waits = client.clone();
     let waiting = tokio::spawn(async move { waits.say_hello(told("wait")).await });
@@ -126,14 +126,15 @@ pub(crate) async fn traces_counts_and_marks_calls(net: Net) {
     until(|| counter.get() == 0).await;
 }
 
-/// Waits for what a layer does once a response has ended. The runner's limit ends it otherwise.
+/// Waits for a layer's action after a response has ended. If it never comes, the runner's limit
+/// ends the test.
 async fn until(done: impl Fn() -> bool) {
     while !done() {
         tokio::task::yield_now().await;
     }
 }
 
-/// The layer leaves gRPC alone by itself; a body that it compressed would not be read as messages.
+/// By default the layer does not compress gRPC. A compressed body could not be read as messages.
 pub(crate) async fn compresses_pages_but_no_calls(net: Net) {
     let page = "a page that is long enough to be compressed ".repeat(50);
     let length = page.len();
@@ -162,7 +163,7 @@ pub(crate) async fn a_handler_that_panics_fails_its_call_only(net: Net) {
     let mut beside = client.clone();
     let waiting = tokio::spawn(async move { beside.say_hello(told("wait")).await });
     for _ in 0..3 {
-        // The layer answers with status 500 and a text, which is no message: as with tonic.
+        // The layer answers with status 500 and a text, which is not a message, as with tonic.
         let status = client.say_hello(told("panic")).await.unwrap_err();
         assert_eq!(status.code(), Code::Internal, "{status}");
         assert!(status.message().contains("500"), "{status}");

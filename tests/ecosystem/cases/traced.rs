@@ -1,4 +1,4 @@
-//! tracing-opentelemetry: the context of a trace goes with the call, and the server's spans are
+//! tracing-opentelemetry: the call carries the context of a trace, and the server's spans are
 //! children of the caller's.
 
 use std::sync::OnceLock;
@@ -24,10 +24,10 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// The spans that have ended, of all cases.
+/// The ended spans of all cases.
 static ENDED: OnceLock<InMemorySpanExporter> = OnceLock::new();
 
-/// Has the spans of this module recorded, for the whole process.
+/// Records the spans of this module, for the whole process.
 pub(crate) fn subscribe() {
     let ended = ENDED.get_or_init(InMemorySpanExporter::default).clone();
     let provider = SdkTracerProvider::builder().with_simple_exporter(ended).build();

@@ -1,4 +1,4 @@
-//! tonic-web: browsers call by HTTP/1.1 at the address where others take the fast path.
+//! tonic-web: browsers call over HTTP/1.1 at the address where others take the fast path.
 
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;

@@ -51,13 +51,13 @@ impl Net {
         self.0.fast().unwrap_or(Path::Tcp)
     }
 
-    /// A port to serve at: on the RDMA device in the guest, else on loopback.
+    /// A port to serve on: on the RDMA device in the guest, and otherwise on loopback.
     pub async fn listen(self) -> (SocketAddr, TcpIncoming) {
         let listener = TcpListener::bind((bind_ip().unwrap(), 0)).await.unwrap();
         (listener.local_addr().unwrap(), TcpIncoming::from(listener))
     }
 
-    /// The endpoint of a server, with the path decided: a channel has it, or does not connect.
+    /// A server's endpoint that requires the path. A channel takes it or does not connect.
     pub fn endpoint(self, addr: SocketAddr) -> Endpoint {
         let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
         match self.0.fast() {
@@ -79,10 +79,10 @@ impl Net {
     }
 }
 
-/// Calls a `Hello` service, and returns what it says.
+/// Calls a `Hello` service, and returns its answer.
 ///
 /// # Errors
-/// As of the call.
+/// The errors of the call.
 pub async fn greet<T>(service: T) -> Result<String, Status>
 where
     T: GrpcService<Body>,

@@ -127,8 +127,8 @@ fn lengthen(tree: &mut Tree, times: usize, room: &mut usize) {
         .for_each(|tree| lengthen(tree, times, room));
 }
 
-/// A body that arrives in pieces, some of which have landed, must decode to what prost decodes from
-/// the joined messages.
+/// A body that arrives in pieces, some of which have landed, must decode to the same messages that
+/// prost decodes from the joined bytes.
 ///
 /// | bytes | meaning |
 /// |---|---|
@@ -163,7 +163,7 @@ pub fn decode(data: &[u8]) {
     }
 }
 
-/// The lengths of the pieces of a body, and how each came.
+/// The lengths of the pieces of a body, and how each arrived.
 type Cuts = Vec<(usize, Came)>;
 
 /// Reads the body and its pieces from the input of [`decode`].

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tonic_rdma_proto::{Accept, Hello, Reject};
 
-/// Bytes of a hello that are not read.
+/// Bytes of a hello that no decoder reads.
 const RESERVED: Range<usize> = 40..48;
 
 /// Private data must be refused, or mean the same after encoding it again, with or without padding.

@@ -1,12 +1,12 @@
-//! The fuzz targets: one function for each, which panics when a property does not hold.
+//! The fuzz targets, with one function for each, which panics when a property does not hold.
 //!
 //! | target | input |
 //! |---|---|
 //! | `frames` | one control message, as received |
 //! | `hello` | the private data of connect, accept or reject |
 //! | `headers` | one header block |
-//! | `ring` | what the two ends of a shared-memory ring do, and concurrent writes by a hostile process |
-//! | `socket` | messages on the socket of a shared-memory connection, and what either end takes |
+//! | `ring` | actions of the two ends of a shared-memory ring, and concurrent writes by a hostile process |
+//! | `socket` | messages on a shared-memory connection's socket, and which of them either end accepts |
 //! | `peer` | messages of a hostile peer to a connection, and actions of its own side: see [`peer()`] |
 //! | `encode` | messages for the zero-copy codec: see [`encode`] |
 //! | `decode` | a body of messages for the zero-copy codec, in pieces: see [`decode`] |

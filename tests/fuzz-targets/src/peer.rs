@@ -15,9 +15,10 @@ const STEPS: usize = 400;
 
 /// Runs a connection against a hostile peer.
 ///
-/// The first byte selects side and sizes; with its highest bit both sides have RECVs of two sizes,
-/// and come and go. The second says whether this side takes what the peer lends (unless bit 0 is
-/// set), and whether it lends (bit 1). Each step is a byte, followed by its operands:
+/// The first byte selects side and sizes. If its highest bit is set, both sides have RECVs of two
+/// sizes, which come and go. The second byte says whether this side takes loans from the peer
+/// (unless bit 0 is set), and whether it lends (bit 1). Each step is a byte, followed by its
+/// operands:
 ///
 /// | byte modulo 16 | step |
 /// |---|---|
@@ -28,7 +29,7 @@ const STEPS: usize = 400;
 /// | 9 | this side resets or releases a stream |
 /// | 10, 11 | this side posts its pending work |
 /// | 12 | this side is asked for memory, or to lend some, and answers |
-/// | 13 | time passes, and what was not lent before is tried again |
+/// | 13 | time passes, and loans that failed before are tried again |
 /// | 14 | this side reads, and returns leases |
 /// | 15 | this side drains, closes, or recalls grants |
 ///
@@ -50,7 +51,7 @@ pub fn peer(data: &[u8]) {
     side.finish();
 }
 
-/// The rest of the input; reads take bytes from the front.
+/// The rest of the input. Reads take bytes from the front.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -314,7 +315,7 @@ impl Side {
                 }
                 Event::Lent { lent, .. } => {
                     assert!(self.config.takes_lent, "this side takes nothing that is lent");
-                    // It is held, and counts in no window.
+                    // The lent data is held, and counts in no window.
                     let around = lent.head.len() + lent.tail.len();
                     assert!(around < self.config.slot_size as usize, "{around} bytes around it");
                     assert!(self.borrowed.insert(lent.place.lease), "{lent:?} is lent twice");
@@ -395,7 +396,7 @@ impl Side {
         self.conn.provide_landing(for_what, GrantMemory { key, addr, rkey: key as u32, len });
     }
 
-    /// Lends what may be lent, or not, or later.
+    /// Lends what may be lent, or declines, or waits.
     fn lend(&mut self, kind: u8) {
         while let Some((id, bytes)) = self.conn.poll_lend() {
             assert!(self.lends && !bytes.is_empty(), "{id}: nothing may be lent");

@@ -10,20 +10,20 @@ pub fn ring(data: &[u8]) {
     tonic_rdma_fabric::fuzzing::ring(data);
 }
 
-/// Does nothing: this platform has no shared memory.
+/// Does nothing, because this platform has no shared memory.
 #[cfg(not(target_os = "linux"))]
 pub fn ring(_: &[u8]) {}
 
-/// Messages on the socket must mean one thing, and those of a kind that an end did not turn on must
-/// not pass.
+/// Messages on the socket must have one meaning each, and those of a kind that an end has not
+/// turned on must be refused.
 ///
 /// # Panics
-/// One does.
+/// A message has several meanings, or is not refused.
 #[cfg(target_os = "linux")]
 pub fn socket(data: &[u8]) {
     tonic_rdma_fabric::fuzzing::socket(data);
 }
 
-/// Does nothing: this platform has no shared memory.
+/// Does nothing, because this platform has no shared memory.
 #[cfg(not(target_os = "linux"))]
 pub fn socket(_: &[u8]) {}

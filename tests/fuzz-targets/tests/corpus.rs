@@ -31,7 +31,7 @@ fn every_corpus_is_well() {
     }
 }
 
-/// Variants of each corpus.
+/// Number of variants of each corpus.
 const NEIGHBOURS: usize = 3000;
 
 /// Variants of the corpus: a byte changed, the input truncated, or two inputs joined.

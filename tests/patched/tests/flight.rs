@@ -1,5 +1,5 @@
-//! arrow-flight as it is published, client and server, with the tonic-prost of tonic-rdma in place
-//! of tonic's: nothing is copied for its stubs' sake.
+//! arrow-flight as published, client and server, with tonic-rdma's tonic-prost instead of tonic's.
+//! Its stubs cause no copies.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ use tonic_rdma::{Copied, Endpoint, Policy, Server, ServerStats};
 
 const MIB: u64 = 1 << 20;
 const BATCHES: i64 = 16;
-/// Rows of a batch: 1 MiB of numbers.
+/// Rows of a batch, which make 1 MiB of numbers.
 const ROWS: i64 = 128 << 10;
 
 fn batch(n: i64) -> RecordBatch {
@@ -32,7 +32,7 @@ fn batch(n: i64) -> RecordBatch {
     RecordBatch::try_new(Arc::new(schema), vec![Arc::new(numbers)]).unwrap()
 }
 
-/// Gives back what was put last.
+/// Returns what was put last.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<FlightData>>>);
 
@@ -139,10 +139,10 @@ where
     assert!(got == sent, "another table than was put");
 }
 
-/// The padding of the encoder, so that tonic sends the first long message of a stream by itself.
+/// Padding by the encoder, so that tonic sends the first long message of a stream by itself.
 const PADDING: u64 = 32 << 10;
 
-/// Nothing was copied because of a codec, at one end, in one stream.
+/// Checks that no codec caused a copy, at one end, in one stream.
 fn nothing_for_the_codec(copied: Copied) {
     assert_eq!((copied.plain_codec, copied.joined), (0, 0), "{copied}");
     assert!(copied.learning <= PADDING, "{copied}");
@@ -164,9 +164,9 @@ async fn stock_stubs_copy_nothing() {
     nothing_for_the_codec(server.get().copied_fast - served);
 }
 
-/// Behind `into_tonic` the stub's messages pass an HTTP/2 connection within the process. What comes
-/// out of it is a body of frames: to the fast path a request is that of a plain codec, each byte
-/// copied once on its way, and the server joins its parts. A reply goes in from where it landed.
+/// Behind `into_tonic` the stub's messages pass an HTTP/2 connection within the process, and leave
+/// it as frames. For the fast path such a request is like a plain codec's: each byte is copied once
+/// on its way, and the server joins its parts. A reply goes in from where it landed.
 #[tokio::test(flavor = "multi_thread")]
 async fn stock_stubs_behind_a_channel_of_tonics() {
     let (channel, server) = start().await;

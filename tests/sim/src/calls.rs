@@ -74,8 +74,8 @@ async fn perform(
     }
 }
 
-/// Application memory whose content is overwritten when its owner gets it back, so that whoever
-/// reads it later, such as a device, sends wrong bytes.
+/// Application memory that is overwritten when its owner gets it back, so that any later reader,
+/// such as a device, sends wrong bytes.
 struct Reused(Vec<u8>);
 
 impl AsRef<[u8]> for Reused {
@@ -108,7 +108,7 @@ async fn request(channel: &Channel, call: &CallPlan, index: usize) -> Bytes {
         }
     }
     if !call.pinned && call.id.is_multiple_of(2) {
-        // The message lands at the same place modulo a cache line: the same in each run of a seed.
+        // The message lands at the same place modulo a cache line in each run of a seed.
         const LINE: usize = 64;
         let mut own = vec![0; len + LINE + 1];
         let at = own.as_ptr().align_offset(LINE) + 1;

@@ -9,7 +9,7 @@ use crate::hosts::{Hosts, RunningServer};
 use crate::plan::{Fault, Host};
 use crate::world::World;
 
-/// The servers of a run: per host the one that accepts new connections, and those that are
+/// The servers of a run: for each host the one that accepts new connections, and those that are
 /// shutting down.
 pub(crate) struct Servers {
     pub(crate) current: Vec<RunningServer>,

@@ -16,10 +16,10 @@
 //! | `service` | the server's side of a call |
 //! | `calls` | the client's side of a call |
 //! | `fault_injection` | injects the faults of a plan |
-//! | `named` | buffers that fields land in |
-//! | `wire_checker` | checks what goes over the fabric against the protocol's rules, frame by frame |
+//! | `named` | buffers for fields to land in |
+//! | `wire_checker` | checks the traffic on the fabric against the protocol's rules, frame by frame |
 //! | `hosts` | the devices, pools and servers of a run |
-//! | `world` | what all tasks of a run share |
+//! | `world` | state that all tasks of a run share |
 //! | `panics` | collects the panics of a run |
 //! | `run` | one run, from start to result |
 //! | `oracle` | records every call, and checks whether its outcome is allowed |

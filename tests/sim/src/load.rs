@@ -30,11 +30,11 @@ pub(crate) enum Kind {
 pub(crate) enum Reading {
     /// All of them before it answers.
     First,
-    /// One before each answer, the rest at the end.
+    /// One before each answer, and the rest at the end.
     Between,
     /// None.
     Never,
-    /// All of them, and sends each back unchanged: raw calls, and by [`CallPlan::echo`].
+    /// All of them, and echoes each unchanged. For raw calls, and by [`CallPlan::echo`].
     Echo,
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn draw(
     pressure: bool,
 ) -> Vec<CallPlan> {
     let count = *[1, 5, 15, 30, 60].choose(rng).unwrap_or(&5);
-    // All at once, or spread over the span.
+    // All at the same time, or spread over the span.
     let burst = rng.random_bool(0.3);
     (0..count)
         .map(|id| {
@@ -125,8 +125,8 @@ pub(crate) fn draw(
 }
 
 impl CallPlan {
-    /// Has the handler send back what it reads, if both ends have the codec that leaves it where it
-    /// lies: what a peer has lent is lent on then.
+    /// Makes the handler echo its input, if both ends have the codec that leaves it in place.
+    /// Memory that a peer has lent is then lent on.
     pub(crate) fn echo(&mut self) {
         let may = matches!(self.kind, Kind::Unary | Kind::Bidirectional)
             && self.client_zero_copy
@@ -146,9 +146,9 @@ impl CallPlan {
 const HTTP2_UP_WINDOW: usize = 1000 << 10;
 const HTTP2_DOWN_WINDOW: usize = 2000 << 10;
 
-/// Over TCP a call whose windows are full both ways cannot be dropped: hyper does not reset a
-/// stream whose request waits for HTTP/2's window, and the handler waits to send and does not read.
-/// With stock tonic too the call stays until its connection ends.
+/// Over TCP a call whose windows are full in both directions cannot be dropped: hyper does not
+/// reset a stream whose request waits for HTTP/2's window, and the handler waits to send and does
+/// not read. Such a call stays until its connection ends, with stock tonic as well.
 fn full_both_ways(requests: &[usize], responses: &[usize]) -> bool {
     requests.iter().sum::<usize>() > HTTP2_UP_WINDOW
         && responses.iter().sum::<usize>() > HTTP2_DOWN_WINDOW

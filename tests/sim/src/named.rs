@@ -1,5 +1,5 @@
-//! Buffers that fields land in. Their owners write to them once they are back: whoever writes there
-//! later, a device for instance, is found out.
+//! Buffers for fields to land in. Their owners write to them once they are back, so any later
+//! write, for example by a device, is detected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::world::World;
 const OWN: u8 = 0x5a;
 /// How long an owner keeps its buffer. Late WRITEs arrive in that time.
 const KEPT: Duration = Duration::from_millis(300);
-/// A reader that retains the field keeps the buffer from its owner.
+/// Time between two tries, while a reader that retains the field keeps the buffer from its owner.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// The buffer that the response of a call is to land in: for a third of those whose client has the
-/// codec for it. Some are too short.
+/// The buffer for a call's response to land in, for a third of the calls whose client has the codec
+/// for it. Some buffers are too short.
 pub(crate) fn for_response(call: &CallPlan) -> Option<LandIn<Vec<u8>>> {
     let first = *call.responses.first()?;
     let named = call.client_zero_copy && call.kind != Kind::Raw && call.id % 3 == 1;
@@ -32,19 +32,19 @@ pub(crate) fn for_response(call: &CallPlan) -> Option<LandIn<Vec<u8>>> {
     named.then(|| kept(LandIn::new(vec![0; len])))
 }
 
-/// The buffer that a request is to land in, at the servers of some runs.
+/// The buffer for a request to land in, at the servers of some runs.
 #[allow(clippy::unnecessary_wraps, reason = "an allocator may refuse")]
 pub(crate) fn for_request(request: &LandRequest<'_>) -> Option<Vec<u8>> {
     Some(vec![0; request.field.unwrap_or(100_000).min(1 << 20) as usize])
 }
 
-/// Whether the servers of a run have buffers for requests. They give no standing grants then.
+/// Whether the servers of a run have buffers for requests. If so, they give no standing grants.
 pub(crate) fn at_servers(seed: u64) -> bool {
     seed % 4 == 3
 }
 
-/// Waits for a buffer, checks what is in it, and that it stays as its owner leaves it. `key`: of
-/// the message that may have landed.
+/// Waits for a buffer, checks its content, and checks that it stays as its owner leaves it. `key`
+/// identifies the message that may have landed.
 pub(crate) async fn watch(world: &Arc<World>, land_in: LandIn<Vec<u8>>, key: Key) {
     let finished = loop {
         match land_in.finish().await {
@@ -65,7 +65,7 @@ pub(crate) async fn watch(world: &Arc<World>, land_in: LandIn<Vec<u8>>, key: Key
     }
 }
 
-/// Watches the buffer that a request landed in, in a task of its own.
+/// Watches the buffer that a request landed in, in its own task.
 pub(crate) fn watch_request(world: &Arc<World>, land_in: LandIn<Vec<u8>>, call: usize) {
     let world = world.clone();
     world.watches(true);

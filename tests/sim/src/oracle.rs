@@ -56,7 +56,7 @@ impl CallLog {
     }
 
     pub(crate) fn wrong(&mut self, what: String) {
-        // One is enough to fail the run; thousands would only hide it.
+        // One is enough to fail the run, and thousands would only hide it.
         if self.wrong.len() < 50 {
             self.wrong.push(what);
         }
@@ -214,7 +214,7 @@ fn allows(
     let within = |after: Duration| ended >= at && begun <= at + lasts + after;
     match fault {
         Fault::Cut(host) => unavailable && concerns(host) && within(DETECTION_LIMIT),
-        // A link made during the fault may live on long after it.
+        // A link made during the fault may outlive it by far.
         Fault::KillAfter(host, _) => unavailable && concerns(host) && ended >= at,
         Fault::Freeze(host) => {
             let all: Duration = plan
@@ -225,7 +225,7 @@ fn allows(
                 .sum();
             unavailable && concerns(host) && all >= MAX_HARMLESS_SILENCE && within(DETECTION_LIMIT)
         }
-        // What cannot land comes by control messages.
+        // Data that cannot land comes by control messages.
         Fault::FailRegistrations(..)
         | Fault::Pause(_)
         | Fault::LoseConnects(_)

@@ -1,8 +1,9 @@
-//! Payload of messages: both ends derive it from the call's number, and it differs everywhere.
+//! The payload of messages. Both ends derive it from the call's number, and no two parts of it are
+//! equal.
 
 use bytes::Bytes;
 
-/// Which message of which call.
+/// Identifies a message of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) call: usize,
@@ -36,7 +37,7 @@ pub(crate) fn message(key: Key, len: usize) -> Bytes {
     bytes.into()
 }
 
-/// Checks a message's payload; the error says what is wrong.
+/// Checks a message's payload. The error says what is wrong.
 pub(crate) fn check(key: Key, len: usize, got: &[u8]) -> Result<(), String> {
     if got.len() != len {
         return Err(format!("{key:?}: {} bytes in place of {len}", got.len()));

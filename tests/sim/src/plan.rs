@@ -24,11 +24,11 @@ pub enum Theme {
     Wakeups,
     /// Send queues have few entries.
     Queues,
-    /// Links fail: at once, or after some work requests.
+    /// Links fail immediately, or after some work requests.
     Kill,
-    /// A device makes no progress for a while, or for so long that the path counts as gone.
+    /// A device makes no progress for a while, or for so long that the path counts as lost.
     Freeze,
-    /// A process pauses, for longer than any silence counts, while its device goes on.
+    /// A process pauses for longer than any silence limit, while its device continues.
     Pause,
     /// Registrations of memory fail.
     Registrations,
@@ -40,7 +40,7 @@ pub enum Theme {
     Shutdown,
     /// Channels and servers close at the same time.
     Close,
-    /// Several of these.
+    /// Several of these themes.
     Mixed,
 }
 
@@ -74,7 +74,7 @@ pub(crate) type Host = usize;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
     Cut(Host),
-    /// Links made while it lasts fail after this many work requests.
+    /// Links made during the fault fail after this many work requests.
     KillAfter(Host, u64),
     Freeze(Host),
     Pause(Host),
@@ -118,7 +118,7 @@ impl Fault {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FaultPlan {
     pub(crate) at: Duration,
-    /// How long it lasts; zero if it happens at one instant.
+    /// How long it lasts. Zero if it happens at one instant.
     pub(crate) lasts: Duration,
     pub(crate) fault: Fault,
 }
@@ -144,8 +144,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<FaultPlan>,
 }
 
-/// The total silence of a device that never makes a path count as gone: it is asked for the first
-/// time after 1.25 of 5 seconds.
+/// The total silence of a device that never makes a path count as lost. The device is asked for the
+/// first time after 1.25 of 5 seconds.
 pub(crate) const MAX_HARMLESS_SILENCE: Duration = Duration::from_millis(3_600);
 
 impl Plan {
@@ -175,7 +175,7 @@ impl Plan {
         let servers = *[1, 1, 1, 2].choose(rng).unwrap_or(&1);
         let clients = rng.random_range(1..=2);
         let pressure = has(Theme::Pressure, rng);
-        // Not drawn, so that the rest of a plan stays as it is.
+        // Not drawn, so that the rest of the plan stays the same.
         net.unordered = [0, 1, 4][(seed / 3 % 3) as usize];
         let lendable = seed.is_multiple_of(3);
         net.lends_on = seed.is_multiple_of(2);
@@ -300,8 +300,8 @@ impl Plan {
                 }
             }
             Theme::Pause => {
-                // Another connection that cannot land otherwise ends that of a process which pauses
-                // with its memory: alone it may pause for as long as it likes.
+                // A process that pauses holds its memory. If another connection cannot land without
+                // that memory, the pausing one is ended. Alone it may pause for any time.
                 let most = if self.channels.len() == 1 { 60_000 } else { 3_000 };
                 for _ in 0..times {
                     let host = rng.random_range(0..hosts);

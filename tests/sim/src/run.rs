@@ -22,7 +22,7 @@ use crate::world::World;
 
 /// A run that takes longer than this in simulated time hangs.
 const HANG_LIMIT: Duration = Duration::from_secs(3600);
-/// A channel returns to its fast path within this time after the last fault: the longest back-off
+/// A channel returns to its fast path within this time after the last fault. The longest back-off
 /// between attempts is 10 minutes.
 const RETURN_LIMIT: Duration = Duration::from_secs(1_300);
 /// After this time without calls, standing grants have been recalled and connections are quiet.
@@ -35,7 +35,7 @@ pub struct Options {
     pub theme: Option<Theme>,
     /// Record every event.
     pub trace: bool,
-    /// A guarantee for the fabric to break, and after how many occasions.
+    /// A guarantee for the fabric to break, and the number of occasions before that.
     pub injected_bug: Option<(InjectedBug, u64)>,
     /// A bug to add above the fabric.
     pub sabotage: Option<Sabotage>,
@@ -219,7 +219,7 @@ async fn connect(world: &Arc<World>, hosts: &Hosts) {
     let mut channels = Vec::new();
     for channel in &world.plan.channels {
         let mut lazy = channel.lazy;
-        // TCP may be broken: the channel then connects when it is used.
+        // TCP may be broken, in which case the channel connects when it is used.
         let made = loop {
             match hosts.connect(channel.host, channel.server, lazy).await {
                 Ok(made) => break Some(made),
@@ -341,7 +341,7 @@ async fn quiet(world: &World, hosts: &Hosts, checker: &WireChecker, report: &mut
 }
 
 /// Returns the error if connections do not return the control memory of their last load. SEND slots
-/// go when all their work has completed, RECVs with one PING each.
+/// go when all their work has completed, and RECVs with one PING each.
 async fn more_than_at_rest(hosts: &Hosts, checker: &WireChecker) -> Option<String> {
     const EACH: usize = 8 << 10;
     let mut wrong = None;

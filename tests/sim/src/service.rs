@@ -243,7 +243,7 @@ async fn answer(
     Ok(tonic::Response::new(Box::pin(stream)))
 }
 
-/// Splits a body into messages, without copying what lies in one frame.
+/// Splits a body into messages, without copying a message that lies in one frame.
 pub(crate) fn messages(mut body: Body) -> Pin<Box<dyn Stream<Item = Result<Part, Status>> + Send>> {
     Box::pin(async_stream::try_stream! {
         let mut frames: Vec<Bytes> = Vec::new();
@@ -315,8 +315,8 @@ pub(crate) fn prefix(len: usize) -> Bytes {
 /// Pieces that h2 counts as small. It ends a connection on which too many of them are unread.
 const SMALL: usize = 256;
 
-/// The pieces, small ones joined with the next: where other streams leave a few bytes of HTTP/2's
-/// window for a connection, a message comes in pieces of these few bytes.
+/// The pieces, with small ones joined to the next. If other streams leave only a few bytes of a
+/// connection's HTTP/2 window, a message comes in pieces of a few bytes.
 fn joined(pieces: &[Bytes]) -> Vec<Bytes> {
     let mut joined: Vec<Bytes> = Vec::new();
     for piece in pieces {
@@ -328,7 +328,7 @@ fn joined(pieces: &[Bytes]) -> Vec<Bytes> {
     joined
 }
 
-/// All of a message in one piece.
+/// The whole message in one piece.
 pub(crate) fn whole(pieces: &[Bytes]) -> Bytes {
     match pieces {
         [one] => one.clone(),

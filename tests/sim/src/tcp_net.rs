@@ -1,8 +1,8 @@
 //! TCP without sockets: byte pipes in memory, with latency by the virtual clock. Faults stall and
 //! break them.
 //!
-//! A pipe accepts any number of bytes: HTTP/2's own windows bound them. So nothing depends on the
-//! length of a header, and a run is repeatable although dates in headers differ.
+//! A pipe accepts any number of bytes, because HTTP/2's own windows limit them. So nothing depends
+//! on the length of a header, and a run is repeatable although dates in headers differ.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 use tonic::transport::server::Connected;
 
-/// A network of pipes. Cheap to clone.
+/// A network of pipes, which is cheap to clone.
 #[derive(Clone)]
 pub(crate) struct TcpNet(Arc<Inner>);
 

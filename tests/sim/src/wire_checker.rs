@@ -5,13 +5,13 @@
 //! |---|---|
 //! | R1 | an end returns a credit only after it has posted the RECV again |
 //! | R1 | a credit tells how long that RECV is |
-//! | R2 | no more SENDs than credits; the last credit is for a message that returns some, or CLOSE |
+//! | R2 | no more SENDs than credits; the last credit is for a message that returns some, or for CLOSE |
 //! | R2 | a message is no longer than the RECV that it takes |
 //! | R3 | the connecting side sends first |
 //! | R4, R9 | DONE announces exactly the bytes that were written, and no WRITE follows it |
-//! | R8 | over all connections of a device, memory is in one grant at a time, and not sent from |
+//! | R8 | over all connections of a device, memory is in one grant at a time, and is not sent from |
 //! | R9 | a WRITE lies in an open grant of its sender; granted memory stays registered |
-//! | R8, R9 | a lease is told of once, and returned once |
+//! | R8, R9 | a lease is announced once and returned once |
 //! | R12 | a WRITE uses the key that its grant names |
 //! | R14 | at rest, every stream that was opened has ended on both sides |
 
@@ -56,13 +56,13 @@ struct End {
     recv_slots: u64,
     /// Bytes of each of them.
     rest_bytes: u32,
-    /// Bytes of each RECV that is posted, and of each that has been posted since the start and not
-    /// been credited yet; both in the order in which they were posted.
+    /// Bytes of each posted RECV, and of each RECV posted since the start and not credited yet.
+    /// Both are in the order of posting.
     posted: VecDeque<u32>,
     uncredited: VecDeque<u32>,
     peer: Option<EndId>,
     connecting: bool,
-    /// Messages that have arrived, and that the driver has received; RECVs that it has posted
+    /// Messages that have arrived, and that the driver has received. RECVs that it has posted
     /// again, and that it has retired or left out.
     arrived: u64,
     received: u64,
@@ -76,7 +76,7 @@ struct End {
     in_flight: VecDeque<(u64, bool)>,
     /// Credits that this end has returned to its peer.
     returned: u64,
-    /// Memory of this end that the peer has been told of.
+    /// This end's memory that the peer was told of.
     grants: BTreeMap<u32, Grant>,
     /// The leases that this end has given its peer.
     leases: BTreeSet<u32>,
@@ -97,7 +97,7 @@ struct State {
     trace: Option<Vec<String>>,
 }
 
-/// Observes a simulated network and checks its traffic; the module's documentation lists the rules.
+/// Observes a simulated network and checks its traffic. The module's documentation lists the rules.
 #[derive(Debug)]
 pub struct WireChecker {
     state: Mutex<State>,
@@ -214,7 +214,7 @@ impl State {
         }
     }
 
-    /// Hashes and records what is the same of an event in every run. Addresses differ.
+    /// Hashes and records the parts of an event that are the same in every run. Addresses are not.
     fn note(&mut self, event: &Event<'_>, started: Instant) {
         let at = Instant::now().duration_since(started).as_millis() as u64;
         let (kind, end, a, b) = match *event {
@@ -404,7 +404,7 @@ impl State {
         }
     }
 
-    /// The credits are for the RECVs that were posted first, and say how long these are.
+    /// Checks that the credits are for the RECVs that were posted first, and tell their lengths.
     fn credit_sizes(&mut self, from: EndId, returned: usize, full: bool) {
         let end = self.at(from);
         let returned = returned.min(end.uncredited.len());

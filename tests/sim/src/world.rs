@@ -22,7 +22,7 @@ pub(crate) struct World {
     /// The bytes that readers retain, and until when.
     retained: Mutex<Vec<(Instant, Bytes)>>,
     channels: Mutex<Vec<Option<Channel>>>,
-    /// Buffers of servers that are not back, or are being watched.
+    /// Buffers of servers that are not back yet, or are being watched.
     watched: AtomicUsize,
 }
 
@@ -66,7 +66,7 @@ impl World {
         }
     }
 
-    /// Releases, again and again, what has been retained for long enough.
+    /// Releases retained data, repeatedly, once it was retained for long enough.
     pub(crate) async fn release_retained(&self) {
         loop {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -83,7 +83,7 @@ impl World {
         lock(&self.retained).is_empty() && self.watched.load(Relaxed) == 0
     }
 
-    /// A buffer of a server is watched from now on, or no longer.
+    /// Records that a server's buffer is watched from now on, or no longer.
     pub(crate) fn watches(&self, watches: bool) {
         match watches {
             true => self.watched.fetch_add(1, Relaxed),

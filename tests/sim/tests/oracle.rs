@@ -100,7 +100,7 @@ found! {
     lost_completions_are_found: LoseCompletions, 70%
 }
 
-/// Pools may be lent in every third run.
+/// In every third run, pools may be lent.
 #[test]
 fn a_lease_that_is_returned_early_is_found() {
     let (mut broken, mut found, mut what) = (0, 0, Vec::new());
@@ -113,7 +113,7 @@ fn a_lease_that_is_returned_early_is_found() {
         what.extend(report.wrong.into_iter().take(1));
     }
     assert!(broken >= 10, "broken in {broken} runs only");
-    // Often the reader has dropped it before its owner hears of that.
+    // The reader has often dropped it before its owner learns of that.
     assert!(found * 100 >= broken * 30, "found in {found} of {broken}: {what:#?}");
     assert!(what.iter().any(|what| what.contains("while its memory is read")), "{what:#?}");
 }

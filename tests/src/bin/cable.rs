@@ -1,10 +1,10 @@
-//! `cable FOLDER`: a network cable between two guests, at whose ends they are by `FOLDER/a` and
-//! `FOLDER/b` (`tests/guest/run --cable`). `tests/guest/between` starts it.
+//! `cable FOLDER` is a network cable between two guests, which connect to its ends as `FOLDER/a`
+//! and `FOLDER/b` (`tests/guest/run --cable`). `tests/guest/between` starts it.
 //!
-//! It carries frames both ways, in order, and loses none by itself. While there is a file
-//! `FOLDER/cut` it carries none, and while there is a file `FOLDER/rtu` none that tells the passive
-//! end of an InfiniBand connection that it is established (READY TO USE): it writes a byte there
-//! for each of these.
+//! It carries frames in both directions, in order, and loses none by itself. While a file
+//! `FOLDER/cut` exists, it carries none. While a file `FOLDER/rtu` exists, it drops the messages
+//! that tell the passive end of an InfiniBand connection that it is established (READY TO USE), and
+//! writes a byte to the file for each.
 
 #![allow(clippy::unwrap_used, reason = "a program of tests")]
 
@@ -20,8 +20,8 @@ use rustix::net::{
     send, socket,
 };
 
-/// Frames that wait for the guest that they go to, at most. Guests read and write on one thread, so
-/// a cable that stopped reading could stop both for ever; what exceeds this is lost.
+/// Maximum number of frames that wait for a guest. Guests read and write on one thread, so a cable
+/// that stopped reading could block both for ever. Frames beyond this are lost.
 const QUEUE: usize = 8192;
 
 fn main() {
@@ -43,7 +43,7 @@ fn main() {
     });
 }
 
-/// Takes frames from a guest until that ends.
+/// Takes frames from a guest until it ends.
 fn take(from: &OwnedFd, queue: &SyncSender<Box<[u8]>>, folder: &Path) {
     let (cut, rtu) = (folder.join("cut"), folder.join("rtu"));
     let mut frame = [0; 65_536];
@@ -63,7 +63,7 @@ fn take(from: &OwnedFd, queue: &SyncSender<Box<[u8]>>, folder: &Path) {
     }
 }
 
-/// Gives them to the other one, which may take its time.
+/// Passes frames to the other guest, which may be slow.
 fn give(frames: &Receiver<Box<[u8]>>, to: &OwnedFd) {
     for frame in frames {
         if send(to.as_fd(), &frame, SendFlags::NOSIGNAL).is_err() {
@@ -72,13 +72,12 @@ fn give(frames: &Receiver<Box<[u8]>>, to: &OwnedFd) {
     }
 }
 
-/// Whether a frame has a management datagram of the connection manager that says READY TO USE, as
-/// in sections 12.6.9 and 16.7 of the InfiniBand Architecture Specification 1.3. RoCE v2 has it in
-/// UDP to port 4791.
+/// Whether a frame contains a READY TO USE datagram of the connection manager (sections 12.6.9 and
+/// 16.7 of the InfiniBand Architecture Specification 1.3). RoCE v2 carries it in UDP to port 4791.
 fn is_ready_to_use(frame: &[u8]) -> bool {
-    /// Bytes in which the UDP header begins, whatever headers are in front.
+    /// Number of bytes within which the UDP header begins, whatever headers come before.
     const HEADERS: usize = 64;
-    /// Opcode of a SEND of an unreliable datagram, and the queue pair of management.
+    /// Opcode of an unreliable datagram's SEND, and the management queue pair.
     const UD_SEND: u8 = 0x64;
     const MANAGEMENT: [u8; 3] = [0, 0, 1];
     const CONNECTION_MANAGER: u8 = 7;
@@ -86,8 +85,7 @@ fn is_ready_to_use(frame: &[u8]) -> bool {
     let port = 4791_u16.to_be_bytes();
     let headers = &frame[..frame.len().min(HEADERS)];
     headers.windows(2).enumerate().filter(|(_, bytes)| *bytes == port).any(|(at, _)| {
-        // UDP has its length and its checksum behind the port; then come a header of 12 bytes and
-        // one of 8.
+        // UDP has its length and checksum after the port. A header of 12 bytes and one of 8 follow.
         let Some(packet) = frame.get(at + 6..at + 6 + 20 + 24) else { return false };
         let (head, datagram) = packet.split_at(20);
         head[0] == UD_SEND

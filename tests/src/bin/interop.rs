@@ -95,7 +95,7 @@ async fn call(addr: SocketAddr) -> Result<(), Box<dyn std::error::Error>> {
 
     let mut replies = client.download(steps("", [send_many(0, 3000, 20)])).await?.into_inner();
     for _ in 0..20 {
-        // The other language's server has no pattern: it sends zeros.
+        // The other language's server has no pattern and sends zeros.
         let Message { payload, .. } = replies.message().await?.ok_or("too few messages")?;
         assert_eq!(payload, vec![0; 3000]);
     }
@@ -121,9 +121,9 @@ async fn call(addr: SocketAddr) -> Result<(), Box<dyn std::error::Error>> {
     ends(&mut client).await
 }
 
-/// How calls end that do not end well, and calls beside them.
+/// Calls that do not end well, and calls in parallel with them.
 async fn ends(client: &mut ConformanceClient<Channel>) -> Result<(), Box<dyn std::error::Error>> {
-    // One message at a time, each answered before the next is sent; then half-closed.
+    // One message at a time, each answered before the next is sent, and then half-closed.
     let (requests, queue) = mpsc::channel(1);
     requests.send(steps("", [echo_all()])).await?;
     let mut replies = client.chat(ReceiverStream::new(queue)).await?.into_inner();
@@ -140,7 +140,7 @@ async fn ends(client: &mut ConformanceClient<Channel>) -> Result<(), Box<dyn std
     let Err(status) = client.unary(late).await else {
         return Err("the deadline should have passed".into());
     };
-    // The server may notice first.
+    // The server may notice it first.
     assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status}");
     client.unary(steps(SAW_END, [])).await?;
 
@@ -152,7 +152,7 @@ async fn ends(client: &mut ConformanceClient<Channel>) -> Result<(), Box<dyn std
     Ok(())
 }
 
-/// The ids of scripts that the other language's server does not end, and does not answer before it
-/// has seen the end of one of those.
+/// The id of scripts that the other language's server does not end. It does not answer `SAW_END`
+/// before it has seen the end of such a call.
 const HANGS: &str = "never answered";
 const SAW_END: &str = "wait for a cancelled call";

@@ -4,8 +4,8 @@
 //! - [`server`]: a server, in this process or in a process of its own
 //! - [`remote`], [`remote_child`]: the two ends of the protocol with a server's process
 //! - [`serve!`](crate::serve), [`connect!`](crate::connect): compile their text twice, against
-//!   `tonic::transport` and against `tonic_rdma`. That both compile is itself a test: the builders
-//!   have the same names.
+//!   `tonic::transport` and against `tonic_rdma`. That both compile is itself a test, because the
+//!   builders have the same names.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,12 +100,11 @@ pub mod server;
 /// A client of the scripted service over any fabric.
 pub type Client = ConformanceClient<AnyChannel>;
 
-/// The limit on the time in which the memory of closed connections must be returned. It usually
-/// takes milliseconds.
+/// Time limit for the return of closed connections' memory, which usually takes milliseconds.
 const POOL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a client waits for a fast path that it requires: long enough that a slow one is not
-/// mistaken for a missing one.
+/// How long a client waits for a fast path that it requires. It is long enough that a slow one does
+/// not count as missing.
 const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same for cases that end the fast path for good: some hundred times the time of a connection
 /// attempt in the guest.
@@ -141,7 +140,7 @@ impl Contexts {
         let build_few = || Context::builder().pool(few.clone()).build();
         let config = match fabric {
             Fabric::Sim | Fabric::SimPlain | Fabric::SimSmall => SimConfig::default(),
-            // Only the tonic-rdma end has a fast path; the stock end has none.
+            // Only the tonic-rdma end has a fast path. The stock end has none.
             Fabric::StockClient | Fabric::StockServer => SimConfig::default(),
             Fabric::SimDelayed => SimConfig { delay: 4, ..SimConfig::default() },
             // The default of every program: one pool for each process.
@@ -293,9 +292,9 @@ impl TestEnv {
             .unwrap_or_default()
     }
 
-    /// Like [`rdma_endpoint`](Self::rdma_endpoint), but with memory for few connections. One takes
-    /// so little of a pool that the process would run out of descriptors first, or a guest of
-    /// memory for queue pairs.
+    /// Like [`rdma_endpoint`](Self::rdma_endpoint), but with memory for few connections. A
+    /// connection takes so little of a pool that otherwise the process would run out of descriptors
+    /// first, or a guest out of memory for queue pairs.
     pub fn endpoint_for_few(&self, uri: String) -> tonic_rdma::Endpoint {
         let endpoint = self.rdma_endpoint(uri);
         match &self.contexts {
@@ -392,7 +391,7 @@ impl TestEnv {
                 begin.elapsed() < POOL_LIMIT,
                 "connections are gone, and still in use: {stats:?}"
             );
-            // Poll: a pool does not notify this.
+            // Polls, because a pool gives no notification.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }

@@ -54,7 +54,7 @@ struct Inner {
 /// The state of the child that this process knows besides its events.
 #[derive(Debug)]
 struct ChildState {
-    /// The recipients of answers; `None` once the child has closed its stdout.
+    /// The recipients of answers. `None` once the child has closed its stdout.
     pending_answers: Mutex<Option<HashMap<u64, std_mpsc::Sender<String>>>>,
     ended: watch::Sender<Option<Result<(), String>>>,
 }
@@ -118,7 +118,7 @@ impl Remote {
         let _ = child.wait();
     }
 
-    /// Asks a question and returns the answer; `None` if the process has ended and all its output
+    /// Asks a question and returns the answer. `None` if the process has ended and all its output
     /// has been read.
     fn ask(&self, question: &str) -> Option<String> {
         let (sender, answer) = std_mpsc::channel();

@@ -20,8 +20,8 @@ pub struct Listening {
     pub incoming: TcpIncoming,
 }
 
-/// Ends when the sender of [`stop`] is used or dropped. One type for all servers: each type of
-/// signal makes the compiler compile tonic's and hyper's servers once more.
+/// Ends when the sender of [`stop`] is used or dropped. All servers share this type, because for
+/// each type of signal the compiler would compile tonic's and hyper's servers again.
 pub type Stopped = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The two ends of the signal that stops a server.

@@ -1,9 +1,9 @@
 //! The client of the interoperability tests: the cases.
 //!
-//! Left out of the description: the cases of compression, whose probes need a server that sees
-//! whether a message was compressed, those of authentication, which need accounts of Google's,
-//! those that run for a long time, and `timeout_on_sleeping_server`: the deadline of a tonic client
-//! ends with the head of the response, which this server sends before it sleeps.
+//! Some cases of the description are left out: compression, whose probes need a server that sees
+//! whether a message was compressed; authentication, which needs accounts of Google's; and long
+//! runs. Also `timeout_on_sleeping_server`: a tonic client's deadline ends with the response's
+//! head, which this server sends before it sleeps.
 
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
@@ -31,7 +31,7 @@ type Client = TestServiceClient<Channel>;
 /// Runs all cases, one after the other, and returns their names.
 ///
 /// # Panics
-/// When one fails.
+/// Panics when a case fails.
 pub async fn run(channel: &Channel) -> Vec<&'static str> {
     let client = || TestServiceClient::new(channel.clone());
     let mut run = Vec::new();
@@ -200,6 +200,6 @@ async fn cancel_after_first_response(mut client: Client) {
     let mut responses = client.full_duplex_call(requests).await.unwrap().into_inner();
     is_zeros(&responses.message().await.unwrap().unwrap(), RESPONSES[0]);
     drop(responses);
-    // The connection stands.
+    // The connection still works.
     empty_unary(client).await;
 }

@@ -1,5 +1,5 @@
-//! gRPC's interoperability tests, by the names and with the numbers of [their description], which
-//! the implementations of all languages have in common.
+//! gRPC's interoperability tests, with the names and numbers of [their description], which all
+//! languages' implementations share.
 //!
 //! [their description]: https://github.com/grpc/grpc/blob/master/doc/interop-test-descriptions.md
 
@@ -12,6 +12,6 @@ pub mod pb {
     tonic::include_proto!("grpc.testing");
 }
 
-/// Metadata that a server sends back, as initial and as trailing metadata.
+/// Metadata that a server echoes, as initial and as trailing metadata.
 const ECHO_INITIAL: &str = "x-grpc-test-echo-initial";
 const ECHO_TRAILING: &str = "x-grpc-test-echo-trailing-bin";

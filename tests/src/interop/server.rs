@@ -24,7 +24,7 @@ use super::{ECHO_INITIAL, ECHO_TRAILING};
 pub struct Test;
 
 impl Test {
-    /// The service, as a server takes it.
+    /// The service in the form that a server takes.
     pub fn server() -> TestServiceServer<Test> {
         TestServiceServer::new(Test)
     }
@@ -116,7 +116,7 @@ fn refuse(status: Option<EchoStatus>) -> Result<(), Status> {
 }
 
 fn zeros(len: i32) -> Result<Payload, Status> {
-    /// Longer than any that a case asks for.
+    /// Longer than any message that a case asks for.
     const LONGEST: usize = 16 << 20;
     match usize::try_from(len) {
         Ok(len) if len <= LONGEST => Ok(Payload { r#type: 0, body: vec![0; len].into() }),
@@ -124,7 +124,7 @@ fn zeros(len: i32) -> Result<Payload, Status> {
     }
 }
 
-/// Sends certain metadata of a request back.
+/// Echoes certain metadata of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct EchoMetadata;
 

@@ -1,9 +1,9 @@
-//! Payload bytes with which loss, displacement and repetition are detected.
+//! Payload bytes that reveal loss, displacement and repetition.
 //!
 //! The pattern of a seed is a window into an endlessly repeated block of random bytes. The length
 //! of the block is a prime, so that offsets that a transport could confuse (multiples of pages,
-//! slots or chunks) have different bytes. Filling and checking copy and compare blocks, so that a
-//! debug build checks 64 MiB in milliseconds.
+//! slots or chunks) have different bytes. Filling and checking copy and compare whole blocks, so
+//! that a debug build checks 64 MiB in milliseconds.
 
 use std::sync::OnceLock;
 

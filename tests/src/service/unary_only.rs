@@ -1,4 +1,4 @@
-//! A service of one handler, for tests that look at how a message comes and goes.
+//! A service of one handler, for tests that observe how a message arrives and leaves.
 
 use std::future::Future;
 

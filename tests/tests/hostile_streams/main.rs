@@ -1,5 +1,5 @@
 //! Limits on the memory and the handlers that a peer with a ticket can claim through streams alone.
-//! The tests run over shared memory; the server has a process of its own, whose memory is measured.
+//! The tests run over shared memory. The server has its own process, whose memory is measured.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -42,7 +42,7 @@ static HEAP: PeakAlloc = PeakAlloc;
 /// Bytes by which an unread window, or [`UNREAD`] in landing memory, may increase the server's
 /// memory.
 const MAX_GROWTH: usize = 4 << 20;
-/// Bytes that are landed on the unread stream, at most.
+/// Maximum bytes that land on the unread stream.
 const UNREAD: usize = 2 << 20;
 /// A stream whose body the server discards.
 const DISCARDED: u32 = 3;
@@ -212,7 +212,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Opens stream 1, which nobody reads, and the discarded stream.
+    /// Opens stream 1, which is never read, and the discarded stream.
     async fn new() -> Self {
         let mut server = Process::start("", "server 1024");
         let at: SocketAddr = server.read_line().await.parse().unwrap();
@@ -395,7 +395,7 @@ async fn begins_out_of_bounds_end_the_connection() {
     peer.sync().await.unwrap();
 }
 
-/// A peer that has lent nothing says that it has, or returns what it was not lent.
+/// A peer announces a loan that it has not made, or returns memory that it was not lent.
 async fn leases_that_nobody_gave_end_the_connection() {
     let mut server = Process::start("", "server 100 borrowing");
     let at: SocketAddr = server.read_line().await.parse().unwrap();
@@ -425,14 +425,14 @@ async fn leases_that_nobody_gave_end_the_connection() {
         let Err(Ended(why)) = peer.sync().await else { panic!("{frames:?}: it goes on") };
         assert!(why.contains(expected), "{why}, not: {expected}");
     }
-    // The server goes on.
+    // The server continues.
     let mut peer = Peer::connect(at).await;
     peer.send(&[head(1, "Hold")]).await.unwrap();
     peer.sync().await.unwrap();
 }
 
-/// Streams are opened and reset within all limits: no more are open at a time than the server
-/// allows.
+/// Streams are opened and reset within all limits: the number of open ones never exceeds the
+/// server's limit.
 async fn rapid_resets_end_the_connection() {
     const STREAMS: u32 = 25;
     let mut server = Process::start("", &format!("server {STREAMS}"));
@@ -458,11 +458,11 @@ async fn rapid_resets_end_the_connection() {
     assert!(why.contains("enhance your calm"), "{why}");
     let begun: u32 = server.ask("begun").await.parse().unwrap();
     println!("{begun} handlers were begun, by {pairs} pairs");
-    // The budget is 1,600 resets for so low a stream limit, plus what time restores. A call that is
+    // The budget is 1,600 resets for so low a stream limit, and time restores some. A call that is
     // reset before its handler first runs does not count as begun.
     assert!(pairs + STREAMS >= 1600, "{pairs}");
     assert!((1..=pairs + STREAMS).contains(&begun), "{begun} of {pairs}");
-    // The server still serves new connections, also from the same host.
+    // The server still serves new connections, even from the same host.
     let mut peer = Peer::connect(at).await;
     peer.send(&[head(1, "Other")]).await.unwrap();
     peer.sync().await.unwrap();

@@ -1,9 +1,9 @@
-//! The heap that a connection holds while its peer sends frames of all kinds, in random order: it
-//! is never more than what the windows of the streams allow (R19).
+//! The heap that a connection holds while its peer sends frames of all kinds, in random order,
+//! never exceeds what the windows of the streams allow (R19).
 //!
-//! Each stream has a handler that keeps its request and reads nothing, so all that is sent on it
-//! is unread until it is reset. One more stream is discarded: what is sent there fills messages up,
-//! so that pieces which keep the message that they came in keep much.
+//! Each stream has a handler that keeps its request and reads nothing, so its data stays unread
+//! until it is reset. One more stream is discarded. Data for it fills messages, so that pieces that
+//! keep their message alive keep much.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,22 +18,22 @@ use tonic_rdma_tests::wire::head;
 use super::peer::{Ended, Peer, Standing, data};
 use super::{DISCARDED, WARM_UP};
 
-/// Streams that are held at a time.
+/// Number of streams that are held at the same time.
 const STREAMS: usize = 8;
 /// The number of the peer's steps in a run.
 const STEPS: u32 = 1200;
 /// Bytes of the headers of a stream, its first buffers, and the buffer that pieces are joined in.
 const EACH_STREAM: usize = 128 << 10;
-/// Bytes that a lent piece takes: its place in the queue, and what lies around the lent bytes.
+/// Bytes that a lent piece takes: its place in the queue, and the bytes around the lent ones.
 const EACH_LENT: usize = 1536;
-/// Bytes around what is lent, at most.
+/// Maximum number of bytes around the lent ones.
 const AROUND: usize = 900;
-/// Bytes of a piece that counts in the window of its stream, at most: what is allowed is little
-/// more than what is sent, so that what is not charged shows.
+/// Maximum bytes of a piece that counts in its stream's window. The allowed heap is little more
+/// than the sent data, so that uncharged data shows.
 const SHORT: usize = 2000;
-/// Bytes of the memory that the peer lends parts of.
+/// Bytes of the memory from which the peer lends parts.
 const LENDABLE: usize = 4096;
-/// Bytes that the connection itself may take more than at the beginning.
+/// Bytes that the connection itself may take in addition to those at the beginning.
 const SLACK: usize = 512 << 10;
 
 /// Pseudo-random numbers (xorshift), from a seed that is not 0.
@@ -68,21 +68,21 @@ struct Model {
     server: Process,
     peer: Peer,
     random: Random,
-    /// Those that are held.
+    /// The streams that are held.
     streams: BTreeMap<u32, Unread>,
     next_stream: u32,
-    /// Bytes that were sent on the discarded stream.
+    /// Bytes sent on the discarded stream.
     discarded: usize,
     /// Memory that the peer lends, if it does.
     lends: Option<Bytes>,
-    /// Grants that the server has, of memory that nobody writes to.
+    /// The server's grants of memory that is never written to.
     granted: Vec<u32>,
     next_grant: u32,
     /// The bytes that all streams so far allow together.
     ever: usize,
-    /// The most bytes that were held, and what was allowed then.
+    /// The maximum of held bytes, and the allowed bytes at that time.
     most: (usize, usize),
-    /// Frames that were sent, by their names.
+    /// The number of frames sent, by name.
     sent: BTreeMap<&'static str, usize>,
     before: usize,
 }
@@ -136,7 +136,7 @@ impl Model {
         self.peer.send(frames).await
     }
 
-    /// Something that fills a message up.
+    /// A frame that fills a message.
     async fn filler(&mut self, len: usize) -> Frame {
         self.peer.wait_for_window(self.discarded + len).await;
         self.discarded += len;
@@ -182,7 +182,7 @@ impl Model {
         }
         let Some(stream) = self.pick() else { return self.peer.sync().await };
         match what {
-            // Pieces of one byte, each with a message of its own.
+            // Pieces of one byte, each with its own message.
             10..30 => {
                 let len = self.window(stream, 1);
                 let frames = [data(stream, len), self.filler(3900).await];
@@ -203,7 +203,7 @@ impl Model {
         }
     }
 
-    /// Frames without a payload, and grants to the server, which it never uses.
+    /// Sends frames without a payload, and grants to the server, which it never uses.
     async fn small_frames(&mut self, what: usize) -> Result<(), Ended> {
         let stream = *self.streams.keys().next().unwrap();
         let frame = match what {
@@ -235,7 +235,7 @@ impl Model {
         unread.lent += 1;
         self.ever += EACH_LENT;
         self.send(&[Frame::Lent { stream, end: false, lent }]).await?;
-        // Each has a buffer of received messages of its own, then.
+        // Each then has its own buffer of received messages.
         for _ in 0..8 {
             let filler = self.filler(3900).await;
             self.send(&[filler]).await?;
@@ -243,7 +243,7 @@ impl Model {
         Ok(())
     }
 
-    /// Uses the grants that have come, and takes leases back.
+    /// Uses the grants that have arrived, and takes leases back.
     async fn answer(&mut self) -> Result<(), Ended> {
         while let Some(frame) = self.peer.frames.pop_front() {
             match frame {
@@ -282,8 +282,8 @@ impl Model {
         self.send(&[Frame::Done { stream, end: false, id, len: len as u32, begin: 0 }]).await
     }
 
-    /// No more than the streams allow now is on the heap and in landing memory. There was never
-    /// more on the heap than all streams that there were allow.
+    /// Checks that heap and landing memory hold no more than the streams allow now, and that the
+    /// heap never held more than all streams so far allow.
     async fn check(&mut self, seed: u64) {
         self.peer.sync().await.unwrap();
         let allowed = self.streams.values().map(Unread::allows).sum::<usize>() + SLACK;
@@ -305,7 +305,8 @@ impl Model {
         assert!(peak <= self.ever + SLACK, "seed {seed}: {peak} bytes, {} allowed", self.ever);
     }
 
-    /// All streams end, and the heap is as it was. Then the last kinds of frame.
+    /// Ends all streams, and checks that the heap is as it was. Then tries the remaining kinds of
+    /// frames.
     async fn finish(mut self, seed: u64) {
         for stream in std::mem::take(&mut self.streams).into_keys() {
             self.send(&[Frame::Reset { stream, code: 8 }]).await.unwrap();

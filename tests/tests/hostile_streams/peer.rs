@@ -56,12 +56,12 @@ impl Peer {
         Peer::connect_as(server, Lending::Off).await
     }
 
-    /// Like [`connect`](Self::connect), and lends to a server that borrows.
+    /// Like [`connect`](Self::connect), but lends to a server that borrows.
     pub(crate) async fn connect_lending(server: SocketAddr) -> Self {
         Peer::connect_as(server, Lending::SameUser).await
     }
 
-    /// Like [`connect`](Self::connect), and lends where it may.
+    /// Like [`connect`](Self::connect), but lends as `lending` allows.
     pub(crate) async fn connect_as(server: SocketAddr, lending: Lending) -> Self {
         let fabric = Fabric::shm(ShmAccess::SameUser, lending).unwrap();
         let config = PoolConfig::default().total(16 << 20).lendable(lending != Lending::Off);
@@ -158,7 +158,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Waits until this many bytes in all may be sent on the one stream whose window grows.
+    /// Waits until this many bytes in total may be sent on the only stream whose window grows.
     pub(crate) async fn wait_for_window(&mut self, bytes: usize) {
         let grows = async {
             while bytes > (self.window + self.window_growth) as usize {
@@ -188,7 +188,7 @@ impl Peer {
         buf.freeze()
     }
 
-    /// Lends bytes, once the server has mapped what they lie in. `None`: the pool lends no more.
+    /// Lends bytes, once the server has mapped their memory. `None` if the pool lends no more.
     pub(crate) async fn lend(&mut self, bytes: Bytes) -> Result<Option<Lent>, Ended> {
         loop {
             let Some(bytes) = self.pool.lend(&bytes) else { return Ok(None) };
@@ -199,7 +199,7 @@ impl Peer {
         }
     }
 
-    /// The server reads a lease no longer.
+    /// Notes that the server no longer reads a lease.
     pub(crate) fn end_lease(&mut self, lease: u32) {
         self.link.end_lease(lease);
     }
@@ -215,7 +215,7 @@ fn gone(error: LinkError) -> Ended {
     Ended(error.to_string())
 }
 
-/// A piece of a body: all zeros, which are empty gRPC messages wherever the body is cut.
+/// A piece of a body. It is all zeros, which are empty gRPC messages wherever the body is cut.
 pub(crate) fn data(stream: u32, len: usize) -> Frame {
     Frame::Data { stream, end: false, data: Bytes::from(vec![0; len]) }
 }

@@ -1,6 +1,7 @@
-//! How long an honest client's calls take beside hostile peers, and what these cost the server.
+//! Measures how long an honest client's calls take next to hostile peers, and what these cost the
+//! server.
 //!
-//! It prints a table and asserts nothing about times, so it runs only when it is asked for:
+//! It prints a table and asserts nothing about times, so it runs only on request:
 //! `cargo test -p tonic-rdma-tests --test hostile_streams -- --ignored victim`.
 
 use std::future::pending;
@@ -41,14 +42,14 @@ const BESIDE: [(&str, &str); 11] = [
 ];
 /// Time between two calls of the victim.
 const EVERY: Duration = Duration::from_millis(5);
-/// Calls of the victim.
+/// Number of the victim's calls.
 const CALLS: usize = 2000;
-/// Streams that a peer opens at a time.
+/// Number of streams that a peer opens at the same time.
 const STREAMS: u32 = 25;
 /// Time until a connection of the measuring peer fails.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Runs the victim beside each of [`BESIDE`] in turn, with a server of its own.
+/// Runs the victim next to each of [`BESIDE`] in turn, each time with a new server.
 pub(crate) async fn print_figures() {
     println!("| beside | p99 | longest | failed | its CPU | server's CPU | server's RSS, most |");
     println!("|---|--:|--:|--:|--:|--:|--:|");
@@ -64,20 +65,20 @@ pub(crate) async fn print_figures() {
         let percent = |n: usize| format!("{:.0} %", (after[n] - before[n]) / took * 100.0);
         let rss = field(&server, "VmHWM:") / 1024;
         println!("| {beside} | {figures} | {} | {} | {rss} MiB |", percent(1), percent(0));
-        // What runs beside it has not ended.
+        // The other process has not ended.
         other.kill().await;
     }
 }
 
-/// Seconds of processors that a process has taken.
+/// Processor time of a process in seconds.
 fn cpu(process: &Process) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
     let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
-    // In the kernel's user-visible ticks, of which a second has 100.
+    // The kernel reports ticks, of which a second has 100.
     fields.skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / 100.0
 }
 
-/// KiB in a line of /proc/pid/status.
+/// The number of KiB in a line of /proc/pid/status.
 fn field(process: &Process, name: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -105,7 +106,7 @@ pub(crate) async fn call(at: SocketAddr) {
     println!("{} | {} | {failed}", ms(&times[CALLS * 99 / 100]), ms(times.last().unwrap()));
 }
 
-/// The process beside the victim. It says when it has begun.
+/// The process that runs next to the victim. It reports when it has begun.
 pub(crate) async fn run_beside(at: SocketAddr, what: &str) {
     match what {
         "nothing" => println!("begun"),
@@ -137,7 +138,7 @@ fn spin(threads: usize) {
     println!("begun");
 }
 
-/// Attacks in rounds, by one connection after the other.
+/// Attacks in rounds, over one connection after the other.
 async fn again(
     at: SocketAddr,
     lending: Lending,
@@ -157,7 +158,7 @@ async fn again(
     }
 }
 
-/// Streams that are opened and reset.
+/// Opens and resets streams.
 async fn resets(peer: &mut Peer, n: u32) -> Result<(), Ended> {
     let ids = n * STREAMS + 1..(n + 1) * STREAMS + 1;
     let heads: Vec<_> = ids.clone().map(|id| head(id, "Hold")).collect();
@@ -168,7 +169,7 @@ async fn resets(peer: &mut Peer, n: u32) -> Result<(), Ended> {
     peer.sync().await
 }
 
-/// Bodies that nobody reads, a byte at a time.
+/// Sends bodies that are never read, one byte at a time.
 async fn pieces(peer: &mut Peer, n: u32) -> Result<(), Ended> {
     if n == 0 {
         let heads: Vec<_> = (1..=STREAMS).map(|id| head(id, "Hold")).collect();
@@ -177,9 +178,9 @@ async fn pieces(peer: &mut Peer, n: u32) -> Result<(), Ended> {
     peer.send(&vec![data(1 + n % STREAMS, 1); 1000]).await
 }
 
-/// Files that are lent and taken back.
+/// Lends files and takes them back.
 async fn files(peer: &mut Peer, n: u32) -> Result<(), Ended> {
-    // Longer than half of the memory for sending, so each is a file that replaces the last one.
+    // Longer than half of the memory for sending, so each is a file that replaces the previous one.
     let bytes = peer.lendable((5 << 19) + (n as usize % 8) * 4096).await;
     match peer.lend(bytes).await? {
         Some(lent) => peer.end_lease(lent.lease),
@@ -188,7 +189,7 @@ async fn files(peer: &mut Peer, n: u32) -> Result<(), Ended> {
     Ok(())
 }
 
-/// Lends what the server does not take.
+/// Lends memory that the server does not accept.
 async fn breach(peer: &mut Peer, _: u32) -> Result<(), Ended> {
     let place = LentPlace { lease: 1, key: 0, addr: 0 };
     let head_of = Bytes::from_static(b"\0\0\0\0\x05");
@@ -197,13 +198,13 @@ async fn breach(peer: &mut Peer, _: u32) -> Result<(), Ended> {
     peer.sync().await
 }
 
-/// Ends the connection with an error of its own, and a text.
+/// Ends the connection with an error and a text.
 async fn close(peer: &mut Peer, _: u32) -> Result<(), Ended> {
     peer.send(&[Frame::Close { code: 2, text: Bytes::from_static(&[b'x'; 240]) }]).await?;
     peer.sync().await
 }
 
-/// Has the server WRITE without end.
+/// Makes the server WRITE without end.
 async fn writes(at: SocketAddr) {
     let grant = request_measuring_grant(at, "shm").await;
     let Some(Offered::Shm(shm)) = &grant.fabrics[0].fabric else { panic!("{grant:?}") };

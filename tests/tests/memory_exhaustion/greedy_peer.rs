@@ -76,7 +76,7 @@ impl GreedyPeer {
         self.conn.pending().peer_grants
     }
 
-    /// Runs until it holds this many grants. Returns false if the connection ends before.
+    /// Runs until it holds this many grants. Returns false if the connection ends first.
     pub(crate) async fn hold_grants(&mut self, grants: usize) -> bool {
         while self.peer_grants() < grants {
             if self.step().await.is_err() {

@@ -1,5 +1,5 @@
-//! Landing memory that a peer does not return: it stays charged to that peer, and the server
-//! recovers it when other clients need their share. Over shared memory.
+//! Landing memory that a peer does not return stays charged to that peer, and the server recovers
+//! it when other clients need their share. The tests run over shared memory.
 
 // A failed unwrap is a failed test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -56,7 +56,7 @@ impl TestServer {
         self.context.pool_stats().await.remove(0).1
     }
 
-    /// A client with a pool of its own.
+    /// A client with its own pool.
     async fn client(&self) -> (Channel, Client) {
         let context = Context::builder().build();
         let channel =
@@ -82,19 +82,19 @@ impl TestServer {
     }
 }
 
-/// A call that echoes its payload, which is checked.
+/// Makes a call that echoes its payload, and checks it.
 async fn put(client: &mut Client, seed: u64) {
     let request = steps("", [echo(1)]).with_payload(seed, PUT);
     let reply = with_timeout("a put", client.unary(request)).await.unwrap().into_inner();
     reply.expect(seed, PUT);
 }
 
-/// 64 calls that have ended, while the peer keeps their memory.
+/// Calls have ended, while the peer keeps the memory of all 64.
 async fn calls_that_are_over(path: &str, deadline: Option<&str>) {
     let server = TestServer::new().await;
     let (channel, mut victim) = server.client().await;
     let mut greedy_peer = server.greedy_peer(path, deadline).await;
-    // Calls that are over before their memory is registered get none: then another peer tries.
+    // Calls that end before their memory is registered get none. Then another peer tries.
     for attempt in 1.. {
         let held = tokio::time::timeout(Duration::from_secs(1), greedy_peer.hold_grants(1)).await;
         if held == Ok(true) {
@@ -103,8 +103,8 @@ async fn calls_that_are_over(path: &str, deadline: Option<&str>) {
         assert!(attempt < 20, "no call has got memory before it was over");
         greedy_peer = server.greedy_peer(path, deadline).await;
     }
-    // It ignores RESET, as a process that pauses does: others take their share, and the connection
-    // ends if it has to give up some of that.
+    // The peer ignores RESET, as a paused process does. Other clients take their share, and the
+    // connection ends if it has to give up some of that.
     let hoarder = tokio::spawn(greedy_peer.run_until_closed());
     for seed in 0..4 {
         put(&mut victim, seed).await;
@@ -131,7 +131,7 @@ async fn calls_to_unknown_methods_hold_no_memory() {
     calls_that_are_over("/nobody.knows.v1.This/Method", None).await;
 }
 
-/// Calls that never end: only another client's demand makes the server recall their memory.
+/// The calls never end, so only another client's demand makes the server recall their memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_client_gets_its_share() {
     let server = TestServer::new().await;
@@ -157,8 +157,8 @@ async fn another_client_gets_its_share() {
     server.assert_pool_returned().await;
 }
 
-/// Two honest clients that want more memory than there is share it: all calls succeed over their
-/// first connections.
+/// Two honest clients share memory of which they want more than there is. All calls succeed over
+/// their first connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn honest_peers_share() {
     const WORKERS: u64 = 8;
