@@ -183,8 +183,8 @@ impl From<InvalidAlignment> for Error {
 /// not a power of two, or above 4096.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "landed payload cannot be aligned to {0} bytes: the alignment must be a power of two from 1 \
-     to 4096"
+    "landed payload cannot be aligned to {0} bytes, as the caller asks: the alignment must be a \
+     power of two from 1 to 4096"
 )]
 pub struct InvalidAlignment(pub(crate) usize);
 

@@ -443,7 +443,7 @@ fn the_kernel_has_a_device_that_rdma_core_does_not_list() {
     // The file is missing, which is the cause.
     fs::remove_file(system.0.path().join("dev/infiniband/uverbs0")).unwrap();
     let found = system.findings(ReasonCode::NoDevice);
-    assert!(found[0].what.contains("/dev/infiniband/uverbs0 is not there"), "{}", found[0].what);
+    assert!(found[0].what.contains("/dev/infiniband/uverbs0 does not exist"), "{}", found[0].what);
     assert!(commands(&found)[0].starts_with("udevadm trigger"));
     system.file("proc/self/cgroup", "0::/docker/0123456789\n");
     let found = system.findings(ReasonCode::NoDevice);

@@ -109,7 +109,7 @@ mod tests {
         let both = ["eth0", "eth1"].map(|name| route(name, "0000000A", NONE, "00FFFFFF")).concat();
         let system = System::new(&both);
         let hint = system.hint().unwrap();
-        assert!(hint.what.starts_with("eth0 and eth1 lie in one subnet"), "{hint:?}");
+        assert!(hint.what.starts_with("eth0 and eth1 are in one subnet"), "{hint:?}");
         assert!(hint.cures[0].command.as_deref().unwrap().contains("arp_ignore=2"), "{hint:?}");
         // One of them still answers for both.
         system.file("proc/sys/net/ipv4/conf/eth0/arp_ignore", "1\n");

@@ -487,7 +487,7 @@ async fn a_layer_that_makes_requests_anew_hides_their_connection() {
         let serving = Serving::start(server.layer(layer).add_service(Echo)).await;
         let channel = world.endpoint(&serving).connect().await.unwrap();
         match opted_in {
-            false => assert!(through_gateway(&channel).detail().contains("a layer of its own")),
+            false => assert!(through_gateway(&channel).detail().contains("one of its layers")),
             true => assert_eq!(channel.path().path, Path::Sim, "{}", channel.path()),
         }
         Client::new(channel).all_kinds().await;
