@@ -134,7 +134,7 @@ async fn until(done: impl Fn() -> bool) {
     }
 }
 
-/// By default the layer does not compress gRPC. A compressed body could not be read as messages.
+/// The layer's default does not compress gRPC. A compressed body could not be read as messages.
 pub(crate) async fn compresses_pages_but_no_calls(net: Net) {
     let page = "a page that is long enough to be compressed ".repeat(50);
     let length = page.len();

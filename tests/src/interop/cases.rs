@@ -1,9 +1,9 @@
 //! The client of the interoperability tests: the cases.
 //!
-//! Some cases of the description are left out: compression, whose probes need a server that sees
-//! whether a message was compressed; authentication, which needs accounts of Google's; and long
-//! runs. Also `timeout_on_sleeping_server`: a tonic client's deadline ends with the response's
-//! head, which this server sends before it sleeps.
+//! Some cases of the description are left out. Those of compression need a server that sees whether
+//! a message was compressed. Those of authentication need accounts of Google's. Some run for a long
+//! time. And in `timeout_on_sleeping_server` the server sends the response's head before it sleeps,
+//! which ends a tonic client's deadline.
 
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
