@@ -22,8 +22,8 @@ use crate::tcp::connector::TcpChannel;
 use crate::telemetry::metrics;
 use crate::telemetry::stats::Counters;
 
-/// Another request follows one that had no answer for this long. A server answers within some
-/// milliseconds, and one without time for that answers the second Offer late as well.
+/// Time without an answer after which a second request is sent. A server answers within some
+/// milliseconds. A server that is too busy for that also answers the second Offer late.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// The inputs of an attempt at the fast path.
@@ -181,10 +181,10 @@ impl Plan {
         Err(from_error::foremost(reasons, &reached).unwrap_or_else(none))
     }
 
-    /// Connects by one rail. Where no answer comes within [`SILENCE`], another request with a ticket
-    /// of its own goes beside the first. It is replaced after as long again, then after twice as
-    /// long, and so on: the connection manager repeats a lost request only after four seconds. The
-    /// first answer counts.
+    /// Connects over one rail. If no answer comes within [`SILENCE`], another request with its own
+    /// ticket is sent in parallel with the first. It is replaced after the same time again, then
+    /// after twice that time, and so on, because the connection manager repeats a lost request only
+    /// after four seconds. The first answer counts.
     async fn connect(
         &self,
         rail: &Rail,
@@ -252,8 +252,9 @@ impl Plan {
     }
 }
 
-/// The first answer to a request, or to others that are made after [`SILENCE`]. An error of this
-/// host is no answer: the other request goes on. Without any answer the first one's error counts.
+/// Returns the first answer to a request, or to further ones that are made after [`SILENCE`]. An
+/// error of this host does not count as an answer, and the other request continues. Without any
+/// answer, the first request's error is returned.
 async fn first_answer<T>(
     first: impl Future<Output = Result<T, Reason>>,
     others: impl Future<Output = Result<T, Reason>>,
@@ -278,8 +279,8 @@ async fn first_answer<T>(
     }
 }
 
-/// Whether another rail may do where one has failed with this reason. One request that was lost
-/// says nothing of its rail.
+/// Whether another rail may work after one has failed with this reason. A single lost request says
+/// nothing about its rail.
 fn is_of_the_rail(code: ReasonCode, asked_twice: bool) -> bool {
     if code == ReasonCode::HandshakeTimeout {
         return asked_twice;

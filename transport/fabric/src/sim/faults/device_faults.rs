@@ -21,9 +21,9 @@ pub(crate) struct Faults {
     frozen: AtomicBool,
     /// The process pauses, and its device goes on.
     paused: AtomicBool,
-    /// As many connect requests get no answer.
+    /// Number of connect requests that get no answer.
     lose_connects: AtomicU32,
-    /// As many peers do not learn that their connect request was accepted.
+    /// Number of peers that do not learn that their connect request was accepted.
     lose_accepts: AtomicU32,
     /// Peers are not told that a link has ended.
     lose_disconnects: AtomicBool,
