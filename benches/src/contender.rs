@@ -27,8 +27,8 @@ pub enum Contender {
     ShmLentRead,
     /// The same without lending: each message is copied once, and then read
     ShmRead,
-    /// tonic-rdma over shared memory, with its codec and an application payload at an odd address;
-    /// received messages land in application buffers that the peer has mapped
+    /// tonic-rdma over shared memory, with its codec and an application payload at an odd address,
+    /// and with received messages in application buffers that the peer has mapped
     ShmKept,
     /// tonic-rdma over shared memory, with tonic's codec
     ShmPlain,

@@ -1,5 +1,5 @@
-//! The environment on which results depend besides the code: processor, kernel, C library and
-//! allocator.
+//! The environment on which results depend in addition to the code: processor, kernel, C library
+//! and allocator.
 
 use std::process::Command;
 use std::{fmt, fs};

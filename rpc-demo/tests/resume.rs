@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// Bytes of a range in these tests.
 const RANGE: u64 = 256 << 10;
 const FLAGS: [&str; 5] = ["--range-size", "256KiB", "--jobs", "2", "--json"];
-/// Overhead in bytes besides contents: headers, names, listings, checksums.
+/// Overhead in bytes in addition to contents: headers, names, listings, checksums.
 const BESIDE: u64 = 400_000;
 
 struct Dirs(TempDir);

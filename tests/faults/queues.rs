@@ -85,7 +85,7 @@ pub async fn that_are_charged(_: Log) {
     assert!(channels.len() >= ROOM, "{} connections, then: {reason}", channels.len());
     // Either end may run out of either resource first, and reports it.
     assert!([ReasonCode::PoolExhausted, ReasonCode::Memlock].contains(&reason.code()), "{reason}");
-    // The pool could be used up, and left room for as many queues.
+    // The pool could be used up while the queues of that many connections had memory.
     assert!(total + 2 * ROOM * CHARGE <= LIMIT, "a pool of {total} bytes");
     assert!(total > LIMIT / 2, "a pool of {total} bytes");
     for channel in &channels {

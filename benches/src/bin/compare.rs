@@ -71,8 +71,8 @@ struct Args {
     /// the copies of each byte, such as up-64MiB-x8:verbs-kept:copies<=0.01
     #[arg(long, value_name = "BOUND")]
     assert: Vec<Bound>,
-    /// Start servers for a compare on another host, at this address, instead of comparing. Whoever
-    /// reaches it may start servers
+    /// Start servers for a compare on another host, at this address, instead of comparing. Anyone
+    /// who can reach the address can start servers
     #[arg(long, value_name = "HOST:PORT")]
     agent: Option<SocketAddr>,
     /// Have this agent start the servers, at its address

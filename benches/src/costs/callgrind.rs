@@ -141,8 +141,8 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&both).trim().to_owned()
 }
 
-/// The environment on which counts depend besides the code: compiler, C library, valgrind, and
-/// architecture.
+/// The environment on which counts depend in addition to the code: compiler, C library, valgrind,
+/// and architecture.
 ///
 /// # Errors
 /// valgrind is missing.

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-/// Checks that SENDs and WRITEs were measured beside calls, each way, and prints them.
+/// Checks that SENDs and WRITEs were measured in addition to calls, in each direction, and prints
+/// them.
 pub(crate) fn was_measured(peer: &Value) {
     assert_eq!(peer["not_bare"], Value::Null, "{peer}");
     let bare = &peer["bare"];

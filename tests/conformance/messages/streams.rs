@@ -1,4 +1,4 @@
-//! Many concurrent streams, and streams that nobody reads.
+//! Many concurrent streams, and unread streams.
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -70,7 +70,7 @@ async fn thousand_chats_at_once(env: &TestEnv) {
         let size = *n as usize * 3;
         chat.sender.send(payload(2 * n, size)).await.unwrap();
     }
-    // Read the replies in another order than the messages were sent in.
+    // Read the replies in another order than the messages were sent.
     for (n, chat) in chats.iter_mut().rev() {
         let size = *n as usize * 3;
         let reply = chat.replies.message().await.unwrap().unwrap();
@@ -134,7 +134,7 @@ async fn stalled_downloads_stop_only_themselves(env: &TestEnv) {
 }
 
 async fn stalled_uploads_stop_only_themselves(env: &TestEnv) {
-    // By default hyper's server gives a connection the window of one stream; the reference needs a
+    // By default hyper's server gives a connection the window of one stream. The reference needs a
     // larger one.
     let server = serve!(env, |server| server
         .initial_connection_window_size(32 << 20)
@@ -197,8 +197,8 @@ async fn small_calls_beside_bulk(env: &TestEnv) {
 
 async fn many_channels_to_one_server(env: &TestEnv) {
     let server = env.server().await;
-    // Each end of a connection has control memory of its own. A pool that serves both ends within
-    // the usual memlock limit holds fewer connections.
+    // Each end of a connection has its own control memory. A pool that serves both ends within the
+    // usual memlock limit holds fewer connections.
     let channels = match env.fabric() {
         Fabric::SimSmall | Fabric::ShmSmall | Fabric::Verbs => 5,
         _ => 16,

@@ -51,7 +51,7 @@ struct Inner {
     killed: AtomicBool,
 }
 
-/// The state of the child that this process knows besides its events.
+/// The state of the child that this process knows in addition to its events.
 #[derive(Debug)]
 struct ChildState {
     /// The recipients of answers. `None` once the child has closed its stdout.

@@ -49,7 +49,7 @@ impl Scripted {
         ConformanceServer::new(Scripted { probe: probe.clone() })
     }
 
-    /// Finds the script, runs the steps before the head, and makes the head.
+    /// Finds the script, runs the steps before the head, and creates the head.
     async fn begin(&self, request: Request<Messages>) -> Result<StartedScript, Status> {
         let head = Head::of(&request);
         let in_metadata = request.metadata().get_bin(SCRIPT_KEY).cloned();
@@ -290,7 +290,7 @@ impl RunningScript {
         Ok(StepOutput::Nothing)
     }
 
-    /// Receives and checks the next message; `None` after the caller's half-close.
+    /// Receives and checks the next message. `None` after the caller's half-close.
     async fn receive(&mut self) -> Result<Option<Message>, Status> {
         let inbound = self
             .inbound

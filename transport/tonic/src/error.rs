@@ -105,7 +105,7 @@ impl Cause {
 }
 
 impl Reason {
-    /// Finds the reason in `error` or its sources: in an [`Error`](crate::Error), a call's error,
+    /// Finds the reason in `error` or its sources: in an [`Error`], a call's error,
     /// or a [`tonic::Status`]. `None` if no required fast path is the cause.
     ///
     /// ```

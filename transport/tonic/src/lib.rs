@@ -74,7 +74,7 @@
 //! # Why TCP
 //!
 //! No fallback is silent. Each decision for TCP has a [`ReasonCode`], is logged once with its cure,
-//! and is available from [`Channel::path`]. A handler learns from [`connect_info`] which path a
+//! and is available from [`Channel::path`]. A handler learns from [`connect_info()`] which path a
 //! request took.
 //!
 //! # Environment

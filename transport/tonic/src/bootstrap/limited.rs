@@ -3,9 +3,9 @@
 //! | limit | value | beyond it |
 //! |---|---|---|
 //! | length of a request | [`MAX_REQUEST`] | OUT_OF_RANGE, before the message is read |
-//! | fabrics that a request names, each counted once | [`MAX_FABRICS`] | INVALID_ARGUMENT |
+//! | fabrics that a request names, each counted once | `MAX_FABRICS` | INVALID_ARGUMENT |
 //! | Offers of one TCP connection at a time | [`OFFERS_AT_ONCE`] | RESOURCE_EXHAUSTED |
-//! | length of an answer | [`MAX_ANSWER`] | details are cut, and the last addresses are left out |
+//! | length of an answer | `MAX_ANSWER` | details are cut, and the last addresses are left out |
 //!
 //! An Offer counts until its answer has been written to the connection. So a client that does not
 //! read answers can have at most this many waiting.

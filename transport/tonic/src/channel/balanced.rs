@@ -170,8 +170,8 @@ impl Members {
         })
     }
 
-    /// Receivers for the states of all endpoints, which wait for later states than the current
-    /// ones.
+    /// Subscribes to the states of all endpoints. Each receiver waits for a state after the current
+    /// one.
     fn states(&self) -> Vec<watch::Receiver<State>> {
         let of = |member: &Arc<Member>| {
             let mut state = member.state.clone();

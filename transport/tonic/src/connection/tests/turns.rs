@@ -44,8 +44,8 @@ impl InstantPeer for Pinging {
     }
 }
 
-/// A peer that sends a body that no one reads, with one byte in each frame and as many frames as a
-/// short message holds.
+/// A peer that sends an unread body, with one byte in each frame and as many frames as a short
+/// message holds.
 struct Dripping {
     credits: u16,
     owed: u16,
