@@ -77,7 +77,7 @@ impl Buffers {
         };
         ensure!(matches!(outcome, Outcome::Landed { .. }), "it did not land: {outcome:?}");
         let mut state = self.state();
-        ensure!(state.places.contains(&at), "what landed is not where a buffer begins");
+        ensure!(state.places.contains(&at), "the landed data does not begin where a buffer begins");
         state.idle.push((len, land_in));
         Ok(())
     }

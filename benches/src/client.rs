@@ -280,7 +280,7 @@ impl Channel {
                 let wanted = fabric.map_or("tcp", |fabric| fabric.as_str());
                 ensure!(
                     path.path.as_str() == wanted,
-                    "{contender} is to be on {wanted}, and is on {path}"
+                    "{contender} should be on {wanted}, but is on {path}"
                 );
                 match contender.into_tonic() {
                     true => Self::Tonic(channel.into_tonic()),

@@ -114,7 +114,7 @@ impl Pair {
         let program = match (contender.is_neighbour(), &setup.neighbours) {
             (false, _) => allocator.program(&std::env::current_exe()?, false)?,
             (true, Some(program)) => allocator.program(program, true)?,
-            (true, None) => bail!("nobody said where the program is that {contender} runs in"),
+            (true, None) => bail!("the path of the program that {contender} runs in is missing"),
         };
         let spawn = |role: Role, stdin: Stdio| {
             let mut command = Command::new(&program);
@@ -159,7 +159,7 @@ impl Pair {
         let ClientReply::Ready { path, pool, .. } =
             pair.request(ClientRequest::Prepare(Row { kind: Kind::Latency, calls: 1 })).await?
         else {
-            bail!("the client does not say that it is ready");
+            bail!("the client did not report that it is ready");
         };
         pair.path = path;
         pair.pool = pool;
@@ -221,7 +221,7 @@ impl Pair {
         let _ = self.requests.write_all(line.as_bytes()).await;
         let reply = timeout(self.limit, self.replies.next_line()).await;
         let reply =
-            reply.with_context(|| format!("nothing came within {} s", self.limit.as_secs()))??;
+            reply.with_context(|| format!("no answer within {} s", self.limit.as_secs()))??;
         let Some(reply) = reply else {
             bail!("the client process ended: {}", self.client.reason_of_end().await?);
         };
@@ -248,7 +248,7 @@ impl Pair {
         let ClientReply::Ready { supports, path, .. } =
             self.request(ClientRequest::Prepare(*row)).await?
         else {
-            bail!("the client does not say that it is ready");
+            bail!("the client did not report that it is ready");
         };
         ensure!(path == self.path, "the path changed: {path}");
         Ok(supports)
@@ -261,7 +261,7 @@ impl Pair {
     /// The errors of [`sample`](Self::sample).
     pub async fn round(&mut self, row: &Row) -> anyhow::Result<Round> {
         let ClientReply::Done(round) = self.request(ClientRequest::Round(*row)).await? else {
-            bail!("the client does not say what it measured");
+            bail!("the client did not report what it measured");
         };
         Ok(round)
     }

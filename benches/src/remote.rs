@@ -81,7 +81,7 @@ async fn serve(connection: TcpStream, addr: IpAddr, cpu: usize) -> anyhow::Resul
 async fn start(request: &str, addr: IpAddr, cpu: usize) -> anyhow::Result<(Process, String)> {
     let StartServer { variant, room } = serde_json::from_str(request)?;
     let Variant { contender, allocator } = variant.parse().map_err(anyhow::Error::msg)?;
-    ensure!(!contender.is_neighbour(), "{contender} does not run apart");
+    ensure!(!contender.is_neighbour(), "{contender} cannot run on two hosts");
     let role = Role { serve: Some(contender), room, ..Role::default() };
     let program = allocator.program(&std::env::current_exe()?, false)?;
     let mut command = Command::new(&program);

@@ -356,7 +356,7 @@ impl FromStr for Bound {
             (None, Some(name)) => What::Copies(variant(name)?),
             _ => anyhow::bail!(form),
         };
-        let limit = limit.parse().with_context(|| format!("{limit} is no number"))?;
+        let limit = limit.parse().with_context(|| format!("{limit} is not a number"))?;
         Ok(Self { row: row.to_owned(), what, at_most, limit })
     }
 }

@@ -36,7 +36,7 @@ impl Destination {
             Failure::usage(what, error, "rename it, or move it elsewhere")
         };
         let Some(last) = last else {
-            let why = "it has no name of its own to go by in a directory";
+            let why = "it has no name of its own for a directory";
             return Err(Failure::usage(
                 format!("{shown} cannot go there"),
                 why,
@@ -55,8 +55,12 @@ pub(crate) fn all_different<'a>(names: impl Iterator<Item = &'a str>) -> Result<
     let mut seen = HashSet::new();
     for name in names {
         if !seen.insert(name) {
-            let what = format!("two of them would be called '{}'", Shown(name));
-            return Err(Failure::usage(what, "only one could stay", "give them in two commands"));
+            let what = format!("two of them would get the name '{}'", Shown(name));
+            return Err(Failure::usage(
+                what,
+                "only one could be kept",
+                "give them in two commands",
+            ));
         }
     }
     Ok(())

@@ -217,7 +217,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// The way that the bytes of these costs took.
+    /// How the bytes counted in these costs travelled.
     pub(crate) fn of(costs: &Costs) -> Disk {
         let direct_bytes = costs.direct_read_bytes + costs.direct_written_bytes;
         let cached_bytes = costs.file_read_bytes + costs.file_written_bytes;

@@ -37,7 +37,7 @@ fn unreachable_peer(found: &Diagnosis) -> Result<(), Failure> {
         Some((peer, error)) => Err(Failure::new(
             format!("no server answers at {}", Shown(&peer.uri)),
             Shown(error),
-            "name a server that runs with --peer; what is said about this host holds all the same",
+            "name a server that runs with --peer; the results for this host are valid in any case",
         )),
     }
 }

@@ -96,7 +96,8 @@ impl Failure {
             return Failure::new(
                 what,
                 why,
-                "see whether the server still runs, then repeat the command; put, get and cp go on with --resume",
+                "check whether the server still runs, then repeat the command; put, get and cp \
+                 continue with --resume",
             );
         }
         // The server's message already contains the cure.

@@ -42,7 +42,7 @@ pub(crate) enum NameError {
     LongComponent(usize),
     #[error("it has {0} bytes, more than {MAX_NAME}")]
     Long(usize),
-    #[error("'{PRIVATE_DIR}' is kept for the server's own files")]
+    #[error("'{PRIVATE_DIR}' is reserved for the server's own files")]
     Private,
 }
 

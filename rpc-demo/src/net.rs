@@ -112,7 +112,7 @@ pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, 
     let endpoint =
         Endpoint::from_shared(url).map_err(|error| bad_url(&shown, &causes(&error), flag))?;
     if endpoint.uri().scheme_str() != Some("http") || endpoint.uri().host().is_none() {
-        return Err(bad_url(&shown, "it is no http:// address", flag));
+        return Err(bad_url(&shown, "it is not an http:// address", flag));
     }
     let endpoint = endpoint
         .connect_timeout(Duration::from_secs(way.timeout.connect_timeout))

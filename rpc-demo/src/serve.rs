@@ -64,11 +64,13 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
 
     let (stop, stopped) = oneshot::channel::<()>();
     if args.no_sync {
-        tracing::warn!("--no-sync: a crash of this host may take what was acknowledged");
+        tracing::warn!("--no-sync: a crash of this host may lose acknowledged data");
     }
     match disk::check() {
-        Ok(()) => tracing::info!("large files are read and written by O_DIRECT where they can be"),
-        Err(reason) => tracing::info!("files are read and written by the page cache: {reason}"),
+        Ok(()) => tracing::info!("large files are read and written with O_DIRECT where possible"),
+        Err(reason) => {
+            tracing::info!("files are read and written through the page cache: {reason}")
+        }
     }
     let service = Service::new(store, args.max_reads, args.max_writes);
     let sweep = service.sweep();

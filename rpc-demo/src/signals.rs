@@ -32,6 +32,6 @@ pub(crate) fn no_signals(error: std::io::Error) -> Failure {
 }
 
 fn interrupted(signal: &str) -> Failure {
-    let cure = "repeat the command; put, get and cp go on with --resume";
+    let cure = "repeat the command; put, get and cp continue with --resume";
     Failure::new("interrupted", format!("{signal} came"), cure)
 }

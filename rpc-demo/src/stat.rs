@@ -15,7 +15,7 @@ pub(crate) async fn run(args: Stat) -> Result<(), Failure> {
     let connection = net::connect(&remote.server, &remote.path).await?;
     let request =
         StatRequest { name: name.as_str().to_owned(), checksum: Checksum::Computed.into() };
-    let what = format!("cannot tell about '{name}'");
+    let what = format!("cannot describe '{name}'");
     let answer = connection.store().stat(request).await;
     let answer = answer.map_err(|status| Failure::status(&what, &status))?.into_inner();
     let Some(found) = answer.entry else {

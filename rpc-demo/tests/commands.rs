@@ -204,7 +204,7 @@ fn failures_say_once_what_could_not_be_done() {
     let line = failed(server.client(["rm", "d"]), 1);
     says(
         &line,
-        &["cannot remove 'd': it is a directory; --recursive removes it with all below it"],
+        &["cannot remove 'd': it is a directory; --recursive removes it with everything below it"],
     );
     ok(server.client(["rm", "d", "--recursive"]));
     assert!(!dir.path().join("d").exists());

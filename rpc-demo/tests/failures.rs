@@ -173,7 +173,7 @@ fn a_root_that_cannot_be_served() {
     }
     let mut first = Server::start(&dirs.root());
     let line = failed(serve(program(), &dirs.root()).output().unwrap(), 1);
-    says(&line, &["another rpc-demo serves", dirs.root().to_str().unwrap()]);
+    says(&line, &["another rpc-demo already serves", dirs.root().to_str().unwrap()]);
     let taken = first.url.strip_prefix("http://").unwrap();
     let mut second = program();
     second.args(["serve", "--addr", taken, "--root"]).arg(dirs.here());

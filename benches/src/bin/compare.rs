@@ -108,11 +108,11 @@ impl Args {
         };
         let wanted = "build benches/neighbours as benches/README.md says, and say where it is: --neighbours PROGRAM";
         let program = self.neighbours.as_ref();
-        let program = program
-            .with_context(|| format!("{contender} runs in a program of its own: {wanted}"))?;
+        let program =
+            program.with_context(|| format!("{contender} runs in its own program: {wanted}"))?;
         ensure!(
             program.is_file(),
-            "{contender} runs in {}, which is not there: {wanted}",
+            "{contender} runs in {}, which does not exist: {wanted}",
             program.display()
         );
         Ok(Some(program.clone()))

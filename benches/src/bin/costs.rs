@@ -93,7 +93,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         println!("recorded with: {}\ncounted with:  {}", recorded.toolchain, now.toolchain);
     }
     if lines.iter().any(|line| line.verdict == Verdict::Less) {
-        println!("some counts are lower than recorded: keep it so with make costs-record");
+        println!("some counts are lower than recorded: record them with make costs-record");
     }
     let violations: Vec<_> = lines.iter().filter_map(Line::violation).collect();
     if args.check && !violations.is_empty() {

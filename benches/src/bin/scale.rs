@@ -66,11 +66,11 @@ async fn measure(args: &Args) -> anyhow::Result<Run> {
     ];
     if args.measures(Part::Bulk) {
         let (time, before) = (seconds(args.seconds), seconds(args.warm_up));
-        notes.push(format!("bulk: {time} s each round, behind {before} s that do not count"));
+        notes.push(format!("bulk: {time} s each round, after {before} s that do not count"));
     }
     if args.measures(Part::Connections) {
         let (time, before) = (seconds(args.rest), seconds(args.settle));
-        notes.push(format!("rest: {time} s, behind {before} s that do not count"));
+        notes.push(format!("rest: {time} s, after {before} s that do not count"));
     }
     let before = load();
     let (mut bulk, mut connections, mut streams) = (Vec::new(), Vec::new(), Vec::new());

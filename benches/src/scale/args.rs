@@ -118,7 +118,7 @@ impl Args {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| format!("{text} is no number"))?;
+    let number: f64 = text.parse().map_err(|_| format!("{text} is not a number"))?;
     Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
 }
 

@@ -41,7 +41,7 @@ impl FromStr for Bound {
             (None, Some(parts)) => (false, parts),
             (None, None) => anyhow::bail!(FORM),
         };
-        let limit: f64 = limit.parse().with_context(|| format!("{limit} is no number"))?;
+        let limit: f64 = limit.parse().with_context(|| format!("{limit} is not a number"))?;
         let (subject, to) = match subject.split_once('/') {
             Some((subject, to)) => (subject, Some(to)),
             None => (subject, None),
@@ -65,7 +65,7 @@ impl FromStr for Bound {
         };
         ensure!(
             to.is_some() || figure.unit == Unit::Count,
-            "{} is a time, and needs something of the same run beside it: {FORM}",
+            "{} is a time, and can only be compared within a run: {FORM}",
             figure.name
         );
         Ok(Self { row, contender, figure, to, at_most, limit })
@@ -74,7 +74,9 @@ impl FromStr for Bound {
 
 fn contender(name: &str) -> anyhow::Result<String> {
     let found = Contender::from_str(name, false);
-    found.map(Contender::name).map_err(|_| anyhow::anyhow!("{name} is no contender and no row"))
+    found
+        .map(Contender::name)
+        .map_err(|_| anyhow::anyhow!("{name} is neither a contender nor a row"))
 }
 
 impl fmt::Display for Bound {
@@ -185,12 +187,12 @@ mod tests {
             ("", "has the form"),
             ("bulk-2:shm", "has the form"),
             ("bulk-2<=1", "has the form"),
-            ("bulk-2:shm:registrations<=x", "x is no number"),
-            ("bulk-2:shn:registrations<=1", "shn is no contender"),
-            ("bunk-2:shm:registrations<=1", "bunk-2 is no row"),
+            ("bulk-2:shm:registrations<=x", "x is not a number"),
+            ("bulk-2:shn:registrations<=1", "shn is neither a contender nor a row"),
+            ("bunk-2:shm:registrations<=1", "bunk-2 is not a row"),
             ("bulk-2:shm:descriptors<=1", "bulk-2 has no descriptors, but rate, fairness"),
             ("bulk-2:shm/connections-1<=1", "connections-1 has no rate"),
-            ("bulk-2:shm/bulk<=1", "bulk is no contender and no row"),
+            ("bulk-2:shm/bulk<=1", "bulk is neither a contender nor a row"),
         ] {
             let error = format!("{:#}", text.parse::<Bound>().unwrap_err());
             assert!(error.contains(message), "{text}: {error}");

@@ -33,7 +33,7 @@ impl FromStr for Row {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
-        let form = || format!("{text} is no row: bulk-N, connections-N or streams-N");
+        let form = || format!("{text} is not a row: bulk-N, connections-N or streams-N");
         let (kind, count) = text.split_once('-').with_context(form)?;
         let count = count.parse().with_context(form)?;
         Ok(match kind {

@@ -210,7 +210,7 @@ pub(crate) struct Files {
     pub(crate) no_direct: bool,
 
     /// Lend memory to this user's processes on this host instead of copying to them, and read
-    /// theirs where it lies. Has an effect if both ends have it.
+    /// theirs where it lies. Takes effect if both ends set it.
     #[arg(long, env = "RPC_DEMO_LEND", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) lend: bool,
 }

@@ -67,7 +67,7 @@ fn differ(left: &Path, right: &Path, why: String) -> Failure {
     Failure::new(
         format!("{} and {} are not the same", shown(left), shown(right)),
         why,
-        "this is a defect; please report it",
+        "this is a bug; please report it",
     )
 }
 

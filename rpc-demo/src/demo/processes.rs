@@ -117,7 +117,7 @@ impl Processes {
             Failure::new(
                 "the demo's server did not start",
                 why.to_owned(),
-                "see what it said above",
+                "see its messages above",
             )
         };
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
@@ -163,7 +163,7 @@ impl Processes {
         command.arg(from).arg(to).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
         let what = format!("the demo's {}", Shown(&verb.to_string_lossy()));
         let failed =
-            |why: String| Failure::new(format!("{what} failed"), why, "see what it said above");
+            |why: String| Failure::new(format!("{what} failed"), why, "see its messages above");
         let cannot = |error: std::io::Error| Failure::io(format!("cannot run {what}"), &error);
         let client = self.client.insert(command.spawn().map_err(cannot)?);
         let mut text = String::new();
@@ -181,7 +181,7 @@ impl Processes {
     }
 
     async fn spent(&mut self) -> Result<Spent, Failure> {
-        let failed = |why| Failure::new("the demo's server failed", why, "see what it said above");
+        let failed = |why| Failure::new("the demo's server failed", why, "see its messages above");
         let server = self.server.as_mut().ok_or_else(|| failed("it does not run".to_owned()))?;
         server.stdin.write_all(b"\n").await.map_err(|error| failed(error.to_string()))?;
         let line = server.line().await.map_err(failed)?;
@@ -196,7 +196,7 @@ impl Processes {
         match ended {
             Ok(Ok(status)) if status.success() => Ok(()),
             Ok(Ok(status)) => {
-                Err(Failure::new("the demo's server failed", status, "see what it said above"))
+                Err(Failure::new("the demo's server failed", status, "see its messages above"))
             }
             Ok(Err(error)) => Err(Failure::io("cannot wait for the demo's server", &error)),
             Err(_) => {
@@ -235,7 +235,7 @@ async fn end(mut child: Child) {
     match tokio::time::timeout(KILL_TIMEOUT, ended).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => tracing::warn!("a process of the demo cannot be waited for: {error}"),
-        Err(_) => tracing::warn!("a process of the demo does not end though it was killed"),
+        Err(_) => tracing::warn!("a process of the demo does not end although it was killed"),
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) fn status(doing: &'static str, name: &Name, error: &io::Error) -> Sta
 fn failed(doing: &str, name: &str, error: &io::Error) -> Status {
     use io::ErrorKind as Kind;
     let (code, cure) = match error.kind() {
-        Kind::NotFound => (Code::NotFound, "see `rpc-demo ls` for what there is"),
+        Kind::NotFound => (Code::NotFound, "`rpc-demo ls` lists the existing objects"),
         Kind::PermissionDenied => {
             (Code::PermissionDenied, "check the permissions under the server's root")
         }

@@ -84,7 +84,7 @@ pub(crate) enum OpenError {
     #[error("'{0}' is not a directory; name one with --root")]
     NotADirectory(String),
     #[error(
-        "another rpc-demo serves '{0}' already; stop it, or name another directory with --root"
+        "another rpc-demo already serves '{0}'; stop it, or name another directory with --root"
     )]
     Busy(String),
     #[error("cannot use '{0}': {1}; the server needs to read and write there")]

@@ -29,7 +29,7 @@ impl Store {
         let metadata = self.root.symlink_metadata(name.as_str()).doing(DOING, name.as_str())?;
         let directory = metadata.is_dir();
         if directory && !recursive {
-            let why = "it is a directory; --recursive removes it with all below it";
+            let why = "it is a directory; --recursive removes it with everything below it";
             let why = io::Error::new(io::ErrorKind::InvalidInput, why);
             return Err(why).doing(DOING, name.as_str());
         }
@@ -80,8 +80,8 @@ impl Store {
         Ok(count)
     }
 
-    /// Whether the received part of an upload is too old to be kept. If its modification time is in
-    /// the future, it is not.
+    /// Whether the received part of an upload is too old to be kept. A part with a modification
+    /// time in the future is kept.
     pub(super) fn expired(&self, metadata: &cap_std::fs::Metadata) -> bool {
         let modified =
             metadata.modified().map(|time| time.into_std()).unwrap_or(SystemTime::UNIX_EPOCH);

@@ -80,7 +80,7 @@ pub(crate) enum UploadError {
     Unknown,
     #[error("range {0} is none of the {1} ranges of '{2}'")]
     NoSuchRange(u64, usize, Name),
-    #[error("range {0} of '{1}' is arriving already")]
+    #[error("range {0} of '{1}' is already arriving")]
     Twice(usize, Name),
     #[error("{0} of the {1} ranges of '{2}' have not arrived")]
     Incomplete(usize, usize, Name),

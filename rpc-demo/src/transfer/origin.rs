@@ -144,7 +144,7 @@ impl Origin {
         range: Option<Range>,
     ) -> Result<(GetHeader, Pieces), Failure> {
         let Origin::Object(connection, name) = self else {
-            return Err(Failure::new(what, "it is no object", ""));
+            return Err(Failure::new(what, "it is not an object", ""));
         };
         let chunk = match range {
             Some(_) => connection.range_chunk(chunk),
@@ -227,7 +227,7 @@ impl Opened {
             now if now > had => Err(format!("it grew past the {had} bytes it had")),
             now if now < had => Err(format!("it ended after {now} of the {had} bytes it had")),
             _ if Attributes::of(&metadata).modified != self.attributes.modified => {
-                Err("it was written to during the transfer".to_owned())
+                Err("it was changed during the transfer".to_owned())
             }
             _ => Ok(()),
         }
@@ -252,7 +252,7 @@ pub(super) async fn checksums(
         }
     }
     if found.len() < ranges.count() {
-        let why = "the object changed while it was looked at";
+        let why = "the object changed while it was read";
         return Err(Failure::new(what, why, "repeat the command"));
     }
     Ok(found)

@@ -147,7 +147,7 @@ impl Place {
             return Ok(self.root.open_dir(below)?.open(".")?.into_std());
         }
         if !metadata.is_file() {
-            return Err(io::Error::other("it is no regular file"));
+            return Err(io::Error::other("it is not a regular file"));
         }
         Ok(self.root.open(below)?.into_std())
     }

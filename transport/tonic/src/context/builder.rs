@@ -168,7 +168,7 @@ impl ContextBuilder {
     }
 
     /// Use a device of a simulated network instead of RDMA devices, for tests. Each call adds a
-    /// device. Client and server need a device of the same network each, in the same process.
+    /// device. Client and server each need a device of the same network, in the same process.
     #[cfg(feature = "test-util")]
     pub fn sim(mut self, device: SimDevice) -> Self {
         self.0.sim.push(device);

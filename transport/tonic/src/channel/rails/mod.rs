@@ -148,8 +148,8 @@ impl Rails {
         ordered
     }
 
-    /// Reserves a rail for a connection that tries it. Returns false if another connection has
-    /// taken the rail of a further one.
+    /// Reserves a rail for a connection that tries it. Returns false for a further connection if
+    /// another one uses a device of the rail.
     pub(super) fn tries(&self, connection: usize, rail: &Rail) -> bool {
         let mut in_use = self.in_use();
         let may_try = connection == 0 || !in_use.meets(rail, connection);
