@@ -189,12 +189,9 @@ fn neighbours_want_their_program() {
         String::from_utf8(out.stderr).unwrap()
     };
     let said = compare(&[]);
-    assert!(
-        said.contains("ruapc runs in a program of its own: build benches/neighbours"),
-        "{said}"
-    );
+    assert!(said.contains("ruapc runs in its own program: build benches/neighbours"), "{said}");
     let said = compare(&["--neighbours", "/nonexistent/neighbours"]);
-    assert!(said.contains("/nonexistent/neighbours, which is not there: build"), "{said}");
+    assert!(said.contains("/nonexistent/neighbours, which does not exist: build"), "{said}");
 }
 
 /// Ends the agent, whatever the result of the test.

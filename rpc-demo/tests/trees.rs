@@ -185,10 +185,10 @@ fn several_things_go_into_a_directory() {
     assert_eq!(names(&single), ["file"]);
 
     let line = failed(server.client(args("put", &[&file, &file, "x".as_ref()], &[])), 2);
-    says(&line, &["two of them would be called 'x/file'"]);
+    says(&line, &["two of them would get the name 'x/file'"]);
     let line =
         failed(server.client(args("get", &["file".as_ref(), "into/file".as_ref(), &back], &[])), 2);
-    says(&line, &["two of them would be called 'file'"]);
+    says(&line, &["two of them would get the name 'file'"]);
     failed(server.client(["put", "-", "x/"]), 2);
 }
 
