@@ -47,7 +47,6 @@ pub struct Setup {
     pub neighbours: Option<PathBuf>,
 }
 
-/// The server process.
 #[derive(Debug)]
 enum Server {
     Here(Box<LocalServer>),

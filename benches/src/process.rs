@@ -44,7 +44,6 @@ impl Process {
         Ok(Self { child, id, last_line, passing_on })
     }
 
-    /// The process id.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }

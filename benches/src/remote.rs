@@ -24,14 +24,12 @@ use crate::role::Role;
 /// Pause before an agent that does not answer is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// The request to start a server.
 #[derive(Debug, Serialize, Deserialize)]
 struct StartServer {
     variant: String,
     room: Option<usize>,
 }
 
-/// The answer of an agent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Answer<T> {

@@ -9,7 +9,6 @@ use crate::pb;
 pub(crate) struct Digest {
     /// Length in bytes.
     pub(crate) size: u64,
-    /// CRC-32C of the bytes.
     pub(crate) crc32c: u32,
 }
 
@@ -19,7 +18,6 @@ impl Digest {
         Digest { size: bytes.len() as u64, crc32c: crc32c::crc32c(bytes) }
     }
 
-    /// Adds the next bytes.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.crc32c = crc32c::crc32c_append(self.crc32c, bytes);
         self.size += bytes.len() as u64;

@@ -50,7 +50,6 @@ pub(crate) fn lends() -> bool {
     LENDS.load(Ordering::Relaxed)
 }
 
-/// The ring of the process.
 fn ring() -> Result<&'static Ring, String> {
     static RING: OnceLock<Result<Ring, String>> = OnceLock::new();
     if FORBIDDEN.load(Ordering::Relaxed) {

@@ -6,7 +6,6 @@ use tonic::{Code, Status};
 
 use crate::names::Shown;
 
-/// The failure of a command.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: u8,
@@ -115,7 +114,6 @@ impl Failure {
         Failure::new(what, why, cure)
     }
 
-    /// The exit code.
     pub(crate) fn exit(&self) -> u8 {
         self.exit
     }

@@ -70,7 +70,6 @@ impl Connection {
         body(self.0.channel.path().path)
     }
 
-    /// A stub of the store.
     pub(crate) fn store(&self) -> ObjectStoreClient<Channel> {
         self.0.store.clone()
     }
@@ -264,7 +263,6 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Starts counting.
     pub(crate) fn start(connection: &Connection, direction: Direction) -> Meter {
         let channel = connection.0.channel.clone();
         let before = channel.stats();

@@ -48,7 +48,6 @@ pub(crate) async fn run(args: Put) -> Result<(), Failure> {
     }
 }
 
-/// One source of the command.
 struct Source {
     path: PathBuf,
     name: Name,

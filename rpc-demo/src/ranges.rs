@@ -41,7 +41,6 @@ impl Ranges {
         self.size
     }
 
-    /// The number of ranges.
     pub(crate) fn count(&self) -> usize {
         usize::try_from(self.size.div_ceil(self.each)).unwrap_or(usize::MAX)
     }

@@ -117,7 +117,6 @@ impl Pending {
         self.on_drop = OnDrop::Remove;
     }
 
-    /// The file itself.
     pub(crate) fn file(&self) -> &Arc<Written> {
         &self.file
     }
@@ -154,7 +153,6 @@ pub(crate) fn sync_dir(dir: &Dir) -> io::Result<()> {
 
 /// A destination for chunks.
 pub(crate) trait Room: Send + 'static {
-    /// The file to write to.
     fn file(&self) -> &Arc<Written>;
 
     /// The offset in the file at which this destination begins, in bytes.

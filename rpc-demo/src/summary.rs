@@ -39,7 +39,6 @@ pub(crate) struct Summary<'a> {
     pub(crate) verb: &'static str,
     /// The name in the store.
     pub(crate) name: &'a str,
-    /// Amounts.
     pub(crate) tally: Tally,
     /// From the first request to the last reply, including the sync to disk.
     pub(crate) elapsed: Duration,
@@ -65,7 +64,6 @@ impl Summary<'_> {
         if seconds > 0.0 { moved as f64 / seconds } else { 0.0 }
     }
 
-    /// The JSON form.
     pub(crate) fn json(&self) -> Json<'_> {
         let (route, from, to) = match &self.routes {
             Routes::One(route) => (Some(&**route), None, None),

@@ -35,7 +35,6 @@ fn row(said: &str, name: &str) -> Vec<f64> {
     said.lines().find_map(of).unwrap_or_else(|| panic!("no row '{name}' in\n{said}"))
 }
 
-/// The working directory.
 #[track_caller]
 fn works_in(said: &str) -> PathBuf {
     let line = said.lines().find_map(|line| line.strip_prefix("demo: working in ")).unwrap();

@@ -15,7 +15,6 @@ use std::process::Stdio;
 use common::*;
 use rustix::process::Signal;
 
-/// Number of large files.
 const LARGE: u64 = 2;
 
 /// Distance in bytes between pieces of content, so that each range has some.

@@ -12,7 +12,6 @@ macro_rules! cases {
         cases![for None; $($name),+];
     };
     (for $only:expr; $($name:ident),+ $(,)?) => {
-        /// The cases of this module.
         pub(crate) const CASES: &[(&str, crate::case::Run, Option<&[tonic_rdma_tests::fabric::Fabric]>)] =
             &[$((stringify!($name), |env| Box::pin($name(env)), $only)),+];
     };

@@ -140,7 +140,6 @@ impl RandomCall {
         Self { kind, script, metadata: entries(rng, "echo-", METADATA / 2), requests }
     }
 
-    /// Makes the call.
     async fn make(&self, client: &mut Client) -> Outcome {
         let first = Message::from(self.script.clone()).with_payload(7, 10);
         let requests: Vec<Message> = std::iter::once(first.clone())

@@ -15,9 +15,7 @@ use crate::net::Route;
 pub(super) struct Report {
     pub(super) jobs: u16,
     pub(super) figures: Vec<Figures>,
-    /// The route of all writes.
     pub(super) sent: Route,
-    /// The route of all reads.
     pub(super) received: Route,
 }
 

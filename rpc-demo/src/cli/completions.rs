@@ -5,7 +5,6 @@ use clap_complete::Shell;
 
 use super::Cli;
 
-/// The name of the program.
 const NAME: &str = "rpc-demo";
 /// The name without a hyphen.
 const PLAIN: &str = "rpc_demo";

@@ -56,7 +56,6 @@ impl Plan {
         self.files.iter().map(|(_, size)| size).sum()
     }
 
-    /// The number of files.
     pub(super) fn files(&self) -> usize {
         self.files.len()
     }

@@ -51,7 +51,6 @@ pub(super) struct Candidate {
     pub(super) room: Result<u64, String>,
 }
 
-/// The choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) path: PathBuf,

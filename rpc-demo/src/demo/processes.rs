@@ -42,7 +42,6 @@ pub(super) enum Way {
     Tcp,
 }
 
-/// All processes.
 #[derive(Default)]
 pub(super) struct Processes {
     server: Option<Server>,

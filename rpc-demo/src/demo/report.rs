@@ -34,7 +34,6 @@ impl Run {
     }
 }
 
-/// The compared figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Figures {
     /// In 10^9 bytes per second.
@@ -85,17 +84,14 @@ impl Path {
         Path { name: name.to_owned(), ..Path::default() }
     }
 
-    /// Adds a put and a get of the tree.
     pub(super) fn add(&mut self, put: Run, get: Run) {
         self.put.push(put);
         self.get.push(get);
     }
 }
 
-/// All results.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// Runs of the plain copy.
     pub(super) plain: Vec<Run>,
     /// Runs over TCP.
     pub(super) tcp: Path,

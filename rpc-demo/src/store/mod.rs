@@ -53,7 +53,6 @@ pub(crate) struct Store {
     _lock: File,
 }
 
-/// Options of a store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     /// Sync files and directories before anything is acknowledged.
@@ -246,7 +245,6 @@ impl Store {
         Ok(dir)
     }
 
-    /// Opens an object.
     pub(crate) fn read(&self, name: &Name) -> Result<Object, StoreError> {
         self.read_at(name.as_str()).doing("read", name.as_str())
     }

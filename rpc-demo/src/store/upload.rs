@@ -38,7 +38,6 @@ pub(super) const MAX_OPEN: usize = 256;
 
 pub(super) const SUFFIX: &str = ".upload";
 
-/// An open upload.
 pub(crate) struct Upload {
     pub(super) name: Name,
     pub(super) ranges: Ranges,
@@ -123,7 +122,6 @@ impl Upload {
         &self.name
     }
 
-    /// The ranges of the object.
     pub(crate) fn ranges(&self) -> Ranges {
         self.ranges
     }

@@ -101,7 +101,6 @@ impl Job {
         self.counts.skipped.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Totals so far.
     pub(crate) fn tally(&self) -> Tally {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Counts { files, directories, skipped, moved, kept, kept_files } = &self.counts;

@@ -30,7 +30,6 @@ pub(crate) enum Origin {
     Object(Connection, Name),
 }
 
-/// For messages.
 impl std::fmt::Display for Origin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

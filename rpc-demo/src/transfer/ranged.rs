@@ -88,7 +88,6 @@ impl Large {
         if from && to { job.ranges_on_one_host.acquire().await.ok() } else { None }
     }
 
-    /// Transfers one range.
     pub(super) async fn range(&self, job: &Job, index: usize) -> Result<(), Failure> {
         let begun = self.begun.get_or_try_init(|| self.begin(job)).await?;
         let Begun::Moving(moving) = begun else { return Ok(()) };

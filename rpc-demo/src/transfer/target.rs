@@ -19,7 +19,6 @@ use crate::sink::Pending;
 use crate::source;
 use crate::tree::shown;
 
-/// The target of a content.
 #[derive(Clone)]
 pub(crate) enum Target {
     /// An object of a server.
@@ -39,7 +38,6 @@ pub(crate) struct Place {
     pub(crate) below: String,
 }
 
-/// For messages.
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -50,7 +48,6 @@ impl std::fmt::Display for Target {
 }
 
 impl Target {
-    /// The connection to the target.
     pub(super) fn connection(&self) -> Option<&Connection> {
         match self {
             Target::Object(connection, _) => Some(connection),
@@ -100,7 +97,6 @@ impl Target {
 }
 
 impl Place {
-    /// For messages.
     pub(super) fn shown(&self) -> String {
         shown(&self.path.join(&self.below))
     }

@@ -228,7 +228,6 @@ pub(crate) fn json(output: &Output) -> serde_json::Value {
     serde_json::from_str(stdout(output)).unwrap()
 }
 
-/// A number in a JSON object.
 #[track_caller]
 pub(crate) fn number(json: &serde_json::Value, field: &str) -> u64 {
     json[field].as_u64().unwrap_or_else(|| panic!("{field} in {json}"))

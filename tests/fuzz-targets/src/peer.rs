@@ -99,7 +99,6 @@ struct Side {
     slot: Vec<u8>,
     /// Credits that the peer may still return: messages sent to it, less the credits returned.
     owed: u64,
-    /// All grants received.
     granted: Vec<Granted>,
     /// Landing memory held by the connection or its peer, by key, with its length.
     out: BTreeMap<usize, u32>,
@@ -413,7 +412,6 @@ impl Side {
         }
     }
 
-    /// Checks the invariants.
     fn check(&self) {
         let pending = self.conn.pending();
         let (lent, borrowed) = self.conn.leases();

@@ -66,7 +66,6 @@ fn ip(host: Host) -> IpAddr {
     [10, 0, 0, host as u8 + 1].into()
 }
 
-/// The TCP address of a server.
 fn address(server: Host) -> SocketAddr {
     SocketAddr::new(ip(server), 50051)
 }

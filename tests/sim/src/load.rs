@@ -7,7 +7,6 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use tonic::Code;
 
-/// Milliseconds.
 pub(crate) fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }

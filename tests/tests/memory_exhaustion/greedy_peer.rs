@@ -16,7 +16,6 @@ use tonic_rdma_tests::bootstrap::fabric_offer::Fabric as Offered;
 use tonic_rdma_tests::load::with_timeout;
 use tonic_rdma_tests::offer::request_grant;
 
-/// Concurrent calls.
 const CALLS: usize = 64;
 /// Bytes of landing memory that each call requests.
 const CALL_SIZE: usize = 4 << 20;

@@ -241,7 +241,6 @@ impl Peer {
         }
     }
 
-    /// Begins a call.
     fn begin(&mut self, path: &str, payload: Payload) -> StreamId {
         let mut block = BytesMut::new();
         for (name, value) in [

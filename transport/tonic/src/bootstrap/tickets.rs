@@ -71,7 +71,6 @@ pub(crate) struct Holder {
     pub(crate) network: Option<Network>,
 }
 
-/// The tickets of one server.
 #[derive(Debug)]
 pub(crate) struct Tickets {
     table: Mutex<Table>,

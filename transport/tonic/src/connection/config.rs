@@ -68,9 +68,7 @@ pub(crate) struct KeepAliveSettings {
 struct Shape {
     /// Bytes of a SEND or RECV slot.
     slot: u32,
-    /// Number of RECV slots.
     recvs: u32,
-    /// Number of SEND slots.
     sends: u32,
     /// Maximum number of staging blocks, and the bytes of each.
     staging: (usize, usize),

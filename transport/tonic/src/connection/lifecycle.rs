@@ -9,7 +9,6 @@ use tonic_rdma_proto::{CloseCode, Connection};
 use crate::connection::tasks::ReadyTasks;
 use crate::path::reason::{Reason, ReasonCode};
 
-/// The life of a connection.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Life {
     Open,

@@ -23,7 +23,6 @@ use crate::telemetry::stats::Counters;
 /// arguments. This struct's methods are those that need several parts.
 pub(crate) struct ConnectionState {
     pub(crate) lifecycle: Lifecycle,
-    /// The protocol.
     pub(crate) conn: Connection,
     pub(crate) link: LinkIo,
     pub(crate) copies: CopyScheduler,

@@ -15,7 +15,6 @@ use crate::error::InvalidAlignment;
 #[must_use]
 pub struct ContextBuilder(pub(super) Settings);
 
-/// The settings of a context.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Settings {
     pub(super) pool: PoolConfig,

@@ -61,7 +61,6 @@ impl Drop for DeviceMonitor {
 }
 
 impl DeviceMonitor {
-    /// Subscribes to future changes.
     pub(super) fn subscribe(&self) -> Changes {
         Changes(Some((self.changes.subscribe(), self.in_use.clone())))
     }

@@ -103,7 +103,6 @@ impl Endpoint {
         Channel::lazy(self.over(channel, local_addr), self, EnvSettings::read())
     }
 
-    /// Connects the TCP side.
     pub(crate) async fn connect_tcp(&self) -> Result<TcpChannel, tonic::transport::Error> {
         if self.is_unix() {
             let channel = self.tcp().connect().await?;

@@ -28,7 +28,6 @@ impl Plaintext {
     }
 }
 
-/// The client's reason.
 pub(crate) fn denied_by_client() -> Reason {
     denied("Endpoint::plaintext_rdma is not set")
 }
@@ -41,7 +40,6 @@ pub(crate) fn and_by_client(reason: Reason) -> Reason {
     }
 }
 
-/// The server's reason.
 pub(crate) fn denied_by_server() -> Reason {
     denied("Server::plaintext_rdma is not set")
 }

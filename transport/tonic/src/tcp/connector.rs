@@ -19,7 +19,6 @@ use tower::Service;
 use crate::path::Path;
 use crate::path::plaintext::Plaintext;
 
-/// A channel over TCP.
 #[derive(Debug, Clone)]
 pub(crate) struct TcpChannel {
     pub(crate) channel: Channel,

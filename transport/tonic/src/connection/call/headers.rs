@@ -279,7 +279,6 @@ pub(crate) fn decode_response(block: Bytes) -> Result<http::response::Parts, Bre
     Ok(parts)
 }
 
-/// Reads trailers.
 pub(crate) fn decode_trailers(block: Bytes) -> Result<HeaderMap, Breach> {
     static ALL_WELL: PerProcess<HeaderMap> = PerProcess::new(|| {
         HeaderMap::from_iter([(

@@ -13,7 +13,6 @@ use crate::connection::receive::unread::{Arrival, PayloadPlace};
 use crate::connection::tasks::ReadyTasks;
 use crate::telemetry::stats::Copied;
 
-/// The streams of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     pub(crate) io: StreamMap<StreamIo>,

@@ -17,9 +17,7 @@ use crate::connection::receive::unread::PayloadPlace;
 /// Memory that the peer may write to.
 #[derive(Debug)]
 pub(super) enum Granted {
-    /// From the pool.
     Pool(LandingBuf),
-    /// An application buffer.
     Named(NamedGrant),
 }
 

@@ -70,7 +70,6 @@ pub(crate) struct InFlight {
     writing: usize,
 }
 
-/// Staging blocks.
 #[derive(Debug)]
 struct Staging {
     /// Bytes of a block.

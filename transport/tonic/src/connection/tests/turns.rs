@@ -12,7 +12,6 @@ use tonic_rdma_proto::headers;
 
 use super::*;
 
-/// Number of turns that are observed.
 const TURNS: usize = 50;
 /// Maximum operations of a turn: tokio's budget, and one round of the driver, which takes all
 /// messages that the link has and answers them.

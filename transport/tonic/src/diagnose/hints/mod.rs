@@ -50,7 +50,6 @@ pub(super) struct Settings {
     pub(super) type_of_service: Option<u8>,
 }
 
-/// All hints about the devices.
 pub(super) fn hints(files: &SystemFiles, devices: &[Device], settings: Settings) -> Vec<Hint> {
     let mut hints = Vec::new();
     for device in devices {

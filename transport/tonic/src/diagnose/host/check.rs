@@ -23,7 +23,6 @@ use crate::path::{Path, from_error};
 /// Time limit for a device's answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Runs all checks.
 pub(in crate::diagnose) async fn run(request: &Request) -> (Diagnosis, Facts) {
     let files = SystemFiles::real();
     // Read before a pool raises the soft limit.

@@ -123,7 +123,6 @@ fn traffic_class(files: &SystemFiles, device: &str, port: u32) -> Option<u32> {
     u32::try_from(set).ok()
 }
 
-/// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::diagnose) struct Interface {
     pub(in crate::diagnose) name: String,

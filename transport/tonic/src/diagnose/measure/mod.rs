@@ -61,7 +61,6 @@ const ROWS: [Row; 14] = [
     row(Direction::Down, MAX_PROBE, 8),
 ];
 
-/// The ways to a server.
 struct Ways {
     tcp: Way<tonic::transport::Channel>,
     fast: Option<Way<Channel>>,

@@ -62,7 +62,6 @@ impl Service<HttpRequest<Body>> for Gateway {
     }
 }
 
-/// A running gateway.
 struct Running {
     addr: SocketAddr,
     /// Its local address on the connection to the server.

@@ -23,7 +23,6 @@ use crate::{
     Server, ServerTlsConfig, Side,
 };
 
-/// A certificate authority.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
