@@ -193,8 +193,8 @@ impl Parallel {
     }
 
     /// The number of parallel transfers that may be ranges, if both ends share a host's processors.
-    /// More of them would take more processor time but no less time (docs/performance-log.md, "Files
-    /// from disk to disk").
+    /// More of them would take more processor time but no less time: see
+    /// docs/performance-log.md, "Files from disk to disk".
     pub(crate) fn ranges_on_one_host(self) -> u16 {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let most = u16::try_from(processors * 2).unwrap_or(u16::MAX);
