@@ -1,7 +1,7 @@
-/* Pins memory for each queue pair, as the drivers of adapters do, and takes its time where
- * CHARGE_HOLD names a file: as long as that exists, and with a file of that name and `.held` to say
- * so. While CHARGE_LIMIT names a file, a queue pair that would take more than the number of
- * bytes in it is refused, as where memory is short. Loaded first (LD_PRELOAD):
+/* Pins memory for each queue pair, as the drivers of adapters do. If CHARGE_HOLD names a file, it
+ * waits as long as that file exists, and says so by a file with `.held` appended to its name. If
+ * CHARGE_LIMIT names a file, a queue pair that would take more than the number of bytes in it is
+ * refused, as if memory were scarce. Loaded first (LD_PRELOAD):
  *
  *     cc -shared -fPIC -O2 -o charge.so tests/guest/charge.c
  *

@@ -75,11 +75,11 @@ def call(addr):
         error = refused(lambda: method(pb.Message()))
         assert error.code() == grpc.StatusCode.UNIMPLEMENTED, error
 
-    # grpcio and the server race for who notices first.
+    # grpcio or the server may notice it first.
     error = refused(lambda: client.Unary(script(before=[pb.Step(hang=True)]), timeout=0.2))
     assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED), error
 
-    # One message at a time, each answered before the next is sent; then half-closed.
+    # One message at a time, each answered before the next is sent, and then half-closed.
     turn, answered = threading.Semaphore(1), 0
 
     def one_by_one():
@@ -102,7 +102,7 @@ def call(addr):
     next(replies)
     replies.cancel()
     assert refused(lambda: list(replies)).code() == grpc.StatusCode.CANCELLED
-    # The connection and the server stand.
+    # The connection and the server still work.
     assert client.Unary(script(pb.Step(echo=1))).payload == b""
     print("all kinds of call: ok")
 

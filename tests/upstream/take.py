@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # The last commit whose interop programs need no protobuf runtime of Google's.
 INTEROP = "a738cabe"
-# Of the integration tests: release 0.14.6.
+# The integration tests are those of release 0.14.6.
 TESTS = "6cb6056b"
 
 

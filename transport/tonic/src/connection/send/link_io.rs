@@ -129,8 +129,8 @@ impl LinkIo {
         }
     }
 
-    /// How often memory was used that has to be returned later: landing memory, staging, and RECVs
-    /// if their number changes.
+    /// Number of uses of memory that must be returned later: landing memory, staging, and RECVs if
+    /// their number changes.
     pub(crate) fn memory_used(&self, stats: &Stats) -> u64 {
         let calls = if self.any_memory { 0 } else { stats.streams };
         stats.writes + stats.grants_given + calls
