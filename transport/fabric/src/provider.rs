@@ -18,7 +18,7 @@ use tonic_rdma_memory::{LendableBytes, Pool, Registrar};
 use crate::HostWatch;
 use crate::access::{Lending, ShmAccess};
 use crate::addr::Addr;
-use crate::device::{DeviceInfo, LocalAddress, Transport};
+use crate::device::{DeviceInfo, LocalAddress};
 use crate::error::{ConnectError, FabricError, LinkError};
 use crate::link::{Caps, Completion, Lent, Link, PeerInfo, Posted, Shared, Work};
 use crate::link_config::LinkConfig;
@@ -253,7 +253,7 @@ impl Fabric {
     pub fn loses_requests(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
-            Fabric::Verbs(device) => device.transport() != Transport::IWarp,
+            Fabric::Verbs(device) => device.transport() != crate::device::Transport::IWarp,
             #[cfg(all(target_os = "linux", feature = "shm"))]
             Fabric::Shm(_) => false,
             #[cfg(feature = "test-util")]
