@@ -1,4 +1,4 @@
-//! What everything made on an open device shares: the context that rdma_cm has for it, and a
+//! State shared by everything on an open device: the context that rdma_cm has for it, and a
 //! protection domain on that.
 //!
 //! rdma_cm keeps one context per device in a process, but may close it when no id is bound to the
@@ -27,7 +27,7 @@ use crate::verbs::siw::Cover;
 /// The vendor id that the siw driver reports ("bmt").
 const VENDOR_SIW: u32 = 0x62_6d74;
 
-/// What a device allows.
+/// Limits that the device reports.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) max_qp_wr: u32,
@@ -66,7 +66,7 @@ pub(super) struct DeviceContext {
     pub(super) ignores_iova: bool,
     /// The node that the device is attached to, where the system has several.
     pub(super) numa_node: Option<u32>,
-    /// Whom completion queues interrupt.
+    /// Interrupt vectors for completion queues.
     pub(super) vectors: Vectors,
     /// Memory that peers write to is registered with relaxed ordering: until the device refuses it.
     pub(super) relaxed_ordering: AtomicBool,

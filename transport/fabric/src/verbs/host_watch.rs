@@ -1,4 +1,4 @@
-//! What the kernel tells of changes on this host: network interfaces and addresses, RDMA devices
+//! Kernel notices of changes on this host: network interfaces and addresses, RDMA devices
 //! that come and go.
 //!
 //! | source | tells |
@@ -35,7 +35,7 @@ const MESSAGE: usize = 8192;
 /// The number of messages that are read from a socket in one go.
 const BATCH: usize = 32;
 
-/// What the events of each descriptor carry.
+/// Tokens that tell the descriptors apart in their events.
 const ROUTE: u64 = 0;
 const UEVENT: u64 = 1;
 const DEVICE: u64 = 2;
@@ -90,7 +90,7 @@ impl HostWatch {
         Ok(epoll::add(&self.0.epoll, events, EventData::new_u64(DEVICE), flags)?)
     }
 
-    /// What is told, in the current runtime.
+    /// Returns the source of change notices for the current runtime.
     ///
     /// # Errors
     /// The runtime refuses the descriptor.
@@ -120,8 +120,8 @@ impl HostWatch {
         Ok(true)
     }
 
-    /// Takes the next messages, [`BATCH`] of each socket at most. `None`: there are none. False:
-    /// none that matters.
+    /// Takes the next messages, [`BATCH`] of each socket at most. Returns `None` if no
+    /// message is queued, and false if none of them matters.
     fn take(&self) -> io::Result<Option<bool>> {
         let mut ready = Vec::with_capacity(8);
         epoll::wait(&self.0.epoll, spare_capacity(&mut ready), Some(&Default::default()))?;

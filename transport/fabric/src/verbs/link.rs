@@ -54,7 +54,7 @@ struct Failure {
     vendor_err: u32,
 }
 
-/// What posted work refers to. Freed only when the queue pair is destroyed (R9, R10).
+/// Memory that posted work refers to. Freed only when the queue pair is destroyed (R9, R10).
 #[derive(Debug)]
 struct Memory {
     sq: SendQueue,
@@ -82,7 +82,7 @@ pub struct VerbsLink {
     busy_poll: Option<BusyPoll>,
     /// The last poll found nothing, and another one follows at once.
     polls_on: bool,
-    /// What was completed before the connection was established.
+    /// Completions that arrived before the connection was established.
     early_completions: Vec<Completion>,
     ending: Option<Ending>,
     failure: Option<Failure>,
@@ -233,8 +233,8 @@ impl VerbsLink {
         }
     }
 
-    /// Whether the peer has sent its first message: then its end of the connection is established,
-    /// and this end is, too, although what says so may be lost on the way (InfiniBand Architecture
+    /// Whether the peer has sent its first message: then both ends of the connection are
+    /// established, although the event that says so may be lost (InfiniBand Architecture
     /// Specification 1.3, section 12.9.8.3: "communication established").
     ///
     /// # Errors
@@ -337,8 +337,8 @@ impl VerbsLink {
         Ok(())
     }
 
-    /// Takes completions until there are none, or enough for one poll. False: there may be more,
-    /// although none of them may be of this link.
+    /// Takes completions until the queue is empty or one poll's limit is reached. Returns false if
+    /// the queue may hold more, which may belong to other links.
     fn take_completions(&mut self, out: &mut Vec<Completion>) -> io::Result<bool> {
         // A poll that gives way to another one has seen nothing, which is not enough before the
         // end is reported (R7).

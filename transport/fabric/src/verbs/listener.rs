@@ -137,7 +137,7 @@ pub struct VerbsIncoming {
     /// Taken by accept or reject; otherwise the drop rejects.
     pending: Option<CmId>,
     private_data: Vec<u8>,
-    /// What the peer is told if there is no link.
+    /// Private data that the peer gets if there is no link.
     refusal: Vec<u8>,
     peer: SocketAddr,
     local: SocketAddr,
@@ -145,7 +145,7 @@ pub struct VerbsIncoming {
 }
 
 impl VerbsIncoming {
-    /// The private data of the peer: untrusted, and on InfiniBand and RoCE padded with zeros to 56
+    /// The peer's private data: untrusted, and on InfiniBand and RoCE padded with zeros to 56
     /// bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | InfiniBand, RoCE, iWARP adapters, Soft-RoCE | the iova of `ibv_reg_mr_iova`: 64 bits from the kernel's generator |
 //! | Soft-iWARP, whose driver does not use the iova (`rnic_va` of `siw_reg_user_mr`) | the virtual address: the pool maps at a random place (`Registrar::ignores_iova`) |
-//! | any, with an rdma-core before 25, which has no `ibv_reg_mr_iova` | likewise |
+//! | any, with an rdma-core before 25, which has no `ibv_reg_mr_iova` | as for Soft-iWARP |
 //!
 //! What peers may write to is registered with relaxed ordering, where the device takes that: on
 //! some hosts the bus carries twice as much then, as WRITEs need not wait for each other. The bytes

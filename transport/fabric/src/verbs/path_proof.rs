@@ -20,7 +20,7 @@ use crate::error::ConnectError;
 /// Specification 1.3, section 9.7.1).
 const LEN: usize = 4096;
 
-/// Where the message of the peer lands, and from where this end's is sent. What is in it does not
+/// Memory where the peer's message lands and from which this end's is sent. Its content does not
 /// matter: the device may write to it while it reads.
 #[derive(Debug)]
 pub(super) struct PathProof {

@@ -1,4 +1,4 @@
-//! What a sleep and its wake-up take on this machine.
+//! Measures the time of a sleep and its wake-up on this machine.
 //!
 //! A device does not say when it announced a completion, so two threads wake each other as a
 //! device's event wakes a task, each on a processor of its own: when the figure is older than
@@ -146,7 +146,7 @@ mod tests {
         assert!(measured.is_none_or(|cost| !cost.is_zero()));
     }
 
-    /// As a worker of a runtime that keeps its threads to processors.
+    /// Some runtimes pin their worker threads to processors.
     #[test]
     fn a_thread_that_is_kept_to_one_processor_measures_it_too() {
         let processors = processors().unwrap();

@@ -42,7 +42,7 @@ pub(crate) struct RawEvent {
     pub(crate) kind: kind::Type,
     /// A negative errno, or a reject reason.
     pub(super) status: i32,
-    /// As the event has it: on InfiniBand and RoCE padded with zeros.
+    /// Private data of the event. InfiniBand and RoCE pad it with zeros.
     pub(super) private_data: Vec<u8>,
     /// The new id of a connect request.
     pub(super) request: Option<RawId>,
@@ -132,7 +132,7 @@ impl Drop for Channel {
     }
 }
 
-/// What the library has of an id. Its queue pair, if it had one, is gone before this drops.
+/// The library's object for an id. Its queue pair, if any, is destroyed before this drops.
 pub(crate) struct RawId {
     id: NonNull<rdma_sys::rdma_cm_id>,
     channel: Arc<Channel>,

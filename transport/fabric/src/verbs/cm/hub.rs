@@ -35,7 +35,7 @@ pub(super) struct Hub {
     runtime: Id,
     /// Held while an event is read: the library may modify the id's queue pair then.
     reading: Mutex<()>,
-    /// By the address of the id.
+    /// Event queues, keyed by the address of the id.
     queues: Mutex<HashMap<usize, Arc<Mutex<EventQueue>>>>,
     reactor: OnceLock<AbortHandle>,
     /// The reactor has gone, and with it the runtime.
@@ -59,7 +59,7 @@ pub(crate) struct Event {
     pub(crate) status: i32,
     /// On InfiniBand and RoCE padded with zeros.
     pub(crate) private_data: Vec<u8>,
-    /// Of a connect request.
+    /// The request, if the event is a connect request.
     pub(crate) request: Option<Request>,
 }
 

@@ -100,7 +100,7 @@ impl CmId {
         future::poll_fn(|cx| self.poll_next_event(cx)).await
     }
 
-    /// As [`poll_event`](Self::poll_event), for whoever waits for nothing else.
+    /// Like [`poll_event`](Self::poll_event), for callers that wait for nothing else.
     ///
     /// # Errors
     /// Those of [`next_event`](Self::next_event).

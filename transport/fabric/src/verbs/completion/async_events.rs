@@ -69,7 +69,7 @@ impl AsyncEvents {
         }
     }
 
-    /// Takes one event. False: there is none.
+    /// Takes one event. Returns false if no event is queued.
     fn next<T>(
         &self,
         find: &mut impl FnMut(usize) -> Option<T>,

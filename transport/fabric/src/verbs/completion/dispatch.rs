@@ -20,7 +20,7 @@ pub(crate) const PROOF: u64 = 1 << 61;
 /// Completions that one poll takes for others, at most, before it lets go of the lock.
 const MAX_OTHERS: usize = 1024;
 
-/// Room for so many completions stays with an inbox that is empty.
+/// Completions for which an empty inbox keeps room.
 const MAX_KEPT: usize = 64;
 
 /// Which completions make an event.
@@ -32,11 +32,11 @@ pub(crate) enum Armed {
     /// makes no event for an error then (`rxe_cq_post` in Linux goes by the packet's bit alone):
     /// the probe of a silent peer tells.
     Solicited,
-    /// All.
+    /// Any completion, solicited or not.
     All,
 }
 
-/// What is used of a work completion.
+/// The fields of a work completion that this crate uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completed {
     pub(crate) qp_num: u32,
@@ -79,7 +79,7 @@ struct Member {
     inbox: Vec<Completed>,
     /// Its task, as it went to sleep last.
     waker: Option<Waker>,
-    /// What it sleeps for; [`Armed::Not`] when it is awake.
+    /// The completions that wake it; [`Armed::Not`] when it is awake.
     sleeps_for: Armed,
 }
 
@@ -103,7 +103,7 @@ impl Hasher for QpNumHasher {
     }
 }
 
-/// What a poll found.
+/// The result of a poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Polled {
     /// Completions of the queue pair that polled.
@@ -112,18 +112,18 @@ pub(crate) struct Polled {
     pub(crate) drained: bool,
 }
 
-/// What a queue pair that was to sleep does.
+/// The answer to a queue pair that asks to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
     /// It sleeps: its waker is woken with its next completion of the kind.
     Asleep,
-    /// It has got completions meanwhile, or the queue is not empty: it polls again.
+    /// Completions have arrived for it, or the queue is not empty: it polls again.
     PollAgain,
     /// Nobody would wake it: it polls again after other tasks have run.
     Orphaned,
 }
 
-/// What the reactor does next.
+/// The reactor's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// It looks at the queue again, after other tasks have run.
@@ -189,7 +189,7 @@ impl Sleepers {
         }
     }
 
-    /// What the queue has to be armed for.
+    /// The completions that the queue must be armed for.
     fn need(&self) -> Armed {
         match (self.all, self.solicited) {
             (1.., _) => Armed::All,
@@ -208,7 +208,7 @@ pub(crate) struct Dispatch<Q> {
     members: HashMap<u32, Member, BuildHasherDefault<QpNumHasher>>,
     next_serial: u64,
     sleepers: Sleepers,
-    /// What the next event announces, as far as events have been taken.
+    /// The completions that the next event announces, after the events taken so far.
     armed: Armed,
     /// Armed for more since the last event was taken, so that there may be two events.
     armed_twice: bool,
@@ -453,7 +453,7 @@ impl<Q: Queue> Dispatch<Q> {
         Ok(())
     }
 
-    /// Takes completions until there are none, or enough.
+    /// Takes completions until the queue is empty or the limit is reached.
     fn drain(
         &mut self,
         me: Option<MemberId>,

@@ -66,7 +66,7 @@ impl Drop for Reservation {
 pub(crate) struct CqMember {
     id: MemberId,
     reservation: Reservation,
-    /// What it sleeps for, as far as this end knows.
+    /// The completions that wake it, as far as this end knows.
     asleep: Option<Armed>,
     /// Completions of this end and wakers of others, as they leave the lock. Both are kept, so that
     /// a poll costs no allocation.
@@ -142,7 +142,7 @@ impl CqMember {
     }
 }
 
-/// What is done with completions and wakers may take long, or run anything: the lock is free.
+/// Called without the lock, because wakers and `own` may run any code and take long.
 fn hand_over(wake: &mut Vec<Waker>, taken: &mut Vec<Completed>, mut own: impl FnMut(&Completed)) {
     wake_all(wake);
     taken.drain(..).for_each(|completed| own(&completed));

@@ -22,8 +22,8 @@ use crate::verbs::completion::dispatch::{Dispatch, Failure, Next};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::lib_probe::is_inherited;
 
-/// A queue is made for so many queue pairs of the size of its first one, unless there are larger
-/// ones.
+/// Queue pairs of the first one's size that a queue is made for, unless the device has larger
+/// queues.
 const FIRST_MEMBERS: u32 = 8;
 
 /// Shards of this process. A device has one in each runtime that has links on it, so that no link

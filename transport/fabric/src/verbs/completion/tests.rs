@@ -154,7 +154,7 @@ impl Pair {
         sleep
     }
 
-    /// As a driver that has nothing else to do.
+    /// Polls and sleeps like a driver that has nothing else to do.
     fn run(&mut self, dispatch: &mut Dispatch<Made>, what: Armed) {
         loop {
             let polled = self.poll(dispatch, false);

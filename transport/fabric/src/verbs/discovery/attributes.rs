@@ -1,4 +1,4 @@
-//! What an open device says about itself: its name, its limits and its ports.
+//! Attributes that an open device reports: its name, its limits and its ports.
 
 use std::ffi::CStr;
 use std::io;
@@ -37,7 +37,7 @@ pub(crate) unsafe fn is_iwarp(context: NonNull<rdma_sys::ibv_context>) -> bool {
     transport == rdma_sys::ibv_transport_type::IBV_TRANSPORT_IWARP
 }
 
-/// What an open device says about itself.
+/// Reads the attributes that an open device reports.
 ///
 /// # Safety
 /// The context is open.

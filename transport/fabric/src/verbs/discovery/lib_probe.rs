@@ -9,7 +9,7 @@ use tonic_rdma_memory::PerProcess;
 
 use crate::error::FabricError;
 
-/// What came of loading the libraries.
+/// The result of loading the libraries.
 static ANSWER: PerProcess<OnceLock<Result<(), FabricError>>> = PerProcess::new(OnceLock::new);
 
 /// Whether a parent of this process has loaded the libraries: their objects, and those of this

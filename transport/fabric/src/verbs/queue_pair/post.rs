@@ -7,7 +7,7 @@ use rdma_sys::{ibv_send_flags, ibv_wr_opcode};
 use crate::verbs::completion::dispatch::{PROBE, PROOF};
 use crate::verbs::queue_pair::qp::Qp;
 
-/// What a work request does.
+/// The operation of a work request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Operation {
     Send,
