@@ -45,7 +45,7 @@ pub enum Breach {
     UnknownFlags {
         /// Name of the frame.
         frame: &'static str,
-        /// The flags.
+        /// The flags field as received.
         flags: u8,
     },
     /// A frame that only the other side is allowed to send.
@@ -75,7 +75,7 @@ pub enum Breach {
     UnknownStream {
         /// Name of the frame.
         frame: &'static str,
-        /// The stream.
+        /// Stream that the frame names.
         stream: StreamId,
     },
     /// A frame names a stream whose sending half has ended, or a new stream whose id is not above
@@ -84,7 +84,7 @@ pub enum Breach {
     ClosedStream {
         /// Name of the frame.
         frame: &'static str,
-        /// The stream.
+        /// Stream that the frame names.
         stream: StreamId,
     },
     /// A connection frame names a stream, or a stream frame names none.
@@ -92,7 +92,7 @@ pub enum Breach {
     StreamField {
         /// Name of the frame.
         frame: &'static str,
-        /// The id.
+        /// Stream id in the frame's header.
         id: u32,
     },
     /// The peer has opened more streams than the settings allow.
@@ -104,7 +104,7 @@ pub enum Breach {
     /// A header block exceeds the limit.
     #[error("header block of {stream} is longer than {limit} bytes")]
     HeaderBlock {
-        /// The stream.
+        /// Stream that the frame names.
         stream: StreamId,
         /// The limit in bytes.
         limit: u32,
@@ -114,7 +114,7 @@ pub enum Breach {
     FrameOrder {
         /// Name of the frame.
         frame: &'static str,
-        /// The stream.
+        /// Stream that the frame names.
         stream: StreamId,
     },
     /// A header block cannot be decoded.
@@ -123,7 +123,7 @@ pub enum Breach {
     /// Data exceeds the stream's window.
     #[error("{len} bytes for {stream} with a window of {window}")]
     Window {
-        /// The stream.
+        /// Stream that the frame names.
         stream: StreamId,
         /// Length of the data in bytes.
         len: u32,
@@ -144,23 +144,23 @@ pub enum Breach {
     UnknownGrant {
         /// Name of the frame.
         frame: &'static str,
-        /// The grant.
+        /// Grant that the frame names.
         grant: GrantId,
     },
     /// A REQUEST whose begin is not less than the modulus.
     #[error("request on {stream} begins at {begin} modulo {modulus}")]
     RequestBegin {
-        /// The stream.
+        /// Stream that the frame names.
         stream: StreamId,
         /// The begin stated.
         begin: u32,
-        /// The modulus.
+        /// Modulus in the request.
         modulus: u32,
     },
     /// A REQUEST whose field reaches past its end.
     #[error("request on {stream} of {len} bytes states a field that ends at {end}")]
     RequestField {
-        /// The stream.
+        /// Stream that the frame names.
         stream: StreamId,
         /// Bytes requested.
         len: u64,
@@ -170,7 +170,7 @@ pub enum Breach {
     /// DONE whose begin is too large for a standing grant, or not 0 for any other grant.
     #[error("DONE of {grant} begins at {begin}, the limit is {limit}")]
     DoneBegin {
-        /// The grant.
+        /// Grant that the frame names.
         grant: GrantId,
         /// The begin stated.
         begin: u32,
@@ -180,7 +180,7 @@ pub enum Breach {
     /// DONE states no bytes, or more than were granted after its begin.
     #[error("DONE with {len} bytes from {begin} on for {grant} of {granted}")]
     DoneLength {
-        /// The grant.
+        /// Grant that the frame names.
         grant: GrantId,
         /// Offset of the first byte.
         begin: u32,
@@ -192,9 +192,9 @@ pub enum Breach {
     /// DONE names another stream than its grant.
     #[error("DONE of {grant} for {stream}, which it was not granted to")]
     DoneStream {
-        /// The grant.
+        /// Grant that the frame names.
         grant: GrantId,
-        /// The stream.
+        /// Stream that the frame names.
         stream: StreamId,
     },
     /// The peer ended its half of a stream while it held grants for it, or waited for some.
@@ -204,20 +204,20 @@ pub enum Breach {
     /// id in use.
     #[error("impossible {grant}: {why}")]
     BadGrant {
-        /// The grant.
+        /// Grant that the frame names.
         grant: GrantId,
-        /// What is wrong with it.
+        /// The rule that the peer broke.
         why: &'static str,
     },
     /// LENT of no bytes, with too many around them, with a lease that is not returned, or of more
     /// leases than a peer may have open.
     #[error("impossible lease {lease} on {stream}: {why}")]
     BadLease {
-        /// The stream.
+        /// Stream that the frame names.
         stream: StreamId,
-        /// The lease.
+        /// Lease that the frame names.
         lease: u32,
-        /// What is wrong with it.
+        /// The rule that the peer broke.
         why: &'static str,
     },
     /// LENT, where this side does not [take what is lent](crate::Config::takes_lent).

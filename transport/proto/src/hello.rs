@@ -144,9 +144,9 @@ pub enum HelloError {
         "peer speaks protocol versions {min} to {max}, this side {VERSION_MIN} to {VERSION_MAX}"
     )]
     Version {
-        /// Lowest version of the peer.
+        /// The peer's lowest version.
         min: u8,
-        /// Highest version of the peer.
+        /// The peer's highest version.
         max: u8,
     },
     /// A setting outside its range.
@@ -154,7 +154,7 @@ pub enum HelloError {
     Setting {
         /// Name of the setting.
         name: &'static str,
-        /// Its value.
+        /// The refused value.
         value: u64,
     },
 }

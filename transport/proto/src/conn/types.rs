@@ -25,7 +25,7 @@ pub enum Flow {
     Bulk,
     /// Not at all: they lie in memory that this side has named for them.
     Named,
-    /// Not at all: they lie in memory of the peer, which has lent it.
+    /// Not at all: they lie in memory that the peer has lent.
     Lent,
 }
 
@@ -34,7 +34,7 @@ pub enum Flow {
 pub enum Event {
     /// The client opened a stream (server only).
     Opened {
-        /// The stream.
+        /// Stream that the event is about.
         stream: StreamId,
         /// Its header block.
         block: Bytes,
@@ -43,16 +43,16 @@ pub enum Event {
     },
     /// The header block of the response, or trailers.
     Headers {
-        /// The stream.
+        /// Stream that the event is about.
         stream: StreamId,
-        /// The block.
+        /// The encoded header block.
         block: Bytes,
         /// The peer's half has ended: these are trailers, or a trailers-only response.
         end: bool,
     },
     /// Body bytes from a control message; counted as [`Flow::Window`].
     Data {
-        /// The stream.
+        /// Stream that the event is about.
         stream: StreamId,
         /// The bytes: a slice of the message.
         data: Bytes,
@@ -61,7 +61,7 @@ pub enum Event {
     },
     /// Body bytes in landing memory, which now belongs to this side again.
     Landed {
-        /// The stream.
+        /// Stream that the event is about.
         stream: StreamId,
         /// The driver's key of the memory ([`GrantMemory::key`]).
         memory: usize,
@@ -75,11 +75,11 @@ pub enum Event {
         /// The peer's half has ended.
         end: bool,
     },
-    /// A piece of the body, most of which lies in memory of the peer; counted as [`Flow::Lent`].
+    /// A piece of the body, most of which lies in the peer's memory; counted as [`Flow::Lent`].
     /// The driver calls [`Connection::return_lease`](super::Connection::return_lease) once nobody
     /// reads that any longer.
     Lent {
-        /// The stream.
+        /// Stream that the event is about.
         stream: StreamId,
         /// The piece. Its ends are slices of the message. Boxed, so that other events stay short.
         lent: Box<LentBody>,
@@ -100,7 +100,7 @@ pub enum Event {
     /// The peer reset the stream: it sends and accepts nothing more. If its half had ended before,
     /// it only refuses this side's output.
     Reset {
-        /// The stream.
+        /// Stream that the event is about.
         stream: StreamId,
         /// The reason.
         code: ResetCode,
@@ -108,13 +108,13 @@ pub enum Event {
     /// More output may be queued: a stream at its high-water mark has room again, or the first
     /// frame of a new stream has been handed out, so that the peer knows the stream.
     Writable {
-        /// The stream.
+        /// Stream that the event is about.
         stream: StreamId,
     },
     /// The stream was opened by this side but never transmitted, and will not be: the peer is going
     /// away.
     Refused {
-        /// The stream.
+        /// Stream that the event is about.
         stream: StreamId,
         /// Output that was queued after its header block.
         unsent: Vec<Unsent>,
@@ -123,14 +123,14 @@ pub enum Event {
     GoAway {
         /// The reason.
         code: CloseCode,
-        /// Its text.
+        /// Text for people, as the peer sent it.
         text: String,
     },
     /// The peer closed the connection with an error.
     Closed {
         /// The reason.
         code: CloseCode,
-        /// Its text.
+        /// Text for people, as the peer sent it.
         text: String,
     },
     /// The connection has become quiet: only PINGs were received for 1.25 s. Resources that only a
