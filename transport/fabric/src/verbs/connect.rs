@@ -62,7 +62,7 @@ impl Requests {
     }
 }
 
-/// An attempt to connect.
+/// The address, the time and the step of an attempt, for its errors.
 struct ConnectAttempt {
     addr: SocketAddr,
     /// The address of this host to connect from, on the device that the route is to leave through.
@@ -226,7 +226,7 @@ impl ConnectAttempt {
     }
 
     /// Sends the connect request from a thread of its own: Soft-iWARP connects TCP inside the call,
-    /// which may take minutes when nobody answers. The thread owns the link meanwhile, so that
+    /// which may take minutes when nobody answers. The thread owns the link until then, so that
     /// giving up frees nothing that the call uses (R10); it ends when the call does.
     async fn request_on_thread(
         &self,

@@ -93,9 +93,9 @@ pub struct VerbsLink {
 }
 
 /// Over iWARP the first probe of a silence is left out. TCP repeats packets that were lost, and a
-/// READ must not be among them: Soft-iWARP of Linux 6.1 answers one that arrives while it sends with
-/// bytes of its last message (siw_activate_tx leaves its sge in place), which ends the connection.
-/// A silence begins anew when nothing was asked for this long.
+/// READ must not be among them: Soft-iWARP of Linux 6.1 answers one that arrives while it sends
+/// with bytes of its last message (siw_activate_tx leaves its sge in place), which ends the
+/// connection. A new silence begins when nothing was asked for this long.
 const ASKED_ANEW: Duration = Duration::from_secs(2);
 
 impl VerbsLink {

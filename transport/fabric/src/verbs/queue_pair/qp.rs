@@ -39,7 +39,8 @@ impl QpCapacity {
         self.send.saturating_add(self.recv)
     }
 
-    /// What to ask for where memory for `self` is short. RECVs remain: the peer may rely on them.
+    /// The sizes to ask for where memory for `self` is short. RECVs remain: the peer may rely on
+    /// them.
     fn shorter(self) -> QpCapacity {
         QpCapacity { send: self.send.min(SHORT_SEND_QUEUE), inline: 0, ..self }
     }
@@ -228,8 +229,8 @@ fn modify(qp: NonNull<rdma_sys::ibv_qp>, id: &CmId, state: ibv_qp_state::Type) -
     }
 }
 
-/// What to ask for after `wanted` was refused. No attribute of a device tells how long inline data
-/// may be (Soft-iWARP 80 bytes, others 96 or 101), so the device is asked, once.
+/// The length to ask for after `wanted` was refused. No attribute of a device tells how long inline
+/// data may be (Soft-iWARP 80 bytes, others 96 or 101), so the device is asked, once.
 fn inline_instead(
     device: &DeviceContext,
     capacity: &QpCapacity,
@@ -334,7 +335,7 @@ impl Qp {
         if !self.is_own {
             return Ok(());
         }
-        // The first one anew: which key of the partition counts is known only with the route.
+        // INIT again: which key of the partition counts is known only with the route.
         for state in
             [ibv_qp_state::IBV_QPS_INIT, ibv_qp_state::IBV_QPS_RTR, ibv_qp_state::IBV_QPS_RTS]
         {
