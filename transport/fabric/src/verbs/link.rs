@@ -97,7 +97,7 @@ pub struct VerbsLink {
 /// READ must not be among them: Soft-iWARP of Linux 6.1 answers one that arrives while it sends
 /// with bytes of its last message (siw_activate_tx leaves its sge in place), which ends the
 /// connection. A new silence begins when nothing was asked for this long.
-const ASKED_ANEW: Duration = Duration::from_secs(2);
+const NEW_SILENCE: Duration = Duration::from_secs(2);
 
 impl VerbsLink {
     /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The
@@ -655,7 +655,7 @@ impl Link for VerbsLink {
         self.ring_doorbell()?;
         let now = Instant::now();
         let before = self.asked.replace(now);
-        let is_first = before.is_none_or(|before| now.duration_since(before) > ASKED_ANEW);
+        let is_first = before.is_none_or(|before| now.duration_since(before) > NEW_SILENCE);
         if self.is_iwarp() && is_first {
             return Ok(());
         }

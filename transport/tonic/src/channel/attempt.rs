@@ -143,11 +143,11 @@ impl Plan {
                     }
                     Err(reason) => {
                         tracing::debug!(%path, %addr, %reason, "no fast path over this address");
-                        let asked_twice = began.elapsed() >= SILENCE;
-                        if is_of_the_rail(reason.code(), asked_twice) {
+                        let was_silent = began.elapsed() >= SILENCE;
+                        if is_of_the_rail(reason.code(), was_silent) {
                             failed.push(rail.key());
                         }
-                        if asked_twice || may_have_accepted(reason.code()) {
+                        if was_silent || may_have_accepted(reason.code()) {
                             ticket = None;
                         }
                         // The ticket is spent once the server has seen it. A client that was
@@ -218,7 +218,10 @@ impl Plan {
                 let (uri, paths) = (&self.origin.uri, &[rail.path]);
                 let mut silence = SILENCE;
                 loop {
-                    let offered = offer(&self.tcp, uri.clone(), self.hook.as_ref(), paths).await?;
+                    let offered = offer(&self.tcp, uri.clone(), self.hook.as_ref(), paths).await;
+                    // A refused Offer says nothing of the request that is under way.
+                    let offered =
+                        offered.map_err(|reason| Reason::new(reason.code(), reason.detail()))?;
                     tracing::debug!(%addr, "no answer yet: another request goes beside the first");
                     let asked = request(offered.ticket.0);
                     if let Ok(ended) = tokio::time::timeout(silence, asked).await {
@@ -281,9 +284,9 @@ async fn first_answer<T>(
 
 /// Whether another rail may work after one has failed with this reason. A single lost request says
 /// nothing about its rail.
-fn is_of_the_rail(code: ReasonCode, asked_twice: bool) -> bool {
+fn is_of_the_rail(code: ReasonCode, was_silent: bool) -> bool {
     if code == ReasonCode::HandshakeTimeout {
-        return asked_twice;
+        return was_silent;
     }
     matches!(
         code,
@@ -336,5 +339,33 @@ fn tell(reasons: &mut Vec<(Path, Reason)>, path: Path, reason: Reason) {
         Some((_, known)) if says(known) > says(&reason) => {}
         Some((_, known)) => *known = reason,
         None => reasons.push((path, reason)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn after(ms: u64, result: Result<u8, Reason>) -> Result<u8, Reason> {
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+        result
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_answer_counts_and_an_error_of_this_host_is_none() {
+        let silent = || Err(Reason::new(ReasonCode::HandshakeTimeout, "no answer"));
+        let local = || Err(Reason::new(ReasonCode::LimitReached, "no other ticket"));
+        let refused = || Err(Reason::from_peer(ReasonCode::HandshakeRejected, "refused"));
+        let code = |result: Result<u8, Reason>| result.map_err(|reason| reason.code());
+        for (first, others, expected) in [
+            (after(200, silent()), after(0, Ok(2)), Err(ReasonCode::HandshakeTimeout)),
+            (after(900, Ok(1)), after(0, local()), Ok(1)),
+            (after(900, Ok(1)), after(100, Ok(2)), Ok(2)),
+            (after(900, Ok(1)), after(100, refused()), Err(ReasonCode::HandshakeRejected)),
+            (after(400, silent()), after(900, Ok(2)), Ok(2)),
+            (after(400, silent()), after(900, local()), Err(ReasonCode::HandshakeTimeout)),
+        ] {
+            assert_eq!(code(first_answer(first, others).await), expected);
+        }
     }
 }
