@@ -1,6 +1,6 @@
 //! One attempt at the fast path: local device, Offer over TCP, connection and hello.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -214,25 +214,29 @@ impl Plan {
                 let connected = fabric.connect(addr, &options.link, &pool, &hello, left).await;
                 connected.map_err(from_error::connect)
             };
-            let again = async {
-                let (uri, paths) = (&self.origin.uri, &[rail.path]);
-                let mut silence = SILENCE;
-                loop {
-                    let offered = offer(&self.tcp, uri.clone(), self.hook.as_ref(), paths).await;
-                    // A refused Offer says nothing of the request that is under way.
-                    let offered =
-                        offered.map_err(|reason| Reason::new(reason.code(), reason.detail()))?;
-                    tracing::debug!(%addr, "no answer yet: another request goes beside the first");
-                    let asked = request(offered.ticket.0);
-                    if let Ok(ended) = tokio::time::timeout(silence, asked).await {
-                        return ended;
+            // On the heap, because few attempts need it.
+            let again = || {
+                Box::pin(async {
+                    let (uri, paths) = (&self.origin.uri, &[rail.path]);
+                    let mut silence = SILENCE;
+                    loop {
+                        let offered =
+                            offer(&self.tcp, uri.clone(), self.hook.as_ref(), paths).await;
+                        // A refused Offer says nothing of the request that is under way.
+                        let offered = offered
+                            .map_err(|reason| Reason::new(reason.code(), reason.detail()))?;
+                        tracing::debug!(%addr, "no answer yet: a second request is sent");
+                        let asked = request(offered.ticket.0);
+                        if let Ok(ended) = tokio::time::timeout(silence, asked).await {
+                            return ended;
+                        }
+                        silence *= 2;
                     }
-                    silence *= 2;
-                }
+                })
             };
             match fabric.loses_requests() {
                 false => request(ticket).await?,
-                true => first_answer(request(ticket), again).await?,
+                true => first_answer(pin!(request(ticket)), again).await?,
             }
         };
         let accept = Accept::decode(&connected.private_data).map_err(|error| {
@@ -258,18 +262,18 @@ impl Plan {
 /// Returns the first answer to a request, or to further ones that are made after [`SILENCE`]. An
 /// error of this host does not count as an answer, and the other request continues. Without any
 /// answer, the first request's error is returned.
-async fn first_answer<T>(
-    first: impl Future<Output = Result<T, Reason>>,
-    others: impl Future<Output = Result<T, Reason>>,
+async fn first_answer<T, Others: Future<Output = Result<T, Reason>>>(
+    mut first: Pin<&mut impl Future<Output = Result<T, Reason>>>,
+    others: impl FnOnce() -> Pin<Box<Others>>,
 ) -> Result<T, Reason> {
     let is_answer = |result: &Result<T, Reason>| match result {
         Ok(_) => true,
         Err(reason) => reason.side() == Side::Peer,
     };
-    let (mut first, mut others) = (pin!(first), pin!(others));
     if let Ok(ended) = tokio::time::timeout(SILENCE, &mut first).await {
         return ended;
     }
+    let mut others = others();
     tokio::select! {
         ended = &mut first => {
             if is_answer(&ended) {
@@ -365,7 +369,7 @@ mod tests {
             (after(400, silent()), after(900, Ok(2)), Ok(2)),
             (after(400, silent()), after(900, local()), Err(ReasonCode::HandshakeTimeout)),
         ] {
-            assert_eq!(code(first_answer(first, others).await), expected);
+            assert_eq!(code(first_answer(pin!(first), || Box::pin(others)).await), expected);
         }
     }
 }
