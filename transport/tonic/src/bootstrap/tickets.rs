@@ -81,6 +81,8 @@ pub(crate) struct Tickets {
 #[derive(Debug, Default)]
 struct Table {
     live: HashMap<Ticket, Live>,
+    /// When an Offer next removes the expired tickets, even if the table is not full.
+    next_search: Option<Instant>,
     issued: u64,
     spent: VecDeque<(Ticket, Refused)>,
 }
@@ -120,8 +122,12 @@ impl Tickets {
         getrandom::fill(&mut bytes).map_err(|_| NoRandomness)?;
         let ticket = Ticket(bytes);
         let mut table = self.lock();
-        if table.live.len() >= self.capacity {
+        // A client that sent a second request leaves a ticket unused, with its certificates. Each
+        // lifetime has one search, so that many Offers at a time do not search one by one.
+        let is_full = table.live.len() >= self.capacity;
+        if is_full || table.next_search.is_none_or(|next| next <= now) {
             table.expire(now);
+            table.next_search = Some(now + self.lifetime);
         }
         if table.live.len() >= self.capacity {
             table.withdraw(holder);
@@ -276,6 +282,17 @@ mod tests {
         let good = [issue(later - Duration::from_nanos(1)), issue(later), issue(later)];
         assert_eq!(tickets.redeem(&first, now).unwrap_err(), Refused::Expired);
         assert!(good.iter().all(|ticket| tickets.redeem(ticket, later).is_ok()));
+    }
+
+    #[tokio::test]
+    async fn expired_tickets_stay_for_one_more_lifetime_at_most() {
+        let now = Instant::now();
+        let tickets = Tickets::new(CAPACITY, LIFETIME);
+        let issue = |at| tickets.issue(Extensions::new(), Holder::default(), at).unwrap();
+        for second in 0..10 * LIFETIME.as_secs() {
+            issue(now + Duration::from_secs(second));
+            assert!(tickets.lock().live.len() as u64 <= 2 * LIFETIME.as_secs());
+        }
     }
 
     #[tokio::test]
