@@ -1,6 +1,6 @@
-//! Devices that pin memory for their queues and create them slowly, as adapters do and Soft-RoCE
-//! and Soft-iWARP do not. `tests/guest/charge.c`, loaded before libibverbs, pins as much for each
-//! queue pair as ConnectX's driver does, and creates none while a file exists.
+//! Devices that pin memory for their queues, and take their time to make them, as adapters do and
+//! Soft-RoCE and Soft-iWARP do not: `tests/guest/charge.c`, loaded before libibverbs, pins as much
+//! for each queue pair as the driver of ConnectX does, and holds a call while a file is there.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,20 +15,20 @@ use tonic_rdma_tests::probe::Probe;
 use tonic_rdma_tests::service::Scripted;
 use tonic_rdma_tests::service::script::payload;
 
-use crate::fault_test::Topology;
+use crate::fault_test::{Topology, kind};
 use crate::log::Log;
 
-/// Number of connections for which the usual limit has room next to a pool. Each has two queue
-/// pairs here, because both ends are in one process.
+/// Connections that the usual limit has room for beside a pool: each has two queue pairs here, as
+/// both ends are in one process.
 const ROOM: usize = 20;
-/// Bytes of RLIMIT_MEMLOCK, and the minimum bytes that a queue pair pins. Soft-iWARP has 80 inline
-/// bytes. With 256, a queue pair pins 24 KiB.
+/// Bytes of RLIMIT_MEMLOCK, and of what a queue pair pins at least: 80 bytes are inline on
+/// Soft-iWARP, and 24 KiB are pinned where 256 are.
 const LIMIT: usize = 8 << 20;
 const CHARGE: usize = 12 << 10;
-/// Bytes of a queue pair with a short send queue and no inline data.
+/// Bytes of a queue pair with a short send queue and nothing inline.
 const SHORT: usize = 8 << 10;
 
-/// A server and its clients, on one device.
+/// A server, and what connects to it, on one device.
 struct World {
     at: SocketAddr,
     context: Context,
@@ -64,8 +64,8 @@ async fn call(channel: &Channel) {
     client_of(AnyChannel::Rdma(channel.clone())).unary(payload(1, 300_000)).await.unwrap();
 }
 
-/// An ordinary process connects until it fails. Its pool was made small enough to leave room for
-/// the queues.
+/// An ordinary process connects until it can no more. Its pool was made small enough to leave room
+/// for the queues.
 pub async fn that_are_charged(_: Log) {
     let world = World::new();
     let mut channels: Vec<Channel> = Vec::new();
@@ -83,9 +83,9 @@ pub async fn that_are_charged(_: Log) {
     let total = channels[0].pool().config().total;
     println!("  a pool of {total} bytes, {} connections, then: {reason}", channels.len());
     assert!(channels.len() >= ROOM, "{} connections, then: {reason}", channels.len());
-    // Either end may run out of either resource first, and reports it.
+    // Whatever is used up first, at either end: it is told.
     assert!([ReasonCode::PoolExhausted, ReasonCode::Memlock].contains(&reason.code()), "{reason}");
-    // The pool could be used up while the queues of that many connections had memory.
+    // The pool could be used up, and leaves the queues of as many.
     assert!(total + 2 * ROOM * CHARGE <= LIMIT, "a pool of {total} bytes");
     assert!(total > LIMIT / 2, "a pool of {total} bytes");
     for channel in &channels {
@@ -95,8 +95,8 @@ pub async fn that_are_charged(_: Log) {
     world.serving.abort();
 }
 
-/// If memory for the queues of a connection is scarce, it gets shorter ones, which work in the same
-/// way. If it is too scarce even for those, the reason says so.
+/// Where memory for the queues of a connection is short, it gets shorter ones and does the same
+/// with them. Where it is too short for those as well, the reason says so.
 pub async fn that_are_short_of_memory(_: Log) {
     let limit = std::env::var("CHARGE_LIMIT").expect("CHARGE_LIMIT names the file with the limit");
     let world = World::new();
@@ -124,15 +124,32 @@ pub async fn that_are_short_of_memory(_: Log) {
     world.serving.abort();
 }
 
-/// While a device creates a queue pair, the runtime's threads serve other connections.
+/// While a device makes a queue pair, or changes its state, the threads of the runtime serve other
+/// connections.
 pub async fn that_take_their_time(_: Log) {
-    let hold = std::env::var("CHARGE_HOLD").expect("CHARGE_HOLD names the file that holds them");
-    let held = format!("{hold}.held");
     let world = World::new();
     let there = world.endpoint().connect().await.unwrap();
     assert_eq!(there.path().path, Path::Verbs);
-    std::fs::write(&hold, "").unwrap();
-    // If a queue pair blocked the runtime, no task could release it.
+    // Each end makes a queue pair; the accepting one comes up first. Over iWARP the kernel brings
+    // both up.
+    let calls: &[&str] = match kind().as_str() {
+        "rxe" => &["create 0", "init 0", "rtr 0", "rts 0", "rtr 1", "rts 1"],
+        _ => &["create 0", "create 1"],
+    };
+    for call in calls {
+        while_held(call, &world, &there).await;
+    }
+    let stats = there.stats();
+    assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 0));
+    world.serving.abort();
+}
+
+/// Holds a call of libibverbs, which a new channel makes, until 50 calls of another have passed.
+async fn while_held(held_call: &str, world: &World, there: &Channel) {
+    let hold = std::env::var("CHARGE_HOLD").expect("CHARGE_HOLD names the file that holds them");
+    let held = format!("{hold}.held");
+    std::fs::write(&hold, held_call).unwrap();
+    // Where a queue pair holds the runtime, nobody else lets it go.
     let (done, waits) = std::sync::mpsc::channel::<()>();
     let file = hold.clone();
     let late = std::thread::spawn(move || {
@@ -143,16 +160,14 @@ pub async fn that_take_their_time(_: Log) {
     let next = world.endpoint().fast_path_timeout(Duration::from_secs(60));
     let connecting = tokio::spawn(async move { next.connect().await.unwrap() });
     let is_held = || async { std::fs::exists(&held).unwrap() };
-    poll_until("no queue pair is made", is_held, |held| *held).await;
+    poll_until("no queue pair is held", is_held, |held| *held).await;
     for _ in 0..50 {
-        call(&there).await;
+        call(there).await;
     }
     let _ = done.send(());
-    assert!(!late.join().unwrap(), "a queue pair that is being made holds up other connections");
+    assert!(!late.join().unwrap(), "{held_call} of one queue pair holds up other connections");
+    std::fs::remove_file(&held).unwrap();
     let next = connecting.await.unwrap();
     call(&next).await;
-    assert_eq!(next.path().path, Path::Verbs);
-    let stats = there.stats();
-    assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 0));
-    world.serving.abort();
+    assert_eq!(next.path().path, Path::Verbs, "{:?}", next.path().reason);
 }

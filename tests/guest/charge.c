@@ -1,12 +1,14 @@
-/* Pins memory for each queue pair, as the drivers of adapters do. If CHARGE_HOLD names a file, it
- * waits as long as that file exists, and says so by a file with `.held` appended to its name. If
- * CHARGE_LIMIT names a file, a queue pair that would take more than the number of bytes in it is
- * refused, as if memory were scarce. Loaded first (LD_PRELOAD):
+/* Pins memory for each queue pair, as the drivers of adapters do. CHARGE_HOLD may name a file with
+ * the name of a call (`create`, or `init`, `rtr` and `rts` for a change to that state) and a
+ * number. Then that many such calls pass, and the next one waits as long as the file exists. It
+ * says so by a file with `.held` appended to the name. If CHARGE_LIMIT names a file, a queue pair
+ * that would take more than the number of bytes in it is refused, as if memory were scarce. Loaded
+ * first (LD_PRELOAD):
  *
  *     cc -shared -fPIC -O2 -o charge.so tests/guest/charge.c
  *
- * librdmacm finds ibv_create_qp and ibv_destroy_qp here, as in any library that was loaded before
- * libibverbs; the bindings ask dlvsym for them, which is here as well.
+ * librdmacm finds ibv_create_qp, ibv_modify_qp and ibv_destroy_qp here, as in any library that was
+ * loaded before libibverbs; the bindings ask dlvsym for them, which is here as well.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -42,15 +44,23 @@ static void *verbs(const char *name) {
     return library ? dlsym(library, name) : NULL;
 }
 
-static void hold(void) {
+static void hold(const char *call) {
     const char *path = getenv("CHARGE_HOLD");
-    char held[256];
-    if (!path || access(path, F_OK))
+    static int passed;
+    int passing = 0;
+    char held[256], wanted[16] = "";
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (!file)
+        return;
+    int read = fscanf(file, "%15s %d", wanted, &passing);
+    fclose(file);
+    if (read != 2 || strcmp(wanted, call) || __sync_fetch_and_add(&passed, 1) < passing)
         return;
     snprintf(held, sizeof held, "%s.held", path);
     close(open(held, O_CREAT | O_WRONLY, 0600));
     while (!access(path, F_OK))
         usleep(1000);
+    passed = 0;
 }
 
 static size_t power_of_two(size_t n) {
@@ -86,7 +96,7 @@ static int is_allowed(size_t bytes) {
 }
 
 void *ibv_create_qp(void *pd, void *attr) {
-    hold();
+    hold("create");
     void *(*create)(void *, void *) = verbs("ibv_create_qp");
     void *(*reg)(void *, void *, size_t, int) = verbs("ibv_reg_mr");
     int (*dereg)(void *) = verbs("ibv_dereg_mr");
@@ -118,6 +128,16 @@ void *ibv_create_qp(void *pd, void *attr) {
     return qp;
 }
 
+/* The first of the attributes is the state, and the first bit of the mask says that it counts. */
+int ibv_modify_qp(void *qp, void *attr, int mask) {
+    static const char *const states[] = {"reset", "init", "rtr", "rts"};
+    unsigned state = *(unsigned *)attr;
+    if ((mask & 1) && state < 4)
+        hold(states[state]);
+    int (*modify)(void *, void *, int) = verbs("ibv_modify_qp");
+    return modify(qp, attr, mask);
+}
+
 int ibv_destroy_qp(void *qp) {
     int (*destroy)(void *) = verbs("ibv_destroy_qp");
     int (*dereg)(void *) = verbs("ibv_dereg_mr");
@@ -144,6 +164,8 @@ void *dlvsym(void *library, const char *name, const char *version) {
     if (library != RTLD_DEFAULT && library != RTLD_NEXT) {
         if (!strcmp(name, "ibv_create_qp"))
             return ibv_create_qp;
+        if (!strcmp(name, "ibv_modify_qp"))
+            return ibv_modify_qp;
         if (!strcmp(name, "ibv_destroy_qp"))
             return ibv_destroy_qp;
     }

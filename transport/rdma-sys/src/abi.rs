@@ -122,6 +122,7 @@ fn constants() -> Vec<String> {
         ibv_transport_type::DECLARED,
         ibv_port_state::DECLARED,
         ibv_qp_type::DECLARED,
+        ibv_qp_state::DECLARED,
         ibv_event_type::DECLARED,
         ibv_qp_attr_mask::DECLARED,
         ibv_wr_opcode::DECLARED,

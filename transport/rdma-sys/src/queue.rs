@@ -14,6 +14,13 @@ enums! {
         IBV_QPT_RC = 2,
     }
 
+    /// A state of a queue pair.
+    ibv_qp_state: std::ffi::c_uint {
+        IBV_QPS_INIT = 1,
+        IBV_QPS_RTR = 2,
+        IBV_QPS_RTS = 3,
+    }
+
     /// The kind of an asynchronous event.
     ibv_event_type: std::ffi::c_uint {
         IBV_EVENT_CQ_ERR = 0,
@@ -32,6 +39,7 @@ flags! {
     /// The attributes that ibv_modify_qp(3) reads.
     ibv_qp_attr_mask {
         IBV_QP_STATE = 1 << 0,
+        IBV_QP_ACCESS_FLAGS = 1 << 3,
         IBV_QP_MIN_RNR_TIMER = 1 << 15,
     }
 }

@@ -203,20 +203,20 @@ impl ConnectAttempt {
 
         self.step = ConnectStep::Connect;
         let link = VerbsLink::new_off_worker(device, id, config, pool, self.addr).await;
-        let link = link.map_err(|failed| failed.error)?;
-        let pending = PendingLink::new(link);
+        let pending = PendingLink::new(link.map_err(|failed| failed.error)?);
         let mut pending = match device.is_iwarp() {
-            true => self.connect_on_thread(pending, config, private_data.to_vec()).await?,
+            true => self.request_on_thread(pending, config, private_data.to_vec()).await?,
             false => {
-                let retries = config.ack_retries;
-                pending.link().id().connect(private_data, retries).map_err(|e| self.failed(e))?;
+                let requested = pending.link().request(private_data, config.ack_retries);
+                requested.map_err(|e| self.failed(e))?;
                 pending
             }
         };
-        let answer = self.expect_event(pending.link().id(), kind::RDMA_CM_EVENT_ESTABLISHED).await;
+        let answer = self.expect_event(pending.link().id(), pending.link().answer()).await;
         pending.unanswered = false;
         let event = answer?;
-        let mut link = pending.into_link();
+        let completed = pending.into_link().complete_off_worker().await;
+        let mut link = completed.map_err(|e| self.failed(e))?;
         link.established();
         self.step = ConnectStep::LongPacket;
         link.prove_path()
@@ -226,9 +226,9 @@ impl ConnectAttempt {
     }
 
     /// Sends the connect request from a thread of its own: Soft-iWARP connects TCP inside the call,
-    /// which may take minutes when nobody answers. The thread owns the pending link until then, so
-    /// that giving up frees nothing that the call uses (R10); it ends when the call does.
-    async fn connect_on_thread(
+    /// which may take minutes when nobody answers. The thread owns the link until then, so that
+    /// giving up frees nothing that the call uses (R10); it ends when the call does.
+    async fn request_on_thread(
         &self,
         pending: PendingLink,
         config: &LinkConfig,
@@ -238,15 +238,14 @@ impl ConnectAttempt {
         let retries = config.ack_retries;
         let request = move || {
             let mut pending = pending;
-            let result = pending.link().id().connect(&private_data, retries);
-            pending.unanswered = result.is_ok();
+            let requested = pending.link().request(&private_data, retries);
+            pending.unanswered = requested.is_ok();
             // When nobody waits any more the link is dropped here.
-            let _ = done.send((pending, result));
+            let _ = done.send(requested.map(|()| pending));
         };
         run_on_thread(request).map_err(|e| self.failed(e))?;
         match outcome.await {
-            Ok((pending, Ok(()))) => Ok(pending),
-            Ok((_, Err(error))) => Err(self.failed(error)),
+            Ok(requested) => requested.map_err(|error| self.failed(error)),
             Err(_) => Err(self.failed(io::Error::other("the connecting thread died"))),
         }
     }

@@ -19,7 +19,6 @@ use crate::link::{
     Caps, Completion, Link, PROBE_LIMIT, PeerInfo, Posted, Shared, Work, WriteSource,
 };
 use crate::link_config::LinkConfig;
-use crate::off_worker::off_worker;
 use crate::processors;
 use crate::queue::{Held, SendQueue};
 use crate::turn;
@@ -76,7 +75,7 @@ pub(super) struct LinkNotMade {
 pub struct VerbsLink {
     caps: Caps,
     peer: PeerInfo,
-    qp: Qp,
+    pub(super) qp: Qp,
     memory: ManuallyDrop<Memory>,
     batch: Batch,
     /// None: this end never polls for a message, and sleeps at once.
@@ -102,7 +101,7 @@ const NEW_SILENCE: Duration = Duration::from_secs(2);
 impl VerbsLink {
     /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The
     /// addresses are read again by [`established`](VerbsLink::established).
-    fn new(
+    pub(super) fn new(
         device: &Arc<DeviceContext>,
         id: CmId,
         config: &LinkConfig,
@@ -175,30 +174,6 @@ impl VerbsLink {
             LinkNotMade { id: None, error }
         })?;
         Ok(link)
-    }
-
-    /// [`new`](VerbsLink::new), on a thread that may block: an adapter takes milliseconds for a
-    /// queue pair, in which a runtime's thread would serve no other connection. Given up, the link
-    /// is dropped there.
-    ///
-    /// # Errors
-    /// Those of [`new`](VerbsLink::new), and of [`off_worker`].
-    pub(super) async fn new_off_worker(
-        device: &Arc<DeviceContext>,
-        id: CmId,
-        config: &LinkConfig,
-        pool: &Pool,
-        remote: SocketAddr,
-    ) -> Result<VerbsLink, LinkNotMade> {
-        let (owned, config, pool) = (device.clone(), config.clone(), pool.clone());
-        let make = move || VerbsLink::new(&owned, id, &config, &pool, remote);
-        match off_worker(make).await {
-            Ok(made) => made,
-            Err(error) => {
-                let error = device.verb_error("rdma_create_qp", error).into();
-                Err(LinkNotMade { id: None, error })
-            }
-        }
     }
 
     pub(super) fn id(&self) -> &CmId {

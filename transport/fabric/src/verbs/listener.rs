@@ -10,7 +10,7 @@ use std::time::Duration;
 use rdma_sys::rdma_cm_event_type as kind;
 use tonic_rdma_memory::Pool;
 
-use crate::error::{ConnectError, ConnectStep, FabricError, Verb};
+use crate::error::{ConnectError, ConnectStep, FabricError};
 use crate::link_config::LinkConfig;
 use crate::turn;
 use crate::verbs::cm::hub::BACKLOG;
@@ -192,7 +192,7 @@ impl VerbsIncoming {
                 .map_err(|e| self.device.verb_error("rdma_set_option", e))?;
         }
         let link = VerbsLink::new_off_worker(&self.device, id, config, pool, self.peer).await;
-        let mut link = match link {
+        let link = match link {
             Ok(link) => link,
             Err(LinkNotMade { id, error }) => {
                 self.pending = id;
@@ -201,16 +201,10 @@ impl VerbsIncoming {
                 return Err(error);
             }
         };
-        link.id().accept(private_data, config.ack_retries).map_err(|source| {
-            match source.raw_os_error() {
-                Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => gone(),
-                _ => FabricError::Verb {
-                    verb: Verb::Call("rdma_accept"),
-                    device: self.device.name.clone(),
-                    source: source.into(),
-                }
-                .into(),
-            }
+        let accepted = link.accept_off_worker(private_data.to_vec(), config.ack_retries).await;
+        let mut link = accepted.map_err(|source| match source.raw_os_error() {
+            Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => gone(),
+            _ => self.device.verb_error("rdma_accept", source).into(),
         })?;
         let proven = async {
             self.wait_for_peer(&mut link).await?;

@@ -13,6 +13,7 @@
 //! | `completion` | completion queues, shared by queue pairs, and who polls them |
 //! | `queue_pair` | queue pairs, and batches of work |
 //! | `connect`, `listener` | the connecting and the accepting side |
+//! | `bring_up` | the calls that bring a link up, on threads that may block |
 //! | `link` | a [`Link`](crate::Link) over a queue pair |
 //! | `siw` | a workaround without which Soft-iWARP has about 60 connections |
 //! | `self_test` | makes each object that a connection needs, for diagnosis |
@@ -40,6 +41,7 @@
 //! it keeps until the process ends.
 
 mod addr;
+mod bring_up;
 mod cm;
 mod completion;
 mod connect;

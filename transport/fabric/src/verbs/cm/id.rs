@@ -202,17 +202,39 @@ impl CmId {
     }
 
     /// Sends the connect request. On Soft-iWARP this blocks while TCP connects.
-    pub(crate) fn connect(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
-        let mut param = conn_param(private_data, retries);
+    /// `number` is that of a queue pair that the library does not know.
+    pub(crate) fn connect(&self, private_data: &[u8], retries: u8, number: u32) -> io::Result<()> {
+        let mut param = conn_param(private_data, retries, number);
         // SAFETY: the id is alive; the parameters and the private data they point to outlive the
         // call.
         check(unsafe { rdma_sys::rdma_connect(self.as_ptr(), &mut param) })
     }
 
-    pub(crate) fn accept(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
-        let mut param = conn_param(private_data, retries);
+    /// `number` as for [`connect`](Self::connect).
+    pub(crate) fn accept(&self, private_data: &[u8], retries: u8, number: u32) -> io::Result<()> {
+        let mut param = conn_param(private_data, retries, number);
         // SAFETY: as above.
         check(unsafe { rdma_sys::rdma_accept(self.as_ptr(), &mut param) })
+    }
+
+    /// Tells the peer that the queue pair, which the library does not know, is ready.
+    pub(crate) fn establish(&self) -> io::Result<()> {
+        // SAFETY: the id is alive.
+        check(unsafe { rdma_sys::rdma_establish(self.as_ptr()) })
+    }
+
+    /// The attributes with which a queue pair that the library does not know comes into a state,
+    /// and which of them count.
+    pub(crate) fn attributes(&self, state: u32) -> io::Result<(rdma_sys::ibv_qp_attr, i32)> {
+        // SAFETY: all zeros is valid for the attributes.
+        let mut attr: rdma_sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
+        let mut mask = 0;
+        attr.qp_state = state;
+        // SAFETY: the id is alive, and the call writes into both of the others.
+        check(unsafe { rdma_sys::rdma_init_qp_attr(self.as_ptr(), &mut attr, &mut mask) })?;
+        // The kernel sets bits of its own there for RoCE, which the call for modifying refuses:
+        // ucma_modify_qp_rtr of librdmacm clears them as well.
+        Ok((attr, mask & !0xe0_0000))
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> io::Result<()> {
@@ -230,7 +252,7 @@ impl CmId {
 }
 
 /// Finite retries (R2): with 7, rxe and others try for ever.
-fn conn_param(private_data: &[u8], retries: u8) -> rdma_sys::rdma_conn_param {
+fn conn_param(private_data: &[u8], retries: u8, number: u32) -> rdma_sys::rdma_conn_param {
     rdma_sys::rdma_conn_param {
         private_data: private_data.as_ptr().cast(),
         private_data_len: private_data.len().min(MAX_PRIVATE_DATA) as u8,
@@ -241,6 +263,6 @@ fn conn_param(private_data: &[u8], retries: u8) -> rdma_sys::rdma_conn_param {
         retry_count: retries.clamp(1, 6),
         rnr_retry_count: 6,
         srq: 0,
-        qp_num: 0,
+        qp_num: number,
     }
 }

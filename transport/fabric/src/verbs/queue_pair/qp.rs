@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::{fmt, io};
 
-use rdma_sys::{ibv_qp_attr_mask, ibv_qp_type};
+use rdma_sys::{ibv_access_flags, ibv_qp_attr_mask, ibv_qp_state, ibv_qp_type};
 use tonic_rdma_memory::Memlock;
 
 use crate::error::{FabricError, Verb};
@@ -153,6 +153,8 @@ pub(crate) struct Qp {
     /// Work requests that may be in flight.
     pub(crate) send: u32,
     pub(crate) device: Arc<DeviceContext>,
+    /// The library does not know the queue pair, which this process brings up.
+    pub(crate) is_own: bool,
 }
 
 // SAFETY: libibverbs is thread-safe; a queue pair has one owner, who posts through &mut self.
@@ -169,8 +171,14 @@ impl fmt::Debug for Qp {
     }
 }
 
-/// Makes the queue pair of an id that is bound to the device. The number is the longest payload
-/// that may be inline.
+/// Whether this process brings queue pairs of the device up, and not librdmacm, which would do it
+/// on the thread that reads events. Over iWARP the kernel does it with the connection.
+fn is_own(device: &DeviceContext) -> bool {
+    !device.is_iwarp() && rdma_sys::has::rdma_establish() && rdma_sys::has::rdma_init_qp_attr()
+}
+
+/// Makes the queue pair of an id that is bound to the device, ready to take RECVs. The number is
+/// the longest payload that may be inline.
 fn create(
     device: &DeviceContext,
     id: &CmId,
@@ -179,16 +187,46 @@ fn create(
     inline: u32,
 ) -> io::Result<(NonNull<rdma_sys::ibv_qp>, u32)> {
     let mut attr = capacity.attr(cq, inline);
-    // SAFETY: id, domain and queue are alive; the id is bound to the domain's device.
-    if unsafe { rdma_sys::rdma_create_qp(id.as_ptr(), device.pd(), &mut attr) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the call has set the id's queue pair.
-    let qp = NonNull::new(unsafe { (*id.as_ptr()).qp });
-    let qp = qp.ok_or_else(|| io::Error::other("no queue pair was made"))?;
+    let qp = if is_own(device) {
+        // SAFETY: domain and queue are alive.
+        let qp = NonNull::new(unsafe { rdma_sys::ibv_create_qp(device.pd(), &mut attr) });
+        let qp = qp.ok_or_else(io::Error::last_os_error)?;
+        if let Err(error) = modify(qp, id, ibv_qp_state::IBV_QPS_INIT) {
+            // SAFETY: made above, destroyed once, and known to nobody.
+            unsafe { rdma_sys::ibv_destroy_qp(qp.as_ptr()) };
+            return Err(error);
+        }
+        qp
+    } else {
+        // SAFETY: id, domain and queue are alive; the id is bound to the domain's device.
+        if unsafe { rdma_sys::rdma_create_qp(id.as_ptr(), device.pd(), &mut attr) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call has set the id's queue pair.
+        let qp = NonNull::new(unsafe { (*id.as_ptr()).qp });
+        qp.ok_or_else(|| io::Error::other("no queue pair was made"))?
+    };
     // Devices report what they granted. More than was asked for is not used: it may depend on the
     // rest.
     Ok((qp, inline.min(attr.cap.max_inline_data)))
+}
+
+/// Brings a queue pair into a state, with the attributes that the connection of the id asks for.
+fn modify(qp: NonNull<rdma_sys::ibv_qp>, id: &CmId, state: ibv_qp_state::Type) -> io::Result<()> {
+    let (mut attr, mask) = id.attributes(state)?;
+    let has = |what: ibv_qp_attr_mask| mask & what.0 as i32 != 0;
+    if has(ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS) {
+        // The kernel allows READs as well, which nobody may do here (R3).
+        attr.qp_access_flags = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+    }
+    if has(ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER) {
+        attr.min_rnr_timer = RNR_TIMER_1_MS;
+    }
+    // SAFETY: the queue pair is alive.
+    match unsafe { rdma_sys::ibv_modify_qp(qp.as_ptr(), &mut attr, mask) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno.saturating_abs())),
+    }
 }
 
 /// The length to ask for after `wanted` was refused. No attribute of a device tells how long inline
@@ -277,23 +315,49 @@ impl Qp {
             max_inline,
             send: capacity.send,
             device: device.clone(),
+            is_own: is_own(device),
         })
     }
 
+    /// The number for a connect request, or its answer: 0 where the library knows it.
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: the queue pair is alive, and its number does not change.
+        if self.is_own { unsafe { self.qp.as_ref().qp_num } } else { 0 }
+    }
+
+    /// Has the queue pair receive and send, once the peer's is known: at the accepting side before
+    /// the answer, at the connecting side behind it. The library has done it, or does it with the
+    /// answer, where it knows the queue pair. Blocks.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub(crate) fn bring_up(&self) -> io::Result<()> {
+        if !self.is_own {
+            return Ok(());
+        }
+        // INIT again: which key of the partition counts is known only with the route.
+        for state in
+            [ibv_qp_state::IBV_QPS_INIT, ibv_qp_state::IBV_QPS_RTR, ibv_qp_state::IBV_QPS_RTS]
+        {
+            modify(self.qp, &self.id, state)?;
+        }
+        Ok(())
+    }
+
     /// Sets the time after which a sender that found no RECV tries again, as a net under flow
-    /// control (R2). iWARP has no such thing and refuses.
+    /// control (R2), where the library has brought the queue pair up. iWARP has no such thing.
     pub(crate) fn set_rnr_timer(&self) {
+        if self.is_own || self.device.is_iwarp() {
+            return;
+        }
         // SAFETY: all zeros is valid for the attributes; only the one named in the mask is read.
         let mut attr: rdma_sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.min_rnr_timer = RNR_TIMER_1_MS;
         let mask = ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0 as i32;
         // SAFETY: the queue pair is alive.
-        match unsafe { rdma_sys::ibv_modify_qp(self.qp.as_ptr(), &mut attr, mask) } {
-            0 => {}
-            errno if self.device.is_iwarp() => tracing::trace!(errno, "no RNR timer on iWARP"),
-            errno => {
-                tracing::debug!(device = self.device.name, errno, "the RNR timer cannot be set")
-            }
+        let errno = unsafe { rdma_sys::ibv_modify_qp(self.qp.as_ptr(), &mut attr, mask) };
+        if errno != 0 {
+            tracing::debug!(device = self.device.name, errno, "the RNR timer cannot be set");
         }
     }
 

@@ -1,0 +1,94 @@
+//! A link on its way up: the calls that firmware takes its time for, on threads that may block.
+//!
+//! | side | of the queue pair | on |
+//! |---|---|---|
+//! | both | made, takes RECVs | a thread that may block |
+//! | connecting | request sent | the task; over Soft-iWARP, a thread that may block |
+//! | accepting | receives, sends; answer sent | a thread that may block |
+//! | connecting, with the answer | receives, sends; the peer is told | a thread that may block |
+//!
+//! On InfiniBand and RoCE this process changes the states of the queue pair. librdmacm would do it
+//! on the thread that reads events, and does where it is older than version 23. Over iWARP the
+//! kernel does it with the connection.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rdma_sys::rdma_cm_event_type as kind;
+use tonic_rdma_memory::Pool;
+
+use crate::link_config::LinkConfig;
+use crate::off_worker::off_worker;
+use crate::verbs::cm::id::CmId;
+use crate::verbs::context::DeviceContext;
+use crate::verbs::link::{LinkNotMade, VerbsLink};
+
+impl VerbsLink {
+    /// [`new`](VerbsLink::new), on a thread that may block: an adapter takes milliseconds for a
+    /// queue pair, in which a runtime's thread would serve no other connection. Given up, the link
+    /// is dropped there.
+    ///
+    /// # Errors
+    /// Those of [`new`](VerbsLink::new), and of [`off_worker`].
+    pub(super) async fn new_off_worker(
+        device: &Arc<DeviceContext>,
+        id: CmId,
+        config: &LinkConfig,
+        pool: &Pool,
+        remote: SocketAddr,
+    ) -> Result<VerbsLink, LinkNotMade> {
+        let (owned, config, pool) = (device.clone(), config.clone(), pool.clone());
+        let make = move || VerbsLink::new(&owned, id, &config, &pool, remote);
+        match off_worker(make).await {
+            Ok(made) => made,
+            Err(error) => {
+                let error = device.verb_error("rdma_create_qp", error).into();
+                Err(LinkNotMade { id: None, error })
+            }
+        }
+    }
+
+    /// Sends the connect request. On Soft-iWARP this blocks while TCP connects.
+    pub(super) fn request(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
+        self.qp.id.connect(private_data, retries, self.qp.number())
+    }
+
+    /// The event that answers the request.
+    pub(super) fn answer(&self) -> kind::Type {
+        match self.qp.is_own {
+            true => kind::RDMA_CM_EVENT_CONNECT_RESPONSE,
+            false => kind::RDMA_CM_EVENT_ESTABLISHED,
+        }
+    }
+
+    /// Completes the connection after the answer. Firmware changes the state of the queue pair, so
+    /// this happens on a thread that may block.
+    ///
+    /// # Errors
+    /// The device refuses, or the connection is gone.
+    pub(super) async fn complete_off_worker(self) -> io::Result<VerbsLink> {
+        if !self.qp.is_own {
+            return Ok(self);
+        }
+        off_worker(move || self.qp.bring_up().and_then(|()| self.qp.id.establish()).map(|()| self))
+            .await?
+    }
+
+    /// Accepts the peer's request, on a thread that may block, for the same reason.
+    ///
+    /// # Errors
+    /// As [`complete_off_worker`](Self::complete_off_worker).
+    pub(super) async fn accept_off_worker(
+        self,
+        private_data: Vec<u8>,
+        retries: u8,
+    ) -> io::Result<VerbsLink> {
+        let accept = move || {
+            self.qp.bring_up()?;
+            self.qp.id.accept(&private_data, retries, self.qp.number())?;
+            Ok(self)
+        };
+        off_worker(accept).await?
+    }
+}
