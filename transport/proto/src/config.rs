@@ -6,34 +6,35 @@ use crate::frame::{FRAME_HEADER, LENT_MESSAGE, MAX_HEADER_BLOCK, MESSAGE_HEADER}
 use crate::hello::{HEADERS, PeerSettings, is_alignment};
 use crate::payload::Payload;
 
-/// How the end of the peer becomes known (R24). None of these takes the peer's process, which may
-/// pause.
+/// How this side learns that the peer's end of the link is gone (R24). Neither way involves the
+/// peer's process, which may pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// The link reports it by itself, however it ends: nothing is asked.
+    /// The link always reports it, so no probes are sent.
     Told,
-    /// A [probe](crate::Event::Probe) stays unanswered for so long, or the link reports before that
-    /// it was not acknowledged.
+    /// A [probe](crate::Event::Probe) stays unanswered for this time, or the link reports earlier
+    /// that it was not acknowledged.
     Asked(Duration),
 }
 
-/// How long a probe may stay unanswered where the link says nothing else: three times as long as a
-/// side waits before it asks.
+/// How long a probe may stay unanswered unless the link states another time: three times as long as
+/// a side waits before it sends one.
 const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
-/// A keep-alive with the meaning of HTTP/2's: the peer's process has to answer.
+/// A keep-alive like that of HTTP/2: the peer's process has to answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// The time without a message after which a PING is sent. At most a day.
+    /// A PING is sent after this time without a message. At most a day.
     pub interval: Duration,
-    /// The time for an answer, or any other message, after which the peer is dead. At most a day.
+    /// The peer is dead if neither the answer nor another message arrives within this time. At most
+    /// a day.
     pub timeout: Duration,
     /// PINGs are also sent while no stream is open.
     pub while_idle: bool,
 }
 
 impl KeepAlive {
-    /// The same, with both times within what a timer can wait.
+    /// Limits both times to a day, which timers can represent.
     pub(crate) fn within_a_day(self) -> Self {
         let day = Duration::from_millis(DAY_MS);
         let (interval, timeout) = (self.interval.min(day), self.timeout.min(day));
@@ -46,9 +47,9 @@ impl KeepAlive {
 pub struct Config {
     /// Bytes of a control slot, and so of the longest SEND. 512 to 32,768; default 8,192.
     pub slot_size: u32,
-    /// Bytes of the RECV slots at the start, which are all that a connection at rest has. 512 to
-    /// `slot_size`; 0, the default, for `slot_size`. While extra ones are posted, these need not be
-    /// ([`Event::Quiet`](crate::Event::Quiet)).
+    /// Bytes of the RECV slots at the start. A connection at rest has no others; while extra slots
+    /// are posted, these need not be ([`Event::Quiet`](crate::Event::Quiet)). 512 to `slot_size`;
+    /// 0, the default, means `slot_size`.
     pub rest_slot_size: u32,
     /// Number of RECV slots at the start, and so of the peer's first credits. 4 to 4,096; default
     /// 32.
@@ -59,23 +60,24 @@ pub struct Config {
     pub max_recvs: u16,
     /// Maximum number of streams that the peer may have open. At least 1; default 1,024.
     pub max_streams: u32,
-    /// Bytes of small messages that a stream may have unread from its begin on, which the hello
-    /// states: its floor. 4 KiB to 2 GiB - 1; default 32 KiB.
+    /// Bytes of small messages that a stream may have unread when it begins, and at any later time.
+    /// The hello states this floor. 4 KiB to 2 GiB - 1; default 32 KiB.
     pub stream_window: u32,
-    /// Maximum bytes of small messages that a stream may have unread, once it is read. What exceeds
-    /// `stream_window` counts towards `unread_total`. `stream_window` to 2 GiB - 1; default 2 MiB.
+    /// Maximum bytes of small messages that a stream may have unread, once it is being read. Bytes
+    /// beyond `stream_window` count towards `unread_total`. `stream_window` to 2 GiB - 1; default 2
+    /// MiB.
     pub max_stream_window: u32,
-    /// Maximum bytes of a stream that are granted or unread, small messages left out. A message of
-    /// up to this length lands in one piece if memory allows. At least 64 KiB; default 8 MiB.
+    /// Maximum bytes of a stream that are granted or unread, not counting small messages. A message
+    /// of up to this length lands in one piece if memory allows. At least 64 KiB; default 8 MiB.
     pub bulk_window: u32,
     /// Maximum length of a message that lands in one piece although it exceeds `bulk_window`,
     /// provided that its stream has nothing else granted or unread. A longer message lands in
     /// parts, however long it is. No effect below `bulk_window`; default 0.
     pub whole: u32,
-    /// Maximum bytes of all streams together that no reader waits for: granted, or unread. Beyond
-    /// it a stream gets memory for the one message that its reader waits for, or, if it has nothing
-    /// else, for one of up to `stream_window`. Small messages count as far as their windows exceed
-    /// `stream_window`. At least 64 KiB; default 64 MiB.
+    /// Maximum bytes that are granted or unread in all streams together. Beyond it, a stream gets
+    /// memory only for the one message that its reader waits for, or, if it holds nothing else, for
+    /// one message of up to `stream_window`. Of the windows for small messages, the part beyond
+    /// `stream_window` counts. At least 64 KiB; default 64 MiB.
     pub unread_total: u64,
     /// Maximum length of a received header block in bytes: request headers, response headers, or
     /// trailers. 4 KiB to 1 MiB; default 64 KiB.
@@ -93,15 +95,15 @@ pub struct Config {
     /// Maximum length of a WRITE in bytes. Longer transfers are split, so that streams take turns.
     /// At least 4 KiB; default 256 KiB.
     pub write_chunk: u32,
-    /// How the end of the peer becomes known. Default: asked, for 3.75 s.
+    /// How this side learns that the peer is gone. Default: by probes, with 3.75 s for the answer.
     pub liveness: Liveness,
     /// The program's own keep-alive; `None`, the default, never ends a connection.
     pub keep_alive: Option<KeepAlive>,
-    /// For servers: whether the application decides at the begin of each stream whether it
-    /// [names memory](crate::Connection::decide_naming) for the request. Until then nothing is
-    /// granted to the stream, and there are no standing grants. Default: it does not.
+    /// For servers: the application decides at the beginning of each stream whether it [names
+    /// memory](crate::Connection::decide_naming) for the request. Until it has decided, nothing is
+    /// granted to the stream, and there are no standing grants. Default: false.
     pub names_requests: bool,
-    /// Whether the peer may lend what it sends: otherwise LENT is a breach. Default: it may not.
+    /// Whether the peer may lend what it sends. If not, LENT is a breach. Default: false.
     pub takes_lent: bool,
     /// Standing grants are recalled after this time without bulk. At most a day; default 10 s.
     pub idle_recall: Duration,
@@ -255,9 +257,9 @@ impl Terms {
         self.peer.slot_size as usize - MESSAGE_HEADER - FRAME_HEADER
     }
 
-    /// Whether a segment of the piece may be lent: it is aligned as the peer wants it where it
-    /// lands, and the rest of the piece fits a message of a connection at rest, as the frame is not
-    /// cut.
+    /// Whether a segment of the piece may be lent. The segment must have the alignment that the
+    /// peer requires where it lands. The rest of the piece must fit into a message of a connection
+    /// at rest, because a LENT frame is not split.
     pub(crate) fn is_lendable(&self, payload: &Payload) -> bool {
         payload.lendable().is_some_and(|lendable| {
             let around = payload.len() - lendable.len();

@@ -40,7 +40,7 @@ pub enum Breach {
     /// An unknown frame type.
     #[error("unknown frame type {0}")]
     UnknownFrame(u8),
-    /// Flags that this frame does not have, or that exclude each other.
+    /// Flags that this frame type does not define, or that exclude each other.
     #[error("{frame} frame with unknown flags {flags:#04x}")]
     UnknownFlags {
         /// Name of the frame.
@@ -109,7 +109,7 @@ pub enum Breach {
         /// The limit in bytes.
         limit: u32,
     },
-    /// HEADERS frames in an order that no call has.
+    /// HEADERS frames in an order that no call produces.
     #[error("{frame} frame for {stream} out of order")]
     FrameOrder {
         /// Name of the frame.
@@ -130,10 +130,10 @@ pub enum Breach {
         /// Bytes left in the window.
         window: u32,
     },
-    /// A window grew beyond 2^31 - 1 bytes, or by nothing.
+    /// A window grew beyond 2^31 - 1 bytes, or by 0.
     #[error("window of {0} grew by {1} bytes")]
     WindowUpdate(StreamId, u32),
-    /// A REQUEST asks for memory for nothing.
+    /// A REQUEST asks for 0 bytes.
     #[error("request for no bytes on {0}")]
     EmptyRequest(StreamId),
     /// The peer has more requests open on a stream than allowed.
@@ -209,8 +209,8 @@ pub enum Breach {
         /// The rule that the peer broke.
         why: &'static str,
     },
-    /// LENT of no bytes, with too many around them, with a lease that is not returned, or of more
-    /// leases than a peer may have open.
+    /// A LENT frame that lends no bytes, has too many bytes around them, reuses a lease that is not
+    /// returned, or exceeds the number of leases that a peer may have open.
     #[error("impossible lease {lease} on {stream}: {why}")]
     BadLease {
         /// Stream that the frame names.
@@ -220,7 +220,7 @@ pub enum Breach {
         /// The rule that the peer broke.
         why: &'static str,
     },
-    /// LENT, where this side does not [take what is lent](crate::Config::takes_lent).
+    /// A LENT frame for a side that does not [accept leases](crate::Config::takes_lent).
     #[error(
         "LENT on {0}: this side does not borrow (ContextBuilder::borrowing, and no copy_on_delivery)"
     )]
@@ -228,7 +228,7 @@ pub enum Breach {
     /// RETURN names a lease that the peer does not have.
     #[error("RETURN of lease {0}, which is not out")]
     UnknownLease(u32),
-    /// The peer causes more replies than this side queues.
+    /// The peer's frames require more replies than this side queues.
     #[error("more than {0} answers asked for and not collected")]
     Flood(usize),
     /// The client opens streams and resets them before they are answered, faster than any
@@ -242,8 +242,8 @@ pub enum Breach {
         /// Number of resets restored per second.
         per_second: u64,
     },
-    /// The peer has neither written nor returned in time a grant that was recalled, or whose stream
-    /// has ended, while others waited for memory.
+    /// While others waited for memory, the peer kept a grant for too long after it was recalled or
+    /// its stream had ended.
     #[error(
         "{0} was asked back for others that wait, and kept, with neither DONE nor ABORT in time"
     )]

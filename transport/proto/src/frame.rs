@@ -1,4 +1,4 @@
-//! Control messages: frames as values, and their bytes.
+//! Control messages: frames as values, and their encoding.
 //!
 //! One SEND carries one message: a header and any number of frames. The layouts, and what each
 //! frame means, are in `docs/protocol.md`; `golden/frames.txt` has the bytes of each frame.
@@ -22,9 +22,9 @@ use crate::payload::{LentBody, LentPlace, Payload, Segment};
 
 /// Bytes of a message header.
 pub const MESSAGE_HEADER: usize = 8;
-/// Output of the sender has waited for a credit.
+/// Flag: the sender's output has waited for a credit, or for a longer RECV.
 const WAITED: u8 = 1;
-/// The credits are for full RECV slots.
+/// Flag: the credits are for full RECV slots.
 const FULL: u8 = 2;
 /// Bytes of a frame header.
 pub const FRAME_HEADER: usize = 8;
@@ -62,26 +62,27 @@ pub enum Frame {
     Recall { id: u32 },
     /// Asks whether the peer is alive. With `ack`: the reply.
     Ping { ack: bool, token: u64 },
-    /// No new streams may be opened. With `ack`: none will be opened any longer.
+    /// No new streams may be opened. With `ack`: no more will be opened.
     GoAway { ack: bool, code: u32, text: Bytes },
     /// Ends the connection.
     Close { code: u32, text: Bytes },
-    /// A piece of the body, most of which lies in memory of the sender. Boxed, so that other frames
+    /// A piece of the body, most of which lies in the sender's memory. Boxed, so that other frames
     /// stay short.
     Lent { stream: u32, end: bool, lent: Box<LentBody> },
-    /// The receiver of LENT reads the memory no longer.
+    /// The receiver of LENT no longer reads the memory.
     Return { lease: u32 },
-    /// The rest of a body comes by DATA. With `own`: that which the sender of the frame sends.
+    /// The rest of a body goes by DATA: the body that the frame's sender receives or, with `own`,
+    /// the one that it sends.
     Decline { stream: u32, own: bool },
 }
 
 impl Frame {
-    /// The name of the frame for error messages.
+    /// The name of the frame in error messages.
     pub fn name(&self) -> &'static str {
         self.kind().name()
     }
 
-    /// Returns the kind, which has code, name and flags.
+    /// The kind, which gives code, name and flags.
     pub fn kind(&self) -> FrameKind {
         match self {
             Frame::Headers { .. } => FrameKind::Headers,
@@ -254,8 +255,8 @@ impl<'a> Composer<'a> {
         self.put(&addr.to_le_bytes());
     }
 
-    /// Adds a LENT frame for a payload with bytes that are lent there. Returns false, and adds
-    /// nothing, if it does not fit.
+    /// Adds a LENT frame for a payload whose lendable segment lies at `place`. Returns false, and
+    /// adds nothing, if it does not fit.
     pub(crate) fn add_lent(
         &mut self,
         stream: u32,
@@ -326,7 +327,7 @@ pub struct Reader {
     pub credits: u16,
     /// Whether these credits are for full RECV slots.
     pub full: bool,
-    /// Whether output of the sender has waited for a credit, or for a longer RECV.
+    /// Whether the sender's output has waited for a credit, or for a longer RECV.
     pub waited: bool,
     message: Bytes,
     /// Bytes read so far.
@@ -356,7 +357,7 @@ impl Reader {
         Ok(Reader { credits, full, waited, message, at: MESSAGE_HEADER })
     }
 
-    /// Returns the next frame, after the checks that need no state of the connection.
+    /// Returns the next frame. Checks everything that needs no connection state.
     ///
     /// # Errors
     /// The frame is invalid; nothing after it is read.

@@ -1,8 +1,8 @@
-//! Header blocks: lists of fields, whose layouts are in `docs/protocol.md`.
+//! Header blocks, which are lists of fields. `docs/protocol.md` has their layouts.
 //!
 //! Names are lower-case as in HTTP/2. Pseudo-fields (`:path`, `:status` ...) are encoded as
-//! ordinary fields; the layer above interprets them. Fields that a connection has sent before are
-//! shorter still: see `table`.
+//! ordinary fields; the layer above interprets them. Fields that a connection has sent before take
+//! a single byte: see `table`.
 
 pub(crate) mod table;
 
@@ -48,7 +48,7 @@ pub const PAIRS: [(&str, &str); 8] = [
     ("grpc-accept-encoding", "identity"),
 ];
 
-/// For each static name, the range of its pairs, less 128.
+/// For each static name, the range of its pairs in [`PAIRS`].
 const PAIRS_OF: [(u8, u8); NAMES.len()] = {
     let mut pairs = [(0, 0); NAMES.len()];
     let mut place = 0;
@@ -135,7 +135,7 @@ pub struct TooLong(pub usize);
 /// Appends a field to a block.
 ///
 /// # Errors
-/// A name or a value longer than 65,535 bytes; nothing is appended then.
+/// A name or a value is longer than 65,535 bytes. Nothing is appended then.
 pub fn encode(block: &mut impl BufMut, name: &str, value: &[u8]) -> Result<(), TooLong> {
     let longest = name.len().max(value.len());
     let (Ok(name_len), Ok(value_len)) = (u16::try_from(name.len()), u16::try_from(value.len()))

@@ -32,11 +32,11 @@ pub struct PeerSettings {
     pub max_recvs: u16,
     /// Bytes of a full RECV slot, and so of the longest SEND.
     pub slot_size: u32,
-    /// Bytes of the RECV slots at the start. At most `slot_size`.
+    /// Bytes of each RECV slot posted at the start. At most `slot_size`.
     pub rest_slot_size: u32,
     /// Maximum number of streams that the peer may have open.
     pub max_streams: u32,
-    /// Maximum bytes of a stream that are unread without having been requested.
+    /// Maximum unread bytes of a stream that were sent without a REQUEST.
     pub stream_window: u32,
     /// Maximum length of a header block in bytes.
     pub max_headers: u32,
@@ -100,15 +100,15 @@ pub enum Reject {
          (Server::max_handshakes)"
     )]
     Handshakes,
-    /// The server serves one bare connection at a time.
+    /// The server already serves a bare connection, and allows one at a time.
     #[error("another diagnosis measures bare connections to the server")]
     Bare,
-    /// The server may not make memory files.
+    /// The server is not allowed to create memory files.
     #[error(
         "the server may not make the memory files that shared memory needs (RLIMIT_FSIZE, or memfd_create(2) forbidden)"
     )]
     MemoryFiles,
-    /// The server's process, or its host, has no more of something that a connection needs.
+    /// The server's process, or its host, has run out of something that a connection needs.
     #[error("a limit of the server's process allows no further connection (os error {errno})")]
     ProcessLimit {
         /// The error of the system call.
@@ -125,10 +125,10 @@ pub enum Reject {
 /// Private data that is not a valid hello, accept or reject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// Another protocol.
+    /// The data does not begin with this protocol's magic bytes.
     #[error("private data of another protocol (no tonic-rdma magic in {0} bytes)")]
     Magic(usize),
-    /// Truncated, or with a length that its kind does not have.
+    /// The data is truncated, or has a length that its kind does not have.
     #[error("private data of {received} bytes states a length of {stated}")]
     Length {
         /// Bytes received.
@@ -136,10 +136,10 @@ pub enum HelloError {
         /// Length stated.
         stated: usize,
     },
-    /// Another kind than expected.
+    /// The kind is not the expected one.
     #[error("private data of kind {0} where another was expected")]
     Kind(u8),
-    /// No version in common.
+    /// The sides have no version in common.
     #[error(
         "peer speaks protocol versions {min} to {max}, this side {VERSION_MIN} to {VERSION_MAX}"
     )]
@@ -162,7 +162,7 @@ pub enum HelloError {
 const KIND_HELLO: u8 = 1;
 const KIND_ACCEPT: u8 = 2;
 const KIND_REJECT: u8 = 3;
-/// Lower half of the code of [`Reject::ProcessLimit`], whose upper half is the error.
+/// Lower half of the code of [`Reject::ProcessLimit`]. The upper half is the error number.
 const PROCESS_LIMIT: u32 = 11;
 
 fn le<const N: usize>(data: &[u8], at: usize) -> [u8; N] {
@@ -249,7 +249,7 @@ fn settings(data: &[u8]) -> Result<PeerSettings, HelloError> {
 }
 
 impl Hello {
-    /// A hello with this crate's versions.
+    /// Creates a hello with this crate's versions.
     pub fn new(ticket: [u8; 16], settings: PeerSettings) -> Self {
         Hello { version_min: VERSION_MIN, version_max: VERSION_MAX, ticket, settings }
     }

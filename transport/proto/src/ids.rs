@@ -1,4 +1,4 @@
-//! Identifiers and codes that are bare numbers on the wire, and tables by stream id.
+//! Identifiers and codes that are plain numbers on the wire, and maps by stream id.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -38,8 +38,8 @@ impl fmt::Display for GrantId {
     }
 }
 
-/// Why a stream was reset. Where HTTP/2 has a code (RFC 9113 section 7), the number is the same, so
-/// gRPC's mapping of reset codes to status codes applies unchanged.
+/// Why a stream was reset. The numbers are those of HTTP/2 (RFC 9113 section 7), so gRPC's mapping
+/// of reset codes to status codes applies unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ResetCode(pub u32);
 
@@ -69,8 +69,8 @@ impl fmt::Display for ResetCode {
     }
 }
 
-/// A hasher for stream ids. The peer chooses the ids, but can have no more than `max_streams` of
-/// them at once, so collisions are harmless.
+/// A hasher for stream ids. The peer chooses the ids, but can have only `max_streams` of them at
+/// once, so collisions are harmless.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdHasher(u64);
 
@@ -89,7 +89,7 @@ impl Hasher for IdHasher {
     }
 }
 
-/// A map by the number of a stream id.
+/// A map by stream number.
 pub(crate) type Ids<V> = HashMap<u32, V, BuildHasherDefault<IdHasher>>;
 
 /// A map by stream id, for the driver's own state of each stream.

@@ -21,17 +21,18 @@
 //!
 //! 1. [`Connection::client`] or [`Connection::server`] once hellos have been exchanged.
 //! 2. For every completed RECV: repost the slot, then call [`Connection::receive`] (R1).
-//! 3. Call [`Connection::poll_event`] until it returns nothing; deliver to streams, and answer
-//!    [`Connection::poll_landing`] with memory.
+//! 3. Call [`Connection::poll_event`] until it returns nothing, and deliver the events to streams.
+//!    Answer [`Connection::poll_landing`] with memory.
 //! 4. Call [`Connection::poll_transmit`] until it returns nothing or the send queue is full, and
 //!    post the returned work in that order (R4).
 //! 5. Call [`Connection::handle_timeout`] at [`Connection::next_timeout`].
 //!
-//! After an error from [`Connection::receive`] the driver sends what [`Connection::poll_transmit`]
-//! still returns (one CLOSE frame that names the breach), and disconnects.
+//! After an error from [`Connection::receive`], the driver sends the one message that
+//! [`Connection::poll_transmit`] still returns, a CLOSE frame that names the breach, and
+//! disconnects.
 //!
-//! Landing memory that the peer then still holds is not returned by an event. The driver frees it
-//! once the queue pair is destroyed, and not before (R9).
+//! No event returns the landing memory that the peer still holds then. The driver frees it only
+//! once the queue pair is destroyed (R9).
 //!
 //! ```
 //! use std::time::Instant;

@@ -1,4 +1,4 @@
-//! A piece of a body in segments.
+//! Pieces of a body, in segments.
 
 use std::cmp::Ordering;
 
@@ -15,7 +15,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// The offset behind its last byte.
+    /// The offset after its last byte.
     pub fn end(self) -> u64 {
         u64::from(self.at) + u64::from(self.len)
     }
@@ -24,24 +24,24 @@ impl Field {
 /// Where lent bytes lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LentPlace {
-    /// The number of the lease among those of its owner that have not ended.
+    /// The number of the lease, unique among its owner's open leases.
     pub lease: u32,
     /// The key of the memory.
     pub key: u32,
-    /// The address of the first byte, with that key.
+    /// The address of the first byte, valid with that key.
     pub addr: u64,
 }
 
 /// A piece of a body, most of which is lent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LentBody {
-    /// The bytes in front of those that are lent.
+    /// The bytes before the lent ones.
     pub head: Bytes,
-    /// Where these lie.
+    /// Where the lent bytes lie.
     pub place: LentPlace,
     /// Number of bytes that are lent.
     pub len: u32,
-    /// The bytes behind them.
+    /// The bytes after the lent ones.
     pub tail: Bytes,
 }
 
@@ -52,8 +52,8 @@ impl LentBody {
     }
 }
 
-/// A piece of a body in segments. If it is sent by WRITE, it lands contiguously, and the segments
-/// are not copied to join them.
+/// A piece of a body in segments. If it is sent by WRITE, it lands contiguously, without a copy to
+/// join the segments.
 ///
 /// ```
 /// use tonic_rdma_proto::Payload;
@@ -107,15 +107,16 @@ impl Payload {
         self.push_segment(Segment { bytes, pinned, aligned: false });
     }
 
-    /// As [`Payload::push`]. The longest of the segments appended this way lands with its first
-    /// byte at a multiple of the alignment that the receiver requires
+    /// Like [`Payload::push`], but the longest of the segments appended this way lands with its
+    /// first byte at a multiple of the alignment that the receiver requires
     /// ([`Config::align`](crate::Config::align)).
     pub fn push_aligned(&mut self, bytes: Bytes, pinned: bool) {
         self.push_segment(Segment { bytes, pinned, aligned: true });
     }
 
-    /// Says that the segment which was appended last may be lent: see
-    /// [`Connection::poll_lend`](crate::Connection::poll_lend). Of several the longest may.
+    /// Marks the last segment as one that may be lent: see
+    /// [`Connection::poll_lend`](crate::Connection::poll_lend). If several are marked, the longest
+    /// may.
     pub fn last_is_lendable(&mut self) {
         let last = self.segments.len().checked_sub(1).and_then(|last| u32::try_from(last).ok());
         let Some(last) = last else { return };
@@ -147,26 +148,27 @@ impl Payload {
         self.segments.into_iter().skip(self.first).map(|segment| segment.bytes)
     }
 
-    /// The bytes of the segment that may be lent. `None` if there is none, or something was taken.
+    /// The segment that may be lent. `None` if no segment may, or if any bytes have been taken.
     pub(crate) fn lendable(&self) -> Option<&Bytes> {
         let at = self.lendable.filter(|_| self.first == 0)?;
         self.segments.get(at as usize).map(|segment| &segment.bytes)
     }
 
-    /// What lies in front of the segment that may be lent, that segment, and what lies behind it.
+    /// The segments before the one that may be lent, that segment, and the segments after it.
     pub(crate) fn around_lendable(&self) -> Option<(&[Segment], &Bytes, &[Segment])> {
         let (head, rest) = self.segments.split_at_checked(self.lendable? as usize)?;
         let (lendable, tail) = rest.split_first()?;
         Some((head, &lendable.bytes, tail))
     }
 
-    /// What is not lent after all.
+    /// Forgets that a segment may be lent.
     pub(crate) fn not_lendable(mut self) -> Self {
         self.lendable = None;
         self
     }
 
-    /// The longest aligned segment, or the longest of all if none is aligned; the first of several.
+    /// The longest aligned segment, or the longest of all if none is aligned. Of several with this
+    /// length, the first.
     pub(crate) fn lead(&self) -> Option<Lead> {
         let mut at = 0;
         let mut longest: Option<Lead> = None;
@@ -186,8 +188,8 @@ impl Payload {
         Some(Field { at: u32::try_from(lead.at).ok()?, len: u32::try_from(lead.len).ok()? })
     }
 
-    /// Cuts off what lies around the [`field`](Self::field), if that is no more than `max` bytes:
-    /// what was in front of it, and behind it.
+    /// Cuts off the bytes around the [`field`](Self::field), if they are no more than `max`.
+    /// Returns those before it and those after it.
     pub(crate) fn cut_to_field(&mut self, max: usize) -> Option<(Payload, Payload)> {
         let field = self.field()?;
         if self.len - field.len as usize > max {

@@ -160,7 +160,7 @@ impl ConnectAttempt {
     async fn resolve(&mut self) -> Result<CmId, ConnectError> {
         self.step = ConnectStep::ResolveAddress;
         let id = CmId::new().map_err(no_channel)?;
-        // Binds the id to the device, too: the kernel then looks for a route through it only.
+        // This also binds the id to the device: the kernel then looks for a route through it only.
         if let Some(source) = self.source {
             id.bind(SocketAddr::new(source, 0)).map_err(|e| self.failed(e))?;
         }

@@ -9,17 +9,18 @@
 //! | none | any | its longest segment lands at the address of its source modulo `LINE`, if that is pinned; if it is staged, the message begins at 0 |
 //!
 //! So source and destination of the longest segment are equal modulo `LINE`, unless the receiver
-//! requires an alignment that the source does not have. On some processors a copy is several times
-//! slower otherwise.
+//! requires an alignment that the source does not have. On some processors a copy between addresses
+//! that differ modulo `LINE` is several times slower.
 //!
 //! The sender computes the **begin** of the message accordingly, which is less than the modulus. A
 //! REQUEST states it, and the receiver grants memory whose address is congruent to it. Each further
-//! part starts at an address congruent to the end of the previous part. Into a standing grant the
-//! sender writes from the first such address on, and DONE states its offset in the grant.
+//! part starts at an address congruent to the end of the previous part. In a standing grant, the
+//! sender writes from the first such address on, and DONE states the offset of that address in the
+//! grant.
 
 use crate::payload::Payload;
 
-/// Bytes of a cache line: the default modulus by which source and destination are equal.
+/// Bytes of a cache line. Source and destination are equal modulo this by default.
 pub(crate) const LINE: u32 = 64;
 
 /// A power of two, modulo which addresses are compared.
@@ -27,12 +28,12 @@ pub(crate) const LINE: u32 = 64;
 pub(super) struct Modulus(u32);
 
 impl Modulus {
-    /// The modulus of a receiver that requires the alignment `align`, which has been checked.
+    /// The modulus for a receiver that requires the alignment `align`, which has been validated.
     pub(super) fn of(align: u16) -> Self {
         Modulus(LINE.max(align.into()))
     }
 
-    /// The value. The begin of a message is less.
+    /// The begin of a message is less than this.
     pub(super) fn get(self) -> u32 {
         self.0
     }
@@ -42,7 +43,7 @@ impl Modulus {
     }
 }
 
-/// The begin of the message at a receiver that requires the alignment `align`.
+/// The begin of a message whose receiver requires the alignment `align`.
 pub(super) fn begin(payload: &Payload, align: u16) -> u32 {
     let modulus = Modulus::of(align);
     let Some(lead) = payload.lead() else { return 0 };

@@ -1,20 +1,20 @@
-//! The time that the peer has to return grants which others want.
+//! Limits how long the peer may keep grants whose memory others want.
 //!
 //! | the peer owes | from | until |
 //! |---|---|---|
-//! | the end of a grant that is asked back | RECALL has been sent for it | DONE or ABORT |
+//! | the end of a recalled grant | RECALL has been sent for it | DONE or ABORT |
 //! | the end of a grant whose stream is over | RESET has been sent for the stream; if the peer reset it, GRANT has been sent | DONE or ABORT |
 //!
 //! A peer answers RESET and RECALL as soon as it receives the frame: a RESET drops the output of
 //! the stream, and a RECALL takes back what has not been handed out as WRITE. An answer waits for
-//! no reader, memory or other stream, only for what is already on the queue pair. But its process
-//! may pause (R24). So as long as nobody else needs the memory, a grant may be kept: it stays
-//! charged to this connection. From `Connection::recall_grants`, which says that others wait for
-//! memory, until `Connection::memory_is_unwanted`, time is counted. A peer that has kept a grant
-//! for [`MAX_TICKS`] ticks then loses its connection.
+//! no reader, memory or other stream, only for work that is already on the queue pair. But the
+//! peer's process may pause (R24). So as long as nobody else needs the memory, the peer may keep a
+//! grant, which stays charged to this connection. The clock runs from `Connection::recall_grants`,
+//! which says that others wait for memory, until `Connection::memory_is_unwanted`. A peer that has
+//! kept a grant for [`MAX_TICKS`] ticks loses its connection.
 //!
-//! The time begins when the frame is handed out, which may be later than when it is queued, for
-//! example for lack of a credit.
+//! Ticks count from when the frame is handed out. A queued frame may be handed out later, for
+//! example if there is no credit.
 //!
 //! A late tick counts once, because this side could not receive answers while it was stopped.
 //!
@@ -24,8 +24,7 @@
 //! | Pending | Pending | Idle | Ticking | Idle |
 //! | Ticking | Ticking | Idle | Ticking; a breach after [`MAX_TICKS`] for one grant | Idle |
 //!
-//! The first tick after Pending is due at once, because the time is not known when memory is
-//! wanted.
+//! The first tick after Pending is due at once, because `start` does not know the time.
 
 use std::time::{Duration, Instant};
 
@@ -46,14 +45,14 @@ pub(super) enum AnswerClock {
 }
 
 impl AnswerClock {
-    /// Others want memory that the peer has.
+    /// Records that others want memory that the peer holds.
     pub(super) fn start(&mut self) {
         if *self == AnswerClock::Idle {
             *self = AnswerClock::Pending;
         }
     }
 
-    /// When the next tick is due. `last_received` is a time that has passed.
+    /// When the next tick is due. `last_received` stands for a time that has passed.
     pub(super) fn deadline(&self, last_received: Instant) -> Option<Instant> {
         match *self {
             AnswerClock::Idle => None,
@@ -71,7 +70,7 @@ impl AnswerClock {
         }
     }
 
-    /// A tick has been counted, and answers are `pending` or not.
+    /// Records a tick, after which answers are still `pending` or not.
     pub(super) fn ticked(&mut self, now: Instant, pending: bool) {
         *self = match pending {
             true => AnswerClock::Ticking { next: now + TICK },
@@ -95,8 +94,8 @@ impl PendingAnswer {
         PendingAnswer { frame, ticks: 0 }
     }
 
-    /// Counts a tick if its frame, and all up to `since`, have been handed out. Returns whether the
-    /// answer is overdue.
+    /// Counts a tick if its frame and all frames up to number `since` have been handed out. Returns
+    /// whether the answer is overdue.
     pub(super) fn tick(&mut self, since: u64, handed_out: u64) -> bool {
         if since.max(self.frame) <= handed_out {
             self.ticks += 1;

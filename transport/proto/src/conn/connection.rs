@@ -68,14 +68,14 @@ impl Connection {
         }
     }
 
-    /// The connecting side, with the settings of the peer's [`crate::Accept`]. `config` has been
-    /// checked ([`Config::check`]) and is what the [`crate::Hello`] stated.
+    /// Creates the connecting side, with the settings of the peer's [`crate::Accept`]. `config`
+    /// must have passed [`Config::check`] and be the one that the [`crate::Hello`] stated.
     pub fn client(config: Config, peer: PeerSettings, now: Instant) -> Self {
         Connection::new(Side::Client, config, peer, now)
     }
 
-    /// The accepting side, with the settings of the peer's [`crate::Hello`]. `config` has been
-    /// checked and is what the [`crate::Accept`] stated.
+    /// Creates the accepting side, with the settings of the peer's [`crate::Hello`]. `config` must
+    /// have passed [`Config::check`] and be the one that the [`crate::Accept`] stated.
     pub fn server(config: Config, peer: PeerSettings, now: Instant) -> Self {
         Connection::new(Side::Server, config, peer, now)
     }
@@ -96,7 +96,7 @@ impl Connection {
         self.stats
     }
 
-    /// Returns what is still open.
+    /// The numbers of streams and grants that are still open.
     pub fn pending(&self) -> Pending {
         Pending {
             streams: self.streams.len(),
@@ -123,28 +123,28 @@ impl Connection {
 
     /// Whether the peer has run short of credits, or of room in RECVs of
     /// [`rest_slot_size`](field@Config::rest_slot_size), and [`max_recvs`](Config::max_recvs)
-    /// allows more RECVs. If so, the driver should post some, if there is memory, and call
-    /// [`recvs_posted`](Self::recvs_posted). To be checked after each message.
+    /// allows more RECVs. The driver should then post some, if there is memory, and call
+    /// [`recvs_posted`](Self::recvs_posted). Check this after each message.
     pub fn wants_recvs(&self) -> bool {
         self.is_live() && self.credits.wants_more()
     }
 
     /// Tells the connection that `recvs` extra RECVs of [`slot_size`](Config::slot_size) have been
     /// posted, for which the peer gets credits. 0 means that there was no memory; the connection
-    /// then waits before it wants some again.
+    /// then waits before it wants more RECVs again.
     pub fn recvs_posted(&mut self, recvs: u32) {
         self.credits.add_recvs(recvs);
     }
 
     /// Tells the connection that the RECV of the last message is not posted again: see
-    /// [`Event::Quiet`]. To be called after [`receive`](Self::receive), for an extra RECV, or for
-    /// one of those at the start while extra ones are posted.
+    /// [`Event::Quiet`]. Call this after [`receive`](Self::receive), for an extra RECV, or for one
+    /// of the first RECVs while extra ones are posted.
     pub fn recv_gone(&mut self) {
         self.credits.remove_recv();
     }
 
-    /// Tells the connection that `recvs` of the RECVs at the start are posted again, which had been
-    /// left out while extra ones were: see [`Event::Quiet`].
+    /// Tells the connection that `recvs` of the first RECVs are posted again, which were not posted
+    /// while extra ones were: see [`Event::Quiet`].
     pub fn rest_recvs_posted(&mut self, recvs: u32) {
         self.credits.add_rest_recvs(recvs);
     }
@@ -159,8 +159,9 @@ impl Connection {
         self.events.pop_front()
     }
 
-    /// Whether a proof, or an answer to a PING, is awaited, so that [`Connection::next_timeout`]
-    /// may be the end of the peer's time to answer. It changes as soon as anything is received.
+    /// Whether this side awaits a proof or an answer to a PING, so that
+    /// [`Connection::next_timeout`] may be the deadline for it. This changes as soon as anything is
+    /// received.
     pub fn is_asking(&self) -> bool {
         self.timers.is_asking()
     }
@@ -171,15 +172,15 @@ impl Connection {
         self.timers.heartbeat.received(now);
     }
 
-    /// Whether nothing is open and nothing has been received for a while but PINGs, so that
-    /// [`Connection::next_timeout`] is far away, or never. It changes with the next other message,
-    /// and when this side opens something: see [`Connection::is_roused`].
+    /// Whether nothing is open and only PINGs have been received for a while, so that
+    /// [`Connection::next_timeout`] is far away, or never. This changes with the next other
+    /// message, and when this side opens something: see [`Connection::is_roused`].
     pub fn is_resting(&self) -> bool {
         self.timers.heartbeat.is_resting()
     }
 
     /// Whether this side has opened something while the connection was at rest, so that
-    /// [`Connection::handle_timeout`] is due at once. To be checked after [`Connection::open`].
+    /// [`Connection::handle_timeout`] is due at once. Check this after [`Connection::open`].
     pub fn is_roused(&self) -> bool {
         self.timers.heartbeat.is_roused()
     }
@@ -197,8 +198,8 @@ impl Connection {
     /// Handles the timers. Received messages must be passed to [`receive`](Self::receive) first.
     ///
     /// # Errors
-    /// The peer has kept memory that others wait for, which is its fault. The connection is
-    /// closing, as after a breach in [`receive`](Self::receive).
+    /// The peer has kept memory that others wait for, for too long. The connection is closing, as
+    /// after a breach in [`receive`](Self::receive).
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Breach> {
         if !self.is_live() {
             return Ok(());
@@ -238,7 +239,7 @@ impl Connection {
         owed
     }
 
-    /// Sends a PING, unless the answer to one is outstanding: for a caller that needs a message to
+    /// Sends a PING, unless the answer to one is outstanding. For callers that need some message to
     /// be sent.
     pub fn send_ping(&mut self) {
         if self.is_live() && !self.timers.heartbeat.awaits_pong() {
@@ -248,8 +249,8 @@ impl Connection {
         }
     }
 
-    /// Whether neither side waits for the other, or keeps anything of the other's. A client that
-    /// has not sent its first message is waited for.
+    /// Whether neither side waits for the other or holds any of its memory. A server still waits
+    /// for a client that has not sent its first message.
     fn is_idle(&self) -> bool {
         let is_open = self.life.is_open() && self.life.greeted;
         let owes = self.output.has_output()
@@ -258,8 +259,8 @@ impl Connection {
         is_open && !owes && self.timers.is_quiet() && self.pending() == Pending::default()
     }
 
-    /// Checks whether the connection has become quiet. Called when the timer finds nothing received
-    /// for a while, and when the peer has sent a PING.
+    /// Checks whether the connection has become quiet. Called when the timer finds that nothing has
+    /// been received for a while, and when the peer has sent a PING.
     pub(super) fn check_quiet(&mut self, now: Instant) {
         if self.timers.becomes_quiet(now, self.credits.has_extra()) {
             self.streams.shrink();
@@ -286,7 +287,7 @@ impl Connection {
         }
     }
 
-    /// Whether the connection is draining, the peer opens no more streams, and none is left.
+    /// Whether the drain is complete: the peer opens no more streams, and none is left.
     pub fn is_drained(&self) -> bool {
         let is_drained = self.life.stage == Lifecycle::Drained;
         is_drained && self.streams.is_empty() && !self.output.has_output()
@@ -302,7 +303,7 @@ impl Connection {
         }
     }
 
-    /// Nothing more is sent or expected.
+    /// Ends the connection: nothing more is sent or expected.
     pub(super) fn end_life(&mut self) {
         self.life.stage = Lifecycle::Closed;
         self.output.control.shut();
@@ -319,7 +320,8 @@ impl Connection {
         }
     }
 
-    /// Removes a stream. One that has ended is in no queue; one that was aborted may be.
+    /// Removes a stream, also from the queues. An aborted stream may be in some, an ended one is in
+    /// none.
     pub(super) fn remove(&mut self, key: usize) {
         let stream = self.streams.remove(key);
         self.output.remove(key, &stream);

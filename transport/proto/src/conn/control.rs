@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use crate::error::Breach;
 use crate::frame::{Composer, Frame};
 
-/// The control frames that wait to be sent, and CLOSE behind them.
+/// The control frames that wait to be sent, and CLOSE after them.
 #[derive(Debug, Default)]
 pub(super) struct Control {
     frames: VecDeque<Frame>,
     /// The number of frames taken out of `frames` since the start.
     taken: u64,
-    /// An upper bound of the frames in `frames` that answer the peer.
+    /// An upper bound of the number of frames in `frames` that answer the peer.
     answers: usize,
     /// The CLOSE frame, until it has been sent.
     close: Option<Frame>,
@@ -33,7 +33,7 @@ impl Control {
         self.push(frame);
     }
 
-    /// Drops what is queued, and queues CLOSE.
+    /// Drops the queued frames, and queues CLOSE.
     pub(super) fn close(&mut self, close: Frame) {
         self.frames.clear();
         self.close = Some(close);
@@ -67,7 +67,7 @@ impl Control {
         self.taken
     }
 
-    /// Moves frames to a message. Returns whether all of them had room.
+    /// Moves frames to a message. Returns whether all of them fit.
     #[inline]
     pub(super) fn fill(&mut self, message: &mut Composer<'_>) -> bool {
         while let Some(frame) = self.frames.front() {
@@ -81,10 +81,10 @@ impl Control {
         self.frames.is_empty()
     }
 
-    /// Checks whether the peer takes the answers that it causes (R15).
+    /// Checks that the peer lets this side send the answers that its frames require (R15).
     ///
     /// # Errors
-    /// [`Breach::Flood`]: it does not.
+    /// [`Breach::Flood`] if too many answers are queued.
     pub(super) fn check_flood(&self, max_streams: u32) -> Result<(), Breach> {
         let limit = 4096 + 16 * max_streams as usize;
         if self.answers > limit { Err(Breach::Flood(limit)) } else { Ok(()) }

@@ -1,23 +1,23 @@
 //! Credits in both directions: one for each RECV that the other side has posted (R1, R2).
 //!
-//! A RECV has one of two sizes: the short one of a connection at rest, or that of a full slot. A
-//! credit tells the size too, because both sides keep credits in the order in which the RECVs were
-//! posted, which is the order in which messages take them. So a sender knows how long its next
-//! message may be, and a receiver how long the RECV was that a message took.
+//! A RECV has one of two sizes: the short one of a connection at rest, or that of a full slot. Both
+//! sides keep credits in the order in which the RECVs were posted, which is also the order in which
+//! messages take them. So a credit also tells the size: a sender knows how long its next message
+//! may be, and a receiver knows how long the RECV was that a message took.
 
 use super::recv_queue::{RecvQueue, Run};
 use crate::config::Config;
 use crate::error::Breach;
 use crate::hello::PeerSettings;
 
-/// Messages to wait for, after there was no memory for extra RECVs, before more are wanted again.
+/// Messages to wait for before extra RECVs are wanted again, after there was no memory for any.
 const RETRY_AFTER: u32 = 64;
 
 /// Credits that a message returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Returned {
     pub(super) credits: u16,
-    /// The RECVs are full slots, and not those of a connection at rest.
+    /// The RECVs are full slots, not the short ones of a connection at rest.
     pub(super) full: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Credits {
     /// Extra RECVs that are posted, and their maximum.
     extra: u32,
     max_extra: u32,
-    /// The peer has run short of credits, or of room in the RECVs of a connection at rest.
+    /// The peer has run short of credits, or of room in the short RECVs of a connection at rest.
     peer_short: bool,
     /// Messages to wait for before more RECVs are wanted again.
     retry_in: u32,
@@ -76,7 +76,7 @@ impl Credits {
         self.extra > 0
     }
 
-    /// Records that the peer has waited for credits, or has had to cut what it sent.
+    /// Records that the peer has waited for credits, or has had to split its output.
     pub(super) fn peer_ran_short(&mut self) {
         self.peer_short = true;
     }
@@ -103,8 +103,8 @@ impl Credits {
         }
     }
 
-    /// Records that `recvs` RECVs of a connection at rest have been posted, which had been left out
-    /// while extra ones were.
+    /// Records that `recvs` RECVs of a connection at rest have been posted again, which were not
+    /// posted while extra ones were.
     pub(super) fn add_rest_recvs(&mut self, recvs: u32) {
         let recvs = recvs.min(self.max_recvs.saturating_sub(self.posted()));
         self.to_return.push(Run { recvs, bytes: self.bytes.0 });
@@ -125,7 +125,7 @@ impl Credits {
         available >= 2 || (available == 1 && self.to_return.len() > 0)
     }
 
-    /// Maximum length of the next message in bytes. There is a credit for it.
+    /// Maximum length of the next message in bytes, given that there is a credit for it.
     pub(super) fn max_len(&self) -> usize {
         self.available.front_bytes() as usize
     }
@@ -162,15 +162,15 @@ impl Credits {
         self.available.len() > 0
     }
 
-    /// Whether a message is due only to return credits, because the peer may run short. It costs a
-    /// credit itself, so more than half must have accumulated: otherwise, with few credits, each
-    /// such message would cause another one in return.
+    /// Whether a message is due only to return credits, because the peer may run short. Such a
+    /// message costs a credit itself, so more than half of all credits must have accumulated.
+    /// Otherwise, with few credits, each such message would cause another one in return.
     pub(super) fn return_due(&self) -> bool {
         self.to_return.len() > self.posted() / 2
     }
 
-    /// Records a SEND. Returns the credits that it returns to the peer: those of one size, as far
-    /// as they follow each other. Others are left for the next message.
+    /// Records a SEND. Returns the credits that it returns to the peer: the first ones of one size.
+    /// Others are left for the next message.
     #[inline]
     pub(super) fn sent(&mut self) -> Returned {
         let spent = self.available.pop();
@@ -209,7 +209,7 @@ mod tests {
 
     const NONE: Returned = Returned { credits: 0, full: false };
 
-    /// With `slots` RECVs at either side, that may become `most`.
+    /// With `slots` RECVs at either side, which may become `most`.
     fn credits(slots: u16, most: u16) -> Credits {
         let config = Config { recv_slots: slots, max_recvs: most, ..Config::default() };
         Credits::new(&config, &config.settings())
@@ -276,7 +276,7 @@ mod tests {
         }
         a.received(b.sent(), 9).unwrap();
         assert_eq!(a.available(), 4);
-        // And there may be more again.
+        // With its RECV gone, more are allowed again.
         b.add_recvs(8);
         a.received(b.sent(), 9).unwrap();
         assert_eq!(

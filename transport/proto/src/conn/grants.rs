@@ -2,14 +2,14 @@
 //!
 //! # Recall
 //!
-//! A grant whose memory is wanted elsewhere is recalled. What the peer does then is told in
-//! `peer_grants`. The bytes that a request loses are wanted again without another REQUEST, since
-//! both sides know how many they are. This side restores them at their place among the requests of
-//! the stream, and grants none of these until all recalled grants of the stream have ended: the
+//! A grant whose memory is wanted elsewhere is recalled; `peer_grants` describes what the peer does
+//! then. The bytes that a request loses are wanted again without another REQUEST, since both sides
+//! know how many they are. This side restores them at their place among the stream's requests. It
+//! answers none of these requests until all recalled grants of the stream have ended, because the
 //! order of GRANTs determines the request that each of them answers.
 //!
-//! All grants of a stream are recalled together. Otherwise a transfer could keep memory while one
-//! in front of it waits for memory, and both might wait for each other.
+//! All grants of a stream are recalled together. Otherwise a transfer could keep memory while an
+//! earlier one waits for memory, and both might wait for each other.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ pub(super) struct NewGrant {
     pub(super) len: u32,
     /// The request that it answers.
     pub(super) request: RequestKey,
-    /// It is memory that this side has named: it counts in no window.
+    /// The memory was named by this side, so it counts in no window.
     pub(super) named: bool,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Grant {
     pub(super) memory: usize,
     /// RECALL has been queued.
     pub(super) recalled: bool,
-    /// The expected end of the grant: since the GRANT, or the RECALL.
+    /// The peer's answer, DONE or ABORT, to the GRANT or the RECALL.
     asked: PendingAnswer,
 }
 
@@ -63,14 +63,14 @@ pub(super) struct Grants {
     out: Slab<Grant>,
     /// Ids of the standing grants.
     standing: Vec<u32>,
-    /// The peer sends bulk, so that it is given standing grants.
+    /// The peer sends bulk, so it is given standing grants.
     active: bool,
     /// The lengths of the last transfers.
     recent: [u32; 8],
     next_recent: usize,
     last_bulk: Instant,
     max_standing: usize,
-    /// Bytes of all standing grants together, at most.
+    /// Maximum bytes of all standing grants together.
     standing_bytes: u64,
     standing_max: u32,
     idle_recall: Duration,
@@ -115,8 +115,8 @@ impl Grants {
         grant.copied().ok_or(Breach::UnknownGrant { frame, grant: GrantId(id) })
     }
 
-    /// Removes a grant that the peer has ended. `stream` is that for which it was given, if it has
-    /// not ended.
+    /// Removes a grant that the peer has ended. `stream` is the stream that it was given for, if
+    /// that has not ended.
     pub(super) fn remove(&mut self, id: u32, stream: Option<&mut Stream>) {
         let grant = self.out.remove(id as usize);
         if grant.given.stream == 0 {
@@ -127,7 +127,7 @@ impl Grants {
         }
     }
 
-    /// Bytes that are granted to a stream, and count in its window.
+    /// Granted bytes that count in the stream's window.
     pub(super) fn granted(&self, stream: &Stream) -> u64 {
         if stream.landing.open_grants == 0 {
             return 0;
@@ -137,7 +137,7 @@ impl Grants {
         of_stream.map(|given| u64::from(given.len)).sum()
     }
 
-    /// Recalls a grant, unless it has been.
+    /// Recalls a grant, unless that has been done.
     pub(super) fn recall(&mut self, id: u32, streams: &mut Streams, control: &mut Control) {
         let grant = &mut self.out[id as usize];
         if std::mem::replace(&mut grant.recalled, true) {
@@ -150,8 +150,7 @@ impl Grants {
         control.push(Frame::Recall { id });
     }
 
-    /// Recalls the grants with memory that is wanted elsewhere, and all other grants of their
-    /// streams.
+    /// Recalls the grants whose memory is wanted elsewhere, and all other grants of their streams.
     pub(super) fn recall_wanted(
         &mut self,
         wanted: impl Fn(usize) -> bool,
@@ -181,8 +180,8 @@ impl Grants {
         recalled.into_iter().for_each(|id| self.recall(id, all, control));
     }
 
-    /// Counts a tick for all grants that the peer owes. Returns whether there are any, and the
-    /// breach of the first that is overdue. See [`AnswerClock`](super::answer_clock::AnswerClock).
+    /// Counts a tick for all grants whose end the peer owes. Returns whether there are any, and the
+    /// breach for the first that is overdue. See [`AnswerClock`](super::answer_clock::AnswerClock).
     pub(super) fn tick(&mut self, streams: &Streams, handed_out: u64) -> (bool, Option<Breach>) {
         let (mut pending, mut overdue) = (false, None);
         for (id, grant) in &mut self.out {
@@ -195,7 +194,7 @@ impl Grants {
                 _ => continue,
             };
             pending = true;
-            // The time does not begin before the GRANT or RECALL is handed out.
+            // Ticks count only once the GRANT or RECALL has been handed out.
             if grant.asked.tick(since, handed_out) {
                 overdue.get_or_insert(Breach::GrantKept(GrantId(id as u32)));
             }
@@ -212,13 +211,13 @@ impl Grants {
         now.saturating_duration_since(self.last_bulk) >= self.idle_recall
     }
 
-    /// The peer has sent bulk that standing grants are not meant for.
+    /// Records bulk for which standing grants are not meant.
     pub(super) fn record_bulk(&mut self, now: Instant) {
         self.last_bulk = now;
     }
 
-    /// Records the length of a transfer: standing grants are as long as the longest of the last
-    /// eight. `begin` is the number of bytes left out in front.
+    /// Records the length of a transfer. Standing grants are as long as the longest of the last
+    /// eight. `begin` is the number of unused bytes in front.
     pub(super) fn record_transfer(&mut self, begin: u32, len: u64, now: Instant) {
         self.last_bulk = now;
         let Ok(len) = u32::try_from(len) else { return };
@@ -234,13 +233,13 @@ impl Grants {
         self.recent.iter().max().copied().unwrap_or(0).next_multiple_of(GRANULE)
     }
 
-    /// Whether the peer is to have one more standing grant, of what the streams leave unread.
+    /// Whether to give the peer one more standing grant, out of the room that the streams leave.
     pub(super) fn wants_standing(&self, unread: &Unread) -> bool {
         if !self.active || self.standing.len() >= self.max_standing {
             return false;
         }
         let bytes = (self.standing.len() as u64 + 1) * u64::from(self.standing_len());
-        // Whoever has been given them may use them for what nobody reads.
+        // The peer may use them for messages that nobody reads.
         bytes <= self.standing_bytes.min(unread.room())
     }
 
@@ -275,7 +274,7 @@ impl Grants {
         }
     }
 
-    /// Recalls the standing grants that all together exceed their limit.
+    /// Recalls standing grants until they are within their common limit.
     pub(super) fn recall_excess_standing(&mut self, all: &mut Streams, control: &mut Control) {
         while let Some(id) = self.excess_standing() {
             self.recall(id, all, control);
@@ -288,7 +287,7 @@ impl Grants {
             grants.filter(|(_, grant)| !grant.recalled)
         };
         let bytes: u64 = standing().map(|(_, grant)| u64::from(grant.given.len)).sum();
-        // The newest, which is the least likely to be in use.
+        // The newest is the least likely to be in use.
         standing().next_back().filter(|_| bytes > self.standing_bytes).map(|(id, _)| id)
     }
 

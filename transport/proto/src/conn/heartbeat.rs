@@ -1,19 +1,20 @@
 //! Rest, and proof that the peer's end of the link still exists (R24).
 //!
-//! A peer that is silent is not dead: its process may be stopped, or busy. So silence alone ends
-//! nothing. Any message proves that the peer is there. While something is open (a stream, a grant,
-//! an answer) and there was no message for [`QUIET`], this side asks for a proof that does not take
-//! the peer's process ([`Event::Probe`](super::Event::Probe)): the device of its host answers.
-//! [`Liveness`] says whether the link needs that, and how long an answer may take. A link that
-//! judges by itself ends before; the time is for a device that never does.
+//! A silent peer is not dead: its process may be stopped, or busy. So silence alone ends nothing.
+//! Any message proves that the peer is there. While something is open (a stream, a grant, an
+//! answer) and no message has arrived for [`QUIET`], this side asks for a proof that does not
+//! involve the peer's process ([`Event::Probe`](super::Event::Probe)): the device of its host
+//! answers. [`Liveness`] says whether the link needs probes, and how long an answer may take. A
+//! link that detects a lost path itself ends earlier; this time limit is for a device that never
+//! does.
 //!
-//! A connection with nothing open rests. Where the link tells of the peer's end by itself, a
+//! A connection with nothing open rests. Where the link reports the peer's end by itself, a
 //! connection at rest sets no timer. Elsewhere it asks for a proof every [`REST`].
 //!
 //! | from | event | to |
 //! |---|---|---|
 //! | Alert | a message, a proof | Alert, from now on |
-//! | Alert | [`QUIET`] has passed, something is open | Asking; a probe. Alert, where the link tells |
+//! | Alert | [`QUIET`] has passed, something is open | Asking; a probe. Alert, where the link reports the end |
 //! | Alert | [`QUIET`] has passed, nothing is open | Resting |
 //! | Asking | a message, a proof | Alert |
 //! | Asking | [`QUIET`] has passed, and less than the time for an answer since the first probe | Asking; a probe |
@@ -25,10 +26,10 @@
 //! | Roused | a message | Alert |
 //! | Roused | the timer, which is due at once | Alert |
 //!
-//! Roused exists because this side opens streams without reading the clock: the time counts from
+//! Roused exists because this side opens streams without reading the clock: [`QUIET`] counts from
 //! the timer that follows.
 //!
-//! The driver's timer may be late by a 32nd of its wait, and so is what follows from it. If it is
+//! The driver's timer, and with it every deadline here, may be late by a 32nd of its wait. If it is
 //! late by [`QUIET`], this side was stopped or short of processor time. It then asks once more
 //! before it declares the path gone.
 
@@ -37,7 +38,7 @@ use std::time::{Duration, Instant};
 use crate::config::Liveness;
 use crate::error::Breach;
 
-/// Without a message for this long, a connection with nothing open comes to rest, and one with
+/// After this time without a message, a connection with nothing open comes to rest, and one with
 /// something open asks for a proof of the peer's end.
 pub(super) const QUIET: Duration = Duration::from_millis(1250);
 /// How often a connection at rest asks for a proof.
@@ -88,12 +89,12 @@ impl Heartbeat {
         }
     }
 
-    /// What was received is more than PINGs.
+    /// Records that the message received had other frames than PINGs.
     pub(super) fn active(&mut self, now: Instant) {
         self.state = HeartbeatState::Alert { since: now };
     }
 
-    /// This side opens something that the peer has to answer, or may keep.
+    /// Records that this side opens something that the peer has to answer, or may keep.
     pub(super) fn rouse(&mut self) {
         if self.state == HeartbeatState::Resting {
             self.state = HeartbeatState::Roused;
@@ -134,7 +135,8 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// `None`: a connection at rest asks for nothing.
+    /// When [`timeout`](Self::timeout) is due. `None` for a connection at rest that asks for
+    /// nothing.
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.state {
             HeartbeatState::Alert { since } | HeartbeatState::Asking { since, .. } => {
@@ -147,7 +149,7 @@ impl Heartbeat {
         }
     }
 
-    /// `is_idle`: nothing is open.
+    /// Handles the timer. `is_idle` says that nothing is open.
     pub(super) fn timeout(&mut self, now: Instant, is_idle: bool) -> Beat {
         let Some(deadline) = self.deadline().filter(|deadline| now >= *deadline) else {
             return Beat::Nothing;
@@ -251,7 +253,7 @@ mod tests {
         assert_eq!(h.timeout(at(1_250), true), Beat::Rest);
         assert_eq!(h.deadline(), Some(at(120_000)));
         assert_eq!(h.timeout(at(119_999), true), Beat::Nothing);
-        // The peer sends a PING: this side need not ask.
+        // The peer sends a PING, so this side need not ask.
         h.received(at(5_000));
         assert_eq!(h.deadline(), Some(at(125_000)));
         for asked in [125_000, 126_250, 127_500] {

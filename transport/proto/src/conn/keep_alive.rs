@@ -1,8 +1,8 @@
-//! The keep-alive that a program asks for, with the meaning of HTTP/2's in hyper.
+//! The keep-alive that a program asks for, which works like hyper's for HTTP/2.
 //!
 //! A PING is sent when nothing was received for [`KeepAlive::interval`], and the peer has
-//! [`KeepAlive::timeout`] from then on. Any message counts as the answer. PING is answered by the
-//! peer's process, so this ends the calls of one that pauses for longer.
+//! [`KeepAlive::timeout`] from then on. Any message counts as the answer. The peer's process
+//! answers PING, so a peer that pauses for longer loses its calls.
 //!
 //! | from | event | to |
 //! |---|---|---|
@@ -20,7 +20,7 @@ pub(super) struct KeepAliveTimer {
     config: KeepAlive,
     /// The interval counts from here, unless a message was received later.
     checked: Instant,
-    /// When the PING was sent that has no answer.
+    /// When the unanswered PING was sent.
     asked: Option<Instant>,
 }
 
@@ -44,7 +44,8 @@ impl KeepAliveTimer {
         self.asked.is_some()
     }
 
-    /// `rests`: the connection is at rest. `None`: nothing is due before it is roused.
+    /// When a check is due. `rests` says that the connection is at rest; with `None`, nothing is
+    /// due before it is roused.
     pub(super) fn deadline(&self, last_received: Instant, rests: bool) -> Option<Instant> {
         match self.asked {
             Some(asked) => Some(asked + self.config.timeout),

@@ -1,4 +1,4 @@
-//! Receiving by WRITE: the streams that want landing memory, and what they are granted.
+//! Receiving by WRITE: the streams that want landing memory, and the grants they get.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -24,7 +24,7 @@ use crate::payload::Field;
 pub(super) struct Landing {
     pub(super) grants: Grants,
     pub(super) unread: Unread,
-    /// The clock of the grants that the peer owes.
+    /// The clock for grants whose end the peer owes.
     pub(super) clock: AnswerClock,
     side: Side,
     modulus: Modulus,
@@ -34,10 +34,10 @@ pub(super) struct Landing {
     requests: u64,
     /// Streams that want landing memory.
     queue: VecDeque<usize>,
-    /// Streams that want landing memory beyond what may be unread: until a reader waits for them,
-    /// or others have been read.
+    /// Streams that want landing memory, but have to wait because too much is unread: until a
+    /// reader waits for them, or others have been read.
     parked: VecDeque<usize>,
-    /// Streams that want memory which this side names.
+    /// Streams that want memory that this side names.
     pub(super) named_queue: VecDeque<usize>,
 }
 
@@ -73,17 +73,17 @@ impl Landing {
             || (self.grants.wants_standing(&self.unread) && self.grants.standing_len() > 0)
     }
 
-    /// Whether it may be the want of a stream.
+    /// Whether a stream may want memory, not only a standing grant.
     pub(super) fn streams_want(&self, streams: &Streams) -> bool {
         !self.queue.is_empty() || self.unparks(streams) || !self.named_queue.is_empty()
     }
 
-    /// Whether streams are parked until a reader waits.
+    /// Whether any stream is parked.
     pub(super) fn has_parked(&self) -> bool {
         !self.parked.is_empty()
     }
 
-    /// Returns the next want. It stays the next until it is answered.
+    /// Returns the next want, and the same one again until it is answered.
     pub(super) fn poll(
         &mut self,
         streams: &mut Streams,
@@ -129,7 +129,7 @@ impl Landing {
         self.queue.get(place).map(within)
     }
 
-    /// Whether the first of the streams that were left out may have memory by now.
+    /// Whether the first parked stream may have memory by now.
     fn unparks(&self, streams: &Streams) -> bool {
         self.parked.front().is_some_and(|&key| {
             let stream = &streams[key];
@@ -137,20 +137,20 @@ impl Landing {
         })
     }
 
-    /// Where, modulo the modulus, the first byte has to lie for which the stream wants memory.
+    /// The address, modulo the modulus, at which the stream's next byte has to lie.
     fn begin_of(&self, stream: &Stream) -> u32 {
         stream.landing.requests.front().map_or(0, |want| want.begin(self.modulus))
     }
 
-    /// Adds to a want the bytes in front of the place where the sender has to begin.
+    /// Adds to a want the unused bytes in front of the address where the sender has to begin.
     fn with_begin(&self, stream: &Stream, want: LandingWant) -> LandingWant {
         let begin = self.begin_of(stream);
         let LandingWant { want: most, min, .. } = want;
         LandingWant { want: most.saturating_add(begin), min: min.saturating_add(begin), ..want }
     }
 
-    /// Whether memory is granted to the stream now: within the total, or for the one message that
-    /// its reader waits for.
+    /// Whether memory may be granted to the stream now: within the total, or for the one message
+    /// that its reader waits for.
     fn may_land(
         &self,
         stream: &Stream,
@@ -167,8 +167,8 @@ impl Landing {
         else {
             return None;
         };
-        // A server that has sent its whole response does not need the rest of the request. For
-        // recalled grants see `grants`.
+        // A server that has sent its whole response does not need the rest of the request. The
+        // documentation of `grants` says why recalled grants matter.
         let answered = self.side == Side::Server && stream.send.state != SendState::Open;
         if answered || stream.recv.undecided || landing.recalled > 0 {
             return None;
@@ -178,8 +178,8 @@ impl Landing {
             window = window.max(self.whole.into());
         }
         let free = window.saturating_sub(landing.held);
-        // Large pieces are worth waiting for: reading frees the rest of the window, half of which
-        // is more than MIN_GRANT.
+        // Wait for room for a large piece: reading frees the rest of the window, half of which is
+        // more than MIN_GRANT.
         if free < want.min(window / 2) {
             return None;
         }
@@ -256,7 +256,7 @@ impl Landing {
         }
     }
 
-    /// Bytes of a stream have been read.
+    /// Records that bytes of a stream have been read.
     pub(super) fn consume(&mut self, key: usize, stream: &mut Stream, len: u32) {
         self.unread.release(stream, len);
         self.queue(key, stream);
@@ -265,7 +265,7 @@ impl Landing {
     /// Handles REQUEST.
     ///
     /// # Errors
-    /// The breach, if it is none that this side could grant.
+    /// The breach, if this side could never grant the request.
     pub(super) fn on_request(
         &mut self,
         key: usize,
@@ -293,10 +293,11 @@ impl Landing {
             return Err(Breach::TooManyRequests(id, MAX_REQUESTS));
         }
         if stream.landing.declined {
-            // It crossed the DECLINE.
+            // The REQUEST crossed the DECLINE.
             return Ok(());
         }
-        // Any length is good: what is granted at a time has a limit. The end counts modulo 2^64.
+        // Any length is valid, because each grant has a limit of its own. The end counts modulo
+        // 2^64.
         let end = modulus.rest(u64::from(begin).wrapping_add(len));
         let lands_apart = field.is_some() && (stream.recv.names || stream.recv.undecided);
         self.requests += 1;
@@ -333,7 +334,7 @@ impl Landing {
         Ok(grant.memory)
     }
 
-    /// Handles DONE for `len` bytes of a grant from `begin` on.
+    /// Handles DONE for `len` bytes of a grant, starting at `begin`.
     ///
     /// # Errors
     /// The breach, if the stream has no such grant.
@@ -380,8 +381,8 @@ impl Landing {
         Ok(LandedPart { memory: grant.memory, begin: given.begin + begin, flow })
     }
 
-    /// Counts a tick of the clock of owed grants, if one is due. Returns the breach of the first
-    /// grant that is overdue.
+    /// Counts a tick of the clock, if one is due. Fails with the breach for the first overdue
+    /// grant.
     pub(super) fn tick(
         &mut self,
         now: Instant,

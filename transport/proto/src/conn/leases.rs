@@ -1,21 +1,21 @@
-//! Sending without a WRITE: bytes that lie in memory which the peer has mapped, and reads there.
+//! Sending without a WRITE: the peer reads the bytes where they lie, in memory that it has mapped.
 //!
 //! The driver says which bytes of a piece may be lent
-//! ([`Payload::last_is_lendable`](crate::Payload::last_is_lendable)). What lies around them goes
-//! with them, so that the receiver has the whole piece at once:
+//! ([`Payload::last_is_lendable`](crate::Payload::last_is_lendable)). The bytes around them are
+//! sent in the same frame, so the receiver has the whole piece at once:
 //!
 //! | the bytes are | on | next |
 //! |---|---|---|
-//! | queued | `Connection::provide_lent` with a place | lent, and told with LENT in their turn |
+//! | queued | `Connection::provide_lent` with a place | lent; LENT tells the peer in their turn |
 //! | queued | `Connection::provide_lent` without one | sent as any other bytes |
 //! | queued | `Connection::postpone_lend` | queued again with `Connection::retry_lends` |
 //! | lent, not told | the stream is reset, or taken back | [`Event::LeaseEnded`](super::Event::LeaseEnded) |
 //! | told | RETURN | `Event::LeaseEnded` |
-//! | told | the end of the connection | the driver's: it keeps them as long as the peer may read them |
+//! | told | the end of the connection | the driver keeps them as long as the peer may read them |
 //!
-//! Leases are bounded by number at the receiver, and in bytes by the driver of the owner, whose
-//! memory they are: what it does not lend is copied, into landing memory that the windows bound. So
-//! a reader that keeps what it was lent costs its peer the zero copy, and nothing else.
+//! The receiver bounds the number of leases, and the owner's driver bounds their bytes. Bytes that
+//! are not lent are copied, into landing memory that the windows bound. So a reader that keeps lent
+//! bytes costs its peer only the zero copy.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::BuildHasherDefault;
@@ -30,7 +30,7 @@ use crate::ids::IdHasher;
 use crate::ids::StreamId;
 use crate::payload::{LentBody, LentPlace};
 
-/// Maximum number of leases that a side has of the other, and so may be told of.
+/// Maximum number of leases that a side may hold from the other.
 pub(super) const MAX_LEASES: usize = 4096;
 
 type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;
@@ -38,15 +38,15 @@ type LeaseSet = HashSet<u32, BuildHasherDefault<IdHasher>>;
 /// The leases that the sides have given each other.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
-    /// Streams with pieces for which the driver decides; each as often as it has some.
+    /// Streams with pieces that the driver has to decide about, once for each piece.
     queue: VecDeque<u32>,
-    /// Streams of the queue whose first such piece waits for the peer to map it.
+    /// Streams, taken out of `queue`, whose first such piece waits for the peer to map it.
     postponed: Vec<u32>,
-    /// Leases that were provided, and have not ended.
+    /// The number of leases that were provided and have not ended.
     out: usize,
-    /// Those of them that the peer was told of.
+    /// The leases of these that the peer was told of.
     lent: LeaseSet,
-    /// Leases that the peer has given, and that are not returned.
+    /// Leases that the peer has given and this side has not returned.
     borrowed: LeaseSet,
 }
 
@@ -56,7 +56,7 @@ impl Leases {
         !self.queue.is_empty()
     }
 
-    /// The driver has to decide about one more piece of a stream.
+    /// Records that the driver has to decide about one more piece of a stream.
     pub(super) fn queue(&mut self, stream: &Stream) {
         self.queue.push_back(stream.id);
     }
@@ -74,7 +74,7 @@ impl Leases {
         None
     }
 
-    /// The first piece, and its stream behind it, waits for [`retry`](Self::retry).
+    /// Makes the first piece, and its stream with it, wait for [`retry`](Self::retry).
     pub(super) fn postpone(&mut self) {
         self.postponed.extend(self.queue.pop_front());
     }
@@ -89,7 +89,7 @@ impl Leases {
         }
     }
 
-    /// The driver has decided about the first piece: whether it is lent.
+    /// Records the driver's decision about the first piece: whether it is lent.
     pub(super) fn decide(&mut self, is_lent: bool) {
         self.queue.pop_front();
         self.out += usize::from(is_lent);
@@ -100,17 +100,17 @@ impl Leases {
         self.out < MAX_LEASES
     }
 
-    /// The peer is told of a lease.
+    /// Records that the peer is told of a lease.
     pub(super) fn told(&mut self, lease: u32) {
         self.lent.insert(lease);
     }
 
-    /// A lease has ended that the peer was not told of.
+    /// Records the end of a lease that the peer was not told of.
     pub(super) fn ended(&mut self) {
         self.out -= 1;
     }
 
-    /// The peer returns a lease.
+    /// Handles RETURN.
     ///
     /// # Errors
     /// [`Breach::UnknownLease`].
@@ -122,7 +122,7 @@ impl Leases {
         Ok(())
     }
 
-    /// The peer lends bytes. `max` are the bytes of a message of a connection at rest.
+    /// Handles LENT. `max` is the maximum length of a message on a connection at rest.
     ///
     /// # Errors
     /// [`Breach::BadLease`].
@@ -137,7 +137,7 @@ impl Leases {
         if lent.len == 0 {
             return bad("no bytes");
         }
-        // These bytes are held until they are read, and count in no window.
+        // The bytes around are held until they are read, and count in no window.
         let around = lent.head.len() + lent.tail.len();
         if around + LENT_MESSAGE > max as usize {
             return bad("more bytes around it than a message of a connection at rest has");
@@ -154,7 +154,8 @@ impl Leases {
         Ok(())
     }
 
-    /// Nobody reads what the peer has lent any longer. Returns whether the lease was open.
+    /// Removes one of the peer's leases, whose bytes nobody reads any longer. Returns whether it
+    /// was open.
     pub(super) fn give_back(&mut self, lease: u32) -> bool {
         self.borrowed.remove(&lease)
     }

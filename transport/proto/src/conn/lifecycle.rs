@@ -37,7 +37,7 @@ pub(super) struct Life {
     pub(super) side: Side,
     pub(super) stage: Lifecycle,
     /// The client's first message has been sent (client) or received (server). The client sends it
-    /// even if it is empty, and the server sends nothing before.
+    /// even if it is empty, and the server sends nothing until it has arrived.
     pub(super) greeted: bool,
     /// The peer's GOAWAY has been received.
     pub(super) peer_going_away: bool,
@@ -68,7 +68,7 @@ impl Life {
         self.side == Side::Server && !self.greeted
     }
 
-    /// This side takes no new streams. Returns whether GOAWAY is to be sent.
+    /// Stops taking new streams. Returns whether GOAWAY is to be sent.
     pub(super) fn go_away(&mut self) -> bool {
         let is_server = self.side == Side::Server;
         self.stage = if is_server { Lifecycle::Draining } else { Lifecycle::Drained };

@@ -1,5 +1,4 @@
-//! The driver's side of memory: wants and grants of landing memory, memory that this side names,
-//! and what is lent.
+//! The driver's side of memory: wants and grants of landing memory, named memory, and leases.
 
 use std::time::Instant;
 
@@ -17,29 +16,29 @@ impl Connection {
     /// [`Connection::provide_landing`]; if it has no memory, it calls this again when some comes
     /// free. The same want is returned until it is answered.
     ///
-    /// `awaited` tells whether a reader waits for the stream. A stream is left out until one does
-    /// ([`reader_waits`](Self::reader_waits)), or others have been read, if what it wants exceeds
-    /// what all streams leave of [`unread_total`](crate::Config::unread_total).
+    /// `awaited` tells whether a reader waits for the stream. A stream that wants more than is left
+    /// of [`unread_total`](crate::Config::unread_total) is skipped until a reader waits for it
+    /// ([`reader_waits`](Self::reader_waits)), or others have been read.
     pub fn poll_landing(&mut self, awaited: impl Fn(StreamId) -> bool) -> Option<LandingWant> {
         self.is_live().then(|| self.landing.poll(&mut self.streams, awaited))?
     }
 
-    /// Returns what the stream at `place` in the queue for landing memory wants, counting from 0.
-    /// For when there is no memory for the first, because the want of another stream may be
-    /// shorter. The outer `None` means that there is no such stream, the inner one that it no
-    /// longer wants memory.
+    /// Returns the want of the stream at `place` in the queue for landing memory, counting from 0.
+    /// Use it when there is no memory for the first stream, because another may want less. The
+    /// outer `None` means that there is no such stream, the inner one that it no longer wants
+    /// memory.
     pub fn landing_behind(&self, place: usize) -> Option<Option<LandingWant>> {
         self.landing.behind(place, &self.streams)
     }
 
-    /// Whether streams want memory that nobody reads, and get none: then
-    /// [`reader_waits`](Self::reader_waits) is to be called when a reader begins to wait.
+    /// Whether streams that nobody reads wait for memory. If so, call
+    /// [`reader_waits`](Self::reader_waits) when a reader begins to wait.
     #[inline]
     pub fn waits_for_readers(&self) -> bool {
         self.landing.has_parked()
     }
 
-    /// A reader begins to wait for the stream.
+    /// Tells the connection that a reader begins to wait for the stream.
     pub fn reader_waits(&mut self, id: StreamId) {
         if let Some((key, stream)) = self.streams.find(id)
             && stream.queues.parked
@@ -72,7 +71,7 @@ impl Connection {
         self.landing.grants.is_idle(now)
     }
 
-    /// Recalls all standing grants, because the peer has long sent nothing or memory is short
+    /// Recalls all standing grants, because the peer has sent no bulk for long or memory is short
     /// elsewhere. They are given again when the peer sends bulk.
     pub fn recall_standing(&mut self) {
         self.landing.grants.recall_standing(&mut self.streams, &mut self.output.control);
@@ -83,13 +82,14 @@ impl Connection {
         self.landing.grants.gives_standing()
     }
 
-    /// Limits the standing grants to be given from now on to `bytes` together, beside the limits of
-    /// the [`Config`](crate::Config).
+    /// Limits the standing grants that are given from now on to `bytes` together, in addition to
+    /// the limits of the [`Config`](crate::Config).
     pub fn limit_standing(&mut self, bytes: u64) {
         self.landing.grants.limit_standing(bytes);
     }
 
-    /// Gives no further standing grants until the limit is set again: there is no memory for them.
+    /// Gives no further standing grants until the limit is set again, because there is no memory
+    /// for them.
     pub fn pause_standing(&mut self) {
         self.landing.grants.limit_standing(0);
     }
@@ -101,8 +101,8 @@ impl Connection {
 
     /// Recalls the grants whose memory is wanted elsewhere, and all other grants of their streams.
     /// A stream continues when there is memory for it again. Each grant comes back as
-    /// [`Event::Landed`] or [`Event::Returned`]. A peer that keeps one for about four seconds ends
-    /// the connection, unless [`memory_is_unwanted`](Self::memory_is_unwanted) before.
+    /// [`Event::Landed`] or [`Event::Returned`]. If the peer keeps one for about four seconds, the
+    /// connection ends, unless [`memory_is_unwanted`](Self::memory_is_unwanted) is called before.
     ///
     /// `wanted` tells whether the memory with a key ([`GrantMemory::key`])
     /// is wanted elsewhere.
@@ -118,8 +118,8 @@ impl Connection {
         self.landing.clock = AnswerClock::Idle;
     }
 
-    /// This side has no landing memory for what the peer sends on a stream, and waiting brings
-    /// none: the rest comes by DATA. Does nothing for unknown streams.
+    /// Has the peer send the rest of a stream's body by DATA, because this side has no landing
+    /// memory for it and waiting brings none. Does nothing for unknown streams.
     pub fn decline_landing(&mut self, id: StreamId) {
         let Some((_, stream)) = self.streams.find(id) else { return };
         if stream.landing.decline() {
@@ -127,20 +127,20 @@ impl Connection {
         }
     }
 
-    /// This side cannot write to the peer's memory with this key, of which no GRANT has been
-    /// received yet. What is granted there goes by DATA, until
+    /// Tells the connection that this side cannot write to the peer's memory with this key, for
+    /// which no GRANT has been received yet. Bodies granted memory there go by DATA, until
     /// [`forget_unwritable`](Self::forget_unwritable).
     pub fn cannot_write(&mut self, rkey: u32) {
         self.peer_grants.set_unwritable(rkey);
     }
 
-    /// The peer has taken back the memory with this key.
+    /// Tells the connection that the peer has taken back the memory with this key.
     pub fn forget_unwritable(&mut self, rkey: u32) {
         self.peer_grants.forget_unwritable(rkey);
     }
 
-    /// This side names memory for the large messages that it receives on a stream. To be called
-    /// right after [`open`](Self::open) (client only): the head tells the peer. For servers see
+    /// Names memory for the large messages that this side receives on a stream. Call this right
+    /// after [`open`](Self::open) (client only), because the head tells the peer. For servers see
     /// [`decide_naming`](Self::decide_naming).
     pub fn name_memory(&mut self, id: StreamId) {
         if let Some((_, stream)) = self.streams.find(id) {
@@ -158,8 +158,8 @@ impl Connection {
         }
     }
 
-    /// The length of the field in the next message that the peer wants to write on a stream, if it
-    /// has told.
+    /// The length of the field in the next message that the peer wants to write on a stream, if the
+    /// peer has stated one.
     pub fn next_field(&self, id: StreamId) -> Option<u32> {
         let stream = &self.streams[self.streams.key(id.0)?];
         Some(stream.landing.requests.front()?.request.field?.len)
@@ -171,9 +171,9 @@ impl Connection {
         self.is_live().then(|| self.landing.poll_named(&mut self.streams))?
     }
 
-    /// Grants memory for what [`Connection::poll_named`] has returned, from the stated offset in
-    /// the field on. Memory that is longer is granted in part; the rest of the field is wanted
-    /// after shorter memory. What is no longer wanted, or shorter than a grant may be, comes back
+    /// Grants memory for a want of [`Connection::poll_named`], from the stated offset in the field
+    /// on. Of memory that is longer, a part is granted. After shorter memory, the rest of the field
+    /// is wanted next. Memory that is no longer wanted, or shorter than a grant may be, comes back
     /// as [`Event::Returned`].
     pub fn provide_named(&mut self, id: StreamId, memory: GrantMemory) {
         let control = &mut self.output.control;
@@ -182,8 +182,8 @@ impl Connection {
         self.provided(memory, is_taken);
     }
 
-    /// Has no memory for what [`Connection::poll_named`] has returned: the rest of the message
-    /// lands in landing memory.
+    /// Answers a want of [`Connection::poll_named`] without memory: the rest of the message lands
+    /// in landing memory.
     pub fn refuse_named(&mut self, id: StreamId) {
         self.landing.refuse_named(id, &mut self.streams);
     }
@@ -195,25 +195,26 @@ impl Connection {
         self.leases.poll(&self.streams)
     }
 
-    /// What [`poll_lend`](Self::poll_lend) has returned, and its stream behind it, waits for
-    /// [`retry_lends`](Self::retry_lends). Other streams go on.
+    /// Postpones the bytes that [`poll_lend`](Self::poll_lend) has returned until
+    /// [`retry_lends`](Self::retry_lends). Their stream waits with them, other streams go on.
     pub fn postpone_lend(&mut self) {
         self.leases.postpone();
     }
 
-    /// Whether anything was postponed. The caller sees to it that it is tried again.
+    /// Whether anything is postponed. The caller has to see that it is tried again.
     pub fn has_postponed_lends(&self) -> bool {
         self.leases.has_postponed()
     }
 
-    /// [`poll_lend`](Self::poll_lend) returns again what was postponed, before all else.
+    /// Makes [`poll_lend`](Self::poll_lend) return the postponed bytes again, before all others.
     pub fn retry_lends(&mut self) {
         self.leases.retry();
     }
 
-    /// Lends what [`poll_lend`](Self::poll_lend) has returned, or has it sent in another way. From
-    /// here to [`Event::LeaseEnded`] with the number of the lease, or to the end of the connection,
-    /// the bytes must not change. Only if [`may_lend`](Self::may_lend).
+    /// Lends the bytes that [`poll_lend`](Self::poll_lend) has returned, or has them sent in
+    /// another way if `place` is `None`. Lending requires [`may_lend`](Self::may_lend). Lent bytes
+    /// must not change until [`Event::LeaseEnded`] with the number of the lease, or the end of the
+    /// connection.
     pub fn provide_lent(&mut self, id: StreamId, place: Option<LentPlace>) {
         self.leases.decide(place.is_some());
         let found = self.streams.find(id);
@@ -236,7 +237,7 @@ impl Connection {
         self.is_live() && self.leases.may_lend()
     }
 
-    /// A lease of this side's has ended that the peer was not told of.
+    /// Ends a lease of this side that the peer was not told of.
     pub(super) fn lease_ended(&mut self, lease: u32) {
         self.leases.ended();
         self.events.push_back(Event::LeaseEnded { lease });
@@ -250,7 +251,7 @@ impl Connection {
         }
     }
 
-    /// The number of leases that have not ended: this side's, and the peer's.
+    /// The numbers of leases that have not ended: this side's and the peer's.
     pub fn leases(&self) -> (usize, usize) {
         self.leases.counts()
     }

@@ -8,7 +8,7 @@
 //! | `types` | the types that the driver and the connection exchange |
 //! | `connection` | a connection as a whole: its parts, its timers and its end |
 //! | `output` | the application's side of streams: open, send, reset, consume |
-//! | `memory` | the driver's side of memory: wants, grants, what is lent |
+//! | `memory` | the driver's side of memory: wants, grants, leases |
 //! | `receive` | receiving messages |
 //! | `transmit` | composing messages |
 //!
@@ -22,8 +22,8 @@
 //! | `keep_alive` | the program's own keep-alive |
 //! | `streams` | the streams by key and by id |
 //! | `stream` | a stream's two halves and their transition tables |
-//! | `transfers` | its transfers that go by WRITE |
-//! | `requests` | the peer's requests for memory on it |
+//! | `transfers` | a stream's transfers that go by WRITE |
+//! | `requests` | the peer's requests for memory on a stream |
 //! | `reset_limit` | limits streams that a client resets before they are answered |
 //! | `output_queue` | the output: which streams send and write next |
 //! | `control` | control frames, and CLOSE |
@@ -32,9 +32,9 @@
 //! | `landing` | receiving by WRITE: streams that want memory |
 //! | `named` | receiving by WRITE into memory that this side names |
 //! | `grants` | the grants that the peer holds, and their recall |
-//! | `answer_clock` | the time that the peer has to return grants which others want |
+//! | `answer_clock` | limits how long the peer may keep grants whose memory others want |
 //! | `unread` | the bytes that are granted or unread, of all streams together |
-//! | `leases` | sending without a WRITE: bytes that the peer reads where they lie |
+//! | `leases` | sending without a WRITE: the peer reads bytes where they lie |
 //! | `alignment` | the address in landing memory at which a message begins |
 //!
 //! # Bulk transfers
@@ -62,7 +62,7 @@
 //! Grants answer the requests of a stream in order, and a standing grant is bound to a transfer
 //! only when all earlier transfers have their memory. So a transfer that holds a grant never waits
 //! for another grant. It waits for credits and for room in the send queue, and both always come
-//! back. A grant that the peer keeps nevertheless is recalled when others want its memory
+//! back. If the peer keeps a grant all the same, this side recalls it when others want its memory
 //! (`grants`), and the peer must answer in time (`answer_clock`).
 
 mod alignment;

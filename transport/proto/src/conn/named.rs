@@ -1,11 +1,11 @@
-//! Receiving by WRITE into memory that this side names: the application's, for one field of one
+//! Receiving by WRITE into memory that this side names: application memory for one field of one
 //! message.
 //!
 //! A REQUEST states where the message's longest `bytes` field lies. For a stream that names memory,
-//! the grants end where the field begins and ends: what lies around it lands in landing memory, and
-//! the field in the memory that is named, which counts in no window. A sender that knows of it
+//! the grants end where the field begins and ends. The field lands in the named memory, which
+//! counts in no window, and the bytes around it in landing memory. A sender that knows of this
 //! sends the few bytes around by DATA, and requests memory for the field alone, so that a message
-//! takes one grant instead of three: a server knows by LANDS, a client by the first grant that ends
+//! takes one grant instead of three. A server knows by LANDS, a client by the first grant that ends
 //! where a field begins.
 //!
 //! | the stream | on | next |
@@ -14,7 +14,7 @@
 //! | queued | `Connection::poll_named` | naming |
 //! | naming | `Connection::provide_named` | granted: does not want any |
 //! | naming | `Connection::refuse_named` | the message lands as any other |
-//! | naming | the end of the stream | what is provided comes back as [`Event::Returned`](super::Event::Returned) |
+//! | naming | the end of the stream | memory provided later comes back as [`Event::Returned`](super::Event::Returned) |
 
 use super::control::Control;
 use super::grants::NewGrant;
@@ -58,7 +58,7 @@ impl Landing {
         given.is_some()
     }
 
-    /// Has no memory for what is wanted: the rest of the message lands in landing memory.
+    /// Answers a want without memory: the rest of the message lands in landing memory.
     pub(super) fn refuse_named(&mut self, id: StreamId, streams: &mut Streams) {
         if let Some((key, stream)) = streams.find(id) {
             refuse(stream);
@@ -104,8 +104,8 @@ fn wanted(stream: &Stream) -> Option<(u32, u32, u32)> {
     section(stream).filter(|_| is_read && !waits)
 }
 
-/// The length of the field that the next byte of the request belongs to, and of what is left of it
-/// the offset and the length.
+/// The field that the next byte of the request belongs to: its length, and the offset and length of
+/// the rest of it.
 fn section(stream: &Stream) -> Option<(u32, u32, u32)> {
     let wanted = stream.landing.requests.front()?;
     match (wanted.request.field, wanted.section(stream.recv.names)) {

@@ -60,8 +60,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Queues a piece of the body in one segment, as [`Connection::send_payload`]. `pinned` means
-    /// that it lies in memory that the device can read.
+    /// Like [`Connection::send_payload`], for a piece in one segment. `pinned` means that it lies
+    /// in memory that the device can read.
     ///
     /// # Errors
     /// [`SendError::Closed`].
@@ -118,8 +118,8 @@ impl Connection {
         self.send_payload(id, Payload::new(), true)
     }
 
-    /// Whether more output may be queued without waiting. False for a closed stream; where it is
-    /// false for another, [`Event::Writable`] follows once there is room.
+    /// Whether more output may be queued without waiting. False for a closed stream. If it is false
+    /// for an open one, [`Event::Writable`] follows once there is room.
     pub fn has_room(&mut self, id: StreamId) -> bool {
         let Ok(key) = self.open_for_sending(id) else { return false };
         self.output.has_room(&mut self.streams[key])
@@ -167,8 +167,8 @@ impl Connection {
         self.remove_if_done(key);
     }
 
-    /// Takes back what has been queued on a stream after its header block. Returns nothing if the
-    /// peer may know the stream, or if there is no such stream.
+    /// Takes back the output that was queued on a stream after its header block. Returns nothing if
+    /// the peer may know the stream, or if there is no such stream.
     pub fn withdraw(&mut self, id: StreamId) -> Vec<Unsent> {
         let Some(key) = self.streams.key(id.0).filter(|_| !self.streams.is_known(id.0)) else {
             return Vec::new();
@@ -197,9 +197,9 @@ impl Connection {
         unsent
     }
 
-    /// Releases a stream that the application has dropped. Like [`Connection::reset`], except that
-    /// a response that has been queued completely is still sent (server). The application reads no
-    /// more of the stream, even if it has ended.
+    /// Releases a stream that the application has dropped, and reads no longer even if it has
+    /// ended. Like [`Connection::reset`], except that a server still sends a response that has been
+    /// queued completely.
     pub fn release(&mut self, id: StreamId, code: ResetCode) {
         match self.streams.find(id) {
             Some((_, stream)) => stream.recv.released = true,
@@ -221,8 +221,8 @@ impl Connection {
         }
     }
 
-    /// Records that the application has read `len` bytes accounted as `flow`, of a stream that may
-    /// have ended. Does nothing for unknown streams.
+    /// Records that the application has read `len` bytes of a stream, accounted as `flow`. The
+    /// stream may have ended. Does nothing for unknown streams.
     pub fn consume(&mut self, id: StreamId, len: u32, flow: Flow) {
         match (self.streams.find(id), flow) {
             (Some((key, stream)), Flow::Bulk) => self.landing.consume(key, stream, len),

@@ -11,17 +11,17 @@ use super::types::{Room, Stats, Write};
 use super::write_order::WriteOrder;
 use crate::headers::table::Sent;
 
-/// Queued bytes of a stream from which on the driver should wait before queueing more.
+/// When a stream has this many bytes queued, the driver should wait before it queues more.
 const HIGH_WATER_MARK: usize = 1 << 20;
-/// Queued bytes of all streams from which on each has only [`QUEUED_FLOOR`]. A peer that reads
-/// nothing fills the queues of all the streams that it may open.
+/// When all streams together have this many bytes queued, each may have only [`QUEUED_FLOOR`]. A
+/// peer that reads nothing fills the queues of all the streams that it may open.
 const QUEUED_TOTAL: usize = 16 << 20;
-/// Queued bytes that a stream may have, whatever the others have.
+/// Bytes that a stream may always have queued.
 const QUEUED_FLOOR: usize = 64 << 10;
 /// Minimum bytes of a WRITE that is split off a longer one.
 const MIN_WRITE: usize = 16 * 1024;
 
-/// All that waits to be sent.
+/// The output that waits to be sent.
 #[derive(Debug)]
 pub(super) struct OutputQueue {
     pub(super) control: Control,
@@ -44,7 +44,7 @@ pub(super) struct OutputQueue {
 pub(super) struct TakenWrite {
     pub(super) key: usize,
     pub(super) write: Write,
-    /// The stream has room again, for which the driver waits.
+    /// The stream has room again, which the driver waits for.
     pub(super) has_room: bool,
     /// It was the last of its transfer.
     pub(super) is_last: bool,
@@ -83,7 +83,8 @@ impl OutputQueue {
         self.writes.has_staged()
     }
 
-    /// Output waits for a credit. Returns whether it has waited since the last message.
+    /// Records that output waits for a credit. Returns whether it has already waited since the last
+    /// message.
     pub(super) fn wait_for_credit(&mut self) -> bool {
         std::mem::replace(&mut self.waited_for_credit, true)
     }
@@ -93,7 +94,7 @@ impl OutputQueue {
         std::mem::take(&mut self.waited_for_credit)
     }
 
-    /// The stream has a frame to send.
+    /// Queues the stream, which has a frame to send.
     #[inline]
     pub(super) fn mark_send(&mut self, key: usize, stream: &mut Stream) {
         if !stream.queues.send {
@@ -102,7 +103,7 @@ impl OutputQueue {
         }
     }
 
-    /// Sends the rest of a stream's body by DATA: there is no memory to write it to.
+    /// Sends the rest of a stream's body by DATA, because there is no memory to write it to.
     pub(super) fn send_data_from_now_on(&mut self, key: usize, stream: &mut Stream) {
         if matches!(stream.send.state, SendState::Open | SendState::Ending) {
             stream.send.sends_data = true;
@@ -156,7 +157,7 @@ impl OutputQueue {
         self.mark_write(key, stream);
     }
 
-    /// When a transfer of `len` bytes ends that can be written from now on: see [`WriteOrder`].
+    /// When a transfer of `len` bytes that can be written from now on ends: see [`WriteOrder`].
     pub(super) fn finish(&self, len: u64) -> u64 {
         self.writes.finish(len)
     }
@@ -172,20 +173,20 @@ impl OutputQueue {
         }
     }
 
-    /// Body bytes have been queued on a stream.
+    /// Records that body bytes have been queued on a stream.
     #[inline]
     pub(super) fn add(&mut self, stream: &mut Stream, len: usize) {
         stream.send.queued += len;
         self.queued += len;
     }
 
-    /// Body bytes of a stream have been dropped with its output.
+    /// Records that body bytes of a stream have been dropped with its output.
     pub(super) fn dropped(&mut self, len: usize) {
         self.queued -= len;
     }
 
-    /// Body bytes of a stream have been handed out. Returns whether there is room again, for which
-    /// the driver waits.
+    /// Records that body bytes of a stream have been handed out. Returns whether there is room
+    /// again that the driver waits for.
     #[inline]
     pub(super) fn sent(&mut self, stream: &mut Stream, len: usize) -> bool {
         self.queued -= len;
@@ -203,7 +204,7 @@ impl OutputQueue {
         !stream.send.full
     }
 
-    /// Queued bytes of a stream from which on it has no room.
+    /// When a stream has this many bytes queued, it has no more room.
     fn high_water_mark(&self) -> usize {
         if self.queued < QUEUED_TOTAL { HIGH_WATER_MARK } else { QUEUED_FLOOR }
     }

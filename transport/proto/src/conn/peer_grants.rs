@@ -1,19 +1,19 @@
-//! Sending by WRITE: binds memory that the peer has granted to transfers, and returns what is not
-//! needed or is recalled.
+//! Sending by WRITE: binds the peer's grants to transfers, and returns grants that are not needed
+//! or are recalled.
 //!
 //! This side ends a grant at once when the peer recalls it:
 //!
 //! | the grant is | on RECALL |
 //! |---|---|
 //! | standing, not bound | ABORT |
-//! | of a request, nothing handed out as WRITE | ABORT |
-//! | of a request, a part handed out | DONE for that part |
+//! | for a request, nothing handed out as WRITE | ABORT |
+//! | for a request, a part handed out | DONE for that part |
 //! | standing and bound to a transfer, or in front of one | it is written before all others, and ends with DONE |
 //! | written or ended | nothing: DONE or ABORT is on its way |
 //!
 //! The bytes that a request loses this way are wanted again without another REQUEST, since both
-//! sides know how many they are. A grant is written, and not aborted, if a transfer behind it has a
-//! standing grant: otherwise the transfer behind would keep memory while the one in front waits for
+//! sides know how many they are. A grant is written, not aborted, if a later transfer of the stream
+//! has a standing grant. Otherwise that transfer would keep memory while the earlier one waits for
 //! memory, and both might wait for each other.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,8 +87,8 @@ impl PeerGrants {
 
     /// Binds memory to the transfers at the head of a stream's output, or requests it. Stops at
     /// eager data, which may wait for the window while others can use the memory. While a transfer
-    /// waits for memory, those behind it get no standing grants, because they would hold memory
-    /// that the one in front may be waiting for.
+    /// waits for memory, later ones get no standing grants, because they would hold memory that the
+    /// first may be waiting for.
     #[inline]
     pub(super) fn prepare(&mut self, key: usize, stream: &mut Stream, output: &mut OutputQueue) {
         let requests_all = stream.send.peer_names;
@@ -132,8 +132,8 @@ impl PeerGrants {
         output.mark_write(key, stream);
     }
 
-    /// Takes the shortest standing grant that holds the whole transfer from the address on at which
-    /// it has to begin. Returns the part from that address on.
+    /// Takes the shortest standing grant that holds the whole transfer at an address where it may
+    /// begin. Returns the part of the grant from that address on.
     fn take_standing(&mut self, bulk: &Bulk) -> Option<PeerGrant> {
         let offset = |grant: &PeerGrant| alignment::offset(self.modulus, grant.addr, bulk.begin);
         let holds = |grant: &PeerGrant| bulk.len + u64::from(offset(grant)) <= grant.len.into();
@@ -210,7 +210,7 @@ impl PeerGrants {
     /// Adds a grant to the transfer of a stream that waits for memory.
     ///
     /// # Errors
-    /// Why no transfer waits for such a grant.
+    /// The reason why no transfer waits for such a grant.
     fn bind(
         &mut self,
         stream: &mut Stream,
@@ -235,11 +235,11 @@ impl PeerGrants {
         if bulk.grants.is_empty()
             && let Some(finish) = &mut bulk.finish
         {
-            // It has waited for memory, not for its turn: this part is queued like others that
-            // begin now.
+            // The transfer has waited for memory, not for its turn, so this part is queued like
+            // transfers that begin now.
             *finish = output.finish(grant.len.into()).max(*finish);
         }
-        // No landing memory is that short: the peer has memory of its own for the field.
+        // No grant of landing memory is that short, so the peer has named memory for the field.
         let names =
             grant.len < MIN_GRANT && bulk.field.is_some_and(|field| end == u64::from(field.at));
         bulk.granted += u64::from(grant.len);
@@ -248,7 +248,7 @@ impl PeerGrants {
         Ok(())
     }
 
-    /// A grant has ended with DONE.
+    /// Records that a grant has ended with DONE.
     pub(super) fn done(&mut self, id: GrantId) {
         self.open.remove(&id.0);
     }
@@ -259,7 +259,7 @@ impl PeerGrants {
         control.push(Frame::Abort { id: id.0 });
     }
 
-    /// Ends a grant in answer to a frame from the peer.
+    /// Ends a grant that this side cannot use, in answer to a frame from the peer.
     fn refuse(&mut self, id: GrantId, control: &mut Control) {
         self.open.remove(&id.0);
         control.answer(Frame::Abort { id: id.0 });
@@ -276,10 +276,10 @@ impl PeerGrants {
             Some(key) => streams[key].find_grant(id).map(|place| (key, place)),
             None => streams.iter().find_map(|(key, s)| s.find_grant(id).map(|place| (key, place))),
         };
-        // If it is not bound, its DONE is queued.
+        // If the grant is not bound, its DONE is already queued.
         let Some((key, (place, at))) = bound else { return };
         let stream = &mut streams[key];
-        // Recorded, so that a bound standing grant need not be searched again.
+        // Records the stream, so that a bound standing grant need not be searched for again.
         self.open.insert(id, stream.id);
         let in_front = stream.send.out.iter().skip(place).any(|out| match out {
             OutputItem::Bulk(bulk) => bulk.grants.front().is_some_and(|grant| grant.standing),

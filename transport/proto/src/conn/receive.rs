@@ -22,15 +22,15 @@ fn returned(reader: &Reader) -> Returned {
 
 impl Connection {
     /// Processes one received message. Its RECV slot must have been posted again before (R1),
-    /// unless [`recv_gone`](Self::recv_gone) follows; so `message` is a copy, or memory that is not
-    /// posted.
+    /// unless [`recv_gone`](Self::recv_gone) follows. So `message` is a copy, or lies in memory
+    /// that is not posted.
     ///
     /// `now` may be the time of an earlier message of this connection, up to a second ago. The next
     /// probe or PING is then due that much earlier, and idle periods seem that much longer.
     ///
     /// # Errors
     /// The peer broke the protocol. The connection is closing: a CLOSE frame that names the breach
-    /// is the only output left. The frames of the message behind the breach have had no effect.
+    /// is the only output left. The message's frames after the breach have had no effect.
     pub fn receive(&mut self, now: Instant, message: Bytes) -> Result<(), Breach> {
         match self.life.stage {
             Lifecycle::Open | Lifecycle::Draining | Lifecycle::Drained => {}
@@ -256,7 +256,8 @@ impl Connection {
     }
 
     /// Ends the peer's half if `end` is set. By then the peer must have received all memory that it
-    /// requested and ended every grant; otherwise it would keep memory that cannot be recalled.
+    /// requested and have ended every grant. Otherwise it would keep memory that cannot be
+    /// recalled.
     fn on_end(&mut self, key: usize, end: bool) -> Result<(), Breach> {
         if end {
             let stream = &mut self.streams[key];
@@ -355,7 +356,7 @@ impl Connection {
     }
 
     fn on_reset(&mut self, id: u32, code: ResetCode, now: Instant) -> Result<(), Breach> {
-        // It may cross this side's END.
+        // The RESET may cross this side's END.
         let Some(key) = self.streams.known("RESET", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
         // The application has dropped the stream, or has never seen it.

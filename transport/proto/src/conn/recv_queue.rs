@@ -1,12 +1,12 @@
-//! RECVs of one end, in the order in which they were posted.
+//! One end's RECVs, in the order in which they were posted.
 //!
 //! A device fills RECVs in that order, so both ends know for each message which RECV it lands in,
-//! and how long that is. RECVs that follow each other and have one size form a run. A connection
-//! has two sizes, and between rest and load at most a few runs.
+//! and how long that is. Consecutive RECVs of one size form a run. A connection has two sizes, and
+//! a few runs at most when it changes between rest and load.
 
 use std::collections::VecDeque;
 
-/// RECVs of one size that follow each other.
+/// Consecutive RECVs of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) recvs: u32,
@@ -17,9 +17,9 @@ pub(super) struct Run {
 /// A queue of runs.
 #[derive(Debug, Default)]
 pub(super) struct RecvQueue {
-    /// The first run, which most queues consist of. Empty only if the queue is.
+    /// The first run, and in most queues the only one. Empty only if the queue is.
     front: Run,
-    /// RECVs of the other runs together.
+    /// The number of RECVs in the other runs.
     n_behind: u32,
     behind: VecDeque<Run>,
 }
@@ -35,7 +35,7 @@ impl RecvQueue {
         self.front.recvs + self.n_behind
     }
 
-    /// Bytes of the first RECV. Of no meaning if there is none.
+    /// Bytes of the first RECV. Meaningless if the queue is empty.
     #[inline]
     pub(super) fn front_bytes(&self) -> u32 {
         self.front.bytes
@@ -93,7 +93,7 @@ impl RecvQueue {
         Some(bytes)
     }
 
-    /// Removes the first run and returns it; an empty one if there is none.
+    /// Removes the first run and returns it. The run is empty if the queue is.
     #[inline]
     pub(super) fn take_run(&mut self) -> Run {
         let run = self.front;
@@ -111,7 +111,7 @@ impl RecvQueue {
         runs.flat_map(|run| (0..run.recvs).map(|_| run.bytes))
     }
 
-    /// The first run is used up, and another one follows.
+    /// Replaces the first run, which is used up, by the next.
     #[cold]
     fn advance(&mut self) {
         if let Some(next) = self.behind.pop_front() {
@@ -125,7 +125,7 @@ impl RecvQueue {
 mod tests {
     use super::*;
 
-    /// The same operations on a queue of single RECVs.
+    /// Compares with the same operations on a queue of single RECVs.
     #[test]
     fn agrees_with_a_plain_queue() {
         for seed in 1..=300_u32 {

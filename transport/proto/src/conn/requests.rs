@@ -10,16 +10,16 @@ use crate::payload::Field;
 pub(super) struct RequestKey {
     /// Its number among all requests of the connection.
     pub(super) number: u64,
-    /// The required address of the byte after its last one, modulo the modulus. The rest of the
-    /// request begins that many bytes earlier as are left.
+    /// The required address of the byte after its last one, modulo the modulus. The address of the
+    /// next byte is this less the number of bytes left.
     pub(super) end: u32,
     /// Its bytes.
     pub(super) len: u64,
-    /// The field that may land apart, if this side names memory for it.
+    /// The field that lands in memory of its own, if this side names memory for it.
     pub(super) field: Option<Field>,
 }
 
-/// A request for memory that is not granted completely.
+/// A request that has not been granted completely.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerRequest {
     pub(super) request: RequestKey,
@@ -53,13 +53,13 @@ impl PeerRequest {
 /// The rest of a section of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
-    /// The bytes before the field, or behind it, or the whole message.
+    /// The bytes before or after the field, or the whole message.
     Around { len: u64 },
-    /// The field, from this offset in it on.
+    /// The rest of the field, from this offset on.
     Field { offset: u32, len: u32 },
 }
 
-/// The memory that the receiving half has asked for, and holds.
+/// The memory that the receiving half of a stream wants and holds.
 #[derive(Debug, Default)]
 pub(super) struct StreamLanding {
     /// The peer's requests that are not granted completely, in order.
@@ -72,7 +72,7 @@ pub(super) struct StreamLanding {
     pub(super) recalled: u32,
     /// This side grants no memory for what it receives: the rest comes by DATA.
     pub(super) declined: bool,
-    /// Memory has been asked for that this side names.
+    /// The driver has been asked for named memory.
     pub(super) naming: bool,
 }
 

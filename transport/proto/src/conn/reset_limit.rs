@@ -2,18 +2,18 @@
 //!
 //! A reset stream makes room for the next one at once, so the limit of open streams does not bound
 //! the number of calls that a client starts and cancels (HTTP/2 rapid reset, CVE-2023-44487). Each
-//! of them costs the server the start of a handler. A budget bounds this:
+//! call costs the server the start of a handler. A budget bounds this:
 //!
-//! | what | budget |
+//! | event | change of the budget |
 //! |---|---|
-//! | at the start, and maximum | [`BURST`] times S |
+//! | start | [`BURST`] times S, which is also the maximum |
 //! | RESET from the client before the server's END was sent | less 1; a breach if nothing is left |
 //! | a stream that ended with the server's END | plus [`PER_ANSWER`] |
-//! | time | plus [`PER_SECOND`] times S a second |
+//! | each second | plus [`PER_SECOND`] times S |
 //!
 //! S is the limit of open streams, or [`MIN_STREAMS`] if that is more. With the default of 1,024
 //! streams this allows 16,384 resets at once and 10,240 per second. Well-behaved clients stay
-//! below:
+//! within the budget:
 //!
 //! | client | resets before the answer | why it stays within the budget |
 //! |---|---|---|
@@ -22,8 +22,8 @@
 //! | hedges each call, with up to five attempts (the maximum in gRPC) | 4 per answer | the answer restores them |
 //! | drops futures | any share, if one in five calls is answered | the answer restores them |
 //!
-//! The burst also covers the allowed age of a message's time (`Connection::receive`): in 0.6 s
-//! well-behaved clients use less than half of it.
+//! The time passed with a message may be old (`Connection::receive`), which delays the restoring.
+//! The burst covers that too: in 0.6 s well-behaved clients use less than half of it.
 
 use std::time::Instant;
 

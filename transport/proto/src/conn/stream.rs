@@ -23,14 +23,14 @@
 //! to Discarding, and the client receives RESET with NO_ERROR: the response is complete without the
 //! rest of the request.
 //!
-//! A side that has reset a stream keeps it in Discarding until the peer has ended its half, too:
+//! A side that has reset a stream keeps it in Discarding until the peer has also ended its half:
 //! every RESET is answered by END or RESET. So a closed stream has no frames in flight, and a frame
 //! for one is always a breach, never a race.
 //!
-//! # Doing without landing memory
+//! # Without landing memory
 //!
-//! The rest of a body then comes by DATA, within the stream's window.
-//! One direction of a stream changes to it, once and for good:
+//! Where there is no landing memory, the rest of a body goes by DATA, within the stream's window.
+//! Each direction of a stream changes to DATA separately, and does not change back:
 //!
 //! | a stream's body is received | on | next |
 //! |---|---|---|
@@ -42,8 +42,8 @@
 //! | by WRITE and DATA | DECLINE | by DATA |
 //! | by WRITE and DATA | a GRANT of memory that this side cannot write to (`Connection::cannot_write`): ABORT, and DECLINE with OWN | by DATA |
 //!
-//! What was granted before is written, and ends with DONE or, after a RECALL, with ABORT. Then the
-//! rest of the message in front goes by DATA, and all that is behind it. The receiver forgets
+//! Memory that was granted before is written, and ends with DONE or, after a RECALL, with ABORT.
+//! Then the rest of the current message and all later ones go by DATA. The receiver forgets
 //! REQUESTs that cross its DECLINE.
 
 use std::collections::VecDeque;
@@ -56,8 +56,8 @@ use crate::config::Terms;
 use crate::ids::GrantId;
 use crate::payload::{LentPlace, Payload};
 
-/// Bytes around a field, at most, that go by SEND to a peer that names memory for the field. A DATA
-/// frame with these is not split.
+/// Maximum number of bytes around a field that go by SEND to a peer that names memory for the
+/// field. A DATA frame with them is not split.
 const MAX_AROUND: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl SendState {
 }
 
 impl RecvState {
-    /// Whether anybody reads what is received.
+    /// Whether received bytes are delivered to a reader.
     pub(super) fn is_read(self) -> bool {
         matches!(self, RecvState::Headers | RecvState::Body)
     }
@@ -122,25 +122,25 @@ pub(super) enum OutputItem {
     Eager {
         payload: Payload,
         end: bool,
-        /// It lies around a field that goes by WRITE.
+        /// These bytes lie around a field that goes by WRITE.
         around: bool,
     },
     /// Boxed, because most elements are small ones of the other kinds.
     Bulk(Box<Bulk>),
-    /// A piece of which a segment may be lent.
+    /// A piece with a segment that may be lent.
     Lend(Box<Lend>),
 }
 
-/// A piece of which a segment may be lent, or is.
+/// A piece with a segment that may be lent, or is.
 #[derive(Debug)]
 pub(super) struct Lend {
     pub(super) payload: Payload,
     pub(super) end: bool,
-    /// Where it lies, once it is.
+    /// Where the segment lies, once it is lent.
     pub(super) place: Option<LentPlace>,
 }
 
-/// The rest of a stream's output, which has to be given up.
+/// Resources of a stream's dropped output, which have to be given up.
 #[derive(Debug, Default)]
 pub(super) struct DroppedOutput {
     pub(super) grants: Vec<GrantId>,
@@ -158,17 +158,18 @@ pub(super) struct SendHalf {
     pub(super) queued: usize,
     /// The driver was told that there is no room, and waits for it.
     pub(super) full: bool,
-    /// Bytes of small messages that the peer still takes.
+    /// Bytes of small messages that the peer still accepts.
     pub(super) window: u32,
     /// The peer names memory for large messages, so that this side uses no standing grants.
     pub(super) peer_names: bool,
-    /// The peer grants no memory, or none that this side can write to: the rest goes by DATA.
+    /// The rest goes by DATA, because the peer grants no memory, or none that this side can write
+    /// to.
     pub(super) sends_data: bool,
 }
 
 impl SendHalf {
-    /// The first piece of which a segment may be lent, and about which the driver has not decided:
-    /// its place in `out`, and the piece.
+    /// The first piece that may be lent in part and that the driver has not decided about, with its
+    /// place in `out`.
     pub(super) fn undecided(&self) -> Option<(usize, &Payload)> {
         self.out.iter().enumerate().find_map(|(at, out)| match out {
             OutputItem::Lend(lend) if lend.place.is_none() => Some((at, &lend.payload)),
@@ -176,8 +177,8 @@ impl SendHalf {
         })
     }
 
-    /// Queues a piece of a body at this place. It goes by SEND, or by WRITE if it is longer than a
-    /// SEND: true then. To a peer that names memory for the field, the few bytes around that go by
+    /// Queues a piece of a body at this place. Returns whether it goes by WRITE, because it is
+    /// longer than a SEND. If the peer names memory for the field, the few bytes around it go by
     /// SEND, instead of in grants and WRITEs of their own.
     pub(super) fn queue_piece(
         &mut self,
@@ -204,7 +205,7 @@ impl SendHalf {
         true
     }
 
-    /// Decides about the piece at this place: it is lent, or sent in another way.
+    /// Lends the piece at this place, or has it sent in another way.
     pub(super) fn decide_lend(&mut self, at: usize, place: Option<LentPlace>, terms: &Terms) {
         match (place, self.out.get_mut(at)) {
             (Some(_), Some(OutputItem::Lend(lend))) => lend.place = place,
@@ -226,16 +227,16 @@ pub(super) struct RecvHalf {
     pub(super) reset_frame: u64,
     /// The parts of a header block that have been received.
     pub(super) block: BytesMut,
-    /// Bytes of small messages that may be unread, of which `window` is what is left.
+    /// Bytes of small messages that may be unread. `window` is the part that the peer has not used.
     pub(super) limit: u32,
     pub(super) window: u32,
-    /// Bytes that the application has read and that no WINDOW frame has returned yet.
+    /// Bytes that the application has read, but no WINDOW frame has returned yet.
     pub(super) unreported: u32,
     /// The application will not read the stream any longer.
     pub(super) released: bool,
     /// This side names memory for large messages that it receives.
     pub(super) names: bool,
-    /// Whether it does is not decided yet, so nothing is granted.
+    /// The application has not decided about `names` yet, so nothing is granted.
     pub(super) undecided: bool,
 }
 
@@ -249,8 +250,8 @@ pub(super) struct InQueues {
     pub(super) naming: bool,
 }
 
-/// A stream. `send` and `recv` are what its two ends agree on. `transfers`, `landing` and `queues`
-/// end with the link.
+/// A stream. Its two ends agree on `send` and `recv`. `transfers`, `landing` and `queues` end with
+/// the link.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) id: u32,
@@ -262,8 +263,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// A stream with both halves open, and these windows in each direction. `out` must be
-    /// empty.
+    /// Creates a stream with both halves open. `out` must be empty.
     pub(super) fn new(
         id: u32,
         out: VecDeque<OutputItem>,
@@ -319,7 +319,7 @@ impl Stream {
         })
     }
 
-    /// Drops all output. Returns what must be given up.
+    /// Drops all output. Returns the grants and leases that must be given up.
     pub(super) fn drop_output(&mut self) -> DroppedOutput {
         let grants = self.transfers.dones.drain(..).map(|a| a.grant).collect();
         let mut dropped = DroppedOutput { grants, leases: Vec::new(), queued: self.send.queued };

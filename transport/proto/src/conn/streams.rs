@@ -124,7 +124,7 @@ impl Streams {
         key
     }
 
-    /// Removes a stream. The queues that it is in are the caller's.
+    /// Removes a stream. The caller removes it from the queues.
     #[inline]
     pub(super) fn remove(&mut self, key: usize) -> Stream {
         let mut stream = self.slab.remove(key);
@@ -138,7 +138,7 @@ impl Streams {
         stream
     }
 
-    /// Frees what is kept for later streams.
+    /// Frees the memory kept for later streams.
     pub(super) fn shrink(&mut self) {
         self.free_queues = Vec::new();
     }
@@ -148,7 +148,7 @@ impl Streams {
         id <= self.last_known
     }
 
-    /// The first frame of the stream has been handed out.
+    /// Records that the first frame of the stream has been handed out.
     pub(super) fn transmitted(&mut self, id: u32) {
         self.last_known = id;
     }
@@ -158,7 +158,8 @@ impl Streams {
         self.slab.iter().filter(|(_, s)| !self.is_known(s.id)).map(|(key, _)| key).collect()
     }
 
-    /// Looks up the stream of a frame that may also refer to a stream that has ended; `None` then.
+    /// Looks up the stream of a frame that may also refer to a stream that has ended. Returns
+    /// `None` for such a stream.
     #[inline]
     pub(super) fn known(&self, frame: &'static str, id: u32) -> Result<Option<usize>, Breach> {
         if !self.is_known(id) {

@@ -1,4 +1,4 @@
-//! The timers that depend on what is received: rest, proof, keep-alive, and extra RECVs.
+//! The timers that received messages set: rest, proof, keep-alive, and extra RECVs.
 
 use std::time::{Duration, Instant};
 
@@ -6,17 +6,17 @@ use super::heartbeat::{Heartbeat, QUIET};
 use super::keep_alive::{KeepAliveCheck, KeepAliveTimer};
 use crate::config::Config;
 
-/// Time between the PINGs of a quiet connection with extra RECVs. Each of them retires one RECV.
+/// Time between the PINGs of a quiet connection with extra RECVs. Each PING retires one RECV.
 pub(super) const RETIRE_INTERVAL: Duration = Duration::from_micros(156_250);
 
-/// When something was received last, and what is due because nothing was since.
+/// Tracks when messages were received, and what is due because none have been since.
 #[derive(Debug)]
 pub(super) struct Timers {
     pub(super) heartbeat: Heartbeat,
     keep_alive: Option<KeepAliveTimer>,
     /// When a message with more than PINGs was last received; `None` once the connection is quiet.
     last_activity: Option<Instant>,
-    /// When the next PING is due that retires an extra RECV of a quiet connection.
+    /// When the next PING is due to retire an extra RECV of a quiet connection.
     retire_recv_at: Option<Instant>,
 }
 
@@ -32,7 +32,7 @@ impl Timers {
         }
     }
 
-    /// A message has been received.
+    /// Records a received message.
     pub(super) fn received(&mut self, now: Instant) {
         self.heartbeat.received(now);
         if let Some(keep_alive) = &mut self.keep_alive {
@@ -40,7 +40,7 @@ impl Timers {
         }
     }
 
-    /// A message with more than PINGs has been received.
+    /// Records that a received message had other frames than PINGs.
     pub(super) fn active(&mut self, now: Instant) {
         (self.last_activity, self.retire_recv_at) = (Some(now), None);
         self.heartbeat.active(now);
@@ -56,7 +56,7 @@ impl Timers {
         self.last_activity.is_none()
     }
 
-    /// When the first of them is due.
+    /// When the first of the timers is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let keep_alive = self.keep_alive.as_ref().and_then(|keep_alive| {
             keep_alive.deadline(self.heartbeat.last_received(), self.heartbeat.is_resting())
@@ -81,7 +81,7 @@ impl Timers {
         quiet
     }
 
-    /// Returns what the program's keep-alive wants. `streams`: some are open.
+    /// Runs the program's keep-alive. `streams` says that some are open.
     pub(super) fn check_keep_alive(&mut self, now: Instant, streams: bool) -> KeepAliveCheck {
         let last = self.heartbeat.last_received();
         match &mut self.keep_alive {
@@ -90,7 +90,7 @@ impl Timers {
         }
     }
 
-    /// Whether a PING is due that retires an extra RECV. The next one follows.
+    /// Whether a PING is due to retire an extra RECV. Sets the timer for the next one.
     pub(super) fn retires_recv(&mut self, now: Instant, has_extra_recvs: bool) -> bool {
         let due = self.retire_recv_at.is_some_and(|at| now >= at);
         if due {

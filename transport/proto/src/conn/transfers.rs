@@ -19,7 +19,7 @@ pub(super) struct PeerGrant {
     pub(super) used: u32,
     /// It is, or was, a standing grant.
     pub(super) standing: bool,
-    /// The peer has recalled it, and it is written before others.
+    /// The peer has recalled it, so it is written before others.
     pub(super) recalled: bool,
 }
 
@@ -30,21 +30,21 @@ pub(super) struct Bulk {
     pub(super) end: bool,
     /// Memory has been bound or requested.
     pub(super) prepared: bool,
-    /// Bytes of grants received for it.
+    /// Bytes that have been granted for it.
     pub(super) granted: u64,
     pub(super) len: u64,
-    /// When it ends by the clock of [`WriteOrder`](super::write_order::WriteOrder), once it can be
+    /// Its end by the clock of [`WriteOrder`](super::write_order::WriteOrder), once it can be
     /// written.
     pub(super) finish: Option<u64>,
     /// Its begin in the peer's memory: see [`alignment`].
     pub(super) begin: u32,
-    /// The field that the peer may have land apart, if it is known.
+    /// The field for which the peer may name memory, if it is known.
     pub(super) field: Option<Field>,
     pub(super) grants: VecDeque<PeerGrant>,
 }
 
 impl Bulk {
-    /// A transfer to a peer that requires the alignment `align`.
+    /// Creates a transfer to a peer that requires the alignment `align`.
     pub(super) fn new(payload: Payload, end: bool, align: u16) -> Self {
         let (len, begin) = (payload.len() as u64, alignment::begin(&payload, align));
         let (field, grants) = (payload.field(), VecDeque::new());
@@ -70,7 +70,7 @@ pub(super) struct QueuedRequest {
     pub(super) field: Option<Field>,
 }
 
-/// The debts to the peer from transfers of the sending half, in frames that are not sent yet.
+/// The frames that transfers of the sending half still owe the peer.
 #[derive(Debug, Default)]
 pub(super) struct Transfers {
     pub(super) dones: VecDeque<PendingDone>,

@@ -8,8 +8,8 @@ use super::types::{Event, Room, Side, Transmit, Write};
 use crate::frame::{Composer, FRAME_HEADER, Frame};
 use crate::ids::{ResetCode, StreamId};
 
-/// Minimum bytes to split off a longer piece. Below that the piece waits for the next message, or
-/// for more room.
+/// Minimum bytes to split off a longer piece. If less fits, the piece waits for the next message,
+/// or for more room.
 const MIN_SPLIT: usize = 256;
 #[derive(PartialEq, Eq)]
 enum Composed {
@@ -73,13 +73,13 @@ impl Connection {
     }
 
     /// Whether [`Connection::poll_transmit`] or [`Connection::poll_landing`] may return anything,
-    /// or there are events. As [`Connection::wants_flush`], but includes credits that are due to be
-    /// returned and the client's first message.
+    /// or there are events. Like [`Connection::wants_flush`], but includes credits that are due to
+    /// be returned and the client's first message.
     pub fn is_due(&self) -> bool {
         self.wants_flush() || self.credits.return_due() || !self.life.greeted
     }
 
-    /// Whether payload that has to be staged waits to be written.
+    /// Whether payload waits to be written that has to be staged first.
     pub fn waits_to_stage(&self) -> bool {
         self.output.has_staged()
     }
@@ -135,7 +135,7 @@ impl Connection {
             // All streams wait for their windows.
             return None;
         }
-        // More was to go than the RECV of a peer at rest holds: it is asked for longer ones.
+        // The output did not fit into the RECV of a peer at rest, which is asked for longer ones.
         let is_cut = composed == Composed::Full && self.credits.is_next_short();
         if self.output.take_waited() || is_cut {
             message.waited();
@@ -199,7 +199,7 @@ impl Connection {
                 }
                 None | Some(OutputItem::Bulk(_)) => return Composed::Idle,
                 Some(OutputItem::Lend(lend)) => {
-                    // It goes once the driver has decided.
+                    // The piece goes once the driver has decided.
                     let Some(place) = lend.place else { return Composed::Idle };
                     let (len, end) = (lend.payload.len(), lend.end);
                     if !message.add_lent(id, end, place, &lend.payload) {
@@ -237,7 +237,7 @@ impl Connection {
                     }
                     if !is_known {
                         self.stats.streams += 1;
-                        // Its body may have waited until the peer knows of the stream.
+                        // The body may have waited until the peer knows of the stream.
                         if stream.send.state.accepts() {
                             self.events.push_back(Event::Writable { stream: StreamId(id) });
                         }

@@ -9,7 +9,7 @@ use crate::payload::{LentBody, Payload};
 /// Which side of the connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Connects, opens streams, and sends first (as iWARP requires).
+    /// Connects, opens streams, and sends first, as iWARP requires.
     Client,
     /// Accepts.
     Server,
@@ -23,9 +23,9 @@ pub enum Flow {
     Window,
     /// Against the stream's limit of requested grants.
     Bulk,
-    /// Not at all: they lie in memory that this side has named for them.
+    /// Not at all, because they lie in memory that this side has named.
     Named,
-    /// Not at all: they lie in memory that the peer has lent.
+    /// Not at all, because they lie in memory that the peer has lent.
     Lent,
 }
 
@@ -75,9 +75,9 @@ pub enum Event {
         /// The peer's half has ended.
         end: bool,
     },
-    /// A piece of the body, most of which lies in the peer's memory; counted as [`Flow::Lent`].
-    /// The driver calls [`Connection::return_lease`](super::Connection::return_lease) once nobody
-    /// reads that any longer.
+    /// A piece of the body, most of which lies in the peer's memory; counted as [`Flow::Lent`]. The
+    /// driver calls [`Connection::return_lease`](super::Connection::return_lease) once nobody reads
+    /// that memory any longer.
     Lent {
         /// Stream that the event is about.
         stream: StreamId,
@@ -92,12 +92,12 @@ pub enum Event {
         /// Its number.
         lease: u32,
     },
-    /// Landing memory was returned unused, or for a stream that is no longer read.
+    /// Landing memory came back unused, or with bytes of a stream that is no longer read.
     Returned {
         /// The driver's key of the memory.
         memory: usize,
     },
-    /// The peer reset the stream: it sends and accepts nothing more. If its half had ended before,
+    /// The peer reset the stream, and sends and accepts nothing more. If its half had ended before,
     /// it only refuses this side's output.
     Reset {
         /// Stream that the event is about.
@@ -106,13 +106,13 @@ pub enum Event {
         code: ResetCode,
     },
     /// More output may be queued: a stream at its high-water mark has room again, or the first
-    /// frame of a new stream has been handed out, so that the peer knows the stream.
+    /// frame of a new stream has been handed out, so the peer knows the stream.
     Writable {
         /// Stream that the event is about.
         stream: StreamId,
     },
-    /// The stream was opened by this side but never transmitted, and will not be: the peer is going
-    /// away.
+    /// This side opened the stream but never transmitted it, and will not, because the peer is
+    /// going away.
     Refused {
         /// Stream that the event is about.
         stream: StreamId,
@@ -133,25 +133,26 @@ pub enum Event {
         /// Text for people, as the peer sent it.
         text: String,
     },
-    /// The connection has become quiet: only PINGs were received for 1.25 s. Resources that only a
-    /// busy connection needs may be released. RECVs of the start that were left out are posted
-    /// again ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)), and an
-    /// extra one is released once its next message, now a PING, has been received
+    /// The connection has become quiet: only PINGs were received for 1.25 s. The driver may release
+    /// resources that only a busy connection needs. It posts the first RECVs again that were left
+    /// out ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)). It releases
+    /// an extra RECV when that receives its next message, now a PING
     /// ([`Connection::recv_gone`](super::Connection::recv_gone)).
     Quiet,
-    /// A proof is wanted that the peer's end of the link exists, which does not take the peer's
-    /// process. It is told by [`Connection::peer_exists`](super::Connection::peer_exists). Nothing
-    /// needs to be done while an earlier one is on its way.
+    /// The driver should ask for a proof that the peer's end of the link exists, in a way that does
+    /// not involve the peer's process, and report it with
+    /// [`Connection::peer_exists`](super::Connection::peer_exists). Nothing needs to be done while
+    /// an earlier one is on its way.
     Probe,
-    /// No proof came in time ([`Liveness::Asked`](crate::Liveness::Asked)): the path, or the peer's
-    /// host, is gone.
+    /// No proof came in time ([`Liveness::Asked`](crate::Liveness::Asked)), so the path or the
+    /// peer's host is gone.
     Dead,
     /// The peer's process has not answered the PING of the program's [keep
     /// alive](crate::Config::keep_alive) in time.
     KeepAliveTimedOut,
 }
 
-/// Output queued on a stream that the peer does not know, to be sent on another connection.
+/// Output of a stream that the peer does not know, which can be sent on another connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsent {
     /// A piece of the body.
@@ -188,8 +189,9 @@ pub enum WantKey {
 pub struct LandingWant {
     /// The purpose.
     pub key: WantKey,
-    /// Preferred length in bytes; a stream gets no more of longer memory. `want` and `min` include
-    /// the bytes before the begin that the sender requires, which are not granted.
+    /// Preferred length in bytes. Of longer memory, a stream gets only this much. `want` and `min`
+    /// include the bytes in front of the address where the sender has to begin, which are not
+    /// granted.
     pub want: u32,
     /// Minimum length in bytes.
     pub min: u32,
@@ -198,16 +200,16 @@ pub struct LandingWant {
 /// A want of memory that this side [names](super::Connection::name_memory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedWant {
-    /// The stream.
+    /// The stream whose message is to land.
     pub stream: StreamId,
     /// The length of the whole field in bytes.
     pub field: u32,
-    /// The offset in the field of what is wanted: 0, unless a part has landed before.
+    /// The offset in the field from which on memory is wanted: 0, unless a part has landed before.
     pub offset: u32,
 }
 
 /// The amount of work that the driver can accept now. A WRITE is not split below 16 KiB, so `write`
-/// must be at least that when nothing is in flight. Staging memory of any length is used.
+/// must be at least 16 KiB when nothing is in flight. Staging memory may have any length.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Bytes of WRITEs.
@@ -237,11 +239,11 @@ pub struct Write {
 pub enum Transmit {
     /// The slot holds a message of this many bytes.
     Send(usize),
-    /// A WRITE.
+    /// A WRITE into memory that the peer has granted.
     Write(Write),
 }
 
-/// Why output was not accepted. `HeadersTooLong` is an error of the caller; the others are ordinary
+/// Why output was not accepted. `HeadersTooLong` is the caller's mistake. The others are ordinary
 /// states of the stream or the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
@@ -257,9 +259,9 @@ pub enum SendError {
     /// A header block exceeds the limit.
     #[error("header block of {len} bytes, the limit is {limit}")]
     HeadersTooLong {
-        /// Bytes.
+        /// Length of the block in bytes.
         len: usize,
-        /// The limit.
+        /// Maximum length in bytes.
         limit: u32,
     },
     /// All stream ids (2^32 - 1) are used; the connection must be replaced.
@@ -278,7 +280,7 @@ pub struct Stats {
     pub messages_received: u64,
     /// Body bytes sent in control messages.
     pub eager_sent: u64,
-    /// Those of them that lie around a field which goes by WRITE.
+    /// Those of `eager_sent` that lie around a field sent by WRITE.
     pub around_sent: u64,
     /// Body bytes received in control messages.
     pub eager_received: u64,
@@ -288,7 +290,7 @@ pub struct Stats {
     pub write_sent: u64,
     /// WRITEs of pinned sources with [`LONG_WRITE`](Stats::LONG_WRITE) bytes or more.
     pub long_writes: u64,
-    /// Those of them whose source and destination are equal modulo 64.
+    /// Those of `long_writes` whose source and destination addresses are equal modulo 64.
     pub long_writes_in_phase: u64,
     /// Body bytes received by WRITE.
     pub write_received: u64,
@@ -298,7 +300,7 @@ pub struct Stats {
     pub borrowed: u64,
     /// Number of times that output had to wait for a credit.
     pub credit_waits: u64,
-    /// Grants given.
+    /// Grants given to the peer.
     pub grants_given: u64,
 }
 
@@ -325,6 +327,6 @@ pub struct Pending {
     pub streams: usize,
     /// Grants that the peer holds.
     pub grants: usize,
-    /// Grants of the peer that this side holds, standing or bound to a transfer.
+    /// Grants from the peer that this side holds, standing or bound to a transfer.
     pub peer_grants: usize,
 }

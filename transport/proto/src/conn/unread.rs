@@ -1,22 +1,22 @@
-//! The bytes that are granted or unread, of all streams together (R13).
+//! Accounts for the bytes that are granted or unread in all streams together (R13).
 
 use super::stream::{RecvState, Stream};
 use crate::config::Config;
 use crate::ids::Ids;
 use crate::ids::StreamId;
 
-/// The bytes that the streams hold of their common limit, [`unread_total`](Config::unread_total).
+/// How much the streams use of their common limit, [`unread_total`](Config::unread_total).
 #[derive(Debug)]
 pub(super) struct Unread {
     total: u64,
-    /// The window of small messages with which a stream begins, and how far it may grow.
+    /// The window for small messages with which a stream begins, and its maximum.
     first_window: u32,
     max_window: u32,
     /// Bytes granted or unread of all streams, including those in `ended`.
     held: u64,
-    /// Bytes by which the windows of all streams exceed those at the begin of a stream.
+    /// Bytes by which all windows together exceed the windows with which streams begin.
     pub(super) windows: u64,
-    /// Streams that have ended, with their bytes that have not been read.
+    /// The unread bytes of streams that have ended.
     ended: Ids<u64>,
 }
 
@@ -32,13 +32,14 @@ impl Unread {
         }
     }
 
-    /// Returns what the streams leave of the limit.
+    /// The unused part of the limit.
     pub(super) fn room(&self) -> u64 {
         self.total.saturating_sub(self.held + self.windows)
     }
 
-    /// Whether there is room for `want` bytes of a stream. A message is not cut for it: one may
-    /// exceed the limit if nothing else is unread, and a short one if its stream has nothing else.
+    /// Whether there is room for `want` bytes of a stream. Messages are not split to fit: any
+    /// message may exceed the limit if nothing else is unread, and a short one if its stream has
+    /// nothing else.
     pub(super) fn has_room(&self, stream: &Stream, want: u32) -> bool {
         let floor = stream.landing.held == 0 && want <= self.first_window;
         floor || self.held == 0 || u64::from(want) <= self.room()
@@ -57,8 +58,9 @@ impl Unread {
         self.held -= len;
     }
 
-    /// Bytes of small messages have been read. The window of a stream that is read grows, as far as
-    /// all streams together leave room. Returns the bytes to return to the peer, if they are due.
+    /// Records that bytes of small messages have been read. The stream's window grows, as far as
+    /// all streams together leave room. Returns the window bytes to give back to the peer, if they
+    /// are due.
     pub(super) fn read_small(&mut self, stream: &mut Stream, len: u32) -> Option<u32> {
         let recv = &mut stream.recv;
         if recv.state != RecvState::Body {
@@ -77,7 +79,7 @@ impl Unread {
         Some(increment)
     }
 
-    /// Settles the accounts of a stream that is removed, of whose bytes `granted` have not landed.
+    /// Settles the account of a stream that is removed, with `granted` bytes that have not landed.
     /// Its unread bytes continue to count, unless the application has released the stream.
     #[inline]
     pub(super) fn settle(&mut self, stream: &Stream, granted: u64) {
@@ -90,7 +92,7 @@ impl Unread {
         }
     }
 
-    /// Bytes of a stream that has ended have been read.
+    /// Records that bytes of a stream that has ended have been read.
     pub(super) fn read_of_ended(&mut self, id: StreamId, len: u32) {
         let Some(unread) = self.ended.get_mut(&id.0) else { return };
         let len = u64::from(len).min(*unread);
@@ -102,7 +104,7 @@ impl Unread {
         }
     }
 
-    /// The application will not read the rest of a stream that has ended.
+    /// Stops counting a stream that has ended, because the application will not read the rest.
     pub(super) fn release_ended(&mut self, id: StreamId) {
         self.held -= self.ended.remove(&id.0).unwrap_or(0);
     }

@@ -1,15 +1,15 @@
 //! The order in which streams write.
 //!
-//! Messages of about the same length are written one after the other: the receiver works on the
+//! Messages of about the same length are written one after the other. So the receiver works on the
 //! first while the second is written, and the mean time of a transfer is half of what it would be
-//! if all were written in turns. A short message overtakes a long one all the same, at the next
-//! WRITE, and a long one ends later than in turns by no more than its own length.
+//! if all took turns. A short message still overtakes a long one, at the next WRITE. A long message
+//! is delayed, compared with taking turns, by the time of its own length at most.
 //!
-//! This is weighted fair queueing by message, with equal weights (Demers, Keshav and Shenker,
-//! "Analysis and simulation of a fair queueing algorithm", SIGCOMM 1989): the virtual clock counts
-//! the bytes that each stream would have written if all wrote in turns, and the message that would
-//! end first by that clock goes first. Other than there, a message in progress is interrupted for
-//! one that would end before it.
+//! This is weighted fair queueing by message, with equal weights: the virtual clock counts the
+//! bytes that each stream would have written if all took turns, and the message that would end
+//! first by that clock goes first. The algorithm is from Demers, Keshav and Shenker, "Analysis and
+//! simulation of a fair queueing algorithm", SIGCOMM 1989. Unlike there, a message in progress is
+//! interrupted for one that would end before it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,7 +19,7 @@ use std::collections::BinaryHeap;
 struct WriteTurn {
     /// When its message would end, by the virtual clock.
     finish: u64,
-    /// Turns that would end at the same time are in order.
+    /// Orders turns that would end at the same time.
     number: u64,
     key: usize,
 }
@@ -27,7 +27,7 @@ struct WriteTurn {
 /// The streams with a WRITE to hand out.
 #[derive(Debug, Default)]
 pub(super) struct WriteOrder {
-    /// Those whose source is staged, those whose source is pinned.
+    /// The streams whose source is staged, and those whose source is pinned.
     queues: [BinaryHeap<Reverse<WriteTurn>>; 2],
     /// The index of the queue whose turn it is.
     turn: usize,
@@ -38,7 +38,7 @@ pub(super) struct WriteOrder {
 }
 
 impl WriteOrder {
-    /// When a message of `len` bytes would end that can be written from now on.
+    /// When a message of `len` bytes that can be written from now on would end.
     pub(super) fn finish(&self, len: u64) -> u64 {
         self.clock.saturating_add(len)
     }
@@ -67,13 +67,13 @@ impl WriteOrder {
         }
     }
 
-    /// The two queues, that whose turn it is first. Staged and pinned sources alternate, so that
-    /// neither waits for the other's room.
+    /// The indices of the two queues, beginning with the one whose turn it is. Staged and pinned
+    /// sources alternate, so that neither waits for the other's room.
     pub(super) fn turns(&self) -> [usize; 2] {
         [self.turn, 1 - self.turn]
     }
 
-    /// The first stream of a queue is about to write `len` bytes.
+    /// Records that the first stream of a queue writes `len` bytes.
     pub(super) fn wrote(&mut self, queue: usize, len: usize) {
         self.turn = 1 - queue;
         let streams = self.queues[0].len() + self.queues[1].len();
@@ -84,7 +84,7 @@ impl WriteOrder {
         self.queues.iter().all(BinaryHeap::is_empty)
     }
 
-    /// Whether a stream waits whose source is staged.
+    /// Whether any stream with a staged source waits.
     pub(super) fn has_staged(&self) -> bool {
         !self.queues[0].is_empty()
     }
@@ -96,8 +96,8 @@ mod tests {
 
     const WRITE: u64 = 32 << 10;
 
-    /// Writes messages, each of another stream, in WRITEs of 32 KiB, and returns what of each was
-    /// written. A message arrives when so many bytes have been written.
+    /// Writes messages, each of another stream, in WRITEs of 32 KiB, and returns the bytes written
+    /// of each. A message is its length and the number of written bytes at which it arrives.
     fn run(messages: &[(u64, u64)], until: impl Fn(&[u64]) -> bool) -> Vec<u64> {
         let mut order = WriteOrder::default();
         let mut written = vec![0; messages.len()];
@@ -135,8 +135,8 @@ mod tests {
         assert_eq!(written.iter().sum::<u64>(), 21 << 20, "it waits for no more than a WRITE");
     }
 
-    /// Beside short messages, of which there are always some, a long one ends later than in turns
-    /// by no more than its own length.
+    /// Short messages keep arriving. They delay a long one, compared with taking turns, by its own
+    /// length at most.
     #[test]
     fn a_long_message_does_not_starve() {
         const SHORT: u64 = 1 << 20;

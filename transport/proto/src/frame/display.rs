@@ -1,4 +1,5 @@
-//! Frames as a log shows them: kind, flags and fields, and the lengths of bytes but no bytes.
+//! Frames as a log shows them: kind, flags, fields, and the lengths of payloads without their
+//! bytes.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! The kinds of frames: their codes, names and flags, and which stream and length each may have.
+//! The kinds of frames: their codes, names and flags, and the streams and lengths that each may
+//! have.
 
 /// The sender's half of the stream ends with this frame.
 pub const END: u8 = 1;
@@ -10,7 +11,7 @@ pub const INDEXED: u8 = 4;
 pub const LANDS: u8 = 8;
 /// Answers a PING or a GOAWAY.
 pub const ACK: u8 = 1;
-/// The sender declines memory that was granted to it.
+/// The sender declines memory that the peer has granted.
 pub const OWN: u8 = 1;
 /// Maximum length of the text of a GOAWAY or CLOSE, in bytes.
 pub const MAX_TEXT: usize = 240;
@@ -29,7 +30,7 @@ macro_rules! frame_kinds {
             /// All kinds, in the order of their codes.
             pub const ALL: &[FrameKind] = &[$(FrameKind::$kind,)*];
 
-            /// Returns `None` for a code that no kind has.
+            /// Looks up the kind by its code.
             #[inline]
             pub fn from_code(code: u8) -> Option<FrameKind> {
                 match code {
@@ -38,7 +39,7 @@ macro_rules! frame_kinds {
                 }
             }
 
-            /// The name in messages and documents.
+            /// The name in error messages and documents.
             pub const fn name(self) -> &'static str {
                 match self { $(FrameKind::$kind => $name,)* }
             }

@@ -4,7 +4,7 @@
 //! INDEXED, a field may define an entry or refer to one (`docs/protocol.md`).
 //!
 //! Messages arrive in the order in which they were composed, which keeps both tables in sync. A
-//! block that takes several frames does not use them. The sender chooses the fields to store.
+//! block that takes several frames does not use the tables. The sender chooses the fields to store.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -43,8 +43,8 @@ fn plain_len(block: &[u8]) -> Option<usize> {
     (len <= block.len()).then_some(len)
 }
 
-/// Distributes fields over entries, of which each field may take two. It need not resist chosen
-/// fields: collisions only cost bytes.
+/// Distributes fields over entries. Each field may be in one of two. The hash need not resist
+/// chosen fields, because collisions only cost bytes.
 fn hash(field: &[u8]) -> u64 {
     let mut hash = field.len() as u64;
     for word in field.chunks(8) {
@@ -56,14 +56,14 @@ fn hash(field: &[u8]) -> u64 {
     hash
 }
 
-/// Cache of blocks that consist of references and static pairs only, with their other form. Cleared
-/// when an entry changes.
+/// Maps blocks that consist of references and static pairs only to their other form. Cleared when
+/// an entry changes.
 #[derive(Debug, Default)]
 struct Blocks([Option<(Bytes, Bytes)>; BLOCKS]);
 
 impl Blocks {
-    /// The key is the form at hand: the sender looks up the uncompressed block, the receiver the
-    /// compressed one.
+    /// The place of a block in the cache. The sender looks up the uncompressed block, the receiver
+    /// the compressed one.
     fn place(key: &[u8]) -> usize {
         (key.len() + usize::from(key.last().copied().unwrap_or(0))) % BLOCKS
     }
@@ -133,7 +133,8 @@ impl Sent {
         let mut start = 0;
         if field[0] < 128 && field.len() <= LONGEST {
             let hash = hash(field);
-            // Two fields that every call has may share an entry: then the second takes its twin.
+            // If two fields that every call has hash to one entry, the second takes that entry's
+            // twin.
             let (first, twin) = (hash as usize % ENTRIES, (hash as usize % ENTRIES) ^ 1);
             let holds = |number: &usize| self.entries[*number].field == field;
             if let Some(number) = [first, twin].into_iter().find(holds) {

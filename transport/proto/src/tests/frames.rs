@@ -133,7 +133,8 @@ fn read(frame: &[u8]) -> Frame {
     read
 }
 
-/// Holds the fields of a case to what the frame displays: numbers by value, bytes by length.
+/// Compares the fields of a case with those that the frame displays: numbers by value, bytes by
+/// length.
 fn check_fields(case: &Case, frame: &Frame) {
     let shown = frame.to_string();
     let mut fields: BTreeMap<&str, &str> =
@@ -201,7 +202,7 @@ fn each_frame_has_its_bytes_its_line_and_its_table() {
     }
 }
 
-/// A kind, or a flag, that no case has would be held by nothing.
+/// A kind or a flag without a case would not be tested at all.
 #[test]
 fn every_kind_and_every_flag_has_a_case() {
     let (golden, mut set) = (golden(), BTreeMap::new());

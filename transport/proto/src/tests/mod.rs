@@ -14,7 +14,7 @@ fn golden() -> Golden {
     Golden::parse(include_str!("../../golden/frames.txt"))
 }
 
-/// A case that no test looks at holds nothing: each file says which prefixes are its own.
+/// Every case belongs to a test. Each file lists the prefixes of its cases.
 #[test]
 fn every_case_belongs_to_a_test() {
     let golden = golden();

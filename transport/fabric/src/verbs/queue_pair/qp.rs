@@ -81,9 +81,9 @@ pub(crate) fn check_queue_pair(device: &Arc<DeviceContext>) -> Result<(), Fabric
     with_queue_pair(device, &least, || ())
 }
 
-/// Bytes that a queue pair of an ordinary connection, and its part of a completion queue, pin: as
-/// far as making one shows. Memory that other threads pin meanwhile makes the least difference to
-/// the middle of three.
+/// Bytes that a queue pair of an ordinary connection pins, with its part of a completion queue.
+/// Measured by creating one, three times: the middle result is least affected by memory that other
+/// threads pin at the same time.
 pub(crate) fn queue_bytes(device: &Arc<DeviceContext>) -> usize {
     let (config, limits) = (LinkConfig::default(), device.limits);
     let capacity = QpCapacity {

@@ -113,7 +113,7 @@ fn each_end_has_an_alignment_of_its_own() {
     p.assert_clean();
 }
 
-/// The memory that is asked for includes the padding in front; the grant does not.
+/// The wanted memory includes the padding in front. The grant does not.
 #[test]
 fn alignment_padding_is_allocated_but_not_granted() {
     let mut p = Pair::new(asks_for(64, 0), asks_for(4096, 0), 0);
@@ -217,7 +217,7 @@ fn unaligned_standing_grants_are_used_from_the_first_byte_in_phase() {
     for (len, offset) in [(100_000 + 47, None), (100_000 + 48, Some(48)), (200_000, Some(48))] {
         let mut p = Pair::new(asks_for(64, 4), asks_for(64, 4), 1 << 20);
         p.settle();
-        // A head of 22 bytes begins at 42 modulo 64, which is 48 bytes behind 58.
+        // A head of 22 bytes begins at 42 modulo 64, which is 48 bytes after 58.
         p.inject(SERVER, &[Frame::Grant { stream: 0, id: 9, rkey: 1, len, addr: 0x1000 - 6 }]);
         let id = p.open("head", false);
         let mut payload = Payload::new();

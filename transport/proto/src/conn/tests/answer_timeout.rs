@@ -63,13 +63,13 @@ fn assert_judged(p: &mut Pair, victim: usize, expected: &Breach) {
     assert!(p.ends[victim].conn.poll_landing(|_| true).is_none(), "it is over");
 }
 
-/// Others want memory, of whatever streams this connection has.
+/// Others want the memory of all streams.
 fn wanted(p: &mut Pair) {
     p.server().recall_grants(|_| true);
 }
 
-/// The deadlines of all calls have passed, or they were answered, and the client says nothing of
-/// it. As long as nobody wants the memory, it may; then it has its time.
+/// The deadlines of all calls have passed, or they were answered, but the client does not return
+/// the memory. It may keep it as long as nobody wants it; then the clock runs.
 #[test]
 fn grants_of_reset_streams_that_others_want_close_the_connection() {
     for answered in [false, true] {
@@ -87,8 +87,8 @@ fn grants_of_reset_streams_that_others_want_close_the_connection() {
     }
 }
 
-/// A RESET that is not answered keeps a place among the streams of the peer, and no connection ends
-/// for it: the peer may pause.
+/// An unanswered RESET keeps a place among the peer's streams, but the connection does not end,
+/// because the peer may pause.
 #[test]
 fn an_unanswered_reset_ends_nothing() {
     let mut p = pair();
@@ -138,7 +138,7 @@ fn an_unanswered_recall_closes_the_connection() {
     assert_judged(&mut p, SERVER, &Breach::GrantKept(GrantId(2)));
 }
 
-/// Standing grants that were idle are recalled, and the peer pauses: nobody else needs them.
+/// Idle standing grants are recalled while the peer pauses. Nobody else needs them.
 #[test]
 fn an_unanswered_recall_of_idle_grants_ends_nothing() {
     let config = Config { standing_grants: 4, ..config() };
@@ -154,7 +154,7 @@ fn an_unanswered_recall_of_idle_grants_ends_nothing() {
     assert!(matches!(breach, Some(Breach::GrantKept(_))), "{breach:?}");
 }
 
-/// The others were served elsewhere in the end: the peer may keep what it has.
+/// The others get memory elsewhere in the end, so the peer may keep its grants.
 #[test]
 fn memory_that_is_not_wanted_any_more_may_be_kept() {
     let mut p = pair();
@@ -170,8 +170,8 @@ fn memory_that_is_not_wanted_any_more_may_be_kept() {
     assert!(judged(&mut p, SERVER).1.is_some());
 }
 
-/// A grant that is not recalled may be kept: the call has no deadline, and nobody else needs the
-/// memory.
+/// The peer may keep a grant that is not recalled, because the call has no deadline and nobody else
+/// needs the memory.
 #[test]
 fn grants_that_are_not_recalled_may_be_kept() {
     let mut p = pair();
@@ -274,7 +274,7 @@ fn the_answer_clock_runs_while_memory_is_wanted_and_owed() {
     };
     handled(&mut p);
     assert_eq!(clock(&p), AnswerClock::Idle);
-    // Nothing of the memory is recalled that others want.
+    // Others want memory, but none of this connection's.
     p.server().recall_grants(|_| false);
     assert_eq!(clock(&p), AnswerClock::Pending);
     handled(&mut p);

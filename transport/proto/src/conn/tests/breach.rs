@@ -462,7 +462,7 @@ fn leases() -> Vec<Case> {
         case(CLIENT, bad("reaches past the end of the address space"), |p| {
             lent(p, 9, u64::MAX - 8)
         }),
-        // Whatever it says, at a side that did not turn borrowing on.
+        // Any LENT frame, for a side that did not turn borrowing on.
         case(CLIENT, Breach::NotBorrowing(stream(1)), |p| {
             p.server().terms.own.takes_lent = false;
             lent(p, 4096, 0);

@@ -330,7 +330,8 @@ fn what_a_reader_waits_for_lands_beyond_the_total() {
     p.assert_clean();
 }
 
-/// Streams begin with a small window. That of a stream that is read grows at the cost of all.
+/// Streams begin with a small window. The window of a stream that is read grows, at the cost of
+/// all.
 #[test]
 fn the_window_of_a_stream_that_is_read_grows_within_the_total() {
     const FLOOR: u32 = 4096;
@@ -352,7 +353,7 @@ fn the_window_of_a_stream_that_is_read_grows_within_the_total() {
     }
     assert_eq!(p.server().landing.unread.windows, total, "the first streams had most of it");
     p.server().held();
-    // They are read no more: what each may have unread is its window.
+    // They are read no longer, so each may have its window unread.
     for id in &ids {
         p.ends[SERVER].stalled.insert(id.get());
         let before = p.ends[SERVER].app(*id).body.len();

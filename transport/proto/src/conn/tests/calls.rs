@@ -379,11 +379,11 @@ fn the_queues_of_all_streams_are_limited() {
     let queued = |p: &mut Pair| p.client().output.queued();
     let all = queued(&mut p);
     assert!((16 << 20..(16 << 20) + STREAMS * 2 * PIECE).contains(&all), "{all}");
-    // The peer takes as much of all as may be unread.
+    // The peer takes as many bytes of all streams as may be unread.
     p.settle();
     assert!(queued(&mut p) >= all - (1 << 20));
-    // One that is read to its end has room while the others are as they were, and so has another
-    // that drops what it has.
+    // A stream that is read to its end has room while the others are as they were. So has one that
+    // drops its output.
     let (first, last, dropped) = (ids[0], ids[STREAMS - 1], ids[1]);
     for id in [first, last] {
         p.ends[SERVER].unstall(id);
@@ -404,8 +404,8 @@ fn the_queues_of_all_streams_are_limited() {
     p.assert_clean();
 }
 
-/// One that has less than its floor may queue more at any time: one that was told that it has no
-/// room hears of it.
+/// A stream with less than its floor may queue more at any time. If it was told that it has no
+/// room, it hears of the room.
 #[test]
 fn a_stream_beyond_its_floor_hears_of_room() {
     let mut p = Pair::small();

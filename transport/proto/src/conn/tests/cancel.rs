@@ -224,7 +224,6 @@ fn a_reset_discards_a_partial_header_block() {
     p.assert_clean();
 }
 
-/// A reset drops queued output.
 #[test]
 fn reset_drops_queued_output() {
     let mut p = Pair::small();

@@ -1,5 +1,5 @@
-//! Streams whose messages come by DATA, as their receiver has no landing memory, or their sender
-//! cannot write to it.
+//! Streams whose messages come by DATA, because their receiver has no landing memory, or their
+//! sender cannot write to it.
 
 use super::pair::*;
 use crate::frame::Frame;
@@ -40,9 +40,9 @@ fn the_rest_of_a_body_comes_by_data() {
     for budget in [64 << 10, 1 << 30] {
         for after in [0, 100_000, LONG - 1, LONG + 1] {
             let (mut p, written) = declined_after(after, budget);
-            // With ample memory all may have been granted before.
+            // With ample memory, all of it may have been granted before.
             assert!(budget > LONG || written < 2 * LONG as u64, "some came by DATA: {after}");
-            // Other streams land as ever, and so does the response.
+            // Other streams still land, and so does the response.
             let other = p.open("other", false);
             p.send(CLIENT, other, pattern(3, 100_000));
             p.settle();
@@ -55,7 +55,7 @@ fn the_rest_of_a_body_comes_by_data() {
     }
 }
 
-/// Grants that were recalled end as ever, and their bytes come by DATA.
+/// Recalled grants still end, and their bytes come by DATA.
 #[test]
 fn a_stream_whose_grants_are_recalled_is_declined() {
     for at in 0..40 {
@@ -111,7 +111,8 @@ fn what_cannot_be_written_goes_by_data() {
     }
 }
 
-/// Requests that a peer goes on sending cost nothing, and are no breach: they cross the DECLINE.
+/// Requests that the peer goes on sending cost nothing, and are no breach, because they cross the
+/// DECLINE.
 #[test]
 fn requests_that_cross_it_are_forgotten() {
     let mut p = Pair::small();

@@ -60,7 +60,7 @@ fn a_field_is_lent_and_nothing_else_is_needed() {
     p.assert_clean();
 }
 
-/// What does not fit one message goes by WRITE, all of it.
+/// A piece whose head does not fit into one message goes by WRITE, all of it.
 #[test]
 fn long_heads_are_not_lent() {
     let mut p = lending(1 << 20);
@@ -81,7 +81,7 @@ fn long_heads_are_not_lent() {
     p.assert_clean();
 }
 
-/// What would lie at another address than the receiver wants goes by WRITE.
+/// A field that would not have the alignment that the receiver wants goes by WRITE.
 #[test]
 fn only_what_is_aligned_is_lent() {
     for (align, place, flow) in
@@ -103,7 +103,7 @@ fn only_what_is_aligned_is_lent() {
     }
 }
 
-/// A reader that keeps what it was lent makes its peer copy, and blocks nothing.
+/// A reader that keeps lent bytes makes its peer copy, and blocks nothing.
 #[test]
 fn a_reader_that_keeps_leases_makes_the_sender_write() {
     let mut p = lending(2 * FIELD);
@@ -128,8 +128,8 @@ fn a_reader_that_keeps_leases_makes_the_sender_write() {
     p.assert_clean();
 }
 
-/// What waits until the peer has mapped it is overtaken by other streams, and not by what is behind
-/// it on its own.
+/// A piece that waits until the peer has mapped it is overtaken by other streams, but not by later
+/// pieces of its own.
 #[test]
 fn what_the_peer_has_not_mapped_waits() {
     let mut p = lending(1 << 20);
@@ -177,7 +177,7 @@ fn a_reset_ends_leases_that_the_peer_was_not_told_of() {
     let mut p = lending(1 << 20);
     let id = p.open("head", false);
     p.settle();
-    // Its turn comes behind eager data for which there is no window.
+    // Its turn comes after eager data for which there is no window.
     p.ends[SERVER].stalled.insert(id.get());
     let window = Config::default().stream_window.max(small().stream_window) as usize;
     for _ in 0..window / 1000 + 2 {
@@ -208,7 +208,7 @@ fn what_nobody_reads_returns_at_once() {
     p.assert_clean();
 }
 
-/// A call that the peer never knew of is sent on another connection: with the bytes.
+/// A call that the peer never knew of is sent on another connection, with the bytes.
 #[test]
 fn withdrawn_output_has_the_bytes() {
     let mut p = lending(1 << 20);
@@ -253,7 +253,7 @@ fn leases_are_counted_and_each_has_its_number() {
     lent(server, 5).unwrap();
 }
 
-/// The attack: what lies around lent bytes counts in no window, so a peer makes that long.
+/// The attack: the bytes around lent ones count in no window, so a peer makes these long.
 #[test]
 fn what_lies_around_lent_bytes_is_short() {
     let mut p = Pair::small();

@@ -1,4 +1,4 @@
-//! What the ends of a pair have lent each other.
+//! The memory that the ends of a pair lend each other.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::super::*;
 use crate::payload::LentPlace;
 
-/// The memory that both ends have mapped, by address: the owner of a range takes it away when its
+/// The memory that both ends have mapped, by address. The owner of a range takes it away when its
 /// lease has ended.
 #[derive(Clone, Debug, Default)]
 struct Mapped(Rc<RefCell<BTreeMap<u64, Bytes>>>);
@@ -17,14 +17,14 @@ struct Mapped(Rc<RefCell<BTreeMap<u64, Bytes>>>);
 /// One end as an owner of lent memory, and as a reader of the other's.
 #[derive(Debug, Default)]
 pub(super) struct Loans {
-    /// Both ends have the same.
+    /// Shared by both ends.
     mapped: Mapped,
     /// Bytes that this end lends at a time.
     pub(super) limit: usize,
     /// How often a piece waits for the other end to map it.
     pub(super) postpones: usize,
     postponed: usize,
-    /// The end keeps what it was lent.
+    /// This end keeps the bytes that it was lent.
     pub(super) keeps: bool,
     /// Addresses of this end's leases, by number.
     out: BTreeMap<u32, u64>,
@@ -34,7 +34,7 @@ pub(super) struct Loans {
 }
 
 impl Loans {
-    /// Those of two ends.
+    /// The loans of two ends.
     pub(super) fn pair() -> [Loans; 2] {
         let mapped = Mapped::default();
         [0, 1].map(|end: u32| Loans { mapped: mapped.clone(), next: end << 31, ..Loans::default() })
@@ -45,7 +45,7 @@ impl Loans {
         self.out.values().filter_map(|addr| mapped.get(addr)).map(Bytes::len).sum()
     }
 
-    /// Decides about what the connection may lend.
+    /// Decides about the bytes that the connection may lend.
     pub(super) fn lend(&mut self, conn: &mut Connection) {
         conn.retry_lends();
         while let Some((id, bytes)) = conn.poll_lend() {
@@ -73,7 +73,7 @@ impl Loans {
         self.mapped.0.borrow_mut().remove(&addr);
     }
 
-    /// Reads what the other end has lent.
+    /// Reads bytes that the other end has lent.
     pub(super) fn borrow(&mut self, place: LentPlace, len: u32) -> Bytes {
         let bytes = self.mapped.0.borrow().get(&place.addr).cloned();
         let bytes = bytes.expect("lent memory is there until it is returned");
@@ -82,7 +82,7 @@ impl Loans {
         bytes
     }
 
-    /// Returns what is not kept.
+    /// Returns the leases that are not kept.
     pub(super) fn give_back(&mut self, conn: &mut Connection) {
         if self.keeps {
             return;

@@ -1,4 +1,4 @@
-//! Landing memory of an end in tests.
+//! Landing memory of one end in tests.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ struct Region {
     begin: Option<usize>,
     written: usize,
     filled: bool,
-    /// It is the application's, and not of the budget.
+    /// It belongs to the application, not to the budget.
     named: bool,
 }
 

@@ -19,7 +19,7 @@
 //! | `resets` | streams that are opened and reset |
 //! | `hostile` | random bytes and altered messages |
 //! | `long_messages` | messages as long as gRPC can state, without their bytes |
-//! | `decline` | streams whose messages come by DATA, as their receiver has no landing memory |
+//! | `decline` | streams whose messages come by DATA, because their receiver has no landing memory |
 
 mod alignment;
 mod answer_timeout;

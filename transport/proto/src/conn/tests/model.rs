@@ -63,7 +63,7 @@ enum Op {
         one_in: usize,
     },
     Shrink(usize),
-    /// The end keeps what it is lent, or returns it.
+    /// The end keeps lent bytes, or returns them.
     Keep {
         end: usize,
         keeps: bool,
@@ -245,7 +245,7 @@ impl Model {
                     payload.last_is_lendable();
                 }
                 if p.ends[*end].conn.send_payload(id, payload, *last).is_ok() {
-                    // Named memory lies where the application has it.
+                    // Named memory lies at the application's address.
                     let receiver = &p.ends[1 - *end];
                     let names = receiver.naming.contains_key(&id.get());
                     if !names && !receiver.conn.terms.own.names_requests {

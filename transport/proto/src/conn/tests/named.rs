@@ -14,7 +14,7 @@ fn message(seed: u32) -> (Payload, Vec<u8>) {
     message_with(seed, 12, 9)
 }
 
-/// A message with so many bytes in front of the field and behind it.
+/// A message with this many bytes before and after the field.
 fn message_with(seed: u32, head: usize, tail: usize) -> (Payload, Vec<u8>) {
     let (head, tail) = (pattern(!seed, head), pattern(seed + 7, tail));
     let field = pattern(seed, FIELD);
@@ -25,7 +25,7 @@ fn message_with(seed: u32, head: usize, tail: usize) -> (Payload, Vec<u8>) {
     (payload, [&head[..], &field[..], &tail[..]].concat())
 }
 
-/// A client that names memory so, and a server that has answered with one message.
+/// A client that names memory in this way, and a server that has answered with one message.
 fn answered(naming: Naming, budget: usize) -> (Pair, StreamId, Vec<u8>) {
     answered_with(naming, budget, message(1))
 }
@@ -45,7 +45,7 @@ fn answered_with(
     (p, id, bytes)
 }
 
-/// Few bytes around it go by SEND, so that a message takes one grant and its WRITEs.
+/// The few bytes around the field go by SEND, so a message takes one grant and its WRITEs.
 #[test]
 fn the_field_lands_in_named_memory_and_the_rest_around_it() {
     for (head, tail, around) in [(12, 9, 0), (0, 0, 0), (256, 0, 0), (0, 256, 0), (200, 57, 2)] {
@@ -72,7 +72,7 @@ fn requests_land_in_memory_that_the_server_names() {
     let mut p = Pair::new(small(), server, 1 << 20);
     p.ends[SERVER].names = |id| (id.get() != 3).then_some(Naming::Whole);
     let mut grants = 0;
-    // The third does not land in named memory, and is cut all the same.
+    // The third does not land in named memory, but is also cut.
     for (nth, expected) in [3, 1, 1, 1].into_iter().enumerate() {
         let id = p.open("head", false);
         let (payload, bytes) = message(nth as u32);
@@ -122,7 +122,7 @@ fn a_field_may_be_longer_than_all_landing_memory() {
     p.assert_clean();
 }
 
-/// It has advertised standing grants that are long enough.
+/// The server has advertised standing grants that are long enough.
 #[test]
 fn standing_grants_are_left_alone() {
     let mut p = Pair::small();
@@ -148,7 +148,7 @@ fn standing_grants_are_left_alone() {
 
 #[test]
 fn memory_that_is_refused_late_or_short_delays_nothing_for_good() {
-    // A single byte is less than a grant may have.
+    // A single byte is less than a grant may hold.
     for naming in [Naming::Refuse, Naming::Late, Naming::Parts(1), Naming::Parts(100_000)] {
         let (mut p, id, bytes) = answered(naming, 1 << 20);
         let other = p.open("other", true);
@@ -164,7 +164,7 @@ fn memory_that_is_refused_late_or_short_delays_nothing_for_good() {
     }
 }
 
-/// Recalled after a part was written: what is missing is named again, from there on.
+/// A grant is recalled after a part was written. The missing part is named again.
 #[test]
 fn a_recall_returns_named_memory_too() {
     for room in [0, 64 << 10] {
@@ -202,7 +202,7 @@ fn a_reset_brings_named_memory_back() {
     }
 }
 
-/// A server that states a field which is none: the bytes are the same, wherever they land.
+/// The stated field need not be one: the bytes are the same, wherever they land.
 #[test]
 fn a_field_may_be_anywhere_in_the_request() {
     use crate::frame::Field;

@@ -23,7 +23,7 @@ pub(super) enum Wire {
     Write(Write),
 }
 
-/// What a side does when the field of a message is to land in memory that it names.
+/// How a side answers a want of named memory for the field of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
     /// Names all of it at once.
@@ -35,7 +35,7 @@ pub(super) enum Naming {
     Refuse,
 }
 
-/// What the application on one side has received on a stream.
+/// Events and bytes that the application on one side has received on a stream.
 #[derive(Debug, Default)]
 pub(super) struct App {
     pub(super) blocks: Vec<Bytes>,
@@ -64,7 +64,7 @@ pub(super) struct End {
     pub(super) staging_block: usize,
     pub(super) room: usize,
     full: (usize, usize, usize),
-    /// The lengths of the posted RECVs, first to be filled first, as a device has them.
+    /// The lengths of the posted RECVs, in the order in which a device fills them.
     posted: VecDeque<u32>,
     /// RECVs in excess of the initial ones, and whether they are being removed.
     extra: u32,
@@ -118,7 +118,7 @@ pub(super) fn pattern(seed: u32, len: usize) -> Bytes {
     pattern_at(0, seed, len)
 }
 
-/// The same at an address that is `place` modulo 4096.
+/// Like [`pattern`], at an address that is `place` modulo 4096.
 pub(super) fn pattern_at(place: usize, seed: u32, len: usize) -> Bytes {
     let mut x = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut block = Vec::with_capacity(4093);
@@ -338,7 +338,7 @@ impl End {
         self.conn.reader_waits(id);
     }
 
-    /// Decides about what may be lent, and returns what was.
+    /// Decides about pieces that may be lent, and returns leases.
     pub(super) fn lend(&mut self) {
         self.loans.lend(&mut self.conn);
         self.loans.give_back(&mut self.conn);
@@ -428,7 +428,7 @@ impl Pair {
         posted
     }
 
-    /// As [`drive`](Self::drive), without the check of credits, for a hostile peer.
+    /// Like [`drive`](Self::drive), without the check of credits, for a hostile peer.
     pub(super) fn drive_unchecked(&mut self, end: usize) -> bool {
         let mut posted = false;
         self.ends[end].take_events();
@@ -601,7 +601,7 @@ impl Pair {
             {
                 let (ours, to_return) = (sender.credits.available(), receiver.credits.to_return());
                 assert_eq!(ours + under_way + to_return + coming_back, slots, "credits");
-                // The sizes too, in the order of the device.
+                // The sizes also match, in the order of the device.
                 let (rest, full) =
                     (receiver.terms.own.rest_slot_size(), receiver.terms.own.slot_size);
                 let coming = sends(from).flat_map(|m| {

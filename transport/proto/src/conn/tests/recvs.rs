@@ -121,8 +121,8 @@ fn with_minimum_credits_a_call_is_one_message_each_way() {
     p.assert_clean();
 }
 
-/// A connection at rest has short RECVs alone. What does not fit is cut and asks for longer ones,
-/// which replace the short ones until the connection is at rest again.
+/// A connection at rest has only short RECVs. Output that does not fit is split and asks for longer
+/// ones, which replace the short ones until the connection is at rest again.
 #[test]
 fn short_recvs_make_way_for_long_ones_under_load_and_come_back_at_rest() {
     let config = Config { slot_size: 4096, rest_slot_size: 1024, max_recvs: 20, ..small() };
@@ -135,7 +135,8 @@ fn short_recvs_make_way_for_long_ones_under_load_and_come_back_at_rest() {
         p.answer(id, pattern(round, 100));
         p.settle();
         assert!(p.ends.iter().all(|end| !end.conn.has_extra_recvs()), "{round}");
-        // A message as long as a full slot goes at once, in pieces, without an answer in between.
+        // A message as long as a full slot goes at once, in pieces, without waiting for an answer
+        // in between.
         let id = p.open("head", false);
         p.client().send_data(id, pattern(round, 4000), true, true).unwrap();
         p.drive(CLIENT);

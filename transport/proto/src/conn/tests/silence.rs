@@ -20,7 +20,7 @@ fn wait(p: &mut Pair, time: Duration, step: Duration) {
     }
 }
 
-/// The time until the client has an event, within the time that is given.
+/// The time until `end` has an event. `None` if it takes longer than `most`.
 fn until_event(p: &mut Pair, end: usize, most: Duration) -> Option<Duration> {
     let start = p.now;
     while p.ends[end].events.is_empty() {
@@ -74,7 +74,7 @@ fn a_pause_loses_nothing() {
             let (first, second) = (p.open("head", false), p.open("head", false));
             p.settle();
             p.client().send_data(first, pattern(1, 300), true, false).unwrap();
-            // It neither receives nor answers; its device does.
+            // The process neither receives nor answers, but its device does.
             p.hold[end] = true;
             p.client().reset(second, ResetCode::CANCEL);
             wait(&mut p, HOUR, QUIET / 2);
@@ -89,7 +89,8 @@ fn a_pause_loses_nothing() {
     }
 }
 
-/// Nothing is open: a side asks once in two minutes, or never where the link tells of an end.
+/// With nothing open, a side asks once in two minutes, or never where the link reports the peer's
+/// end.
 #[test]
 fn a_connection_at_rest_asks_rarely() {
     for liveness in [Liveness::Told, TIMED] {
@@ -113,7 +114,7 @@ fn a_connection_at_rest_asks_rarely() {
     }
 }
 
-/// However long the connection was at rest.
+/// The time does not depend on how long the connection was at rest.
 #[test]
 fn a_call_that_begins_at_rest_finds_in_time_that_the_path_is_gone() {
     for rest in [3, 100] {
@@ -130,7 +131,7 @@ fn a_call_that_begins_at_rest_finds_in_time_that_the_path_is_gone() {
     }
 }
 
-/// Where nobody tells, a path that has gone while nothing was open is noticed, later.
+/// If the link does not report it, a path that is lost at rest is noticed later.
 #[test]
 fn a_path_that_goes_at_rest_is_given_up() {
     let mut p = pair(TIMED, None);
@@ -156,7 +157,7 @@ fn a_path_that_is_gone_is_noticed() {
     assert!(!p.drive(CLIENT));
 }
 
-/// A process that was stopped itself asks before it declares the path gone.
+/// A process that was stopped asks before it declares the path gone.
 #[test]
 fn a_stopped_process_asks_first() {
     let mut p = pair(TIMED, None);

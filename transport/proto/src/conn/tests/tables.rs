@@ -69,7 +69,7 @@ fn next(side: Side, state: State, event: Event) -> Result<State, Wrong> {
     let (send, recv) = match event {
         Event::QueueEnd => (if send == S::Open { S::Ending } else { send }, recv),
         Event::Emit if send == S::Ending => match (side, recv) {
-            // A response that is complete: what the client still sends is not wanted.
+            // The response is complete, so the rest of the request is not wanted.
             (Side::Server, R::Headers | R::Body) => (S::Ended, R::Discarding),
             _ => (S::Ended, recv),
         },
@@ -241,9 +241,9 @@ fn reachable(side: Side) -> Vec<State> {
 fn every_state_of_a_stream_with_every_event() {
     for side in [Side::Client, Side::Server] {
         let states = reachable(side);
-        // Open and Ending with Headers, Body and Ended; Ended and Reset with Discarding; forgotten.
-        // On a server, the end of the response discards the rest of the request. On a client, the
-        // end of the request waits for the response.
+        // Open and Ending go with Headers, Body and Ended. Ended and Reset go with Discarding. One
+        // state is forgotten. On a server, the end of the response discards the rest of the
+        // request. On a client, the end of the request waits for the response.
         assert_eq!(states.len(), if side == Side::Client { 11 } else { 9 }, "{side:?}: {states:?}");
         for state in states {
             for event in EVENTS {
