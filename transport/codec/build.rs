@@ -1,4 +1,4 @@
-//! Does nothing: cargo wants a build script where there is `links`.
+//! Does nothing, but cargo requires a build script for `links`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

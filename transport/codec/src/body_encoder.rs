@@ -23,15 +23,15 @@ pub struct Chunk {
     pub segments: SmallVec<[Bytes; 3]>,
     /// Total length of all segments in bytes.
     pub len: usize,
-    /// Whether this is one message whose segments were extracted. Otherwise it holds bytes as the
-    /// body returned them.
+    /// Whether this is one message whose segments were extracted. Otherwise it holds bytes exactly
+    /// as the body returned them.
     pub apart: bool,
     /// Index of the segment that holds the longest `bytes` field, if known.
     pub longest: Option<usize>,
 }
 
 impl Chunk {
-    /// Bytes as a body returned them.
+    /// Creates a chunk of bytes that a body returned, unchanged.
     pub fn whole(bytes: Bytes) -> Self {
         let len = bytes.len();
         Chunk { segments: SmallVec::from_iter([bytes]), len, apart: false, longest: None }
@@ -51,8 +51,8 @@ pub struct BodyEncoder {
 }
 
 impl BodyEncoder {
-    /// An encoder for the body of `call`. Messages of up to `whole` bytes are not split. `apart`
-    /// allows splitting, see [`is_plain_grpc`](crate::is_plain_grpc).
+    /// Creates an encoder for the body of `call`. Messages of up to `whole` bytes are not split.
+    /// `apart` allows splitting at all: see [`is_plain_grpc`](crate::is_plain_grpc).
     pub fn new(call: Call, whole: usize, apart: bool) -> Self {
         match apart {
             true => {
@@ -75,14 +75,14 @@ impl BodyEncoder {
         }
     }
 
-    /// Bytes that this crate's codec copied since the last call: to make segments, and as filling
-    /// that shows tonic the true length of a message.
+    /// Bytes that this crate's codec has copied since the last call, to make segments, and bytes
+    /// that it wrote as filling, which shows tonic the true length of a message.
     pub fn take_copied(&mut self) -> (u64, u64) {
         self.sink.as_mut().map_or((0, 0), Sink::take_copied)
     }
 
-    /// The next frame of `body`. Where messages in it were taken apart, it is empty, and all of it
-    /// is appended to `chunks`.
+    /// Polls `body` for its next frame. If messages in the frame were split, the frame is returned
+    /// empty, and all of its bytes are appended to `chunks`.
     pub fn poll(
         &mut self,
         body: &mut Body,
@@ -103,7 +103,7 @@ impl BodyEncoder {
             Poll::Pending | Poll::Ready(None | Some(Err(_))) => None,
         };
         let Some(data) = data else {
-            // tonic also loses what was encoded before an error.
+            // tonic also loses messages that were encoded before an error.
             sink.clear();
             return frame;
         };

@@ -1,5 +1,5 @@
-//! Finds the messages in a received body, and replaces those that can stay where they landed with
-//! placeholders.
+//! Finds the messages in a received body, and puts placeholders in the place of those that can stay
+//! where they landed.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ pub(super) const SLICE: usize = 16 * 1024;
 const HANDED: usize = 64 * 1024;
 
 /// If a message is longer than this, its header is passed to tonic alone. tonic then sizes its
-/// buffer for the message once; with message bytes behind the header, the buffer would first grow
-/// to hold these and then again by the whole length. A message that fits into tonic's initial
-/// buffer needs no separate header.
+/// buffer for the message once. With message bytes after the header, the buffer would first grow to
+/// hold these and then again by the whole length. A message that fits into tonic's initial buffer
+/// needs no separate header.
 const ALONE: usize = 8 * 1024 - HEADER;
 
 thread_local! {
@@ -47,7 +47,7 @@ pub enum Part {
     Eager(Bytes),
     /// Arrived by RDMA WRITE.
     Landed(Landed),
-    /// Lies in memory that the peer has lent, but for its ends.
+    /// Lies in memory that the peer has lent, except for its ends.
     Lent(Box<LentPiece>),
 }
 
@@ -62,7 +62,7 @@ impl Part {
         }
     }
 
-    /// Whether the part keeps landing memory.
+    /// Whether the part keeps landing memory in use.
     pub fn is_in_pool(&self) -> bool {
         matches!(self, Part::Landed(landed) if landed.is_in_pool())
     }
@@ -73,17 +73,16 @@ impl Part {
 pub(super) enum At {
     /// Within a header: the bytes received so far, and their number.
     Header([u8; HEADER], usize),
-    /// Behind a header, not yet passed on, of a message of this length that can stay where it
-    /// landed and is complete.
+    /// After a header that is not passed on yet. Its message has this length, is complete, and can
+    /// stay where it landed.
     Whole(usize),
     /// Within a message that is passed on as it arrives.
     Message { left: usize, long: bool },
-    /// Within a message that is gathered, of which these bytes are missing, and whose placeholder
-    /// is padded with these.
+    /// Within a message that is gathered: its missing bytes, and the padding of its placeholder.
     Gather { left: usize, fill: usize },
     /// The body is passed on unparsed.
     Through,
-    /// The same, to a reader that does not parse it either, and gets it where it landed.
+    /// Like `Through`, but the reader does not parse the body either, and gets it where it landed.
     InPlace,
 }
 
@@ -118,13 +117,13 @@ impl At {
 pub struct Delivered {
     /// For a plain codec, which copies them.
     pub plain: u64,
-    /// For a codec that is not known yet, or to learn tonic's limit.
+    /// Because the codec is not known yet, or to learn tonic's limit.
     pub learning: u64,
     /// Messages that landed in several parts, which tonic joins.
     pub joined: u64,
     /// Messages that are too short for a placeholder.
     pub short: u64,
-    /// To a buffer that the caller has named.
+    /// Copied to a buffer that the caller has named.
     pub named: u64,
 }
 
@@ -132,18 +131,18 @@ pub struct Delivered {
 ///
 /// Only this crate's decoder receives landed bytes. For any other reader they are copied out first,
 /// in pieces of at most `SLICE` bytes. Each header is read once, into `at`, and passed on as it was
-/// read. tonic therefore finds the same message boundaries even if the peer writes to them later.
+/// read. So tonic finds the same message boundaries even if the peer overwrites headers later.
 #[derive(Debug)]
 pub struct Deframer {
     method: Arc<Method>,
     pub(super) at: At,
     /// Bytes received and not yet passed on.
     pub(super) part: Part,
-    /// Those behind them, in their order.
+    /// The parts after it, in order.
     later: Fifo<Part>,
     /// The reader's codec.
     pub(super) used: Used,
-    /// Padding left to emit behind a placeholder, in bytes.
+    /// Bytes of padding that still have to follow a placeholder.
     filling: usize,
     /// Number of bytes passed on before the next piece. The piece ends as if they were part of it,
     /// which keeps source and destination of the copy aligned.
@@ -152,14 +151,14 @@ pub struct Deframer {
     keys: Fifo<Key>,
     pub(super) share: BytesMut,
     pub(super) delivered: Delivered,
-    /// Until the first message is complete, if it has a buffer to land in.
+    /// The first message until it is complete, if it has a buffer to land in.
     pub(super) gather: Option<Box<Gather>>,
     pub(super) gathered: Gathered,
 }
 
 impl Deframer {
-    /// A deframer for a call of `method`. `messages` tells whether the body is a sequence of plain
-    /// gRPC messages, see [`is_plain_grpc`](crate::is_plain_grpc).
+    /// Creates a deframer for a call of `method`. `messages` tells whether the body is a sequence
+    /// of plain gRPC messages: see [`is_plain_grpc`](crate::is_plain_grpc).
     pub fn new(method: Arc<Method>, messages: bool) -> Self {
         Deframer {
             method,
@@ -177,22 +176,22 @@ impl Deframer {
         }
     }
 
-    /// A deframer for a reader that copies what it gets, and parses nothing before: the peer may
-    /// still write to it.
+    /// Creates a deframer for a reader that copies the body before it parses anything, because the
+    /// peer may still write to the bytes.
     pub fn in_place(method: Arc<Method>) -> Self {
         let mut deframer = Self::new(method, false);
         deframer.at = At::InPlace;
         deframer
     }
 
-    /// The next bytes for the decoder, at most [`HANDED`]; the decoder copies them. None if nothing
-    /// is left.
+    /// The next bytes for the decoder, which copies them: at most [`HANDED`]. `None` if nothing is
+    /// left.
     pub fn pop(&mut self) -> Option<Bytes> {
         let popped = self.pop_part();
         if self.later.is_empty() { popped } else { self.pop_later(popped) }
     }
 
-    /// Goes on to later parts once nothing is left of the one in front of them.
+    /// Goes on to later parts once nothing is left of the current one.
     #[cold]
     fn pop_later(&mut self, mut popped: Option<Bytes>) -> Option<Bytes> {
         while self.is_part_empty()
@@ -293,7 +292,7 @@ impl Deframer {
         self.part = part;
     }
 
-    /// Whether the piece is one message, which can stay where it is.
+    /// Whether the piece is exactly one message, which can stay where it is.
     fn is_whole(&self, piece: &LentPiece) -> bool {
         let header = piece.head.first_chunk::<HEADER>();
         let message = header.and_then(|header| placeholder::read_header(header));
@@ -410,7 +409,7 @@ impl Deframer {
     }
 }
 
-/// A piece under construction.
+/// A piece being copied together.
 #[derive(Debug, Default)]
 struct CopyBuffer {
     bytes: BytesMut,
@@ -446,7 +445,7 @@ impl CopyBuffer {
 
 impl Drop for Deframer {
     fn drop(&mut self) {
-        // Messages that were never decoded.
+        // Removes the messages that were never decoded.
         while let Some(key) = self.keys.pop_front() {
             if pending_messages::take(key).is_some() {
                 self.method.has_left_a_message();

@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 /// allocates nothing.
 #[derive(Clone, Debug)]
 pub struct Fifo<T> {
-    /// None when the queue is empty.
+    /// `None` if the queue is empty.
     first: Option<T>,
-    /// Allocated for the first second element, and kept.
+    /// Allocated when the queue first holds a second element, and kept.
     #[expect(
         clippy::box_collection,
         reason = "queues are moved about with what they are in, and most have no second"
@@ -23,7 +23,7 @@ impl<T> Default for Fifo<T> {
 }
 
 impl<T> Fifo<T> {
-    /// Adds an element behind all others.
+    /// Appends an element.
     pub fn push_back(&mut self, value: T) {
         match self.first {
             None => self.first = Some(value),
@@ -31,7 +31,7 @@ impl<T> Fifo<T> {
         }
     }
 
-    /// Takes out the first element.
+    /// Removes and returns the first element.
     pub fn pop_front(&mut self) -> Option<T> {
         let first = self.first.take()?;
         self.first = self.rest.as_mut().and_then(|rest| rest.pop_front());

@@ -24,18 +24,18 @@ use crate::methods::{Call, Methods, Used};
 use crate::placeholder::HEADER;
 use crate::prost_codec::ProstCodec;
 
-/// How a piece of a body came.
+/// How a piece of a body arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Came {
     /// In control messages.
     InMessages,
-    /// The message lands by WRITE.
+    /// By WRITE.
     Landed,
-    /// Lent, but for a few bytes at its ends.
+    /// Lent, except for a few bytes at its ends.
     Lent,
 }
 
-/// One method, with its limits and codec as learnt over several calls.
+/// One method, with the limits and the codec learnt over several calls.
 #[derive(Debug, Default)]
 pub struct OneMethod(Arc<Methods>);
 
@@ -133,8 +133,8 @@ where
     OneMethod::default().decode(pieces, limit)
 }
 
-/// Like [`decode`], but with a sender that writes to `arena`, where the pieces landed, after each
-/// read by prost. The arena holds the plan of these writes.
+/// Like [`decode`], but the sender writes to `arena`, where the pieces landed, after each read by
+/// prost. The arena holds the plan of these writes.
 ///
 /// # Panics
 /// If prost is given a byte of the arena itself.
@@ -221,7 +221,8 @@ impl HttpBody for Received {
     }
 }
 
-/// A piece of which all but the ends is lent: these are copies, at most as long as fit a message.
+/// A piece that is lent except for its ends, which are copies of at most as many bytes as fit into
+/// a message.
 fn lent(piece: &Bytes) -> Part {
     let head = piece.len().min(HEADER + piece.len() % 40);
     let tail = (piece.len() - head).min(piece.len() % 30);

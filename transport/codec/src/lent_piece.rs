@@ -1,4 +1,4 @@
-//! A piece of a body that the peer has lent, but for its ends.
+//! A piece of a body that the peer has lent, except for its ends.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tonic_rdma_memory::{Landed, LandedReader, Window};
@@ -9,7 +9,7 @@ use crate::placeholder::HEADER;
 /// after.
 #[derive(Debug, Default)]
 pub struct LentPiece {
-    /// In memory that the peer cannot write to.
+    /// The bytes before the lent ones, in memory that the peer cannot write to.
     pub head: Bytes,
     /// The bytes that the peer has lent.
     pub lent: Landed,
@@ -31,7 +31,7 @@ impl LentPiece {
         dst.put_slice(&self.tail);
     }
 
-    /// Reads the message that the piece is, without its header.
+    /// Reads the piece as one message, without its header.
     pub(super) fn message(self, window: &mut Window) -> LandedReader<'_> {
         let LentPiece { mut head, lent, tail } = self;
         head.advance(HEADER.min(head.len()));

@@ -1,8 +1,8 @@
-//! The protobuf codec of [tonic-rdma](https://docs.rs/tonic-rdma) that does not copy `bytes`
-//! fields, without its transport: see `tonic_rdma::codec`, which exports it, and says what it does.
+//! The protobuf codec of [tonic-rdma](https://docs.rs/tonic-rdma), which does not copy `bytes`
+//! fields. tonic-rdma exports it as `tonic_rdma::codec`, whose documentation describes it.
 //!
-//! Depend on tonic-rdma instead. This is a crate of its own because the drop-in for tonic-prost
-//! uses it, and tonic-rdma depends on tonic-prost.
+//! Depend on tonic-rdma instead. The codec is a crate of its own because the replacement for
+//! tonic-prost uses it, and tonic-rdma depends on tonic-prost.
 //!
 //! | file | what |
 //! |---|---|
@@ -14,7 +14,7 @@
 //! | `deframer` | finds the messages in a received body, replaces them with placeholders |
 //! | `lent_piece` | a piece of a body that the peer has lent |
 //! | `named` | messages whose field lands in an application buffer |
-//! | `land_in` | such a buffer as a call has it, and what has become of it |
+//! | `land_in` | a call's view of such a buffer, and what it holds afterwards |
 //! | `methods` | what is learnt about each method |
 //! | `served` | which codec reads a request |
 //! | `fuzz` | both directions without a connection |
@@ -65,7 +65,7 @@ pub mod internal {
 /// Encoding a message with an extracted field takes some 1,800 instructions more than one of 64
 /// bytes, whatever its length (`codec-encode-1MiB` and `codec-encode-64` of `make costs`). A copy
 /// of 4 KiB touches 64 cache lines twice, and extraction saves two copies: one to tonic's buffer,
-/// one to staging. So from about 4 KiB on extraction costs no more.
+/// one to staging. So from about 4 KiB on, extraction costs no more than a copy.
 pub const SEGMENT: usize = 4096;
 
 use http::{HeaderMap, header};

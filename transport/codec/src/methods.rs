@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use foldhash::fast::RandomState;
 use http::Uri;
 
-/// The length in bytes of a message, or of a part of one, from which on its method counts as
-/// transferring bulk.
+/// If a message, or a part of one, has this many bytes or more, its method counts as transferring
+/// bulk.
 const BULK: usize = 64 * 1024;
 
 /// Maximum number of methods remembered. Only methods that are served count.
@@ -22,15 +22,15 @@ pub enum Used {
     /// No message has been encoded yet, and no decoder of this crate was made for a request.
     #[default]
     Unknown,
-    /// Another codec.
+    /// A codec of another crate.
     Plain,
-    /// The one of this crate.
+    /// This crate's codec.
     Ours,
 }
 
-/// Whether the codec is known by the decoder that the service has made:
+/// Whether the codec is known from the decoder that the service has made:
 ///
-/// | | on | next |
+/// | from | on | to |
 /// |---|---|---|
 /// | `Open` | the service makes a decoder of this crate | `Holds`: [`Used::Ours`] |
 /// | `Holds` | a request is dropped with a message that no such decoder has taken | `Over`: [`Used::Unknown`] |
@@ -48,9 +48,9 @@ pub struct Method {
     used: AtomicU8,
     /// A [`ByDecoder`].
     by_decoder: AtomicU8,
-    /// Length in bytes of the longest outgoing message that tonic has accepted.
+    /// Length in bytes of the longest outgoing message that tonic is known to accept.
     encodes: AtomicUsize,
-    /// The same for incoming messages.
+    /// Like `encodes`, for incoming messages.
     decodes: AtomicUsize,
     bulk: AtomicBool,
 }
@@ -65,7 +65,7 @@ impl Method {
         }
     }
 
-    /// A message was encoded with this codec.
+    /// Records that a message was encoded with this codec.
     fn set_used(&self, used: Used) {
         if self.used() != used {
             self.used.store(used as u8, Relaxed);
@@ -90,17 +90,17 @@ impl Method {
         }
     }
 
-    /// Whether a decoder may tell the codec.
+    /// Whether a decoder that is made now reveals the codec.
     pub(super) fn asks_for_decoder(&self) -> bool {
         self.by_decoder() == ByDecoder::Open
     }
 
-    /// The service has made a decoder of this crate.
+    /// Records that the service has made a decoder of this crate.
     pub(super) fn has_decoder(&self) {
         self.change(ByDecoder::Open, ByDecoder::Holds, Used::Ours);
     }
 
-    /// A request is dropped with a message that no decoder of this crate has taken.
+    /// Records that a request is dropped with a message that no decoder of this crate has taken.
     pub(super) fn has_left_a_message(&self) {
         self.change(ByDecoder::Holds, ByDecoder::Over, Used::Unknown);
     }
@@ -143,8 +143,8 @@ impl Method {
 #[derive(Debug, Default)]
 pub struct Methods {
     known: RwLock<Table>,
-    /// The method that was called last without being in the table. Calls that begin at once share
-    /// it, so that each length is learnt once for all of them.
+    /// The last method called that is not in the table. Concurrent calls share it, so that each
+    /// length is learnt once for all of them.
     latest: Mutex<(Box<str>, Weak<Method>)>,
 }
 
@@ -165,7 +165,8 @@ impl Methods {
         }
     }
 
-    /// Returns a method that is not in the table, but that a call in progress still has.
+    /// Returns a method that is not in the table. Calls of one path share it while any is in
+    /// progress.
     fn latest(&self, path: &str) -> Arc<Method> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let same = if *latest.0 == *path { latest.1.upgrade() } else { None };
@@ -176,7 +177,7 @@ impl Methods {
         })
     }
 
-    /// Whether the method at `uri` is one that transfers bulk, as far as is known.
+    /// Whether the method at `uri` is known to transfer bulk.
     pub fn transfers_bulk(&self, uri: &Uri) -> bool {
         let methods = self.known.read().unwrap_or_else(PoisonError::into_inner);
         methods.get(uri.path()).is_some_and(|method| method.transfers_bulk())

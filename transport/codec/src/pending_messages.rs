@@ -14,12 +14,12 @@ use crate::placeholder::Key;
 /// A power of two.
 const SHARDS: usize = 16;
 
-/// A message as it came.
+/// A message as it arrived.
 #[derive(Debug)]
 pub(super) enum Message {
     /// In one piece.
     Whole(Landed),
-    /// Lent, but for its ends.
+    /// Lent, except for its ends.
     Lent(Box<LentPiece>),
     /// A message of a call that has named a buffer.
     Named(Box<NamedMessage>),
@@ -47,8 +47,8 @@ impl From<NamedMessage> for Message {
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) message: Message,
-    /// The method to update once tonic accepts the message's length; None if the length is known to
-    /// be acceptable.
+    /// The method to update once tonic accepts the message's length. `None` if the length is known
+    /// to be accepted.
     pub(super) method: Option<Arc<Method>>,
 }
 
@@ -74,7 +74,7 @@ static TABLE: PerProcess<[Shard; SHARDS]> = PerProcess::new(Default::default);
 
 fn shard(key: Key) -> (MutexGuard<'static, HashMap<u128, Kept, BuildHasherDefault<AsItIs>>>, u128) {
     let key = u128::from_le_bytes(key.0);
-    // Use other bits than the map does.
+    // These bits are not the ones that the map uses.
     let shard = &TABLE[(key >> 64) as usize % SHARDS];
     (shard.lock().unwrap_or_else(PoisonError::into_inner), key)
 }

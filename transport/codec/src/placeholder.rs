@@ -5,8 +5,8 @@
 //! | out | mark, key, the message's gRPC header, its bytes without the segments, filling |
 //! | in | mark, key, filling |
 //!
-//! Both begin with an invalid protobuf tag, so that no other decoder accepts them as a message.
-//! Keys cannot be guessed and are valid for one message, so nothing that a peer or an application
+//! Both begin with an invalid protobuf tag, so that no other decoder accepts them as a message. A
+//! key cannot be guessed and is valid for one message, so nothing that a peer or an application
 //! writes is mistaken for a placeholder.
 
 use std::cell::Cell;
@@ -22,12 +22,13 @@ pub(super) const LEN: usize = 20;
 pub const HEADER: usize = 5;
 
 thread_local! {
-    /// This thread's secret, and the number of keys that it has made.
+    /// This thread's secret, and the number of keys made with it.
     static KEYS: (RandomState, Cell<u64>) = Default::default();
 }
 
-/// Identifies one message, and is used once: a number, and its 64-bit keyed hash (SipHash), whose
-/// key is a secret of the thread. Keys that were seen tell nothing about others.
+/// Identifies one message, and is used once. Consists of a number and its 64-bit keyed hash
+/// (SipHash), with a secret of the thread as the key. Keys that an attacker has seen reveal nothing
+/// about others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(pub(super) [u8; 16]);
 
@@ -42,7 +43,7 @@ impl Key {
         })
     }
 
-    /// Reads the key behind `mark`.
+    /// Reads the key that follows `mark`.
     pub(super) fn read(mark: &[u8; 4], message: &[u8]) -> Option<Self> {
         let key = message.strip_prefix(mark)?.first_chunk()?;
         Some(Key(*key))
@@ -61,7 +62,7 @@ pub(super) fn read_header(bytes: &[u8]) -> Option<(u8, usize)> {
     Some((flag, u32::from_be_bytes([a, b, c, d]) as usize))
 }
 
-/// Whether bytes that could not be decoded begin like a placeholder.
+/// Whether bytes that could not be decoded begin like a placeholder that was lost.
 pub(super) fn is_lost(message: &[u8]) -> bool {
     message.len() >= LEN && (message.starts_with(&OUT) || message.starts_with(&IN))
 }

@@ -14,11 +14,10 @@ use crate::placeholder::{self, Key, LOST};
 use crate::served;
 use crate::sink::{self, Next};
 
-/// Initial capacity in bytes of tonic's buffer for a body: long fields bypass it, and short
-/// messages need no more. tonic's own default is 8 KiB, and a unary call would allocate four of
-/// these.
+/// Initial capacity in bytes of tonic's buffer for a body. Long fields bypass it, and short
+/// messages need no more. With tonic's own default of 8 KiB, a unary call would allocate 32 KiB.
 const BUFFER: usize = 1024;
-/// Number of message bytes after which tonic emits a frame: its default.
+/// Number of message bytes after which tonic emits a frame. This is tonic's default.
 const YIELD: usize = 32 * 1024;
 
 fn settings() -> BufferSettings {
@@ -32,7 +31,7 @@ pub struct ProstCodec<T, U> {
 }
 
 impl<T, U> ProstCodec<T, U> {
-    /// Create a codec. tonic creates one for each call.
+    /// Creates a codec. tonic creates one for each call.
     pub fn new() -> Self {
         Self { _pd: PhantomData }
     }
@@ -43,12 +42,12 @@ where
     T: Message + Send + 'static,
     U: Message + Default + Send + 'static,
 {
-    /// An encoder with custom buffer sizes, for use in a custom codec.
+    /// Creates an encoder with custom buffer sizes, for use in a custom codec.
     pub fn raw_encoder(buffer_settings: BufferSettings) -> <Self as Codec>::Encoder {
         ProstEncoder::new(buffer_settings)
     }
 
-    /// A decoder with custom buffer sizes, for use in a custom codec.
+    /// Creates a decoder with custom buffer sizes, for use in a custom codec.
     pub fn raw_decoder(buffer_settings: BufferSettings) -> <Self as Codec>::Decoder {
         ProstDecoder::new(buffer_settings)
     }
@@ -84,8 +83,8 @@ pub struct ProstEncoder<T> {
 }
 
 impl<T> ProstEncoder<T> {
-    /// An encoder with custom buffer sizes. While messages are long, each gets a frame of its own
-    /// whatever the sizes are.
+    /// Creates an encoder with custom buffer sizes. While messages are long, each gets a frame of
+    /// its own, whatever the sizes are.
     pub fn new(buffer_settings: BufferSettings) -> Self {
         Self { settings: buffer_settings, next: Next::Batch, _pd: PhantomData }
     }
@@ -108,15 +107,15 @@ impl<T: Message> Encoder for ProstEncoder<T> {
     }
 }
 
-/// Decodes messages. Fields of type `Bytes` are slices of the memory that the message landed in;
-/// all others are read from private copies.
+/// Decodes messages. Fields of type `Bytes` are slices of the memory that the message landed in.
+/// All others are read from private copies.
 pub struct ProstDecoder<U> {
     settings: BufferSettings,
     _pd: PhantomData<fn() -> U>,
 }
 
 impl<U> ProstDecoder<U> {
-    /// A decoder with custom buffer sizes.
+    /// Creates a decoder with custom buffer sizes.
     pub fn new(buffer_settings: BufferSettings) -> Self {
         Self { settings: buffer_settings, _pd: PhantomData }
     }

@@ -1,11 +1,11 @@
 //! Which codec reads a request, known before any of it is read.
 //!
-//! A tonic service makes its decoder when it is first polled, before it polls the request's body. A
-//! decoder of this crate that is made in that time is therefore the method's. A client that the
+//! A tonic service makes its decoder when it is first polled, before it polls the request's body.
+//! So a decoder of this crate that is made in that time belongs to the method. A client that the
 //! service calls also makes a decoder, but makes an encoder first, so decoders after an encoder are
-//! ignored. A layer or handler may have made the decoder instead, if it calls another service in
-//! the process before it awaits anything. The first messages that nobody takes reveal this, and
-//! then the first response tells the method's codec.
+//! ignored. A layer or handler that calls another service in the process before it awaits anything
+//! may have made the decoder instead. Then nobody takes the first messages, which reveals the
+//! mistake, and the first response tells the method's codec.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ thread_local! {
     static SERVED: RefCell<Option<Arc<Method>>> = const { RefCell::new(None) };
 }
 
-/// Takes the method back, also where the service panics. A service that has another one served
-/// within its own poll goes on without.
+/// Takes the method back, even if the service panics. If a service has another one served within
+/// its own poll, its own later decoders are not noticed.
 struct Ends;
 
 impl Drop for Ends {
@@ -28,7 +28,7 @@ impl Drop for Ends {
 }
 
 /// Polls the service of a call for the first time. If its method is not known, [`Method::used`]
-/// says [`Used::Ours`] from the moment in which the service makes a decoder of this crate.
+/// returns [`Used::Ours`] as soon as the service makes a decoder of this crate.
 pub fn serve_first<T>(call: &mut Call, poll: impl FnOnce() -> T) -> T {
     if !call.method().asks_for_decoder() {
         return poll();
@@ -43,7 +43,7 @@ pub fn serve_first<T>(call: &mut Call, poll: impl FnOnce() -> T) -> T {
     polled
 }
 
-/// A client's, or that of a service that has read its request.
+/// Ends the search. The encoder belongs to a client, or to a service that has read its request.
 pub(crate) fn encoder_is_made() {
     SERVED.take();
 }
@@ -73,7 +73,7 @@ mod tests {
         ProstCodec::<(), ()>::new().encoder();
     }
 
-    /// Returns what is known about a method at its first call and at its second.
+    /// Returns the codec known for a method at its first call and at its second.
     fn learnt(poll: impl FnOnce()) -> (Used, Used) {
         let (methods, uri) = (Arc::new(Methods::default()), Uri::from_static("http://h/a.B/C"));
         let mut call = methods.call(&uri);
@@ -91,8 +91,7 @@ mod tests {
 
     #[test]
     fn other_codecs_teach_nothing() {
-        // A decoder of another crate, one of a client that is called before, and one that is made
-        // later.
+        // A decoder of another crate, and one of a client that is called first.
         assert_eq!(learnt(|| ()), (Used::Unknown, Used::Unknown));
         assert_eq!(learnt(|| (encoder(), decoder()).0), (Used::Unknown, Used::Unknown));
     }
@@ -125,7 +124,7 @@ mod tests {
         serve_first(&mut next, decoder);
         assert_eq!(next.method().used(), Used::Unknown, "it is asked no more");
         next.learn(Used::Ours);
-        // A call that is dropped shows nothing once messages have been encoded.
+        // Once messages have been encoded, a dropped call reveals nothing.
         next.method().has_left_a_message();
         assert_eq!(next.method().used(), Used::Ours);
     }

@@ -1,9 +1,9 @@
 //! Where the encoder stores segments.
 //!
 //! tonic runs the encoder inside `poll_frame` of the body that it makes. The transport polls that
-//! body, and sets a sink for the duration of the poll: segments that this crate's encoder stores
-//! there belong to the frame that the poll returns. If anything else polls the body, no sink is set
-//! and the encoder emits whole messages.
+//! body, and sets a sink for the duration of the poll. Segments that this crate's encoder stores in
+//! the sink belong to the frame that the poll returns. If anything else polls the body, no sink is
+//! set and the encoder emits whole messages.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -24,8 +24,8 @@ const BATCH: usize = 32 * 1024;
 /// Maximum capacity in bytes that the buffer for small fields keeps between messages.
 const SCRATCH: usize = 64 * 1024;
 
-/// Polls a body that is sent unchanged. Hides the sink of an outer body in whose poll this poll
-/// runs, so that the inner encoder does not use it.
+/// Polls a body that is sent unchanged. If this poll runs within the poll of an outer body, the
+/// inner encoder does not see the outer sink.
 pub(super) fn without<R>(poll: impl FnOnce() -> R) -> R {
     let _placed = Placed::new(Place::NONE, None);
     poll()
@@ -33,22 +33,22 @@ pub(super) fn without<R>(poll: impl FnOnce() -> R) -> R {
 
 thread_local! {
     static PLACE: Cell<Place> = const { Cell::new(Place::NONE) };
-    /// Messages that have been taken apart, if the place says so.
+    /// Messages that have been split. Valid if [`Place::apart`] is set.
     static APART: Cell<Option<Box<Apart>>> = const { Cell::new(None) };
     static SMALL: Cell<BytesMut> = Cell::new(BytesMut::new());
 }
 
-/// The exchange between an encoder and the body that is being polled. It has no destructor, because
-/// each poll of a body sets one.
+/// Values that an encoder and the body being polled exchange. Each poll of a body sets one, so it
+/// has no destructor.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    /// There is a sink.
+    /// Whether there is a sink.
     is_set: bool,
     /// See [`Sink`].
     ours: bool,
     whole: usize,
     proven: usize,
-    /// Messages have been taken apart.
+    /// Whether messages have been split.
     apart: bool,
 }
 
@@ -56,9 +56,9 @@ impl Place {
     const NONE: Place = Place { is_set: false, ours: false, whole: 0, proven: 0, apart: false };
 }
 
-/// A place that is set until this is dropped, in place of the one around it.
+/// Sets a place until this is dropped, and then restores the outer one.
 struct Placed<'a> {
-    /// Gets what the encoder tells.
+    /// The sink that receives the encoder's results.
     own: Option<&'a mut Sink>,
     outer: Place,
     outer_apart: Option<Box<Apart>>,
@@ -93,7 +93,7 @@ impl Drop for Placed<'_> {
     }
 }
 
-/// For one body.
+/// The sink of one body.
 #[derive(Debug)]
 pub(super) struct Sink {
     /// Messages of up to this many bytes are encoded whole: they are copied to a control slot
@@ -103,7 +103,8 @@ pub(super) struct Sink {
     pub(super) proven: usize,
     /// Whether this crate's encoder has run.
     pub(super) ours: bool,
-    /// None until a message is split: most bodies need none, and a sink is moved at each poll.
+    /// `None` until a message is split. Boxed, because most bodies need none and a sink is moved at
+    /// each poll.
     pub(super) apart: Option<Box<Apart>>,
 }
 
@@ -177,8 +178,8 @@ impl Sink {
 pub(super) enum Next {
     /// tonic decides.
     Batch,
-    /// One message per frame until this many short ones have been encoded. tonic counts only the
-    /// placeholders' bytes, and would batch many long messages.
+    /// One message per frame until this many short ones have been encoded. Otherwise tonic, which
+    /// counts only the placeholders' bytes, would batch many long messages.
     Alone(u8),
 }
 
@@ -194,14 +195,15 @@ impl Next {
     }
 }
 
-/// Encodes a message, split or whole. `last` is the result for the message before.
+/// Encodes a message, split or whole. `last` is the result for the previous message.
 pub(super) fn encode<T: Message>(
     item: &T,
     dst: &mut EncodeBuf<'_>,
     last: Next,
 ) -> Result<Next, Status> {
     let next = split_or_whole(item, dst, last)?;
-    // After the message was read: that may have shown that a file is shorter now.
+    // Checked after the message was read, because reading may have revealed that a file is shorter
+    // now.
     #[cfg(target_os = "linux")]
     if mapped_file::is_any_truncated() {
         check_truncated(item)?;
@@ -209,7 +211,7 @@ pub(super) fn encode<T: Message>(
     Ok(next)
 }
 
-/// Checks that no field of a message lies in memory that is mapped from a file which was truncated.
+/// Checks that no field of a message lies in memory mapped from a truncated file.
 #[cfg(target_os = "linux")]
 #[cold]
 fn check_truncated<T: Message>(item: &T) -> Result<(), Status> {
@@ -247,7 +249,7 @@ fn split_or_whole<T: Message>(
     let Place { ours, whole, proven, apart, .. } = place;
     let apart = if apart { APART.take() } else { None };
     let mut sink = Sink { whole, proven, ours, apart };
-    // Of an encoder that panics nothing is left.
+    // If the encoder panics, the place must not claim that messages were split.
     PLACE.set(Place { apart: false, ..place });
     let result = sink.take_apart(item, dst, last);
     place.apart = sink.apart.is_some();

@@ -12,8 +12,8 @@ use crate::work::*;
 
 const COMMITTED: &str = include_str!("../abi.txt");
 
-/// The size of a struct that is declared as a whole, and the offsets of fields. A field that has no
-/// name in C is followed by the name of the first one in it.
+/// Lists offsets of fields and, for structs that are declared as a whole, sizes. A field without a
+/// name in C is followed by the name of its first field.
 macro_rules! layouts {
     ($lines:ident: $(
         $extent:ident $c_kind:ident $name:ident {
@@ -170,7 +170,8 @@ fn prototypes() -> Vec<String> {
     functions::DECLARED.iter().map(line).collect()
 }
 
-/// The line as it is for this target: a number for AArch64 with glibc may follow in parentheses.
+/// The line for this target. In `abi.txt`, a number for AArch64 with glibc may follow in
+/// parentheses.
 fn for_this_target(line: &str) -> String {
     let Some((line, other)) = line.split_once(" (aarch64-gnu ") else { return line.to_owned() };
     if !cfg!(all(target_arch = "aarch64", target_env = "gnu")) {

@@ -29,7 +29,7 @@ enums! {
         RDMA_CM_EVENT_TIMEWAIT_EXIT = 15,
     }
 
-    /// The space that the ports of an id belong to.
+    /// The port space of an id.
     rdma_port_space: std::ffi::c_uint {
         RDMA_PS_TCP = 0x0106,
     }
@@ -78,7 +78,7 @@ pub struct rdma_ib_addr {
 pub struct rdma_addr {
     pub src: rdma_addr_src,
     pub dst: rdma_addr_dst,
-    /// In C a union that has one member.
+    /// In C, a union with one member.
     pub addr: rdma_ib_addr,
 }
 
@@ -129,7 +129,7 @@ pub struct rdma_ud_param {
     pub qkey: u32,
 }
 
-/// The parameters that come with an event, by the port space of its id.
+/// The parameters of an event, which depend on the port space of its id.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union rdma_cm_event_param {

@@ -1,7 +1,7 @@
-//! Libraries for another processor.
+//! Finds libraries for another processor.
 //!
-//! The dynamic linker passes over them and says that there is no such file. Somebody who sees the
-//! file would search for long.
+//! The dynamic linker skips them and reports that there is no such file, which misleads a user who
+//! sees the file.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The file that has the library's name and is for another processor, and for which.
+/// A file that has the library's name but is for another processor, and that processor's name.
 pub(crate) fn foreign(library: &CStr) -> Option<(PathBuf, String)> {
     let library = Path::new(OsStr::from_bytes(library.to_bytes()));
     let candidates = match library.components().count() {
@@ -19,7 +19,7 @@ pub(crate) fn foreign(library: &CStr) -> Option<(PathBuf, String)> {
     candidates.into_iter().find_map(|path| machine(&path).map(|machine| (path, machine)))
 }
 
-/// The directories that the dynamic linker looks in, and those that Debian has for each processor.
+/// The directories that the dynamic linker searches, and Debian's directories for each processor.
 fn directories() -> Vec<PathBuf> {
     let listed = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let mut directories: Vec<PathBuf> = std::env::split_paths(&listed).collect();
@@ -35,7 +35,7 @@ fn directories() -> Vec<PathBuf> {
     directories
 }
 
-/// The processor that a shared object is for, if that is not this one.
+/// The processor that a shared object is for, if it is not this machine's.
 fn machine(path: &Path) -> Option<String> {
     let mut header = [0; 20];
     File::open(path).ok()?.read_exact(&mut header).ok()?;

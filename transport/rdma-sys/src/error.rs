@@ -9,21 +9,21 @@ use std::fmt;
 pub enum LoadError {
     /// The declarations are for Linux on x86-64 and AArch64.
     Platform,
-    /// A library cannot be opened: it is not there, or the dynamic linker refuses it.
+    /// A library cannot be opened, because it is missing or the dynamic linker refuses it.
     Library {
         /// The name that it is looked for by.
         library: &'static str,
-        /// The dynamic linker's words. They end with the file that was found instead, if that is
-        /// for another processor.
+        /// The dynamic linker's message. If a file for another processor was found, its path is
+        /// appended.
         dlerror: String,
     },
-    /// A library was opened and lacks a function: it is too old, or not rdma-core's.
+    /// A library was opened but lacks a function. It is too old, or not rdma-core's.
     Symbol {
         /// The name that it is looked for by.
         library: &'static str,
         /// The function.
         symbol: &'static str,
-        /// The dynamic linker's words, with the file that it has opened.
+        /// The dynamic linker's message, with the file that it has opened.
         dlerror: String,
     },
 }

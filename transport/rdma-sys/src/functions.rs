@@ -16,13 +16,13 @@ use crate::work::*;
 
 static TABLE: OnceLock<Result<Table, LoadError>> = OnceLock::new();
 
-/// Whether the declarations were compared with the headers for this processor.
+/// Whether the declarations have been compared with the headers for this processor.
 const IS_DECLARED: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
 
-/// Loads the libraries, at the first call. Later ones have the same answer.
+/// Loads the libraries at the first call. Later calls return the same result.
 ///
 /// # Errors
-/// A library is not there, the dynamic linker refuses it, or it lacks a function.
+/// A library is missing, is refused by the dynamic linker, or lacks a function.
 pub fn load() -> Result<(), LoadError> {
     let load = || match IS_DECLARED {
         true => Table::load(&Files::installed()),
@@ -37,9 +37,9 @@ fn table() -> Option<&'static Table> {
     TABLE.get()?.as_ref().ok()
 }
 
-/// The result of a function that the library lacks.
+/// The return type of a function that the libraries may lack.
 trait Failure {
-    /// The value that means failure.
+    /// The value that reports failure.
     fn failure() -> Self;
 }
 
@@ -65,7 +65,7 @@ impl<T> Failure for *const T {
     }
 }
 
-/// The failure of a function that is not there, with errno as the library would set it.
+/// Fails like a function of the libraries, for one that they lack.
 #[cold]
 fn absent<T: Failure>() -> T {
     // SAFETY: the C library's errno belongs to this thread.
@@ -73,7 +73,7 @@ fn absent<T: Failure>() -> T {
     T::failure()
 }
 
-/// A function of the table, in Rust's words.
+/// A function of the table, as declared in Rust.
 #[cfg(test)]
 pub(crate) struct Declared {
     pub(crate) library: &'static str,
@@ -84,7 +84,7 @@ pub(crate) struct Declared {
     pub(crate) returned: &'static str,
 }
 
-/// Declares the table, the look-up of all its functions, and a function for each that calls it.
+/// Declares the table, the look-up of all its functions, and for each a function that calls it.
 macro_rules! functions {
     ($(
         $library:ident = $file:literal {
@@ -99,19 +99,19 @@ macro_rules! functions {
             )* }
         }
     )*) => {
-        /// The addresses of the functions. One that a library may lack is an option.
+        /// The addresses of the functions. Those that a library may lack are optional.
         pub(crate) struct Table {$(
             $(pub(crate) $name: unsafe extern "C" fn($($type),*) -> $returned,)*
             $(pub(crate) $opt_name: Option<unsafe extern "C" fn($($opt_type),*) -> $opt_returned>,)*
         )*}
 
-        /// The files that the libraries are opened by.
+        /// The file names of the libraries.
         pub(crate) struct Files<'a> {$(
             pub(crate) $library: &'a CStr,
         )*}
 
         impl Files<'static> {
-            /// The names that the dynamic linker looks for.
+            /// The names that the dynamic linker searches for.
             pub(crate) fn installed() -> Files<'static> {
                 Files {$(
                     $library: const {
@@ -161,7 +161,7 @@ macro_rules! functions {
             $(#[$doc])*
             ///
             /// # Safety
-            /// The arguments are as its manual page asks.
+            /// The arguments must be as the manual page requires.
             pub unsafe fn $name($($arg: $type),*) -> $returned {
                 match table() {
                     // SAFETY: the caller's promise.
@@ -174,7 +174,7 @@ macro_rules! functions {
             $(#[$opt_doc])*
             ///
             /// # Safety
-            /// The arguments are as its manual page asks.
+            /// The arguments must be as the manual page requires.
             pub unsafe fn $opt_name($($opt_arg: $opt_type),*) -> $opt_returned {
                 match table().and_then(|table| table.$opt_name) {
                     // SAFETY: the caller's promise.
@@ -184,8 +184,8 @@ macro_rules! functions {
             }
         )*)*
 
-        /// Whether the loaded libraries have a function that older ones lack. False before they are
-        /// loaded.
+        /// Whether the loaded libraries have a function that older versions lack. False before they
+        /// are loaded.
         pub mod has {
             $($(
                 #[doc = concat!("Whether [`", stringify!($opt_name), "`](super::", stringify!($opt_name), ") is there.")]
@@ -195,7 +195,7 @@ macro_rules! functions {
             )*)*
         }
 
-        /// All functions, in Rust's words.
+        /// All functions, as declared in Rust.
         #[cfg(test)]
         pub(crate) const DECLARED: &[Declared] = &[$(
             $(Declared {
@@ -235,7 +235,7 @@ functions! {
             "IBVERBS_1.1" fn ibv_query_device(
                 context: *mut ibv_context, device_attr: *mut ibv_device_attr
             ) -> c_int;
-            /// Writes the attributes of a port that the first libraries knew.
+            /// Writes the attributes of a port that the first versions knew.
             #[allow(unreachable_pub, reason = "the inline function of this name calls it")]
             "IBVERBS_1.1" fn ibv_query_port(
                 context: *mut ibv_context, port_num: u8, port_attr: *mut _compat_ibv_port_attr
@@ -268,7 +268,8 @@ functions! {
             ) -> *mut ibv_cq;
             /// Destroys a completion queue, once all its events are acknowledged.
             "IBVERBS_1.1" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
-            /// Takes an event of a completion channel. Not 0, with errno, if that fails.
+            /// Takes an event of a completion channel. If that fails, the result is not 0 and errno
+            /// is set.
             "IBVERBS_1.1" fn ibv_get_cq_event(
                 channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void
             ) -> c_int;
@@ -278,13 +279,14 @@ functions! {
             "IBVERBS_1.1" fn ibv_create_qp(
                 pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr
             ) -> *mut ibv_qp;
-            /// Modifies the attributes of a queue pair that the mask names.
+            /// Modifies those attributes of a queue pair that the mask names.
             "IBVERBS_1.1" fn ibv_modify_qp(
                 qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int
             ) -> c_int;
             /// Destroys a queue pair.
             "IBVERBS_1.1" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
-            /// Takes an asynchronous event of a device. Not 0, with errno, if that fails.
+            /// Takes an asynchronous event of a device. If that fails, the result is not 0 and
+            /// errno is set.
             "IBVERBS_1.1" fn ibv_get_async_event(
                 context: *mut ibv_context, event: *mut ibv_async_event
             ) -> c_int;
@@ -292,22 +294,22 @@ functions! {
             "IBVERBS_1.1" fn ibv_ack_async_event(event: *mut ibv_async_event) -> ();
             /// Returns the description of a status.
             "IBVERBS_1.1" fn ibv_wc_status_str(status: ibv_wc_status::Type) -> *const c_char;
-            /// Keeps registered memory out of children, on kernels that need it.
+            /// Keeps registered memory out of forked children, on kernels that need this.
             "IBVERBS_1.1" fn ibv_fork_init() -> c_int;
         }
         optional {
-            /// Registers memory at an address of the caller's choice, since version 25. Without it
-            /// memory can be registered at its own address only.
+            /// Registers memory at an address of the caller's choice, since version 25. Without it,
+            /// memory can be registered only at its own address.
             "IBVERBS_1.7" fn ibv_reg_mr_iova(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int
             ) -> *mut ibv_mr;
             /// Registers memory with optional rights, such as relaxed ordering, since version 28.
-            /// Without it no right is optional, and relaxed ordering cannot be had.
+            /// Without it, no right is optional, and relaxed ordering is not available.
             "IBVERBS_1.8" fn ibv_reg_mr_iova2(
                 pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint
             ) -> *mut ibv_mr;
             /// Registers the memory of another device, by the descriptor of its dma-buf, since
-            /// version 34. Without it such memory cannot be registered.
+            /// version 34. Without it, such memory cannot be registered.
             "IBVERBS_1.12" fn ibv_reg_dmabuf_mr(
                 pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int
             ) -> *mut ibv_mr;
@@ -328,12 +330,12 @@ functions! {
             "RDMACM_1.0" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int;
             /// Binds an id to an address of this host.
             "RDMACM_1.0" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
-            /// Looks for the device and the peer of an address.
+            /// Resolves an address to a device and a peer.
             "RDMACM_1.0" fn rdma_resolve_addr(
                 id: *mut rdma_cm_id, src_addr: *mut sockaddr, dst_addr: *mut sockaddr, timeout_ms:
                 c_int
             ) -> c_int;
-            /// Looks for the route to the peer.
+            /// Resolves the route to the peer.
             "RDMACM_1.0" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int;
             /// Makes the queue pair of an id.
             "RDMACM_1.0" fn rdma_create_qp(
@@ -361,7 +363,7 @@ functions! {
             ) -> c_int;
             /// Acknowledges an event.
             "RDMACM_1.0" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int;
-            /// The words for the kind of an event.
+            /// Returns the description of a kind of event.
             "RDMACM_1.0" fn rdma_event_str(event: rdma_cm_event_type::Type) -> *const c_char;
             /// Sets an option of an id.
             "RDMACM_1.0" fn rdma_set_option(
@@ -372,17 +374,17 @@ functions! {
             "RDMACM_1.0" fn rdma_migrate_id(
                 id: *mut rdma_cm_id, channel: *mut rdma_event_channel
             ) -> c_int;
-            /// Opens all devices, as the library keeps them. Null with errno if that fails.
+            /// Opens all devices, which the library keeps open. Null with errno if that fails.
             "RDMACM_1.0" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context;
             /// Frees the list of open devices.
             "RDMACM_1.0" fn rdma_free_devices(list: *mut *mut ibv_context) -> ();
         }
         optional {
-            /// Completes a connection whose queue pair is not the id's, on the side that connects,
-            /// since version 23. Without it the library has to have made the queue pair.
+            /// Completes a connection on the side that connects, if the library did not make the
+            /// queue pair. Since version 23; without it, the library has to make the queue pair.
             "RDMACM_1.2" fn rdma_establish(id: *mut rdma_cm_id) -> c_int;
-            /// Writes the attributes for the next state of a queue pair that is not the id's, since
-            /// version 23. Without it the library has to have made the queue pair.
+            /// Writes the attributes for the next state of a queue pair that the library did not
+            /// make. Since version 23; without it, the library has to make the queue pair.
             "RDMACM_1.2" fn rdma_init_qp_attr(
                 id: *mut rdma_cm_id, qp_attr: *mut ibv_qp_attr, qp_attr_mask: *mut c_int
             ) -> c_int;
@@ -394,7 +396,7 @@ functions! {
 mod tests {
     use super::*;
 
-    /// No test of this program loads the table that all functions use.
+    /// Works because no test in this program loads the global table.
     #[test]
     fn functions_fail_before_they_are_loaded() {
         // SAFETY: nothing is loaded, so the arguments reach no library.

@@ -1,5 +1,5 @@
-//! Functions that verbs.h defines as inline: they call the driver of the device through its
-//! context, and not libibverbs.
+//! Functions that verbs.h defines as inline. They call the device's driver through its context, not
+//! libibverbs.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -9,10 +9,10 @@ use crate::objects::{QueryPort, ibv_context, ibv_cq, ibv_qp, verbs_context};
 use crate::port::ibv_port_attr;
 use crate::work::{ibv_recv_wr, ibv_send_wr, ibv_wc};
 
-/// Posts a list of requests to a send queue. 0, or an errno.
+/// Posts a list of requests to a send queue. Returns 0, or an errno.
 ///
 /// # Safety
-/// The queue pair is alive; the rest is as ibv_post_send(3) asks.
+/// The queue pair is alive, and the other arguments are as ibv_post_send(3) requires.
 #[inline]
 pub unsafe fn ibv_post_send(
     qp: *mut ibv_qp,
@@ -28,10 +28,10 @@ pub unsafe fn ibv_post_send(
     }
 }
 
-/// Posts a list of requests to a receive queue. 0, or an errno.
+/// Posts a list of requests to a receive queue. Returns 0, or an errno.
 ///
 /// # Safety
-/// The queue pair is alive; the rest is as ibv_post_recv(3) asks.
+/// The queue pair is alive, and the other arguments are as ibv_post_recv(3) requires.
 #[inline]
 pub unsafe fn ibv_post_recv(
     qp: *mut ibv_qp,
@@ -47,7 +47,7 @@ pub unsafe fn ibv_post_recv(
     }
 }
 
-/// Takes completions. Their number, or a negative one.
+/// Takes completions. Returns how many, or a negative number if that fails.
 ///
 /// # Safety
 /// The queue is alive, and `wc` has room for `num_entries` completions.
@@ -62,7 +62,7 @@ pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) 
     }
 }
 
-/// Asks for an event at the next completion. 0, or an errno.
+/// Asks for an event at the next completion. Returns 0, or an errno.
 ///
 /// # Safety
 /// The queue is alive.
@@ -77,8 +77,8 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     }
 }
 
-/// Writes the attributes of a port, `___ibv_query_port` of the header. A library or driver before
-/// version 21 writes all but `flags` and `port_cap_flags2`, which are then 0.
+/// Writes the attributes of a port. This is `___ibv_query_port` of the header. A library or driver
+/// before version 21 does not write `flags` and `port_cap_flags2`, which are then 0.
 ///
 /// # Safety
 /// The context is open, and there is room for the attributes.
@@ -101,7 +101,7 @@ pub unsafe fn ibv_query_port(
     }
 }
 
-/// The context's own function for the attributes of a port, if library and driver have it.
+/// The context's function that queries a port, if library and driver have it.
 ///
 /// # Safety
 /// The context is open.

@@ -3,37 +3,37 @@
 //! | module | what |
 //! |---|---|
 //! | `library` | opens a library, and looks up functions in it |
-//! | `elf` | finds a library that is there, but for another processor |
+//! | `elf` | finds a library that is present, but for another processor |
 //! | `error` | why the libraries cannot be used |
 //! | `functions` | the table: each function, its version, and whether a library may lack it; filled once |
 //! | `inline` | functions that verbs.h defines as inline: they call the device's driver |
-//! | `objects` | what libibverbs makes: contexts, domains, regions, queues |
+//! | `objects` | the objects that libibverbs makes: contexts, domains, regions, queues |
 //! | `device`, `port`, `queue`, `work`, `cm` | the other structs and the constants of the two headers |
 //!
-//! Only what tonic-rdma uses is declared, by the names that C gives it. Structs that only the
-//! libraries allocate are declared up to the last field that is used. A constant is in a module
-//! named for its C enum, whose values have the type `Type`: a library that is newer than this crate
-//! may give a value that has no name here.
+//! Only items that tonic-rdma uses are declared, under their C names. Structs that only the
+//! libraries allocate are declared up to the last field that is used. The constants of a C enum are
+//! in a module with its name, and their type is `Type` there. They are no Rust enum, because a
+//! library that is newer than this crate may return a value that has no name here.
 //!
 //! # Loading
 //!
 //! [`load`] opens `libibverbs.so.1` and `librdmacm.so.1` with dlopen(3), and looks up each function
-//! with the version that a linked program would be bound to. Nothing happens before: without a call
-//! of `load` no library is mapped. Functions that are called without it, or after it has failed,
-//! fail with `EOPNOTSUPP`. The libraries stay loaded until the process ends.
+//! with the version that a linked program would be bound to. Without a call of `load`, no library
+//! is mapped. Functions that are called before it, or after it has failed, fail with `EOPNOTSUPP`.
+//! The libraries stay loaded until the process ends.
 //!
-//! dlopen runs the constructors of the libraries in this process. One that crashes ends the process
-//! with its signal, as it would if the program were linked to it. `TONIC_RDMA=off` keeps tonic-rdma
-//! from loading it.
+//! dlopen runs the constructors of the libraries in this process. A constructor that crashes ends
+//! the process, as it would in a program linked to the library. `TONIC_RDMA=off` keeps tonic-rdma
+//! from loading the libraries.
 //!
 //! # Versions
 //!
-//! The oldest rdma-core that is supported is 22, of Debian 10 and RHEL 8. `abi.txt` in this crate's
-//! folder lists sizes, offsets, constants, prototypes and symbol versions. A test compares it with
-//! these declarations, and `scripts/check-bindings` with the headers and libraries of the rdma-core
-//! that is installed.
+//! The oldest supported rdma-core is 22, of Debian 10 and RHEL 8. `abi.txt` in this crate's folder
+//! lists sizes, offsets, constants, prototypes and symbol versions. A test compares it with these
+//! declarations, and `scripts/check-bindings` with the headers and libraries of the rdma-core that
+//! is installed.
 //!
-//! On other systems than Linux, and on other processors than x86-64 and AArch64, [`load`] gives
+//! On systems other than Linux, and on processors other than x86-64 and AArch64, [`load`] returns
 //! [`LoadError::Platform`].
 
 #![allow(non_camel_case_types, reason = "types have the names that C gives them")]

@@ -6,20 +6,20 @@ use std::ptr::NonNull;
 use crate::elf;
 use crate::error::LoadError;
 
-/// A library that is loaded, and stays so until the process ends.
+/// A library that stays loaded until the process ends.
 pub(crate) struct Library {
     name: &'static str,
     handle: NonNull<c_void>,
 }
 
 impl Library {
-    /// Opens the library that errors call `name`.
+    /// Opens a library. Errors call it `name`.
     ///
     /// # Errors
-    /// It is not there, or the dynamic linker refuses it.
+    /// The library is missing, or the dynamic linker refuses it.
     pub(crate) fn open(name: &'static str, file: &CStr) -> Result<Library, LoadError> {
-        // With RTLD_NOW a library that does not go with those that it needs is refused. Otherwise
-        // the first call of a function that they lack would end the process.
+        // With RTLD_NOW, a library is refused if the libraries it needs lack a function. Otherwise
+        // the first call of that function would end the process.
         // SAFETY: runs the constructors of rdma-core, which any program that is linked to it runs.
         // The handle is never closed, so nothing taken from it can dangle.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -27,7 +27,7 @@ impl Library {
             return Ok(Library { name, handle });
         }
         let mut words = dlerror();
-        // The dynamic linker passes over a file for another processor, and calls it missing.
+        // The dynamic linker skips a file for another processor, and reports it as missing.
         if let Some((path, machine)) = elf::foreign(file) {
             words += &format!(" ({} is for {machine})", path.display());
         }
@@ -51,22 +51,22 @@ impl Library {
     }
 }
 
-/// The address of a function in this version: libibverbs has some in two, for programs that were
-/// linked to it before 2007.
+/// The address of a function in this version. libibverbs has two versions of some functions, for
+/// programs that were linked to it before 2007.
 #[cfg(target_env = "gnu")]
 fn look_up(handle: NonNull<c_void>, symbol: &CStr, version: &CStr) -> *mut c_void {
     // SAFETY: the handle is open and both are strings; a symbol is not used by looking it up.
     unsafe { libc::dlvsym(handle.as_ptr(), symbol.as_ptr(), version.as_ptr()) }
 }
 
-/// The address of a function: the default version is the one that is wanted.
+/// The address of a function in its default version, which is the wanted one.
 #[cfg(not(target_env = "gnu"))]
 fn look_up(handle: NonNull<c_void>, symbol: &CStr, _version: &CStr) -> *mut c_void {
     // SAFETY: the handle is open and the symbol is a string; it is not used by looking it up.
     unsafe { libc::dlsym(handle.as_ptr(), symbol.as_ptr()) }
 }
 
-/// The dynamic linker's words for what has failed on this thread.
+/// The dynamic linker's message about the last failure on this thread.
 fn dlerror() -> String {
     // SAFETY: gives null or a string that lives until this thread's next call of the dynamic
     // linker.

@@ -1,7 +1,7 @@
-//! Declares the enums and flags of C.
+//! Macros that declare C's enums, flags and opaque structs.
 
-/// A module for each C enum, with its constants and the type of its values. A Rust enum would be
-/// undefined behaviour where a library gives a value that is not declared.
+/// Declares a module for each C enum, with its constants and the type of its values. With a Rust
+/// enum, a value that is not declared here would be undefined behaviour.
 macro_rules! enums {
     ($($(#[$doc:meta])* $name:ident: $type:ty { $($constant:ident = $value:expr,)* })*) => {$(
         $(#[$doc])*
@@ -16,7 +16,7 @@ macro_rules! enums {
     )*};
 }
 
-/// A type for each C enum whose values are combined.
+/// Declares a type for each C enum whose values are combined.
 macro_rules! flags {
     ($($(#[$doc:meta])* $name:ident { $($constant:ident = $value:expr,)* })*) => {$(
         $(#[$doc])*
@@ -41,7 +41,7 @@ macro_rules! flags {
     )*};
 }
 
-/// Structs that are known by pointer only.
+/// Declares structs that are only used through pointers.
 macro_rules! opaque {
     ($($(#[$doc:meta])* $name:ident,)*) => {$(
         $(#[$doc])*
@@ -49,7 +49,8 @@ macro_rules! opaque {
         #[repr(C)]
         pub struct $name {
             _opaque: [u8; 0],
-            // Neither moved nor shared between threads without a promise of whoever does it.
+            // Not moved, and not sent to or shared with another thread unless the caller promises
+            // that it is safe.
             _pinned: std::marker::PhantomData<(*mut u8, std::marker::PhantomPinned)>,
         }
     )*};

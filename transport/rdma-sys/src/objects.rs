@@ -1,4 +1,4 @@
-//! The objects that libibverbs makes, each of which is reached by pointer.
+//! The objects that libibverbs makes. Each is used through a pointer.
 
 #![allow(missing_docs, reason = "the fields are those of the manual pages")]
 
@@ -30,8 +30,7 @@ pub struct ibv_device {
     pub transport_type: ibv_transport_type::Type,
 }
 
-/// The functions of the device's driver that verbs.h calls. Those between them belong to older
-/// libraries.
+/// The functions of the device's driver that verbs.h calls. The others belong to older libraries.
 #[derive(Debug)]
 #[repr(C)]
 pub struct ibv_context_ops {
@@ -57,14 +56,14 @@ pub struct ibv_context {
     pub(crate) abi_compat: *mut c_void,
 }
 
-/// The struct around an [`ibv_context`] whose `abi_compat` says so. It grows at its beginning. This
-/// is the part from `query_port` on.
+/// The struct around an [`ibv_context`] whose `abi_compat` marks it as extended. New fields are
+/// added at its beginning. This is the part from `query_port` on.
 #[repr(C)]
 pub(crate) struct verbs_context {
     pub(crate) query_port: Option<QueryPort>,
     /// Functions that are not used here, and a reserved number.
     pub(crate) between: [*mut c_void; 38],
-    /// Bytes of the whole struct, as the library knows it.
+    /// Bytes of the whole struct in the library.
     pub(crate) sz: usize,
     pub(crate) context: ibv_context,
 }

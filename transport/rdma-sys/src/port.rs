@@ -19,13 +19,13 @@ enums! {
 }
 
 opaque! {
-    /// The attributes of a port that the function of libibverbs fills: the beginning of
+    /// The attributes of a port that libibverbs' own function fills: the beginning of
     /// [`ibv_port_attr`].
     _compat_ibv_port_attr,
 }
 
-/// The attributes of ibv_query_port(3), as version 22 has them. Newer ones have another field,
-/// which they do not write where they are told of this size.
+/// The attributes of ibv_query_port(3) in version 22. Newer versions have another field, which they
+/// do not write if they are passed this size.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_port_attr {

@@ -9,7 +9,7 @@ use crate::objects::{ibv_cq, ibv_qp, ibv_srq};
 use crate::port::ibv_ah_attr;
 
 enums! {
-    /// The service of a queue pair.
+    /// The service type of a queue pair.
     ibv_qp_type: std::ffi::c_uint {
         IBV_QPT_RC = 2,
     }
@@ -44,7 +44,7 @@ flags! {
     }
 }
 
-/// The object that an asynchronous event is for.
+/// The object that an asynchronous event is about.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union ibv_async_event_element {

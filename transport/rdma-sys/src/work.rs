@@ -57,7 +57,7 @@ pub struct ibv_sge {
     pub lkey: u32,
 }
 
-/// The peer's memory of a WRITE or a READ.
+/// The peer's memory that a WRITE or a READ accesses.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_send_wr_rdma {
@@ -65,7 +65,7 @@ pub struct ibv_send_wr_rdma {
     pub rkey: u32,
 }
 
-/// The peer's memory of an atomic operation.
+/// The peer's memory that an atomic operation accesses.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_send_wr_atomic {
@@ -75,7 +75,7 @@ pub struct ibv_send_wr_atomic {
     pub rkey: u32,
 }
 
-/// The peer's queue pair of a datagram.
+/// The peer's queue pair that a datagram goes to.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_send_wr_ud {
@@ -84,7 +84,7 @@ pub struct ibv_send_wr_ud {
     pub remote_qkey: u32,
 }
 
-/// The peer's part of a work request, by its operation.
+/// The peer's side of a work request, which depends on its operation.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union ibv_send_wr_wr {
@@ -113,7 +113,7 @@ pub struct ibv_send_wr_bind_mw {
     pub bind_info: ibv_mw_bind_info,
 }
 
-/// The header of a large packet that the device cuts.
+/// The header of a large packet that the device splits.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct ibv_send_wr_tso {
@@ -122,7 +122,7 @@ pub struct ibv_send_wr_tso {
     pub mss: u16,
 }
 
-/// The last part of a work request, by its operation. In C the union has no name.
+/// The last part of a work request, which depends on its operation. In C, the union has no name.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union ibv_send_wr_rest {
@@ -142,7 +142,7 @@ pub struct ibv_send_wr {
     pub send_flags: c_uint,
     pub imm_data: u32,
     pub wr: ibv_send_wr_wr,
-    /// In C a union of structs that has one number: the shared receive queue's.
+    /// In C, a union of structs with a single number, that of the shared receive queue.
     pub qp_type: u32,
     pub rest: ibv_send_wr_rest,
 }

@@ -2,8 +2,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `target` | the call's side: claims the buffer, and tells what has become of it |
-//! | `outcome` | what has become of a buffer |
+//! | `target` | the call's side: claims the buffer, and reports its outcome |
+//! | `outcome` | what the buffer holds after its call |
 
 mod outcome;
 mod target;

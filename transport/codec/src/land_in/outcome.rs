@@ -1,6 +1,6 @@
-//! The fate of a buffer after its call.
+//! What an application buffer holds after its call.
 
-/// The fate of a buffer after its call.
+/// What an application buffer holds after its call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -18,7 +18,7 @@ pub enum Outcome {
         /// The reason for the copy.
         why: WhyCopied,
     },
-    /// Nothing is in the buffer that means anything.
+    /// The buffer holds nothing meaningful.
     #[non_exhaustive]
     Empty {
         /// The reason why no field landed.
@@ -27,7 +27,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Bytes at the start of the buffer that are the field.
+    /// Length of the field, which is at the start of the buffer.
     pub fn filled(&self) -> usize {
         match self {
             Outcome::Landed { len } | Outcome::Copied { len, .. } => *len,
@@ -43,11 +43,11 @@ pub enum WhyCopied {
     /// The call went over TCP.
     #[error("the call went over TCP")]
     Tcp,
-    /// The call went over shared memory, and the server cannot map the buffer: it is no
+    /// The call went over shared memory, and the server cannot map the buffer. Either it is no
     /// `LandableBuf` that stays registered, or the server has as many files mapped as it may.
     #[error("the call went over shared memory")]
     SharedMemory,
-    /// The message was too short for a WRITE, or the server's codec does not tell where its fields
+    /// The message was too short for a WRITE, or the server's codec does not tell where the fields
     /// lie.
     #[error("the message came in control messages, or without the place of its field")]
     NotApart,
@@ -74,8 +74,8 @@ pub enum WhyEmpty {
     /// The message has no field of type `Bytes`, or only empty ones.
     #[error("the message has no bytes field")]
     NoField,
-    /// The field is longer than the buffer. It was delivered as usual, or the call failed because
-    /// of `LandIn::or_fail`.
+    /// The field is longer than the buffer. It was delivered as usual or, with `LandIn::or_fail`,
+    /// the call failed.
     #[error("a field of {field} bytes does not fit a buffer of {buffer} bytes")]
     #[non_exhaustive]
     TooLong {
@@ -84,7 +84,7 @@ pub enum WhyEmpty {
         /// Bytes of the buffer.
         buffer: usize,
     },
-    /// Bytes of another message are still in use there.
+    /// Bytes of another message in the buffer are still in use.
     #[error("the buffer was in use")]
     InUse,
 }

@@ -1,4 +1,4 @@
-//! A buffer as a call has it.
+//! A call's view of its buffer.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,8 +32,8 @@ impl Target {
         lock(&self.outcome).clone().unwrap_or_else(none)
     }
 
-    /// Claims the buffer that a request names, for a call on a path where its field will be copied
-    /// for this reason unless it lands.
+    /// Claims the buffer that a request names. `why` is the reason for the copy if the field does
+    /// not land on this call's path.
     pub fn claim(extensions: &Extensions, why: WhyCopied) -> Option<Arc<Claimed>> {
         extensions.get::<Target>()?.claim_for(why)
     }
@@ -57,13 +57,13 @@ pub struct Claimed {
     pub lease: NamedLease,
     fails: bool,
     why: Mutex<WhyCopied>,
-    /// Bytes that were copied, and not counted yet.
+    /// Bytes that were copied and not counted yet.
     copied: Arc<AtomicU64>,
     outcome: Arc<Mutex<Option<Outcome>>>,
 }
 
 impl Claimed {
-    /// The field will be copied for this reason.
+    /// Changes the reason for which the field will be copied.
     pub fn will_be_copied(&self, why: WhyCopied) {
         *lock(&self.why) = why;
     }
@@ -82,7 +82,7 @@ impl Claimed {
         self.set(Outcome::Empty { why });
     }
 
-    /// Whether a field of this length fits. An error if the call fails otherwise.
+    /// Whether a field of this length fits. An error if it does not and the call has to fail then.
     pub fn fits(&self, field: usize) -> Result<bool, Status> {
         let buffer = self.lease.capacity();
         if field <= buffer {
@@ -94,13 +94,13 @@ impl Claimed {
         if self.fails { Err(status) } else { Ok(false) }
     }
 
-    /// The number of bytes copied to the buffer, which whoever counts them takes out.
+    /// The number of bytes copied to the buffer since a reader last reset it to 0.
     pub fn copied(&self) -> Arc<AtomicU64> {
         self.copied.clone()
     }
 
     fn set(&self, outcome: Outcome) {
-        // The first message is the one that lands.
+        // Only the first message lands, so the first outcome counts.
         lock(&self.outcome).get_or_insert(outcome);
     }
 }

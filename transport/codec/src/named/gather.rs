@@ -8,12 +8,12 @@ use tonic_rdma_memory::Landed;
 
 use crate::land_in::Claimed;
 
-/// The message that is being received.
+/// A message that is being received.
 #[derive(Debug)]
 pub(crate) struct Gather {
     pub(crate) claimed: Arc<Claimed>,
     pub(crate) parts: Vec<Landed>,
-    /// The header that is being read is not passed on.
+    /// The header of the message is being read here, and not passed on.
     pub(crate) begun: bool,
 }
 
@@ -22,12 +22,12 @@ pub(crate) struct Gather {
 pub(crate) struct Gathered {
     /// Bytes that the decoder copies to the buffer.
     pub(crate) copied: Option<Arc<AtomicU64>>,
-    /// True if the stream may also release the buffer.
+    /// Whether the stream may also release the buffer now.
     pub(crate) lets_go: bool,
 }
 
 impl Gather {
-    /// Parts of the buffer that follow each other become one.
+    /// Appends a part. Consecutive parts in the buffer become one.
     pub(crate) fn push(&mut self, part: Landed) {
         let lease = &self.claimed.lease;
         let both = self.parts.last().and_then(|last| lease.range_of(last));

@@ -1,5 +1,5 @@
-//! Deframes a body whose first message is [gathered](super::gather): the decoder gets a placeholder
-//! for it.
+//! Deframes a body whose first message is [gathered](super::gather). The decoder gets a placeholder
+//! for that message.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ use crate::named::message::NamedMessage;
 use crate::placeholder::{self, HEADER};
 
 impl Deframer {
-    /// A deframer for a body whose first message has a buffer to land in.
+    /// Creates a deframer for a body whose first message has a buffer to land in.
     pub fn gathering(method: Arc<Method>, messages: bool, claimed: Arc<Claimed>) -> Self {
         let mut deframer = Deframer::new(method, messages);
         deframer.gather = Some(Box::new(Gather { claimed, parts: Vec::new(), begun: false }));
@@ -49,7 +49,7 @@ impl Deframer {
             let gather = self.gather.as_mut()?;
             match self.at {
                 At::Through | At::InPlace | At::Whole(_) | At::Message { .. } => return None,
-                // It was begun before the codec was known.
+                // The header was begun before the codec was known.
                 At::Header(_, 1..) if !gather.begun => return None,
                 At::Header(mut header, got) => {
                     let len = (HEADER - got).min(self.part.len());
@@ -63,7 +63,7 @@ impl Deframer {
                         continue;
                     }
                     let Some((0, len)) = placeholder::read_header(&header) else {
-                        // Compressed: tonic joins it, or tells that it cannot.
+                        // The message is compressed: tonic joins it, or reports that it cannot.
                         self.at.pass(0);
                         self.delivered.plain += HEADER as u64;
                         return Some(Some(Bytes::copy_from_slice(&header)));
@@ -100,7 +100,7 @@ fn split(part: &mut Part, len: usize) -> Landed {
     match part {
         Part::Eager(bytes) => bytes.split_to(len).into(),
         Part::Landed(landed) => landed.split_to(len),
-        // A message that is gathered is cut into parts of the other kinds.
+        // Lent pieces of a gathered message have been split into parts of the other kinds.
         Part::Lent(_) => Landed::default(),
     }
 }

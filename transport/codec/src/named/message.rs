@@ -1,4 +1,4 @@
-//! Decodes a message whose longest `bytes` field is to lie in a buffer of the caller.
+//! Decodes a message whose longest `bytes` field is to lie in the caller's buffer.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tonic_rdma_memory::{Landed, Window};
 use crate::land_in::Claimed;
 use crate::land_in::WhyEmpty;
 
-/// A message in the parts in which it came, and the buffer.
+/// A message in the parts in which it arrived, and the buffer.
 #[derive(Debug)]
 pub(crate) struct NamedMessage {
     pub(crate) parts: Vec<Landed>,
@@ -18,11 +18,11 @@ pub(crate) struct NamedMessage {
 }
 
 impl NamedMessage {
-    /// Decodes the message. Its longest `bytes` field is a view of the buffer, where that is
-    /// possible: it landed there, or is copied there.
+    /// Decodes the message. If possible, its longest `bytes` field is a view of the buffer: either
+    /// it landed there, or it is copied there now.
     ///
-    /// The peer has said where the field lies; what the decoder finds counts. So the message is
-    /// decoded twice, the first time to find the field.
+    /// The place of the field that the peer stated is not trusted. So the message is decoded twice,
+    /// the first time to find the field.
     pub(crate) fn decode<U: Message + Default>(self) -> Result<U, Status> {
         let NamedMessage { mut parts, claimed } = self;
         let Some((at, len)) = longest_field::<U>(parts.clone()).map_err(malformed)? else {
@@ -37,7 +37,7 @@ impl NamedMessage {
             return decode(parts);
         }
         for part in &mut parts {
-            // The buffer has other bytes of the message than those of the field.
+            // The buffer holds bytes of the message that are not in the field.
             if claimed.lease.range_of(part).is_some() {
                 *part = part.to_private().into();
             }
@@ -68,7 +68,7 @@ fn decode<U: Message + Default>(parts: Vec<Landed>) -> Result<U, Status> {
     U::decode(Landed::reader_of(parts, &mut Window::new())).map_err(malformed)
 }
 
-/// Whether the bytes of the message from `at` on are one part of it, in the buffer.
+/// Whether the `len` bytes of the message from `at` on are one part, which lies in the buffer.
 fn has_landed(parts: &[Landed], claimed: &Claimed, at: usize, len: usize) -> bool {
     let mut before = 0;
     let part = parts.iter().find(|part| {
@@ -99,7 +99,7 @@ fn cut(parts: &mut Vec<Landed>, at: usize) -> Vec<Landed> {
     behind
 }
 
-/// The place and the length of the longest field of type `Bytes`, the first of several.
+/// The offset and the length of the longest field of type `Bytes`. Of several, the first.
 fn longest_field<U: Message + Default>(
     parts: Vec<Landed>,
 ) -> Result<Option<(usize, usize)>, DecodeError> {
@@ -110,7 +110,7 @@ fn longest_field<U: Message + Default>(
     Ok((longest.1 > 0).then_some(longest))
 }
 
-/// Records what is taken as `Bytes`.
+/// A buffer that records which bytes prost takes as `Bytes`.
 struct Finder<'a, B> {
     inner: B,
     len: usize,
