@@ -10,22 +10,22 @@ pub const MIN_POOL: usize = 2 << 20;
 /// The default size of a pool in bytes. Memory is mapped and pinned only when it is needed.
 pub const DEFAULT_POOL: usize = 64 << 20;
 
-/// The maximum number of bytes left to the rest of the process. A pool leaves half of what may be
-/// pinned, up to this.
+/// The maximum number of bytes left to the rest of the process. A pool leaves half of the bytes
+/// that may be pinned, up to this.
 const MAX_MARGIN: u64 = 256 * 1024;
 /// The lowest RLIMIT_MEMLOCK in bytes with which a pool can be made in a process that pins nothing
 /// else.
 pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MAX_MARGIN;
-/// The control memory, in bytes, that is reckoned for each connection. A connection at rest has 8
-/// KiB, a busy one 82 KiB or more.
+/// The control memory, in bytes, assumed for each connection. A connection at rest has 8 KiB, a
+/// busy one 82 KiB or more.
 const CONTROL_PER_CONNECTION: u64 = 60 * 1024;
 /// The minimum number of bytes for landing, and for control blocks.
 const MIN_PART: usize = MIN_POOL / 8;
 /// Maximum bytes of a landing chunk.
 const MAX_CHUNK: usize = 4 << 20;
 
-/// The maximum size of a pool, and how it is divided. A size that is not set is derived from the
-/// others, and the total from the code that makes the pool.
+/// The maximum size of a pool, and its division into parts. A part that is not set is derived from
+/// the total, and a total that is not set is chosen by the code that makes the pool.
 ///
 /// ```
 /// use tonic_rdma_memory::PoolConfig;
@@ -67,7 +67,7 @@ impl PoolConfig {
         self.total(bytes)
     }
 
-    /// The total that is set.
+    /// The total that was set, if any.
     pub fn configured_total(&self) -> Option<usize> {
         self.total
     }
@@ -173,8 +173,8 @@ impl PoolConfig {
         total -= total % page();
         let (send, landing) = scale((send, landing), configured, total);
         let control = total.saturating_sub(send).saturating_sub(landing);
-        // Small enough that many connections get a chunk. At the default pool size, large enough
-        // for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
+        // Chunks are small enough that many connections get one and, at the default pool size,
+        // large enough for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
         // A multiple of 64 KiB, the length of many pieces. Except in small pools, also a multiple
@@ -277,7 +277,8 @@ mod tests {
         assert!(less.total < DEFAULT_POOL);
     }
 
-    /// Also in the default pool under a limit, but not where a connection in four would get one.
+    /// This also holds for the default pool under a limit, but not if only one connection in four
+    /// would get a chunk.
     #[test]
     fn chunks_are_whole_huge_pages_if_there_are_enough() {
         let chunk = |mib: usize, huge_pages| {
@@ -307,11 +308,11 @@ mod tests {
         let with_queues = sizes.total + connections * pinning.queue_bytes;
         assert!(with_queues <= (8 << 20) - (256 << 10), "{sizes:?}");
         assert!(with_queues > 7 << 20 && connections >= 20, "{sizes:?}");
-        // The whole pool, where the limit is as high as is said.
+        // With the limit that `memlock_for` states, the pool has its whole size.
         let whole = config.memlock_for(pinning);
         assert!(whole > config.memlock() + (20 << 20), "{whole}");
         assert_eq!(config.fit(Some(&limit(whole, 0)), pinning).unwrap().total, DEFAULT_POOL);
-        // Nothing less than a pool that works.
+        // The smallest limit gives the smallest pool that works.
         let least = config.fit(Some(&limit(MIN_MEMLOCK, 0)), pinning).unwrap();
         assert_eq!(least.total, MIN_POOL);
     }

@@ -1,8 +1,8 @@
-//! Copying payload at the speed of memory, for all alignments of source and destination.
+//! Copies payload at memory speed, for all alignments of source and destination.
 //!
 //! glibc's memcpy copies 2 KiB and more with `rep movsb` if the processor has ERMS. On AMD's Zen 3
-//! and later that is at least four times slower if the destination is a few bytes behind the source
-//! modulo a page (glibc bugs 30994 and 30995), as for a payload after a header. glibc 2.40 avoids
+//! and later this is at least four times slower if the destination is a few bytes after the source
+//! modulo a page (glibc bugs 30994 and 30995), as with a payload after a header. glibc 2.40 avoids
 //! that; Debian 12 and most clouds have an older version.
 //!
 //! | processor | copies of |
@@ -71,7 +71,7 @@ mod x86 {
     pub(super) const MIN_LEN: usize = 64;
     /// The default minimum length at which glibc copies with `rep movsb`, for any vector width.
     const DEFAULT_MIN: usize = 2048;
-    /// The maximum length at which glibc does so on AMD's processors.
+    /// The maximum length at which glibc uses `rep movsb` on AMD's processors.
     const AMD_MAX: usize = 1 << 20;
 
     /// The lengths at which memcpy would use a slow `rep movsb`.
@@ -85,7 +85,7 @@ mod x86 {
         &LENGTHS
     }
 
-    /// Returns the longest of these lengths, or 0 without one.
+    /// The longest length at which memcpy would use a slow `rep movsb`. 0 if it never does.
     pub(super) fn end(vendor: [u8; 12], erms: bool) -> usize {
         match &vendor {
             b"GenuineIntel" => 0,
@@ -95,7 +95,8 @@ mod x86 {
         }
     }
 
-    /// CPUID. The standard library's functions for it are unsafe in Rust 1.88, and safe later.
+    /// Executes CPUID. The standard library's functions for it are unsafe in Rust 1.88, and safe
+    /// later.
     #[allow(unused_unsafe)]
     fn cpuid(leaf: u32) -> CpuidResult {
         // SAFETY: every x86-64 processor has the instruction, and it accesses no memory (R17).
@@ -117,7 +118,8 @@ mod x86 {
         cpuid(0).eax >= 7 && cpuid(7).ebx & (1 << 9) != 0
     }
 
-    /// The shortest of these lengths: glibc's default, or the value of its tunable.
+    /// The shortest length at which memcpy uses `rep movsb`: glibc's default, or the value of its
+    /// tunable.
     pub(super) fn begin(tunables: &str) -> usize {
         let mut thresholds = tunables.split(':').filter_map(|one| {
             let number = one.strip_prefix("glibc.cpu.x86_rep_movsb_threshold=")?;

@@ -19,7 +19,7 @@ use crate::stats::Use;
 pub struct RegisterError {
     len: usize,
     source: io::Error,
-    /// True if the kernel did not map the memory.
+    /// Whether the kernel did not map the memory.
     unmapped: bool,
 }
 
@@ -64,12 +64,12 @@ fn hint(error: &io::Error, unmapped: bool) -> &'static str {
 }
 
 impl RegisterError {
-    /// For an attempt to register `len` bytes that failed with `source`.
+    /// Creates the error of an attempt to register `len` bytes that failed with `source`.
     pub fn new(len: usize, source: io::Error) -> Self {
         RegisterError { len, source, unmapped: false }
     }
 
-    /// For an attempt to map `len` bytes that failed with `source`.
+    /// Creates the error of an attempt to map `len` bytes that failed with `source`.
     pub fn unmapped(len: usize, source: io::Error) -> Self {
         RegisterError { len, source, unmapped: true }
     }
@@ -152,7 +152,7 @@ pub enum PoolError {
         /// Minimum bytes for landing, and for connections.
         min: usize,
     },
-    /// The request exceeds the budget, so that waiting does not help.
+    /// The request exceeds the budget, so waiting does not help.
     #[error(
         "{len} bytes asked for, the budget for {usage} memory is {budget} bytes; configure a larger pool"
     )]
@@ -174,14 +174,13 @@ pub enum PoolError {
         /// The use that the memory was requested for.
         usage: Use,
     },
-    /// The environment: this process may not make the memory files in which landing memory for
-    /// peers on this host lies. RLIMIT_FSIZE is too low, or a filter of system calls forbids
-    /// memfd_create(2).
+    /// The environment: this process may not create memory files, which landing memory for peers on
+    /// this host needs. RLIMIT_FSIZE is too low, or a system call filter forbids memfd_create(2).
     #[error("a memory file of {len} bytes cannot be made: {source}")]
     File {
         /// Bytes of the file.
         len: usize,
-        /// Why.
+        /// The error of the system call.
         source: io::Error,
     },
     /// The environment: the kernel did not map memory.

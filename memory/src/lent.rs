@@ -10,12 +10,12 @@ use bytes::Bytes;
 use crate::buf::PinnedBytes;
 use crate::ledger::Ledger;
 
-/// Pool bytes that may be lent to a peer, or are lent. Until this is dropped they do not return to
-/// the pool, and count as lent.
+/// Pool bytes that may be lent to a peer, or are lent. Until this is dropped, they count as lent
+/// and do not return to the pool.
 ///
-/// At most three quarters of a pool's send memory are lent, so that peers that keep it for long
-/// leave some. Bytes beyond that are copied. [Registered](crate::Pool::register_lendable) memory
-/// has no such limit: it stays registered, and nobody else waits for it.
+/// At most three quarters of a pool's send memory are lent, so that some is left if peers keep it
+/// for long. Bytes beyond that are copied. [Registered](crate::Pool::register_lendable) memory has
+/// no such limit: it stays registered, and nobody else waits for it.
 #[derive(Debug)]
 pub struct LendableBytes {
     bytes: PinnedBytes,
@@ -26,7 +26,7 @@ pub struct LendableBytes {
 #[derive(Debug)]
 struct Counted {
     len: usize,
-    /// True if the bytes are not the pool's.
+    /// Whether the bytes lie outside the pool.
     registered: bool,
     ledger: Arc<Ledger>,
 }
@@ -65,7 +65,7 @@ impl LendableBytes {
         let (key, len) = (bytes.lend_key()?, bytes.len());
         let registered = bytes.is_registered();
         let limit = if registered { usize::MAX } else { ledger.sizes.send / 4 * 3 };
-        // Dropping it ends the count.
+        // Dropping `counted` ends the count.
         let (lent, counted) = Counted::new(len, registered, ledger);
         (lent.saturating_add(len) <= limit).then_some(LendableBytes { bytes, key, counted })
     }
@@ -75,7 +75,7 @@ impl LendableBytes {
         self.key
     }
 
-    /// The address of the first byte, with that key.
+    /// The address of the first byte, valid with that key.
     pub fn addr(&self) -> u64 {
         self.bytes.iova()
     }
@@ -137,7 +137,8 @@ mod tests {
             Pool::new(config, Arc::new(LendingRegistrar::default())).unwrap()
         };
         let (one, other) = (common.for_peer(), common.for_peer());
-        // In turns, so that they would share an arena, and use slots again.
+        // Both allocate in turns, so that without arenas of their own they would share one and
+        // reuse its slots.
         for _ in 0..3 {
             let secret = filled(&one, 32 << 10);
             let public = filled(&other, 32 << 10);
@@ -155,8 +156,8 @@ mod tests {
         assert!(all.iter().all(|stats| stats.send == 0 && stats.classes == all[0].classes));
     }
 
-    /// A peer that keeps a slot of each arena keeps others from sending as little as one that keeps
-    /// all that it may be lent.
+    /// A peer that keeps a slot of each arena hinders others no more than one that keeps all the
+    /// bytes that it may be lent.
     #[test]
     fn a_peer_that_keeps_what_it_is_lent_leaves_memory_to_others() {
         let greedy = pool(true);
@@ -181,14 +182,13 @@ mod tests {
             let got: Vec<_> = std::iter::from_fn(|| other.try_alloc(64 << 10).ok()).collect();
             assert!(got.len() >= 16, "a quarter, not {} of 64", got.len());
         }
-        // When it has returned them, others may be lent the most.
+        // Once it has returned them, others may be lent the maximum.
         drop(lent);
         let all: Vec<_> = (0..3).map(|_| filled(&others[0], 1 << 20)).collect();
         assert_eq!(all.iter().filter_map(|bytes| others[0].lend(bytes)).count(), 3);
     }
 
-    /// A request that waits is served with what another peer's memory has left, also when that peer
-    /// has gone.
+    /// A waiting request is served from another peer's free memory, even after that peer has gone.
     #[test]
     fn memory_of_one_peer_comes_free_for_another() {
         let waiting = pool(true);

@@ -1,6 +1,6 @@
 //! A pool of pinned memory.
 //!
-//! A device can read and write registered memory only. Registering is slow, because it pins pages.
+//! A device can only read and write registered memory. Registering is slow, because it pins pages.
 //! So the pool maps and registers memory in large regions, within budgets, and hands out parts of
 //! them.
 //!
@@ -33,13 +33,13 @@
 //! | `registrar` | the interface to devices |
 //! | [`memlock`] | how much the process may pin |
 //! | `error`, `stats` | the errors and figures of a pool |
-//! | `process` | what belongs to this process, and not to its parent or its children |
+//! | `process` | tells values of this process from those of its parent or children |
 //! | `log_throttle` | limits the log lines that a peer can cause, in all crates |
-//! | `copy` | copying payload at the speed of memory |
+//! | `copy` | copies payload at memory speed |
 //! | `disk` | files to and from pool memory through io_uring (feature `io-uring`, Linux) |
 //! | `test_util` | memory that changes under its reader, for tests (feature `test-util`) |
 //!
-//! Each module imports from those below it only.
+//! Each module imports only from those below it.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -59,7 +59,7 @@ impl LogThrottle {
         LogThrottle(PerProcess::new(Mutex::default))
     }
 
-    /// `Some` if a line may be logged now, with the number of lines suppressed since the last one.
+    /// If a line may be logged now, returns the number of lines suppressed since the last one.
     pub fn pass(&self) -> Option<u64> {
         self.pass_at(Instant::now())
     }

@@ -49,7 +49,7 @@ impl Pool {
     /// KiB, for the rest of the process. Only memory that the process has already pinned counts: a
     /// second pool of the process does not know what the first one will pin later. If the limit
     /// turns out to leave less, connections wait for landing memory as in a smaller pool, provided
-    /// that it has any or that other pools of the process return some, and other requests fail with
+    /// that this pool has any or other pools of the process return some. Other requests fail with
     /// [`PoolError::Register`].
     ///
     /// # Errors
@@ -131,8 +131,8 @@ impl Pool {
     }
 
     /// Allocates control memory that a connection can do without and returns when it is idle: extra
-    /// RECV slots and staging. `None` if that would leave less than a quarter of the control budget
-    /// for what connections need, or if the system gives no memory.
+    /// RECV slots and staging. `None` if less than a quarter of the control budget would be left
+    /// for memory that connections need, or if the system gives no memory.
     pub fn spare(&self, len: usize) -> Option<PinnedBuf> {
         let budget = self.0.control.budget();
         let used = self.0.ledger.counters.of(Use::Control).load(Relaxed);
@@ -152,9 +152,9 @@ impl Pool {
         self.0.control.trim(None);
     }
 
-    /// Returns the bytes with their key, if they lie in this pool: any slice of what
-    /// [`PinnedBuf::freeze`] returned, of bytes that landed over any connection, or of
-    /// [registered](Pool::register) memory. A look-up in a sorted list, without an exclusive lock.
+    /// Returns the bytes with their key, if they are a slice of bytes from [`PinnedBuf::freeze`],
+    /// of bytes that landed over any connection, or of [registered](Pool::register) memory. The
+    /// look-up searches a sorted list, without an exclusive lock.
     pub fn resolve(&self, bytes: &Bytes) -> Option<PinnedBytes> {
         if bytes.is_empty() {
             return None;
@@ -163,10 +163,10 @@ impl Pool {
         Some(PinnedBytes::new(bytes.clone(), found))
     }
 
-    /// Returns the bytes with what a peer of this host needs to read them where they lie. `None` if
-    /// they do not lie in memory of this handle that [is for a peer](Self::for_peer), or in memory
-    /// that was [registered for it](Self::register_lendable), or if peers have been lent enough:
-    /// see [`LendableBytes`].
+    /// Returns the bytes with the key and the address at which a peer on this host can read them.
+    /// `None` unless they lie in memory of this handle that [is for a peer](Self::for_peer), or in
+    /// memory that was [registered for lending](Self::register_lendable). Also `None` if peers have
+    /// been lent as much as they may: see [`LendableBytes`].
     pub fn lend(&self, bytes: &Bytes) -> Option<LendableBytes> {
         LendableBytes::new(&self.0.ledger, self.0.send.peer(), self.resolve(bytes)?)
     }
@@ -176,7 +176,8 @@ impl Pool {
     /// were found through it are alive, even after the pool is dropped. The last holder deregisters
     /// the memory and drops it, on a dedicated thread if the device is slow.
     ///
-    /// The device only reads it. It need not be page-aligned. Blocks while the pages are pinned.
+    /// The device only reads the memory, which need not be page-aligned. Blocks while the pages are
+    /// pinned.
     ///
     /// # Errors
     /// [`RegionError::Memlock`] if RLIMIT_MEMLOCK does not leave enough on top of what the pool may
@@ -203,8 +204,8 @@ impl Pool {
         PoolRegistration::new(self.0.ledger.clone(), bytes, Owner::Application, Some(file))
     }
 
-    /// Registers memory that a peer has lent, all of `file`, so that it can be
-    /// [lent on](Self::lend). It does not count as the application's.
+    /// Registers memory that a peer has lent, all of `file`, so that it can be [lent
+    /// on](Self::lend). It does not count as application memory.
     ///
     /// # Errors
     /// Those of [`register`](Self::register).
@@ -216,28 +217,29 @@ impl Pool {
         PoolRegistration::new(self.0.ledger.clone(), memory, Owner::Peer, Some(file))
     }
 
-    /// The allocator of landing memory for one connection, limited by the landing budget only.
+    /// Creates the allocator of landing memory for one connection, limited only by the landing
+    /// budget.
     pub fn landing(&self) -> Landing {
         self.landing_up_to(usize::MAX)
     }
 
-    /// The allocator of landing memory for one connection, which may lease up to `limit` bytes at a
-    /// time. A limit below the pool's [chunk](Sizes::chunk) allows shorter chunks only, and one
-    /// below 4 KiB nothing.
+    /// Creates the allocator of landing memory for one connection, which may lease up to `limit`
+    /// bytes at a time. A limit below the pool's [chunk](Sizes::chunk) allows only shorter chunks,
+    /// and one below 4 KiB allows none.
     pub fn landing_up_to(&self, limit: usize) -> Landing {
         Landing::new(self.0.ledger.clone(), limit)
     }
 
-    /// Records that landing memory could not be had, so that [`may_land`](Self::may_land) tries to
-    /// have some.
+    /// Records that no landing memory was available, so that [`may_land`](Self::may_land) makes a
+    /// chunk to check that some is.
     pub fn cannot_land(&self) {
         self.0.ledger.cannot_land.store(true, Relaxed);
     }
 
     /// Checks that the pool has landing memory, or that the process may make and pin a chunk. The
     /// limits may have been lowered since the pool was made, and other pools may have used them up.
-    /// After [`cannot_land`](Self::cannot_land) a chunk is made and dropped, until that succeeds:
-    /// it may take a few milliseconds.
+    /// After [`cannot_land`](Self::cannot_land), each call makes a chunk and drops it, until one
+    /// succeeds. This may take a few milliseconds.
     ///
     /// # Errors
     /// [`PoolError::Memlock`] or [`PoolError::File`] if a peer's WRITEs would find no landing
@@ -254,7 +256,8 @@ impl Pool {
         if registrar.wants_file() {
             let len = sizes.chunk;
             match memfd::may_make(len) {
-                // The attempt itself reports a shortage, which may be over by then.
+                // A shortage is no error here. It may be over when a chunk is made; otherwise that
+                // attempt fails.
                 Err(source) if !is_shortage(&source) => {
                     return Err(PoolError::File { len, source });
                 }
@@ -280,7 +283,7 @@ impl Pool {
         }
     }
 
-    /// Whether to register memory pins pages, which takes time.
+    /// Whether registering memory pins pages, which takes time.
     pub fn pins(&self) -> bool {
         self.0.ledger.registrar.pins()
     }

@@ -1,20 +1,19 @@
-//! The identity of the process that made a value. A child of fork(2) is a different process from
-//! its parent (R23).
+//! Tells which process made a value. A child of fork(2) is a different process from its parent
+//! (R23).
 //!
-//! A child has copies of its parent's statics and of nothing else. It has none of the parent's
-//! threads, its locks are in the state in which another thread left them, and its handles of
-//! devices, sockets and pages are still the parent's. A static is therefore a [`PerProcess`], which
-//! starts from scratch in a child without a look at what the parent left. What a child must not
-//! drop is [`Owned`].
+//! A child has copies of its parent's memory, but none of its threads. Locks are in the state in
+//! which another thread left them, and handles of devices, sockets and pages still belong to the
+//! parent. So a static is a [`PerProcess`], which starts from scratch in a child and does not look
+//! at the parent's value. A value that a child must not drop is [`Owned`].
 //!
 //! | the generation is | on | next |
 //! |---|---|---|
-//! | none | it is asked for | a number in a page of its own, which the kernel wipes in children (MADV_WIPEONFORK) |
-//! | a number | it is asked for | the number |
-//! | wiped: this is a child | it is asked for | the next number |
+//! | none | it is read | a number in a page of its own, which the kernel wipes in children (MADV_WIPEONFORK) |
+//! | a number | it is read | the number |
+//! | wiped: this is a child | it is read | the next number |
 //!
-//! Where the kernel does not wipe pages (Linux before 4.14, other systems) the generation is the
-//! process id, which is asked for each time.
+//! Where the kernel does not wipe pages (Linux before 4.14, other systems), the generation is the
+//! process id, which is read each time.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -22,7 +21,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
-/// In place of the page where the kernel wipes none: stays 0.
+/// Takes the place of the page if the kernel wipes none. Stays 0.
 static NO_PAGE: AtomicU32 = AtomicU32::new(0);
 
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -37,7 +36,7 @@ mod generation {
     /// The page that is wiped in children, once there is one.
     static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 
-    /// Where the generation stands.
+    /// The word that holds the generation.
     #[inline]
     pub(super) fn word() -> &'static AtomicU32 {
         // SAFETY: what PAGE points to is a static, or a page that is never unmapped (R23).
@@ -58,7 +57,7 @@ mod generation {
         word()
     }
 
-    /// A page that is zeroed in children. It is so small that any address space has room for it.
+    /// Maps a page that is zeroed in children. Any address space has room for a single page.
     fn map(len: usize) -> Option<*mut AtomicU32> {
         let (prot, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -84,19 +83,19 @@ mod generation {
     }
 }
 
-/// The last generation that was given out.
+/// The last generation that was assigned.
 static LAST: AtomicU32 = AtomicU32::new(0);
 
-/// A process, as told from its parent and its children.
+/// Identifies a process, as distinct from its parent and its children.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
-    /// Where this generation stands as long as the process that runs is this one.
+    /// Holds this generation as long as the running process is this one.
     word: &'static AtomicU32,
     generation: u32,
 }
 
 impl Process {
-    /// The process that runs this.
+    /// The running process.
     #[inline]
     pub fn current() -> Process {
         let word = generation::word();
@@ -119,25 +118,26 @@ impl Process {
     }
 }
 
-/// The generation of a process that nobody has asked about: the first thread that asks decides.
+/// Assigns the generation of a process when it is first read. The first thread decides.
 #[cold]
 fn next(word: &AtomicU32) -> u32 {
     if std::ptr::eq(word, &NO_PAGE) {
         return std::process::id();
     }
-    // Before it stands in the page, so that no child of this process gets it again.
+    // Counted before it is stored in the page, so that no child of this process gets the same
+    // number.
     let mine = LAST.fetch_add(1, AcqRel) + 1;
     word.compare_exchange(0, mine, AcqRel, Acquire).map_or_else(|other| other, |_| mine)
 }
 
-/// The error of whatever a process inherited and may not use.
+/// The error for a value that a process has inherited and may not use.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(
     "{0} belongs to the parent of this process, which made it before fork(2): make a new one in the child"
 )]
 pub struct Forked(pub &'static str);
 
-/// A value of the process that made it. A child that drops its copy drops nothing.
+/// A value that belongs to the process that made it. If a child drops its copy, nothing is dropped.
 #[derive(Debug)]
 pub struct Owned<T> {
     process: Process,
@@ -145,13 +145,13 @@ pub struct Owned<T> {
 }
 
 impl<T> Owned<T> {
-    /// A value of this process.
+    /// Creates a value that belongs to this process.
     #[inline]
     pub fn new(value: T) -> Self {
         Owned { process: Process::current(), value: ManuallyDrop::new(value) }
     }
 
-    /// Whether this process has made it.
+    /// Whether this process has made the value.
     #[inline]
     pub fn is_own(&self) -> bool {
         self.process.is_current()
@@ -159,7 +159,7 @@ impl<T> Owned<T> {
 }
 
 impl<T: Clone> Clone for Owned<T> {
-    /// Another value of the process that made this one.
+    /// Creates another value that belongs to the same process as this one.
     fn clone(&self) -> Self {
         Owned { process: self.process, value: self.value.clone() }
     }
@@ -189,9 +189,9 @@ impl<T> Drop for Owned<T> {
     }
 }
 
-/// A value that each process makes for itself when it first asks for it, without a lock: threads
-/// that ask at the same time may each make one, of which one stays. A child leaves its parent's
-/// value alone, and does not drop it.
+/// A value that each process makes for itself when it first needs it. There is no lock: threads may
+/// each make a value at the same time, and one of them is kept. A child leaves its parent's value
+/// alone, and does not drop it.
 #[derive(Debug)]
 pub struct PerProcess<T> {
     value: AtomicPtr<Owned<T>>,
@@ -199,7 +199,7 @@ pub struct PerProcess<T> {
 }
 
 impl<T> PerProcess<T> {
-    /// Each process makes its value by `make`.
+    /// Creates a static whose value each process makes with `make`.
     pub const fn new(make: fn() -> T) -> Self {
         PerProcess { value: AtomicPtr::new(null_mut()), make }
     }
@@ -219,7 +219,7 @@ impl<T> PerProcess<T> {
         (!value.is_own()).then_some(&**value)
     }
 
-    /// The value, or `value` if this process has made none yet.
+    /// Returns the value, and sets it to `value` if this process has made none yet.
     pub fn get_or_insert(&self, value: T) -> &T {
         let made = Box::into_raw(Box::new(Owned::new(value)));
         let mut seen = self.value.load(Acquire);
@@ -331,7 +331,7 @@ mod tests {
         let parent = Process::current();
         assert!(in_child(|| {
             let child = Process::current();
-            // A grandchild whose parent has not asked for its own number before.
+            // A grandchild whose parent has not read its own number before.
             in_child(|| !parent.is_current() && !child.is_current())
                 && in_child(|| in_child(|| !parent.is_current() && !child.is_current()))
         }));

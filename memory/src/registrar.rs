@@ -9,8 +9,8 @@ use crate::file::OwnedFd;
 /// The access that a device, and through it a peer, has to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The device may read it for work requests of this side, and nobody may write it: the mapping
-    /// may be read-only.
+    /// The device may read it for work requests of this side. Nobody may write to it, so the
+    /// mapping may be read-only.
     LocalRead,
     /// The device may read and write it for work requests of this side.
     Local,
@@ -42,8 +42,8 @@ pub struct Memory {
 /// registrations.
 ///
 /// # Safety
-/// The keys of a registration must stop working when it is dropped: the pool unmaps the memory, or
-/// leases it to another peer, right after.
+/// The keys of a registration must stop working when it is dropped, because the pool then unmaps
+/// the memory or leases it to another peer.
 pub unsafe trait Registrar: Send + Sync + 'static {
     /// Whether registering pins pages, so that RLIMIT_MEMLOCK applies to it.
     fn pins(&self) -> bool;
@@ -54,8 +54,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
-    /// Bytes that the queues of one connection pin beside its memory, which count against
-    /// RLIMIT_MEMLOCK: drivers of adapters pin the buffers of queue pairs and completion queues.
+    /// Bytes that the queues of one connection pin in addition to its memory. They count against
+    /// RLIMIT_MEMLOCK: adapter drivers pin the buffers of queue pairs and completion queues.
     fn queue_bytes(&self) -> usize {
         0
     }
@@ -66,28 +66,28 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         None
     }
 
-    /// Whether peers address memory by its virtual address, whatever iova is requested, as with
-    /// Soft-iWARP. If so, memory that peers write to is mapped at a random address, which a peer
+    /// Whether peers address memory by its virtual address, whatever iova is requested, as on
+    /// Soft-iWARP. If so, memory that peers write to is mapped at a random address, which they
     /// cannot guess. Has no effect on memory that is a [file](Registrar::wants_file).
     fn ignores_iova(&self) -> bool {
         false
     }
 
-    /// Whether memory that peers write to must be a file that they can map: a memfd that can
-    /// neither shrink nor grow.
+    /// Whether memory that peers write to must be a file that they can map, which is a memfd that
+    /// can neither shrink nor grow.
     fn wants_file(&self) -> bool {
         false
     }
 
-    /// Whether peers can be lent memory: they map the file that it lies in, and read it there.
+    /// Whether memory can be lent to peers, which map its file and read it there.
     fn lends(&self) -> bool {
         false
     }
 
-    /// Whether to map and register memory takes so long that a task of a runtime should not wait
-    /// for it. If so, a thread of the pool does it for landing memory, and the reverse: see
+    /// Whether mapping and registering memory takes so long that a runtime's task should not wait
+    /// for it. If so, a pool thread makes and frees landing memory: see
     /// [`Landing::register_waker`](crate::Landing::register_waker). Such a registrar must not
-    /// expect its calls on any particular thread.
+    /// expect to be called on a particular thread.
     fn is_slow(&self) -> bool {
         false
     }
@@ -98,8 +98,8 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     /// The device, or the kernel for it, refused.
     ///
     /// # Safety
-    /// The range is mapped and readable, and unless [`Access::LocalRead`] or [`Access::Lend`] is
-    /// asked for writable. It stays so until the registration is dropped.
+    /// The range is mapped and readable until the registration is dropped. It is also writable,
+    /// unless the access is [`Access::LocalRead`] or [`Access::Lend`].
     unsafe fn register(&self, memory: Memory) -> Result<Box<dyn Registration>, RegisterError>;
 }
 

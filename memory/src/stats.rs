@@ -41,8 +41,8 @@ pub struct ClassStats {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// Memory of the pool that is mapped and registered, in use or not, and landing memory that is
-    /// about to be.
+    /// Pool memory that is mapped and registered, in use or not, and landing memory that is about
+    /// to be.
     pub registered: usize,
     /// Application memory that is registered with the pool's device.
     pub application: usize,

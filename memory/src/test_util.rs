@@ -38,7 +38,7 @@ unsafe impl Registrar for LendingRegistrar {
     }
 }
 
-/// A buffer of a pool whose owner goes on writing after it was sent, as no owner may.
+/// A pool buffer whose owner goes on writing after it was sent, which no owner may do.
 #[derive(Clone, Debug)]
 pub struct ChangingBuf(Arc<PinnedBuf>);
 
@@ -57,7 +57,7 @@ impl ChangingBuf {
         ChangingBuf(Arc::new(buf))
     }
 
-    /// All bytes, to be lent; not to be read in this process.
+    /// All bytes, which may be lent but not read in this process.
     pub fn bytes(&self) -> Bytes {
         Bytes::from_owner(Sent(self.0.clone()))
     }

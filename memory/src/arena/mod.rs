@@ -83,7 +83,7 @@ struct Peer {
     common: Arc<Arenas>,
 }
 
-/// All arenas of one use.
+/// All arenas for one use.
 #[derive(Debug)]
 pub(crate) struct Arenas {
     usage: Use,
@@ -153,11 +153,11 @@ impl Arenas {
         Arenas::with_page(usage, budget, ledger, page())
     }
 
-    /// For mappings of whole pages of `page` bytes.
+    /// Creates an empty set, whose mappings are whole pages of `page` bytes.
     fn with_page(usage: Use, budget: usize, ledger: Arc<Ledger>, page: usize) -> Self {
         let (slots, arena_bytes) = match usage {
             Use::Control => control::classes(page),
-            // Those that fit the budget at least twice.
+            // The classes whose slots fit the budget at least twice.
             _ => (
                 CLASSES.into_iter().filter(|slot| *slot <= budget / 2).collect(),
                 (ledger.sizes.send / 8).clamp(CLASSES[0], HUGE_PAGE),
@@ -195,7 +195,7 @@ impl Arenas {
         self.peer.as_ref().map_or(&self.waiters, |peer| &peer.common.waiters)
     }
 
-    /// Serves the waiters in their order while there is memory.
+    /// Serves the waiters in order while there is memory.
     #[cold]
     pub(crate) fn serve(&self) {
         let mut seen = Vec::new();
@@ -234,7 +234,8 @@ impl Arenas {
         all
     }
 
-    /// Takes a slot of at least `len` bytes, or makes an arena for it if the budget allows.
+    /// Takes a slot of at least `len` bytes. If none is free, makes an arena for it within the
+    /// budget.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<SlotRef, PoolError> {
         match self.classes.iter().position(|c| c.slot >= len).and_then(|class| self.pop(class)) {
             Some(slot) => Ok(slot),
@@ -280,8 +281,8 @@ impl Arenas {
         seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have grown the class since. While an arena is removed, under this
-        // lock, the free list lacks the slots that will be put back.
+        // Another thread may have grown the class since. While another thread removes an arena,
+        // under this lock, the free list may lack slots that are put back later.
         if let Some(slot) = self.pop(first) {
             return Ok(slot);
         }
@@ -545,7 +546,7 @@ impl SlotRef {
         let arena = &self.handle.as_ref()?.arena;
         let fixed = arena.fixed.get_or_init(|| {
             let ledger = &self.arenas.ledger;
-            // The amount that the pool may still pin with its device.
+            // The number of bytes that the pool may still pin with its device.
             let reserved = match ledger.registrar.pins() {
                 true => ledger.sizes.total.saturating_sub(ledger.budgets.total()) as u64,
                 false => 0,

@@ -5,8 +5,8 @@
 //!
 //! | memory is wanted for | it comes from |
 //! |---|---|
-//! | a peer | a free slot of its arenas; a new arena for it, while those for peers are at most three quarters of the budget; the arenas for nobody, of which nothing is lent |
-//! | nobody | a free slot of these arenas; a new one |
+//! | a peer | a free slot of its arenas; a new arena for it, while the arenas for peers take at most three quarters of the budget; the common arenas, of which nothing is lent |
+//! | no particular peer | a free slot of the common arenas; a new one |
 //!
 //! A new arena replaces any arenas without a slot in use, whichever peer they serve. A request that
 //! has to wait joins the single queue of the common arenas.
@@ -88,7 +88,8 @@ impl Arenas {
         let Some(peer) = &self.peer else {
             return self.ledger.budgets.take(self.usage, bytes, self.budget);
         };
-        // A peer that keeps a slot of each of its arenas leaves a quarter of the budget to others.
+        // Even if peers keep a slot of each of their arenas, a quarter of the budget is left to
+        // others.
         let for_peers = peer.common.for_peers.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let taken = for_peers <= self.budget / 4 * 3
             && self.ledger.budgets.take(self.usage, bytes, self.budget);

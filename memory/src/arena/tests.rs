@@ -1,4 +1,4 @@
-//! Memory of connections at rest, by the size of the system's pages.
+//! Control memory of connections at rest, for different page sizes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::stats::Use;
 
 const LARGE_PAGE: usize = 64 << 10;
 
-/// Returns the bytes that are taken for this number of blocks of `len`.
+/// Returns the budget bytes that this number of blocks of `len` bytes take.
 fn taken(page: usize, len: usize, blocks: usize) -> usize {
     let sizes = PoolConfig::default().fit(None, Pinning::default()).unwrap();
     let budget = sizes.control;
@@ -19,12 +19,12 @@ fn taken(page: usize, len: usize, blocks: usize) -> usize {
     let arenas = Arc::new(Arenas::with_page(Use::Control, budget, ledger.clone(), page));
     let held: Vec<_> = (0..blocks).map(|_| arenas.take(len).unwrap()).collect();
     let taken = ledger.budgets.used(Use::Control);
-    // Each is its own.
+    // The blocks do not overlap.
     let mut begins: Vec<_> = held.iter().map(|slot| slot.ptr.addr().get()).collect();
     begins.sort_unstable();
     assert!(begins.windows(2).all(|pair| pair[1] - pair[0] >= len));
     drop(held);
-    // Blocks that were given back are used again.
+    // Returned blocks are used again.
     let again: Vec<_> = (0..blocks).map(|_| arenas.take(len).unwrap()).collect();
     assert_eq!((again.len(), ledger.budgets.used(Use::Control)), (blocks, taken));
     taken
@@ -36,7 +36,7 @@ fn connections_at_rest_take_the_same_bytes_on_large_pages() {
         assert_eq!(taken(LARGE_PAGE, len, 64), 64 * len);
         assert_eq!(taken(4 << 10, len, 64), 64 * len);
     }
-    // Before, each had a page.
+    // A single block takes a whole page.
     assert_eq!(taken(LARGE_PAGE, 4 << 10, 1), LARGE_PAGE);
     // A block longer than half a page has pages of its own.
     assert_eq!(taken(LARGE_PAGE, 40 << 10, 3), 3 * LARGE_PAGE);

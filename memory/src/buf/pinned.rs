@@ -37,7 +37,7 @@ pub struct PinnedBuf {
     slot: SlotRef,
     /// The requested length in bytes.
     capacity: usize,
-    /// Bytes that are filled, and so initialized.
+    /// The number of bytes that are filled, and therefore initialized.
     len: usize,
 }
 
@@ -47,7 +47,7 @@ impl PinnedBuf {
         PinnedBuf { slot, capacity, len: 0 }
     }
 
-    /// The number of bytes that it can hold: the requested length.
+    /// The maximum number of bytes, which is the requested length.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -72,7 +72,7 @@ impl PinnedBuf {
         self.len = self.len.min(len);
     }
 
-    /// Grows with zeros, or shrinks, to `len` bytes or to the capacity if that is less.
+    /// Grows with zeros, or shrinks, to `len` bytes, at most to the capacity.
     pub fn resize_zeroed(&mut self, len: usize) {
         let len = len.min(self.capacity);
         if len > self.len {
@@ -89,8 +89,8 @@ impl PinnedBuf {
     }
 
     /// Reads until the buffer is full or the reader is at its end, and returns the number of bytes
-    /// read. The reader is given memory with old contents, and is trusted to report correctly how
-    /// much it has filled. For a tokio reader use its `read_buf`, which takes any [`BufMut`]:
+    /// read. The reader gets memory with old contents, and is trusted to report correctly how much
+    /// it has filled. For a tokio reader, use its `read_buf`, which takes any [`BufMut`]:
     ///
     /// ```
     /// use bytes::BufMut;
@@ -238,7 +238,7 @@ unsafe impl BufMut for PinnedBuf {
     }
 }
 
-/// Bytes in registered memory, with the key by which the device reads them. The value keeps the
+/// Bytes in registered memory, with the key that the device reads them with. The value keeps the
 /// memory alive and registered.
 #[derive(Clone, Debug)]
 pub struct PinnedBytes {
@@ -247,7 +247,7 @@ pub struct PinnedBytes {
     iova: u64,
     lend_key: Option<u32>,
     for_peer: Option<NonZeroU32>,
-    /// For application memory: keeps it registered.
+    /// Keeps application memory registered.
     keep_alive: Option<KeepAlive>,
 }
 

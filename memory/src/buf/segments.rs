@@ -10,9 +10,9 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 pub struct Segment {
     /// The number of copied bytes before it.
     pub at: usize,
-    /// The content, by reference where it is in pinned memory.
+    /// The content. If it lies in pinned memory, it is not copied.
     pub bytes: Bytes,
-    /// Whether they were put as a buffer, like protobuf's `bytes` fields, and not as a slice, like
+    /// Whether the bytes were put as a buffer, like protobuf's `bytes` fields, or as a slice, like
     /// its strings.
     pub is_buf: bool,
 }

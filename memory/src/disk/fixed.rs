@@ -3,7 +3,7 @@
 //!
 //! Registration counts against RLIMIT_MEMLOCK, in addition to registration with an RDMA device: the
 //! kernel counts the pages twice. So a buffer is registered only if the limit leaves room for it
-//! and for all that its pool may still pin. Other buffers are used unregistered.
+//! and for all memory that its pool may still pin. Other buffers are used unregistered.
 
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,8 +56,8 @@ impl FixedBuffers {
         len: usize,
         reserved: u64,
     ) -> Option<Fixed> {
-        // Held until the buffer is registered, so that no two callers count on the same rest of the
-        // limit.
+        // The lock is held until the buffer is registered, so that no two callers count on the same
+        // room under the limit.
         let mut free = self.free();
         let number = *free.last()?;
         let left = Memlock::read().ok()?.available(false);
@@ -94,7 +94,7 @@ impl Fixed {
 
 impl Drop for Fixed {
     fn drop(&mut self) {
-        // An inherited ring is the parent's.
+        // An inherited ring belongs to the parent.
         if !self.process.is_current() {
             return;
         }

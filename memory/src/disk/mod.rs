@@ -1,5 +1,6 @@
-//! Transfers between files and pool memory through io_uring(7), with O_DIRECT if the file has it.
-//! The disk accesses the memory that the RDMA device uses, and no processor copies.
+//! Transfers between files and pool memory through io_uring(7), with O_DIRECT if the file was
+//! opened with it. The disk then accesses the same memory as the RDMA device, without a copy by the
+//! processor.
 //!
 //! | state of a piece of work | its memory belongs to | becomes |
 //! |---|---|---|
@@ -12,7 +13,7 @@
 //! | `ring` | [`Ring`]: posting, and the thread that takes completions |
 //! | `transfer` | [`Transfer`]: waiting for one |
 //! | `fixed` | arenas that are also registered with the ring |
-//! | `unsupported` | [`Ring`] of systems other than Linux: it cannot be made |
+//! | `unsupported` | the [`Ring`] of other systems, which cannot be made |
 
 #[cfg(target_os = "linux")]
 pub(crate) mod fixed;

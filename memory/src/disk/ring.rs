@@ -1,4 +1,4 @@
-//! The ring: posting, and the thread that takes completions.
+//! The ring, which posts work, and the thread that takes completions.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -101,9 +101,9 @@ impl Ring {
         Ok(Ring(Arc::new(Handle(shared, Process::current()))))
     }
 
-    /// Reads from `offset` of a file into the unfilled part of `buf`, and counts what was read as
-    /// filled. May read less than fits; 0 bytes at the end of the file. With O_DIRECT the offset,
-    /// the filled part and the capacity of the buffer must be whole blocks of the disk.
+    /// Reads from `offset` of a file into the unfilled part of `buf`, and counts the bytes read as
+    /// filled. May read less than fits, and reads 0 bytes at the end of the file. With O_DIRECT the
+    /// offset, the filled part and the capacity of the buffer must be whole blocks of the disk.
     ///
     /// A buffer of a pool's send memory is registered with the ring, together with its arena, if
     /// RLIMIT_MEMLOCK has room for that.
@@ -182,7 +182,7 @@ impl Shared {
             let Some(work) = queue.work.get(key) else { continue };
             let entry = work.entry.clone().user_data(key as u64);
             if !self.push(&entry) {
-                // Unreachable: entries that the kernel has taken leave room.
+                // Unreachable, because entries that the kernel has taken leave room.
                 queue.waiting.push_front(key);
                 break;
             }
@@ -211,7 +211,8 @@ impl Shared {
         }
     }
 
-    /// The thread: takes completions until it is stopped and nothing is in flight.
+    /// The main function of the thread: takes completions until it is stopped and nothing is in
+    /// flight.
     fn run(&self) {
         loop {
             // SAFETY: no argument is passed. It submits nothing, and so needs no lock.
@@ -254,7 +255,7 @@ impl Shared {
             self.submit(&mut queue);
             let over = queue.stopped && queue.posted == 0 && queue.work.is_empty();
             drop(queue);
-            // Without the lock, because woken tasks may post, and dropped memory wakes others.
+            // Runs without the lock, because woken tasks may post, and dropped memory wakes others.
             for (work, result) in ended {
                 let error = || io::Error::from_raw_os_error(-result);
                 (work.done)(usize::try_from(result).map_err(|_| error()));
@@ -266,14 +267,14 @@ impl Shared {
     }
 }
 
-/// True after a signal, or if the kernel is short of memory.
+/// Whether the work failed only because of a signal, or because the kernel was short of memory.
 fn is_to_repeat(result: i32) -> bool {
     [-libc::EINTR, -libc::EAGAIN].contains(&result)
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // The thread of an inherited ring is the parent's.
+        // The thread of an inherited ring belongs to the parent.
         if !self.1.is_current() {
             return;
         }

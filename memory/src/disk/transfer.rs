@@ -1,4 +1,4 @@
-//! The result of a read or write: a future, or a thread that waits.
+//! The result of a read or write, which can be awaited or waited for.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use std::{fmt, io};
 pub struct Transfer<T>(Arc<Mutex<State<T>>>);
 
 enum State<T> {
-    /// With the waker of the task that waits.
+    /// The waker is that of the task that waits.
     InFlight(Option<Waker>),
     Done(io::Result<usize>, T),
     /// The result has been taken.

@@ -1,4 +1,4 @@
-//! A ring for systems without io_uring: programs compile, and get an error when they ask for one.
+//! A ring for systems without io_uring. Programs compile, and get an error when they make one.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::Transfer;
 use crate::buf::PinnedBuf;
 
-/// A ring of io_uring, which this system lacks: the type has no values.
+/// A ring of io_uring, which this system lacks. The type has no values.
 #[derive(Clone, Debug)]
 pub struct Ring(Infallible);
 

@@ -39,7 +39,7 @@ pub struct Landing {
     pub(super) has_waker: bool,
     /// The chunk that the landing thread makes.
     pub(super) making: Option<Making>,
-    /// The error of the last chunk that it failed to make.
+    /// The last chunk that the landing thread failed to make, with the error.
     pub(super) failed: Option<Failed>,
     /// The number of attempts since the last success that failed because another pool has pinned
     /// memory.
@@ -177,7 +177,7 @@ impl Landing {
         self.set_waiting(Waiting::No);
     }
 
-    /// Sets what the connection waits for. Returns the state before.
+    /// Sets the state in which the connection waits. Returns the previous state.
     fn set_waiting(&mut self, state: Waiting) -> Waiting {
         if state != self.announced {
             // Others may see that the claim has ended, so the next one is announced again.
@@ -215,7 +215,7 @@ impl Landing {
         self.chunks.iter().filter(|chunk| chunk.bitmap.is_free()).map(|chunk| chunk.bytes()).sum()
     }
 
-    /// Returns what this connection would wait for if it found no memory and a chunk of `needed`
+    /// The state in which this connection would wait if it found no memory and a chunk of `needed`
     /// bytes would help.
     fn would_wait(&mut self, needed: usize) -> Waiting {
         let is_made = self.is_made(needed);
@@ -393,8 +393,8 @@ impl Landing {
     /// Takes the lease of a chunk with room for several pieces of `want` granules, or for `needed`
     /// bytes. `left` is the number of bytes that RLIMIT_MEMLOCK leaves.
     ///
-    /// A connection with more memory gets longer chunks. No chunk has a rest that is too short for
-    /// a piece, and a chunk beyond the share has one piece only.
+    /// A connection with more memory gets longer chunks. No chunk has a remainder that is too short
+    /// for a piece, and a chunk beyond the share has only one piece.
     fn lease(&self, want: usize, needed: usize, left: usize) -> Option<Lease> {
         let piece = want.saturating_mul(GRANULE).checked_next_multiple_of(page());
         let piece = piece.unwrap_or(usize::MAX);
@@ -440,8 +440,8 @@ impl Landing {
         self.return_free(|_| true)
     }
 
-    /// Returns to the pool the chunks that `which` selects and of which nothing is granted or
-    /// filled.
+    /// Returns to the pool the chunks that `which` selects and that have no granted or filled
+    /// pieces.
     pub(super) fn return_free(&mut self, mut which: impl FnMut(&Chunk) -> bool) -> usize {
         let mut bytes = 0;
         self.chunks.retain(|chunk| {
@@ -481,7 +481,7 @@ impl Landing {
         &self.waiter
     }
 
-    /// Publishes how much is leased, for the shares of the other connections.
+    /// Publishes the number of leased bytes, which the shares of the other connections depend on.
     pub(super) fn record_leased(&self) {
         self.ledger.landing_waiters().record_leased(&self.waiter, self.leased());
     }

@@ -106,7 +106,7 @@ pub(crate) struct Chunk {
     pub(super) n_held: AtomicUsize,
     /// The number of granules that a peer may write to.
     pub(super) granted: AtomicUsize,
-    /// True if the chunk is to be returned as soon as it is free: see [`share`](super::share).
+    /// Whether the chunk is to be returned as soon as it is free: see [`share`](super::share).
     reclaiming: AtomicBool,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct ChunkBitmap {
 }
 
 impl ChunkBitmap {
-    /// A bitmap of `len` free granules.
+    /// Creates a bitmap of `len` free granules.
     pub(crate) fn new(len: usize) -> Self {
         ChunkBitmap { words: (0..len.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect(), len }
     }
@@ -41,7 +41,7 @@ impl ChunkBitmap {
     }
 
     /// Returns the first granule from `at` on that is taken, or that is free if `taken` is false.
-    /// Returns `len` without such a granule.
+    /// Returns `len` if there is no such granule.
     fn next(&self, mut at: usize, taken: bool) -> usize {
         while at < self.len {
             let word = self.words[at / WORD].load(Ordering::Acquire);

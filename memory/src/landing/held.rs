@@ -6,13 +6,13 @@
 //!
 //! | bound | so that |
 //! |---|---|
-//! | 3/4 of what the connection may lease now, or a single piece | the rest is there for what lands next |
+//! | 3/4 of the bytes that the connection may lease now, or a single piece | the rest is available for the next messages |
 //! | 3/4 of the landing budget | as above, for all connections |
-//! | in the chunk, or in what else may be leased, [`MIN_ROOM`] bytes in a row are not held | the connection can receive anything, if in parts |
-//! | chunks with held pieces are 7/8 of the landing budget | another connection can receive anything |
+//! | in the chunk, or in memory that may still be leased, [`MIN_ROOM`] consecutive bytes are not held | the connection can receive any message, perhaps in parts |
+//! | chunks with held pieces take at most 7/8 of the landing budget | another connection can receive any message |
 //!
-//! A piece counts as a whole and once, from the first [`hold`](Origin::hold) of any of its bytes
-//! until it comes free.
+//! A piece counts once and with its whole length, from the first [`hold`](Origin::hold) of any of
+//! its bytes until it comes free.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -67,7 +67,7 @@ impl Origin {
             return true;
         }
         chunk.uncount(bytes);
-        // Another part of the piece may have been handed on at the same time.
+        // Another part of the same piece may have been handed on at the same time.
         may
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! | way | by | who may use it |
 //! |---|---|---|
-//! | copy | [`Landed::copy_to`], [`Landed::append_to`], [`Landed::to_private`] | everybody: the copy is private |
+//! | copy | [`Landed::copy_to`], [`Landed::append_to`], [`Landed::to_private`] | any code, because the copy is private |
 //! | read through private windows | [`Landed::reader`] | parsers |
 //! | lend | [`Landed::lend`], [`Buf::copy_to_bytes`] of the reader | the application, for `bytes` fields |
 
@@ -19,16 +19,16 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use super::held::Origin;
 use crate::copy::copy;
 
-/// Bytes of the first window, and of the first one after a field that was lent or skipped: enough
-/// for tags, lengths and short fields.
+/// Bytes of the first window, and of the first window after a field that was lent or skipped.
+/// Enough for tags, lengths and short fields.
 const MIN_WINDOW: usize = 64;
 /// Bytes of the longest window. Windows double in length while a message is read without a gap.
 const MAX_WINDOW: usize = 4096;
 
 /// Copies `len` bytes to which another process or a device may write in the meantime.
 ///
-/// Each byte of the copy is one that was there at some time, but different bytes may date from
-/// different times.
+/// Each byte of the copy had this value in memory at some time during the call, but different bytes
+/// may date from different times.
 ///
 /// # Safety
 /// `src` is valid for reads of `len` bytes, `dst` for writes, and they do not overlap. No other
@@ -87,7 +87,7 @@ impl Landed {
         self.origin.as_ref().is_none_or(Origin::hold)
     }
 
-    /// The memory itself, for its address and length.
+    /// The memory itself, only for its address and length.
     pub(crate) fn memory(&self) -> &[u8] {
         &self.bytes
     }
@@ -176,8 +176,8 @@ impl Landed {
     }
 
     /// Returns the landing memory itself, **to which the peer may still write**. Only the
-    /// application may use it, and its documentation says so. Code that checks a value and then
-    /// uses it must not.
+    /// application may use it, as its documentation says. Code that checks a value before it uses
+    /// it must not.
     pub fn lend(self) -> Bytes {
         self.bytes
     }
@@ -216,7 +216,8 @@ impl fmt::Debug for Landed {
     }
 }
 
-/// The buffer of a [`LandedReader`]: 4 KiB, meant for the stack, initialized only as far as needed.
+/// The buffer of a [`LandedReader`]. It has 4 KiB, which are meant for the stack and initialized
+/// only as far as needed.
 pub struct Window([MaybeUninit<u8>; MAX_WINDOW]);
 
 impl Window {
@@ -386,7 +387,8 @@ mod tests {
         assert_eq!(reader.chunk(), &all[at + 1000..at + 1064]);
     }
 
-    /// The peer writes whenever the reader has read: a window does not change, lent memory does.
+    /// The peer writes whenever the reader has read. A window does not change, but lent memory
+    /// does.
     #[test]
     fn windows_are_private_copies_and_lent_bytes_are_the_memory() {
         let arena = SharedArena::new(16 << 10).unwrap();

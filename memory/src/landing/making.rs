@@ -7,7 +7,7 @@
 //! | the chunk is | on | next |
 //! |---|---|---|
 //! | none | an allocation finds no piece, and takes the lease of a chunk | queued |
-//! | queued | the thread's turn | made: the owner is woken; or failed: the lease goes back first |
+//! | queued | the thread's turn | made, and the owner is woken; or failed, after the lease has been returned |
 //! | queued | the owner gives up ([`Landing::trim`](crate::Landing::trim), or drop) | none: the thread returns the lease, or makes the chunk and frees it |
 //! | made | the next call of the owner | none: it is one of the owner's chunks |
 //! | failed | the next call of the owner | none: the error is kept |

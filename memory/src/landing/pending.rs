@@ -1,5 +1,4 @@
-//! The landing thread's work for one allocator, which the allocator waits for: see
-//! [`making`](super::making).
+//! Work that one allocator waits for the landing thread to do: see [`making`](super::making).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -11,7 +10,7 @@ use crate::error::RegisterError;
 use crate::ledger::Waiting;
 
 impl Landing {
-    /// Whether the landing thread makes the chunks, for which it must be able to wake the owner.
+    /// Whether the landing thread makes the chunks. It must then be able to wake the owner.
     pub(crate) fn uses_thread(&self) -> bool {
         self.has_waker && self.ledger.registrar.is_slow()
     }
@@ -41,7 +40,7 @@ impl Landing {
                 self.retries = 0;
                 self.chunks.push(Arc::new(chunk));
             }
-            // No caller waits for it any more, so the error is no answer to a later call.
+            // No caller waits for this chunk any more, so no later call should return the error.
             Err(_) if request.kind != Kind::Spare && self.waiter.state() == Waiting::No => {}
             Err(error) => self.failed = Some(Failed { request, error }),
         }

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | free | granted | [`Landing::alloc`](crate::Landing::alloc), which only the owner of the allocator calls |
 //! | granted | filled | [`LandingBuf::filled_from`], after DONE: the granules that were written, and those before them |
-//! | granted | free | [`LandingBuf::filled_from`], after DONE: the granules after those |
+//! | granted | free | [`LandingBuf::filled_from`], after DONE: the granules after the written ones |
 //! | granted | free | drop of the [`LandingBuf`], after ABORT or when the queue pair is destroyed (R9) |
 //! | filled | free | drop of the last [`Landed`] or `Bytes` over it, on any thread |
 //!
@@ -44,7 +44,7 @@ impl Piece {
         self.granules * GRANULE
     }
 
-    /// Frees the granules after the first `n`, in which nothing is left to read.
+    /// Frees the granules after the first `n`, which hold nothing to read.
     fn truncate(&mut self, n: usize) {
         let Some(rest @ 1..) = self.granules.checked_sub(n) else { return };
         let (ledger, waiter) = (self.chunk.ledger(), self.chunk.waiter());

@@ -5,9 +5,9 @@
 //! connection that waits and has at most three quarters of its share claims memory, unless it needs
 //! more than fits into the share. While no other connection claims memory, a connection may exceed
 //! its share. While one does, a connection leases no more than its share, and selects chunks beyond
-//! it to be reclaimed. It never returns memory within its share. So chunks settle, and no more are
-//! registered, as long as the same connections are active. A connection stays active until it is
-//! idle for a while and returns its last chunk.
+//! it to be reclaimed. It never returns memory within its share. So as long as the same connections
+//! are active, chunks settle and no more are registered. A connection stays active until it is idle
+//! for a while and returns its last chunk.
 //!
 //! | a chunk is | from | to, by |
 //! |---|---|---|
@@ -18,9 +18,8 @@
 //!
 //! Pieces are allocated from usable chunks only. Granted pieces of a chunk that is being reclaimed
 //! have to be recalled from the peer ([`LandingBuf::is_reclaiming`]). Pieces that the application
-//! [holds](crate::Landed::hold) come free when it drops them, and nothing can hasten that. So a
-//! chunk with such a piece is not selected, and a connection that has only such chunks keeps one
-//! usable.
+//! [holds](crate::Landed::hold) come free only when it drops them. So a chunk with such a piece is
+//! not selected, and a connection that has only such chunks keeps one usable.
 //!
 //! The shares together may exceed the memory: readers hold memory that a connection leased when its
 //! share was larger, or there are too many connections for the smallest share. A connection that

@@ -1,4 +1,4 @@
-//! The mapped part of each budget.
+//! Counts the mapped bytes of each budget.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -11,8 +11,7 @@ pub(crate) struct Budgets {
     send: AtomicUsize,
     landing: AtomicUsize,
     control: AtomicUsize,
-    /// The part of `landing` that is in chunks waiting for the landing thread to free them, in
-    /// bytes.
+    /// The bytes of `landing` in chunks that wait for the landing thread to free them.
     pub(crate) freeing: AtomicUsize,
     /// The sum of the parts. Raised after a part and lowered before it, so that it never exceeds
     /// them.
@@ -71,8 +70,8 @@ impl Budgets {
         self.of(usage).load(Acquire)
     }
 
-    /// The mapped bytes that a pool returns sooner or later: all but those of connections, which
-    /// may last.
+    /// The mapped bytes that a pool returns sooner or later: all except control memory, because
+    /// connections may last.
     pub(super) fn returnable(&self) -> usize {
         self.used(Use::Send) + self.used(Use::Landing)
     }

@@ -20,7 +20,7 @@ pub(crate) struct Counters {
     pub(crate) application: AtomicUsize,
     /// The part of `send` that is lent to peers.
     pub(crate) lent: AtomicUsize,
-    /// Lent memory that is not the pool's. Memory that is lent several times counts each time.
+    /// Lent memory outside the pool. Memory that is lent several times counts each time.
     pub(crate) lent_application: AtomicUsize,
     pub(crate) registrations: AtomicU64,
     pub(crate) waits: AtomicU64,

@@ -27,8 +27,8 @@ struct Entry {
     start: usize,
     end: usize,
     keys: Keys,
-    /// For application memory: the registration. Bytes of pool memory keep it alive, but the
-    /// application can have bytes that do not keep the registration.
+    /// The registration of application memory. Unlike bytes of pool memory, the application's bytes
+    /// do not keep their registration alive.
     application: Option<Weak<dyn Any + Send + Sync>>,
 }
 
@@ -78,7 +78,8 @@ impl Index {
         free
     }
 
-    /// Returns `None` if no part of the memory is known, or whether the known part is pool memory.
+    /// Whether a part of the memory that is already known is pool memory. `None` if no part is
+    /// known.
     pub(crate) fn overlaps(&self, memory: &[u8]) -> Option<bool> {
         let start = memory.as_ptr().addr();
         let entries = self.0.read().unwrap_or_else(PoisonError::into_inner);

@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | as configured | the start | lowered: a chunk was needed and the process may not pin it |
 //! | lowered | | as configured: a pool of the process deregisters memory, or the limit allows a chunk again |
-//! | any | | paused: the limit allows a chunk, but the device has refused one, as other pools were faster |
+//! | any | | paused: the limit allows a chunk, but the device has refused one, because other pools were faster |
 //! | paused | what is leased | lowered: a connection has [waited](crate::Landing::waited) for a while |
 //! | paused | | as configured: a pool of the process deregisters memory |
 
@@ -30,7 +30,7 @@ pub(crate) struct LandingBudget {
     configured: usize,
     /// The current budget in bytes, at most `configured`.
     bytes: AtomicUsize,
-    /// True while no chunk is attempted, whatever the limit leaves.
+    /// Whether no chunk is attempted for now, whatever the limit leaves.
     is_paused: AtomicBool,
     pub(crate) waiters: LandingWaiters,
     /// The memory that the pool has mapped.

@@ -6,8 +6,8 @@
 //!
 //! | the thread | on | next |
 //! |---|---|---|
-//! | not started | the first chunk is to be made | waits; not started if the system has no thread: the job runs where it was queued |
-//! | waits | a job is queued | works: one job after the other, in the order in which they were queued |
+//! | not started | the first chunk is to be made | waits; if no thread can be started, stays not started and the job runs on the caller's thread |
+//! | waits | a job is queued | works on one job after the other, in the order in which they were queued |
 //! | works | the queue is empty | waits |
 //! | waits, works | the ledger is dropped, and with it the sender of the queue | ended, after the jobs in the queue |
 //!

@@ -5,10 +5,10 @@
 //! | it waits | for | the other connections |
 //! |---|---|---|
 //! | not at all | | |
-//! | for its own pieces | pieces of its own that come free, since its limit rules out another chunk, or its chunk is being made | cannot help it, or need not |
-//! | at its share | its own pieces, and what comes free in the budget | keep what they have |
+//! | for its own pieces | its own pieces to come free, because its limit rules out another chunk or its chunk is being made | cannot help it, or need not |
+//! | at its share | its own pieces, and free memory in the budget | keep what they have |
 //! | for its share | as above, and has less than its share | return what exceeds their shares |
-//! | starving | as above, since nothing that it has can take even its shortest piece | return a chunk, even of their shares |
+//! | starving | as above, because its memory has no room even for its shortest piece | return a chunk, even of their shares |
 //!
 //! The last two are claims. Each attempt to allocate replaces the state. It ends with the next
 //! attempt that succeeds or fails for good, and when the owner gives up or is dropped.
@@ -125,7 +125,7 @@ impl LandingWaiter {
     /// Wakes the owner after one of its pieces has come free, if it waits for memory or has a chunk
     /// to return that may now be free.
     pub(crate) fn piece_freed(&self) {
-        // Orders the freeing of the memory before the reads of both.
+        // Orders the freeing of the memory before the reads of `state` and `reclaims`.
         fence(SeqCst);
         if self.state() != Waiting::No || self.reclaims.load(SeqCst) {
             self.wake();
@@ -138,7 +138,7 @@ impl LandingWaiter {
 pub(crate) struct LandingWaiters {
     /// The waiters. Those that claim memory are in the order in which they began to.
     list: Mutex<Vec<Weak<LandingWaiter>>>,
-    /// The number of waiters that memory in the budget helps.
+    /// The number of waiters that free memory in the budget helps.
     n_waiting: WaiterCount,
     n_claims: AtomicUsize,
     n_starving: AtomicUsize,

@@ -11,7 +11,7 @@
 //! | `landing_budget` | the landing budget, which RLIMIT_MEMLOCK may lower |
 //! | `landing_thread` | the thread that makes and frees landing memory |
 //! | `landing_waiters` | wakes the connections that wait for landing memory |
-//! | `others_wait` | how long a pool waits for what other pools return |
+//! | `others_wait` | how long a pool waits for memory that other pools return |
 //! | `pinning_pools` | the pools of the process, which share RLIMIT_MEMLOCK |
 //! | `waiter_count` | the number of waiters, counted so that no wake-up is lost |
 
@@ -59,7 +59,7 @@ pub(crate) struct Ledger {
     pub(crate) landing_thread: LandingThread,
     /// The process that made the pool.
     process: Process,
-    /// True from the time when no landing memory was available until some is.
+    /// Whether no landing memory was available, and none has been since.
     pub(crate) cannot_land: AtomicBool,
     /// Last, so that it is dropped after the registrar.
     _notify: NotifyOnDrop,
@@ -104,14 +104,14 @@ impl Ledger {
         }
     }
 
-    /// Whether a parent of this process made the pool. Such a pool and all that belongs to it are
-    /// left alone, and its memory is not mapped here (R23).
+    /// Whether a parent of this process made the pool. The memory of such a pool is not mapped
+    /// here, so this process leaves the pool and everything that belongs to it alone (R23).
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
         !self.process.is_current()
     }
 
-    /// The waiters of all connections that have landing memory or want some.
+    /// The waiters of all connections with landing memory or a need for some.
     pub(crate) fn landing_waiters(&self) -> &LandingWaiters {
         &self.landing.waiters
     }

@@ -1,24 +1,24 @@
-//! The time for which a pool without landing memory waits for memory that other pools return.
+//! Limits how long a pool without landing memory waits for other pools to return some.
 //!
-//! The other pools may keep it for ever. After a while a message is therefore refused, as if no
-//! pool held any.
+//! Other pools may keep their memory for ever. So after a while a message is refused, as if no pool
+//! held any.
 //!
 //! | the wait | on | next |
 //! |---|---|---|
 //! | none | a connection has waited | running |
 //! | running | a pool of the process has returned memory | running, restarted |
-//! | running | no connection has told of its waiting for [`MAX_WAIT`] | running, restarted |
+//! | running | no connection has reported for [`MAX_WAIT`] that it waits | running, restarted |
 //! | running | [`MAX_WAIT`] has passed | over |
 //! | over | a pool of the process has returned memory | none |
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Connections that end (of a replaced server, for example) return their memory by then even on a
-/// busy machine.
+/// Connections that end, for example of a replaced server, return their memory within this time
+/// even on a busy machine.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// The wait of a pool. It has no clock: connections tell it the time.
+/// The wait of a pool. Connections tell it the time, because it has no clock.
 #[derive(Debug, Default)]
 pub(crate) struct OthersWait(Mutex<Option<Wait>>);
 
@@ -59,7 +59,7 @@ impl OthersWait {
 mod tests {
     use super::*;
 
-    /// The table.
+    /// Follows the table of the module.
     #[test]
     fn it_lasts_until_nothing_has_been_returned_for_long() {
         let (wait, begin) = (OthersWait::default(), Instant::now());
@@ -81,7 +81,7 @@ mod tests {
         // Memory that is returned during the wait restarts it.
         let told = [(600, 9), (603, 9), (603, 10), (606, 10), (607, 10)];
         assert_eq!(told.map(|(n, r)| tell(n, r)), [false, false, false, false, true]);
-        // A pause also restarts it, because it was another wait.
+        // A pause also restarts it, because what follows is another wait.
         let told = [(700, 11), (703, 11), (707, 11), (710, 11), (711, 11)];
         assert_eq!(told.map(|(n, r)| tell(n, r)), [false, false, false, false, true]);
     }

@@ -1,13 +1,13 @@
 //! The number of waiters, and the protocol by which no wake-up is lost.
 //!
-//! | step | the one that waits | the one that frees |
+//! | step | the waiting side | the freeing side |
 //! |---|---|---|
 //! | 1 | calls [`WaiterCount::enter`] | frees the memory |
 //! | 2 | checks for memory once more | calls [`WaiterCount::any_after_free`] |
 //! | 3 | waits if it found none | wakes or serves the waiters if there are any |
 //!
-//! A sequentially consistent fence separates steps 1 and 2 on both sides, so that at least one side
-//! sees what the other has done.
+//! A sequentially consistent fence separates steps 1 and 2 on both sides, so at least one side sees
+//! the other's step 1.
 //!
 //! Checked with loom: tests/loom.rs compiles this file with loom's atomics.
 

@@ -1,23 +1,23 @@
-//! Systems other than Linux: nothing is pinned there, so nothing limits it.
+//! For systems other than Linux, where nothing is pinned and so nothing is limited.
 
 use std::io;
 
-/// No soft and no hard limit.
+/// Returns no soft and no hard limit.
 pub(super) fn get() -> io::Result<(Option<u64>, Option<u64>)> {
     Ok((None, None))
 }
 
-/// Has nothing to raise.
+/// Does nothing, because there is no limit.
 pub(super) fn raise() -> io::Result<()> {
     Ok(())
 }
 
-/// There are no namespaces.
+/// Returns an empty name, because there are no namespaces.
 pub(super) fn user_namespace() -> String {
     String::new()
 }
 
-/// A status that says nothing.
+/// Returns an empty status.
 pub(super) fn status() -> io::Result<String> {
     Ok(String::new())
 }

@@ -29,7 +29,8 @@ enum Registered {
     Kept { pinned: Arc<Pinned>, granting: Granting },
 }
 
-/// A registration that ends before the lease is given up, because of the order of the fields.
+/// A registration and its lease. The order of the fields matters: the registration ends before the
+/// lease is given up.
 struct Held {
     pinned: Arc<Pinned>,
     granting: Granting,
@@ -105,7 +106,7 @@ impl NamedGrant {
     pub fn addr(&self) -> u64 {
         let offset = match self.registered {
             Registered::Once(_) => 0,
-            // All of the buffer is registered.
+            // The whole buffer is registered.
             Registered::Kept { .. } => self.range.start as u64,
         };
         self.pinned().map_or(0, |pinned| pinned.iova() + offset)
@@ -122,9 +123,9 @@ impl NamedGrant {
     }
 
     /// Turns the grant into bytes after the peer has written the first `len` bytes, at most the
-    /// capacity, and has sent DONE. They count as viewed from now on. The key is withdrawn, unless
-    /// the buffer keeps its registration, on a dedicated thread if the device is slow. Until then
-    /// the peer can change the bytes.
+    /// capacity, and has sent DONE. They count as viewed from now on. The key is withdrawn, on a
+    /// dedicated thread if the device is slow, unless the buffer keeps its registration. As long as
+    /// the key works, the peer can change the bytes.
     pub fn filled(self, len: usize) -> Bytes {
         let NamedGrant { range, registered } = self;
         let granting = match &registered {

@@ -5,7 +5,7 @@
 //! | the application | a [`NamedBuffer`] | it gets its buffer back, by value |
 //! | the call | a [`NamedLease`], one call at a time | bytes may be put into the buffer |
 //! | the transfer | a [`NamedGrant`], one at a time | a peer may write to a part of it (R8, R9) |
-//! | readers | `Bytes`: views of what has landed | they read it where it lies |
+//! | readers | `Bytes`: views of the landed bytes | they read them where they lie |
 //!
 //! The buffer has one owner at a time:
 //!
@@ -19,9 +19,9 @@
 //! | idle, without views | [`NamedBuffer::take`] | taken: the application has it back |
 //!
 //! A registration ends before its clone of the lease is dropped, so no key works for an idle
-//! buffer. A buffer that [keeps its registration](NamedBuffer::keep_registered) is the exception:
-//! there it ends with [`NamedBuffer::close`], or when the buffer is dropped, before the owner is
-//! taken or dropped. The buffer is claimed until then.
+//! buffer. A buffer that [keeps its registration](NamedBuffer::keep_registered) is the exception.
+//! Its registration ends with [`NamedBuffer::close`], or when the buffer is dropped, in any case
+//! before the owner is taken or dropped. The buffer counts as claimed while the registration ends.
 
 mod grant;
 mod pinned;
@@ -57,9 +57,9 @@ struct Buffer {
 
 #[derive(Default)]
 struct State {
-    /// True if no call may claim the buffer any more.
+    /// Whether no call may claim the buffer any more.
     closed: bool,
-    /// True if a registration lasts until the buffer is closed.
+    /// Whether a registration lasts until the buffer is closed.
     keeps: bool,
     kept: Option<Arc<Pinned>>,
     claimed: bool,
@@ -164,12 +164,13 @@ impl NamedBuffer {
         Poll::Pending
     }
 
-    /// Returns the owner, once, when no registration is kept. If one is kept, this call ends it.
+    /// Returns the owner. This works once, and only when no registration is kept; if one is kept,
+    /// this call ends it.
     ///
-    /// [`InUse`] if the buffer is in use. The owner then stays in it.
+    /// Returns [`InUse`] if the buffer is in use. The owner then stays in it.
     ///
     /// # Panics
-    /// If the owner is no `T`.
+    /// If the owner is not a `T`.
     pub fn take<T: Send + 'static>(&self) -> Result<T, InUse> {
         let mut state = self.0.state();
         if state.kept.is_some() && !state.claimed {
@@ -215,8 +216,8 @@ impl Buffer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the registration that an unclaimed buffer keeps, if any. The buffer is claimed until
-    /// that is done.
+    /// Ends the registration that an unclaimed buffer keeps, if any. The buffer counts as claimed
+    /// until that is done.
     fn end_registration(buffer: &Arc<Buffer>, mut state: MutexGuard<'_, State>) {
         let Some(kept) = state.kept.take() else { return };
         state.claimed = true;

@@ -19,8 +19,8 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Registers bytes for a peer to write to. `file` is what peers map, for a registrar that wants
-    /// a file.
+    /// Registers bytes for a peer to write to. `file` is the file that peers map, for a registrar
+    /// that wants one.
     ///
     /// # Safety
     /// They are mapped and writable until this is dropped.

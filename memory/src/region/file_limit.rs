@@ -1,15 +1,15 @@
-//! RLIMIT_FSIZE, which memory files count against, and signals that end system calls.
+//! RLIMIT_FSIZE, which applies to memory files, and system calls that signals interrupt.
 //!
 //! The kernel sends SIGXFSZ to a thread that makes a file longer than the limit, and the signal's
-//! default action ends the process. So the limit is compared first. It may be lowered between the
-//! comparison and the call: the call runs with the signal blocked in its thread, and the signal is
-//! taken back there. The program's handlers and masks stay as they are.
+//! default action ends the process. So the limit is checked first. It may be lowered between the
+//! check and the call, so the call runs with the signal blocked in its thread, which then takes the
+//! signal back. The program's handlers and masks stay as they are.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-/// Why a memory file is not made.
+/// The error for a memory file that exceeds the limit.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(
     "a memory file of {len} bytes exceeds RLIMIT_FSIZE ({limit} bytes), which counts memory files as well; raise it: \
@@ -20,7 +20,7 @@ struct TooLong {
     limit: u64,
 }
 
-/// The bytes that the longest file of this process may have, or `None` without a limit.
+/// The maximum length of a file that this process makes, or `None` without a limit.
 pub(crate) fn longest_file() -> Option<usize> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: limit is a valid rlimit for getrlimit to fill. A failure leaves it unlimited, and the
@@ -45,11 +45,11 @@ fn too_long(len: usize, limit: usize) -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, TooLong { len, limit: limit as u64 })
 }
 
-/// Runs a call that makes a file up to `len` bytes long. It returns -1 and sets errno when it
-/// fails.
+/// Runs a call that makes a file up to `len` bytes long. If the call fails, it returns -1 and sets
+/// errno.
 ///
 /// # Errors
-/// `FileTooLarge`, with the limit and its cure; those of the call otherwise.
+/// `FileTooLarge`, with the limit and its cure. Otherwise those of the call.
 pub(super) fn grow(len: usize, call: impl FnMut() -> libc::c_int) -> io::Result<()> {
     let blocked = Blocked::new()?;
     let grown = retry(call);
@@ -63,10 +63,10 @@ pub(super) fn grow(len: usize, call: impl FnMut() -> libc::c_int) -> io::Result<
     }
 }
 
-/// Repeats a call until no signal ends it.
+/// Repeats a call until no signal interrupts it.
 ///
 /// # Errors
-/// Those of the call, which returns -1 and sets errno, but EINTR.
+/// Those of the call except EINTR. The call returns -1 and sets errno if it fails.
 pub(crate) fn retry(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
     loop {
         if call() >= 0 {
@@ -79,10 +79,10 @@ pub(crate) fn retry(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
     }
 }
 
-/// SIGXFSZ is blocked in this thread until [`end`](Self::end).
+/// Keeps SIGXFSZ blocked in this thread until [`end`](Self::end).
 struct Blocked {
     before: libc::sigset_t,
-    /// The signal was pending before, which is the program's affair.
+    /// The signal was pending before, so it is the program's.
     was_pending: bool,
 }
 
@@ -111,7 +111,7 @@ impl Blocked {
     fn end(self, has_raised: bool) {
         if has_raised && !self.was_pending {
             let (signal, now) = (signal_set(), libc::timespec { tv_sec: 0, tv_nsec: 0 });
-            // Nothing is pending where the program ignores the signal.
+            // If the program ignores the signal, nothing is pending.
             // SAFETY: the set and the time are valid, and no information is asked for (R17).
             let _ = retry(|| unsafe { libc::sigtimedwait(&signal, null_mut(), &now) });
         }
@@ -120,7 +120,7 @@ impl Blocked {
     }
 }
 
-/// SIGXFSZ alone.
+/// A set that contains only SIGXFSZ.
 fn signal_set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: sigemptyset fills the set, to which sigaddset adds a valid signal (R17).

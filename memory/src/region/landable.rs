@@ -12,25 +12,27 @@ use crate::file::OwnedFd;
 /// [`NamedBuffer`](crate::NamedBuffer), it receives messages over shared memory without another
 /// copy.
 ///
-/// It is as long as it was made, and begins as zeros. A child of fork(2) does not have it.
+/// Its length is fixed, and it begins as zeros. It is not mapped in children of fork(2).
 ///
-/// **Only for peers that are trusted.** Nothing can take a mapping away from another process: one
-/// that has mapped the file can write to it, and to nothing else, for as long as it runs, also when
-/// the buffer has come back. Peers that keep to the protocol unmap it when its registration ends.
+/// **Use it only with trusted peers.** A mapping cannot be taken away from another process. A
+/// process that has mapped the file can write to it, and to nothing else, for as long as it runs,
+/// even when the buffer has come back. Peers that keep to the protocol unmap the file when its
+/// registration ends.
 #[derive(Debug)]
 pub struct LandableBuf {
     mapping: Mapping,
-    /// Bytes: at most the length of the mapping.
+    /// The length in bytes, at most that of the mapping.
     len: usize,
     file: Arc<OwnedFd>,
 }
 
 impl LandableBuf {
-    /// Makes a file of `len` zero bytes, and maps it. The pages are transparent huge ones where the
+    /// Makes a file of `len` zero bytes, and maps it. The pages are transparent huge pages if the
     /// system has them for shared memory.
     ///
     /// # Errors
-    /// `InvalidInput` if `len` is 0; those of memfd_create(2), ftruncate(2), fcntl(2) and mmap(2).
+    /// `InvalidInput` if `len` is 0. Otherwise those of memfd_create(2), ftruncate(2), fcntl(2) and
+    /// mmap(2).
     pub fn zeroed(len: usize) -> io::Result<Self> {
         let mapped = len.checked_next_multiple_of(page()).filter(|mapped| *mapped > 0);
         let mapped = mapped.ok_or_else(|| {

@@ -11,10 +11,10 @@ use super::memfd;
 use super::page::{HugePages, page};
 use crate::file::{AsFd, BorrowedFd, OwnedFd};
 
-/// A memory file, mapped, that holds nothing but what is in it: to fill, [`freeze`](Self::freeze),
-/// and [register](crate::Pool::register_lendable).
+/// A mapped memory file to fill, [`freeze`](Self::freeze), and
+/// [register](crate::Pool::register_lendable). Its pages hold nothing else.
 ///
-/// It is as long as it was made, and begins as zeros. A child of fork(2) does not have it.
+/// Its length is fixed, and it begins as zeros. It is not mapped in children of fork(2).
 #[derive(Debug)]
 pub struct LendableBuf {
     mapping: Mapping,
@@ -24,13 +24,12 @@ pub struct LendableBuf {
 }
 
 impl LendableBuf {
-    /// Makes a file of `len` zero bytes, with all of its pages, and maps it. Nobody can write to it
-    /// but through this value. The pages are transparent huge ones where the system has them for
-    /// shared memory.
+    /// Makes a file of `len` zero bytes, with all of its pages, and maps it. Only this value can
+    /// write to it. The pages are transparent huge pages if the system has them for shared memory.
     ///
     /// # Errors
-    /// `InvalidInput` if `len` is 0; those of memfd_create(2), fallocate(2), mmap(2), and of
-    /// fcntl(2): EINVAL before Linux 5.1, which does not know F_SEAL_FUTURE_WRITE.
+    /// `InvalidInput` if `len` is 0. Otherwise those of memfd_create(2), fallocate(2), mmap(2) and
+    /// fcntl(2), which returns EINVAL before Linux 5.1, where F_SEAL_FUTURE_WRITE does not exist.
     pub fn zeroed(len: usize) -> io::Result<Self> {
         let mapped = len.checked_next_multiple_of(page()).filter(|mapped| *mapped > 0);
         let mapped = mapped.ok_or_else(|| no_memory(len as u64))?;
@@ -38,7 +37,7 @@ impl LendableBuf {
         Ok(LendableBuf { mapping, len, file })
     }
 
-    /// The memory, which nobody can write to from now on.
+    /// Returns the memory, which nobody can write to from now on.
     pub fn freeze(self) -> LendableMemory {
         let LendableBuf { mapping, len, file } = self;
         LendableMemory { mapping, len, file }
@@ -60,12 +59,12 @@ impl DerefMut for LendableBuf {
     }
 }
 
-/// Application memory in a memory file whose size, pages and contents cannot change. Peers on this
-/// host can therefore map it and read what they were lent in place:
+/// Application memory in a memory file whose size, pages and contents cannot change. So peers on
+/// this host can map it and read lent bytes in place:
 /// [`Pool::register_lendable`](crate::Pool::register_lendable).
 ///
-/// Who is lent a part of it sees all of it: it should hold nothing but what is meant for its
-/// readers. A child of fork(2) does not have it.
+/// A peer that is lent a part of it sees all of it, so it should hold only data that is meant for
+/// its readers. It is not mapped in children of fork(2).
 #[derive(Debug)]
 pub struct LendableMemory {
     mapping: Mapping,
@@ -75,12 +74,12 @@ pub struct LendableMemory {
 }
 
 impl LendableMemory {
-    /// Takes a memory file (memfd_create(2)) that this or another process has filled. It is sealed
-    /// against shrinking, growing and writing, and mapped read-only. Missing pages are allocated.
+    /// Takes a memory file (memfd_create(2)) that this or another process has filled. Seals the
+    /// file against shrinking, growing and writing, allocates missing pages, and maps it read-only.
     /// Blocks until this is done.
     ///
-    /// Linux before 6.2 does not register such memory with RDMA devices (EFAULT), as it does not
-    /// pin what is mapped shared and read-only. A [`LendableBuf`] it does.
+    /// Linux before 6.2 does not register such memory with RDMA devices (EFAULT), because it does
+    /// not pin shared read-only mappings. It does register a [`LendableBuf`].
     ///
     /// # Errors
     /// `InvalidInput` with the reason: the file is no memory file, has huge pages, is empty, does
@@ -100,12 +99,12 @@ impl LendableMemory {
         Bytes::from_owner(Whole(this))
     }
 
-    /// The length in bytes: at least 1.
+    /// The length in bytes, at least 1.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes: never.
+    /// Always false, because there is at least 1 byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -191,7 +190,7 @@ mod tests {
     fn files_are_taken_as_they_were_filled() {
         let mut file = memfd(libc::MFD_ALLOW_SEALING);
         file.write_all(&[5; 10_000]).unwrap();
-        // A part that nobody has written.
+        // Adds a part that nobody has written.
         file.set_len(100_001).unwrap();
         let mut other = file.try_clone().unwrap();
         let memory = LendableMemory::from_file(file).unwrap();
@@ -220,7 +219,7 @@ mod tests {
         assert!(blocks * 512 >= 100_000, "{blocks} blocks");
     }
 
-    /// Whoever else has the file changes its length until it is sealed.
+    /// Another holder of the file changes its length until it is sealed.
     #[test]
     fn a_file_that_is_cut_meanwhile_is_refused_or_whole() {
         for round in 0..200 {
@@ -235,7 +234,7 @@ mod tests {
                 }
             });
             match LendableMemory::from_file(file) {
-                // Reads of what is not there would end the process.
+                // Reads of missing pages would end the process.
                 Ok(memory) => assert!(memory.as_ref().iter().all(|byte| *byte == 0), "{round}"),
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}"),
             }

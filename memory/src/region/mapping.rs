@@ -17,7 +17,7 @@ const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// Flags for memory of this process only.
 const ANONYMOUS: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 
-/// Bytes that are populated at a time.
+/// Number of bytes populated at a time.
 const POPULATE_STEP: usize = 64 << 10;
 /// Bytes of the smallest page.
 const MIN_PAGE: usize = 4096;
@@ -25,10 +25,10 @@ const MIN_PAGE: usize = 4096;
 /// Where a mapping is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// At an address that the kernel chooses, in general next to other mappings.
+    /// At an address that the kernel chooses, usually next to other mappings.
     Any,
-    /// At an address that the kernel chooses, and at the beginning of a huge page: kernels before
-    /// 6.7 put a mapping at any page, and then 2 MiB are never a huge one.
+    /// At an address that the kernel chooses, aligned to a huge page. Kernels before 6.7 align
+    /// mappings only to ordinary pages, so that 2 MiB never become a huge page.
     HugePage,
     /// At an address that peers cannot guess.
     Random,
@@ -40,9 +40,9 @@ pub(crate) enum Place {
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
-    /// True if peers may have mapped it and may write to it.
+    /// Whether peers may have mapped it and may write to it.
     shared: bool,
-    /// The process that has mapped it: a child does not have it (MADV_DONTFORK).
+    /// The process that has mapped it. It is not mapped in children (MADV_DONTFORK).
     process: Process,
 }
 
@@ -57,7 +57,8 @@ impl Mapping {
     pub(crate) fn new(len: usize, huge: HugePages, place: Place) -> Result<Self, PoolError> {
         if huge == HugePages::Explicit && len.is_multiple_of(HUGE_PAGE) {
             static WARNED: AtomicBool = AtomicBool::new(false);
-            // An explicit page size: the default may differ, and only whole pages can be unmapped.
+            // The page size is explicit, because the default may differ and only whole pages can be
+            // unmapped.
             match Self::map(
                 len,
                 READ_WRITE,
@@ -99,7 +100,7 @@ impl Mapping {
         Ok((mapping, file))
     }
 
-    /// Maps a new file that peers can map to read it, and that keeps its size and its pages. Only
+    /// Maps a new file that peers can map to read it. Its size and its pages are fixed, and only
     /// this mapping can write to it.
     pub(crate) fn lendable(len: usize, huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         let file = memfd::allocated(c"tonic-rdma-lent", len)?;
@@ -166,14 +167,14 @@ impl Mapping {
             }
         };
         let mapping = Mapping { ptr, len, shared: file.is_some(), process: Process::current() };
-        // A child of fork() must not share pages that the device writes to: after copy-on-write the
-        // parent could be left with pages that the device does not know.
+        // A child of fork() must not share pages that the device writes to. After copy-on-write,
+        // the parent could be left with pages that the device does not know.
         mapping.advise(libc::MADV_DONTFORK);
         Ok(mapping)
     }
 
-    /// Touches each page, so that it is there and mapped. Between two pieces other threads can map
-    /// something (R20). `advice`: the one that does it on Linux 5.14 and later.
+    /// Touches each page, so that it is allocated and mapped. This is done in pieces, between which
+    /// other threads can map memory (R20). `advice` does it on Linux 5.14 and later.
     fn populate(&self, advice: libc::c_int) -> io::Result<()> {
         for at in (0..self.len).step_by(POPULATE_STEP) {
             let len = POPULATE_STEP.min(self.len - at);
@@ -205,8 +206,8 @@ impl Mapping {
         }
     }
 
-    /// Has pages that are not there yet come from a NUMA node while that has some (mbind(2),
-    /// MPOL_PREFERRED). A kernel without nodes, or a sandbox, may refuse it.
+    /// Asks the kernel to take further pages from a NUMA node while that has free memory (mbind(2),
+    /// MPOL_PREFERRED). A kernel without nodes, or a sandbox, may refuse this.
     pub(crate) fn prefer_node(&self, node: u32) {
         const BITS: usize = libc::c_ulong::BITS as usize;
         let mut nodes: [libc::c_ulong; 1024 / BITS] = [0; 1024 / BITS];
@@ -260,7 +261,8 @@ impl Drop for Mapping {
 mod tests {
     use super::*;
 
-    /// Also holds under the sanitizers, which leave the program only part of the address space.
+    /// This also holds under the sanitizers, which leave the program only part of the address
+    /// space.
     #[test]
     fn mappings_at_random_places_are_ordinary_memory() {
         let len = 64 << 10;
@@ -283,7 +285,7 @@ mod tests {
         assert_eq!(adjacent, 0, "{starts:x?}");
     }
 
-    /// Returns what smaps reports of the mapping around an address, which may be merged with
+    /// Returns a figure from smaps for the mapping around an address, which may be merged with
     /// others.
     #[cfg(not(miri))]
     fn smaps(start: usize, what: &str) -> u64 {
@@ -299,7 +301,7 @@ mod tests {
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// 50 of each, so that no place is good by chance.
+    /// Makes 50 mappings of each kind, so that no address is aligned by chance.
     #[test]
     fn huge_pages_are_whole_wherever_they_lie() {
         for place in [Place::Random, Place::Any] {

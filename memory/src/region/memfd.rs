@@ -2,13 +2,14 @@
 //! grow.
 //!
 //! A process that maps a file receives SIGBUS when it accesses a part that another process has
-//! truncated. So a process may map a file of a peer only if the file cannot be truncated, which its
-//! seals guarantee (fcntl(2), F_ADD_SEALS). Such a file does not appear in /dev/shm, and ceases to
-//! exist with its last descriptor and mapping.
+//! truncated. So a process may map a peer's file only if its seals guarantee that it cannot be
+//! truncated (fcntl(2), F_ADD_SEALS). Such a file does not appear in /dev/shm, and ceases to exist
+//! with its last descriptor and mapping.
 //!
-//! Pages are allocated in pieces. On kernels that end fallocate(2) for any signal it returns what
-//! it has allocated, so a call for everything would never end under a profiler's signals: a piece
-//! that a signal has ended is halved, down to a page, which is allocated at once.
+//! Pages are allocated in pieces. On some kernels any signal ends fallocate(2), which then gives
+//! back its pages, so a single call for all pages would never succeed under a profiler's signals. A
+//! piece that a signal has interrupted is halved, down to a single page, which is allocated at
+//! once.
 
 use std::ffi::CStr;
 use std::io;
@@ -21,8 +22,8 @@ use super::page::{HUGE_PAGE, page};
 /// `name` appears in /proc/PID/maps only.
 ///
 /// # Errors
-/// `FileTooLarge` if RLIMIT_FSIZE does not allow it; those of memfd_create(2), ftruncate(2) and
-/// fcntl(2).
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise those of memfd_create(2),
+/// ftruncate(2) and fcntl(2).
 pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     file_limit::check(len)?;
     let file = create(name)?;
@@ -33,21 +34,22 @@ pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Checks that this process may make a memory file of `len` bytes now.
+/// Checks that this process may create a memory file of `len` bytes now.
 ///
 /// # Errors
-/// `FileTooLarge` if RLIMIT_FSIZE does not allow it; those of memfd_create(2), such as EPERM where
-/// a filter of system calls forbids it.
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise those of memfd_create(2), such as
+/// EPERM if a system call filter forbids it.
 pub fn may_make(len: usize) -> io::Result<()> {
     file_limit::check(len)?;
     create(c"tonic-rdma-probe").map(drop)
 }
 
-/// Creates a file of `len` zero bytes that has all of its pages, to be mapped by its maker and then
-/// sealed with [`seal_for_readers`].
+/// Creates a file of `len` zero bytes that has all of its pages. The caller then maps it, and seals
+/// it with [`seal_for_readers`].
 ///
 /// # Errors
-/// `FileTooLarge` if RLIMIT_FSIZE does not allow it; those of memfd_create(2) and fallocate(2).
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise those of memfd_create(2) and
+/// fallocate(2).
 pub(crate) fn allocated(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     file_limit::check(len)?;
     let file = create(name)?;
@@ -55,8 +57,8 @@ pub(crate) fn allocated(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Gives a file all pages of its first `len` bytes, piece by piece. Returns -1 and sets errno as
-/// fallocate(2) does.
+/// Allocates all pages of the first `len` bytes of a file, piece by piece. Returns -1 and sets
+/// errno like fallocate(2).
 fn allocate(fd: RawFd, len: usize) -> libc::c_int {
     let (mut at, mut step) = (0, HUGE_PAGE);
     while at < len {
@@ -78,12 +80,12 @@ fn allocate(fd: RawFd, len: usize) -> libc::c_int {
     0
 }
 
-/// Seals a file so that it keeps its size and its pages, and that nobody can write to it but
-/// through mappings that there are: neither those who get its descriptor, nor by punching holes
-/// (fallocate(2), whose FALLOC_FL_PUNCH_HOLE F_SEAL_FUTURE_WRITE forbids).
+/// Seals a file so that its size and its pages are fixed, and only existing mappings can write to
+/// it. A process that gets the descriptor can neither write nor punch holes: F_SEAL_FUTURE_WRITE
+/// also forbids FALLOC_FL_PUNCH_HOLE (fallocate(2)).
 ///
 /// # Errors
-/// Those of fcntl(2); EINVAL before Linux 5.1, which does not know the seal.
+/// Those of fcntl(2), such as EINVAL before Linux 5.1, where the seal does not exist.
 pub(crate) fn seal_for_readers(file: &OwnedFd) -> io::Result<()> {
     seal(file, F_SEAL_FUTURE_WRITE)
 }
@@ -91,8 +93,8 @@ pub(crate) fn seal_for_readers(file: &OwnedFd) -> io::Result<()> {
 /// The length in bytes of a memory file of ordinary pages.
 ///
 /// # Errors
-/// `InvalidInput` for any other file, and one that cannot be sealed; those of fstat(2) and
-/// fstatfs(2).
+/// `InvalidInput` for any other file, and for one that cannot be sealed. Otherwise those of
+/// fstat(2) and fstatfs(2).
 pub(crate) fn len_of_ordinary_pages(file: &OwnedFd) -> io::Result<u64> {
     let wrong = |what| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     let fd = file.as_raw_fd();
@@ -104,18 +106,19 @@ pub(crate) fn len_of_ordinary_pages(file: &OwnedFd) -> io::Result<u64> {
     if !has_ordinary_pages(file.as_fd())? {
         return wrong("a memory file of huge pages, which readers do not map");
     }
-    // A file that is made without MFD_ALLOW_SEALING has this one.
+    // A file that was created without MFD_ALLOW_SEALING has this seal.
     if seals & libc::F_SEAL_SEAL != 0 && seals & CONTENTS != CONTENTS {
         return wrong("a memory file that can be changed and not be sealed (MFD_ALLOW_SEALING)");
     }
     Ok(u64::try_from(stat(fd)?.st_size).unwrap_or(0))
 }
 
-/// Whether a file that can be sealed has ordinary pages. Memory files of huge pages lie in a file
-/// system of their own.
+/// Whether a sealable file has ordinary pages. Memory files of huge pages are in a separate file
+/// system.
 ///
 /// # Errors
-/// Those of fstat(2) and memfd_create(2), where a filter of system calls forbids fstatfs(2).
+/// Those of fstat(2) and memfd_create(2), which are used if a system call filter forbids
+/// fstatfs(2).
 pub fn has_ordinary_pages(file: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: all zeros are a valid statfs, and the call writes to it only.
     let kind = unsafe {
@@ -124,7 +127,7 @@ pub fn has_ordinary_pages(file: BorrowedFd<'_>) -> io::Result<bool> {
     };
     match kind {
         Ok(kind) => Ok(kind as u64 == TMPFS),
-        // All memory files of ordinary pages lie in one file system.
+        // All memory files of ordinary pages are in the same file system.
         Err(_) => {
             let ordinary = create(c"tonic-rdma-probe")?;
             Ok(stat(file.as_raw_fd())?.st_dev == stat(ordinary.as_raw_fd())?.st_dev)
@@ -140,12 +143,12 @@ fn stat(fd: RawFd) -> io::Result<libc::stat> {
     Ok(stat)
 }
 
-/// Gives a file of `len` bytes all of its pages, and seals it so that it keeps its size, its pages
-/// and its contents.
+/// Allocates all pages of a file of `len` bytes, and seals it so that its size, its pages and its
+/// contents are fixed.
 ///
 /// # Errors
-/// `InvalidInput` if it is mapped for writing, or has another length when it is sealed; those of
-/// fallocate(2) and fcntl(2).
+/// `InvalidInput` if it is mapped for writing, or has another length when it is sealed. Otherwise
+/// those of fallocate(2) and fcntl(2).
 pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
     let fd = file.as_raw_fd();
     // A file that was sealed before may also lack pages.
@@ -154,7 +157,7 @@ pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
     if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } & CONTENTS != CONTENTS {
         add_contents(fd)?;
     }
-    // From here on it keeps its length, which somebody may have changed until now.
+    // From here on its length is fixed, but another process may have changed it before.
     match len_of_ordinary_pages(file)? {
         sealed if sealed == len as u64 => Ok(()),
         sealed => Err(io::Error::new(
@@ -178,10 +181,11 @@ fn add_contents(fd: RawFd) -> io::Result<()> {
 /// The seals of a file that nobody can change.
 const CONTENTS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE;
 
-/// The file system of memory files, as linux/magic.h has it. Huge pages have one of their own.
+/// The number of the file system of memory files, from linux/magic.h. Huge pages have another file
+/// system.
 const TMPFS: u64 = 0x0102_1994;
 
-/// linux/fcntl.h.
+/// The value from linux/fcntl.h.
 const F_SEAL_FUTURE_WRITE: libc::c_int = 0x0010;
 
 fn size(len: usize) -> io::Result<libc::off_t> {
@@ -196,7 +200,7 @@ fn seal(file: &OwnedFd, more: libc::c_int) -> io::Result<()> {
 
 fn create(name: &CStr) -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // Some hosts allow only non-executable files; kernels before 6.3 do not know that flag.
+    // Some hosts allow only non-executable files. Kernels before 6.3 do not know that flag.
     for flags in [flags | libc::MFD_NOEXEC_SEAL, flags] {
         let mut fd = -1;
         let created = retry(|| {

@@ -10,8 +10,8 @@
 //! | `landable` | application memory that peers on this host can write to |
 //! | `lendable` | application memory that can be lent to peers on this host |
 //!
-//! Systems other than Linux have ordinary memory only, which no peer maps: the files of `elsewhere`
-//! take the place of those that they are named after.
+//! Other systems only have ordinary memory, which no peer maps. There, the files in `elsewhere`
+//! replace those of the same names.
 
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/file_limit.rs")]
 pub(crate) mod file_limit;
@@ -19,7 +19,7 @@ pub(crate) mod landable;
 pub(crate) mod lendable;
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/mapping.rs")]
 pub(crate) mod mapping;
-/// The mapping of other systems, for its tests.
+/// The mapping of other systems, included for its tests.
 #[cfg(all(test, target_os = "linux"))]
 #[allow(dead_code)]
 #[path = "elsewhere/mapping.rs"]
@@ -44,9 +44,9 @@ use crate::registrar::{Access, Memory, Registrar, Registration};
 pub(crate) struct Region {
     registration: Owned<Box<dyn Registration>>,
     mapping: Mapping,
-    /// Peers may be lent it.
+    /// Whether it may be lent to peers.
     lendable: bool,
-    /// The only peer that may be lent it, if it is for one.
+    /// The only peer to which it may be lent, if it serves one peer.
     for_peer: Option<NonZeroU32>,
 }
 
@@ -67,7 +67,7 @@ impl Region {
         registrar: &dyn Registrar,
         access: Access,
     ) -> Result<Self, RegisterError> {
-        // Registering takes the pages.
+        // Registering allocates the pages.
         if let Some(node) = registrar.numa_node() {
             mapping.prefer_node(node);
         }
@@ -80,7 +80,7 @@ impl Region {
         Ok(Region { registration, mapping, lendable: access == Access::Lend, for_peer: None })
     }
 
-    /// Keeps it from being lent to any peer but this one.
+    /// Allows lending it only to this peer.
     pub(crate) fn for_peer(mut self, peer: NonZeroU32) -> Self {
         self.for_peer = Some(peer);
         self
@@ -98,7 +98,7 @@ impl Region {
         self.registration.rkey()
     }
 
-    /// The key by which peers can be lent it.
+    /// The key under which it can be lent to peers.
     pub(crate) fn lend_key(&self) -> Option<u32> {
         self.lendable.then(|| self.registration.rkey())
     }

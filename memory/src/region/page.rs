@@ -42,7 +42,7 @@ fn of_system() -> libc::c_long {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) }
 }
 
-/// The unit in which Windows gives out addresses.
+/// The granularity of addresses on Windows.
 #[cfg(not(unix))]
 fn of_system() -> libc::c_long {
     64 << 10

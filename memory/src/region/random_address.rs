@@ -3,7 +3,7 @@
 //! All queue pairs of a device share one protection domain, so a device accepts the rkey of a chunk
 //! from every connected peer. A peer that knows the key of another connection's chunk lacks only
 //! its address. A WRITE to a wrong address ends the peer's connection, and a new one needs a new
-//! ticket: a peer has one guess per ticket.
+//! ticket. So a peer has one guess per ticket.
 //!
 //! | the device | peers use | which is random in | bits | a guess at a chunk of 2^k bytes succeeds once in |
 //! |---|---|---|---|---|
@@ -16,10 +16,10 @@
 //! distance between two possible addresses.
 //!
 //! A virtual address lies between 1/64 and 63/64 of the way from 0 to the main thread's stack.
-//! Programs and their heaps lie below that range or use little of it, and the stack can grow. The
-//! address of the stack reveals the size of the address space: 47 bits on x86-64, 48 on most of
-//! arm64, 39 in User Mode Linux and 37 under valgrind. Sanitizers reserve parts of the range;
-//! attempts to map there fail, and another address is tried.
+//! Programs and their heaps lie below that range or use little of it, and the stack has room to
+//! grow. The address of the stack reveals the size of the address space: 47 bits on x86-64, 48 on
+//! most of arm64, 39 in User Mode Linux and 37 under valgrind. Sanitizers reserve parts of the
+//! range. Attempts to map there fail, and another address is tried.
 
 use std::io;
 use std::ptr::NonNull;
@@ -88,8 +88,8 @@ fn random_place(len: usize) -> io::Result<usize> {
 }
 
 /// Maps `len` bytes at a random address. `map` gets an address as a hint, and maps there or
-/// elsewhere; a mapping elsewhere is passed to `unmap`. MAP_FIXED_NOREPLACE is no alternative: the
-/// thread sanitizer ends the process for an address that it does not leave to the program.
+/// elsewhere. A mapping elsewhere is passed to `unmap`. MAP_FIXED_NOREPLACE is no alternative,
+/// because the thread sanitizer ends the process for an address that it has reserved.
 ///
 /// # Errors
 /// The error of `map`, an error if all [`MAX_ATTEMPTS`] addresses are in use, or that of

@@ -14,7 +14,7 @@ type Job = (usize, Box<dyn Any + Send>);
 #[derive(Default)]
 struct Queue {
     jobs: Vec<Job>,
-    /// There is a thread that takes them.
+    /// Whether a thread takes the jobs.
     runs: bool,
 }
 
@@ -25,12 +25,12 @@ fn queue() -> MutexGuard<'static, Queue> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The bytes that are still to be unpinned.
+/// The number of bytes that are still to be unpinned.
 pub(crate) fn bytes() -> usize {
     BYTES.load(SeqCst)
 }
 
-/// Drops something by the thread; here if the system gives no thread.
+/// Drops a value on the thread, or right here if no thread can be started.
 pub(crate) fn free(len: usize, held: impl Send + 'static) {
     BYTES.fetch_add(len, SeqCst);
     let mut state = queue();
@@ -53,7 +53,7 @@ fn run() {
             return;
         };
         drop(state);
-        // A panic in the Drop of an owner ends this job, and no other.
+        // A panic in an owner's Drop ends only this job.
         let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(held)));
         BYTES.fetch_sub(len, SeqCst);
         if dropped.is_err() {

@@ -1,14 +1,14 @@
-//! Application memory that is mapped from a file. If another process truncates the file, whoever
-//! reads a page behind the end gets SIGBUS, which ends the process.
+//! Application memory that is mapped from a file. If another process truncates the file, a thread
+//! that reads a page beyond its end gets SIGBUS, which ends the process.
 //!
 //! | the pages | what a read finds |
 //! |---|---|
 //! | in the file | the file |
-//! | behind its end, of a range that is guarded | zeros: the handler maps a page of them there, and marks the range as truncated for good |
-//! | behind its end, of any other range | the handler that was there before, or the end of the process |
+//! | beyond its end, in a guarded range | zeros: the handler maps a page of zeros there, and permanently marks the range as truncated |
+//! | beyond its end, in any other range | the previous handler runs, or the process ends |
 //!
 //! The handler is installed with the first guarded range, and never for memory without a file. Code
-//! that copies checks [`is_truncated`] afterwards: one load while nothing is truncated.
+//! that copies checks [`is_truncated`] afterwards, which is one load while nothing is truncated.
 
 use std::io;
 use std::ptr::null_mut;
@@ -19,9 +19,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::process::PerProcess;
 use crate::region::page::page;
 
-/// A range in the table. It is never freed, as a handler may be reading it, but used again.
+/// A range in the table. It is never freed, because a handler may be reading it, but is reused.
 struct Entry {
-    /// Odd while the range changes, so that the handler never sees parts of two ranges.
+    /// Odd while the range changes, so that the handler never uses parts of two ranges.
     version: AtomicU64,
     /// 0 if the entry is free.
     start: AtomicUsize,
@@ -32,17 +32,17 @@ struct Entry {
 
 /// The newest entry.
 static TABLE: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
-/// Taken to change the table.
+/// The lock for changes of the table.
 static CHANGES: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
-/// Guarded ranges that have been found to be truncated, and are still there.
+/// The number of guarded ranges that have been found truncated and still exist.
 static TRUNCATED: AtomicUsize = AtomicUsize::new(0);
-/// The signal action that was installed before.
+/// The signal action that was installed before this one.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 /// The page size, for the handler.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
-/// Memory that may be truncated while this is alive, without an end to the process. To be dropped
-/// before the memory is unmapped.
+/// Guards memory: while this is alive, its file may be truncated without ending the process. Drop
+/// this before the memory is unmapped.
 #[derive(Debug)]
 pub struct MappedFile(&'static Entry);
 
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Entry {
 }
 
 impl MappedFile {
-    /// Guards memory, if it is mapped from a file. `None` if it is not.
+    /// Guards memory if it is mapped from a file. Returns `None` if it is not.
     ///
     /// # Errors
     /// sigaction(2) fails.
@@ -83,7 +83,7 @@ impl MappedFile {
         Ok(Some(MappedFile(entry)))
     }
 
-    /// Whether pages of it have been found to lie behind the end of the file.
+    /// Whether pages of the memory have been found to lie beyond the end of the file.
     pub fn is_truncated(&self) -> bool {
         self.0.truncated.load(Relaxed)
     }
@@ -107,7 +107,7 @@ impl Entry {
         self.version.fetch_add(1, SeqCst);
     }
 
-    /// The range, unless it is changing: then nobody reads from it.
+    /// The range. `None` while it changes, when no code reads from it.
     fn range(&self) -> Option<(usize, usize)> {
         let version = self.version.load(SeqCst);
         let range = (self.start.load(SeqCst), self.end.load(SeqCst));
@@ -125,8 +125,8 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
     std::iter::successors(at(&TABLE), move |entry| at(&entry.next))
 }
 
-/// Whether these bytes lie in guarded memory of which pages were found to be behind the end of
-/// their file. To be called after the bytes were read: what was read may be zeros then.
+/// Whether these bytes lie in guarded memory that was found truncated. Call this after the bytes
+/// have been read: if it is true, zeros may have been read in their place.
 #[inline]
 pub fn is_truncated(bytes: &[u8]) -> bool {
     is_any_truncated() && lies_in(bytes, |entry| entry.truncated.load(SeqCst))
@@ -139,15 +139,15 @@ pub fn is_guarded(bytes: &[u8]) -> bool {
     !TABLE.load(Relaxed).is_null() && lies_in(bytes, |_| true)
 }
 
-/// Whether any guarded memory was found to be truncated, and is still there.
+/// Whether any guarded memory has been found truncated and still exists.
 #[inline]
 pub fn is_any_truncated() -> bool {
-    // The bytes were read before: no load of the count takes the place of one that would follow.
+    // Keeps the load of the count after the reads of the bytes.
     fence(Acquire);
     TRUNCATED.load(Relaxed) > 0
 }
 
-/// The error for what must not be sent, because [`is_truncated`] says so.
+/// The error for bytes that must not be sent because [`is_truncated`] is true.
 pub fn truncated() -> io::Error {
     io::Error::other(
         "registered memory is mapped from a file that was truncated: register it again, and keep \
@@ -164,8 +164,8 @@ fn lies_in(bytes: &[u8], counts: impl Fn(&Entry) -> bool) -> bool {
     })
 }
 
-/// Whether a part of the range is mapped from a file, by proc(5). If that cannot be read, it may
-/// be.
+/// Whether a part of the range is mapped from a file, according to proc(5). True if that cannot be
+/// read.
 fn is_of_a_file(start: usize, end: usize) -> bool {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return true };
     maps.lines().any(|line| {
@@ -178,7 +178,7 @@ fn is_of_a_file(start: usize, end: usize) -> bool {
     })
 }
 
-/// Installs the handler, once. With the lock of the table.
+/// Installs the handler once. The caller holds the table's lock.
 fn install() -> io::Result<()> {
     if BEFORE.get().is_some() {
         return Ok(());
@@ -195,7 +195,7 @@ fn install() -> io::Result<()> {
     let _ = BEFORE.set(before);
     let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
     ours.sa_sigaction = handler as usize;
-    // On the alternate stack, as the handler of the standard library.
+    // The handler runs on the alternate stack, like that of the standard library.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: the handler has the signature that SA_SIGINFO asks for, and makes async-signal-safe
     // calls only (signal-safety(7)); mmap(2) is a plain system call.
@@ -233,7 +233,7 @@ fn mend(addr: usize) -> bool {
     };
     let Some(entry) = entries().find(lies_in) else { return false };
     let page = PAGE.load(SeqCst);
-    // Counted, then marked, then mapped: whoever reads the zeros finds both.
+    // Counts and marks before it maps, so that code that reads the zeros finds both.
     TRUNCATED.fetch_add(1, SeqCst);
     if entry.truncated.swap(true, SeqCst) {
         TRUNCATED.fetch_sub(1, SeqCst);
@@ -248,7 +248,7 @@ fn mend(addr: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Calls the handler that was there before, or lets the signal end the process.
+/// Calls the previous handler, or lets the signal end the process.
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let Some(before) = BEFORE.get() else { return };
     let handler = before.sa_sigaction;

@@ -1,12 +1,12 @@
-//! Memory of applications and peers that is registered with a pool's device.
+//! Application memory, and memory lent by peers, that is registered with a pool's device.
 //!
 //! | who holds a [`PoolRegistration`] | so that |
 //! |---|---|
 //! | the application | it can send from the memory |
 //! | the bytes of a work request ([`PinnedBytes`](crate::PinnedBytes)) | the keys work until the device is done (R9) |
 //!
-//! The last of them deregisters the memory, and then drops it: by a thread of its own (`freeing`)
-//! if the device takes time for it.
+//! The last holder deregisters the memory and then drops it, on a dedicated thread if the device is
+//! slow (`freeing`).
 
 pub(crate) mod freeing;
 #[cfg(target_os = "linux")]
@@ -38,7 +38,7 @@ struct Held {
     /// `None` once it has been dropped.
     registration: Option<Box<dyn Registration>>,
     memory: Bytes,
-    /// Bytes that count as the application's.
+    /// Bytes that count as application memory.
     counted: usize,
     lend_key: Option<u32>,
     ledger: Arc<Ledger>,
@@ -56,7 +56,7 @@ pub(crate) enum Owner {
 struct Registered(Option<Held>);
 
 impl PoolRegistration {
-    /// `file` is what the memory maps, if peers may be lent it.
+    /// Registers `memory`. `file` is the file that it maps, if it may be lent to peers.
     pub(crate) fn new(
         ledger: Arc<Ledger>,
         memory: Bytes,
@@ -100,7 +100,7 @@ impl PoolRegistration {
         if ledger.index.insert_application(&range, keys, &keep_alive) {
             return Ok(PoolRegistration(keep_alive));
         }
-        // Another thread has registered a part of it since. Its entry stays.
+        // Another thread has registered a part of the memory since. Its entry stays.
         if let Ok(mut registered) = keep_alive.downcast::<Registered>()
             && let Some(registered) = Arc::get_mut(&mut registered)
             && let Some(held) = registered.0.take()
@@ -117,11 +117,11 @@ impl PoolRegistration {
     }
 }
 
-/// Held from the check of the limit to the end of the registration, so that no two regions take the
-/// same rest.
+/// Held from the check of the limit to the end of the registration, so that no two regions count on
+/// the same room.
 static PINNING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
-/// Registers application memory if the pool can still use all of its own afterwards.
+/// Registers application memory if the limit still leaves room for all of the pool's own memory.
 pub(crate) fn pin(
     ledger: &Ledger,
     memory: NonNull<[u8]>,
@@ -136,8 +136,8 @@ pub(crate) fn pin(
     Ok(registration.inspect_err(|_| ledger.not_registered())?)
 }
 
-/// Checks that the pool could still use all of its memory. Waits for what is being unpinned if that
-/// makes the difference.
+/// Checks that the limit would still leave room for all of the pool's memory. If it depends on
+/// memory that is being unpinned, waits for that.
 fn check_limit(ledger: &Ledger, memory: NonNull<[u8]>) -> Result<(), RegionError> {
     let start = memory.cast::<u8>().addr().get();
     let pages = (start + memory.len()).next_multiple_of(page()) - (start - start % page());
@@ -165,8 +165,8 @@ impl Drop for Registered {
         let len = held.memory.len();
         held.ledger.index.remove(held.memory.as_ptr().addr());
         held.ledger.counters.application.fetch_sub(held.counted, Relaxed);
-        // The last holder may be a completion, whose connection is locked: to unpin the memory
-        // takes time, and its owner is the application's, whose Drop may use the connection.
+        // The last holder may be a completion, whose connection is locked. Unpinning takes time,
+        // and the memory's owner belongs to the application, so its Drop may use the connection.
         match held.ledger.registrar.is_slow() {
             true => freeing::free(if held.ledger.registrar.pins() { len } else { 0 }, held),
             false => drop(held),

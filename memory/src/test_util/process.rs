@@ -1,11 +1,11 @@
-//! Children by fork(2), and threads that are signalled all the time.
+//! Children of fork(2), and threads that constantly receive signals.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use std::{fs, io, thread};
 
-/// Set in the environment of a test program: each of its threads gets SIGPROF each millisecond,
-/// from the start.
+/// If this variable is set in the environment of a test program, each of its threads gets SIGPROF
+/// every millisecond, from the start.
 pub const SIGNALS: &str = "TONIC_RDMA_TEST_SIGNALS";
 /// The period of the signals.
 const PERIOD: Duration = Duration::from_millis(1);
@@ -14,7 +14,8 @@ const PERIOD: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Child(libc::pid_t);
 
-/// Forks. The child calls `run`, and ends without destructors. Only the thread that forks is there.
+/// Forks. The child calls `run`, and ends without running destructors. Of the threads, it has only
+/// the one that forks.
 ///
 /// # Errors
 /// Those of fork(2).
@@ -24,7 +25,7 @@ pub fn fork(run: impl FnOnce()) -> io::Result<Child> {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let failed = catch_unwind(AssertUnwindSafe(run)).inspect_err(|panic| {
-            // What the harness has captured of the child goes with it.
+            // The output that the test harness has captured is lost with the child.
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("?");
             let line = format!("the child panicked: {text}\n");
@@ -44,7 +45,7 @@ impl Child {
         self.0.unsigned_abs()
     }
 
-    /// Waits for its end. Whether `run` returned, as opposed to a panic or a signal.
+    /// Waits until it ends. Returns whether `run` returned, as opposed to a panic or a signal.
     ///
     /// # Errors
     /// Those of waitpid(2).
@@ -78,13 +79,13 @@ pub fn limit_file_size(bytes: u64) -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The numbers of system calls that tests forbid.
+/// The number of fstatfs(2), for [`forbid`].
 pub const FSTATFS: libc::c_long = libc::SYS_fstatfs;
-/// The number of memfd_create(2), like [`FSTATFS`].
+/// The number of memfd_create(2), for [`forbid`].
 pub const MEMFD_CREATE: libc::c_long = libc::SYS_memfd_create;
 
-/// Has a system call fail with EPERM in this thread and in those that it starts, by a filter of
-/// seccomp(2), as sandboxes install them.
+/// Makes a system call fail with EPERM in this thread and in threads that it starts. It installs a
+/// seccomp(2) filter, like a sandbox.
 ///
 /// # Errors
 /// Those of prctl(2).
@@ -111,8 +112,8 @@ pub fn forbid(call: libc::c_long) -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sends SIGPROF to each thread of this process each millisecond, as a profiler does, until the
-/// process ends. System calls that it ends are not restarted by the kernel.
+/// Sends SIGPROF to each thread of this process every millisecond, like a profiler, until the
+/// process ends. The kernel does not restart system calls that the signal interrupts.
 ///
 /// # Errors
 /// The handler cannot be installed, or the thread not be started.

@@ -29,7 +29,7 @@ use crate::prost_codec::ProstCodec;
 pub enum Came {
     /// In control messages.
     InMessages,
-    /// By WRITE.
+    /// The message lands by WRITE.
     Landed,
     /// Lent, except for a few bytes at its ends.
     Lent,

@@ -1,9 +1,9 @@
-//! The type of an open file where files have no descriptors. There is no value of it, as such a
-//! system shares no memory.
+//! The type of an open file on systems without descriptors. It has no values, because such a system
+//! shares no memory.
 
 use std::io;
 
-/// An open file. This platform has no such value.
+/// An open file, of which this platform has none.
 #[derive(Debug)]
 pub struct OwnedFd(Nothing);
 
@@ -11,32 +11,32 @@ pub struct OwnedFd(Nothing);
 enum Nothing {}
 
 impl OwnedFd {
-    /// Another descriptor of the file.
+    /// Duplicates the descriptor.
     ///
     /// # Errors
-    /// None, as there is no file.
+    /// None, because there is no file.
     pub fn try_clone(&self) -> io::Result<OwnedFd> {
         match self.0 {}
     }
 }
 
-/// A file that is lent.
+/// A borrowed file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BorrowedFd<'a>(&'a OwnedFd);
 
 impl BorrowedFd<'_> {
-    /// Another descriptor of the file.
+    /// Duplicates the descriptor.
     ///
     /// # Errors
-    /// None, as there is no file.
+    /// None, because there is no file.
     pub(crate) fn try_clone_to_owned(&self) -> io::Result<OwnedFd> {
         self.0.try_clone()
     }
 }
 
-/// An owner of a file.
+/// A type that has a file.
 pub(crate) trait AsFd {
-    /// Lends the file.
+    /// Borrows the file.
     fn as_fd(&self) -> BorrowedFd<'_>;
 }
 

@@ -1,6 +1,6 @@
-//! The limit on the length of files, where no memory is a file.
+//! The limit on the length of files, on systems where no memory is a file.
 
-/// The bytes that the longest file may have: no limit applies.
+/// The maximum length of a file. No limit applies.
 pub(crate) fn longest_file() -> Option<usize> {
     None
 }

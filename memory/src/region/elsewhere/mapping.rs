@@ -1,5 +1,5 @@
-//! Memory of a pool on systems other than Linux: ordinary memory of this process. No peer maps it,
-//! and no device uses it.
+//! Pool memory on systems other than Linux. It is ordinary memory of this process, which no peer
+//! maps and no device uses.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
@@ -9,7 +9,7 @@ use super::page::{HugePages, page};
 use crate::error::PoolError;
 use crate::file::OwnedFd;
 
-/// Where a mapping is placed. Here the allocator chooses in any case.
+/// Where a mapping is placed. On these systems the allocator always chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Anywhere.
@@ -43,12 +43,12 @@ impl Mapping {
         Ok(Mapping { ptr, layout })
     }
 
-    /// Fails: this system has no memory that peers can write to.
+    /// Fails, because this system has no memory that peers can write to.
     pub(crate) fn shared(_len: usize, _huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         Err(unsupported())
     }
 
-    /// Fails: this system has no memory that peers can read.
+    /// Fails, because this system has no memory that peers can read.
     pub(crate) fn lendable(_len: usize, _huge: HugePages) -> io::Result<(Self, OwnedFd)> {
         Err(unsupported())
     }
@@ -64,7 +64,7 @@ impl Mapping {
         Err(unsupported())
     }
 
-    /// Does nothing: memory comes from any node.
+    /// Does nothing, because memory comes from any node.
     pub(crate) fn prefer_node(&self, _node: u32) {}
 
     pub(crate) fn ptr(&self) -> NonNull<u8> {
@@ -83,7 +83,7 @@ impl Drop for Mapping {
     }
 }
 
-/// The error of what Linux alone has.
+/// The error for functions that only Linux has.
 pub(super) fn unsupported() -> io::Error {
     let what = "memory is shared between processes on Linux only";
     io::Error::new(io::ErrorKind::Unsupported, what)

@@ -1,5 +1,4 @@
-//! Addresses by which a device knows memory, on systems other than Linux: those of simulated
-//! devices.
+//! Addresses of registered memory on systems other than Linux, which only have simulated devices.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -7,14 +6,15 @@ use std::ptr::NonNull;
 
 use super::page::page;
 
-/// An address for `len` bytes that peers cannot guess, with the offset of `addr` within a page.
+/// Returns an address for `len` bytes that peers cannot guess, with the offset of `addr` within a
+/// page.
 ///
 /// # Errors
 /// None on these systems.
 pub fn random_iova(addr: NonNull<u8>, len: usize) -> io::Result<u64> {
     let within = page() as u64 - 1;
     loop {
-        // The keys of the hash are random.
+        // The hash has random keys.
         let random = RandomState::new().hash_one(addr.addr());
         let iova = (random & !within) | (addr.addr().get() as u64 & within);
         if iova.checked_add(len as u64).is_some() {

@@ -1,6 +1,6 @@
-//! What an application buffer holds after its call.
+//! The contents of an application buffer after its call.
 
-/// What an application buffer holds after its call.
+/// The contents of an application buffer after its call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
