@@ -1,27 +1,27 @@
-//! The processes of this host with which memory may be shared.
+//! Decides with which processes on this host memory may be shared.
 
 use std::io;
 
 use crate::proc_file;
 
-/// Which processes of this host memory may be shared with, by the effective user they run as
+/// The processes on this host with which memory may be shared, by their effective user
 /// (SO_PEERCRED, unix(7)).
 ///
-/// Checked by the accepting side and by the connecting side.
+/// Both the accepting and the connecting side check this.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ShmAccess {
-    /// Those of this process's effective user, and of root. The default.
+    /// Processes of this process's effective user, and of root. The default.
     #[default]
     SameUser,
-    /// Those of these users, by number, and of root.
+    /// Processes of these users, by number, and of root.
     Users(Vec<u32>),
-    /// All.
+    /// All processes.
     Any,
 }
 
 impl ShmAccess {
-    /// Whether memory may be shared with a process of user `uid`, where this process runs as `own`.
+    /// Whether memory may be shared with a process of user `uid`, if this process runs as `own`.
     pub fn allows(&self, uid: u32, own: u32) -> bool {
         match self {
             ShmAccess::Any => true,
@@ -32,47 +32,48 @@ impl ShmAccess {
     }
 }
 
-/// To which processes of this host memory for sending is lent: each maps what is for its
-/// connection, read-only, and reads messages where the sender has them.
+/// The processes on this host to which send memory is lent. Each maps the memory of its connection
+/// read-only, and reads messages where the sender has them.
 ///
-/// It sees what the sender writes to buffers of that connection at any time.
+/// Such a process can at any time see what the sender writes to buffers of that connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Lending {
-    /// To none: every message is copied once. The default.
+    /// No process: every message is copied once. The default.
     #[default]
     Off,
-    /// To those of this process's effective user in its PID namespace, as the handshake confirms
-    /// them (pidfd_open(2)). They could read its memory in other ways (ptrace(2)), unless the
-    /// system forbids that. Others of this user, as in another container of a pod, get copies.
+    /// Processes of this process's effective user in its PID namespace, which the handshake
+    /// confirms (pidfd_open(2)). They could read its memory in other ways (ptrace(2)), unless the
+    /// system forbids that. Other processes of this user, for example in another container of a
+    /// pod, get copies.
     SameUser,
-    /// Like [`SameUser`](Self::SameUser), and lets a message be lent on, once: a proxy that has
-    /// this as well passes on what it was lent without a copy. Both the sender and the proxy have
-    /// to say so, as the last reader maps whole files: **it sees everything that the sender lends
+    /// Like [`SameUser`](Self::SameUser), and also lets a message be lent on, once: a proxy with
+    /// this setting passes on lent bytes without a copy. Both the sender and the proxy must choose
+    /// this, because the last reader maps whole files: **it sees everything that the sender lends
     /// to the proxy**, whether the proxy sends it on or not.
     SameUserOnward,
-    /// To this process, of whatever user. All others get copies, also when it has ended. For memory
-    /// that holds nothing but what is meant for that process. Needs Linux 6.5 for a process of
+    /// This process, whatever its user. All others get copies, even after it has ended. Use this
+    /// for memory that holds only data meant for that process. Needs Linux 6.5 for a process of
     /// another user.
     OneProcess(HostProcess),
 }
 
-/// A process of this host, told by its number and by when it started. A later process that gets the
+/// A process on this host, identified by its number and its start time. A later process with the
 /// same number is another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostProcess {
     pub(crate) pid: u32,
-    /// When it started, in clock ticks since the system did.
+    /// Its start time, in clock ticks since the system started.
     pub(crate) start: u64,
 }
 
 impl HostProcess {
-    /// The process that has this number in the PID namespace of this process now. Sure to be the
-    /// one that was meant if that cannot have ended since its number was learnt, such as a child
-    /// that was not waited for.
+    /// Returns the process that now has this number in this process's PID namespace. It is
+    /// certainly the intended one only if that cannot have ended since its number was learnt, for
+    /// example because it is a child that was not waited for.
     ///
     /// # Errors
-    /// `NotFound`: there is no such process, or /proc does not show it.
+    /// `NotFound` if there is no such process, or /proc does not show it.
     pub fn by_pid(pid: u32) -> io::Result<HostProcess> {
         let unknown = || {
             let what = format!("/proc shows no process {pid} (it has ended, or hidepid is set)");
@@ -81,11 +82,11 @@ impl HostProcess {
         start_of(pid).map(|start| HostProcess { pid, start }).ok_or_else(unknown)
     }
 
-    /// The process of a pidfd (pidfd_open(2)), which is the same one whatever ends and begins
-    /// while this is called.
+    /// Returns the process of a pidfd (pidfd_open(2)). It is always the intended one, even if
+    /// processes end and begin during the call.
     ///
     /// # Errors
-    /// Those of [`by_pid`](Self::by_pid). `InvalidInput`: the descriptor is no pidfd.
+    /// Those of [`by_pid`](Self::by_pid), and `InvalidInput` if the descriptor is no pidfd.
     #[cfg(target_os = "linux")]
     pub fn by_pidfd(pidfd: impl std::os::fd::AsFd) -> io::Result<HostProcess> {
         use std::os::fd::AsRawFd as _;
@@ -94,25 +95,25 @@ impl HostProcess {
             let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))?;
             let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
             let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "this is no pidfd");
-            // -1: it has ended. 0: it has no number here.
+            // -1 means that the process has ended, 0 that it has no number here.
             Ok(pid.ok_or_else(invalid)?.trim().parse().unwrap_or(0))
         };
         let process = HostProcess::by_pid(number()?)?;
-        // It had the number before and has it afterwards, so its start was read.
+        // The process had this number before and after the start time was read, so that is its own.
         match number()? == process.pid {
             true => Ok(process),
             false => Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended")),
         }
     }
 
-    /// Its number.
+    /// The process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 }
 
-/// Field 22 of /proc/pid/stat (proc(5)). The second is the name, in parentheses, which may hold
-/// anything.
+/// Reads field 22 of /proc/pid/stat (proc(5)). Field 2 is the name in parentheses, which may
+/// contain anything.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
     let stat = proc_file::read(&format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()

@@ -1,11 +1,11 @@
-//! Where a listener is, and who is at the other end.
+//! Addresses of listeners and of the ends of links.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-/// The longest name of an abstract unix socket, in bytes: `sun_path` less the zero byte that it
-/// begins with.
+/// Maximum length in bytes of the name of an abstract unix socket: `sun_path` without its leading
+/// zero byte.
 const MAX_NAME: usize = 107;
 
 /// Address of a listener, or of an end of a link.
@@ -16,7 +16,7 @@ pub enum Addr {
     Ip(SocketAddr),
     /// A listener for shared memory on this host.
     Shm(ShmAddr),
-    /// An end of a shared-memory link: the process, by its id.
+    /// An end of a shared-memory link, by its process id.
     Process(u32),
 }
 
@@ -30,8 +30,8 @@ pub(crate) struct LocalNetwork {
     pub(crate) running: bool,
 }
 
-/// Whether peers on other hosts may know an address by itself: no loopback, and none that means
-/// something on one link only.
+/// Whether peers on other hosts can use an address: it is neither a loopback nor a link-local
+/// address.
 pub(crate) fn is_reachable(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
@@ -48,7 +48,7 @@ impl Addr {
         }
     }
 
-    /// The kind of connection to this address, for messages.
+    /// The kind of connection to this address, for error messages.
     pub(crate) fn connection(&self) -> &'static str {
         match self {
             Addr::Ip(_) => "RDMA connection",
@@ -56,7 +56,7 @@ impl Addr {
         }
     }
 
-    /// The name of the socket, if it is one.
+    /// The name of the socket, if it is a shared-memory listener.
     pub fn shm(&self) -> Option<&ShmAddr> {
         match self {
             Addr::Shm(addr) => Some(addr),
@@ -87,7 +87,7 @@ impl From<ShmAddr> for Addr {
     }
 }
 
-/// The name of an abstract unix socket, without the zero byte that it begins with. Cheap to clone.
+/// The name of an abstract unix socket, without its leading zero byte. Cheap to clone.
 ///
 /// ```
 /// use tonic_rdma_fabric::ShmAddr;
@@ -110,10 +110,10 @@ pub struct BadShmAddr {
 }
 
 impl ShmAddr {
-    /// A unique name that cannot be guessed.
+    /// Creates a unique name that cannot be guessed.
     pub fn unique() -> ShmAddr {
         use std::hash::{BuildHasher, RandomState};
-        // Keys from the system's randomness, new for each state.
+        // Each state has new keys, from the system's randomness.
         let random = || RandomState::new().hash_one(std::process::id());
         ShmAddr(format!("tonic-rdma.{:016x}{:016x}", random(), random()).into())
     }

@@ -1,23 +1,23 @@
-//! The control block of a connection: RECV ring, SEND slots, staging, and what is added and removed
-//! with the load. See the crate docs for its layout.
+//! The control block of a connection: RECV ring, SEND slots and staging, with slots that are added
+//! and removed with the load. The crate docs describe its layout.
 //!
-//! The SEND slots of a busy connection lie in memory of their own, in place of those beside the
-//! RECV ring, so that all that are in use are one range.
+//! The SEND slots of a busy connection lie in separate memory, and replace those next to the RECV
+//! ring, so that all slots in use are one range.
 //!
-//! The RECVs of the ring may be shorter than the extra ones. They are then left out while extra
-//! ones serve: posted RECVs are filled in turn, so each message could be no longer than the
+//! The RECVs of the ring may be shorter than the extra ones. If so, they are left out while extra
+//! ones are posted: RECVs are filled in turn, so otherwise no message could be longer than the
 //! shortest.
 //!
 //! | a RECV slot that is | becomes | by |
 //! |---|---|---|
 //! | posted | held | its completion |
 //! | held | posted | `mark_posted` |
-//! | held, of a ring of short ones, and the extra ones serve | left out | `retire` |
+//! | held, in a ring of short slots, while extra ones are posted | left out | `retire` |
 //! | left out | held | `rejoin` |
 //! | held, extra and to be removed | absent | `retire` |
 //! | absent | held | `revive` |
 
-// Shared memory alone neither adds RECVs nor takes work from the block by address.
+// Shared memory neither adds RECVs nor takes work from the block by address.
 #![cfg_attr(not(any(feature = "test-util", feature = "verbs")), allow(dead_code))]
 
 use std::ptr::NonNull;
@@ -34,9 +34,9 @@ enum Slot {
     Posted,
     /// Holds a message of this many bytes, for the driver to read.
     Held(u32),
-    /// One of the ring, not in use.
+    /// A slot of the ring that is not in use.
     LeftOut,
-    /// An extra one, not in use.
+    /// An extra slot that is not in use.
     Absent,
 }
 
@@ -45,11 +45,11 @@ enum Slot {
 struct ExtraSlots {
     base: NonNull<u8>,
     lkey: u32,
-    /// Slots that there is memory for.
+    /// Number of slots in this memory.
     slots: u32,
-    /// Its slots are not posted again.
+    /// Whether its slots are no longer posted again.
     retiring: bool,
-    /// Slots that are absent, of those.
+    /// Number of these slots that are absent.
     absent: u32,
     /// Keeps the memory.
     _buf: PinnedBuf,
@@ -75,15 +75,15 @@ pub(crate) struct ControlBlock {
     recv_bytes: usize,
     block_bytes: usize,
     busy_sends: Option<BusySends>,
-    /// SEND slots at rest, and of a busy connection.
+    /// Number of SEND slots at rest, and when busy.
     sends: (u32, u32),
     slot_size: u32,
-    /// Slots of the RECV ring, and bytes of one; those behind them are extra.
+    /// Number of slots in the RECV ring. Later slots are extra ones.
     ring: u32,
     ring_size: u32,
     slots: Vec<Slot>,
     extra: Option<ExtraSlots>,
-    /// Keeps the memory; the block is addressed through `base` only.
+    /// Keeps the memory. The block is addressed only through `base`.
     _buf: PinnedBuf,
 }
 
@@ -96,7 +96,7 @@ unsafe impl Send for ControlBlock {}
 unsafe impl Sync for ControlBlock {}
 
 impl ControlBlock {
-    /// Takes the block from the pool's control budget. All RECV slots count as held, until they are
+    /// Takes the block from the pool's control budget. RECV slots count as held until they are
     /// posted.
     #[inline]
     pub(crate) fn new(pool: &Pool, config: &LinkConfig) -> Result<ControlBlock, ConnectError> {
@@ -124,7 +124,7 @@ impl ControlBlock {
         config.check().map_err(ConnectError::Config)?;
         let need = recv_bytes + config.block_bytes();
         let mut buf = pool.control(need).map_err(|e| ConnectError::Memory(e.into()))?;
-        // Fills the whole block: every byte that a slice below may show is initialized.
+        // Zeros the whole block, so that every byte that a slice below may show is initialized.
         buf.resize_zeroed(need);
         let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
         Ok(ControlBlock {
@@ -158,20 +158,20 @@ impl ControlBlock {
         }
         let need = many as usize * self.slot_size as usize;
         let mut buf = pool.spare(need)?;
-        // Every byte that a slice below may show is initialized.
+        // Initializes every byte that a slice below may show.
         buf.resize_zeroed(need);
         let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
         self.busy_sends = Some(BusySends { base, lkey: buf.lkey(), _buf: buf });
         Some(many)
     }
 
-    /// Returns that memory to the pool, and the number of SEND slots that are left if it has
-    /// changed. The caller has no work in flight (R10).
+    /// Returns the memory of [`lease_sends`](Self::lease_sends) to the pool. Returns the number of
+    /// SEND slots if it has changed. The caller must have no work in flight (R10).
     pub(crate) fn return_sends(&mut self) -> Option<u32> {
         self.busy_sends.take().map(|_| self.sends.0)
     }
 
-    /// Where SEND slots and staging lie, and how many bytes they have.
+    /// The address and length of SEND slots and staging.
     #[inline]
     fn block(&self) -> (NonNull<u8>, usize) {
         match &self.busy_sends {
@@ -187,9 +187,10 @@ impl ControlBlock {
         if slot < self.ring { self.ring_size } else { self.slot_size }
     }
 
-    /// Leases memory for the extra RECV slots, and keeps them. Gives all of them, so that the
-    /// caller revives those that are absent. When the pool cannot spare that it leases a quarter,
-    /// or as many as the ring has; none when it has none to spare.
+    /// Leases memory for the extra RECV slots, or stops removing those that have some. Returns the
+    /// slots with memory, so that the caller revives those that are absent. If the pool cannot
+    /// spare memory for all, leases a quarter of them, or as many as the ring has if that is more,
+    /// or none.
     #[inline]
     pub(crate) fn lease_extra(&mut self, pool: &Pool) -> std::ops::Range<u32> {
         let (ring, all) = (self.ring, self.slots.len() as u32 - self.ring);
@@ -209,7 +210,7 @@ impl ControlBlock {
     fn lease_slots(&self, pool: &Pool, slots: u32) -> Option<ExtraSlots> {
         let need = slots as usize * self.slot_size as usize;
         let mut buf = (need > 0).then(|| pool.spare(need)).flatten()?;
-        // Every byte that a slice below may show is initialized.
+        // Initializes every byte that a slice below may show.
         buf.resize_zeroed(need);
         let base = NonNull::from(buf.as_mut_slice()).cast::<u8>();
         Some(ExtraSlots {
@@ -222,8 +223,8 @@ impl ControlBlock {
         })
     }
 
-    /// Takes an absent slot into use: it is held, to be posted. False for any other, and without
-    /// memory for it.
+    /// Makes an absent slot a held one, to be posted. Returns false if the slot is not absent, or
+    /// has no memory.
     #[inline]
     pub(crate) fn revive(&mut self, slot: u32) -> bool {
         match (self.slots.get_mut(slot as usize), &mut self.extra) {
@@ -244,14 +245,15 @@ impl ControlBlock {
         }
     }
 
-    /// Takes a held slot out of use, if it is to be removed, or left out. The last of those that
-    /// are removed returns the memory: the device no longer has any of it (R9, R10).
+    /// Takes a held slot out of use if it is to be removed or left out. When the last extra slot is
+    /// removed, the memory returns to the pool, because the device no longer uses any of it (R9,
+    /// R10).
     #[inline]
     pub(crate) fn retire(&mut self, slot: u32) -> bool {
         let Some(extra) = &mut self.extra else { return false };
         let Some(state @ Slot::Held(_)) = self.slots.get_mut(slot as usize) else { return false };
         if slot < self.ring {
-            // The extra ones must suffice for the credits of a connection.
+            // The extra slots must suffice for the credits of a connection.
             let leave_out = !extra.retiring
                 && extra.slots >= self.ring
                 && extra.absent == 0
@@ -272,8 +274,8 @@ impl ControlBlock {
         true
     }
 
-    /// Takes a slot of the ring that was left out into use: it is held, to be posted. False for any
-    /// other.
+    /// Makes a left-out slot of the ring a held one, to be posted. Returns false for any other
+    /// slot.
     pub(crate) fn rejoin(&mut self, slot: u32) -> bool {
         match self.slots.get_mut(slot as usize) {
             Some(state @ Slot::LeftOut) => {
@@ -289,7 +291,7 @@ impl ControlBlock {
         0..self.ring
     }
 
-    /// SEND slots and staging.
+    /// The SEND slots and the staging.
     #[inline]
     pub(crate) fn block_mut(&mut self) -> &mut [u8] {
         let (base, bytes) = self.block();
@@ -299,7 +301,7 @@ impl ControlBlock {
         unsafe { std::slice::from_raw_parts_mut(base.as_ptr(), bytes) }
     }
 
-    /// Where a range of the block lies, if it is one.
+    /// The address of a range, if it lies within the block.
     #[inline]
     pub(crate) fn range(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         let (base, bytes) = self.block();
@@ -310,7 +312,7 @@ impl ControlBlock {
         Some(unsafe { base.add(offset) })
     }
 
-    /// Where a RECV slot lies that is not absent, and the key of its memory.
+    /// The address of a RECV slot that is not absent, and the key of its memory.
     #[inline]
     pub(crate) fn slot_place(&self, slot: u32) -> Option<(NonNull<u8>, u32)> {
         if matches!(self.slots.get(slot as usize), None | Some(Slot::Absent)) {
@@ -328,7 +330,8 @@ impl ControlBlock {
         Some((unsafe { base.add(at as usize * self.recv_size(slot) as usize) }, lkey))
     }
 
-    /// The device has filled a slot. False when it was not posted or cannot hold `len`.
+    /// Records that the device has filled a slot. Returns false if the slot was not posted or
+    /// cannot hold `len` bytes.
     #[inline]
     pub(crate) fn mark_received(&mut self, slot: u32, len: u32) -> bool {
         let size = self.recv_size(slot);
@@ -341,8 +344,8 @@ impl ControlBlock {
         }
     }
 
-    /// The slot is about to be given to the device. False when it is there already or does not
-    /// exist.
+    /// Records that a slot is given to the device. Returns false if the device has it already, or
+    /// if it does not exist.
     #[inline]
     pub(crate) fn mark_posted(&mut self, slot: u32) -> bool {
         match self.slots.get_mut(slot as usize) {
@@ -354,7 +357,7 @@ impl ControlBlock {
         }
     }
 
-    /// True for a slot that the driver has.
+    /// Whether the driver has the slot.
     #[inline]
     pub(crate) fn is_held(&self, slot: u32) -> bool {
         matches!(self.slots.get(slot as usize), Some(Slot::Held(_)))

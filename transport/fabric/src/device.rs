@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-/// An address of this host that lies on an RDMA device.
+/// An address of this host on an RDMA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalAddress {
     /// The address.
@@ -12,14 +12,14 @@ pub struct LocalAddress {
     pub prefix: u8,
     /// Whether the interface has a carrier.
     pub running: bool,
-    /// The device, named as in `rdma link`.
+    /// The name of the device in `rdma link`.
     pub device: String,
-    /// Whether the device speaks iWARP. Such a device connects only to others that do.
+    /// Whether the device speaks iWARP. Such a device connects only to other iWARP devices.
     pub iwarp: bool,
 }
 
 impl LocalAddress {
-    /// Whether another address is in the same network, so that it is reached without a router.
+    /// Whether another address is in the same network, so that no router is needed.
     pub fn is_beside(&self, peer: IpAddr) -> bool {
         let (own, peer, len) = match (self.ip, peer) {
             (IpAddr::V4(own), IpAddr::V4(peer)) => {
@@ -47,7 +47,7 @@ pub enum Transport {
     Shm,
     /// The in-process provider.
     Sim,
-    /// Something that rdma-core has no name for here.
+    /// A transport that this crate does not know.
     Unknown,
 }
 
@@ -79,7 +79,7 @@ pub enum LinkLayer {
     InfiniBand,
     /// RoCE or iWARP over Ethernet.
     Ethernet,
-    /// The device did not say (iWARP devices may not).
+    /// The device did not report it, as some iWARP devices do not.
     Unspecified,
 }
 
@@ -89,7 +89,8 @@ pub enum LinkLayer {
 pub enum PortState {
     /// No link.
     Down,
-    /// Link up, not configured (InfiniBand: the subnet manager has not been here).
+    /// The link is up but not configured. On InfiniBand, the subnet manager has not configured it
+    /// yet.
     Init,
     /// Configured, not yet active.
     Armed,
@@ -97,12 +98,12 @@ pub enum PortState {
     Active,
     /// Ready, in an error-deferring state.
     ActiveDefer,
-    /// Nothing known.
+    /// The state is not known.
     Unknown,
 }
 
 impl PortState {
-    /// True when the port can carry connections.
+    /// Whether the port can carry connections.
     pub fn is_active(self) -> bool {
         matches!(self, PortState::Active | PortState::ActiveDefer)
     }
@@ -134,8 +135,8 @@ pub struct PortInfo {
     pub mtu: u32,
     /// Longest message in bytes.
     pub max_msg: u32,
-    /// The GIDs in the port's table that are not zero, in the form of IPv6 addresses (a RoCE v2 GID
-    /// of an IPv4 address is that address, mapped).
+    /// The nonzero GIDs in the port's table, as IPv6 addresses. The RoCE v2 GID of an IPv4 address
+    /// is that address, mapped to IPv6.
     pub gids: Vec<std::net::Ipv6Addr>,
 }
 
@@ -148,16 +149,14 @@ pub struct DeviceInfo {
     pub transport: Transport,
     /// The device's ports, in the order of their numbers.
     pub ports: Vec<PortInfo>,
-    /// This host's IP addresses that rdma_cm finds on the device. Without one it cannot be used
-    /// here.
+    /// This host's IP addresses that rdma_cm finds on the device, which cannot be used without one.
     pub addresses: Vec<IpAddr>,
-    /// The errno with which this process failed to open the device. Nothing but its name is known
-    /// then.
+    /// The errno with which this process failed to open the device. Only the name is known then.
     pub unopened: Option<i32>,
 }
 
 impl DeviceInfo {
-    /// True when a port is active and an address leads to the device.
+    /// Whether a port is active and the device has an address.
     pub fn is_usable(&self) -> bool {
         !self.addresses.is_empty() && self.ports.iter().any(|p| p.state.is_active())
     }

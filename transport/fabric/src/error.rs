@@ -6,7 +6,7 @@
 //! | [`ConnectError`] | a connection was not established |
 //! | [`LinkError`] | an established connection has ended, or was [misused](LinkError::Misuse) |
 //!
-//! Each variant says in its documentation whose fault it is: the caller's, this host's, the peer's,
+//! The documentation of each variant says whose fault it is: the caller's, this host's, the peer's,
 //! or the network's.
 
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use crate::device::PortState;
 use crate::peer::PeerInfo;
 use crate::reject_reason::RejectReason;
 
-/// A call of libibverbs or librdmacm, by the name of its manual page.
+/// A call of libibverbs or librdmacm, named like its manual page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Verb {
@@ -33,9 +33,9 @@ pub enum Verb {
     Read,
     /// A posted RECV.
     Recv,
-    /// A SEND or a WRITE: the device does not say which.
+    /// A SEND or a WRITE. The device does not say which.
     SendOrWrite,
-    /// Any other, by its C name.
+    /// Any other call, by its C name.
     Call(&'static str),
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Verb {
     }
 }
 
-/// A device cannot be used, or not for what was asked.
+/// A device cannot be used, or not for the given purpose.
 ///
 /// The fault is this host's, except for [`NoSuchDevice`](FabricError::NoSuchDevice),
 /// [`NotOnRdma`](FabricError::NotOnRdma), [`AddressInUse`](FabricError::AddressInUse) and
@@ -70,19 +70,19 @@ pub enum FabricError {
         "{name} cannot be loaded: {dlerror}; install rdma-core (Debian: ibverbs-providers and librdmacm1)"
     )]
     NoLibrary {
-        /// The shared object that was looked for.
+        /// The name of the shared object.
         name: &'static str,
         /// The dynamic linker's message.
         dlerror: String,
     },
-    /// A library is installed that lacks a function: it is too old, or not rdma-core's.
+    /// An installed library lacks a function. It is too old, or not rdma-core's.
     #[error(
         "{library} has no function {function}: {dlerror}; install rdma-core 22 or newer, and look for a library of this name in LD_LIBRARY_PATH"
     )]
     NoFunction {
-        /// The shared object that was looked for.
+        /// The name of the shared object.
         library: &'static str,
-        /// The function of rdma-core that failed.
+        /// The missing function.
         function: &'static str,
         /// The dynamic linker's message, with the file that it has opened.
         dlerror: String,
@@ -106,7 +106,7 @@ pub enum FabricError {
         /// The names of the devices that exist.
         found: Vec<String>,
     },
-    /// The device has no active port: a fault of this host, its cable or its switch.
+    /// The device has no active port. The fault is in this host, its cable or its switch.
     #[error(
         "no port of RDMA device {device} is active (it is {state}): check cable, switch or `ip link`"
     )]
@@ -124,7 +124,8 @@ pub enum FabricError {
         /// The name of the device.
         device: String,
     },
-    /// The device has no IP address on this host, as it has no network interface: IPoIB makes one.
+    /// The device has no IP address on this host, because it has no network interface. IPoIB makes
+    /// one.
     #[error(
         "no IP address of this host lies on InfiniBand device {device}, which has no network interface: load IPoIB (modprobe ib_ipoib), and give the interface that it makes an address"
     )]
@@ -132,7 +133,7 @@ pub enum FabricError {
         /// Name of the device.
         device: String,
     },
-    /// The device has no reliable connections, so no connection manager serves it either.
+    /// The device has no reliable connections, so the connection manager does not serve it either.
     #[error(
         "RDMA device {device} has no reliable connections (RC queue pairs), which calls need, as AWS EFA has none: an address does not help"
     )]
@@ -146,18 +147,18 @@ pub enum FabricError {
         /// The address.
         addr: IpAddr,
     },
-    /// A local address has moved to another RDMA device, as when a bond switches to its other
-    /// device.
+    /// A local address has moved to another RDMA device, for example because a bond has switched to
+    /// its other device.
     #[error("address {addr} has moved from RDMA device {device} to {found}")]
     Moved {
         /// The address.
         addr: IpAddr,
-        /// The device that it lay on.
+        /// The device that had the address.
         device: String,
-        /// The device that it lies on now.
+        /// The device that has the address now.
         found: String,
     },
-    /// The device is listed, but this process gets no queue pair on it.
+    /// The device is listed, but this process cannot create a queue pair on it.
     #[error(
         "RDMA device {device} refuses a queue pair ({verb}: {source}): it is listed but cannot be used by this process"
     )]
@@ -179,7 +180,7 @@ pub enum FabricError {
         /// Why.
         source: Arc<io::Error>,
     },
-    /// Another listener of this host uses the address.
+    /// Another listener on this host uses the address.
     #[error("RDMA address {addr} is in use")]
     AddressInUse {
         /// The address.
@@ -201,18 +202,18 @@ pub enum FabricError {
         /// Why.
         source: Arc<io::Error>,
     },
-    /// RDMA belongs to a parent of this process, which has used it before it forked: the
-    /// connection manager knows one process for each device.
+    /// RDMA belongs to a parent of this process, which used it before it forked. The connection
+    /// manager knows only one process for each device.
     #[error(
         "RDMA belongs to the parent of this process, which has used it before fork(2): fork first, or execute a program"
     )]
     Forked,
-    /// This process may not make a memory file, which shared memory lies in.
+    /// This process may not create the memory file that shared memory needs.
     #[error("a memory file of {len} bytes for shared memory cannot be made: {source}")]
     MemoryFile {
         /// Bytes of the file.
         len: usize,
-        /// Why: `FileTooLarge` names RLIMIT_FSIZE.
+        /// The cause. `FileTooLarge` names RLIMIT_FSIZE.
         source: Arc<io::Error>,
     },
     /// The device was removed from this host.
@@ -227,15 +228,16 @@ pub enum FabricError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConnectStep {
-    /// Address to device.
+    /// Resolving the address to a device.
     ResolveAddress,
-    /// Device to path.
+    /// Resolving the route from the device to the peer.
     ResolveRoute,
-    /// Connect request sent, no answer yet.
+    /// The connect request was sent, but not answered yet.
     Connect,
-    /// Accepted, not yet established.
+    /// The request was accepted, but the connection is not established yet.
     Accept,
-    /// Established, and the message that is as long as the longest packet has not arrived.
+    /// The connection is established, but the message that is as long as the longest packet has not
+    /// arrived.
     LongPacket,
 }
 
@@ -251,12 +253,12 @@ impl fmt::Display for ConnectStep {
     }
 }
 
-/// A connection was not established. Everything that was made for it has been freed.
+/// A connection was not established. Everything that was created for it has been freed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The peer did not answer in time. Either the peer is at fault (it does not run, or is
-    /// overloaded) or the network loses packets.
+    /// The peer did not answer in time. Either it does not run or is overloaded, or the network
+    /// loses packets.
     #[error("{} to {addr} timed out after {} ms while {step}", addr.connection(), after.as_millis())]
     Timeout {
         /// The peer.
@@ -276,8 +278,8 @@ pub enum ConnectError {
         /// How the connection ended.
         source: Box<LinkError>,
     },
-    /// No route leads to the address, or it does not answer address resolution: a fault of the
-    /// network, or of the address given.
+    /// No route leads to the address, or it does not answer address resolution. The network or the
+    /// given address is at fault.
     #[error("no RDMA route to {addr} ({step}: {source})")]
     NoRoute {
         /// The peer.
@@ -287,15 +289,15 @@ pub enum ConnectError {
         /// Why.
         source: Arc<io::Error>,
     },
-    /// The route to the address leaves through an interface without RDMA: this host's routing, or
-    /// the address given.
+    /// The route to the address leaves through an interface without RDMA. This host's routing or
+    /// the given address is at fault.
     #[error("the route to {addr} does not leave through an RDMA device")]
     NotOnRdma {
         /// The peer.
         addr: Addr,
     },
-    /// The route to the address leaves through another device than the one to be used: this host's
-    /// routing, or the caller's choice of device.
+    /// The route to the address leaves through another device than the one to be used. This host's
+    /// routing or the caller's choice of device is at fault.
     #[error("the route to {addr} leaves through RDMA device {routed}, not {wanted}")]
     OtherDevice {
         /// The peer.
@@ -305,7 +307,7 @@ pub enum ConnectError {
         /// The device of the route.
         routed: String,
     },
-    /// The peer is reachable, and no program listens on its port.
+    /// The peer is reachable, but no program listens on its port.
     #[error("nobody listens for a {} on {addr}", addr.connection())]
     Refused {
         /// The peer.
@@ -316,11 +318,11 @@ pub enum ConnectError {
     Rejected {
         /// The peer.
         addr: Addr,
-        /// The private data of the rejection; the network may have padded it with zeros.
+        /// The private data of the rejection, which the network may have padded with zeros.
         private_data: Vec<u8>,
     },
-    /// The peer's connection manager rejected the connect request, and not its program, which may
-    /// have seen the request only if the reason is [`RejectReason::TIMEOUT`].
+    /// The peer's connection manager, not its program, rejected the connect request. The program
+    /// may have seen the request only if the reason is [`RejectReason::TIMEOUT`].
     #[error("{addr} rejected the {}: {reason}; {}", addr.connection(), reason.cure())]
     RejectedByManager {
         /// The peer.
@@ -328,7 +330,7 @@ pub enum ConnectError {
         /// Why.
         reason: RejectReason,
     },
-    /// The connect request failed: the peer may be no RDMA listener. `source` tells more.
+    /// The connect request failed. The peer may be no RDMA listener. `source` says more.
     #[error("the {} to {addr} failed while {step}: {source}", addr.connection())]
     Failed {
         /// The peer.
@@ -346,8 +348,8 @@ pub enum ConnectError {
         /// The step that was in progress.
         step: ConnectStep,
     },
-    /// This process does not share memory with the peer's user, by its own
-    /// [`ShmAccess`](crate::ShmAccess).
+    /// This process's [`ShmAccess`](crate::ShmAccess) does not allow sharing memory with the peer's
+    /// user.
     #[error("{addr} runs as user {uid}, with whom this process does not share memory (ShmAccess)")]
     NotAllowed {
         /// The peer.
@@ -355,8 +357,8 @@ pub enum ConnectError {
         /// Its effective user.
         uid: u32,
     },
-    /// The peer does not share memory with the user of this process, by the peer's
-    /// [`ShmAccess`](crate::ShmAccess).
+    /// The peer's [`ShmAccess`](crate::ShmAccess) does not allow sharing memory with this process's
+    /// user.
     #[error("{addr} does not share memory with user {uid}, as whom this process runs (ShmAccess)")]
     NotWelcome {
         /// The peer.
@@ -364,16 +366,16 @@ pub enum ConnectError {
         /// The effective user of this process, as the peer sees it.
         uid: u32,
     },
-    /// The peer's process, or its host, has no more of something that a connection over shared
-    /// memory needs: descriptors, or address space.
+    /// The peer's process, or its host, has no more descriptors or address space for a connection
+    /// over shared memory.
     #[error("{addr} can make no further connection: {source}")]
     PeerLimit {
         /// The peer.
         addr: Addr,
-        /// The error that the peer has met.
+        /// The error at the peer.
         source: Arc<io::Error>,
     },
-    /// The peer has another version of the protocol for shared memory.
+    /// The peer speaks another version of the shared-memory protocol.
     #[error("{addr} has version {version} of the shared-memory protocol, this process {own}")]
     OtherVersion {
         /// The peer.
@@ -387,7 +389,7 @@ pub enum ConnectError {
     /// data.
     #[error("private data of {len} bytes: at most 56 fit into a connect request")]
     PrivateDataTooLong {
-        /// Bytes that were given.
+        /// Number of bytes given.
         len: usize,
     },
     /// The caller's link configuration is invalid, or exceeds the limits of the device.
@@ -405,12 +407,12 @@ pub enum ConnectError {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// A work request failed (R7). The status tells whose fault it is: exceeded retries mean that
-    /// the peer or the network does not answer, a remote access error that the peer took its memory
-    /// back or that this end wrote where it may not.
+    /// A work request failed (R7). The status tells whose fault it is. Exceeded retries mean that
+    /// the peer or the network does not answer. A remote access error means that the peer took its
+    /// memory back, or that this end wrote where it may not.
     #[error("{verb} to {peer} failed: {status} (status {code}, vendor error {vendor_err:#x})")]
     Completion {
-        /// Which kind of work.
+        /// The kind of work.
         verb: Verb,
         /// The completion status in words.
         status: String,
@@ -421,7 +423,7 @@ pub enum LinkError {
         /// The peer at the other end.
         peer: Box<PeerInfo>,
     },
-    /// A call failed on the device of this host.
+    /// A call failed on this host's device.
     #[error("{verb} failed on {}, connection to {peer}: {source}", peer.device)]
     Device {
         /// The call.
@@ -431,7 +433,7 @@ pub enum LinkError {
         /// The peer at the other end.
         peer: Box<PeerInfo>,
     },
-    /// The peer closed the connection, or its process or its device ended.
+    /// The peer closed the connection, its process ended, or its device was lost.
     #[error("{peer} closed the {}", peer.remote.connection())]
     Disconnected {
         /// The peer at the other end.
@@ -481,7 +483,7 @@ impl LinkError {
         }
     }
 
-    /// True when either end closed the connection and no fault was seen.
+    /// Whether either end closed the connection without a fault.
     pub fn is_clean(&self) -> bool {
         matches!(self, LinkError::Disconnected { .. } | LinkError::Closed { .. })
     }

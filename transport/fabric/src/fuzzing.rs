@@ -8,7 +8,8 @@ use crate::shm::offers::Taken;
 use crate::shm::ring::{Put, Reader, RingBreach, Shape, Words, Writer};
 use crate::shm::socket::wire::Message;
 
-/// Memory that a stranger has too. Exactly as long as it says: one word further is not there.
+/// Memory that a stranger also has. It is exactly as long as stated, so an access beyond the end
+/// panics.
 #[derive(Clone)]
 struct Memory(Arc<[AtomicU64]>);
 
@@ -35,14 +36,15 @@ impl Input<'_> {
     }
 }
 
-/// Both ends of a ring whose memory holds anything, and is written to between any two steps.
+/// Runs both ends of a ring whose memory has arbitrary contents, and is written to between any two
+/// steps.
 ///
-/// The input: slots, their size, how much memory is missing, whether it begins with anything in it;
-/// then steps, each with its operands, until one end finds a breach: the link would end there.
+/// The input states the number of slots, their size, how much memory is missing, and whether the
+/// memory begins with contents. Then come steps with their operands, until one end finds a breach,
+/// at which the link would end.
 ///
 /// # Panics
-/// Something is wrong: an access out of bounds, a message out of bounds, or more of them than
-/// RECVs.
+/// If there is an access or a message out of bounds, or if the messages outnumber the RECVs.
 pub fn ring(data: &[u8]) {
     let _ = run(Input(data));
 }
@@ -66,7 +68,7 @@ fn run(mut input: Input<'_>) -> Option<()> {
     loop {
         let op = input.byte()?;
         match op % 8 {
-            // The stranger writes: a small number, which is likely to mean something, or any.
+            // The stranger writes a small number, which is likely to be valid, or any number.
             0 => memory.0[usize::from(input.byte()?) % words]
                 .store(u64::from(input.byte()?) % 40, Ordering::Relaxed),
             1 => {
@@ -82,9 +84,9 @@ struct Ends {
     reader: Reader<Memory>,
     writer: Writer<Memory>,
     shape: Shape,
-    /// The messages that were taken and whose slots are not posted again.
+    /// Number of messages that were taken and whose slots are not posted again.
     held: u32,
-    /// CHUNK messages that the reader has dealt with.
+    /// Number of CHUNK messages that the reader has handled.
     chunks: u64,
 }
 
@@ -93,7 +95,7 @@ impl Ends {
         let Shape { slots, slot_size } = self.shape;
         match op {
             2 | 3 => {
-                // Every other reading waits for chunks that the memory speaks of, until the next.
+                // Every other read finds that chunks are missing, until the next one.
                 self.chunks = self.chunks.wrapping_add(u64::from(operand));
                 if let Some(message) = self.reader.next(self.chunks)? {
                     assert!(message.slot < slots && message.len <= slot_size, "{message:?}");
@@ -104,7 +106,7 @@ impl Ends {
                 }
             }
             4 => {
-                // All slots are posted again, or none: which ones is the driver's affair.
+                // All slots are posted again, or none. Which ones is up to the driver.
                 let all = operand.is_multiple_of(2);
                 self.reader.free(|_| all);
                 self.held = if all { 0 } else { self.held };
@@ -133,12 +135,12 @@ impl Ends {
     }
 }
 
-/// Messages on the socket of a connection. The first byte of the input says what memory this end
-/// takes, and what its peer does; then come messages, each behind its length.
+/// Decodes messages on the socket of a connection. The first byte of the input says what memory
+/// this end and its peer take. Then come messages, each after its length.
 ///
 /// # Panics
-/// A message means something else when it is encoded again, one of a kind that an end does not take
-/// passes, or one that it takes does not.
+/// If a message that is encoded again differs, or if an end accepts a kind of message that it does
+/// not take, or refuses one that it takes.
 pub fn socket(data: &[u8]) {
     let mut input = Input(data);
     let Some(first) = input.byte() else { return };
@@ -148,7 +150,7 @@ pub fn socket(data: &[u8]) {
         let (bytes, rest) = input.0.split_at(usize::from(len).min(input.0.len()));
         input.0 = rest;
         let Some(message) = Message::decode(bytes) else { continue };
-        // A text is read as well as it can be, and cut.
+        // A text may differ, because it is read leniently and truncated.
         if !matches!(message, Message::Refused { .. }) {
             assert_eq!(message.encode(), bytes, "{message:?}");
         }

@@ -8,12 +8,12 @@ use crate::addr::{LocalNetwork, is_reachable};
 use crate::device::PortState;
 use crate::error::FabricError;
 
-/// The RDMA devices of this host with the state of their ports, its IP addresses, and how much this
+/// This host's RDMA devices with the states of their ports, its IP addresses, and how much this
 /// process may pin.
 ///
-/// Two snapshots that differ mean that something was added, removed or changed, so a path that
-/// failed may work now. A device that was removed and added again differs too. A snapshot costs
-/// some system calls, some more for each address in use, and opens no device but theirs.
+/// If two snapshots differ, something was added, removed or changed, so a path that failed may work
+/// now. A device that was removed and added again also differs. A snapshot costs some system calls,
+/// and a few more for each address in use. It opens only the devices of those addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostSnapshot {
     devices: Vec<SysfsDevice>,
@@ -28,22 +28,22 @@ pub struct HostSnapshot {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct SysfsDevice {
     name: OsString,
-    /// The kernel gives each device that it creates another inode.
+    /// The inode in sysfs, which is new for each device that the kernel creates.
     inode: u64,
     /// The state of each port as sysfs writes it: `4: ACTIVE`.
     ports: Vec<Vec<u8>>,
 }
 
 impl HostSnapshot {
-    /// Returns the reason why a link of `device` with the local address `local` cannot reach
-    /// anybody: no port of the device is active, no interface has the address, its interface has no
-    /// carrier, or the address was among those [in use](Self::now) and lies on another device.
-    /// Returns `None` if no such reason is known.
+    /// Returns the reason why a link of `device` with the local address `local` cannot reach any
+    /// peer, or `None` if no reason is known. Reasons are that no port of the device is active,
+    /// that no interface has the address, that its interface has no carrier, or that an address [in
+    /// use](Self::now) lies on another device.
     ///
-    /// A link that stands then is not lost yet: its device sends again for a while, and the port
-    /// may come back.
+    /// An established link is not lost yet in these cases: its device retransmits for a while, and
+    /// the port may come back.
     pub fn obstacle(&self, device: &str, local: IpAddr) -> Option<FabricError> {
-        // The links of a lost device report its loss.
+        // If the device is lost, its links report that themselves.
         let seen = self.devices.iter().find(|seen| seen.name == device)?;
         let down =
             || FabricError::NoActivePort { device: device.to_owned(), state: PortState::Down };
@@ -52,7 +52,7 @@ impl HostSnapshot {
             return Some(down());
         }
         match self.addresses.iter().find(|at| at.ip == local) {
-            // Not listed.
+            // Such addresses are not in the list.
             None if !is_reachable(&local) => None,
             None => Some(FabricError::NotOnRdma { addr: local }),
             Some(at) if !at.running => Some(down()),
@@ -64,8 +64,8 @@ impl HostSnapshot {
         }
     }
 
-    /// Takes a snapshot, with the devices that the addresses `in_use` lie on: an address can move
-    /// to another one. What cannot be read is left out.
+    /// Takes a snapshot. It includes the devices of the addresses `in_use`, because an address can
+    /// move to another device. Items that cannot be read are left out.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     pub fn now(in_use: &BTreeSet<IpAddr>) -> HostSnapshot {
         use std::os::unix::fs::MetadataExt as _;
@@ -85,13 +85,13 @@ impl HostSnapshot {
         let devices = list("/sys/class/infiniband".as_ref()).into_iter().filter_map(seen).collect();
         let mut addresses = crate::verbs::local_networks().unwrap_or_default();
         addresses.sort_unstable();
-        // The hard limit, up to which pools raise the other one themselves.
+        // The hard limit counts, because pools raise the soft one to it.
         let memlock = tonic_rdma_memory::Memlock::read().ok().and_then(|limits| limits.hard);
         let places = crate::verbs::places(in_use);
         HostSnapshot { devices, addresses, places, memlock }
     }
 
-    /// An empty snapshot: this build has no RDMA.
+    /// Returns an empty snapshot, because this build has no RDMA.
     #[cfg(not(all(target_os = "linux", feature = "verbs")))]
     pub fn now(_: &BTreeSet<IpAddr>) -> HostSnapshot {
         HostSnapshot::default()

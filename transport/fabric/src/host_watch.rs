@@ -1,10 +1,10 @@
-//! The watch of a build without RDMA, which has nothing to tell.
+//! The watch of a build without RDMA, which reports nothing.
 
 use std::io;
 
 use crate::never::Never;
 
-/// Tells when devices, ports or addresses may have changed; in this build, never.
+/// Reports that devices, ports or addresses may have changed. It has no values in this build.
 #[derive(Clone, Debug)]
 pub struct HostWatch(Never);
 
@@ -13,7 +13,7 @@ pub struct HostWatch(Never);
 pub struct HostEvents(Never);
 
 impl HostWatch {
-    /// None, as this build has no RDMA.
+    /// Fails, because this build has no RDMA.
     ///
     /// # Errors
     /// Always.
@@ -39,7 +39,7 @@ impl HostWatch {
 }
 
 impl HostEvents {
-    /// There are no events to wait for.
+    /// Never called, because there is no value.
     ///
     /// # Errors
     /// None.

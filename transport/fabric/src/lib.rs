@@ -1,26 +1,26 @@
 //! The fabric boundary of tonic-rdma: the verbs model in safe Rust, and its providers.
 //!
-//! A [`Fabric`] is one device that can carry connections. It registers memory (through a
-//! [`Registrar`](tonic_rdma_memory::Registrar) that a [`Pool`](tonic_rdma_memory::Pool) is built
-//! on), it [listens](Fabric::listen) and [connects](Fabric::connect), and what comes out is a
-//! [`Link`]: a connected, reliable queue pair with its completion queue, its connection-manager id
-//! and its control block.
+//! A [`Fabric`] is one device that can carry connections. It registers memory, through the
+//! [`Registrar`](tonic_rdma_memory::Registrar) of a [`Pool`](tonic_rdma_memory::Pool). It
+//! [listens](Fabric::listen) and [connects](Fabric::connect), which gives [`Link`]s: a link is a
+//! connected, reliable queue pair with its completion queue, its connection-manager id and its
+//! control block.
 //!
 //! # Map
 //!
 //! | module | what |
 //! |---|---|
-//! | [`addr`] | [`Addr`], [`ShmAddr`]: where a listener is, and who is at the other end |
+//! | [`addr`] | [`Addr`], [`ShmAddr`]: addresses of listeners and of the ends of links |
 //! | [`link`] | the [`Link`] trait, [`Work`], [`Completion`], [`LinkConfig`], [`Caps`], [`PeerInfo`] |
 //! | [`error`] | [`FabricError`], [`ConnectError`], [`LinkError`]: whose fault, which verb, what to do |
-//! | [`device`] | [`DeviceInfo`]: what a device says about itself |
-//! | [`reject_reason`] | [`RejectReason`]: why a peer's connection manager rejects |
+//! | [`device`] | [`DeviceInfo`]: the properties that a device reports |
+//! | [`reject_reason`] | [`RejectReason`]: why a peer's connection manager rejects a request |
 //! | [`provider`] | [`Fabric`], [`Listener`], [`Incoming`], [`AnyLink`]: one type over all providers |
 //! | `bare` | SENDs and WRITEs over a link without calls, to measure it (feature `measure`) |
-//! | [`access`] | [`ShmAccess`], [`Lending`]: the processes with which memory is shared |
-//! | `shm` | two processes of one host (Linux, feature `shm`) |
-//! | `returns` | leases that are not read any longer |
-//! | [`timer`] | [`Timer`], a timer that costs nothing while it waits, and its [`Clock`] |
+//! | [`access`] | [`ShmAccess`], [`Lending`]: with which processes memory is shared |
+//! | `shm` | shared memory between processes of one host (Linux, feature `shm`) |
+//! | `returns` | leases whose bytes are no longer read |
+//! | [`timer`] | [`Timer`], a timer with no cost while it waits, and its [`Clock`] |
 //! | [`turn`] | charges work to the turn of the task that does it |
 //! | [`wake_gate`] | [`WakeGate`]: skips polling a future until its waker fires |
 //! | [`host_snapshot`] | [`HostSnapshot`]: devices, addresses and limits of this host |
@@ -39,31 +39,31 @@
 //!                                     |<------------------- block_mut() ------------------------->|
 //! ```
 //!
-//! The RECV ring belongs to the device; a slot is read with [`Link::recv_slot`] between its
-//! [`Completion::Received`] and [`Link::repost`]. The rest is the driver's: it writes through
-//! [`Link::block_mut`] and names offsets into that part in [`Work`]. A range named by work that was
-//! queued must not be written again before a [`Completion::Sent`] covers that work. Breaking this
-//! sends the wrong bytes; it is not undefined behaviour.
+//! The RECV ring belongs to the device. A slot is read with [`Link::recv_slot`] between its
+//! [`Completion::Received`] and [`Link::repost`]. The rest belongs to the driver, which writes
+//! through [`Link::block_mut`] and states offsets into that part in [`Work`]. A range of queued
+//! work must not be written again before a [`Completion::Sent`] covers that work. Breaking this
+//! rule sends wrong bytes, but is not undefined behaviour.
 //!
-//! More RECVs come and go with the load: [`Link::grow`] leases memory for them and posts them,
-//! [`Link::shrink`] lets them go. The slots of the block may be shorter than those
-//! ([`LinkConfig::rest_recv_size`], [`LinkConfig::rest_send_size`]): then a connection at rest has
-//! little memory, and the short RECVs are left out while the others serve. [`Link::grow_sends`]
-//! leases the SEND slots of a busy connection, in other memory, and [`Link::shrink_sends`] returns
-//! it.
+//! More RECVs come and go with the load: [`Link::grow`] leases memory for them and posts them, and
+//! [`Link::shrink`] removes them. The slots of the block may be shorter than these
+//! ([`LinkConfig::rest_recv_size`], [`LinkConfig::rest_send_size`]), so that a connection at rest
+//! has little memory. The short RECVs are then left out while extra ones are posted.
+//! [`Link::grow_sends`] leases separate memory for the SEND slots of a busy connection, and
+//! [`Link::shrink_sends`] returns it.
 //!
 //! # Order
 //!
-//! Work completes in the order in which it was queued, so `Sent { id }` stands for that id and
-//! every earlier one. The peer sees WRITEs and SENDs in the same order: when it has received a
-//! SEND, the bytes of every WRITE before it have landed (R4).
+//! Work completes in the order in which it was queued, so `Sent { id }` covers that id and every
+//! earlier one. The peer sees WRITEs and SENDs in the same order: when it has received a SEND, the
+//! bytes of every WRITE before it have landed (R4).
 //!
 //! # Runtime
 //!
 //! The verbs provider registers file descriptors with tokio and bounds waits with tokio's timer, so
-//! everything here is called from within a tokio runtime with both drivers enabled. Over shared
-//! memory, calls that a peer can make block run on dedicated threads (`shm::blocking`), for which
-//! neither a runtime nor the process waits.
+//! everything here must be called from within a tokio runtime with both drivers enabled. Over
+//! shared memory, calls that a peer can make block run on dedicated threads (`shm::blocking`), for
+//! which neither a runtime nor the process waits.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -111,7 +111,7 @@ pub mod turn;
 pub mod verbs;
 pub mod wake_gate;
 
-/// The atomics of `shm`; tests/loom.rs has loom's in their place.
+/// The atomics of `shm`. tests/loom.rs replaces them by loom's.
 #[cfg(all(target_os = "linux", feature = "shm"))]
 mod atomics {
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -1,4 +1,5 @@
-//! The connected queue pair: what a driver posts, what it gets back, and within which limits.
+//! The connected queue pair: the work that a driver posts, the completions that it gets, and their
+//! limits.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -12,15 +13,14 @@ use crate::timer::Timer;
 
 /// The most private data, in bytes, that a connect request, an accept or a reject may carry.
 ///
-/// 56 is what is left of InfiniBand's 92 bytes after the IP addressing header of rdma_cm; iWARP
-/// allows more.
+/// Of InfiniBand's 92 bytes, 56 are left after rdma_cm's IP addressing header. iWARP allows more.
 pub const MAX_PRIVATE_DATA: usize = 56;
 
 /// The capabilities of a link, which never change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caps {
-    /// Payloads up to this many bytes travel inside the work request (Soft-RoCE: up to 512,
-    /// Soft-iWARP: 80). For information: the link decides by itself.
+    /// Payloads up to this many bytes travel inside the work request: 512 at most on Soft-RoCE, 80
+    /// on Soft-iWARP. This is for information, because the link decides by itself.
     pub max_inline: usize,
     /// Work requests that may be in flight at once.
     pub send_queue: usize,
@@ -31,34 +31,34 @@ pub struct Caps {
     pub max_msg: usize,
     /// Bytes of landing memory that the peer takes from this end at a time.
     pub max_landing: usize,
-    /// WRITEs may come from any memory ([`WriteSource::Any`]): nothing need be registered or
+    /// The source of a WRITE may be any memory ([`WriteSource::Any`]). It need not be registered or
     /// staged, because the link copies while the work is queued.
     pub any_memory: bool,
-    /// [`Link::poll`] reports the end of the peer's process, however it ends, though nothing is
-    /// sent: nobody need [probe](Link::probe) it.
+    /// [`Link::poll`] reports the end of the peer's process, however it ends and even if nothing is
+    /// sent, so no [probes](Link::probe) are needed.
     pub tells_end: bool,
-    /// How long a [probe](Link::probe) may stay unanswered. A device that judges ends the link
-    /// before, when the peer's does not acknowledge the probe or other work. Then the time is for
-    /// one that has failed.
+    /// How long a [probe](Link::probe) may stay unanswered. A device that detects missing
+    /// acknowledgements ends the link earlier. This time limit then covers a device that has
+    /// failed.
     pub probe_limit: Duration,
 }
 
-/// How long a probe may stay unanswered where nothing but time judges.
+/// How long a probe may stay unanswered if nothing else detects the loss.
 #[cfg(any(
     feature = "test-util",
     all(target_os = "linux", any(feature = "shm", feature = "verbs"))
 ))]
 pub(crate) const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
-/// Where the bytes of a WRITE come from. The link keeps the source alive until the work is done or
-/// its queue pair is destroyed, whatever becomes of the caller (R10).
+/// The source of a WRITE. The link keeps it alive until the work is done or the queue pair is
+/// destroyed, whatever becomes of the caller (R10).
 #[derive(Debug)]
 pub enum WriteSource {
     /// Frozen pool memory.
     Bytes(PinnedBytes),
     /// The filled part of a pool buffer.
     Buf(PinnedBuf),
-    /// Any memory. Only where [`Caps::any_memory`] says so.
+    /// Any memory. Allowed only with [`Caps::any_memory`].
     Any(Bytes),
     /// `len` bytes at `offset` of [`Link::block_mut`].
     Staged {
@@ -70,7 +70,7 @@ pub enum WriteSource {
 }
 
 impl WriteSource {
-    /// Bytes that will be written.
+    /// Number of bytes to be written.
     pub fn len(&self) -> usize {
         match self {
             WriteSource::Bytes(b) => b.len(),
@@ -80,7 +80,7 @@ impl WriteSource {
         }
     }
 
-    /// True when nothing would be written.
+    /// Whether there are no bytes to write.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -97,10 +97,10 @@ pub enum Work {
         /// Bytes; at most the peer's slot size.
         len: usize,
     },
-    /// RDMA WRITE into memory that the peer granted. The peer is not told; a SEND behind it does
-    /// that (R3, R4).
+    /// RDMA WRITE into memory that the peer granted. The peer does not notice it; a later SEND
+    /// tells it (R3, R4).
     Write {
-        /// The bytes; at most [`Caps::max_msg`].
+        /// The bytes, at most [`Caps::max_msg`] of them.
         src: WriteSource,
         /// The peer's virtual address.
         remote_addr: u64,
@@ -112,11 +112,11 @@ pub enum Work {
 /// Bytes that are lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lent {
-    /// The number of the lease among those of the lending end.
+    /// The number of the lease, unique among the lending end's leases.
     pub lease: u32,
     /// The key of the memory.
     pub key: u32,
-    /// The address of the first byte, with that key.
+    /// The address of the first byte, valid with that key.
     pub addr: u64,
 }
 
@@ -133,11 +133,11 @@ pub enum Posted {
 /// Whether a peer can WRITE to an application buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shared {
-    /// It can, once it is told the key.
+    /// The peer can, once it is told the key.
     Yes,
     /// The peer was asked to map the buffer. A poll brings the answer.
     Asked,
-    /// It cannot.
+    /// The peer cannot.
     No,
 }
 
@@ -156,8 +156,9 @@ pub enum Completion {
         /// Bytes; at most those of the slot.
         len: u32,
     },
-    /// The peer has given landing memory that this end cannot map, as it is out of descriptors for
-    /// instance: it cannot be written to. Comes before the message that first names the key.
+    /// The peer has given landing memory that this end cannot map, for example for lack of
+    /// descriptors, and therefore cannot write to. Comes before the message that first names the
+    /// key.
     NotMapped {
         /// The peer's key.
         rkey: u32,
@@ -174,63 +175,63 @@ pub enum Completion {
 /// A connected, reliable queue pair.
 ///
 /// Dropping it destroys the queue pair first, and only then frees the memory of work in flight (R9,
-/// R10). Drop neither blocks on the network nor panics. A link has one owner; it is polled
-/// by one task at a time.
+/// R10). Dropping neither blocks on the network nor panics. A link has one owner, and one task
+/// polls it at a time.
 pub trait Link: Send + 'static {
     /// The limits that the device granted.
     fn caps(&self) -> &Caps;
 
-    /// Both ends, for messages.
+    /// Both ends, for log lines and error messages.
     fn peer(&self) -> &PeerInfo;
 
-    /// Places free in the send queue now. 0 is back-pressure, not an error: more come with
-    /// completions (R5). Work that waits for [`ring_doorbell`](Link::ring_doorbell) counts as in
-    /// flight.
+    /// Number of free places in the send queue. 0 is back-pressure, not an error: completions free
+    /// more (R5). Work that waits for [`ring_doorbell`](Link::ring_doorbell) counts as in flight.
     fn send_room(&self) -> usize;
 
     /// SEND slots and staging, [`LinkConfig::block_bytes`](crate::LinkConfig::block_bytes) long.
-    /// See the [crate docs](crate#the-control-block) for who may write where, and when.
+    /// The [crate docs](crate#the-control-block) say who may write where, and when.
     fn block_mut(&mut self) -> &mut [u8];
 
     /// Queues one work request. The device, or the peer, sees nothing of it before
     /// [`ring_doorbell`](Link::ring_doorbell), except that a WRITE may land earlier.
     ///
-    /// `id` comes back in [`Completion::Sent`]; ids need not be unique or ordered, the link keeps
-    /// the order itself.
+    /// `id` comes back in [`Completion::Sent`]. Ids need not be unique or ordered, because the link
+    /// keeps the order itself.
     ///
-    /// With `signal`, the completion of this very request is reported. Otherwise the link chooses,
-    /// so that
+    /// With `signal`, the completion of this request is reported. Otherwise the link chooses, so
+    /// that
     /// - of every `min(send_queue / 4, send_slots / 2, 16)` consecutive requests, rounded down to a
     ///   power of two, one is reported,
-    /// - the last request of a batch is reported when the batch, or unreported work before it,
-    ///   holds memory outside the SEND slots (pool memory or staging): an idle connection keeps no
+    /// - the last request of a batch is reported if the batch, or unreported work before it, holds
+    ///   memory outside the SEND slots (pool memory or staging). So an idle connection keeps no
     ///   payload.
     ///
     /// So only completions of a few SEND slots can stay unreported for long, and never more than
     /// half of them.
     ///
-    /// A link that copies while work is queued says [`Posted::Done`] instead, and reports nothing.
+    /// A link that copies while work is queued returns [`Posted::Done`] instead, and reports
+    /// nothing.
     ///
-    /// Reported is not the same as awaited: as long as under half of the SEND slots and of the
-    /// queue are in use, and no payload and no `signal` is in flight, completions wake nobody and
-    /// come with the next message. A small call then costs no wake-up for its own SEND. Pass
-    /// `signal` for work whose completion something waits for.
+    /// A reported completion need not wake the link. As long as fewer than half of the SEND slots
+    /// and of the queue are in use, and no payload and no `signal` is in flight, completions wake
+    /// nobody and come with the next message. So a small call costs no wake-up for its own SEND.
+    /// Pass `signal` for work whose completion something waits for.
     ///
     /// # Errors
-    /// [`LinkError::Misuse`] when there is no [room](Link::send_room), a range lies outside the
-    /// block, or the link does not take [`WriteSource::Any`]: a bug of the caller, nothing was
-    /// queued and the link lives on. Any other error: the link is dead.
+    /// [`LinkError::Misuse`] if there is no [room](Link::send_room), a range lies outside the
+    /// block, or the link does not take [`WriteSource::Any`]. This is a bug in the caller; nothing
+    /// was queued, and the link lives on. After any other error the link is dead.
     fn queue(&mut self, id: u64, work: Work, signal: bool) -> Result<Posted, LinkError>;
 
-    /// Gives the peer of this link, and nobody else, access to the landing memory behind a remote
-    /// key (R12). Called before the SEND that first tells the peer the key: the peer can WRITE
-    /// there when it has received that. Costs next to nothing when it has access already; does
-    /// nothing where the device checks keys itself. [`Shared::No`]: the peer has told that it
+    /// Gives only this link's peer access to the landing memory behind a remote key (R12). Call it
+    /// before the SEND that first tells the peer the key: once the peer has received that, it can
+    /// WRITE there. Costs next to nothing if the peer already has access, and does nothing where
+    /// the device checks keys itself. Returns [`Shared::No`] if the peer has reported that it
     /// cannot map that memory.
     ///
     /// # Errors
-    /// [`LinkError::Misuse`] for a key that this device does not have. Any other error: the link is
-    /// dead.
+    /// [`LinkError::Misuse`] for a key that this device does not have. After any other error the
+    /// link is dead.
     fn share(&mut self, rkey: u32) -> Result<Shared, LinkError>;
 
     /// Gives this link's peer access to the application buffer behind a remote key. Call it before
@@ -238,21 +239,22 @@ pub trait Link: Send + 'static {
     /// [`Shared::Asked`]. The peers of other links may also have access.
     ///
     /// # Errors
-    /// As [`share`](Link::share).
+    /// Those of [`share`](Link::share).
     fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {
         let _ = rkey;
         Ok(Shared::Yes)
     }
 
-    /// Whether [`lend`](Link::lend) may ever give a lease.
+    /// Whether [`lend`](Link::lend) can ever return a lease.
     fn may_lend(&self) -> bool {
         false
     }
 
-    /// Lends bytes to the peer, which reads them where they lie once a SEND has told it of the
-    /// lease. They stay as they are until [`end_lease`](Link::end_lease), or, where the link is
-    /// dropped before, until the peer reads nothing of this link any more. `None`: not these, or,
-    /// if the peer [is mapping](Link::is_mapping) them, not yet.
+    /// Lends bytes to the peer, which reads them where they lie once a SEND has told it about the
+    /// lease. They do not change until [`end_lease`](Link::end_lease) or, if the link is dropped
+    /// before that, until the peer no longer reads anything of this link. Returns `None` if these
+    /// bytes cannot be lent, or not yet because the peer [is mapping](Link::is_mapping) their
+    /// memory.
     ///
     /// # Errors
     /// The link is dead.
@@ -261,46 +263,46 @@ pub trait Link: Send + 'static {
         Ok(None)
     }
 
-    /// Whether the peer is asked to map the memory with this key, of which [`lend`](Link::lend) has
-    /// lent nothing: after a later poll it may.
+    /// Whether the peer has been asked to map the memory with this key and has not answered.
+    /// [`lend`](Link::lend) lends nothing of it yet, but may after a later poll.
     fn is_mapping(&self, key: u32) -> bool {
         let _ = key;
         false
     }
 
-    /// The peer has returned a lease, or was never told of it.
+    /// Ends a lease that the peer has returned, or was never told about.
     fn end_lease(&mut self, lease: u32) {
         let _ = lease;
     }
 
-    /// Bytes that the peer has lent, as a received message says. **The peer may write to them**, so
-    /// they are treated as bytes that have landed. The lease is to be returned when the last part
-    /// of them was dropped: see [`take_returned`](Link::take_returned).
+    /// Returns bytes that the peer has lent, according to a received message. **The peer may write
+    /// to them**, so treat them like landed bytes. The lease can be returned when the last part of
+    /// them has been dropped: see [`take_returned`](Link::take_returned).
     ///
     /// # Errors
-    /// [`LinkError::Breach`] if the peer has lent no such memory; the link lives on.
+    /// [`LinkError::Breach`] if the peer has lent no such memory. The link lives on.
     fn borrow(&mut self, lent: Lent, len: u32) -> Result<Bytes, LinkError> {
         let (what, peer) = (format!("{len} bytes are lent: {lent:?}"), self.peer().clone());
         Err(LinkError::Breach { what, peer: Box::new(peer) })
     }
 
-    /// Moves to `out` the peer's leases of which nothing is read any longer. `waker` is woken when
-    /// there are some again.
+    /// Moves to `out` the peer's leases whose bytes are no longer read. `waker` is woken when there
+    /// are more.
     fn take_returned(&mut self, waker: &Waker, out: &mut Vec<u32>) {
         let _ = (waker, out);
     }
 
-    /// Hands all queued work to the device in one batch. Does nothing when none is queued.
+    /// Hands all queued work to the device in one batch. Does nothing if none is queued.
     ///
     /// # Errors
     /// The device refused work; the link is dead.
     fn ring_doorbell(&mut self) -> Result<(), LinkError>;
 
-    /// Asks the peer's device, and not its process, whether it still has its end of the link, which
-    /// [`Completion::Answered`] tells (R24). Work of length zero that needs no memory and no
-    /// credit: a WRITE, whose completion means that it was acknowledged, or over iWARP, where a
-    /// WRITE completes without that, a READ. Does nothing while an earlier probe is in flight, the
-    /// send queue is full, or [`Caps::tells_end`].
+    /// Asks the peer's device, not its process, whether its end of the link still exists.
+    /// [`Completion::Answered`] reports the answer (R24). A probe is work of length zero that needs
+    /// no memory and no credit: a WRITE, which completes when it is acknowledged, or a READ over
+    /// iWARP, where a WRITE completes without an acknowledgement. Does nothing while an earlier
+    /// probe is in flight or the send queue is full, or if [`Caps::tells_end`].
     ///
     /// # Errors
     /// The device refused work; the link is dead.
@@ -308,40 +310,42 @@ pub trait Link: Send + 'static {
         Ok(())
     }
 
-    /// True when the answer to what was just sent may come so soon that polling for it beats
-    /// waiting to be woken: then [`poll`](Link::poll) the link now, whether or not its waker fired.
+    /// Whether an answer may come so soon that polling for it beats waiting to be woken. If so,
+    /// [`poll`](Link::poll) the link now, whether or not its waker fired.
     fn is_eager(&self) -> bool {
         false
     }
 
-    /// Continues the wait that the last message ended. To be called when all that
-    /// [`poll`](Link::poll) has just reported concerns the transport alone: no task answers it.
+    /// Continues the wait that the last message ended. Call this if everything that
+    /// [`poll`](Link::poll) has just reported only concerns the transport, so that no task answers
+    /// it.
     fn wait_goes_on(&mut self) {}
 
-    /// True when the peer is known to run on the processor of this thread: it handles what was sent
-    /// only when this thread goes idle.
+    /// Whether the peer is known to run on this thread's processor. It then handles messages only
+    /// when this thread goes idle.
     fn shares_processor(&self) -> bool {
         false
     }
 
-    /// True when a message has come that [`poll`](Link::poll) has not reported yet. Always false
+    /// Whether a message has arrived that [`poll`](Link::poll) has not reported yet. Always false
     /// where the check would be expensive. Callers interrupt long copies for it.
     fn has_pending_recv(&self) -> bool {
         false
     }
 
-    /// A timer on the clock of this link: tokio's for the simulated fabric, else the kernel's.
+    /// Creates a timer on this link's clock, which is tokio's for the simulated fabric, and
+    /// otherwise the kernel's.
     fn timer(&self) -> Timer {
         Timer::new()
     }
 
     /// Drains connection events and completions into `out` (R6).
     ///
-    /// `Ready(Ok(()))`: something was pushed into `out` (a bounded number, at most 256 per call);
-    /// act on it and call again. `Pending`: nothing was pushed, events and completions are drained,
-    /// the queue is armed and the waker registered (for what is awaited: see
-    /// [`queue`](Link::queue)). `Ready(Err(_))`: the link is dead; completions that came before the
-    /// error are in `out`, and every later call gives the same error.
+    /// `Ready(Ok(()))` means that completions were pushed into `out`, at most 256 per call: handle
+    /// them and call again. `Pending` means that nothing was pushed, events and completions are
+    /// drained, the queue is armed and the waker registered. [`queue`](Link::queue) says which
+    /// completions wake it. `Ready(Err(_))` means that the link is dead. Completions that came
+    /// before the error are in `out`, and every later call returns the same error.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -349,34 +353,34 @@ pub trait Link: Send + 'static {
     ) -> Poll<Result<(), LinkError>>;
 
     /// The received bytes of a slot, between its [`Completion::Received`] and
-    /// [`repost`](Link::repost). Empty for a slot that is posted, and no longer than what was
-    /// received.
+    /// [`repost`](Link::repost). Empty for a posted slot, and no longer than the received message.
     fn recv_slot(&self, slot: u32, len: u32) -> &[u8];
 
     /// Gives a slot back to the device. Must come before the credit for it is given to the peer
-    /// (R1). False: it is not posted, and there is no credit for it. It is an extra one that was to
-    /// [go](Link::shrink), and has gone; or one of those at rest, which are short and left out
-    /// while extra ones serve.
+    /// (R1). Returns false if the slot is not posted, so that there is no credit for it: it is an
+    /// extra slot that [`shrink`](Link::shrink) removes, or a short slot that is left out while
+    /// extra ones are posted.
     ///
     /// # Errors
-    /// [`LinkError::Misuse`] for a slot that is posted already; otherwise the link is dead.
+    /// [`LinkError::Misuse`] for a slot that is posted already. After any other error the link is
+    /// dead.
     fn repost(&mut self, slot: u32) -> Result<bool, LinkError>;
 
     /// Posts the [extra RECVs](crate::LinkConfig::recv_extra) for which the pool can
     /// [spare](Pool::spare) memory, and returns how many it has newly posted. The peer may be given
     /// as many more credits. Returns 0 if all are posted, if there is no memory, or if the link
-    /// posts all its RECVs at the start (shared memory).
+    /// posts all its RECVs at the start, like shared memory.
     ///
     /// # Errors
     /// The device refused work; the link is dead.
     fn grow(&mut self, pool: &Pool) -> Result<u32, LinkError>;
 
     /// Returns the memory that only a busy connection needs. Each extra RECV goes when the next
-    /// message in it has been read and [reposted](Link::repost), because a posted RECV cannot be
-    /// taken back. Their memory returns to the pool with the last of them. The RECVs at rest that
-    /// were left out are posted, and their number is returned: the peer may be given as many more
-    /// credits. Shared memory releases the pages of the ring that it sends through, if no message
-    /// lies there.
+    /// message in it has been read and [`repost`](Link::repost) is called, because a posted RECV
+    /// cannot be taken back. Their memory returns to the pool with the last of them. Short RECVs
+    /// that were left out are posted again. Returns their number; the peer may be given as many
+    /// more credits. Shared memory releases the pages of the ring that it sends through, if no
+    /// message lies there.
     ///
     /// # Errors
     /// The device refused work; the link is dead.
@@ -384,15 +388,15 @@ pub trait Link: Send + 'static {
 
     /// Leases the [SEND slots of a busy connection](crate::LinkConfig::busy_send_slots), if the
     /// pool can [spare](Pool::spare) the memory, and uses them in place of the others. Returns the
-    /// number of SEND slots if it has changed: then the block is in other memory, without the
-    /// content. Work in flight keeps the memory that it was queued with. Does nothing when the pool
+    /// number of SEND slots if it has changed. The block is then in other memory, without its old
+    /// contents. Work in flight keeps the memory that it was queued with. Does nothing if the pool
     /// has no memory to spare.
     fn grow_sends(&mut self, _pool: &Pool) -> Option<u32> {
         None
     }
 
-    /// Returns that memory to the pool. Returns the number of SEND slots if it has changed, as
-    /// [`grow_sends`](Link::grow_sends) does. Does nothing while work is in flight.
+    /// Returns the memory of [`grow_sends`](Link::grow_sends) to the pool. Returns the number of
+    /// SEND slots if it has changed. Does nothing while work is in flight.
     fn shrink_sends(&mut self) -> Option<u32> {
         None
     }

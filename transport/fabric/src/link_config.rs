@@ -1,27 +1,29 @@
-//! The size of a connection and its queues, and when its device sends again.
+//! The sizes of a connection and its queues, and when its device retransmits.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// The size of a connection: its slots, its staging and its queues. Both ends choose their own, but
-/// a SEND must fit the peer's `slot_size`, and a peer may have no more SENDs in flight than this
-/// end has RECVs posted (R2).
+/// The sizes of a connection: its slots, its staging and its queues. Both ends choose their own,
+/// but a SEND must fit the peer's `slot_size`, and a peer may have no more SENDs in flight than
+/// this end has RECVs posted (R2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// RECVs posted from before the connection is made until it ends. At least 1. Default 64.
+    /// Number of RECVs posted before the connection is established and until it ends. At least 1.
+    /// Default 64.
     pub recv_slots: u32,
     /// RECVs that [`Link::grow`](crate::Link::grow) may add. Their memory is not part of the block.
     /// Default 0.
     pub recv_extra: u32,
     /// Bytes in one RECV slot, and in one SEND slot. A multiple of 64. Default 1024.
     pub slot_size: u32,
-    /// Bytes of each RECV posted from the start, which are all that a connection at rest has. A
-    /// multiple of 64, less than `slot_size`; 0 for `slot_size`. Shorter ones are left out while at
+    /// Bytes of each RECV posted from the start. A connection at rest has no others. A multiple of
+    /// 64 less than `slot_size`, or 0, which means `slot_size`. Shorter RECVs are left out while at
     /// least as many extra ones are posted ([`Link::repost`](crate::Link::repost)). Default 0.
     pub rest_recv_size: u32,
     /// Bytes of each SEND slot in the block, while [`Link::grow_sends`](crate::Link::grow_sends)
-    /// has leased no others. A multiple of 64, less than `slot_size`; 0 for `slot_size`. Default 0.
+    /// has leased no others. A multiple of 64 less than `slot_size`, or 0, which means `slot_size`.
+    /// Default 0.
     pub rest_send_size: u32,
     /// SEND slots in the block. At least 1. Default 64.
     pub send_slots: u32,
@@ -31,45 +33,48 @@ pub struct LinkConfig {
     pub busy_send_slots: u32,
     /// Bytes of staging behind the SEND slots. Default 256 KiB.
     pub staging: usize,
-    /// Work requests that may be in flight at once (SEND and WRITE together). At least 4; where
-    /// memory for them is short, a connection gets 8. Default 31: in WRITEs of 64 KiB that is what
-    /// 400 Gb/s carry in 40 us, and the queue takes 20 KiB of a process on Soft-RoCE, which has a
-    /// power of two of places and leaves one empty.
+    /// Number of work requests that may be in flight at once, SENDs and WRITEs together. At least
+    /// 4. If memory for them is short, a connection gets 8. Default 31: 31 WRITEs of 64 KiB are as
+    /// much as 400 Gb/s carry in 40 us. On Soft-RoCE, whose queues have a power of two of places of
+    /// which one stays empty, this queue takes 20 KiB of a process.
     pub send_queue: u32,
-    /// Longest payload, in bytes, that is asked to travel inside the work request itself. The
-    /// device may grant less; [`Caps::max_inline`](crate::Caps::max_inline) tells. Default 256.
+    /// Longest payload in bytes that should travel inside the work request itself. The device may
+    /// grant less, as [`Caps::max_inline`](crate::Caps::max_inline) says. Default 256.
     pub inline: u32,
-    /// How long an end polls for a message, at most, before it sleeps until the peer or the device
-    /// wakes it. Whether it polls, and for how long within this, follows what a wake-up takes on
-    /// this machine. No end polls over shared memory for a peer on its own processor, nor over
-    /// verbs where the process may use one processor only. Default 2 ms; zero for never.
+    /// Maximum time for which an end polls for a message before it sleeps until the peer or the
+    /// device wakes it. Whether and how long it polls within this limit depends on the time of a
+    /// wake-up on this machine. An end does not poll over shared memory for a peer on its own
+    /// processor, or over verbs if the process may use only one processor. Default 2 ms; zero means
+    /// never.
     pub busy_poll_limit: Duration,
-    /// Entries of a completion queue, at most: connections of a device share one that has room for
-    /// all that `send_queue` and the RECVs may complete, and another one is opened when it has not.
-    /// Devices may have a lower limit. At least `send_queue`, all RECVs and the one of the first
-    /// message together. Default 32,768; verbs only.
+    /// Maximum number of entries of a completion queue. Connections of a device share a queue that
+    /// has room for all that `send_queue` and the RECVs may complete. Another one is opened when
+    /// the room is used up. Devices may have a lower limit. At least `send_queue` plus all RECVs
+    /// plus the one of the first message. Default 32,768; verbs only.
     pub max_cq_entries: u32,
-    /// Time until a packet that was not acknowledged is sent again; rounded up to 4.096 us times a
-    /// power of two, within [`ACK_TIMEOUTS`]. Default 268 ms. InfiniBand and RoCE only: on iWARP
+    /// Time after which an unacknowledged packet is sent again, rounded up to 4.096 us times a
+    /// power of two, within [`ACK_TIMEOUTS`]. Default 268 ms. InfiniBand and RoCE only; on iWARP,
     /// TCP decides.
     pub ack_timeout: Duration,
-    /// How often it is sent again before the link is lost, at both ends: the connecting side's is
-    /// used. Clamped to 1 to 6, as devices may take 7 for without end. Default 6. InfiniBand and
-    /// RoCE only.
+    /// How often a packet is sent again before the link is lost. The connecting side's value holds
+    /// at both ends. Clamped to 1 to 6, because devices may treat 7 as infinite. Default 6.
+    /// InfiniBand and RoCE only.
     pub ack_retries: u8,
     /// Type of service of the packets: the byte of the IP header with the differentiated services
-    /// code point in its upper six bits. On InfiniBand and RoCE v2 the connecting side's is that of
-    /// both ends; a device may ignore it. `None` for the system's default. Verbs only.
+    /// code point in its upper six bits. On InfiniBand and RoCE v2 the connecting side's value
+    /// holds at both ends; a device may ignore it. `None` means the system's default. Verbs only.
     pub type_of_service: Option<u8>,
-    /// The address of this host to connect from: the connection leaves through the device that it
-    /// lies on, which must be the one that connects. `None` for what the route says. Verbs only.
+    /// The address of this host to connect from. The connection leaves through the device that has
+    /// this address, which must be the one that connects. With `None`, the route decides. Verbs
+    /// only.
     pub source: Option<IpAddr>,
-    /// The memory that this end takes from its peer. Default nothing; shared memory only.
+    /// The memory that this end accepts from its peer. Default none; shared memory only.
     pub takes: Takes,
 }
 
-/// Memory that an end of a connection over shared memory takes from its peer, beside chunks to
-/// WRITE to. The greeting tells the peer. A peer that gives other memory commits a breach (R22).
+/// Memory that an end of a connection over shared memory accepts from its peer, in addition to
+/// chunks to WRITE to. The greeting tells the peer. A peer that gives other memory commits a breach
+/// (R22).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Takes {
     /// Memory that the peer lends, to read messages where they lie.
@@ -87,13 +92,14 @@ impl Takes {
 pub const ACK_TIMEOUTS: RangeInclusive<Duration> =
     Duration::from_nanos(4096 << 8)..=Duration::from_nanos(4096 << 22);
 
-/// A dead path is found out within about two seconds. rdma_cm's own default is 2.1 s a try; much
-/// less than this, and a software device on a busy host sends again what was only late.
+/// With this value, a dead path is detected within about two seconds. rdma_cm's own default is 2.1
+/// s a try. With a much shorter time, a software device on a busy host would retransmit packets
+/// that are only late.
 const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 16);
 const ACK_RETRIES: u8 = 6;
 
-/// Two wake-ups, the peer's and its own, on the slowest of virtual machines; on others an end stops
-/// long before.
+/// The time of two wake-ups, the peer's and its own, on the slowest virtual machines. On other
+/// machines an end stops polling long before.
 const BUSY_POLL_LIMIT: Duration = Duration::from_millis(2);
 
 impl Default for LinkConfig {
@@ -121,12 +127,12 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// RECVs that may be posted at once, extra ones included.
+    /// Number of RECVs that may be posted at once, including extra ones.
     pub fn max_recvs(&self) -> u32 {
         self.recv_slots.saturating_add(self.recv_extra)
     }
 
-    /// SEND slots that the block may have.
+    /// Maximum number of SEND slots.
     pub fn max_sends(&self) -> u32 {
         self.send_slots.max(self.busy_send_slots)
     }
@@ -152,20 +158,21 @@ impl LinkConfig {
         self.send_slots as usize * self.rest_send() as usize + self.staging
     }
 
-    /// Bytes of the whole control block: what one connection takes from the pool's control budget.
-    /// Over shared memory it takes [`block_bytes`](Self::block_bytes): RECVs lie in the ring.
+    /// Bytes of the whole control block, which one connection takes from the pool's control budget.
+    /// Over shared memory it takes only [`block_bytes`](Self::block_bytes), because RECVs lie in
+    /// the ring.
     pub fn control_bytes(&self) -> usize {
         self.recv_bytes() + self.block_bytes()
     }
 
-    /// The exponent of the ACK timeout, as the InfiniBand specification has it: 4.096 us x 2^n.
+    /// The exponent n of the ACK timeout in the InfiniBand specification, 4.096 us x 2^n.
     pub fn ack_exponent(&self) -> u8 {
         let time = self.ack_timeout.clamp(*ACK_TIMEOUTS.start(), *ACK_TIMEOUTS.end());
         time.as_nanos().div_ceil(4096).next_power_of_two().ilog2() as u8
     }
 
-    /// How long an InfiniBand or RoCE device takes at most until it ends a link whose peer does not
-    /// acknowledge: each try takes up to four ACK timeouts (InfiniBand Architecture Specification,
+    /// Maximum time after which an InfiniBand or RoCE device ends a link whose peer does not
+    /// acknowledge. Each try takes up to four ACK timeouts (InfiniBand Architecture Specification,
     /// volume 1, 9.7.6.1.3).
     pub fn ack_limit(&self) -> Duration {
         let timeout = Duration::from_nanos(4096 << self.ack_exponent());
@@ -175,7 +182,7 @@ impl LinkConfig {
     /// Checks the numbers.
     ///
     /// # Errors
-    /// Which of them is out of bounds, and the bounds.
+    /// The number that is out of bounds, and the bounds.
     pub fn check(&self) -> Result<(), String> {
         if self.recv_slots == 0 || self.recv_slots > 1 << 16 {
             return Err(format!("recv_slots is {}, must be 1 to 65536", self.recv_slots));

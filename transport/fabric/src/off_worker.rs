@@ -1,4 +1,4 @@
-//! Work that blocks for milliseconds, off the runtime's workers.
+//! Runs work that blocks for milliseconds off the runtime's workers.
 
 use std::io;
 use std::thread;
@@ -12,11 +12,12 @@ use std::thread;
 /// The work panics.
 ///
 /// # Cancel safety
-/// Given up, the work goes on, and what it returns is dropped on its thread.
+/// If the future is dropped, the work goes on, and its result is dropped on its thread.
 pub async fn off_worker<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
-    // tokio panics where it can make no thread. The stack of this one is free again for it.
+    // tokio panics if it cannot start a thread. The stack of this trial thread is then free for
+    // tokio's.
     let _ = thread::Builder::new().name("tonic-rdma-try".to_owned()).spawn(|| ())?.join();
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => Ok(done),

@@ -4,16 +4,16 @@ use std::fmt;
 
 use crate::addr::Addr;
 
-/// The two ends of a link, for messages and connect-info.
+/// The two ends of a link, for error messages and connect-info.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerInfo {
     /// `"verbs"`, `"shm"` or `"sim"`.
     pub provider: &'static str,
     /// The local device, as `rdma link` names it.
     pub device: String,
-    /// This end: address and RDMA port, or the process.
+    /// This end's address and RDMA port, or its process.
     pub local: Addr,
-    /// The peer: address and RDMA port, or the process.
+    /// The peer's address and RDMA port, or its process.
     pub remote: Addr,
 }
 

@@ -1,4 +1,4 @@
-//! How many processors there are to run on.
+//! Whether there is more than one processor to run on.
 
 use tonic_rdma_memory::PerProcess;
 
@@ -11,7 +11,7 @@ pub(crate) fn host_has_one() -> bool {
     *ONE
 }
 
-/// Whether this process may use a single processor only, by its affinity or its control group.
+/// Whether this process may use only one processor, because of its affinity or its control group.
 /// Determined once.
 pub(crate) fn process_has_one() -> bool {
     static ONE: PerProcess<bool> = PerProcess::new(|| {

@@ -1,6 +1,6 @@
 //! One type over all providers.
 
-// A build with some of the providers only, or with none, does not use all of it.
+// A build without some of the providers does not use all of this.
 #![cfg_attr(
     not(all(feature = "verbs", feature = "test-util")),
     allow(dead_code, unused_variables, clippy::large_enum_variant)
@@ -32,7 +32,7 @@ use crate::timer::Timer;
 #[cfg(all(target_os = "linux", feature = "verbs"))]
 use crate::verbs::{VerbsDevice, VerbsIncoming, VerbsLink, VerbsListener};
 
-/// Evaluates an expression for whichever provider a value is of.
+/// Evaluates an expression for the provider of a value.
 macro_rules! dispatch {
     ($enum:ident $([$test:ident])?, $value:expr, $x:ident => $body:expr) => {
         match $value {
@@ -51,7 +51,7 @@ macro_rules! dispatch {
     };
 }
 
-/// One device that can carry connections. Cheap to clone; the device is closed with the last clone,
+/// One device that can carry connections. Cheap to clone. The device is closed with its last clone,
 /// link, listener and registration.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -59,7 +59,7 @@ pub enum Fabric {
     /// A device of rdma-core.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     Verbs(VerbsDevice),
-    /// Processes of this host.
+    /// Shared memory with processes on this host.
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmDevice),
     /// A device of an in-process network.
@@ -75,18 +75,18 @@ pub enum Fabric {
 pub struct Connected {
     /// The link. The connecting side sends first (R3).
     pub link: AnyLink,
-    /// The private data of the accept. InfiniBand and RoCE pad it with zeros to a fixed length,
-    /// iWARP gives it as it was: a format in it needs a length of its own.
+    /// The private data of the accept. InfiniBand and RoCE pad it with zeros to a fixed length, and
+    /// iWARP does not, so its format must contain a length.
     pub private_data: Vec<u8>,
 }
 
 impl Fabric {
-    /// All RDMA devices of this host, usable or not, in the order of their names.
+    /// Lists all RDMA devices of this host, usable or not, in the order of their names. On a host
+    /// without devices the list is empty.
     ///
     /// # Errors
     /// [`FabricError::Platform`], [`FabricError::NoLibrary`], [`FabricError::NoFunction`], or the
     /// connection manager is missing.
-    /// No device at all is an empty list.
     pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::devices();
@@ -103,11 +103,11 @@ impl Fabric {
         false
     }
 
-    /// This host's IP addresses that lie on RDMA devices, with the device's name; `only` narrows it
-    /// to one device.
+    /// Lists this host's IP addresses on RDMA devices, with the device's name. `only` restricts the
+    /// list to one device.
     ///
     /// # Errors
-    /// As [`devices`](Fabric::devices).
+    /// Those of [`devices`](Fabric::devices).
     pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return crate::verbs::local_addresses(only);
@@ -137,11 +137,11 @@ impl Fabric {
     }
 
     /// Opens an RDMA device by name, or the first usable one. It must have an active port and an IP
-    /// address, and it must give a queue pair: one is created, and destroyed again, as proof.
-    /// Opening a device twice gives the same one.
+    /// address, and this process must be able to create a queue pair on it: one is created and
+    /// destroyed again. Opening a device twice gives the same one.
     ///
     /// # Errors
-    /// Each thing that may be missing has an error of its own.
+    /// Each requirement that is not met has its own error.
     pub fn open(name: Option<&str>) -> Result<Fabric, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return VerbsDevice::open(name).map(Fabric::Verbs);
@@ -152,11 +152,11 @@ impl Fabric {
         }
     }
 
-    /// Opens one of the devices that [`devices`](Fabric::devices) has listed, like
-    /// [`open`](Fabric::open), and no other of them.
+    /// Like [`open`](Fabric::open), but only opens a device that [`devices`](Fabric::devices) has
+    /// listed.
     ///
     /// # Errors
-    /// As [`open`](Fabric::open).
+    /// Those of [`open`](Fabric::open).
     pub fn open_listed(listed: &[DeviceInfo], name: Option<&str>) -> Result<Fabric, FabricError> {
         #[cfg(all(target_os = "linux", feature = "verbs"))]
         return VerbsDevice::open_among(listed, name).map(Fabric::Verbs);
@@ -167,7 +167,7 @@ impl Fabric {
         }
     }
 
-    /// Opens the RDMA device that a local IP address lies on, with the checks of
+    /// Opens the RDMA device that has a local IP address, with the checks of
     /// [`open`](Fabric::open).
     ///
     /// # Errors
@@ -183,12 +183,12 @@ impl Fabric {
     }
 
     /// Opens the RDMA device through which the route to a peer leaves, with the checks of
-    /// [`open`](Fabric::open). Nothing is sent to the peer but address resolution. With a `source`,
-    /// an address of this host, the route is one that leaves through the device of that address.
+    /// [`open`](Fabric::open). Only address resolution is sent to the peer. With a `source`, which
+    /// is an address of this host, the route must leave through the device of that address.
     ///
     /// # Errors
-    /// [`ConnectError::NotOnRdma`] and [`ConnectError::NoRoute`]; [`ConnectError::OtherDevice`]
-    /// when it is not `only`.
+    /// [`ConnectError::NotOnRdma`], [`ConnectError::NoRoute`], and [`ConnectError::OtherDevice`] if
+    /// the device is not `only`.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -207,12 +207,11 @@ impl Fabric {
         }
     }
 
-    /// This process as an end of connections with other processes of the host, by memory that they
-    /// share.
+    /// Makes this process an end of shared-memory connections with other processes on the host.
     ///
     /// # Errors
-    /// [`FabricError::Platform`] where there is no such thing: other systems than Linux, and builds
-    /// without the feature `shm`.
+    /// [`FabricError::Platform`] on systems other than Linux, and in builds without the feature
+    /// `shm`.
     pub fn shm(access: ShmAccess, lending: Lending) -> Result<Fabric, FabricError> {
         #[cfg(all(target_os = "linux", feature = "shm"))]
         return Ok(Fabric::Shm(ShmDevice::new(access, lending)));
@@ -223,11 +222,11 @@ impl Fabric {
         }
     }
 
-    /// Identifies this host since it was booted: two processes with the same boot id can share
-    /// memory, if they can reach each other's sockets.
+    /// Identifies this host since its last boot. Two processes with the same boot id can share
+    /// memory if they can reach each other's sockets.
     ///
     /// # Errors
-    /// As [`shm`](Fabric::shm), and [`FabricError::Shm`] where /proc cannot be read.
+    /// Those of [`shm`](Fabric::shm), and [`FabricError::Shm`] if /proc cannot be read.
     pub fn boot_id() -> Result<String, FabricError> {
         #[cfg(all(target_os = "linux", feature = "shm"))]
         return crate::shm::boot_id();
@@ -248,8 +247,8 @@ impl Fabric {
         }
     }
 
-    /// Whether the network may lose a connect request, or its answer, for seconds. Not over shared
-    /// memory, nor over iWARP, whose TCP connection repeats what is lost sooner.
+    /// Whether the network may lose a connect request or its answer without a retransmission for
+    /// seconds. False over shared memory, and over iWARP, whose TCP connection retransmits sooner.
     pub fn loses_requests(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -263,7 +262,7 @@ impl Fabric {
     }
 
     /// Whether links post [extra RECVs](LinkConfig::recv_extra) only when needed. False over shared
-    /// memory, where a RECV is a slot of a ring and pins nothing: all are posted from the start.
+    /// memory, where a RECV is a slot of a ring and pins nothing, so all are posted from the start.
     pub fn grows(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -277,8 +276,8 @@ impl Fabric {
         dispatch!(Fabric, self, d => d.name())
     }
 
-    /// True when an RDMA device was removed from the host. The kernel frees it when everything made
-    /// on it is dropped: links, listeners, pools and clones of this. False for other fabrics.
+    /// Whether an RDMA device was removed from the host. The kernel frees it when its links,
+    /// listeners, pools and the clones of this value are dropped. False for other fabrics.
     pub fn is_removed(&self) -> bool {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -287,8 +286,8 @@ impl Fabric {
         }
     }
 
-    /// Has a watch tell also when the device was removed and the kernel waits for it to be dropped.
-    /// Does nothing for other fabrics.
+    /// Makes a watch also report when the device was removed and the kernel waits for it to be
+    /// dropped. Does nothing for other fabrics.
     ///
     /// # Errors
     /// The system refuses it.
@@ -311,8 +310,8 @@ impl Fabric {
         dispatch!(Fabric, self, d => d.info())
     }
 
-    /// This host's addresses that lie on the device: a server offers them, and a listener may be
-    /// bound to them.
+    /// This host's addresses on the device. A server offers them, and a listener may be bound to
+    /// them.
     ///
     /// # Errors
     /// The addresses cannot be listed, or the device was removed.
@@ -328,14 +327,15 @@ impl Fabric {
         }
     }
 
-    /// Registers memory with this device. A pool built on it works with links of this device only.
+    /// Returns a registrar for this device. A pool built on it works only with links of this
+    /// device.
     pub fn registrar(&self) -> Arc<dyn Registrar> {
         dispatch!(Fabric, self, d => d.registrar())
     }
 
     /// Listens on an address of this device, or on all of them (`0.0.0.0`, `[::]`). Port 0 takes a
-    /// free one; [`Listener::local_addr`] tells. On iWARP the port is one of TCP's: it must not be
-    /// in use by a TCP listener.
+    /// free one, which [`Listener::local_addr`] returns. On iWARP it is a TCP port, which no TCP
+    /// listener may use.
     ///
     /// # Errors
     /// The address is in use, does not lie on the device, is of
@@ -363,13 +363,13 @@ impl Fabric {
     }
 
     /// Connects to a listener. `pool` must be built on this device's
-    /// [registrar](Fabric::registrar); the control block comes out of its control budget.
-    /// `private_data`: at most [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    /// [registrar](Fabric::registrar), and its control budget provides the control block.
+    /// `private_data` has at most [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
     /// The attempt ends after `timeout` at the latest.
     ///
     /// # Errors
-    /// [`ConnectError`]: each way to fail has a variant of its own.
+    /// Each way to fail has its own variant of [`ConnectError`].
     ///
     /// # Cancel safety
     /// Dropping the future ends the attempt and frees everything.
@@ -406,7 +406,8 @@ impl Fabric {
     }
 }
 
-/// Takes connect requests. Dropping it stops listening; requests not yet taken are rejected.
+/// Takes connect requests. Dropping it stops listening and rejects requests that have not been
+/// taken.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Listener {
@@ -433,10 +434,10 @@ impl Listener {
     /// Waits for the next connect request.
     ///
     /// # Errors
-    /// The listener is dead, because its device was removed for instance. A peer cannot cause that.
+    /// The listener is dead, for example because its device was removed. A peer cannot cause that.
     ///
     /// # Cancel safety
-    /// Cancel safe: a request is not lost.
+    /// Cancel safe: no request is lost.
     pub async fn accept(&mut self) -> Result<Incoming, FabricError> {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -502,9 +503,9 @@ impl Incoming {
         dispatch!(Incoming, self, i => i.local_addr().into())
     }
 
-    /// Says what the peer is told if [`accept`](Incoming::accept) finds no memory, or no queue
-    /// pair, for it. Over shared memory and in process there is only memory to find, which the
-    /// caller can look for before.
+    /// Sets the private data that the peer gets if [`accept`](Incoming::accept) finds no memory or
+    /// no queue pair. Shared memory and the simulated network only need memory, which the caller
+    /// can check before.
     pub fn refuse_with(&mut self, private_data: &[u8]) {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
@@ -515,10 +516,10 @@ impl Incoming {
         }
     }
 
-    /// Posts RECVs, accepts, and waits until the connection is established, for `timeout` at most.
+    /// Posts RECVs, accepts, and waits for at most `timeout` until the connection is established.
     ///
     /// # Errors
-    /// [`ConnectError`]: no memory, no queue pair, or the peer has gone or does not answer.
+    /// There is no memory or no queue pair, or the peer has gone or does not answer.
     ///
     /// # Cancel safety
     /// Dropping the future ends the connection.
@@ -546,8 +547,8 @@ impl Incoming {
         }
     }
 
-    /// Rejects the request. Private data beyond [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) is
-    /// cut off.
+    /// Rejects the request. Private data is truncated to
+    /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     pub fn reject(self, private_data: &[u8]) {
         dispatch!(Incoming, self, i => i.reject(private_data))
     }
@@ -560,13 +561,13 @@ pub enum AnyLink {
     /// A link of rdma-core.
     #[cfg(all(target_os = "linux", feature = "verbs"))]
     Verbs(VerbsLink),
-    /// With a process of this host.
+    /// A link with a process on this host.
     #[cfg(all(target_os = "linux", feature = "shm"))]
     Shm(ShmLink),
     /// In process.
     #[cfg(feature = "test-util")]
     Sim(SimLink),
-    /// Without an other end: everything completes at once.
+    /// A link without another end, where everything completes at once.
     #[cfg(feature = "test-util")]
     Instant(InstantLink),
     /// Has no value.

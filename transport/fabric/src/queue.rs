@@ -1,9 +1,9 @@
-//! The send queue: which work requests are in flight, which are signalled, and the memory that
-//! posted work owns.
+//! The send queue, which tracks the work requests in flight, which of them are signalled, and the
+//! memory that they own.
 //!
-//! A queue pair completes its work in order, and a completion is only reported for signalled
-//! requests; it then stands for all before it. A request's place and memory become free when a
-//! completion at or behind it is reported.
+//! A queue pair completes its work in order, and only reports completions of signalled requests.
+//! Such a completion covers all earlier requests. A request's place and memory become free when its
+//! own completion or a later one is reported.
 
 use std::collections::VecDeque;
 
@@ -14,9 +14,9 @@ use crate::error::Verb;
 /// Memory outside the SEND slots that posted work keeps from being reused (R10).
 #[derive(Debug)]
 pub(crate) enum Held {
-    /// A SEND slot: the control block itself.
+    /// A SEND slot, which is part of the control block.
     Slot,
-    /// Staging: the control block too, but scarce.
+    /// Staging, which is also part of the control block, but scarce.
     Staging,
     /// Frozen pool memory.
     Bytes(#[allow(dead_code, reason = "held, not read")] PinnedBytes),
@@ -37,21 +37,22 @@ struct Entry {
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     depth: usize,
-    /// One request is signalled of this many consecutive ones.
+    /// The number of consecutive requests of which one is signalled.
     signal_interval: u32,
     /// Requests since the last signalled one.
     unsignalled: u32,
-    /// One of those holds pool memory or staging.
+    /// Whether one of these requests holds pool memory or staging.
     holds_memory: bool,
     /// Sequence number of the first entry.
     first: u64,
     entries: VecDeque<Entry>,
-    /// SEND slots of the block.
+    /// Number of SEND slots of the block.
     send_slots: usize,
-    /// Entries in flight that hold more than a SEND slot, or whose completion was asked for.
+    /// Number of entries in flight that hold more than a SEND slot, or whose completion was
+    /// requested.
     urgent: usize,
-    /// A probe is in flight, as this kind of work. It completes apart from the entries: over iWARP
-    /// it is a READ, which later SENDs may overtake.
+    /// The kind of work of the probe in flight, if any. A probe completes independently of the
+    /// entries: over iWARP it is a READ, which later SENDs may overtake.
     probe: Option<Verb>,
 }
 
@@ -75,8 +76,8 @@ impl SendQueue {
         }
     }
 
-    /// Whether the next completion has to wake the link: payload is in flight, a completion was
-    /// asked for, or slots or places run short. Otherwise completions stay in the queue until
+    /// Whether the next completion has to wake the link, because payload is in flight, a completion
+    /// was requested, or slots or places run short. Otherwise completions stay in the queue until
     /// something else wakes the link, so a small call costs no wake-up for its own SEND.
     #[inline]
     pub(crate) fn is_waited_for(&self) -> bool {
@@ -97,7 +98,7 @@ impl SendQueue {
         self.entries.len()
     }
 
-    /// Takes a place and gives the sequence number of the request. The caller has checked that
+    /// Takes a place and returns the sequence number of the request. The caller has checked that
     /// there is [`room`](Self::room).
     #[inline]
     pub(crate) fn push(&mut self, id: u64, verb: Verb, held: Held, signal: bool) -> u64 {
@@ -115,7 +116,7 @@ impl SendQueue {
         seq
     }
 
-    /// Takes a place for a probe. False: one is in flight, or there is no room.
+    /// Takes a place for a probe. Returns false if one is in flight, or if there is no room.
     #[cfg(any(test, all(target_os = "linux", feature = "verbs")))]
     pub(crate) fn begin_probe(&mut self, verb: Verb) -> bool {
         let begins = self.probe.is_none() && self.room() > 0;
@@ -125,14 +126,14 @@ impl SendQueue {
         begins
     }
 
-    /// The probe is done: frees its place, and says what kind of work it was.
+    /// Frees the place of the probe, which is done, and returns its kind of work.
     #[cfg(any(test, all(target_os = "linux", feature = "verbs")))]
     pub(crate) fn end_probe(&mut self) -> Option<Verb> {
         self.probe.take()
     }
 
-    /// Ends a batch: when unsignalled work holds more than SEND slots, its last request becomes a
-    /// signalled one.
+    /// Ends a batch. If unsignalled work holds more than SEND slots, its last request becomes
+    /// signalled.
     #[inline]
     pub(crate) fn end_batch(&mut self) {
         if self.holds_memory
@@ -159,8 +160,8 @@ impl SendQueue {
         self.entries.get(usize::try_from(seq.checked_sub(self.first)?).ok()?)
     }
 
-    /// The request and all before it are done: frees their places and memory and gives the
-    /// request's id. `None` when it is not in flight.
+    /// Frees the places and the memory of a request and all earlier ones, which are done, and
+    /// returns the request's id. `None` if it is not in flight.
     #[inline]
     pub(crate) fn complete(&mut self, seq: u64) -> Option<u64> {
         let count = usize::try_from(seq.checked_sub(self.first)?).ok()?.checked_add(1)?;
@@ -170,7 +171,7 @@ impl SendQueue {
         Some(id)
     }
 
-    /// Forgets all work. Only when the device cannot touch its memory any more.
+    /// Forgets all work. Call it only when the device can no longer access its memory.
     #[cfg(feature = "test-util")]
     #[inline]
     pub(crate) fn clear(&mut self) {
@@ -283,7 +284,7 @@ mod tests {
         assert!(q.is_waited_for());
         let last = (0..3).map(|id| push(&mut q, id, Held::Slot)).last().unwrap();
         assert_eq!(q.room(), 0);
-        // A SEND that overtakes it says nothing of it.
+        // The completion of a SEND that overtakes the probe does not cover it.
         assert_eq!(q.complete(last), Some(2));
         assert!(q.is_waited_for());
         assert_eq!((q.end_probe(), q.end_probe()), (Some(Verb::Read), None));

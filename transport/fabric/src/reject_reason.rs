@@ -1,8 +1,8 @@
-//! Why a connection manager rejects a connect request that its program has not judged.
+//! Why a connection manager rejects a connect request without asking its program.
 
 use std::fmt;
 
-/// A reject reason of the connection manager of InfiniBand and RoCE (InfiniBand Architecture
+/// A reject reason of the connection manager for InfiniBand and RoCE (InfiniBand Architecture
 /// Specification 1.3, section 12.6.7.2). iWARP has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RejectReason(i32);
@@ -12,20 +12,20 @@ impl RejectReason {
     pub const NO_QUEUE_PAIR: RejectReason = RejectReason(1);
     /// The peer is out of resources.
     pub const NO_RESOURCES: RejectReason = RejectReason(3);
-    /// The peer waited for a message of this end that did not come.
+    /// The peer waited for a message from this end that did not arrive.
     pub const TIMEOUT: RejectReason = RejectReason(4);
     /// Nobody listens on the port.
     pub const NO_SERVICE: RejectReason = RejectReason(8);
-    /// The peer still has a connection with a queue pair of this number.
+    /// The peer still has a connection to a queue pair with this number.
     pub const STALE: RejectReason = RejectReason(10);
     /// The peer cannot use the path MTU.
     pub const INVALID_MTU: RejectReason = RejectReason(26);
-    /// The peer cannot have as many READs in flight as this end asks for.
+    /// The peer cannot have as many READs in flight as this end requests.
     pub const RESPONDER_RESOURCES: RejectReason = RejectReason(27);
     /// The peer's program rejected the request.
     pub const CONSUMER: RejectReason = RejectReason(28);
 
-    /// Takes any number, also one that the specification does not have.
+    /// Accepts any number, even one that the specification does not define.
     pub fn new(number: i32) -> RejectReason {
         RejectReason(number)
     }
@@ -35,12 +35,13 @@ impl RejectReason {
         matches!(self, Self::NO_QUEUE_PAIR | Self::NO_RESOURCES | Self::RESPONDER_RESOURCES)
     }
 
-    /// Whether the peer cannot use the path: an address, a service level, a traffic class.
+    /// Whether the peer cannot use the path, because of an address, a service level or a traffic
+    /// class.
     pub fn is_of_path(self) -> bool {
         matches!(self.0, 12..=23 | 32 | 33)
     }
 
-    /// Returns its name in the specification, if that has the number.
+    /// The name in the specification, if that defines the number.
     pub fn name(self) -> Option<&'static str> {
         Some(match self.0 {
             1 => "no queue pair available",
@@ -80,7 +81,7 @@ impl RejectReason {
         })
     }
 
-    /// Returns what an operator can do about it.
+    /// The cure for an operator.
     pub fn cure(self) -> &'static str {
         match self {
             Self::TIMEOUT => "it lost packets of this host, or is overloaded; try again",

@@ -1,10 +1,9 @@
-//! Leases that are not read any longer, on their way from whoever drops the last bytes to the link.
+//! Hands leases whose bytes are no longer read from the code that drops the last bytes to the link.
 
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;
 
-/// The leases of one link's peer of which nothing is read any longer, and which the peer has not
-/// been told of.
+/// The leases of one link's peer whose bytes are no longer read, before the peer is told.
 #[derive(Debug, Default)]
 pub(crate) struct Returns(Mutex<State>);
 
@@ -19,7 +18,7 @@ impl Returns {
     pub(crate) fn push(&self, lease: u32) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.leases.push(lease);
-        // Once is enough: it takes all.
+        // Waking once is enough, because the task takes all leases.
         let waker = state.waker.take();
         drop(state);
         if let Some(waker) = waker {
@@ -27,7 +26,7 @@ impl Returns {
         }
     }
 
-    /// Moves them to `out`. `waker` is woken when there are some again.
+    /// Moves the leases to `out`. `waker` is woken when there are more.
     pub(crate) fn take(&self, waker: &Waker, out: &mut Vec<u32>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         out.append(&mut state.leases);

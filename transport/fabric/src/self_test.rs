@@ -1,4 +1,4 @@
-//! The result of creating, one by one, the objects that a connection needs: for diagnosis.
+//! The result of creating the objects that a connection needs one by one, for diagnosis.
 
 use std::io;
 use std::sync::Arc;
@@ -10,25 +10,25 @@ use crate::error::Verb;
 /// the test made have been freed.
 #[derive(Debug, Clone)]
 pub struct SelfTest {
-    /// The limits that the device reports; `None` when it could not be opened or queried.
+    /// The limits that the device reports. `None` if it could not be opened or queried.
     pub limits: Option<DeviceLimits>,
     /// The steps in the order in which they were tried. A step that depends on a failed one is left
     /// out.
     pub steps: Vec<SelfTestStep>,
 }
 
-/// An object that was created, or not.
+/// An attempt to create an object.
 #[derive(Debug, Clone)]
 pub struct SelfTestStep {
     /// The call that creates it.
     pub verb: Verb,
     /// How long the call took.
     pub took: Duration,
-    /// Why it failed, if it did.
+    /// The cause, if the call failed.
     pub error: Option<Arc<io::Error>>,
 }
 
-/// Numbers of `ibv_query_device`, as far as connections need them.
+/// Limits from `ibv_query_device` that matter to connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Queue pairs.

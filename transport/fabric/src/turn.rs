@@ -1,9 +1,9 @@
 //! Charges work to the turn of the task that does it (R20).
 //!
 //! tokio gives each turn of a task a budget of operations ([`tokio::task::coop`]). Each loop whose
-//! length a peer or a device determines takes its operations from that budget, and leaves when the
-//! budget is spent: the task is woken, and goes on after the other tasks have run. An operation is
-//! a work request, a completion, a message, or [`COPY_UNIT`] bytes that are copied or populated.
+//! length a peer or a device determines takes its operations from that budget. When the budget is
+//! spent, the task yields, and goes on after the other tasks have run. An operation is a work
+//! request, a completion, a message, or [`COPY_UNIT`] bytes that are copied or populated.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
@@ -13,13 +13,13 @@ use tokio::task::coop;
 /// The number of bytes that are copied or populated as one operation.
 pub const COPY_UNIT: usize = 64 << 10;
 
-/// The operations that copying `len` bytes costs in addition to the request that asks for it.
+/// The number of operations that copying `len` bytes costs in addition to its request.
 #[inline]
 pub fn copies(len: usize) -> usize {
     len / COPY_UNIT
 }
 
-/// Takes `operations` from the budget of the turn. `Pending`: the budget is spent, the task is
+/// Takes `operations` from the turn's budget. `Pending` means that the budget is spent; the task is
 /// woken for its next turn, and `operations` holds the rest.
 #[inline]
 pub fn charge(cx: &mut Context<'_>, operations: &mut usize) -> Poll<()> {
@@ -30,7 +30,7 @@ pub fn charge(cx: &mut Context<'_>, operations: &mut usize) -> Poll<()> {
     Poll::Ready(())
 }
 
-/// Takes operations from the budget of the turn, and of as many later turns as they need.
+/// Takes operations from the budget of this turn, and of as many later turns as they need.
 pub async fn spend(mut operations: usize) {
     poll_fn(|cx| charge(cx, &mut operations)).await;
 }
@@ -46,7 +46,7 @@ mod tests {
 
     #[tokio::test]
     async fn operations_end_a_turn_and_the_rest_is_kept() {
-        // The budget of a turn that has only begun.
+        // Begins a new turn with a full budget.
         tokio::task::yield_now().await;
         let (mut turns, mut left) = (Vec::new(), 1000);
         poll_fn(|cx| {

@@ -1,8 +1,8 @@
 //! Skips polling a future until its waker has fired.
 //!
-//! Polling a pending future or descriptor of tokio's goes through its state and registers the
-//! task's waker each time. A driver has about five of them that are hardly ever ready, and polls
-//! once or twice for every message.
+//! Each poll of a pending tokio future or descriptor checks its state and registers the task's
+//! waker. A driver has about five of them that are hardly ever ready, and polls once or twice for
+//! every message.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 /// The waker that the future gets instead of the task's.
 #[derive(Debug)]
 struct GateWaker {
-    /// It has fired since the last poll.
+    /// Whether it has fired since the last poll.
     fired: AtomicBool,
     task: Mutex<Option<Waker>>,
 }
@@ -48,7 +48,7 @@ impl Default for WakeGate {
 }
 
 impl WakeGate {
-    /// A gate whose first poll goes through.
+    /// Creates a gate whose first poll goes through.
     #[inline]
     pub fn new() -> WakeGate {
         let gate = Arc::new(GateWaker { fired: AtomicBool::new(true), task: Mutex::new(None) });
@@ -56,7 +56,7 @@ impl WakeGate {
     }
 
     /// Calls `poll`, unless it was pending the last time and has not woken its task since. `poll`
-    /// has to poll the same future each time. The task of the last call is woken.
+    /// must poll the same future each time. The task of the last call is woken.
     #[inline]
     pub fn poll<T>(
         &mut self,
@@ -70,11 +70,11 @@ impl WakeGate {
         if !self.gate.fired.load(Ordering::Acquire) {
             return Poll::Pending;
         }
-        // Before polling: whatever happens from now on sets it again.
+        // Cleared before polling, so that any later event sets it again.
         self.gate.fired.store(false, Ordering::Relaxed);
         let polled = poll(&mut Context::from_waker(&self.waker));
         if polled.is_ready() {
-            // A future that was ready holds no waker: the next poll has to go through.
+            // A future that was ready holds no waker, so the next poll has to go through.
             self.gate.fired.store(true, Ordering::Relaxed);
         }
         polled

@@ -1,15 +1,15 @@
-//! The size of a bare connection.
+//! The sizes of a bare connection.
 
 use crate::link_config::LinkConfig;
 
 /// Bytes of a slot.
 pub(super) const SLOT: usize = 512;
-/// SEND slots, and RECVs.
+/// Number of SEND slots, and of RECVs.
 pub(super) const SLOTS: usize = 24;
-/// Echoes in flight, at most: the other end has RECVs for them and a few more.
+/// Maximum number of echoes in flight. The other end has RECVs for them and a few more.
 pub const MAX_ECHOES: usize = 16;
 
-/// The queues of a bare connection: 24 KiB of control memory.
+/// The queues of a bare connection, which take 24 KiB of control memory.
 pub fn config() -> LinkConfig {
     LinkConfig {
         recv_slots: SLOTS as u32,
@@ -23,29 +23,29 @@ pub fn config() -> LinkConfig {
 /// The memory that one end grants to the other, and the work that it does on request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Places for WRITEs, at most 16. WRITEs in flight go to different ones, as messages that have
-    /// not been read yet do.
+    /// Number of places for WRITEs, at most 16. WRITEs in flight go to different places, like
+    /// messages that have not been read yet.
     pub places: usize,
-    /// Bytes of each: the longest WRITE. The accepting end grants no longer ones than it was
-    /// granted.
+    /// Bytes of each place, and so of the longest WRITE. The accepting end grants no longer places
+    /// than it was granted.
     pub place_len: usize,
-    /// The part of the pool's landing memory that they may take together, as a divisor: 1 /
-    /// `landing_part`. Where that is less than one place, places are shorter. The rest is for
-    /// calls. A bare connection keeps its memory while others wait.
+    /// All places together may take 1 / `landing_part` of the pool's landing memory. If that is
+    /// less than one place, places are shorter. The rest is for calls, because a bare connection
+    /// keeps its memory while others wait.
     pub landing_part: usize,
-    /// Bytes of memory that WRITEs are taken from, in turn; as many as one WRITE has if that is
-    /// more.
+    /// Bytes of source memory, parts of which WRITEs use in turn. At least as long as one WRITE.
     pub source_len: usize,
-    /// Bytes that one request may have this end WRITE, and that this end asks for at a time.
+    /// Maximum bytes that one request may make this end WRITE, and that this end requests at a
+    /// time.
     pub requested: u64,
-    /// WRITEs that one request may have this end do, and that this end asks for at a time: a WRITE
-    /// of one byte takes as long as one of a page.
+    /// Maximum number of WRITEs that one request may make this end do, and that this end requests
+    /// at a time. A WRITE of one byte takes as long as one of a page.
     pub requested_writes: u64,
 }
 
 impl Default for Limits {
-    /// 8 places of 1 MiB, an eighth of the landing memory, one source for all WRITEs, and 1 GiB and
-    /// 16,384 WRITEs a request.
+    /// 8 places of 1 MiB in at most an eighth of the landing memory, one source for all WRITEs, and
+    /// 1 GiB or 16,384 WRITEs a request.
     fn default() -> Self {
         Self {
             places: 8,

@@ -1,7 +1,7 @@
-//! One end: posts SENDs and WRITEs, and waits for what comes.
+//! One end, which posts SENDs and WRITEs and waits for messages.
 //!
-//! The peer says how many WRITEs it wants, and over shared memory each is done when it is queued.
-//! So every work request and every completion is charged to the turn of the task (R20).
+//! The peer says how many WRITEs it wants, and over shared memory each is done as soon as it is
+//! queued. So every work request and every completion is charged to the task's turn (R20).
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,23 +18,23 @@ use crate::link::{Completion, Link, Posted, Shared, Work, WriteSource};
 use crate::provider::AnyLink;
 use crate::turn;
 
-/// Work requests between two looks at the link.
+/// Number of work requests between two checks of the link.
 const LOOK: u64 = 128;
-/// Bytes of the shortest places.
+/// Minimum bytes of a place.
 const SHORTEST: usize = 4096;
-/// WRITEs in flight, at most.
+/// Maximum number of WRITEs in flight.
 const MAX_IN_FLIGHT: usize = 1024;
 
 #[derive(Debug)]
 pub(super) struct End {
     // Dropped in this order: the queue pair goes before the memory that it reads and writes (R9).
     link: AnyLink,
-    /// The bytes of WRITEs, in memory of the pool.
+    /// The source of WRITEs, in pool memory.
     source: Bytes,
     limits: Limits,
     /// The buffers to which the other end may WRITE. They are never read.
     landing: Vec<LandingBuf>,
-    /// Bytes of each of them.
+    /// Bytes of each buffer in `landing`.
     granted: usize,
     pool: Pool,
     out: Vec<Completion>,
@@ -74,8 +74,8 @@ impl End {
         Ok(done?)
     }
 
-    /// Takes the completions that are there, and learns of the end of the link: where work is done
-    /// when it is queued, nothing else waits for the link.
+    /// Takes available completions, and notices the end of the link. Where work is done as soon as
+    /// it is queued, nothing else waits for the link.
     async fn look(&mut self) -> Result<(), BareError> {
         let polled = poll_fn(|cx| Poll::Ready(self.link.poll(cx, &mut self.out))).await;
         self.complete().await;
@@ -91,7 +91,7 @@ impl End {
             match completion {
                 Completion::Sent { id } => self.done = self.done.max(id),
                 Completion::Received { slot, len } => self.received.push_back((slot, len)),
-                // A WRITE there fails the link.
+                // A WRITE to memory that is not mapped fails the link.
                 Completion::NotMapped { .. }
                 | Completion::Forgotten { .. }
                 | Completion::Answered => {}
@@ -116,7 +116,7 @@ impl End {
     /// Queues one work request when there is room for it, and charges it.
     async fn queue(&mut self, work: Work, signal: bool) -> Result<(), BareError> {
         if turn::is_over() {
-            // The device works on what it has while other tasks run.
+            // Lets the device work on the queued requests while other tasks run.
             self.link.ring_doorbell()?;
         }
         turn::spend(1).await;
@@ -140,7 +140,7 @@ impl End {
     }
 
     async fn send(&mut self) -> Result<(), BareError> {
-        // A slot is free again when as many requests as there are slots have gone since.
+        // A slot is free again once as many later requests as there are slots are done.
         while self.queued - self.done >= SLOTS as u64 {
             self.link.ring_doorbell()?;
             self.poll().await?;
@@ -158,7 +158,7 @@ impl End {
         self.send().await
     }
 
-    /// Sends what was received last.
+    /// Sends the last received message back.
     pub(super) async fn send_back(&mut self) -> Result<(), BareError> {
         self.send().await
     }
@@ -173,7 +173,7 @@ impl End {
         self.send().await
     }
 
-    /// Leases places, of at most `longest` bytes each, and tells the other end of them.
+    /// Leases places of at most `longest` bytes each, and tells the other end about them.
     pub(super) async fn send_places(&mut self, longest: usize) -> Result<(), BareError> {
         let limits = self.limits;
         let budget = self.pool.config().landing / limits.landing_part.max(1);
@@ -211,7 +211,7 @@ impl End {
         self.places.iter().map(|place| place.len as usize).max().unwrap_or(0)
     }
 
-    /// Bytes of pool memory to WRITE from, at least `len`.
+    /// Allocates at least `len` bytes of pool memory to WRITE from.
     fn fill(&mut self, len: usize) -> Result<(), BareError> {
         if self.source.len() < len {
             let len = len.max(self.limits.source_len);
@@ -222,8 +222,9 @@ impl End {
         Ok(())
     }
 
-    /// WRITEs, those in flight to parts of their own as far as there are enough, and returns when
-    /// the device has reported all of them: for InfiniBand and RoCE, that they have arrived.
+    /// Does WRITEs, and returns when the device has reported all of them. On InfiniBand and RoCE
+    /// they have arrived then. As far as there are enough places, WRITEs in flight go to different
+    /// ones.
     pub(super) async fn write(&mut self, writes: Writes) -> Result<(), BareError> {
         let len = writes.len as usize;
         let window = (writes.in_flight as usize).clamp(1, MAX_IN_FLIGHT);
@@ -234,7 +235,7 @@ impl End {
             .flat_map(|(place, n)| {
                 (0..n).map(|at| (place.addr.wrapping_add((at * len) as u64), place.rkey))
             })
-            // The peer may have named places of any length.
+            // The peer may have stated places of any length.
             .take(window)
             .collect();
         if parts.is_empty() {
@@ -267,7 +268,7 @@ impl End {
         Ok(())
     }
 
-    /// Bytes of the places that this end has granted.
+    /// Bytes of each place that this end has granted.
     pub(super) fn granted(&self) -> usize {
         self.granted
     }

@@ -17,10 +17,10 @@ pub enum BareError {
     /// Memory to WRITE to could not be registered.
     #[error("no memory to WRITE to: {0}")]
     Register(#[from] RegisterError),
-    /// Memory of the pool has no registration.
+    /// Pool memory has no registration.
     #[error("no memory to WRITE from: the pool does not know its own")]
     NoSource,
-    /// The peer granted nothing as long.
+    /// The peer granted no place that is long enough.
     #[error("no place for a WRITE of {len} bytes: the peer's longest has {longest}")]
     TooLong {
         /// Bytes of the WRITE.
@@ -28,7 +28,7 @@ pub enum BareError {
         /// Bytes of the longest place.
         longest: usize,
     },
-    /// The peer wanted more than is done for it.
+    /// The peer wanted more bytes than are written for it.
     #[error("the peer wants {wanted} bytes written, at most {limit} are")]
     TooMuch {
         /// Bytes.
@@ -36,15 +36,15 @@ pub enum BareError {
         /// Bytes.
         limit: u64,
     },
-    /// The peer wanted more WRITEs than are done for it.
+    /// The peer wanted more WRITEs than are done at one request.
     #[error("the peer wants {wanted} WRITEs, at most {limit} are done at a request")]
     TooMany {
-        /// WRITEs.
+        /// Number of WRITEs.
         wanted: u32,
-        /// WRITEs.
+        /// Number of WRITEs.
         limit: u64,
     },
-    /// The peer sent what is no message, or not one of this moment.
+    /// The peer sent an invalid message, or one that was not expected now.
     #[error("a message that makes no sense: {0}")]
     Message(String),
 }

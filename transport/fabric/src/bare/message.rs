@@ -4,14 +4,14 @@
 //! |---|---|---|
 //! | 1 echo | any | the same bytes |
 //! | 2 places | n times: address u64, key u32, bytes u32 | places of the answering end |
-//! | 3 write | bytes u32, number u32, in flight u32 | 4, behind the last WRITE |
+//! | 3 write | bytes u32, number u32, in flight u32 | 4, after the last WRITE |
 //! | 4 written | | |
 
 use super::error::BareError;
 
 /// Bytes.
 pub(super) const MAX_LEN: usize = 512;
-/// Places of one end, at most.
+/// Maximum number of places of one end.
 pub(super) const MAX_PLACES: usize = 16;
 const PLACE_LEN: usize = 16;
 
@@ -24,7 +24,7 @@ pub(super) struct Place {
     pub(super) len: u32,
 }
 
-/// Bytes of each WRITE, their number, and how many are in flight at a time.
+/// The length of each WRITE, the number of WRITEs, and the number in flight at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Writes {
     pub(super) len: u32,
@@ -45,7 +45,7 @@ const PLACES: u8 = 2;
 const WRITE: u8 = 3;
 const WRITTEN: u8 = 4;
 
-/// An echo of `len` bytes, at least 1.
+/// Writes an echo of `len` bytes, at least 1, to `out`.
 pub(super) fn echo(len: usize, out: &mut Vec<u8>) {
     out.clear();
     out.resize(len.clamp(1, MAX_LEN), 0xa5);
@@ -75,7 +75,7 @@ pub(super) fn written(out: &mut Vec<u8>) {
     out.push(WRITTEN);
 }
 
-/// All of it is untrusted.
+/// Decodes a message, which is untrusted.
 pub(super) fn decode(bytes: &[u8]) -> Result<Message, BareError> {
     let unknown = || BareError::Message(format!("{} bytes: {:02x?}", bytes.len(), head(bytes)));
     let (kind, fields) = bytes.split_first().ok_or_else(unknown)?;

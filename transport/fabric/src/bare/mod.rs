@@ -1,5 +1,5 @@
-//! SENDs and WRITEs over a link, without protocol, calls or messages: the upper bound of what any
-//! transport over it can reach. `rpc-demo doctor --peer` and the benchmarks measure it.
+//! SENDs and WRITEs over a link, without the protocol and without calls. Their speed is the upper
+//! bound for any transport over the link. `rpc-demo doctor --peer` and the benchmarks measure it.
 //!
 //! Both ends make their link with [`config`]. The accepting end [serves](serve), the connecting end
 //! [opens](Bare::open) the connection and measures.
@@ -23,11 +23,11 @@ use crate::error::LinkError;
 use crate::provider::AnyLink;
 
 /// Serves the connecting end until it closes the connection: echoes its SENDs, grants it memory to
-/// WRITE to, which is never read, and WRITEs to what it has granted.
+/// WRITE to, which is never read, and WRITEs to memory that it has granted.
 ///
 /// # Errors
-/// Why the connection ended, which is always an error: [`LinkError::Disconnected`] where the peer
-/// has closed it.
+/// Why the connection ended, which is always an error: [`LinkError::Disconnected`] if the peer has
+/// closed it.
 ///
 /// # Cancel safety
 /// Dropping the future ends the connection.
@@ -41,7 +41,7 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), Bare
             }
             Message::Places(places) => {
                 end.set_places(places);
-                // WRITEs go both ways in the same way.
+                // The places are as long as the peer's, so WRITEs are alike in both directions.
                 end.send_places(end.longest_place()).await?;
             }
             Message::Write(writes) => {
@@ -63,8 +63,8 @@ pub async fn serve(link: AnyLink, pool: Pool, limits: Limits) -> Result<(), Bare
 
 /// The connecting end.
 ///
-/// Its futures are not cancel safe: one that was dropped leaves work in flight, and the connection
-/// is of no use but to be dropped.
+/// Its futures are not cancel safe: dropping one leaves work in flight, and the connection must
+/// then be dropped.
 #[derive(Debug)]
 pub struct Bare {
     end: End,
@@ -93,8 +93,8 @@ impl Bare {
         self.end.longest_place().min(self.granted)
     }
 
-    /// SENDs `count` messages of `len` bytes, which come back, with up to `in_flight` at a time (at
-    /// most [`MAX_ECHOES`]). Returns when all are back.
+    /// SENDs `count` messages of `len` bytes, which the other end echoes. Up to `in_flight` are in
+    /// flight at a time, at most [`MAX_ECHOES`]. Returns when all are back.
     ///
     /// # Errors
     /// The link fails.
@@ -119,11 +119,12 @@ impl Bare {
         Ok(())
     }
 
-    /// WRITEs `count` times `len` bytes to the other end, with up to `in_flight` at a time, and
-    /// returns when they have arrived.
+    /// WRITEs `len` bytes `count` times to the other end, with up to `in_flight` WRITEs at a time,
+    /// and returns when they have arrived.
     ///
     /// # Errors
-    /// [`BareError::TooLong`] where `len` is more than [`longest`](Self::longest); the link fails.
+    /// [`BareError::TooLong`] if `len` is more than [`longest`](Self::longest). Otherwise, the link
+    /// fails.
     pub async fn write(
         &mut self,
         len: usize,
@@ -131,7 +132,7 @@ impl Bare {
         in_flight: usize,
     ) -> Result<(), BareError> {
         self.end.write(writes(len, count, in_flight)).await?;
-        // What is behind a SEND has arrived before it (R4).
+        // WRITEs arrive before a SEND that was queued after them (R4).
         self.echo(1, 1, 1).await
     }
 

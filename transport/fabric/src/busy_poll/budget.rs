@@ -7,7 +7,7 @@ use tonic_rdma_memory::PerProcess;
 
 /// Unsuccessful polls may take this fraction, `1 / DIVISOR`, of the time of one processor.
 pub(super) const DIVISOR: u32 = 8;
-/// Unsuccessful polls that are free at first, and after a pause.
+/// Time for unsuccessful polls that is available at first, and after a pause.
 pub(super) const BURST: Duration = Duration::from_millis(2);
 
 static START: PerProcess<Instant> = PerProcess::new(Instant::now);
@@ -18,7 +18,7 @@ pub(super) fn may_poll(now: Instant) -> bool {
     SPENT.is_left(since_start(now))
 }
 
-/// An unsuccessful poll has taken so long.
+/// Charges an unsuccessful poll that took this time.
 pub(super) fn charge(now: Instant, time: Duration) {
     SPENT.take(since_start(now), time);
 }
@@ -31,7 +31,7 @@ pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The time until which the budget is used up, in nanoseconds since a start.
+/// The time until which the budget is used up, in nanoseconds since the start.
 #[derive(Debug, Default)]
 pub(super) struct Budget(AtomicU64);
 
@@ -42,7 +42,7 @@ impl Budget {
 
     pub(super) fn take(&self, now: u64, time: Duration) {
         // An end whose last poll was successful may go into debt, by one poll for each kind of
-        // wait. It begins no other before the debt is paid.
+        // wait. It begins no other poll before the debt is paid.
         let add = |used: u64| Some(used.max(now).saturating_add(nanos(time * DIVISOR)));
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }

@@ -1,23 +1,23 @@
-//! How long an end polls for a message before it sleeps.
+//! Decides how long an end polls for a message before it sleeps.
 //!
 //! A sleep costs system calls at both ends, context switches, cold caches and the time until this
-//! end runs again; polling costs the processor. An end that polls for as long as the price of a
-//! sleep, and then sleeps, never spends more than twice what the best choice would have (ski
-//! rental: Karlin et al., "Competitive snoopy caching", 1988). What a wake-up takes differs by two
-//! orders of magnitude between machines, so it is measured (`shm::wake_cost`, `verbs::wake_cost`).
-//! The price of a sleep is [`PRICE`] times that.
+//! end runs again. Polling costs processor time. An end that polls for as long as the price of a
+//! sleep, and then sleeps, never spends more than twice the cost of the best choice (ski rental:
+//! Karlin et al., "Competitive snoopy caching", 1988). The time of a wake-up differs by two orders
+//! of magnitude between machines, so it is measured (`shm::wake_cost`, `verbs::wake_cost`). The
+//! price of a sleep is [`PRICE`] wake-ups.
 //!
-//! An end learns whether polling pays from what each wait would have taken had neither end slept:
-//! the length of the wait, less one wake-up if this end slept, and another if the peer slept and
-//! had to be woken. So two ends that sleep find out that both could poll, and neither has to try.
-//! Waits after a SEND and waits after a message have a [`WaitEstimate`] each: a server that works
-//! for long before it answers does not poll while it works, and may poll for the next request. A
-//! message that concerns the transport alone, such as a grant, changes nothing: an end that waited
-//! for an answer still does.
+//! An end learns whether polling pays from the time that each wait would have taken if neither end
+//! had slept: the length of the wait, less one wake-up if this end slept, and another if the peer
+//! slept and had to be woken. So two ends that sleep find out that both could poll, without trying
+//! it. Waits after a SEND and waits after a message each have a [`WaitEstimate`]. So a server that
+//! works for long before it answers does not poll while it works, but may poll for the next
+//! request. A message that only concerns the transport, such as a grant, changes nothing: an end
+//! that waited for an answer still does.
 //!
 //! | expected wait | what the end does |
 //! |---|---|
-//! | no longer than the price of a sleep | polls for that long, a wake-up longer if the peer had to be woken |
+//! | no longer than the price of a sleep | polls for that price, and one wake-up longer if the peer had to be woken |
 //! | longer | sleeps at once |
 //!
 //! | state | event | next state |
@@ -27,16 +27,15 @@
 //! | Polling | message | Ready |
 //! | Polling | poll time over, or the peer shares the processor now | Sleeping |
 //! | Polling, Sleeping | first SEND since a message came | Ready, or Sleeping if a long wait is expected |
-//! | Polling, Sleeping | later SEND | unchanged: the wait goes on, and the poll is not prolonged |
+//! | Polling, Sleeping | later SEND | unchanged: the wait goes on, and the poll is not extended |
 //! | Sleeping | later SEND, after a long wait | as for a first SEND |
 //! | Sleeping | message | Ready |
-//! | Ready | the message concerned the transport alone | as before it: Idle, or Ready for the same wait |
+//! | Ready | the message only concerned the transport | as before it: Idle, or Ready for the same wait |
 //!
-//! Unsuccessful polls of all links of a process together take at most 1 /
-//! [`DIVISOR`](budget::DIVISOR) of one processor, in the long run. When this budget is used up, an
-//! end whose last poll was successful may poll once more. If that poll fails, it is charged, and
-//! the end does not poll until the debt is paid. An end without traffic since it last slept does
-//! not poll.
+//! In the long run, unsuccessful polls of all links of a process together take at most 1 /
+//! [`DIVISOR`](budget::DIVISOR) of one processor. When this budget is used up, an end whose last
+//! poll was successful may poll once more. If that poll fails, it is charged, and the end does not
+//! poll until the debt is paid. An end without traffic since it last slept does not poll.
 
 mod budget;
 #[cfg(test)]
@@ -44,15 +43,16 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-/// No poll begins where a wake-up takes less than this, or where polls are limited to less.
+/// No poll begins if a wake-up takes less than this, or if polls are limited to less.
 const MIN_COST: Duration = Duration::from_micros(2);
-/// Checks between two yields to other tasks: one or two microseconds, at 40 to 140 cycles each.
+/// Number of checks between two yields to other tasks. At 40 to 140 cycles each, they take one or
+/// two microseconds.
 const SPINS: u32 = 32;
-/// The price of a sleep, in wake-ups. A call of 4 KiB with one sleep took 40 us and 64 us of both
-/// processors; without it 15 and 30, where a wake-up took 8 us (`compare --rows full --only
-/// up-4KiB-x1`, an Intel Xeon, family 6 model 207).
+/// The price of a sleep, in wake-ups. A call of 4 KiB took 40 us, and 64 us of both processors'
+/// time, with one sleep, and 15 us and 30 us without it. A wake-up took 8 us there (`compare --rows
+/// full --only up-4KiB-x1`, an Intel Xeon, family 6 model 207).
 const PRICE: u32 = 4;
-/// A wait counts for at most this many such prices: an endless one is forgotten after five short
+/// A wait counts as at most this many prices, so that an endless one is forgotten after five short
 /// ones.
 const MAX_PRICES: u32 = 4;
 
@@ -93,14 +93,14 @@ enum WaitKind {
 /// The estimate for waits of one kind.
 #[derive(Debug, Clone, Copy, Default)]
 struct WaitEstimate {
-    /// How long a wait takes without wake-ups: a moving average.
+    /// A moving average of how long a wait takes, without the time of wake-ups.
     expected: Duration,
     /// The last poll was successful.
     hit: bool,
 }
 
 impl WaitEstimate {
-    /// A wait took `took` without wake-ups, which take `cost` each.
+    /// Records a wait that took `took` without the time of wake-ups, which take `cost` each.
     fn learn(&mut self, took: Duration, cost: Duration) {
         let most = cost * PRICE * MAX_PRICES;
         self.expected = self.expected.min(most) * 3 / 4 + took.min(most) / 4;
@@ -145,7 +145,7 @@ pub(crate) enum Next {
     Sleep,
 }
 
-/// Decides for one end of a link.
+/// Decides whether one end of a link polls or sleeps.
 #[derive(Debug)]
 pub(crate) struct BusyPoll<M = Host> {
     /// The longest poll.
@@ -165,8 +165,8 @@ pub(crate) struct BusyPoll<M = Host> {
 }
 
 impl BusyPoll {
-    /// Polls for `limit` at most; never, if that is zero. `cost`: what a wake-up takes, as far as
-    /// is known.
+    /// Creates a state that polls for `limit` at most, or never if that is zero. `cost` is the time
+    /// of a wake-up, as far as it is known.
     pub(crate) fn new(limit: Duration, cost: Duration) -> BusyPoll {
         BusyPoll::on(Host, limit, cost)
     }
@@ -187,7 +187,7 @@ impl<M: Machine> BusyPoll<M> {
         }
     }
 
-    /// The time that a wake-up takes, as far as is known.
+    /// The time that a wake-up takes, as far as it is known.
     #[cfg(feature = "shm")]
     pub(crate) fn cost(&self) -> Duration {
         self.cost
@@ -222,16 +222,16 @@ impl<M: Machine> BusyPoll<M> {
         u32::from(kind == WaitKind::Sent && self.peer_sleeps)
     }
 
-    /// How long a poll lasts. None: this end sleeps at once.
+    /// How long a poll lasts. `None` means that this end sleeps at once.
     fn poll_length(&self, kind: WaitKind) -> Option<Duration> {
         let poll_length = (self.cost * (PRICE + self.peer_wake_ups(kind))).min(self.limit);
         (self.estimate(kind).expected <= self.cost * PRICE && self.cost.min(self.limit) >= MIN_COST)
             .then_some(poll_length)
     }
 
-    /// Something was sent, and an answer may come. `woken`: whether the peer slept and was woken.
-    /// With None, as the device does not tell, the peer counts as sleeping if the last answer took
-    /// longer than a wake-up.
+    /// Records that something was sent, to which an answer may come. `woken` tells whether the peer
+    /// slept and was woken. `None` means that the device does not tell; the peer then counts as
+    /// sleeping if the last answer took longer than a wake-up.
     pub(crate) fn sent(&mut self, woken: Option<bool>) {
         match self.state {
             State::Idle | State::Ready(WaitKind::Received) => self.begin_wait(woken),
@@ -272,8 +272,8 @@ impl<M: Machine> BusyPoll<M> {
         };
     }
 
-    /// How long a poll that begins now may last. None: this end sleeps at once. Reads the clock by
-    /// `now` only where that depends on the budget.
+    /// How long a poll that begins now may last. `None` means that this end sleeps at once. Calls
+    /// `now` only if the answer depends on the budget.
     fn allowed_poll(&self, kind: WaitKind, now: impl FnOnce() -> Instant) -> Option<Duration> {
         self.poll_length(kind).filter(|_| self.estimate(kind).hit || self.machine.may_poll(now()))
     }
@@ -286,13 +286,14 @@ impl<M: Machine> BusyPoll<M> {
         }
     }
 
-    /// A message came. Says whether this end polled for it.
+    /// Records a message. Returns whether this end polled for it.
     pub(crate) fn received(&mut self) -> bool {
         let polled = matches!(self.state, State::Polling { .. });
         match self.state {
             State::Polling { kind, since, .. } => {
                 let took = if self.peer_wake_ups(kind) == 0 {
-                    // The price of a sleep at most: reading the clock is not worth it.
+                    // The wait took at most the price of a sleep, so reading the clock is not worth
+                    // it.
                     Duration::ZERO
                 } else {
                     let waited = self.machine.now().saturating_duration_since(since);
@@ -316,15 +317,16 @@ impl<M: Machine> BusyPoll<M> {
         polled
     }
 
-    /// Continues the wait that the last message ended: the message concerned the transport alone.
+    /// Continues the wait that the last message ended, because the message only concerned the
+    /// transport.
     pub(crate) fn wait_goes_on(&mut self) {
         if let State::Ready(WaitKind::Received) = self.state {
             self.state = self.ended.map_or(State::Idle, State::Ready);
         }
     }
 
-    /// The queue is empty. `on_other_processor`: the peer runs on another processor. Calls
-    /// `has_work` until it says true, for about a microsecond.
+    /// Decides what to do when the queue is empty. `on_other_processor` tells whether the peer runs
+    /// on another processor. Calls `has_work` for about a microsecond, or until it returns true.
     pub(crate) fn on_empty(
         &mut self,
         on_other_processor: bool,
@@ -365,7 +367,7 @@ impl<M: Machine> BusyPoll<M> {
         Next::Sleep
     }
 
-    /// A poll has ended without success.
+    /// Records a poll that has ended without success.
     fn poll_failed(&mut self, kind: WaitKind, since: Instant, until: Instant) {
         let now = self.machine.now();
         // Time beyond the end of the poll was spent by other tasks.

@@ -22,7 +22,7 @@ use crate::shm::socket::wire::{Message, VERSION, other_version};
 use crate::shm::wakeup::channels::{self, Chosen};
 use crate::shm::wakeup::member::Wakeup;
 
-/// Pause before another try where the listener has more to do than it takes on.
+/// Pause before another try if the listener's backlog is full.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) async fn connect(
@@ -75,7 +75,7 @@ async fn attempt(
     if !context.allows(peer.uid) {
         return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
     }
-    // Before the answer, which may have to show who sends it.
+    // Must come before the answer, which may have to show who sends it.
     let candidate = Candidate::of(&mut socket);
     let hello = Message::Hello {
         shape: own_end.shape,
@@ -86,18 +86,18 @@ async fn attempt(
         Err(error) if !is_end(&error) => return Err(failed(error)),
         _ => {}
     }
-    // One that hangs up has nothing to say about it; a listener that goes does so too.
+    // A server that hangs up gives no reason, and neither does a listener that is dropped.
     let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
     let answer = match socket.next().await {
-        // A listener that refuses does not read the greeting first, so the socket reports that
-        // before its answer.
+        // A listener that refuses does not read the greeting first, so the socket reports the end
+        // before the answer.
         Err(error) if is_end(&error) => socket.receive().unwrap_or(None),
         answer => answer.map_err(failed)?,
     };
     let Some(SocketMessage { bytes, has_fds }) = answer else { return Err(gone()) };
     match (Message::decode(&bytes), has_fds) {
         (Some(Message::Accept { shape, takes, runtime, nonce, private_data }), true) => {
-            // The server sends no channel.
+            // The server sends no wake-up channel.
             let (PeerEnd { writer, .. }, process) = socket
                 .take_fds(move |taken| {
                     let end = PeerEnd::new(shape, &mut taken.fds, peer.uid, false)?;
@@ -126,14 +126,14 @@ async fn attempt(
                 }
             };
             match sent {
-                // What the peer has said before comes next.
+                // An earlier message from the peer comes next.
                 Err(error) if is_end(&error) => {}
                 sent => sent.map_err(failed)?,
             }
             if let Some(errno) = opened(&socket).await.map_err(failed)? {
                 return Err(no_room(Addr::Process(peer.pid), errno));
             }
-            // From here on it does not matter who of the peer's sends.
+            // From here on, it does not matter which of the peer's processes sends.
             let _ = socket.tell_senders(false);
             let ends = (own_end.reader, writer, wakeup);
             let peer = (socket, process, Taken { own: config.takes, peer: takes });
@@ -166,8 +166,8 @@ fn no_room(addr: Addr, errno: u32) -> ConnectError {
     ConnectError::PeerLimit { addr, source: Arc::new(io::Error::from_raw_os_error(errno)) }
 }
 
-/// Waits until the server has taken what RING brought: before, it may not be able to, and no call
-/// can be made. Returns the error of a server that has no room for the connection.
+/// Waits until the server has taken the descriptors of RING. Until then it may still fail to, so no
+/// call can be made. Returns the server's error if it has no room for the connection.
 async fn opened(socket: &Socket) -> io::Result<Option<u32>> {
     let message = match socket.next().await {
         Err(error) if is_end(&error) => socket.receive().unwrap_or(None),

@@ -24,7 +24,7 @@ impl DeviceContext {
         DeviceContext { table: Arc::default(), permit, access }
     }
 
-    /// Whether memory is shared with this user.
+    /// Whether memory may be shared with this user.
     pub(super) fn allows(&self, uid: u32) -> bool {
         match self.access {
             ShmAccess::Any => true,

@@ -1,4 +1,4 @@
-//! A device: this process as an end of shared-memory connections.
+//! The device of this provider, which stands for this process as an end of connections.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,12 +16,13 @@ use crate::shm::link::ShmLink;
 use crate::shm::listener::ShmListener;
 use crate::shm::memory::table::ShmRegistrar;
 
-/// The boot id of the running kernel (random(4)): two processes with the same one can share memory.
+/// The boot id of the running kernel (random(4)). Two processes with the same boot id can share
+/// memory.
 ///
 /// # Errors
 /// /proc is not mounted.
 pub(crate) fn boot_id() -> Result<String, FabricError> {
-    // Read once: a process that is out of descriptors later still knows its host.
+    // Read once, so that a process that is out of descriptors later still knows its host.
     static ID: OnceLock<String> = OnceLock::new();
     if let Some(id) = ID.get() {
         return Ok(id.clone());
@@ -44,12 +45,12 @@ impl ShmDevice {
         ShmDevice(Arc::new(DeviceContext::new(access, lending)))
     }
 
-    /// `shm`.
+    /// Always `shm`.
     pub fn name(&self) -> &str {
         NAME
     }
 
-    /// No ports, no addresses. Never fails.
+    /// Reports no ports and no addresses. Never fails.
     pub fn info(&self) -> Result<DeviceInfo, FabricError> {
         Ok(DeviceInfo {
             name: NAME.to_owned(),
@@ -60,12 +61,14 @@ impl ShmDevice {
         })
     }
 
-    /// Makes landing chunks known, so that they can be given to peers. Pins nothing.
+    /// Returns a registrar that makes landing chunks known, so that they can be given to peers. It
+    /// pins nothing.
     pub fn registrar(&self) -> Arc<dyn Registrar> {
         Arc::new(ShmRegistrar(self.0.table.clone()))
     }
 
-    /// Live registrations that peers may write to: 0 when all pools on the device are gone.
+    /// Number of live registrations that peers may write to. 0 when all pools on the device are
+    /// gone.
     pub fn registrations(&self) -> usize {
         self.0.table.live()
     }

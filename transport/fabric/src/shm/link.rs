@@ -1,6 +1,6 @@
 //! A link over shared memory.
 //!
-//! Work is done while it is queued: nothing is ever in flight, and no completions of SENDs and
+//! Work is done while it is queued. So nothing is ever in flight, and no completions of SENDs and
 //! WRITEs are reported.
 //!
 //! The driver reads the messages on the socket. A thread that may block (`blocking`) takes the
@@ -9,16 +9,17 @@
 //! | from | on | to |
 //! |---|---|---|
 //! | listening | any other message | listening |
-//! | listening | one of these, while the peer owes too much (`map_debt`) | waiting |
-//! | waiting | the peer has paid enough of it | as listening |
-//! | listening | CHUNK, LEND, NAME: it is checked, and a thread maps the file | taking |
-//! | listening | LEND or NAME that this end does not take | dead |
+//! | listening | CHUNK, LEND, NAME, while the peer owes too much (`map_debt`) | waiting |
+//! | waiting | the peer has paid enough | as listening |
+//! | listening | CHUNK, LEND, NAME otherwise: it is checked, and a thread maps the file | taking |
+//! | listening | LEND or NAME that this end does not accept | dead |
 //! | taking | the file is mapped; or it cannot be: DECLINED | listening |
-//! | taking | the file is none of those that can be used | dead |
+//! | taking | the file is not of a kind that can be used | dead |
 //!
-//! While a file waits, or is being taken, nothing is read from the socket. No message of the ring
-//! that was published behind a chunk is given before it is mapped or declined; the rest goes on. A
-//! chunk is declined for a shortage of this end: of descriptors, mappings or memory.
+//! While a file waits, or is being taken, nothing is read from the socket. Messages that the peer
+//! published in the ring after a chunk are not delivered until the chunk is mapped or declined;
+//! everything else goes on. This end declines a chunk if it is short of descriptors, mappings or
+//! memory.
 
 mod answers;
 
@@ -61,7 +62,7 @@ use crate::shm::taking::{Deferred, Pending, take_file};
 use crate::shm::wakeup::member::Wakeup;
 use crate::shm::wakeup::wake_cost::{UNKNOWN, Waiting, WakeCost, monotonic, wake_up};
 
-/// Completions per poll, at most.
+/// Maximum number of completions per poll.
 const MAX_COMPLETIONS: usize = 256;
 /// The number of polls that find messages in the ring before the socket is also read, so that the
 /// socket does not wait for a peer to fall silent.
@@ -81,14 +82,14 @@ pub struct ShmLink {
     chunks: PeerChunks,
     /// A file that the peer has given and whose descriptor is being taken.
     pending: Option<Box<Pending>>,
-    /// The message of a file that is not taken yet.
+    /// The message for a file that waits.
     deferred: Option<Box<Deferred>>,
-    /// Buffers of this end's application that the peer was offered.
+    /// Application buffers that the peer was offered.
     named: Named,
     taken: Taken,
-    /// Only where something may be lent, and the peer takes it.
+    /// `Some` only if memory may be lent and the peer accepts it.
     lender: Option<Box<Lender>>,
-    /// Once the peer has lent something.
+    /// `Some` once the peer has lent memory.
     borrower: Option<Box<Borrower>>,
     /// This link's pool, if re-lending is allowed.
     lends_on: Option<Pool>,
@@ -99,11 +100,11 @@ pub struct ShmLink {
     busy_poll: Box<BusyPoll>,
     wake_cost: WakeCost,
     waiting: Waiting,
-    /// Polls since the socket was looked at.
+    /// Number of polls since the socket was last read.
     busy_polls: u32,
     stats: ShmStats,
-    /// Why the link ends: told once all that came before is taken, as nothing can be posted again
-    /// on a link that is dead.
+    /// Why the link ends. Reported once all earlier messages are taken, because nothing can be
+    /// posted again on a dead link.
     ending: Option<Box<LinkError>>,
     dead: Option<LinkError>,
     recv_slots: RecvSlots,
@@ -157,7 +158,7 @@ impl ShmLink {
             stats: ShmStats::default(),
             ending: None,
             dead: None,
-            // The slot that a message goes into is its place in the ring.
+            // A message's slot is its place in the ring.
             recv_slots: RecvSlots::new(config),
             block,
         }
@@ -188,7 +189,7 @@ impl ShmLink {
         self.breach(breach.to_string())
     }
 
-    /// The first error stays.
+    /// Ends the link. Only the first error is kept.
     fn fail(&mut self, error: LinkError) -> LinkError {
         self.socket.shut();
         self.dead.get_or_insert(error).clone()
@@ -215,7 +216,7 @@ impl ShmLink {
                 Ok(())
             }
             Ok(Put::Full) => {
-                // What went before it counts.
+                // Earlier messages still count.
                 self.publish();
                 let error = LinkError::Completion {
                     verb: Verb::Send,
@@ -326,7 +327,8 @@ impl ShmLink {
             None => Ok(()),
             Some(Pending::Chunk(offered, take_fds)) => {
                 let (offered, map) = (*offered, ready!(Pin::new(take_fds).poll(cx)));
-                // A peer that ends takes its pages back.
+                // The memory may also be unusable because the peer is ending and has taken its
+                // pages back.
                 match map {
                     Ok(map) => {
                         self.chunks.insert(offered, Some(map));
@@ -423,7 +425,7 @@ impl ShmLink {
                 }
                 self.chunks.forget(rkey).map_err(|what| self.breach(what))
             }
-            // That it has arrived is all there is to it.
+            // WAKE has no content; its arrival is enough.
             (Some(Message::Wake), false) => Ok(()),
             (Some(Message::Refused { text }), false) => {
                 let source = io::Error::new(
@@ -436,7 +438,7 @@ impl ShmLink {
         }
     }
 
-    /// Tells the peer which keys were revoked, so that it unmaps their chunks.
+    /// Tells the peer about revoked keys, so that it unmaps their chunks.
     fn tell_revoked(&mut self) -> Result<(), LinkError> {
         let mut keys = self.revoked.take().into_iter();
         while let Some(rkey) = keys.next() {
@@ -450,12 +452,13 @@ impl ShmLink {
                 continue;
             };
             match self.socket.send(&message.encode(), &[]) {
-                // The socket is full, so the peer is told later. The memory is back already.
+                // The socket is full, so the peer is told later. The memory has already been
+                // returned.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.revoked.put_back(std::iter::once(rkey).chain(keys));
                     return Ok(());
                 }
-                // What the peer sent before it went is still to be read.
+                // The peer's last messages still have to be read.
                 Err(error) if is_end(&error) => {}
                 Err(error) => return Err(self.device_error("sendmsg", error)),
                 Ok(()) => {}
@@ -473,7 +476,7 @@ impl ShmLink {
         self.reader.awaits_chunk(self.chunks.handled())
     }
 
-    /// Shows the peer what was queued.
+    /// Makes queued messages visible to the peer.
     fn publish(&mut self) {
         if !self.writer.has_unpublished() {
             return;
@@ -505,8 +508,7 @@ impl ShmLink {
         }
     }
 
-    /// Polls the ring and the socket until a message has come, or this end has to
-    /// wait.
+    /// Polls the ring and the socket until a message has arrived or this end has to wait.
     fn poll_sources(
         &mut self,
         cx: &mut Context<'_>,
@@ -533,7 +535,8 @@ impl ShmLink {
                 return Poll::Ready(Err(*error));
             }
             if self.awaits_chunk() {
-                // The messages in the ring come after the chunk, so only the socket is polled.
+                // The messages in the ring come after a chunk that is not mapped yet, so only the
+                // socket is polled.
                 match self.poll_socket(cx, out) {
                     Poll::Ready(result) => result?,
                     Poll::Pending => return Poll::Pending,
@@ -550,16 +553,16 @@ impl ShmLink {
                 if self.reader.has_pending_recv() {
                     continue;
                 }
-                // Every other task runs before this one polls again, also the one that a runtime of
-                // a single thread blocks on, which a task that wakes itself would hold up.
+                // Every other task runs before this one polls again. That includes the task that a
+                // single-threaded runtime blocks on, which a task that wakes itself would delay.
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
                 return Poll::Pending;
             }
-            // The task is registered for socket and wake-ups before the flag is set, and the ring
-            // is checked after: nothing is missed in between.
+            // The task is registered for the socket and for wake-ups before the flag is set, and
+            // the ring is checked afterwards, so nothing is missed in between.
             match self.poll_socket(cx, out) {
                 Poll::Ready(Ok(())) => continue,
-                // What was sent before the end counts.
+                // Messages sent before the end still count.
                 Poll::Ready(Err(error)) => {
                     self.ending = Some(Box::new(error));
                     continue;
@@ -580,7 +583,7 @@ impl ShmLink {
                 return Poll::Pending;
             }
         }
-        // A peer that keeps this end busy with nothing does not keep it from its other tasks.
+        // A peer that keeps this end busy must not keep it from its other tasks.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
@@ -622,7 +625,7 @@ impl Link for ShmLink {
         if let Some(shared) = self.shared.get(&rkey) {
             return Ok(*shared);
         }
-        // The peer counts chunks until it is told that they were revoked.
+        // The peer counts a chunk until it is told that it was revoked.
         self.tell_revoked().map_err(|error| self.fail(error))?;
         if self.shared.len() >= MAX_CHUNKS {
             return Err(
@@ -655,7 +658,7 @@ impl Link for ShmLink {
 
     fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {
         self.check_alive()?;
-        // The peer counts files until it is told that they are gone.
+        // The peer counts a file until it is told that it is gone.
         self.tell_revoked().map_err(|error| self.fail(error))?;
         let ShmLink { named, socket, table, revoked, .. } = self;
         match named.share(rkey, (socket, table, revoked)) {
@@ -674,7 +677,7 @@ impl Link for ShmLink {
 
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
         self.check_alive()?;
-        // The peer counts files until it is told that they are gone.
+        // The peer counts a file until it is told that it is gone.
         self.tell_revoked().map_err(|error| self.fail(error))?;
         let ShmLink { lender, socket, table, revoked, .. } = self;
         let Some(lender) = lender else { return Ok(None) };
@@ -768,7 +771,7 @@ impl Link for ShmLink {
 
     fn shrink(&mut self) -> Result<u32, LinkError> {
         self.wakeup.settle();
-        // Nobody but this end writes to the slots, so it knows that nothing is lost with them.
+        // Only this end writes to the slots, so it knows that no message is lost with them.
         if self.dead.is_none()
             && let Some((ring, keep)) = self.writer.rest()
         {

@@ -3,12 +3,12 @@
 //! | client | messages | with descriptors |
 //! |---|---|---|
 //! | before its ticket is checked | HELLO: private data with a ticket, and the shape of its ring | no: refused |
-//! | admitted | ACCEPT: ring of this end, and whether it takes a wake-up channel | yes |
-//! | | RING: the nonce of ACCEPT, ring of the client, and maybe eventfds and page of a channel, taken by a thread that may block | yes |
-//! | let in | OPEN: this end has taken all of that; or REFUSED, with the cause, and the client takes another path | no |
+//! | admitted | ACCEPT: ring of this end, and whether it accepts a wake-up channel | yes |
+//! | | RING: the nonce of ACCEPT, ring of the client, and perhaps eventfds and page of a channel; a thread that may block takes the descriptors | yes |
+//! | let in | OPEN: this end has taken the descriptors; or REFUSED, with the cause, and the client takes another path | no |
 //!
-//! So no file of a client is opened here before its ticket is checked. Descriptors that it sends
-//! all the same are closed with its socket, on other threads than those of admitted clients. While
+//! So no client's file is opened here before its ticket is checked. Descriptors that a client sends
+//! before that are closed with its socket, on other threads than those for admitted clients. While
 //! [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is accepted.
 
 use std::hash::{BuildHasher, RandomState};
@@ -41,18 +41,18 @@ use crate::shm::wakeup::channels;
 use crate::shm::wakeup::event_fd;
 use crate::shm::wakeup::member::Wakeup;
 
-/// A connection that has not sent HELLO by then is closed.
+/// A connection that has not sent HELLO within this time is closed.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections without a HELLO, at most; further ones wait in the kernel.
+/// Maximum number of connections without a HELLO. Further ones wait in the kernel.
 const MAX_PENDING: usize = 64;
-/// Errors of limits that the process or its host has reached.
+/// Errors that mean that the process or its host has reached a limit.
 const LIMITS: [i32; 3] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM];
-/// Sockets of clients without a checked ticket that may wait to be closed.
+/// Maximum number of sockets of clients without a checked ticket that wait to be closed.
 const MAX_STRANGER_JOBS: usize = 256;
-/// Sockets of one user's peers that may wait to be closed. With more, the user's next peer waits to
-/// be admitted.
+/// Maximum number of sockets of one user's peers that wait to be closed. Beyond that, the user's
+/// next peer waits to be admitted.
 const MAX_CLOSING: usize = 256;
-/// Pause before that is checked again.
+/// Pause before [`MAX_CLOSING`] is checked again.
 const CLOSING_PAUSE: Duration = Duration::from_millis(10);
 /// Pause after the process has run out of descriptors or memory.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
@@ -130,15 +130,16 @@ impl ShmListener {
     }
 }
 
-/// A number that a peer knows when it has read it.
+/// Returns a number that a peer can only know by reading it.
 fn nonce() -> u64 {
     static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    // A child of fork(2) may have the keys that its parent makes next.
+    // The process id is included because a child of fork(2) may have the keys that its parent makes
+    // next.
     KEYS.hash_one((std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Logs a refusal. Throttled, as every process that reaches the socket can cause it.
+/// Logs a refusal. Throttled, because any process that reaches the socket can cause one.
 fn log_refusal(log: &LogThrottle, peer: Credentials, why: &str) {
     throttled!(in log, warn, pid = peer.pid, uid = peer.uid, why, "shared memory refused");
 }
@@ -156,7 +157,7 @@ async fn hello(
         let _ = socket.send(&Message::Refused { text }.encode(), &[]);
     };
     if !context.allows(peer.uid) {
-        // The peer's program can tell this from other refusals.
+        // This message lets the peer's program tell this refusal from others.
         let _ = socket.send(&Message::OtherUser { uid: peer.uid }.encode(), &[]);
         refuse(format!("memory is not shared with user {} (ShmAccess)", peer.uid));
         return None;
@@ -183,7 +184,7 @@ async fn hello(
     Some(ShmIncoming { context, local, socket, private_data, shape, takes })
 }
 
-/// A connect request of a process of this host. Dropping it rejects it without private data.
+/// A connect request from a process on this host. Dropping it rejects it without private data.
 #[derive(Debug)]
 pub struct ShmIncoming {
     context: Arc<DeviceContext>,
@@ -192,7 +193,7 @@ pub struct ShmIncoming {
     private_data: Vec<u8>,
     /// The shape of the peer's ring.
     shape: Shape,
-    /// The memory that the peer takes.
+    /// The memory that the peer accepts.
     takes: Takes,
 }
 
@@ -207,7 +208,7 @@ impl ShmIncoming {
         Addr::Process(self.socket.peer().pid)
     }
 
-    /// The socket that it came by.
+    /// The name of the socket that it arrived on.
     pub fn local_addr(&self) -> ShmAddr {
         self.local.clone()
     }
@@ -266,7 +267,7 @@ impl ShmIncoming {
             FabricError::MemoryFile { source, .. } => refuse(&socket, source),
             error => refuse(&socket, &io::Error::other(error.to_string())),
         })?;
-        // Before the peer's ring, which may have to show who sends it.
+        // Must come before the peer's ring, which may have to show who sends it.
         let candidate = Candidate::of(&mut socket);
         let takes_channel = candidate.is_some() && event_fd::is_supported();
         let runtime = if takes_channel { channels::runtime() } else { 0 };
@@ -278,7 +279,7 @@ impl ShmIncoming {
             tokio::time::sleep(CLOSING_PAUSE).await;
         }
         socket.admit();
-        // A fresh socket has room for it, so this does not wait.
+        // A new socket has room for the message, so this does not wait.
         socket.send(&accept.encode(), &[own_end.file.as_fd()]).map_err(failed)?;
         let SocketMessage { bytes, has_fds } =
             socket.next().await.map_err(failed)?.ok_or_else(gone)?;
@@ -307,7 +308,7 @@ impl ShmIncoming {
             _ => None,
         };
         let wakeup = member.map_or(Wakeup::Message, Wakeup::Channel);
-        // From here on it does not matter who of the peer's sends.
+        // From here on, it does not matter which of the peer's processes sends.
         let _ = socket.tell_senders(false);
         socket.send(&Message::Open.encode(), &[]).map_err(failed)?;
         let ends = (own_end.reader, writer, wakeup);

@@ -1,13 +1,13 @@
-//! Two processes of one host, over memory that they share.
+//! Connections between two processes on one host, over shared memory.
 //!
-//! A connection has a unix socket, which carries descriptors and shows when the peer ends, and
-//! three kinds of memory, all in files without a name (memfd) that can neither shrink nor grow:
+//! A connection has a unix socket, which carries descriptors and shows when the peer ends. Its
+//! shared memory is in files without a name (memfd) that can neither shrink nor grow:
 //!
 //! | memory | made and owned by | mapped by | holds |
 //! |---|---|---|---|
 //! | ring | the receiving end | the sending end | RECV slots: SEND copies a message into the next one |
-//! | landing chunk | the receiving end's pool | the sending end, when it is granted | WRITE copies into it |
-//! | control block, send arenas | each end | nobody else | what is sent |
+//! | landing chunk | the receiving end's pool | the sending end, once it is granted | WRITE copies into it |
+//! | control block, send arenas | each end | nobody else | bytes to send |
 //! | RECV slots | the receiving end, on its heap | nobody else | received messages, once they are checked |
 //!
 //! ```text
@@ -19,14 +19,14 @@
 //!
 //! An end that waits sets a flag in its ring. All connections between a runtime of one process and
 //! a runtime of another share a wake-up channel (`wakeup::channel`): an eventfd for each direction,
-//! and a page with a bit for each connection. The sender sets the bit, and signals the eventfd only
-//! if the receiving process sleeps, as far as these connections go, by a read that never blocks. A
-//! process that is awake costs its peer no system call. Before an end waits it polls for a while
+//! and a page with a bit for each connection. The sender sets the bit. It signals the eventfd, by a
+//! read that never blocks, only if the receiving process sleeps as far as these connections go. So
+//! waking a process that is awake costs no system call. Before an end waits it polls for a while
 //! (`crate::busy_poll`).
 //!
-//! At rest a connection has one descriptor at either end, the socket; two eventfds are shared by
-//! all of them. It has one page of each ring: the sending end gives the others back when nothing
-//! lies in them ([`Link::shrink`](crate::Link::shrink)), as nobody else writes there.
+//! At rest a connection has one descriptor at either end, the socket, and all connections share two
+//! eventfds. Of each ring it has one page. The sending end, which alone writes there, frees the
+//! other pages when they hold no messages ([`Link::shrink`](crate::Link::shrink)).
 //!
 //! A handshake is three messages. HELLO carries a ticket and no descriptor. ACCEPT carries the ring
 //! of the accepting end and the number of its runtime. RING carries the ring of the other end, the
@@ -43,20 +43,20 @@
 //! | module | what |
 //! |---|---|
 //! | `device` | [`ShmDevice`]: listens and connects |
-//! | `context` | what the connections of a device share: its chunks, and whom it shares memory with |
+//! | `context` | state that the connections of a device share: its chunks, and with whom it shares memory |
 //! | `user`, `same_user` | who a peer is, and whether it could stop this process anyway |
 //! | `listener`, `connect` | the accepting and the connecting side |
-//! | `setup` | what a handshake yields |
-//! | `link`, `stats` | the [`Link`](crate::Link), and what it has done |
+//! | `setup` | the result of a handshake |
+//! | `link`, `stats` | the [`Link`](crate::Link), and its counts |
 //! | `ring` | the ring: its layout, its reading and its writing end |
 //! | `ready_fd` | a descriptor that a task waits for |
-//! | `recv_slots` | where received messages lie until they are read |
-//! | `memory` | files that are mapped, and landing chunks |
+//! | `recv_slots` | the memory of received messages until they are read |
+//! | `memory` | mapped files, and landing chunks |
 //! | `named` | application buffers that the peer maps and writes to |
 //! | `taking` | files that the peer has given, until they are mapped |
-//! | `offers` | files that the peer was offered to map |
+//! | `offers` | files that the peer was offered for mapping |
 //! | `lend` | messages that the peer reads where their sender has them |
-//! | `socket` | the unix socket, its messages, and threads for what may block |
+//! | `socket` | the unix socket, its messages, and threads for calls that may block |
 //! | `wakeup` | waking and being woken |
 
 mod connect;

@@ -1,4 +1,4 @@
-//! Buffers of this end's application that the peer of a link may map to write to them.
+//! Application buffers of this end that a link's peer may map to write to them.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,11 +10,11 @@ use crate::shm::offers::{Offer, Offers, Taken};
 use crate::shm::socket::seqpacket::{Socket, is_end};
 use crate::shm::socket::wire::Message;
 
-/// Those of one link.
+/// The buffers offered on one link.
 #[derive(Debug)]
 pub(crate) struct Named {
     offers: Offers,
-    /// Whether the peer takes any.
+    /// Whether the peer accepts buffers.
     taken: bool,
 }
 
@@ -23,8 +23,8 @@ impl Named {
         Named { offers: Offers::default(), taken: taken.peer.named }
     }
 
-    /// Offers a buffer to the peer, unless it has been, and returns what has become of that.
-    /// `None`: there is no such buffer.
+    /// Offers a buffer to the peer, unless that has been done, and returns the state of the offer.
+    /// `None` if there is no such buffer.
     ///
     /// # Errors
     /// Those of the socket.
@@ -48,7 +48,7 @@ impl Named {
         }
         let message = Message::Name { key, addr: buffer.addr, len: buffer.len };
         match socket.send(&message.encode(), &[buffer.file.as_fd()]) {
-            // The socket is full: another time.
+            // The socket is full, so the buffer is offered another time.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Ok(Some(Shared::No));
             }
@@ -60,7 +60,7 @@ impl Named {
         Ok(Some(Shared::Asked))
     }
 
-    /// The peer has mapped a buffer, or cannot.
+    /// Records that the peer has mapped a buffer, or cannot map it.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
         self.offers.answered(key, taken);
     }
@@ -70,7 +70,7 @@ impl Named {
         self.offers.get(key).is_some()
     }
 
-    /// The buffer with this key is no longer registered.
+    /// Records that the buffer with this key is no longer registered.
     pub(crate) fn take_back(&mut self, key: u32) {
         self.offers.take_back(key);
     }

@@ -1,18 +1,18 @@
-//! Files that the peer of a link was offered to map, and may decline.
+//! Files that a link's peer was offered for mapping, and may decline.
 //!
 //! | the file is | on | next |
 //! |---|---|---|
-//! | unknown to the peer | something in it is to be used | open: offered, with the descriptor |
+//! | unknown to the peer | bytes in it are to be used | open: offered, with the descriptor |
 //! | open | TAKEN: the peer has mapped it | taken |
 //! | open | DECLINED: the peer cannot map it | declined |
-//! | any of these | it is gone | unknown: the peer is told, and unmaps it |
+//! | any of these | the file is gone | unknown: the peer is told, and unmaps it |
 
 use std::collections::HashMap;
 
 use crate::link_config::Takes;
 use crate::shm::socket::wire::Message;
 
-/// Files that a peer is offered, at most.
+/// Maximum number of files offered to a peer.
 pub(crate) const MAX_FILES: usize = 512;
 /// The maximum total size of the files in bytes. They take the peer's address space, and memory of
 /// the end that offers them.
@@ -45,20 +45,21 @@ impl Offers {
         self.files.len() < MAX_FILES && self.bytes.saturating_add(len) <= MAX_BYTES
     }
 
-    /// A file of this length was offered.
+    /// Records that a file of this length was offered.
     pub(crate) fn add(&mut self, key: u32, len: u64) {
         self.files.insert(key, (Offer::Open, len));
         self.bytes += len;
     }
 
-    /// Records that the peer has mapped a file, or cannot. The file may have been taken back since.
+    /// Records that the peer has mapped a file, or cannot map it. The file may have been taken back
+    /// since.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
         if let Some((offer, _)) = self.files.get_mut(&key).filter(|(o, _)| *o == Offer::Open) {
             *offer = if taken { Offer::Taken } else { Offer::Declined };
         }
     }
 
-    /// The file with this key is gone.
+    /// Records that the file with this key is gone.
     pub(crate) fn take_back(&mut self, key: u32) {
         if let Some((_, len)) = self.files.remove(&key) {
             self.bytes -= len;
@@ -66,7 +67,7 @@ impl Offers {
     }
 }
 
-/// The memory that each end of a link takes from the other, as the greeting has told.
+/// The memory that each end of a link accepts from the other, as the greetings have stated.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Taken {
     pub(crate) own: Takes,
@@ -74,8 +75,8 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// Refuses memory of a kind that this end does not take, and answers of a peer that can have
-    /// been offered nothing (R22).
+    /// Refuses memory of a kind that this end does not accept, and answers from a peer that cannot
+    /// have been offered anything (R22).
     ///
     /// # Errors
     /// The breach, and the setting that cures it.
@@ -88,7 +89,7 @@ impl Taken {
                 "it offers a buffer to write to, which this end does not map",
                 "ContextBuilder::map_peer_buffers",
             ),
-            // A chunk of landing memory may be declined whatever its end takes.
+            // A chunk of landing memory may be declined whatever the peer accepts.
             Message::Taken { .. } if self.peer == Takes::default() => {
                 ("it answers an offer, and takes none", "ContextBuilder::borrowing at its end")
             }

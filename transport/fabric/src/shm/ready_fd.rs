@@ -1,4 +1,4 @@
-//! A descriptor that a task waits for. Polling it costs one atomic load while it is not ready.
+//! A descriptor that a task waits for. While it is not ready, polling it costs one atomic load.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,8 +26,8 @@ impl<T: AsRawFd> ReadyFd<T> {
         &self.fd
     }
 
-    /// Ready to be read, as far as tokio knows; otherwise the task is woken when it is. Who finds
-    /// nothing there clears the guard and asks again.
+    /// Ready when the descriptor can be read, as far as tokio knows. Otherwise the task is woken
+    /// when it can. A caller that finds nothing to read clears the guard and polls again.
     #[inline]
     pub(crate) fn poll(
         &mut self,
@@ -57,7 +57,7 @@ mod tests {
         (ReadyFd::new(fd), writer)
     }
 
-    /// All that is there; otherwise the task is woken when there is something.
+    /// Reads everything available. If nothing is, the task is woken when something arrives.
     fn read(watch: &mut ReadyFd, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
             let mut guard = match watch.poll(cx) {
@@ -78,7 +78,7 @@ mod tests {
         let (mut watch, mut writer) = pipe();
         for round in 1..=8 {
             let (done, pending) = tokio::sync::oneshot::channel();
-            // A task of its own each time.
+            // Each round has its own task.
             let reader = tokio::spawn(async move {
                 let mut done = Some(done);
                 let read = poll_fn(|cx| {

@@ -1,26 +1,26 @@
-//! RECV slots: where a message lies between its completion and the next post of its slot.
+//! RECV slots, which hold a message between its completion and the next post of its slot.
 //!
 //! | a slot that is | event | becomes |
 //! |---|---|---|
-//! | Posted | a message | Held, in a buffer that nobody else can write to |
+//! | Posted | a message arrives | Held, in a private buffer |
 //! | Held | it is posted again | Posted; the buffer is kept for the next message |
 //!
-//! The buffers are the thread's, for all connections: the one that came back last is the next to be
-//! used, and is in the cache. A message is read before the next is taken, as a rule, so one serves
-//! thousands of connections.
+//! The buffers belong to the thread, and serve all connections. The buffer that came back last is
+//! used next, because it is in the cache. A message is usually read before the next is taken, so
+//! one buffer serves thousands of connections.
 
 use std::cell::RefCell;
 
 use crate::link_config::LinkConfig;
 
-/// Buffers that a thread keeps.
+/// Maximum number of buffers that a thread keeps.
 const MAX_SPARE: usize = 4;
 
 thread_local! {
     static SPARE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A buffer of this length, with anything in it.
+/// Takes a buffer of this length, with arbitrary contents.
 fn take_buffer(len: usize) -> Box<[u8]> {
     let spare = SPARE.try_with(|spare| {
         let mut spare = spare.borrow_mut();
@@ -32,7 +32,7 @@ fn take_buffer(len: usize) -> Box<[u8]> {
 
 /// Keeps a buffer for the next message, if the thread has few.
 fn put_buffer(buffer: Box<[u8]>) {
-    // Not while the thread ends: it is freed then.
+    // While the thread ends, the buffer is freed instead.
     let _ = SPARE.try_with(|spare| {
         let mut spare = spare.borrow_mut();
         if spare.len() < MAX_SPARE {
@@ -60,8 +60,8 @@ impl RecvSlots {
         RecvSlots { slots, slot_size: config.slot_size as usize }
     }
 
-    /// Fills a posted slot with a message of `len` bytes. False when it is not posted or cannot
-    /// hold `len`.
+    /// Fills a posted slot with a message of `len` bytes. Returns false if it is not posted or
+    /// cannot hold `len` bytes.
     #[inline]
     pub(crate) fn fill(&mut self, slot: u32, len: u32, fill: impl FnOnce(&mut [u8])) -> bool {
         let (len, slot_size) = (len as usize, self.slot_size);
@@ -75,7 +75,7 @@ impl RecvSlots {
         true
     }
 
-    /// Posts a slot again. False when it is posted already or does not exist.
+    /// Posts a slot again. Returns false if it is posted already or does not exist.
     #[inline]
     pub(crate) fn post(&mut self, slot: u32) -> bool {
         let Some(slot) = self.slots.get_mut(slot as usize) else { return false };
@@ -125,7 +125,8 @@ mod tests {
         assert!((0..4).all(|slot| slots.is_posted(slot)));
     }
 
-    /// Whatever the number of connections, and of messages that each has held at a time.
+    /// The number does not depend on the connections, or on the messages that each has held at a
+    /// time.
     #[test]
     fn a_thread_has_few_buffers() {
         let kept = || SPARE.with_borrow(|spare| spare.len());
@@ -142,7 +143,7 @@ mod tests {
             assert!((0..16).all(|slot| slots.post(slot)));
             assert!(kept() <= MAX_SPARE);
         }
-        // What is left in a buffer is of another connection.
+        // The buffer still contains bytes of another connection.
         assert!(links[0].fill(0, 2, |bytes| bytes.copy_from_slice(b"ab")));
         assert_eq!(links[0].get(0, 64), b"ab");
     }

@@ -1,22 +1,22 @@
 //! The ring that SENDs travel through: its layout, and its two ends.
 //!
-//! The memory is seen as words of 8 bytes, all atomic: another process may write to any of them at
-//! any time.
+//! The memory is accessed as atomic words of 8 bytes, because another process may write to any of
+//! them at any time.
 //!
-//! `docs/protocol.md` has the layout. Tail, head, the waiting flag and the processor each have a
-//! cache line of their own.
+//! `docs/protocol.md` has the layout. Tail, head, the waiting flag and the processor each have
+//! their own cache line.
 //!
-//! The sender says where a message lies. Messages follow each other, each from a cache line on, and
-//! begin at the front again where one would not fit in front of the end. Slots become free in their
-//! order, so those in use lie together, with one gap at most, which is shorter than a slot; that is
-//! why there is memory for one slot more. Before a message takes a page that those before it have
-//! not touched, the sender looks whether all slots are free again, and then goes back to the front.
-//! So what a connection with few messages needs of its ring are its first pages, which are still
-//! there, and in the address table of the processor, when thousands of connections take turns.
+//! The sender says where a message lies. Messages follow each other, each beginning at a cache
+//! line. A message that would not fit before the end begins at the front again. Slots become free
+//! in order, so the messages in use lie together, with at most one gap, which is shorter than a
+//! slot. That is why there is memory for one slot more. Before a message would touch a new page,
+//! the sender checks whether all slots are free again, and if so goes back to the front. So a
+//! connection with few messages only needs the first pages of its ring, which stay in memory and in
+//! the processor's TLB when thousands of connections take turns.
 //!
-//! A message may name the key of a chunk that went by the socket. The count of CHUNK messages
-//! orders the two ways: the receiver gives no message of a tail before it has as many chunks as the
-//! sender counted with it.
+//! A message may refer to the key of a chunk that was sent over the socket. The count of CHUNK
+//! messages orders the two ways: the receiver delivers no message up to a tail before it has as
+//! many chunks as the sender counted with that tail.
 
 use crate::atomics::{AtomicU64, Ordering};
 use crate::shm::wakeup::wait_flag;
@@ -29,18 +29,18 @@ const WAITING: usize = 16;
 const CPU: usize = 24;
 const PLACES: usize = 32;
 
-/// Bytes of all slots, at most: those of the longest ring that a connection of this crate's users
-/// makes. What this end sends makes the pages of the peer's ring, on this process's account.
+/// Maximum bytes of all slots, which is the longest ring that this crate's users make. The messages
+/// that this end sends allocate the pages of the peer's ring, on this process's account.
 pub(crate) const MAX_RING: u64 = 128 << 10;
 /// Bytes of a cache line, which no two messages share.
 const LINE: usize = 64;
 /// Bytes of the smallest page.
 const PAGE: usize = 4096;
 
-/// Where a message lies, as a word of the ring has it.
+/// The place of a message, as encoded in a word of the ring.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    /// From the first byte for messages.
+    /// The offset from the first byte for messages.
     at: u32,
     len: u32,
 }
@@ -55,7 +55,7 @@ impl Place {
     }
 }
 
-/// Memory of a ring.
+/// The memory of a ring.
 pub(crate) trait Words {
     /// All of it.
     fn words(&self) -> &[AtomicU64];
@@ -71,7 +71,7 @@ impl Words for Vec<AtomicU64> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) slots: u32,
-    /// Bytes, a multiple of 64.
+    /// Bytes of a slot, a multiple of 64.
     pub(crate) slot_size: u32,
 }
 
@@ -113,16 +113,16 @@ impl Shape {
 /// A rule of the ring that the peer broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RingBreach {
-    /// Published more than there are RECVs, or took messages back.
+    /// The peer published more messages than there are RECVs, or took messages back.
     #[error("the tail of its SENDs went from {from} to {to}, with {posted} RECVs posted")]
     Tail { from: u64, to: u64, posted: u64 },
-    /// A message longer than a slot.
+    /// A message is longer than a slot.
     #[error("a SEND of {len} bytes into a RECV of {slot_size}")]
     Length { len: u32, slot_size: u32 },
-    /// A message that lies elsewhere.
+    /// A message lies outside of the ring.
     #[error("a SEND of {len} bytes that lies at {at} in {room} bytes")]
     Place { at: u32, len: u32, room: usize },
-    /// Freed what was not sent, or took a RECV back.
+    /// The peer freed messages that were not sent, or took a RECV back.
     #[error("the head of its RECVs went from {from} to {to}, with {sent} messages sent")]
     Head { from: u64, to: u64, sent: u64 },
 }
@@ -132,13 +132,13 @@ pub(crate) enum RingBreach {
 pub(crate) struct Reader<W> {
     memory: W,
     shape: Shape,
-    /// Messages taken out.
+    /// Number of messages taken.
     read: u64,
-    /// Messages whose RECVs are posted again; published as the head.
+    /// Number of messages whose RECVs are posted again. Published as the head.
     freed: u64,
-    /// The tail as last read.
+    /// The peer's tail when it was last read.
     tail: u64,
-    /// The CHUNK messages that belong before it.
+    /// Number of CHUNK messages that come before this tail.
     chunks: u64,
 }
 
@@ -149,8 +149,8 @@ impl<W: Words> Reader<W> {
         enough.then_some(Reader { memory, shape, read: 0, freed: 0, tail: 0, chunks: 0 })
     }
 
-    /// Takes the next message, if there is one that does not wait for a chunk; `chunks`: CHUNK
-    /// messages of the peer's that have been dealt with.
+    /// Takes the next message, if there is one that does not wait for a chunk. `chunks` is the
+    /// number of the peer's CHUNK messages that have been handled.
     ///
     /// # Errors
     /// The peer broke a rule.
@@ -186,22 +186,23 @@ impl<W: Words> Reader<W> {
     }
 
     /// Whether the next message waits for more than `chunks` CHUNK messages. A peer that counts
-    /// some that it has not sent holds up its own messages.
+    /// messages that it has not sent only delays its own.
     pub(crate) fn awaits_chunk(&self, chunks: u64) -> bool {
         self.tail != self.read && self.chunks.wrapping_sub(chunks).cast_signed() > 0
     }
 
-    /// RECVs that the peer may still use.
+    /// Number of RECVs that the peer may still use.
     fn posted(&self) -> u64 {
         u64::from(self.shape.slots) - self.read.wrapping_sub(self.freed)
     }
 
-    /// Whether a message may be there. Cheap: one load.
+    /// Whether a message may have arrived. Costs one load.
     pub(crate) fn has_pending_recv(&self) -> bool {
         self.tail != self.read || self.word(TAIL).load(Ordering::Relaxed) != self.tail
     }
 
-    /// RECVs were posted again: `posted` says of each slot whether it is. Heads move in order.
+    /// Moves the head over RECVs that were posted again. `posted` says whether a slot is. The head
+    /// moves in order.
     pub(crate) fn free(&mut self, posted: impl Fn(u32) -> bool) {
         let before = self.freed;
         while self.freed != self.read && posted(self.shape.index(self.freed) as u32) {
@@ -212,9 +213,8 @@ impl<W: Words> Reader<W> {
         }
     }
 
-    /// Announces that this end waits, so that the peer wakes it in the way that `value` says.
-    /// Returns false if a message may have arrived before the announcement; then this end does not
-    /// wait.
+    /// Announces that this end waits, so that the peer wakes it in the way that `value` says. If a
+    /// message may have arrived before the announcement, returns false, and this end does not wait.
     pub(crate) fn wait(&self, value: u64) -> bool {
         wait_flag::raise(self.word(WAITING), value);
         let waits = !self.has_pending_recv();
@@ -224,13 +224,13 @@ impl<W: Words> Reader<W> {
         waits
     }
 
-    /// Announces that this end waits no more.
+    /// Announces that this end no longer waits.
     pub(crate) fn stop_waiting(&self) {
         wait_flag::lower(self.word(WAITING));
     }
 
-    /// When the peer last woke this end, as the peer says, in nanoseconds of CLOCK_MONOTONIC; 0:
-    /// never.
+    /// When the peer last woke this end, according to the peer, in nanoseconds of CLOCK_MONOTONIC.
+    /// 0 if it never has.
     pub(crate) fn woken_at(&self) -> u64 {
         self.word(WOKEN_AT).load(Ordering::Relaxed)
     }
@@ -244,12 +244,12 @@ impl<W: Words> Reader<W> {
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        // Within bounds: the memory holds the whole shape.
+        // Within bounds, because the memory holds the whole shape.
         &self.memory.words()[index]
     }
 }
 
-/// A message in a ring. Its bytes are copied out once, and nothing is concluded from them before.
+/// A message in a ring. Its bytes are copied out once, and not used before that.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) slot: u32,
@@ -273,29 +273,29 @@ impl Message<'_> {
     }
 }
 
-/// The sending end: the ring is the peer's.
+/// The sending end, whose ring belongs to the peer.
 #[derive(Debug)]
 pub(crate) struct Writer<W> {
     memory: W,
     shape: Shape,
-    /// Messages written.
+    /// Number of messages written.
     written: u64,
-    /// Messages published.
+    /// Number of messages published.
     published: u64,
-    /// The peer's head as last read.
+    /// The peer's head when it was last read.
     head: u64,
-    /// Where the next message lies, unless it does not fit there: a multiple of [`LINE`].
+    /// Where the next message lies if it fits there. A multiple of [`LINE`].
     next: usize,
-    /// The end of what has been written since pages were last given back.
+    /// The end of the bytes written since pages were last freed.
     reach: usize,
-    /// CHUNK messages sent.
+    /// Number of CHUNK messages sent.
     chunks: u64,
 }
 
 /// The result of writing a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Put {
-    /// It lies in the ring.
+    /// The message is in the ring.
     Done,
     /// No RECV is posted.
     Full,
@@ -317,7 +317,7 @@ impl<W: Words> Writer<W> {
         })
     }
 
-    /// Bytes that a message may have.
+    /// Maximum length of a message in bytes.
     pub(crate) fn slot_size(&self) -> usize {
         self.shape.slot_size as usize
     }
@@ -356,7 +356,7 @@ impl<W: Words> Writer<W> {
         Ok(Put::Done)
     }
 
-    /// Slots that the peer has not freed, as far as is known.
+    /// Number of slots that the peer has not freed, as far as this end knows.
     fn in_use(&self) -> u64 {
         self.written.wrapping_sub(self.head)
     }
@@ -370,7 +370,7 @@ impl<W: Words> Writer<W> {
         Ok(())
     }
 
-    /// Where the next message of `len` bytes goes. A slot is free.
+    /// Where the next message of `len` bytes goes. The caller has checked that a slot is free.
     fn place(&mut self, len: usize) -> Result<usize, RingBreach> {
         let len = len.next_multiple_of(LINE);
         let front = self.shape.slots_at() * 8;
@@ -390,18 +390,19 @@ impl<W: Words> Writer<W> {
         Ok(at)
     }
 
-    /// A CHUNK message has gone by the socket: what is published from now on waits for it.
+    /// Records that a CHUNK message was sent over the socket. Messages published from now on wait
+    /// for it.
     pub(crate) fn chunk_sent(&mut self) {
         self.chunks = self.chunks.wrapping_add(1);
     }
 
-    /// Whether something was written and not published.
+    /// Whether there are messages that were written but not published.
     pub(crate) fn has_unpublished(&self) -> bool {
         self.published != self.written
     }
 
-    /// Shows the peer what was written. Not 0 when the peer waits, and is to be woken: what it said
-    /// when it began to wait.
+    /// Makes written messages visible to the peer. If the peer waits and has to be woken, returns
+    /// the value with which it began to wait, otherwise 0.
     pub(crate) fn publish(&mut self) -> u64 {
         if !self.has_unpublished() {
             return 0;
@@ -412,14 +413,14 @@ impl<W: Words> Writer<W> {
         wait_flag::must_wake(self.word(WAITING))
     }
 
-    /// Whether the receiver has posted all slots again, so that none holds anything. It cannot take
-    /// that back: only this end writes there.
+    /// Whether the receiver has posted all slots again, so that none holds a message. This stays
+    /// so, because only this end writes to slots.
     fn is_drained(&self) -> bool {
         self.published == self.written && self.word(HEAD).load(Ordering::Acquire) == self.written
     }
 
-    /// Goes back to the front, if nothing lies in the ring. Returns the memory and how many bytes
-    /// of it to keep, if more pages have been touched than those of the next message.
+    /// Goes back to the front if the ring holds no messages. If more pages have been touched than
+    /// the next message needs, returns the memory and how many bytes of it to keep.
     pub(crate) fn rest(&mut self) -> Option<(&W, usize)> {
         if !self.is_drained() {
             return None;
@@ -431,12 +432,12 @@ impl<W: Words> Writer<W> {
         more.then_some((&self.memory, keep))
     }
 
-    /// Tells the peer that this end is about to wake it, and when.
+    /// Tells the peer when this end wakes it.
     pub(crate) fn set_woken_at(&self, nanos: u64) {
         self.word(WOKEN_AT).store(nanos, Ordering::Relaxed);
     }
 
-    /// The processor that the peer last ran on, as it says.
+    /// The processor that the peer last ran on, according to the peer.
     pub(crate) fn peer_runs_on(&self) -> u64 {
         self.word(CPU).load(Ordering::Relaxed)
     }
@@ -446,13 +447,13 @@ impl<W: Words> Writer<W> {
     }
 }
 
-/// The processor that this thread runs on, from 1: 0 is what a fresh ring holds.
+/// The processor that this thread runs on, counted from 1, because a new ring holds 0.
 pub(crate) fn processor() -> u64 {
-    // The C library keeps it at hand (rseq); rustix would ask the kernel's vDSO, which a process
-    // under valgrind has not.
+    // The C library keeps the number at hand (rseq). rustix would call the kernel's vDSO, which
+    // does not exist under valgrind.
     // SAFETY: no arguments, and nothing is written to; this rests on no rule.
     let processor = unsafe { libc::sched_getcpu() };
-    // Not known (-1): as in a fresh ring, so that both ends wait and do not poll.
+    // If it is not known (-1), returns 0 as in a new ring, so that both ends wait and do not poll.
     u64::try_from(processor).map_or(0, |processor| processor + 1)
 }
 
@@ -522,7 +523,7 @@ mod tests {
         assert!(reader.awaits_chunk(0) && reader.has_pending_recv() && !reader.awaits_chunk(1));
         assert!(reader.next(1).unwrap().is_some());
         reader.free(|_| true);
-        // Counts that run backwards hold up nothing.
+        // Counts that run backwards delay nothing.
         memory[CHUNKS].store(u64::MAX, Ordering::Relaxed);
         memory[TAIL].store(3, Ordering::Relaxed);
         assert!(reader.next(1).unwrap().is_some());
@@ -545,8 +546,8 @@ mod tests {
         assert_eq!(writer.put(&[4]), Ok(Put::Done));
     }
 
-    /// Messages of all lengths, of which up to all slots are in use: none lies on another, and the
-    /// ring is as long as they need.
+    /// Messages of all lengths, with up to all slots in use, do not overlap, and the ring is long
+    /// enough for them.
     #[test]
     fn messages_in_use_keep_apart() {
         const SHAPE: Shape = Shape { slots: 5, slot_size: 192 };
@@ -571,7 +572,7 @@ mod tests {
                     assert!(a.at + a.len <= b.at || b.at + b.len <= a.at, "{a:?} and {b:?}");
                 }
             }
-            // Behind by up to all of them, for some time.
+            // The reader lags by up to all slots for some time.
             while in_use.len() as u64 > (n / 100) % 6 {
                 let (_, message) = in_use.pop_front().unwrap();
                 assert_eq!(take(&mut reader).unwrap().1, message);
@@ -581,7 +582,7 @@ mod tests {
         assert!(wraps > 1_000, "{wraps}");
     }
 
-    /// One message at a time stays on the first page, and so do few; what is behind goes back.
+    /// One message at a time, or a few, stay on the first page. The pages after it are freed.
     #[test]
     fn few_messages_need_one_page() {
         const SHAPE: Shape = Shape { slots: 32, slot_size: 4096 };
@@ -613,7 +614,7 @@ mod tests {
         assert_eq!(writer.rest().map(|(_, keep)| keep), Some(PAGE));
     }
 
-    /// Slots may be given back once nothing lies in them, neither published nor about to be.
+    /// Pages may be freed once no slot holds a message, published or not.
     #[test]
     fn a_ring_is_drained_when_all_slots_are_posted_again() {
         let (mut writer, mut reader, memory) = pair();

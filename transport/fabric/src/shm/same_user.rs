@@ -1,18 +1,18 @@
-//! Whether a peer could stop and read this process anyway (ptrace(2)).
+//! Checks whether a peer could stop and read this process anyway (ptrace(2)).
 //!
-//! One that could shares a wake-up channel with this process (`wakeup::channels`), whose page it
-//! may fill with bits, so that a task of this process keeps running. It could as well take the
-//! processor by a loop of its own. And it is lent memory, where the program lends to its user
-//! (`lend::permit`): it could as well read all of this process's memory. That takes the same user
-//! and the same PID namespace: a process of another namespace cannot name this one, also where this
-//! one sees it, as it sees those of its child namespaces.
+//! A peer that could gets a wake-up channel with this process (`wakeup::channels`). It may fill the
+//! channel's page with bits, so that a task of this process keeps running, but it could also occupy
+//! the processor with a loop of its own. It also gets lent memory if the program lends to its user
+//! (`lend::permit`), because it could read all of this process's memory anyway. This requires the
+//! same user and the same PID namespace. A process of another namespace has no number for this
+//! process, even if this process sees it, as it sees those of its child namespaces.
 //!
-//! SO_PEERCRED gives a process id, and its process may have ended and another may have the id now.
-//! So the id counts only while the peer's pidfd says that the peer lives. On Linux 6.5 and later
-//! the pidfd is the socket's (SO_PEERPIDFD). On older kernels it is opened by the id
-//! (pidfd_open(2), Linux 5.3), and counts if the kernel says (SCM_CREDENTIALS) that a message which
-//! was sent later comes from that id: the process that has the id while the message is sent has had
-//! it since, and is the peer. Where neither is available, the peer counts as a stranger.
+//! SO_PEERCRED gives a process id. That process may have ended, and another may have the id now. So
+//! the id counts only while the peer's pidfd says that the peer lives. On Linux 6.5 and later the
+//! socket gives the pidfd (SO_PEERPIDFD). On older kernels it is opened by the id (pidfd_open(2),
+//! Linux 5.3). It then counts if the kernel says (SCM_CREDENTIALS) that a message sent later comes
+//! from that id: the process that sends the message has had the id since the pidfd was opened, and
+//! is the peer. If neither is available, the peer counts as a stranger.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -26,11 +26,11 @@ use crate::proc_file;
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::user::{is_overflow_user, own_user};
 
-/// Whether this process has no number in a namespace below that of /proc, which does not change.
+/// Whether this process has no number in a namespace below that of /proc. This does not change.
 static ONE_NUMBER: PerProcess<bool> =
     PerProcess::new(|| in_this_namespace("self", std::process::id()));
 
-/// Where the architecture has the number of most.
+/// SO_PEERPIDFD, on architectures that use the common number for it.
 const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
     target_arch = "x86_64",
     target_arch = "aarch64",
@@ -41,23 +41,24 @@ const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
     false => None,
 };
 
-/// The process that made the other end of the socket, as far as its number tells, if it runs as the
-/// user of this process.
+/// The process that made the other end of the socket, as far as its number tells, if it runs as
+/// this process's user.
 #[derive(Debug)]
 pub(super) struct Candidate {
     pid: u32,
     pidfd: OwnedFd,
-    /// A message has to come from this number.
+    /// Whether a message has to come from this number.
     must_send: bool,
 }
 
 impl Candidate {
-    /// Has the socket tell senders from now on, where one of them has to show that it is the peer.
+    /// Creates a candidate. If a sender has to show that it is the peer, the socket reports senders
+    /// from now on.
     pub(super) fn of(socket: &mut Socket) -> Option<Candidate> {
         Self::by(socket, pidfd(socket.fd()))
     }
 
-    /// `of_socket`: what SO_PEERPIDFD gave.
+    /// Creates a candidate. `of_socket` is the result of SO_PEERPIDFD.
     fn by(socket: &mut Socket, of_socket: Option<OwnedFd>) -> Option<Candidate> {
         let peer = socket.peer();
         if peer.uid != own_user() || is_overflow_user(peer.uid) || peer.pid == 0 {
@@ -68,12 +69,12 @@ impl Candidate {
         }
         let pidfd = pidfd_of(peer.pid)?;
         socket.tell_senders(true).ok()?;
-        // What is there already was sent before.
+        // A message that has already arrived was sent before the pidfd was opened.
         (!is_readable(socket.fd())).then_some(Candidate { pid: peer.pid, pidfd, must_send: true })
     }
 
-    /// The peer, if it is in the PID namespace of this process. `sender`: of a message that was
-    /// sent since the candidate was made.
+    /// Returns the peer if it is in this process's PID namespace. `sender` is the sender of a
+    /// message that was sent since the candidate was created.
     pub(super) fn confirm(self, sender: Option<u32>) -> Option<HostProcess> {
         let Candidate { pid, pidfd, must_send } = self;
         if must_send && sender != Some(pid) {
@@ -85,7 +86,7 @@ impl Candidate {
     }
 }
 
-/// The process that made the other end of the socket, of whatever user.
+/// The process that made the other end of the socket, whatever its user.
 pub(super) fn process(socket: &Socket) -> Option<HostProcess> {
     let (pid, pidfd) = (socket.peer().pid, pidfd(socket.fd())?);
     let start = start_of(pid)?;
@@ -98,15 +99,15 @@ fn pidfd_of(pid: u32) -> Option<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Whether the process is still there, and its number not another's.
+/// Whether the process still exists and still has its number.
 pub(super) fn still_lives(process: HostProcess) -> bool {
-    // Whatever process the pidfd is of, it has had the number since, if it lives.
+    // If the pidfd's process lives, it has had the number since the pidfd was opened.
     pidfd_of(process.pid)
         .is_some_and(|pidfd| start_of(process.pid) == Some(process.start) && lives(&pidfd))
 }
 
-/// Whether `pid` is the only number of this process, in the namespace of /proc and those below it.
-/// Its status can be read by all, and reading it waits for nobody.
+/// Whether `pid` is the only number of the process in the namespace of /proc and those below it.
+/// Any process can read the status, and reading it does not block.
 fn in_this_namespace(process: &str, pid: u32) -> bool {
     let status = proc_file::read(&format!("/proc/{process}/status")).unwrap_or_default();
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
@@ -125,15 +126,15 @@ fn pidfd(socket: &OwnedFd) -> Option<OwnedFd> {
     (result == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A pidfd can be read when its process has ended.
+/// Whether the process lives. A pidfd becomes readable when its process ends.
 fn lives(process: &OwnedFd) -> bool {
     !is_readable(process)
 }
 
-/// Also where that cannot be told.
+/// Whether the descriptor is readable, or whether that is unknown.
 fn is_readable(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
-    // A signal ends even a wait that takes no time.
+    // A signal interrupts even a poll that does not wait.
     !retry_on_intr(|| poll(&mut fds, Some(&Timespec::default()))).is_ok_and(|n| n == 0)
 }
 
@@ -160,7 +161,7 @@ mod tests {
         (one, listening.accept().await.unwrap())
     }
 
-    /// Covers kernels that give no pidfd of a socket's peer.
+    /// Covers kernels that give no pidfd for a socket's peer.
     #[tokio::test]
     async fn a_peer_shows_by_sending_that_its_number_is_still_its_own() {
         let own = std::process::id();
@@ -181,8 +182,8 @@ mod tests {
         assert!(Candidate::by(&mut other, None).is_none(), "it may be of one who has ended");
     }
 
-    /// A process that sends with another id is not the peer, and the id of an ended process counts
-    /// for nobody.
+    /// A process that sends with another id is not the peer, and the id of an ended process belongs
+    /// to nobody.
     #[test]
     fn a_number_counts_while_its_process_lives() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();

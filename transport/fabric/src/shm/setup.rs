@@ -34,7 +34,7 @@ impl OwnEnd {
     }
 }
 
-/// The peer's ring, and what a wake-up channel is made of, if it is to be used.
+/// The peer's ring, and the files of a wake-up channel if one is used.
 #[derive(Debug)]
 pub(super) struct PeerEnd {
     pub(super) writer: Writer<PeerMap>,
@@ -42,12 +42,14 @@ pub(super) struct PeerEnd {
 }
 
 impl PeerEnd {
-    /// Checks what the peer sent: a ring that keeps its size and holds the shape, and, from a
-    /// client, maybe eventfds and page of a wake-up channel. May block: a descriptor can be of any
-    /// file. Those that are not kept stay in `fds`, for the caller to close where that may block.
-    /// Dropping the result does not block for a file's sake, as closing an eventfd never does.
+    /// Checks the peer's files: a ring of fixed size that has room for the shape and, from a
+    /// client, perhaps eventfds and page of a wake-up channel. May block, because a descriptor can
+    /// be of any file. Descriptors that are not kept stay in `fds`, and the caller closes them
+    /// where that may block. Dropping the result does not block, because closing an eventfd never
+    /// does.
     ///
-    /// `user`: the peer's. `takes_channel`: this end and the peer can have a wake-up channel.
+    /// `user` is the peer's user. `takes_channel` says that this end and the peer can have a
+    /// wake-up channel.
     pub(super) fn new(
         shape: Shape,
         fds: &mut Vec<OwnedFd>,

@@ -1,4 +1,4 @@
-//! Files that the peer of a link has given, until they are mapped.
+//! Files that a link's peer has given, until they are mapped.
 
 use std::io;
 use std::task::{Context, Poll};
@@ -17,7 +17,7 @@ pub(super) enum Pending {
     Named(Offered, TakeFds<PeerMap>),
 }
 
-/// Has the file beside a message mapped, to write to it.
+/// Has the file of a message mapped for writing.
 pub(super) fn take_file(socket: &Socket, len: u64, usage: Usage) -> TakeFds<PeerMap> {
     let size = usize::try_from(len).unwrap_or(usize::MAX);
     let user = socket.peer().uid;
@@ -28,8 +28,8 @@ pub(super) fn take_file(socket: &Socket, len: u64, usage: Usage) -> TakeFds<Peer
 }
 
 /// A message whose file stays in the socket until the peer owes less
-/// ([`map_debt`](crate::shm::memory::map_debt)). Until then nothing is read behind it, the peer's
-/// end included.
+/// ([`map_debt`](crate::shm::memory::map_debt)). Until then nothing after it is read, not even the
+/// peer's end.
 #[derive(Debug)]
 pub(super) struct Deferred {
     pub(super) message: SocketMessage,
@@ -37,14 +37,14 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
-    /// A message that is handled after `time`.
+    /// Creates a value for a message that is handled after `time`.
     pub(super) fn new(message: SocketMessage, time: Duration) -> Deferred {
         let mut timer = Timer::new();
         timer.set(Instant::now() + time);
         Deferred { message, timer }
     }
 
-    /// Ready once, when the time is over.
+    /// Becomes ready once, when the time is over.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.timer.poll(cx).map(drop)
     }

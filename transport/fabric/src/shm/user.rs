@@ -1,4 +1,4 @@
-//! Users, as this process sees them.
+//! User numbers, as this process sees them.
 
 use std::sync::OnceLock;
 
@@ -9,22 +9,22 @@ pub(super) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether a number may stand for any user: in a user namespace, all users from outside of it show
-/// as one, by default 65534.
+/// Whether a number may stand for any user. In a user namespace, all users from outside of it have
+/// the same number, by default 65534.
 pub(super) fn is_overflow_user(uid: u32) -> bool {
-    /// The kernel's number. Read once: each connection asks for it several times.
+    /// The kernel's number. Read once, because each connection needs it several times.
     static OVERFLOW_UID: OnceLock<String> = OnceLock::new();
     let read = |path| proc_file::read(path).unwrap_or_default();
     let overflow_uid = OVERFLOW_UID.get_or_init(|| read("/proc/sys/kernel/overflowuid"));
     stands_for_any(uid, overflow_uid, || read("/proc/self/uid_map"))
 }
 
-/// Like [`is_overflow_user`], by what the kernel says. What cannot be read is empty.
+/// Like [`is_overflow_user`], but gets the kernel's files, which are empty if they cannot be read.
 fn stands_for_any(uid: u32, overflow_uid: &str, uid_map: impl FnOnce() -> String) -> bool {
     if uid != overflow_uid.trim().parse().unwrap_or(65534) {
         return false;
     }
-    // All users have numbers of their own only where the namespace has all of them.
+    // Each user has its own number only if the namespace maps all of them.
     !uid_map().split_whitespace().eq(["0", "0", "4294967295"])
 }
 
@@ -42,7 +42,7 @@ mod tests {
             (1000, "65534\n", &container, false),
             (7, "7\n", &container, true),
             (65534, "7\n", &container, false),
-            // Where the kernel does not say, it is taken for a namespace.
+            // If the kernel does not say, a namespace is assumed.
             (65534, "", &String::new, true),
             (0, "", &String::new, false),
         ] {

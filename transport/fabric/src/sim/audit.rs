@@ -39,7 +39,8 @@ impl Checksums {
         self.0.iter().find(|s| s.seq == seq).is_none_or(same)
     }
 
-    /// Work up to `seq` completes: whether all memory that it reads is unchanged.
+    /// Forgets work up to `seq`, which completes. Returns whether all memory that it reads is
+    /// unchanged.
     pub(super) fn done(&mut self, seq: u64) -> bool {
         let mut same = true;
         while let Some(first) = self.0.front().filter(|s| s.seq <= seq) {

@@ -1,41 +1,41 @@
-//! The settings of a simulated network, and its counts.
+//! The settings and counters of a simulated network.
 
 use std::time::Duration;
 
 use crate::sim::faults::injected_bugs::InjectedBug;
 
-/// How a network behaves.
+/// The settings of a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SimConfig {
     /// The seed of all random numbers. Default 1.
     pub seed: u64,
-    /// Polls by which a work request, and then its completion, is delayed at most. 0, the default:
-    /// everything is delivered when the doorbell is rung.
+    /// Maximum number of polls by which a work request, and then its completion, is delayed. With
+    /// 0, the default, everything is delivered when the doorbell rings.
     pub delay: u32,
-    /// Longest message in bytes. Default 1 GiB, which is what InfiniBand has, less one bit.
+    /// Maximum length of a message in bytes. Default 1 GiB, half of InfiniBand's maximum.
     pub max_msg: usize,
-    /// Time by which a work request, and then its completion, is delayed at most, in whole
+    /// Maximum time by which a work request, and then its completion, is delayed, in whole
     /// milliseconds. Default 0.
     pub latency: Duration,
-    /// One of this many arrivals wakes nobody: it is found with the next one, or by a timer. 0, the
-    /// default: none is lost.
+    /// One of this many arrivals wakes nobody, and is found with the next one or by a timer. With
+    /// 0, the default, no wake-up is lost.
     pub lost_wakeups: u32,
-    /// One of this many arrivals wakes the sender too, needlessly. 0, the default: never.
+    /// One of this many arrivals needlessly wakes the sender as well. 0, the default, means never.
     pub idle_wakeups: u32,
     /// On one of this many links, work that has arrived when the link dies is not reported as done.
-    /// 0, the default: never.
+    /// 0, the default, means never.
     pub flushed: u32,
-    /// The bytes of one of this many WRITEs arrive in any order, some of them only when the RECV
-    /// of a message behind it completes. 0, the default: never.
+    /// The bytes of one of this many WRITEs arrive in any order, some of them only when the RECV of
+    /// a later message completes. 0, the default, means never.
     pub unordered: u32,
     /// Whether memory that a peer has lent may be lent again. Default false.
     pub lends_on: bool,
     /// Maximum depth of a send queue; at least 4. Default: no maximum.
     pub send_queue: Option<u32>,
-    /// Check the rules, see [`SimNet::breaches`](crate::sim::SimNet::breaches). Default false: it
-    /// reads all payload three times.
+    /// Whether the rules are checked: see [`SimNet::breaches`](crate::sim::SimNet::breaches).
+    /// Default false, because checking reads all payload three times.
     pub audit: bool,
-    /// A bug to inject, and after how many occasions for it. Default none.
+    /// A bug to inject, and the number of occasions for it to skip before. Default none.
     pub injected_bug: Option<(InjectedBug, u64)>,
 }
 
@@ -58,20 +58,20 @@ impl Default for SimConfig {
     }
 }
 
-/// Counts over the whole network since it was made.
+/// Counters for the whole network since it was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SimStats {
     /// Times that queued work was handed to a device.
     pub doorbells: u64,
     /// SENDs handed to a peer.
     pub sends: u64,
-    /// WRITEs tried.
+    /// WRITEs attempted.
     pub writes: u64,
-    /// Their bytes.
+    /// Bytes of these WRITEs.
     pub write_bytes: u64,
     /// Leases that were given.
     pub leases: u64,
-    /// The part of those leases whose memory a peer had lent.
+    /// Those of `leases` whose memory a peer had lent.
     pub lent_on: u64,
     /// Completions reported, of either kind.
     pub completions: u64,
@@ -79,6 +79,6 @@ pub struct SimStats {
     pub receiver_not_ready: u64,
     /// WRITEs that the peer's table did not allow.
     pub remote_access_errors: u64,
-    /// Link ends made.
+    /// Link ends created.
     pub links: u64,
 }

@@ -1,4 +1,4 @@
-//! Establishing a connection: request, accept or reject, established.
+//! Establishes connections: request, accept or reject, established.
 
 use std::io;
 use std::net::SocketAddr;
@@ -70,7 +70,7 @@ pub(super) async fn connect(
         }
         Ok(Ok(Answer::Accepted { end, private_data, established })) => {
             link.join(Side::Connecting, end);
-            // Nobody waits for it when the accepting side has given up; the link then ends by
+            // If the accepting side has given up, nobody waits for this, and the link ends by
             // itself.
             let _ = established.send(());
             Ok((link, private_data))
@@ -127,7 +127,7 @@ impl SimListener {
         Ok(SimListener { device, directory, addr, requests })
     }
 
-    /// The address. A listener on all addresses names the device's one.
+    /// The address. For a listener on all addresses, it is the device's.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
@@ -219,7 +219,7 @@ impl SimIncoming {
     /// Rejects the request.
     pub fn reject(self, private_data: &[u8]) {
         let private_data = private_data[..private_data.len().min(MAX_PRIVATE_DATA)].to_vec();
-        // A peer that has given up is not told.
+        // A peer that has given up is not notified.
         let _ = self.request.answer.send(Answer::Rejected { private_data });
     }
 }

@@ -13,14 +13,14 @@ use crate::sim::end::{End, EndReason, Status};
 use crate::sim::request::Request;
 use crate::sim::state::DeviceState;
 
-/// Connect requests that wait at one listener; more are refused.
+/// Maximum number of connect requests that wait at one listener. Further ones are refused.
 const BACKLOG: usize = 128;
 
 #[derive(Default)]
 struct Tables {
     devices: BTreeMap<IpAddr, Weak<DeviceState>>,
     listeners: BTreeMap<SocketAddr, mpsc::Sender<Request>>,
-    /// In the order in which they were made.
+    /// The ends, in the order in which they were created.
     ends: Vec<Weak<End>>,
 }
 
@@ -45,12 +45,13 @@ impl Directory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An address that is taken goes over to the new device.
+    /// Adds a device, which takes over its address if another has it.
     pub(super) fn add_device(&self, device: &Arc<DeviceState>) {
         self.lock().devices.insert(device.addr, Arc::downgrade(device));
     }
 
-    /// Gives the connect requests to an address. `None`: the address is taken.
+    /// Adds a listener, and returns the receiver of its connect requests. `None` if the address is
+    /// taken.
     pub(super) fn add_listener(&self, addr: SocketAddr) -> Option<mpsc::Receiver<Request>> {
         let mut tables = self.lock();
         if tables.listeners.get(&addr).is_some_and(|l| !l.is_closed()) {
@@ -93,7 +94,8 @@ impl Directory {
     }
 
     fn each_end(&self, device: &Arc<DeviceState>, f: impl Fn(&End)) {
-        // The list is copied: waking may drop a link, which must not find the list locked.
+        // The list is copied, because waking may drop a link, for which the list must not be
+        // locked.
         let ends: Vec<_> = self.lock().ends.iter().filter_map(Weak::upgrade).collect();
         ends.iter().filter(|end| Arc::ptr_eq(&end.device, device)).for_each(|end| f(end));
     }
@@ -101,14 +103,14 @@ impl Directory {
     /// Stops or restarts all traffic of a device.
     pub(super) fn freeze(&self, device: &DeviceState, on: bool) {
         device.faults.set_frozen(on);
-        // Peers of this device hold what they could not deliver to it.
+        // Peers of this device hold work that they could not deliver to it.
         let devices: Vec<_> = self.lock().devices.values().filter_map(Weak::upgrade).collect();
         for device in devices {
             self.each_end(&device, End::wake);
         }
     }
 
-    /// Stops or restarts what the process of a device does with its links.
+    /// Pauses or resumes a device's process in the use of its links.
     pub(super) fn pause(&self, device: &Arc<DeviceState>, on: bool) {
         device.faults.set_paused(on);
         self.each_end(device, End::wake);

@@ -1,9 +1,9 @@
-//! One end of a connection as the other end sees it: its posted RECVs, its arrivals, and how it
+//! One end of a connection, as the other end uses it: its posted RECVs, its arrivals, and how it
 //! ended.
 //!
-//! The sender delivers: it copies into the receiver's posted slot under the lock of the receiver's
-//! [`End`]. The receiver takes its link apart under the same lock, so a slot that is in the list is
-//! alive.
+//! The sender delivers a message by copying it into the receiver's posted slot, under the lock of
+//! the receiver's [`End`]. The receiver closes its end under the same lock, so a slot in the list
+//! is alive.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -16,7 +16,8 @@ use crate::sim::loans::Loans;
 use crate::sim::observer::EndId;
 use crate::sim::state::DeviceState;
 
-/// Completion statuses that the sim makes, with the numbers and words of `enum ibv_wc_status`.
+/// Completion statuses that the simulation reports, with the numbers and texts of `enum
+/// ibv_wc_status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
     LocalLength,
@@ -84,10 +85,10 @@ unsafe impl Send for Posted {}
 
 #[derive(Default)]
 struct State {
-    /// RECVs, first to be filled first. Empty once the link is dropped.
+    /// RECVs, in the order in which they are filled. Empty once the link is dropped.
     posted: VecDeque<Posted>,
     arrived: VecDeque<(u32, u32)>,
-    /// A message has arrived since the end was made.
+    /// Whether a message has arrived since the end was created.
     has_received: bool,
     end_reason: Option<EndReason>,
     waker: Option<Waker>,
@@ -99,7 +100,7 @@ pub(super) struct End {
     pub(super) device: Arc<DeviceState>,
     /// The memory that it has lent to the other end.
     pub(super) loans: Loans,
-    /// The memory that it takes from the other end.
+    /// The memory that it accepts from the other end.
     pub(super) takes: Takes,
     state: Mutex<State>,
 }
@@ -128,7 +129,7 @@ impl End {
         self.lock().posted.push_back(Posted { slot, ptr, bytes });
     }
 
-    /// Closes this end: nothing is written into its slots afterwards.
+    /// Closes this end. Nothing is written into its slots afterwards.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.posted.clear();
@@ -187,7 +188,8 @@ impl End {
         self.lock().has_received
     }
 
-    /// Takes up to `budget` arrivals, says whether the end is closed, and registers the waker.
+    /// Takes up to `budget` arrivals and registers the waker. Also returns whether the end is
+    /// closed.
     pub(super) fn arrivals(
         &self,
         waker: &Waker,
@@ -202,7 +204,7 @@ impl End {
         (state.arrived.drain(..count).collect(), state.end_reason)
     }
 
-    /// Makes the owner poll.
+    /// Wakes the owner, so that it polls.
     pub(super) fn wake(&self) {
         wake(self.lock());
     }

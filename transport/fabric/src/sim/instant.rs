@@ -1,5 +1,5 @@
-//! A link on which everything completes at once, however much there is of it: the peer of a loop
-//! that must leave by itself (R20).
+//! A link on which any amount of work completes at once. It tests loops that must yield by
+//! themselves (R20).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,7 +20,7 @@ pub struct InstantCounts {
 }
 
 impl InstantCounts {
-    /// Work requests that were queued, and messages that were received.
+    /// Number of work requests queued and messages received.
     pub fn operations(&self) -> u64 {
         self.queued.load(Relaxed) + self.received.load(Relaxed)
     }
@@ -35,14 +35,14 @@ pub trait InstantPeer: Send + 'static {
     fn next_message(&mut self) -> Option<Vec<u8>>;
 }
 
-/// A link without an other end. Work is done when it is queued, and whenever the link is polled the
-/// peer's next messages are there, one in each RECV that is posted.
+/// A link without another end. Work is done when it is queued. At each poll, one of the peer's next
+/// messages is in each posted RECV.
 pub struct InstantLink {
     caps: Caps,
     peer: PeerInfo,
     block: Vec<u8>,
     other: Box<dyn InstantPeer>,
-    /// The messages in the RECV slots. `None`: the slot is posted.
+    /// The messages in the RECV slots. `None` for a posted slot.
     slots: Vec<Option<Vec<u8>>>,
     counts: Arc<InstantCounts>,
     ended: bool,
@@ -55,7 +55,7 @@ impl std::fmt::Debug for InstantLink {
 }
 
 impl InstantLink {
-    /// A link to `other`.
+    /// Creates a link to `other`.
     pub fn new(config: &LinkConfig, other: impl InstantPeer) -> InstantLink {
         InstantLink {
             caps: Caps {

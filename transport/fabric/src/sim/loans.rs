@@ -1,6 +1,6 @@
-//! Memory that the ends of a simulated connection have lent each other. Both are in one process, so
-//! the reader looks at the lender's memory itself, and nothing is mapped. Memory that may be lent
-//! again is registered with the reader's pool while it is read.
+//! Memory that the ends of a simulated connection have lent each other. Both ends are in one
+//! process, so the reader accesses the lender's memory itself, and nothing is mapped. Memory that
+//! may be lent again is registered with the reader's pool while it is read.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,12 +15,12 @@ use crate::link::Lent;
 use crate::returns::Returns;
 use crate::sim::state::DeviceState;
 
-/// Bytes that are lent. They stay in use while the reader has them, whatever becomes of the lender.
+/// Lent bytes. They stay in use while the reader has them, whatever becomes of the lender.
 #[derive(Debug)]
 struct Loan {
     bytes: LendableBytes,
     hash: u64,
-    /// The reader has them, and has not dropped the last part.
+    /// Whether the reader has the bytes and has not dropped the last part.
     is_read: AtomicBool,
 }
 
@@ -57,7 +57,7 @@ impl Loans {
     /// Ends a lease.
     ///
     /// # Errors
-    /// What is wrong: it has ended, is read, or has changed.
+    /// The lease has already ended, its memory is being read, or its memory has changed.
     pub(super) fn end(&self, lease: u32) -> Result<(), String> {
         let loan = lock(&self.0).1.remove(&lease).ok_or(format!("lease {lease} has ended"))?;
         match (loan.is_read.load(Ordering::Relaxed), loan.is_same()) {
@@ -105,8 +105,8 @@ struct LentOn {
     device: Arc<DeviceState>,
 }
 
-/// The bytes, which can be lent on now; as they are, if that fails: for memory of the pool itself,
-/// which has come back, and for what is borrowed twice.
+/// Registers the bytes, so that they can be lent on. If that fails, returns them unregistered. It
+/// fails for the pool's own memory, which has come back, and for bytes that are borrowed twice.
 pub(super) fn to_lend_on(bytes: Bytes, pool: &Pool, device: &Arc<DeviceState>) -> Bytes {
     let Some(Ok(registration)) =
         any_file().map(|file| pool.register_lent(bytes.clone(), file.into()))
@@ -117,7 +117,7 @@ pub(super) fn to_lend_on(bytes: Bytes, pool: &Pool, device: &Arc<DeviceState>) -
     Bytes::from_owner(LentOn { bytes, registration, device: device.clone() })
 }
 
-/// A pool wants the file that peers are to map: here nobody does.
+/// A file for the pool, which wants the one that peers map. Nobody maps it here.
 fn any_file() -> Option<File> {
     static FILE: LazyLock<Option<File>> = LazyLock::new(|| File::open("/dev/null").ok());
     FILE.as_ref()?.try_clone().ok()

@@ -1,19 +1,19 @@
-//! An in-process network with a seed and faults: the verbs model without hardware, for tests.
+//! An in-process network with a seed and faults, which simulates verbs without hardware, for tests.
 //!
-//! It checks what a NIC checks. A SEND needs a posted RECV that is long enough. A WRITE needs a
+//! It makes the checks of a NIC. A SEND needs a posted RECV that is long enough. A WRITE needs a
 //! live key, the bounds of its region and the right to write. A source needs a live local key. The
-//! accepting side must not send first (iWARP). A failed check kills the connection, with the
-//! completion status that rdma-core has for it.
+//! accepting side must not send first (iWARP). A failed check ends the connection, with rdma-core's
+//! completion status for it.
 //!
 //! [`SimConfig::delay`] delays messages and completions for a number of *polls* drawn from the
-//! seed, so that completions are reported after the answers to what they complete, and batches
-//! arrive in parts; [`SimConfig::latency`] does it by tokio's clock. On a single-threaded runtime
-//! with a paused clock the same seed gives the same run. Without latency, only connect timeouts use
-//! the clock.
+//! seed. So a completion may be reported after the answer to the message that it completes, and
+//! batches arrive in parts. [`SimConfig::latency`] delays them by tokio's clock. On a
+//! single-threaded runtime with a paused clock the same seed gives the same run. Without latency,
+//! only connect timeouts use the clock.
 //!
-//! With [`SimConfig::audit`] it also checks what a NIC cannot see; [`SimNet::breaches`] reports it.
-//! An [`Observer`] is told everything that happens. [`InjectedBug`] breaks the fabric's own
-//! promises, to see that its checkers notice.
+//! With [`SimConfig::audit`] it also checks rules that a NIC cannot check, and [`SimNet::breaches`]
+//! reports the breaches. An [`Observer`] gets all events. An [`InjectedBug`] breaks one of the
+//! fabric's own promises, to see that the checkers notice.
 //!
 //! ```
 //! # async fn example(pool_config: tonic_rdma_memory::PoolConfig) -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! A simulated network and its devices, as tests use them.
+//! The interface of a simulated network and its devices for tests.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -25,35 +25,33 @@ pub struct SimNet {
 }
 
 impl SimNet {
-    /// A network without devices.
+    /// Creates a network without devices.
     pub fn new(config: SimConfig) -> SimNet {
         SimNet { state: Arc::new(NetState::new(config)), directory: Arc::default() }
     }
 
-    /// Adds a device with one address. An address that is taken goes over to the new device. The
-    /// device can be found for as long as a clone of it, or a listener, a link or registered memory
-    /// on it lives.
+    /// Adds a device with one address, which it takes over if another device has it. The device can
+    /// be found as long as a clone of it, or a listener, a link or registered memory on it lives.
     pub fn device(&self, name: impl Into<String>, addr: IpAddr) -> SimDevice {
         let state = Arc::new(DeviceState::new(self.state.clone(), name.into(), addr));
         self.directory.add_device(&state);
         SimDevice { state, directory: self.directory.clone() }
     }
 
-    /// Has a network tell what happens on it. Once: a second observer is ignored.
+    /// Sets the observer, which gets all events. A second observer is ignored.
     pub fn observe(&self, observer: Arc<dyn Observer>) {
         self.state.set_observer(observer);
     }
 
-    /// The rules that were broken so far, with [`SimConfig::audit`], in words that name the rule.
+    /// Descriptions of the rules broken so far, with [`SimConfig::audit`]. Each names the rule.
     ///
     /// | rule | checked |
     /// |---|---|
     /// | R2 | a SEND finds a RECV posted, long enough |
     /// | R3 | the accepting side does not send first |
     /// | R5 | nothing is queued without room |
-    /// | R9 | a WRITE finds its memory registered for it; a source is registered while work reads
-    /// it |
-    /// | R10 | what work reads does not change before it is reported as done |
+    /// | R9 | a WRITE finds registered memory; a source is registered while work reads it |
+    /// | R10 | memory that work reads does not change before the work is reported as done |
     pub fn breaches(&self) -> Vec<String> {
         self.state.breaches()
     }
@@ -77,7 +75,7 @@ pub struct SimDevice {
 }
 
 impl SimDevice {
-    /// The name it was given.
+    /// The name that it was given.
     pub fn name(&self) -> &str {
         &self.state.name
     }
@@ -127,12 +125,12 @@ impl SimDevice {
         Arc::new(SimRegistrar { device: self.state.clone() })
     }
 
-    /// A number drawn from the network's seed, another one each time.
+    /// Draws a number from the network's seed, a different one each time.
     pub fn draw(&self) -> u64 {
         self.state.net.draw()
     }
 
-    /// Live registrations: 0 when all pools on the device are gone.
+    /// Number of live registrations. 0 when all pools on the device are gone.
     pub fn registrations(&self) -> usize {
         self.state.table.live()
     }
@@ -161,8 +159,8 @@ impl SimDevice {
     }
 
     /// Fault: registering landing memory blocks, for 20 s at most, until this is called with
-    /// `false`. From the first call on the device's registrar
-    /// [is slow](tonic_rdma_memory::Registrar::is_slow).
+    /// `false`. After the first call, the device's registrar [is
+    /// slow](tonic_rdma_memory::Registrar::is_slow).
     pub fn hold_registrations(&self, on: bool) {
         self.state.faults.hold_registrations(on);
     }
@@ -172,20 +170,20 @@ impl SimDevice {
         self.state.faults.held_registrations()
     }
 
-    /// Fault: links made on this device from now on carry `work` work requests and fail the next
-    /// (`retry exceeded`). `None` ends it.
+    /// Fault: new links on this device carry `work` work requests and fail the next (`retry
+    /// exceeded`). `None` ends the fault.
     pub fn kill_links_after(&self, work: Option<u64>) {
         self.state.faults.set_kill_after(work);
     }
 
-    /// Fault: nothing leaves or arrives, and nobody is told, as with a network that drops
-    /// everything. `false` lets it go on.
+    /// Fault: nothing leaves or arrives, and nobody is notified, as with a network that drops
+    /// everything. `false` ends the fault.
     pub fn freeze(&self, on: bool) {
         self.directory.freeze(&self.state, on);
     }
 
-    /// Fault: the process of this device pauses. It sees nothing of what arrives and sends nothing,
-    /// while its device receives, and answers probes. `false` lets it go on.
+    /// Fault: this device's process pauses. It sees no arrivals and sends nothing, while its device
+    /// receives and answers probes. `false` ends the fault.
     pub fn pause(&self, on: bool) {
         self.directory.pause(&self.state, on);
     }
@@ -216,8 +214,8 @@ impl SimDevice {
         self.directory.cut(&self.state);
     }
 
-    /// Fault: peers of this device's links are not told when those end, as when the network takes
-    /// the last packets with it.
+    /// Fault: peers are not notified when this device's links end, as if the network had lost the
+    /// last packets.
     pub fn lose_disconnects(&self, on: bool) {
         self.state.faults.set_lose_disconnects(on);
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// One end of a connection, by number. Ends are numbered from 0 in the order in which they are
-/// made.
+/// created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndId(pub u64);
 
@@ -13,13 +13,13 @@ impl fmt::Display for EndId {
     }
 }
 
-/// Something that happened. In the order of the numbers of one end, and of the work on one link.
+/// An event. Events of one end, and of the work on one link, come in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// An end was made, and its RECVs are posted.
+    /// An end was created, and its RECVs are posted.
     Made {
-        /// The end that was made.
+        /// The number of the new end.
         end: EndId,
         /// The name of the end's device.
         device: &'a str,
@@ -28,7 +28,7 @@ pub enum Event<'a> {
         /// Bytes of each.
         bytes: u32,
     },
-    /// Two ends are connected, seen from one of them: told twice for each connection.
+    /// Two ends are connected. Reported by each of them, so twice for each connection.
     Joined {
         /// The end on this side.
         end: EndId,
@@ -45,9 +45,9 @@ pub enum Event<'a> {
         id: u64,
         /// A WRITE, not a SEND.
         write: bool,
-        /// Where its bytes lie, as the request names it.
+        /// The address of the memory, as in the request.
         addr: u64,
-        /// How many.
+        /// The number of bytes.
         len: usize,
     },
     /// A SEND has filled one of the peer's RECVs.
@@ -65,9 +65,9 @@ pub enum Event<'a> {
         end: EndId,
         /// The owner of the memory.
         peer: EndId,
-        /// Where, as the request names it.
+        /// The address, as in the request.
         addr: u64,
-        /// With which key.
+        /// The key used.
         rkey: u32,
         /// Bytes.
         len: usize,
@@ -90,24 +90,24 @@ pub enum Event<'a> {
     Grown {
         /// The receiver.
         end: EndId,
-        /// How many.
+        /// The number of RECVs.
         recv_slots: u32,
         /// Bytes of each.
         bytes: u32,
     },
-    /// A RECV was not posted again: for good, or until its end has grown by it again.
+    /// A RECV was not posted again, either permanently or until its end grows again.
     Retired {
         /// The receiver.
         end: EndId,
     },
-    /// The driver was told that work is done.
+    /// Work was reported to the driver as done.
     Completed {
         /// The sender.
         end: EndId,
-        /// The id that it had given to the last of it.
+        /// The driver's id of the last of this work.
         id: u64,
     },
-    /// The driver was told that the link is dead.
+    /// The link was reported to the driver as dead.
     Died {
         /// The end on which the link died.
         end: EndId,
@@ -121,7 +121,7 @@ pub enum Event<'a> {
     Registered {
         /// The name of the device.
         device: &'a str,
-        /// From here, as work requests name it (iova).
+        /// The start address in work requests (iova).
         addr: u64,
         /// Bytes.
         len: usize,
@@ -132,16 +132,16 @@ pub enum Event<'a> {
     Deregistered {
         /// The name of the device.
         device: &'a str,
-        /// From here, as it was registered.
+        /// The start address, as it was registered.
         addr: u64,
         /// Bytes.
         len: usize,
     },
 }
 
-/// Receives the events of a network. It is called while the network is locked: it must not use the
-/// network, and should return quickly.
+/// Receives the events of a network. It is called while the network is locked, so it must not use
+/// the network, and should return quickly.
 pub trait Observer: Send + Sync + 'static {
-    /// Something has happened.
+    /// Handles an event.
     fn event(&self, event: Event<'_>);
 }

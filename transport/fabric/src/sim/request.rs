@@ -14,7 +14,7 @@ pub(super) struct Request {
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
     pub(super) end: Arc<End>,
-    /// Dropped without an answer: rejected.
+    /// If it is dropped without an answer, the request is rejected.
     pub(super) answer: oneshot::Sender<Answer>,
 }
 

@@ -1,10 +1,10 @@
-//! A small seeded generator (splitmix64): the same seed gives the same run.
+//! A small seeded generator (splitmix64), so that the same seed gives the same run.
 
 #[derive(Debug, Clone)]
 pub(super) struct Rng(u64);
 
 impl Rng {
-    /// `stream` tells generators of one seed apart.
+    /// Creates a generator. `stream` distinguishes generators with the same seed.
     pub(super) fn new(seed: u64, stream: u64) -> Rng {
         let mut rng = Rng(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95));
         rng.next();
@@ -27,7 +27,7 @@ impl Rng {
         (self.next() % (u64::from(max) + 1)) as u32
     }
 
-    /// True once in `n` draws; never if `n` is 0.
+    /// Returns true once in `n` draws on average, and never if `n` is 0.
     pub(super) fn one_in(&mut self, n: u32) -> bool {
         n > 0 && self.next().is_multiple_of(u64::from(n))
     }

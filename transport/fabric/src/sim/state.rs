@@ -1,4 +1,4 @@
-//! State that all parts of a simulated network share, or all parts of one of its devices.
+//! The shared state of a simulated network, and of each of its devices.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -37,7 +37,7 @@ pub(super) struct NetState {
     iovas: AtomicU64,
     observer: OnceLock<Arc<dyn Observer>>,
     breaches: Mutex<Vec<String>>,
-    /// Occasions to inject the bug so far.
+    /// Number of occasions to inject the bug so far.
     occasions: AtomicU64,
 }
 
@@ -62,7 +62,7 @@ impl NetState {
     }
 
     pub(super) fn set_observer(&self, observer: Arc<dyn Observer>) {
-        // The first one stays.
+        // The first observer stays.
         let _ = self.observer.set(observer);
     }
 
@@ -72,7 +72,7 @@ impl NetState {
         }
     }
 
-    /// A rule was broken.
+    /// Records that a rule was broken.
     pub(super) fn breach(&self, what: impl FnOnce() -> String) {
         if self.config.audit {
             self.breaches.lock().unwrap_or_else(PoisonError::into_inner).push(what());
@@ -83,7 +83,7 @@ impl NetState {
         self.breaches.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// An occasion to break a promise; whether it is the one.
+    /// Counts an occasion to break a promise. Returns whether to break it now.
     pub(super) fn injects(&self, promise: InjectedBug) -> bool {
         match self.config.injected_bug {
             Some((injected_bug, after)) if injected_bug == promise => {
@@ -98,15 +98,15 @@ impl NetState {
     }
 
     pub(super) fn draw(&self) -> u64 {
-        // Links count from 0: their streams of chance are others.
+        // Links count from 0, so their random streams differ.
         Rng::new(self.config.seed, u64::MAX - self.draws.fetch_add(1, Relaxed)).next()
     }
 
-    /// An address for memory that peers write to, drawn from the seed: no peer can tell it from
-    /// another.
+    /// Draws an address for memory that peers write to from the seed, so that peers cannot guess
+    /// it.
     pub(super) fn fresh_iova(&self) -> u64 {
-        // A stream of chance that neither links nor draws have. No region is as long as the half
-        // that is left out.
+        // Neither links nor draws use this random stream. No region is as long as the half of the
+        // address space that is left out.
         let stream = (1 << 63) + self.iovas.fetch_add(1, Relaxed);
         (Rng::new(self.config.seed, stream).next() >> 1) & !4095
     }

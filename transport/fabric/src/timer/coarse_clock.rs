@@ -1,12 +1,12 @@
-//! The time for all connections of a runtime, without reading the clock for each message.
+//! Gives all connections of a runtime the time without reading the clock for each message.
 //!
-//! Reading the clock is a system call where there is no vDSO. The protocol's time-outs are seconds,
+//! Without a vDSO, reading the clock is a system call. The protocol's time-outs are seconds long,
 //! and a message that seems older than it is only makes the protocol send a PING sooner.
 //!
 //! | from | on | to |
 //! |---|---|---|
-//! | Read | somebody asks, and gets the current time | Read; Reused at the [`READS`]th |
-//! | Reused | somebody asks, and gets the time that was read last | Reused |
+//! | Read | a caller gets the current time | Read; Reused at the [`READS`]th call |
+//! | Reused | a caller gets the time that was last read | Reused |
 //! | Reused | the runtime's timer, [`MAX_AGE`] after that time | Read |
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,18 +14,18 @@ use std::time::{Duration, Instant};
 
 use crate::timer::time::{MAX_AGE, now};
 
-/// Reads of the clock between two expiries of the timer: a runtime that is nearly idle needs no
-/// timer for this.
+/// Number of clock reads between two expiries of the timer. So a nearly idle runtime needs no timer
+/// for this.
 const READS: u32 = 8;
 
-/// No time is reused.
+/// The value of `reused` while no time is reused.
 const NONE: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub(super) struct CoarseClock {
     /// The origin of the reused time.
     epoch: Instant,
-    /// Nanoseconds since then. It stands for itself: nothing else is read by what it says.
+    /// Nanoseconds since `epoch`. No other data depends on it.
     reused: AtomicU64,
     reads: AtomicU32,
 }
@@ -35,7 +35,7 @@ impl CoarseClock {
         CoarseClock { epoch, reused: AtomicU64::new(NONE), reads: AtomicU32::new(0) }
     }
 
-    /// The time. With it, when it is reused from now on, the time when [`expire`](Self::expire) is
+    /// Returns the time. If it is reused from now on, also returns when [`expire`](Self::expire) is
     /// to be called.
     #[inline]
     pub(super) fn now(&self) -> (Instant, Option<Instant>) {
@@ -48,7 +48,7 @@ impl CoarseClock {
     #[cold]
     fn read(&self) -> (Instant, Option<Instant>) {
         let now = now();
-        // Of several threads one is the last.
+        // Of several threads, only one makes the last read.
         if self.reads.fetch_add(1, Ordering::Relaxed) + 1 != READS {
             return (now, None);
         }
@@ -61,7 +61,7 @@ impl CoarseClock {
         }
     }
 
-    /// The reused time is too old.
+    /// Stops reusing the time, which is too old.
     pub(super) fn expire(&self) {
         self.reads.store(0, Ordering::Relaxed);
         self.reused.store(NONE, Ordering::Relaxed);

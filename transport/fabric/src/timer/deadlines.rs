@@ -1,9 +1,9 @@
-//! The timers of a runtime, on one timer of the kernel.
+//! The timers of a runtime, which share one kernel timer.
 //!
 //! A task of the runtime waits for the kernel's timer, which is set for the first deadline, and
 //! wakes the tasks whose deadlines have passed. A deadline that is not the first costs no system
-//! call; one that is taken back stays set, and the task then finds nothing to do. Deadlines that
-//! are close together expire together: a wait may take longer by a [`SLACK`]th of it.
+//! call. After a deadline is cancelled, the kernel's timer stays set, and the task finds nothing to
+//! do. Deadlines that are close together expire together, so a wait may be longer by a [`SLACK`]th.
 //!
 //! | the timers of a runtime | event | next |
 //! |---|---|---|
@@ -30,16 +30,16 @@ use crate::timer::coarse_clock::CoarseClock;
 use crate::timer::time::{self, MAX_AGE, now};
 use crate::wake_gate::WakeGate;
 
-/// The runtimes with timers. They are few: a list is enough.
+/// The runtimes with timers. A list is enough for the few there are.
 type Runtimes = Vec<(Id, Weak<Deadlines>)>;
 
 static RUNTIMES: PerProcess<Mutex<Runtimes>> = PerProcess::new(Mutex::default);
 
-/// A wait that is longer is as good as one for ever.
+/// A longer wait is treated as endless.
 const MAX_WAIT: Duration = Duration::from_secs(1 << 31);
 
-/// Part of a wait by which it may be longer, so that the waits of thousands of connections end
-/// together, and not each with three system calls of its own.
+/// A wait may be longer by this part of it, so that the waits of thousands of connections end
+/// together, instead of with three system calls each.
 const SLACK: u64 = 32;
 
 /// A deadline, and the timer that it belongs to.
@@ -61,9 +61,9 @@ struct State {
     waiting: BTreeMap<Key, Option<Waker>>,
     /// The time for which the kernel's timer is set.
     armed: Option<Instant>,
-    /// When it expired last: all deadlines up to then have passed.
+    /// When the kernel's timer last expired. All deadlines up to then have passed.
     passed: Option<Instant>,
-    /// When the clock's reused time is too old.
+    /// When the clock's reused time becomes too old.
     clock_expires: Option<Instant>,
     timers: usize,
     /// The number of the last timer.
@@ -78,7 +78,7 @@ struct State {
 pub(super) struct KernelTimer {
     deadlines: Arc<Deadlines>,
     id: u64,
-    /// The time for which it was last set. In the map until it expires.
+    /// The time for which the timer was last set. It is in the map until it expires.
     at: Option<Instant>,
     gate: WakeGate,
 }
@@ -88,7 +88,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Deadlines {
-    /// Those of the current runtime, with one timer more, and its number.
+    /// Adds a timer to the current runtime's deadlines. Returns these, and the timer's number.
     fn join() -> io::Result<(Arc<Deadlines>, u64)> {
         let runtime = Handle::current();
         let mut runtimes = lock(&RUNTIMES);
@@ -111,7 +111,7 @@ impl Deadlines {
         Ok((deadlines, 1))
     }
 
-    /// The number of a new timer; `None` when they have ended.
+    /// Adds a timer and returns its number. `None` if the deadlines have ended.
     fn add_timer(&self) -> Option<u64> {
         let mut state = lock(&self.state);
         if state.ended {
@@ -122,7 +122,7 @@ impl Deadlines {
         Some(state.last)
     }
 
-    /// The deadline, moved on by a [`SLACK`]th of its wait at most to one that others share: a
+    /// Moves a deadline later by at most a [`SLACK`]th of its wait, to one that others share: a
     /// multiple of a power of two of milliseconds.
     fn shared(&self, at: Instant, wait: Duration) -> Instant {
         let slack = wait.as_millis() as u64 / SLACK;
@@ -136,7 +136,7 @@ impl Deadlines {
         }
     }
 
-    /// The time, which may be [`MAX_AGE`] old.
+    /// The time, which may be up to [`MAX_AGE`] old.
     #[inline]
     pub(super) fn now(&self) -> Instant {
         let (now, expires) = self.clock.now();
@@ -155,7 +155,7 @@ impl Deadlines {
         now
     }
 
-    /// Sets the kernel's timer for `at`, unless it expires before.
+    /// Sets the kernel's timer for `at`, unless it expires earlier.
     fn arm_for(&self, state: &mut State, now: Instant, at: Instant) -> io::Result<()> {
         if state.armed.is_none_or(|armed| at < armed) {
             self.arm(at.saturating_duration_since(now))?;
@@ -166,17 +166,17 @@ impl Deadlines {
 
     /// Sets the kernel's timer to expire in `wait`.
     fn arm(&self, wait: Duration) -> io::Result<()> {
-        // Zero would take the timer back.
+        // Zero would disarm the timer.
         let wait = wait.max(Duration::from_nanos(1));
         let value = libc::timespec {
-            // As long as any `time_t` can tell.
+            // Any `time_t` can represent this.
             tv_sec: i32::try_from(wait.as_secs()).unwrap_or(i32::MAX).into(),
             tv_nsec: wait.subsec_nanos().into(),
         };
         let never = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let once = libc::itimerspec { it_interval: never, it_value: value };
-        // The C library's call, like the one that reads the clock: a program that replaces the
-        // clock can also replace timers.
+        // Uses the C library's function, as for reading the clock, so that a program that replaces
+        // the clock can also replace timers.
         // SAFETY: the descriptor is open, the call reads `once`, and writes nowhere; this rests on
         // no rule.
         match unsafe {
@@ -187,13 +187,13 @@ impl Deadlines {
         }
     }
 
-    /// The kernel's timer has expired: takes the deadlines that have passed, and sets it for the
-    /// next. Returns the tasks to wake.
+    /// Handles that the kernel's timer has expired: removes the deadlines that have passed, and
+    /// sets the timer for the next. Returns the tasks to wake.
     fn expire(&self) -> Vec<Waker> {
         let now = now();
         let mut state = lock(&self.state);
-        // Not before what it was set for, whatever the resolution of either clock, and also where a
-        // test has stopped tokio's.
+        // Not earlier than the time for which it was set, whatever the resolution of either clock,
+        // even if a test has stopped tokio's.
         let passed = state.armed.take().map_or(now, |armed| armed.max(now));
         state.passed = Some(passed);
         if state.clock_expires.is_some_and(|at| at <= passed) {
@@ -243,7 +243,7 @@ impl Reactor {
                     Poll::Ready(Err(_)) => return Poll::Ready(()),
                 };
                 let mut times = [0; 8];
-                // It may have been set again since it expired. Then there is nothing to read.
+                // If the timer has been set again since it expired, there is nothing to read.
                 if guard.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut times)?)).is_ok() {
                     deadlines.expire().into_iter().for_each(Waker::wake);
                 }
@@ -254,10 +254,10 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// The runtime may end first.
+    /// Ends the timers, because the runtime may end first.
     fn drop(&mut self) {
         lock(&self.0.state).ended = true;
-        // Nobody else would.
+        // No other code would do this now.
         self.0.clock.expire();
     }
 }
@@ -270,16 +270,16 @@ impl KernelTimer {
         Ok(KernelTimer { deadlines, id, at: None, gate: WakeGate::new() })
     }
 
-    /// The owner of this timer.
+    /// The deadlines that this timer belongs to.
     pub(super) fn deadlines(&self) -> Arc<Deadlines> {
         self.deadlines.clone()
     }
 
-    /// `at` by tokio's clock.
+    /// Sets the timer. `at` is a time of tokio's clock.
     pub(super) fn set(&mut self, at: Instant) -> io::Result<()> {
         let mut now = self.deadlines.now();
         let about = at.saturating_duration_since(now);
-        // A longer wait may be longer by more than the clock is off.
+        // The slack of a longer wait exceeds the clock's error.
         if about < MAX_AGE * SLACK as u32 {
             now = time::now();
         }
@@ -292,7 +292,7 @@ impl KernelTimer {
         self.deadlines.arm_for(&mut state, now, at)
     }
 
-    /// Ready with the time of its expiry when it has been set, and has expired since.
+    /// Ready with the time of expiry, if the timer has been set and has expired since.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Instant> {
         let KernelTimer { deadlines, id, at, gate } = self;
         let Some(at) = *at else { return Poll::Pending };
@@ -370,7 +370,7 @@ mod tests {
                 expires(timer).await;
             }
             assert_eq!(waiting(&timers[0]), 0);
-            // The clock's reused time also expires by it.
+            // The kernel's timer also ends the clock's reused time.
             let armed = || lock(&timers[0].deadlines.state).armed;
             while armed().is_some() {
                 tokio::time::sleep(SHORT).await;
@@ -379,7 +379,7 @@ mod tests {
         });
     }
 
-    /// Never earlier, later by a 32nd at most, and few where there are many.
+    /// Deadlines are never earlier, later by a 32nd at most, and few even for many timers.
     #[test]
     fn deadlines_that_are_close_expire_together() {
         runtime().block_on(async {
@@ -401,7 +401,7 @@ mod tests {
         });
     }
 
-    /// The clock stands still for a while, and no longer; it tells its time to all.
+    /// The clock stands still for a limited time, and is the same for all.
     #[test]
     fn the_clock_is_read_again_when_the_timer_says_so() {
         runtime().block_on(async {
@@ -421,7 +421,7 @@ mod tests {
         });
     }
 
-    /// A connection may ask longer than its runtime has timers.
+    /// A connection may ask for the time after its runtime's timers have ended.
     #[test]
     fn without_timers_the_clock_is_read_each_time() {
         let runtime = runtime();
@@ -439,8 +439,8 @@ mod tests {
         }
     }
 
-    /// A test that stops tokio's clock has timers that wait as long as they should, and tell that
-    /// clock's time.
+    /// In a test that stops tokio's clock, timers wait for the right time, and report that clock's
+    /// time.
     #[test]
     fn a_stopped_clock_stops_no_timer() {
         runtime().block_on(async {
@@ -456,7 +456,7 @@ mod tests {
         });
     }
 
-    /// Setting a deadline that is not the first asks nothing of the kernel.
+    /// Setting a deadline that is not the first makes no system call.
     #[test]
     fn the_kernel_knows_of_the_first_deadline_only() {
         runtime().block_on(async {

@@ -1,12 +1,12 @@
 //! A timer for waits of many milliseconds, most of which end before it fires.
 //!
-//! While a timer of tokio's is set, the runtime reads the clock twice whenever it goes idle, also
-//! between two messages of a call. A [`Timer`] rests on a timer of the kernel, timerfd_create(2),
-//! which all timers of a runtime share (`deadlines`): it costs nothing while it waits, and a system
-//! call when it is set to expire before all others. It may fire late, by a 32nd of the wait.
+//! While a tokio timer is set, the runtime reads the clock twice whenever it goes idle, even
+//! between two messages of a call. A [`Timer`] uses a kernel timer (timerfd_create(2)) that all
+//! timers of a runtime share (`deadlines`). It costs nothing while it waits, and a system call when
+//! it is set to expire before all others. It may fire late, by a 32nd of the wait.
 //!
-//! Where there is no vDSO, reading the clock is a system call too. So a timer tells the time when
-//! it fires, and the connections of a runtime share a [`Clock`] whose time may be 20 ms old
+//! Without a vDSO, reading the clock is also a system call. So a timer reports the time when it
+//! fires, and the connections of a runtime share a [`Clock`] whose time may be 20 ms old
 //! (`coarse_clock`).
 
 use std::pin::Pin;
@@ -27,7 +27,7 @@ use tonic_rdma_memory::throttled;
 
 use self::time::now;
 
-/// A timer. It belongs to one task of the runtime that it was made in.
+/// A timer. It belongs to one task of the runtime in which it was created.
 #[derive(Debug)]
 pub struct Timer {
     kind: Kind,
@@ -38,7 +38,7 @@ pub struct Timer {
 enum Kind {
     #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
     Kernel(KernelTimer),
-    /// Where there is no other, and on the simulated fabric, whose time tests stop.
+    /// Used where there is no kernel timer, and on the simulated fabric, whose time tests stop.
     Tokio(Pin<Box<Sleep>>),
 }
 
@@ -49,8 +49,8 @@ impl Default for Timer {
 }
 
 impl Timer {
-    /// A timer that is not set. It rests on the kernel's timer of this runtime, or is one of tokio
-    /// where the kernel gives none, because the process has no descriptor left for instance.
+    /// Creates a timer that is not set. It uses this runtime's kernel timer, or a tokio timer if
+    /// the kernel gives none, for example because the process has no descriptor left.
     ///
     /// # Panics
     /// Outside of a tokio runtime with both drivers enabled.
@@ -70,7 +70,7 @@ impl Timer {
         Timer { kind: Kind::Tokio(Box::pin(tokio::time::sleep(Duration::ZERO))), set: false }
     }
 
-    /// Sets the timer to fire at `at`, instead of any earlier setting; at once if `at` has passed.
+    /// Sets the timer to fire at `at`, or at once if `at` has passed. Replaces any earlier setting.
     #[inline]
     pub fn set(&mut self, at: Instant) {
         self.set = true;
@@ -97,8 +97,8 @@ impl Timer {
         }
     }
 
-    /// Ready once, when the timer fires, with the time when it did; pending while it is not set.
-    /// The task of the last call is woken.
+    /// Ready once, with the time at which the timer fired. Pending while it is not set. The task of
+    /// the last call is woken.
     #[inline]
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Instant> {
         if !self.set {
@@ -113,8 +113,8 @@ impl Timer {
         over
     }
 
-    /// Waits for `time`, or for ever where the clock does not reach that far. An earlier setting is
-    /// lost.
+    /// Waits for `time`, or for ever if the clock does not reach that far. Replaces any earlier
+    /// setting.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -127,26 +127,27 @@ impl Timer {
     }
 }
 
-/// A clock for what may be [`MAX_AGE`](Self::MAX_AGE) off, and more in a runtime whose tasks keep
-/// it from its timers: the time of messages, for instance.
+/// A clock that may be [`MAX_AGE`](Self::MAX_AGE) late, and more in a runtime whose tasks delay its
+/// timers. It is good enough for the time of messages, for example.
 #[derive(Debug, Default, Clone)]
 pub struct Clock(Time);
 
 #[derive(Debug, Default, Clone)]
 enum Time {
-    /// With the other connections of the runtime.
+    /// Shared by the connections of a runtime.
     #[cfg(all(target_os = "linux", any(feature = "shm", feature = "verbs")))]
     Shared(std::sync::Arc<Deadlines>),
-    /// tokio's clock is read each time.
+    /// Reads tokio's clock each time.
     #[default]
     Tokio,
 }
 
 impl Clock {
-    /// How old a time may be.
+    /// Maximum age of the time in a runtime whose timers are not delayed.
     pub const MAX_AGE: Duration = time::MAX_AGE;
 
-    /// The time by tokio's clock. It may be earlier than what the clock or a timer told before.
+    /// The time of tokio's clock. It may be earlier than a time that this clock or a timer has
+    /// returned before.
     #[inline]
     pub fn now(&self) -> Instant {
         match &self.0 {
@@ -206,7 +207,7 @@ mod tests {
             assert!(is_pending(&mut timer).await);
             timer.set(Instant::now() + SHORT);
             poll_fn(|cx| timer.poll(cx)).await;
-            // It fires before it is polled, and is set again.
+            // The timer fires before it is polled, and is then set again.
             timer.set(Instant::now());
             tokio::time::sleep(SHORT).await;
             timer.set(Instant::now() + LONG);

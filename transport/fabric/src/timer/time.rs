@@ -1,11 +1,11 @@
-//! The time that timers and clocks go by.
+//! The time that timers and clocks use.
 
 use std::time::{Duration, Instant};
 
 /// The age of a reused time after which the clock is read again.
 pub(super) const MAX_AGE: Duration = Duration::from_millis(20);
 
-/// tokio's clock, also for the kernel's timers: where a test has stopped it, deadlines are told by
+/// Reads tokio's clock. Kernel timers also use it, because tests that stop it state deadlines by
 /// it.
 pub(super) fn now() -> Instant {
     tokio::time::Instant::now().into_std()

@@ -1,4 +1,4 @@
-//! Memory that a link's peer has lent.
+//! The memory that a link's peer has lent.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,37 +19,37 @@ use crate::shm::memory::table::Table;
 use crate::shm::offers::{MAX_BYTES, MAX_FILES};
 use crate::shm::socket::wire::LendOn;
 
-/// A file, mapped, and the writing end of the peer's pipe if that came with it.
+/// A mapped file, and the writing end of the peer's pipe if that came with it.
 #[derive(Debug)]
 pub(crate) struct TakenFile {
     map: Arc<PeerMap>,
     reads: Option<OwnedFd>,
-    /// The writing end of its owner's pipe, if the peer has lent it on.
+    /// The writing end of the owner's pipe, if the peer has lent the file on.
     owner: Option<(OwnedFd, KeptDescriptor)>,
-    /// If it can be lent on.
+    /// The registration, if the file can be lent on.
     registration: Option<(PoolRegistration, KeptDescriptor)>,
 }
 
-/// How a file is to be taken.
+/// Parameters for taking a file.
 #[derive(Debug)]
 pub(crate) struct Taking {
     pub(crate) offered: Offered,
     pub(crate) lend_on: LendOn,
-    /// The peer's.
+    /// The peer's user.
     pub(crate) user: u32,
-    /// Files of the link that were taken before.
+    /// The link's files that were taken before.
     pub(crate) others: Given,
-    /// The pool that may lend it on.
+    /// The pool that may lend the file on.
     pub(crate) pool: Option<Pool>,
 }
 
 impl TakenFile {
-    /// Maps a file that a peer has passed, with the pipes that belong to it. May block. Descriptors
-    /// that are not kept stay in `fds`.
+    /// Maps a file that a peer has passed, and takes the pipes that belong to it. May block.
+    /// Descriptors that are not kept stay in `fds`.
     ///
     /// # Errors
-    /// `InvalidData` if the file may not be lent. Other errors if this process cannot map it, or
-    /// keeps as many descriptors as it may.
+    /// `InvalidData` if the file is not one that may be lent. Other errors if this process cannot
+    /// map it, or already keeps as many descriptors as it may.
     pub(crate) fn new(fds: &mut Vec<OwnedFd>, taking: Taking) -> io::Result<TakenFile> {
         let Taking { offered, lend_on, user, others, pool } = taking;
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
@@ -73,7 +73,8 @@ impl TakenFile {
             let map = PeerMap::lent(file, len, user, others)?;
             return Ok(TakenFile { map, reads, owner, registration: None });
         };
-        // A mapping of its own: its addresses tell which link has borrowed what lies there.
+        // Each link has its own mapping, whose addresses tell which link has borrowed the bytes
+        // there.
         let map = Arc::new(PeerMap::lent_apart(file, len, user, others)?);
         let registration = KeptDescriptor::count().and_then(|counted| {
             let file = fds.drain(..1).next()?;
@@ -89,7 +90,7 @@ impl TakenFile {
     }
 }
 
-/// All of a file.
+/// The owner of all bytes of a file.
 struct Whole(Arc<PeerMap>);
 
 impl AsRef<[u8]> for Whole {
@@ -100,16 +101,17 @@ impl AsRef<[u8]> for Whole {
     }
 }
 
-/// One descriptor that is kept for as long as a peer pleases. All peers together have [`MAX_KEPT`].
+/// Counts a descriptor that is kept for as long as a peer wants. All peers together have
+/// [`MAX_KEPT`].
 #[derive(Debug)]
 struct KeptDescriptor;
 
 static KEPT: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
 
 impl KeptDescriptor {
-    /// Counts one more. `None` if there are as many as may be.
+    /// Counts one more descriptor. `None` if the maximum is reached.
     fn count() -> Option<Self> {
-        // Uncounted when it is dropped.
+        // Dropping it ends the count.
         let counted = KeptDescriptor;
         (KEPT.fetch_add(1, Relaxed) < MAX_KEPT).then_some(counted)
     }
@@ -135,7 +137,7 @@ struct File {
     _owner: Option<(OwnedFd, KeptDescriptor)>,
 }
 
-/// The reading end of a link.
+/// The side of a link that reads lent memory.
 #[derive(Debug, Default)]
 pub(crate) struct Borrower {
     files: HashMap<u32, Arc<File>>,
@@ -149,10 +151,10 @@ impl Borrower {
         &self.returns
     }
 
-    /// Whether a file may be offered, by the process `pid`. Returns those that were before.
+    /// Checks whether process `pid` may offer a file. Returns the files that were offered before.
     ///
     /// # Errors
-    /// What the peer did wrong.
+    /// A description of the peer's breach.
     pub(crate) fn check(&self, offered: Offered, pid: u32) -> Result<Given, String> {
         let Offered { key, len, .. } = offered;
         let (count, total) = (self.files.len() + 1, self.bytes.saturating_add(len));
@@ -168,10 +170,10 @@ impl Borrower {
         }
     }
 
-    /// Adds a file that was checked, and is mapped now.
+    /// Adds a file that was checked and is now mapped.
     ///
     /// # Errors
-    /// What the peer did wrong.
+    /// A description of the peer's breach.
     pub(crate) fn insert(
         &mut self,
         offered: Offered,
@@ -195,19 +197,20 @@ impl Borrower {
         Ok(())
     }
 
-    /// The peer takes a file back, which may be one that could not be mapped. What is still read of
-    /// it stays mapped.
+    /// Handles that the peer takes a file back, which may be one that could not be mapped. Bytes
+    /// that are still read stay mapped.
     pub(crate) fn forget(&mut self, key: u32) {
         if let Some(file) = self.files.remove(&key) {
             self.bytes -= file.map.len() as u64;
         }
     }
 
-    /// Bytes that the peer has lent. The lease returns when the last part of them is dropped.
+    /// Returns bytes that the peer has lent. The lease returns when the last part of them is
+    /// dropped.
     ///
     /// # Errors
-    /// What the peer did wrong: key, address and length must make sense against what it has lent
-    /// (R15).
+    /// A description of the peer's breach. Key, address and length must match memory that it has
+    /// lent (R15).
     pub(crate) fn borrow(&self, lent: Lent, len: u32) -> Result<Bytes, String> {
         let Lent { lease, key, addr } = lent;
         let wrong = || format!("lease {lease} of {len} bytes at {addr:#x} with key {key:#x}");

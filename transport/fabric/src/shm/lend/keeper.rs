@@ -1,9 +1,9 @@
-//! Leases of links that have ended, kept until their reader is done.
+//! Keeps leases of links that have ended until their readers are done.
 //!
 //! | the thread | on | then |
 //! |---|---|---|
-//! | is not there | leases are to be kept | starts, and waits |
-//! | waits | a pipe has no writing end any more | its leases end |
+//! | does not run | leases are to be kept | starts, and waits |
+//! | waits | a pipe no longer has a writing end | ends the leases of that pipe |
 //! | waits | more leases are to be kept | also waits for theirs |
 //! | has no leases | | ends |
 
@@ -18,7 +18,7 @@ use tonic_rdma_memory::{LendableBytes, PerProcess, throttled};
 /// Bytes of the thread's stack.
 const STACK_SIZE: usize = 128 << 10;
 
-/// The leases of one link, and the pipe that tells of its reader.
+/// The leases of one link, and the pipe that tells when its reader is done.
 type Kept = (PipeReader, Slab<LendableBytes>);
 
 #[derive(Debug, Default)]
@@ -35,14 +35,14 @@ fn keeper() -> MutexGuard<'static, Keeper> {
     KEEPER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps leases until nobody has the writing end of the pipe any more.
+/// Keeps leases until no process has the writing end of the pipe any more.
 pub(super) fn keep(reader: PipeReader, leases: Slab<LendableBytes>) {
     let mut keeper = keeper();
     let is_told = !keeper.added.is_empty();
     keeper.added.push((reader, leases));
     if let Some(mut thread) = keeper.thread.as_ref() {
-        // A byte at a time: the thread reads it before it takes what was added. So the pipe is
-        // never full.
+        // Only one byte is ever in the pipe, because the thread reads it before it takes the added
+        // leases. So the pipe is never full.
         if !is_told && let Err(error) = thread.write_all(&[0]) {
             throttled!(error, %error, "the thread that keeps lent memory is not woken");
         }
@@ -54,7 +54,7 @@ pub(super) fn keep(reader: PipeReader, leases: Slab<LendableBytes>) {
     });
     match started {
         Ok(waker) => keeper.thread = Some(waker),
-        // They stay, and the next ones bring a thread.
+        // The leases stay, and the next call tries to start a thread again.
         Err(error) => throttled!(warn, %error, "no thread to wait for the readers of lent memory"),
     }
 }
@@ -70,7 +70,8 @@ fn wait(woken: &PipeReader) {
         }
         drop(keeper);
         let ended = {
-            // Nobody writes to the pipes of readers: they tell of their end, whatever is asked for.
+            // Nobody writes to the readers' pipes. poll(2) always reports their end, even with no
+            // events requested.
             let mut fds: Vec<PollFd<'_>> = std::iter::once(PollFd::new(woken, PollFlags::IN))
                 .chain(kept.iter().map(|(reader, _)| PollFd::new(reader, PollFlags::empty())))
                 .collect();

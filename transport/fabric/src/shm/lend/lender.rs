@@ -1,4 +1,4 @@
-//! The leases of a link, and what its peer has mapped of this process.
+//! The leases of a link, and the files of this process that its peer has mapped.
 
 use std::io::{self, PipeReader, pipe};
 use std::os::fd::AsFd;
@@ -16,22 +16,23 @@ use crate::shm::offers::{Offer, Offers, Taken};
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::socket::wire::{LendOn, Message};
 
-/// The lending end of a link.
+/// The side of a link that lends memory.
 #[derive(Debug)]
 pub(crate) struct Lender {
     permit: Arc<Permit>,
-    /// The peer's process, if the handshake has shown that it could read this one's memory anyway.
+    /// The peer's process, if the handshake has shown that it could read this process's memory
+    /// anyway.
     peer: Option<HostProcess>,
-    /// Whether the peer may be lent memory, once that was asked.
+    /// Whether the peer may be lent memory. `None` until this has been decided.
     allowed: Option<bool>,
     files: Offers,
     leases: Slab<LendableBytes>,
-    /// Tells that the peer reads nothing of this link any more.
+    /// Reports when the peer no longer reads anything of this link.
     reader: Option<PipeReader>,
 }
 
 impl Lender {
-    /// `None` if no peer may be lent memory, or this one takes none.
+    /// Returns `None` if no peer may be lent memory, or if this peer accepts none.
     pub(crate) fn new(
         permit: &Arc<Permit>,
         peer: Option<HostProcess>,
@@ -49,7 +50,7 @@ impl Lender {
         self.allowed != Some(false)
     }
 
-    /// Lends bytes, if the peer has mapped the file that they lie in; otherwise offers it.
+    /// Lends bytes if the peer has mapped their file. Otherwise offers the file.
     ///
     /// # Errors
     /// The errors of the socket.
@@ -83,7 +84,8 @@ impl Lender {
             None => LendOn::Never,
         };
         let message = Message::Lend { key, addr: file.addr, len: file.len, lend_on }.encode();
-        // With the first goes the pipe of this link, with a peer's that of the peer's.
+        // The first offer includes this link's pipe. Memory that another peer has lent goes with
+        // that peer's pipe.
         let new = if self.reader.is_none() { Some(pipe()?) } else { None };
         let mut fds = vec![file.file.as_fd()];
         fds.extend(new.iter().map(|(_, writer)| writer.as_fd()));
@@ -93,7 +95,7 @@ impl Lender {
             self.reader = Some(reader);
         }
         match sent {
-            // The socket is full: another time.
+            // The socket is full, so the file is offered another time.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
             Ok(()) => {
@@ -103,7 +105,8 @@ impl Lender {
         }
     }
 
-    /// Records that the peer has mapped a file, or cannot. The file may have been taken back since.
+    /// Records that the peer has mapped a file, or cannot map it. The file may have been taken back
+    /// since.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
         self.files.answered(key, taken);
     }
@@ -118,19 +121,20 @@ impl Lender {
         self.files.get(key).is_some()
     }
 
-    /// The file with this key is gone.
+    /// Records that the file with this key is gone.
     pub(crate) fn take_back(&mut self, key: u32) {
         self.files.take_back(key);
     }
 
-    /// The peer reads these bytes no longer. False if there is no such lease.
+    /// Ends a lease, because the peer no longer reads the bytes. Returns false if there is no such
+    /// lease.
     pub(crate) fn end_lease(&mut self, lease: u32) -> bool {
         self.leases.try_remove(lease as usize).is_some()
     }
 }
 
 impl Drop for Lender {
-    /// The peer may still read what it has.
+    /// Keeps the leases, because the peer may still read their bytes.
     fn drop(&mut self) {
         if let Some(reader) = self.reader.take().filter(|_| !self.leases.is_empty()) {
             keeper::keep(reader, std::mem::take(&mut self.leases));

@@ -1,4 +1,4 @@
-//! To which processes memory is lent.
+//! Decides to which processes memory is lent.
 
 use crate::access::{HostProcess, Lending};
 use crate::shm::same_user::{process, still_lives};
@@ -20,13 +20,14 @@ impl Permit {
         self.lending == Lending::Off
     }
 
-    /// Whether peers may lend on what this process lends them, and this process what they lend it.
+    /// Whether peers may lend on this process's memory, and this process theirs.
     pub(crate) fn lends_on(&self) -> bool {
         self.lending == Lending::SameUserOnward
     }
 
-    /// Whether the peer of this socket may be lent memory from now on. `known`: the peer's process,
-    /// if the handshake has shown that it could read this one's memory anyway (`same_user`).
+    /// Whether the peer of this socket may be lent memory from now on. `known` is the peer's
+    /// process, if the handshake has shown that it could read this process's memory anyway
+    /// (`same_user`).
     pub(crate) fn allows(&self, socket: &Socket, known: Option<HostProcess>) -> bool {
         match self.lending {
             Lending::Off => false,

@@ -1,4 +1,4 @@
-//! Answers to memory that is offered: TAKEN, or DECLINED. A chunk is declined only.
+//! Answers to offered memory: TAKEN or DECLINED. For a chunk there is only DECLINED.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::shm::socket::seqpacket::is_end;
 use crate::shm::socket::wire::Message;
 
 impl ShmLink {
-    /// The peer has mapped what it was offered, or cannot.
+    /// Records that the peer has mapped offered memory, or cannot map it.
     pub(super) fn answered(&mut self, key: u32, taken: bool) {
         if let Some(shared) = self.shared.get_mut(&key).filter(|_| !taken) {
             throttled!(warn, peer = %self.peer, "the peer cannot map landing memory of this end");
@@ -25,7 +25,7 @@ impl ShmLink {
         }
     }
 
-    /// Memory that the peer lends is mapped, or cannot be.
+    /// Answers an offer of lent memory, which has been mapped or cannot be.
     pub(super) fn answer_lent(
         &mut self,
         offered: Offered,
@@ -42,7 +42,7 @@ impl ShmLink {
         self.answer(offered.key, taken)
     }
 
-    /// Tells the peer whether what it has offered is mapped.
+    /// Tells the peer whether offered memory is mapped.
     pub(super) fn answer(&mut self, key: u32, taken: io::Result<()>) -> Result<(), LinkError> {
         let answer = match taken {
             Ok(()) => Message::Taken { key },
@@ -55,7 +55,7 @@ impl ShmLink {
             }
         };
         match self.socket.send(&answer.encode(), &[]) {
-            // Without an answer the peer goes on copying; its end is told by a later poll.
+            // Without an answer the peer goes on copying. A later poll reports its end.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_end(&error) => Ok(()),
             sent => sent.map_err(|error| self.device_error("sendmsg", error)),
         }

@@ -2,16 +2,15 @@
 //!
 //! | message | before its descriptor is taken | then |
 //! |---|---|---|
-//! | CHUNK | its key is new, and the limits hold | the file is mapped (`peer_map`), and WRITEs find it; or DECLINED |
+//! | CHUNK | its key is new, and the limits hold | the file is mapped (`peer_map`), and WRITEs go there; or DECLINED |
 //! | FORGET | its key is known | it is unmapped, if it was mapped |
-//! | NAME | its key is new, and the limits of offers hold | as CHUNK; or DECLINED |
+//! | NAME | its key is new, and the limits of offers hold | as with CHUNK |
 //! | UNNAME | | it is unmapped, if it was mapped |
 //!
-//! The limits are what a peer needs that leases all of its landing memory to one connection
-//! ([`MAX_CHUNK_BYTES`], which an end holds itself to as
-//! [`Caps::max_landing`](crate::Caps::max_landing)), in chunks of the usual size and some odd ones.
-//! A peer that keeps giving chunks and taking them back unused only costs this end time, so its
-//! connection is ended.
+//! The limits suffice for a peer that leases all of its landing memory to one connection, in chunks
+//! of the usual size and some others. [`MAX_CHUNK_BYTES`] is also the limit that an end imposes on
+//! itself as [`Caps::max_landing`](crate::Caps::max_landing). A peer that keeps giving chunks and
+//! taking them back unused only costs this end time, so its connection is ended.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,9 +18,9 @@ use std::time::{Duration, Instant};
 use crate::shm::memory::peer_map::{Given, MAX_CHUNK_BYTES, Offered, PeerMap};
 use crate::shm::offers::{MAX_BYTES, MAX_FILES};
 
-/// Chunks of a peer that are kept mapped, at most.
+/// Maximum number of a peer's chunks that are kept mapped.
 pub(crate) const MAX_CHUNKS: usize = 512;
-/// Chunks that a peer may take back unused in [`UNUSED_PERIOD`], at most.
+/// Maximum number of chunks that a peer may take back unused in [`UNUSED_PERIOD`].
 const MAX_UNUSED: u32 = 1024;
 const UNUSED_PERIOD: Duration = Duration::from_secs(10);
 
@@ -31,7 +30,7 @@ struct PeerChunk {
     len: u64,
     /// `None` if this end could not map the chunk.
     map: Option<PeerMap>,
-    /// True for an application buffer.
+    /// Whether it is an application buffer.
     named: bool,
 }
 
@@ -42,7 +41,7 @@ pub(crate) struct PeerChunks {
     bytes: u64,
     named: usize,
     named_bytes: u64,
-    /// CHUNK messages that have been handled.
+    /// Number of CHUNK messages that have been handled.
     handled: u64,
     /// When the count of `unused` began.
     unused_since: Option<Instant>,
@@ -55,11 +54,11 @@ impl PeerChunks {
         self.handled
     }
 
-    /// Whether a chunk may be given, by the process `pid`. Returns those that were before, without
-    /// buffers of the application's.
+    /// Checks whether process `pid` may give a chunk. Returns the chunks that were given before,
+    /// without application buffers.
     ///
     /// # Errors
-    /// What the peer did wrong.
+    /// A description of the peer's breach.
     pub(crate) fn check(&self, offered: Offered, pid: u32) -> Result<Given, String> {
         let Offered { key: rkey, len, .. } = offered;
         let files = self.chunks.len() - self.named;
@@ -76,7 +75,7 @@ impl PeerChunks {
         }
     }
 
-    /// Adds a chunk that was checked, and is mapped now, or cannot be.
+    /// Adds a chunk that was checked, and is now mapped or cannot be.
     pub(crate) fn insert(&mut self, offered: Offered, map: Option<PeerMap>) {
         let Offered { key: rkey, addr, len } = offered;
         self.chunks.insert(rkey, PeerChunk { addr, len, map, named: false });
@@ -84,11 +83,11 @@ impl PeerChunks {
         self.handled += 1;
     }
 
-    /// Whether a buffer of the application's may be offered, by the process `pid`. Returns those
-    /// that were before.
+    /// Checks whether process `pid` may offer an application buffer. Returns the buffers that were
+    /// offered before.
     ///
     /// # Errors
-    /// What the peer did wrong.
+    /// A description of the peer's breach.
     pub(crate) fn check_named(&self, offered: Offered, pid: u32) -> Result<Given, String> {
         let Offered { key, len, .. } = offered;
         let (count, total) = (self.named + 1, self.named_bytes.saturating_add(len));
@@ -104,7 +103,7 @@ impl PeerChunks {
         }
     }
 
-    /// Adds a buffer that was checked, and is mapped now.
+    /// Adds a buffer that was checked and is now mapped.
     pub(crate) fn insert_named(&mut self, offered: Offered, map: PeerMap) {
         let Offered { key, addr, len } = offered;
         self.chunks.insert(key, PeerChunk { addr, len, map: Some(map), named: true });
@@ -112,10 +111,10 @@ impl PeerChunks {
         self.named_bytes += len;
     }
 
-    /// The peer takes a buffer back, which may be one that could not be mapped.
+    /// Handles that the peer takes a buffer back, which may be one that could not be mapped.
     ///
     /// # Errors
-    /// What the peer did wrong.
+    /// A description of the peer's breach.
     pub(crate) fn unname(&mut self, key: u32) -> Result<(), String> {
         match self.chunks.get(&key) {
             Some(chunk) if chunk.named => self.forget(key),
@@ -124,15 +123,15 @@ impl PeerChunks {
         }
     }
 
-    /// Whether a chunk with this key was given, and is mapped.
+    /// Whether a chunk with this key was given and is mapped.
     pub(crate) fn is_mapped(&self, rkey: u32) -> bool {
         self.chunks.get(&rkey).is_some_and(|chunk| chunk.map.is_some())
     }
 
-    /// The peer takes a chunk back.
+    /// Handles that the peer takes a chunk back.
     ///
     /// # Errors
-    /// What the peer did wrong.
+    /// A description of the peer's breach.
     pub(crate) fn forget(&mut self, rkey: u32) -> Result<(), String> {
         let Some(chunk) = self.chunks.remove(&rkey) else {
             return Err(format!("rkey {rkey:#x} is taken back, and was not given"));
@@ -159,8 +158,8 @@ impl PeerChunks {
         self.unused > MAX_UNUSED
     }
 
-    /// Copies to the address of a chunk. False when it does not lie there: key, address and length
-    /// are the peer's, and must make sense against what it gave (R15).
+    /// Copies bytes to an address in a chunk. Returns false if they do not lie within it: key,
+    /// address and length come from the peer, and must match a chunk that it gave (R15).
     pub(crate) fn write(&mut self, rkey: u32, remote_addr: u64, bytes: &[u8]) -> bool {
         self.chunks.get_mut(&rkey).is_some_and(|chunk| {
             let offset = remote_addr.checked_sub(chunk.addr);

@@ -1,16 +1,17 @@
-//! Files mapped into this process: rings of its own, and what a peer gave.
+//! Files mapped into this process: its own rings, and files that peers gave.
 //!
-//! Whoever gives memory has made it: landing memory and memory that is lent has all of its pages
-//! when it is offered, as whoever touches a hole makes the page, on its own account. SEEK_HOLE
-//! finds holes and makes nothing. A page that was allocated (fallocate(2)) and never touched counts
-//! as one.
+//! The giver of memory must have allocated it. Landing memory and lent memory must have all of its
+//! pages when it is offered, because a process that touches a hole allocates the page, on its own
+//! account. SEEK_HOLE finds holes without allocating anything. It reports a page that was allocated
+//! (fallocate(2)) but never touched as a hole.
 //!
-//! A file that is lent keeps its pages, as its seals forbid to punch holes. The maker of landing
-//! memory can take pages away later (FALLOC_FL_PUNCH_HOLE), as it must be able to return them when
-//! the peer keeps its mapping. So nothing of it is made here before something is written there: a
+//! A lent file keeps its pages, because its seals forbid punching holes. The maker of landing
+//! memory can take pages away later (FALLOC_FL_PUNCH_HOLE), because it must be able to free them
+//! even if the peer keeps its mapping. So this process allocates no page before it writes there: a
 //! mapping begins without pages. A WRITE first reads one byte of each window of [`FAULT_AROUND`]
-//! bytes that it is the first to reach: the kernel then maps the pages that the file has there with
-//! one fault, and makes no page but the one that was read, which is about to be written.
+//! bytes that it is the first to reach. The kernel then maps the pages that the file has in the
+//! window with one fault, and allocates at most the page that was read, which is about to be
+//! written.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,20 +26,20 @@ use tonic_rdma_memory::Process;
 use crate::shm::ring::Words;
 use crate::turn::COPY_UNIT;
 
-/// Bytes around a fault that the kernel maps if they are there (fault_around_bytes, 64 KiB unless
-/// set otherwise).
+/// Bytes around a fault that the kernel maps if the file has them (fault_around_bytes, 64 KiB
+/// unless configured).
 const FAULT_AROUND: usize = 64 << 10;
 /// Bytes of the largest ordinary page of any kernel, to which a file may be rounded up.
 const MAX_PAGE: u64 = 64 << 10;
-/// The number of bytes to unmap at a time. No other thread can map anything during a step.
+/// Number of bytes to unmap at a time, during which no other thread can map anything.
 const UNMAP_STEP: usize = 4 << 20;
 
 /// Device and inode of a file.
 pub(crate) type FileId = (u64, u64);
 
-/// The seals of a file that nobody can cut short.
+/// The seals of a file that nobody can truncate.
 const KEEPS_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
-/// The seals of a file that keeps its pages and that only its maker, or nobody, can write to.
+/// The seals of a file whose pages are fixed, and to which only its maker, or nobody, can write.
 const READ_ONLY: [SealFlags; 2] =
     [KEEPS_SIZE.union(SealFlags::FUTURE_WRITE), KEEPS_SIZE.union(SealFlags::WRITE)];
 
@@ -48,13 +49,13 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Checks that a file can be touched for as long as it is mapped.
+/// Checks that a file can safely be accessed for as long as it is mapped.
 fn check(file: impl AsFd, len: usize, any_of: &[SealFlags]) -> io::Result<Stat> {
     // Fails for anything that is no memory file.
     let seals = fcntl_get_seals(&file)
         .map_err(|e| invalid(format!("not a file that can be sealed ({e})")))?;
-    // A huge page that the peer gives back may not be there again when it is touched, which kills
-    // this process.
+    // If the peer frees a huge page, there may be none left when this process touches it, which
+    // would kill this process.
     if !tonic_rdma_memory::memfd::has_ordinary_pages(file.as_fd())? {
         return Err(invalid("not a file of ordinary pages".to_owned()));
     }
@@ -72,7 +73,7 @@ fn check(file: impl AsFd, len: usize, any_of: &[SealFlags]) -> io::Result<Stat> 
     Ok(stat)
 }
 
-/// Checks that a file has all of its pages. Makes none.
+/// Checks that a file has all of its pages. Allocates none.
 fn check_pages(file: impl AsFd, stat: &Stat) -> io::Result<()> {
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let hole = seek(&file, SeekFrom::Hole(0))?;
@@ -86,14 +87,15 @@ fn check_pages(file: impl AsFd, stat: &Stat) -> io::Result<()> {
     Ok(())
 }
 
-/// A mapping that other processes write to. Never seen through a reference to plain bytes.
+/// A mapping that other processes write to. It is never accessed through a reference to plain
+/// bytes.
 #[derive(Debug)]
 pub(crate) struct Map {
     ptr: NonNull<u8>,
     len: usize,
     /// Offset behind the last byte that was written.
     touched: usize,
-    /// The process that has mapped it: a child does not have it (MADV_DONTFORK).
+    /// The process that has mapped it. It is not mapped in children (MADV_DONTFORK).
     process: Process,
 }
 
@@ -103,8 +105,8 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps a file of `len` bytes, rounded up to 64 KiB at most, if nobody can cut it short:
-    /// touching what is gone would kill this process. `accept` is told which file it is, and may
+    /// Maps a file of `len` bytes, rounded up to 64 KiB at most, if nobody can truncate it:
+    /// touching truncated memory would kill this process. `accept` gets the file's identity and may
     /// refuse it.
     ///
     /// # Errors
@@ -123,7 +125,7 @@ impl Map {
     /// Like [`new`](Self::new), but requires a file that has all of its pages.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new). `UnexpectedEof`: the file has a hole.
+    /// Those of [`new`](Self::new), and `UnexpectedEof` if the file has a hole.
     pub(crate) fn whole(
         file: impl AsFd,
         len: usize,
@@ -135,19 +137,19 @@ impl Map {
         Map::of(file, len, READ_WRITE)
     }
 
-    /// Maps a file of `len` bytes to read it, with all of its pages, if nobody can cut it short or
-    /// take its pages away. `accept` as for [`new`](Self::new).
+    /// Maps a file of `len` bytes for reading, with all of its pages, if nobody can truncate it or
+    /// take its pages away. `accept` is as for [`new`](Self::new).
     ///
     /// # Errors
-    /// Those of [`whole`](Self::whole); it is not sealed against writing, but for mappings that
-    /// there were.
+    /// Those of [`whole`](Self::whole). Also fails if the file is not sealed against writing other
+    /// than through existing mappings.
     pub(crate) fn read_only(
         file: impl AsFd,
         len: usize,
         accept: impl FnOnce(FileId) -> io::Result<()>,
     ) -> io::Result<Map> {
         let stat = check(&file, len, &READ_ONLY)?;
-        // A read makes pages that are not there, on this process's account. Nobody can remove
+        // A read would allocate missing pages, on this process's account. Nobody can remove
         // existing pages, because either seal forbids punching holes.
         check_pages(&file, &stat).map_err(|error| invalid(error.to_string()))?;
         accept((stat.st_dev, stat.st_ino))?;
@@ -156,7 +158,8 @@ impl Map {
         Ok(map)
     }
 
-    /// Maps the pages that the file has. Between two pieces other threads can map something (R20).
+    /// Maps the pages that the file has, in pieces between which other threads can map memory
+    /// (R20).
     fn populate(&self) {
         for at in (0..self.len).step_by(COPY_UNIT) {
             let len = COPY_UNIT.min(self.len - at);
@@ -165,13 +168,14 @@ impl Map {
                 unsafe { madvise(self.ptr.as_ptr().add(at).cast(), len, Advice::LinuxPopulateRead) }
             });
             if let Err(error) = populated {
-                // Unknown to kernels before 5.14, which map pages when they are first read.
+                // Kernels before 5.14 do not know this advice, and map pages when they are first
+                // read.
                 return tracing::debug!(%error, "MADV_POPULATE_READ");
             }
         }
     }
 
-    /// The first byte. Other processes may write to what lies there.
+    /// The address of the first byte. Other processes may write to the memory.
     pub(crate) fn ptr(&self) -> *const u8 {
         self.ptr.as_ptr()
     }
@@ -187,7 +191,7 @@ impl Map {
         let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, &file, 0) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let map = Map { ptr, len, touched: 0, process: Process::current() };
-        // A child of fork() has no use for it, and would keep the peer's memory.
+        // A child of fork() has no use for the mapping, and would keep the peer's memory.
         // SAFETY: the range is this mapping, and its contents stay as they are.
         if let Err(error) = unsafe { madvise(map.ptr.as_ptr().cast(), len, Advice::LinuxDontFork) }
         {
@@ -196,14 +200,14 @@ impl Map {
         Ok(map)
     }
 
-    /// A file of this process's own, mapped. It begins without pages.
+    /// Creates a file of this process and maps it. It begins without pages.
     pub(crate) fn create(len: usize) -> io::Result<(Map, OwnedFd)> {
         let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-ring", len)?;
         Ok((Map::of(&file, len, READ_WRITE)?, file))
     }
 
-    /// Gives the pages behind the first `keep` bytes back to the system, in both processes. They
-    /// read as zeros afterwards.
+    /// Frees the pages after the first `keep` bytes, in both processes. They read as zeros
+    /// afterwards.
     pub(crate) fn release(&self, keep: usize) {
         // SAFETY: takes a number and touches no memory of ours; this rests on no rule.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -220,7 +224,7 @@ impl Map {
         }
     }
 
-    /// Copies `src` to `offset`. False when it does not fit there.
+    /// Copies `src` to `offset`. Returns false if it does not fit there.
     pub(crate) fn write(&mut self, offset: u64, src: &[u8]) -> bool {
         let end =
             usize::try_from(offset).ok().and_then(|at| Some((at, at.checked_add(src.len())?)));
@@ -237,7 +241,7 @@ impl Map {
         true
     }
 
-    /// Maps what the file has of the windows that `at .. end` is the first to reach.
+    /// Maps the file's pages in the windows that `at .. end` is the first to reach.
     fn touch(&mut self, at: usize, end: usize) {
         let mut next = at.max(self.touched);
         while next < end {
@@ -313,7 +317,7 @@ mod tests {
         fstat(file).unwrap().st_blocks
     }
 
-    /// A file that keeps its size, and has the pages of these bytes.
+    /// A file with a fixed size that has only the pages of these bytes.
     fn with_pages(len: u64, pages: &[std::ops::Range<u64>]) -> OwnedFd {
         let file = memfd_create("test", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, len).unwrap();
@@ -324,13 +328,13 @@ mod tests {
         file
     }
 
-    /// The attacks: a peer has this process make pages that it only promises.
+    /// The attack: a peer makes this process allocate pages that the peer only promises.
     #[test]
     fn files_with_holes_are_refused_and_nothing_of_them_is_made() {
         use rustix::fs::{FallocateFlags, fallocate};
         const LEN: u64 = 1 << 20;
         let keep = FallocateFlags::KEEP_SIZE;
-        // As many blocks as it should have lie behind its end.
+        // This file has as many blocks as it should have, but beyond its end.
         let behind = memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&behind, LEN).unwrap();
         fallocate(&behind, keep, LEN, 2 * LEN).unwrap();
@@ -364,7 +368,7 @@ mod tests {
         assert_eq!(blocks(&file), LEN as i64 / 512);
     }
 
-    /// A peer could otherwise have this process make gigabytes of pages by taking them away.
+    /// Otherwise a peer could make this process allocate gigabytes by taking pages away.
     #[test]
     fn only_pages_that_are_written_are_made() {
         let promised = tonic_rdma_memory::memfd::sealed(c"test", 1 << 20).unwrap();
@@ -388,7 +392,7 @@ mod tests {
         );
     }
 
-    /// Pages that are there are mapped many at a time.
+    /// Existing pages are mapped many at a time.
     #[test]
     fn a_first_write_does_not_fault_page_by_page() {
         let (own, file) = Map::create(1 << 20).unwrap();

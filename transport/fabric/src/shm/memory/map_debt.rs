@@ -1,19 +1,19 @@
-//! The processor time that peers' files cost, charged to the process that gives them (R19).
+//! Charges the processor time that peers' files cost to the process that gives them (R19).
 //!
-//! Checking, mapping and unmapping a file takes time of this process's threads for each of its
-//! pages, and costs the peer one short message. Files that are mapped are limited in number and
-//! length, so a peer that wants more of this time has to take files back and give others. A file
-//! that the peer takes back unused, or that could not be mapped, is a debt of the peer's process:
+//! Checking, mapping and unmapping a file takes this process's time for each page, and costs the
+//! peer one short message. The number and length of mapped files are limited, so a peer that wants
+//! to use up more time has to take files back and give others. A file that the peer takes back
+//! unused, or that could not be mapped, is a debt of the peer's process:
 //!
 //! | a process owes | its next file |
 //! |---|---|
 //! | [`MAX_DEBT`] at most | is mapped at once |
-//! | more | waits in the socket, with all that follows it there, until the process owes that much |
+//! | more | waits in the socket, with everything after it, until the process owes only that much |
 //!
-//! All debts together are paid off by [`PAID_PER_SECOND`], and each debtor has the same part of
-//! that, so one that waits makes no other wait longer than its own debt takes. A connection that
-//! ends gives its files back; its debt stays with the process. Bytes that this end has written to a
-//! file, or borrowed from it, are no debt.
+//! All debts together are paid off at [`PAID_PER_SECOND`], which is shared equally among the
+//! debtors. So a debtor with a large debt does not make the others wait longer. A connection that
+//! ends gives its files back, but its debt stays with the process. Bytes that this end has written
+//! to a file, or borrowed from it, are no debt.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,24 +22,24 @@ use std::time::{Duration, Instant};
 
 use tonic_rdma_memory::PerProcess;
 
-/// Bytes of debt that are paid off in a second, for all processes together. Populating and
-/// unmapping as much takes about a tenth of a processor.
+/// Bytes of debt that are paid off per second, for all processes together. Populating and unmapping
+/// that many bytes takes about a tenth of a processor.
 pub(crate) const PAID_PER_SECOND: u64 = 1 << 30;
 /// Bytes that a process may owe without waiting.
 pub(crate) const MAX_DEBT: u64 = 4 << 30;
-/// Bytes that a file costs in addition to its pages: a thread is woken, and maps it.
+/// Bytes that a file costs in addition to its pages, for waking the thread that maps it.
 const PER_FILE: u64 = 512 << 10;
-/// A page that is looked for and not mapped costs this fraction, `1 / UNPOPULATED`, of one that is.
+/// A page that is only checked costs this fraction, `1 / UNPOPULATED`, of a page that is mapped.
 const UNPOPULATED: u64 = 8;
 
-/// A peer's user and pid, as its socket tells.
+/// A peer's user and pid, according to its socket.
 pub(crate) type PeerProcess = (u32, u32);
 
 /// The debts of processes, in bytes.
 #[derive(Debug)]
 struct Debts {
     owed: BTreeMap<PeerProcess, u64>,
-    /// Until when it was paid off.
+    /// The time up to which debts have been paid off.
     paid: Option<Instant>,
 }
 
@@ -54,7 +54,7 @@ impl Debts {
         Debts { owed: BTreeMap::new(), paid: None }
     }
 
-    /// Pays off what was due until `now`.
+    /// Pays off debts for the time until `now`.
     fn pay(&mut self, now: Instant) {
         let since = self.paid.unwrap_or(now);
         self.paid = Some(now.max(since));
@@ -73,7 +73,7 @@ impl Debts {
         *owed = owed.saturating_add(bytes);
     }
 
-    /// The time until a process owes no more than it may. `None`: it does not now.
+    /// The time until a process owes no more than it may. `None` if that is already so.
     fn wait(&mut self, process: PeerProcess, now: Instant) -> Option<Duration> {
         self.pay(now);
         let over = self.owed.get(&process)?.checked_sub(MAX_DEBT).filter(|over| *over > 0)?;
@@ -83,7 +83,7 @@ impl Debts {
     }
 }
 
-/// The time to wait before the next file of a process is taken. `None`: it does not wait.
+/// The time to wait before a process's next file is taken. `None` if it need not wait.
 pub(crate) fn wait(process: PeerProcess) -> Option<Duration> {
     debts().wait(process, Instant::now())
 }
@@ -108,7 +108,7 @@ impl MapCost {
         MapCost { process, bytes: len.saturating_add(PER_FILE), used: AtomicU64::new(0) }
     }
 
-    /// The cost of a file whose pages are looked for, and mapped when they are written to.
+    /// The cost of a file whose pages are checked, but only mapped when they are written to.
     pub(crate) fn unpopulated(process: PeerProcess, len: u64) -> MapCost {
         MapCost::populated(process, len / UNPOPULATED)
     }
@@ -135,7 +135,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const FILE: u64 = 200 << 20;
 
-    /// The attack: processes give a file and take it back, over and over, each as often as it may.
+    /// The attack: processes give a file and take it back over and over, as often as they may.
     /// Returns the bytes that are mapped for nothing in this many seconds.
     fn flood(debts: &mut Debts, processes: u32, start: Instant, seconds: u32) -> u64 {
         let (end, mut mapped) = (start + SECOND * seconds, 0);

@@ -2,9 +2,9 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `map` | maps a file after it was checked |
+//! | `map` | checks a file and maps it |
 //! | `peer_map` | maps a peer's file, once, and unmaps it on another thread |
-//! | `map_debt` | charges peers for files that are mapped for nothing |
+//! | `map_debt` | charges peers for files that were mapped for nothing |
 //! | `chunks` | the peer's landing chunks: limits, WRITEs |
 //! | `table` | this process's landing chunks, by remote key |
 

@@ -16,24 +16,24 @@ use crate::shm::memory::map_debt::MapCost;
 use crate::shm::ring::Words;
 use crate::shm::socket::blocking::PEERS;
 
-/// The kernel's limit on the mappings of a process (proc(5), max_map_count), if it cannot be read.
+/// The assumed limit on the mappings of a process (proc(5), max_map_count) if it cannot be read.
 const MAX_MAPPINGS: usize = 65530;
-/// Files of peers may have this fraction, `1 / MAPPINGS_DIVISOR`, of it.
+/// Peers' files may have this fraction, `1 / MAPPINGS_DIVISOR`, of the mappings.
 const MAPPINGS_DIVISOR: usize = 4;
 
-/// Bytes of address space that files of peers may have: an eighth of what a process has on x86-64
-/// (47 bits).
+/// Bytes of address space that peers' files may have: an eighth of a process's address space on
+/// x86-64 (47 bits).
 const MAX_MAPPED: u64 = 1 << 44;
-/// Files of peers may have this fraction, `1 / ADDRESS_SPACE_DIVISOR`, of RLIMIT_AS.
+/// Peers' files may have this fraction, `1 / ADDRESS_SPACE_DIVISOR`, of RLIMIT_AS.
 const ADDRESS_SPACE_DIVISOR: u64 = 8;
 
-/// Bytes of the chunks that a peer keeps with a connection, at most: address space of this process,
-/// and memory of the peer's.
+/// Maximum bytes of the chunks that a peer keeps in a connection. They take this process's address
+/// space, and the peer's memory.
 pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
-/// Chunks that every connection may give, however many connections there are.
+/// Number of chunks that every connection may give, however many connections there are.
 const MIN_CHUNKS: usize = 8;
 
-/// Memory that a peer offers, as the message beside its file says.
+/// Memory that a peer offers, as described by the message that passes the file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Offered {
     pub(crate) key: u32,
@@ -53,14 +53,14 @@ pub(crate) struct Given {
 /// The purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {
-    /// A connection has one.
+    /// The ring of a connection.
     Ring,
     /// The single page of a wake-up channel.
     Page,
-    /// Landing memory of a connection that has given `others` before.
+    /// Landing memory from a connection that has given `others` before.
     Chunk { others: Given },
-    /// Memory that a connection has lent, which has lent `others` before. Several connections may
-    /// lend the same.
+    /// Memory lent by a connection that has lent `others` before. Several connections may lend the
+    /// same file.
     Lent { others: Given },
     /// An application buffer offered by a connection that has offered `others` before. Several
     /// connections may offer the same buffer.
@@ -86,7 +86,7 @@ impl Usage {
     }
 }
 
-/// How much of this process files of peers may have.
+/// Limits on the mappings and the address space of peers' files.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     mappings: usize,
@@ -105,15 +105,15 @@ impl Limits {
     }
 }
 
-/// Files of peers that this process has mapped.
+/// Counts the peers' files that this process has mapped.
 #[derive(Debug)]
 struct Mapped {
     files: BTreeSet<FileId>,
-    /// How many of these are rings; each is a connection.
+    /// The number of rings among them, one for each connection.
     rings: usize,
-    /// Mappings of files that several connections may have given.
+    /// The number of mappings of files that several connections may have given.
     again: usize,
-    /// Address space of all of them.
+    /// Address space of all mappings, in bytes.
     bytes: u64,
 }
 
@@ -124,9 +124,9 @@ impl Mapped {
         Mapped { files: BTreeSet::new(), rings: 0, again: 0, bytes: 0 }
     }
 
-    /// Whether one more may be mapped. Beyond a half of the mappings, or of the address space, no
-    /// connection gets more than its share of a quarter, so that those who gave many leave places
-    /// to others; the last sixteenth of the mappings is for rings.
+    /// Whether one more file may be mapped. Once half of the mappings, or of the address space, is
+    /// in use, no connection gets more than its share of a quarter, so that connections with many
+    /// files leave room for others. The last sixteenth of the mappings is reserved for rings.
     fn has_room(&self, usage: Usage, len: u64, limits: Limits) -> bool {
         let (mapped, limit) = (self.files.len() + self.again, limits.mappings);
         let given = match usage {
@@ -137,7 +137,7 @@ impl Mapped {
         let share = (limit / 4 / rings).max(MIN_CHUNKS);
         let has_mapping = mapped < limit / 2 || given.files < share && mapped < limit - limit / 16;
         let bytes = self.bytes.saturating_add(len);
-        // As much as a connection may give as chunks, so that none of these is refused.
+        // At least as much as a connection may give as chunks, so that no chunk is refused.
         let share = (limits.bytes / 4 / rings as u64).max(MAX_CHUNK_BYTES);
         let has_bytes = bytes <= limits.bytes / 2
             || given.bytes.saturating_add(len) <= share && bytes <= limits.bytes;
@@ -145,7 +145,7 @@ impl Mapped {
     }
 }
 
-/// The place of one in [`MAPPED`].
+/// A file's entry in [`MAPPED`].
 #[derive(Debug)]
 struct Entry {
     file: FileId,
@@ -198,27 +198,27 @@ impl Drop for Entry {
     }
 }
 
-/// A file that is lent, for those who map it one after another.
+/// The mapping of a lent file. Its lock makes threads that map the file do so one after the other.
 type Turn = Arc<Mutex<Weak<PeerMap>>>;
 
-/// Files that are lent by one connection or several.
+/// Files that one or several connections lend.
 struct Lent {
     turns: BTreeMap<FileId, Turn>,
-    /// Number of turns at which those of files that are not mapped any more are dropped.
+    /// Number of turns at which turns of files that are no longer mapped are dropped.
     full: usize,
 }
 
 static LENT: PerProcess<Mutex<Lent>> =
     PerProcess::new(|| Mutex::new(Lent { turns: BTreeMap::new(), full: MIN_TURNS }));
 
-/// Least number of turns at which some are dropped.
+/// Minimum of `full`.
 const MIN_TURNS: usize = 64;
 
 impl Lent {
     fn turn(file: FileId) -> Turn {
         let mut lent = LENT.lock().unwrap_or_else(PoisonError::into_inner);
         if lent.turns.len() >= lent.full {
-            // A turn that nobody else has is not locked.
+            // A turn that no other thread holds is not locked.
             lent.turns.retain(|_, turn| {
                 let is_mapped =
                     |turn: &Turn| turn.try_lock().is_ok_and(|map| map.strong_count() > 0);
@@ -230,23 +230,24 @@ impl Lent {
     }
 }
 
-/// A file of a peer's, mapped. No file is mapped twice, but for those that several connections may
-/// give, and all peers together have a quarter of
-/// the mappings that the process may have. It is unmapped by a thread that may take its time.
+/// A mapped file of a peer. No file is mapped twice, except those that several connections may
+/// give. All peers together have a quarter of the process's mappings. A thread that may block
+/// unmaps the file.
 #[derive(Debug)]
 pub(crate) struct PeerMap {
-    /// There until this is dropped.
+    /// `Some` until this is dropped.
     mapped: Option<(Map, Entry)>,
     user: u32,
     cost: Option<MapCost>,
 }
 
 impl PeerMap {
-    /// Maps all of a file, on behalf of a peer of this user. May block: the file can be anything.
+    /// Maps a whole file on behalf of a peer of this user. May block, because the descriptor can be
+    /// of any file.
     ///
     /// # Errors
-    /// The errors of [`Map::new`], and for files other than rings and pages those of
-    /// [`Map::whole`]. Also fails if the file is mapped already or there are too many.
+    /// The errors of [`Map::new`] or, for files other than rings and pages, of [`Map::whole`]. Also
+    /// fails if the file is mapped already or there are too many files.
     pub(crate) fn new(file: impl AsFd, len: usize, user: u32, usage: Usage) -> io::Result<PeerMap> {
         let (mut entry, cost) = (None, usage.cost(user, len));
         let accept = |file| {
@@ -254,7 +255,7 @@ impl PeerMap {
             Ok(())
         };
         let map = match usage {
-            // Both ends write to it, and it is short.
+            // A short file that both ends write to.
             Usage::Ring | Usage::Page => Map::new(file, len, accept),
             Usage::Chunk { .. } | Usage::Lent { .. } | Usage::Named { .. } => {
                 Map::whole(file, len, accept)
@@ -263,11 +264,12 @@ impl PeerMap {
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user, cost })
     }
 
-    /// Maps all of a file, on behalf of a peer of this user, to read what the peer has lent there.
-    /// A file that is mapped so already is not mapped again. May block: the file can be anything.
+    /// Maps a whole file on behalf of a peer of this user, to read bytes that the peer has lent. A
+    /// file that is already mapped in this way is not mapped again. May block, because the
+    /// descriptor can be of any file.
     ///
     /// # Errors
-    /// Those of [`Map::read_only`], or there are too many.
+    /// Those of [`Map::read_only`]. Also fails if there are too many files.
     pub(crate) fn lent(
         file: impl AsFd,
         len: usize,
@@ -276,11 +278,11 @@ impl PeerMap {
     ) -> io::Result<Arc<PeerMap>> {
         let stat = fstat(&file)?;
         let turn = Lent::turn((stat.st_dev, stat.st_ino));
-        // Held while the file is mapped, which may take long: those who lend the same file wait,
-        // and nobody else.
+        // Held while the file is mapped, which may take long. Only threads that map the same file
+        // wait.
         let mut lent = turn.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(map) = lent.upgrade().filter(|map| map.len() == len) {
-            // A thread was woken to find it.
+            // The peer is charged for the thread that was woken.
             drop(MapCost::populated((user, others.pid), 0));
             return Ok(map);
         }
@@ -289,7 +291,7 @@ impl PeerMap {
         Ok(map)
     }
 
-    /// Like [`lent`](Self::lent), but mapped for this caller alone, at an address of its own.
+    /// Like [`lent`](Self::lent), but always makes a new mapping, at its own address.
     ///
     /// # Errors
     /// Those of [`lent`](Self::lent).
@@ -308,7 +310,7 @@ impl PeerMap {
         Ok(PeerMap { mapped: entry.map(|entry| (map, entry)), user, cost })
     }
 
-    /// The first byte, never null. Other processes may write to what lies there.
+    /// The address of the first byte, never null. Other processes may write to the memory.
     pub(crate) fn ptr(&self) -> *const u8 {
         let none = || NonNull::<u8>::dangling().as_ptr().cast_const();
         self.mapped.as_ref().map_or_else(none, |(map, _)| map.ptr())
@@ -319,16 +321,16 @@ impl PeerMap {
         self.mapped.as_ref().map_or(0, |(map, _)| map.len())
     }
 
-    /// Counts a file that is mapped already.
+    /// Counts a file that has been mapped already.
     ///
     /// # Errors
-    /// It is counted already, or there are too many.
+    /// The file is counted already, or there are too many.
     pub(crate) fn adopt(map: Map, file: FileId, user: u32, usage: Usage) -> io::Result<PeerMap> {
         let entry = Entry::new(file, usage, map.len())?;
         Ok(PeerMap { mapped: Some((map, entry)), user, cost: None })
     }
 
-    /// Counts bytes that are borrowed from it.
+    /// Counts bytes that are borrowed from the file.
     pub(crate) fn add_borrowed(&self, len: usize) {
         if let Some(cost) = &self.cost {
             cost.add_used(len as u64);
@@ -340,7 +342,7 @@ impl PeerMap {
         self.mapped.as_mut().is_some_and(|(map, _)| map.write(offset, src))
     }
 
-    /// Gives pages back: see [`Map::release`].
+    /// Frees pages: see [`Map::release`].
     pub(crate) fn release(&self, keep: usize) {
         if let Some((map, _)) = &self.mapped {
             map.release(keep);
@@ -352,7 +354,7 @@ impl PeerMap {
         self.mapped.as_ref().map_or(0, |(map, _)| map.touched())
     }
 
-    /// Whether nothing has been written so far.
+    /// Whether nothing has been written to it so far.
     pub(crate) fn is_unused(&self) -> bool {
         self.touched() == 0
     }
@@ -415,7 +417,7 @@ mod tests {
         let stat = fstat(&slow).unwrap();
         let turn = Lent::turn((stat.st_dev, stat.st_ino));
         let mapping = turn.lock().unwrap();
-        // Another user's file, and another of the same user.
+        // The same file, from two users.
         let first = PeerMap::lent(&quick, 4096, 1, NONE).unwrap();
         let again = PeerMap::lent(&quick, 4096, 2, NONE).unwrap();
         assert!(Arc::ptr_eq(&first, &again));
@@ -449,7 +451,7 @@ mod tests {
         let owed = |pid| map_debt::owed((1, pid));
         let others = |pid| Given { pid, ..NONE };
         let first = PeerMap::lent(&file, 4096, 1, others(101)).unwrap();
-        // It is mapped already, by another's work.
+        // Another peer has already had it mapped.
         drop(PeerMap::lent(&file, 4096, 1, others(102)).unwrap());
         assert_eq!((owed(101), owed(102) > 0), (0, true));
         drop(first);
@@ -469,7 +471,7 @@ mod tests {
         assert!(owed(103) > 0, "a file with holes was looked at");
     }
 
-    /// Connections that give files as long as they may.
+    /// Connections that give as many files as they may.
     #[derive(Debug)]
     struct Givers {
         mapped: Mapped,
@@ -523,8 +525,8 @@ mod tests {
         }
     }
 
-    /// The attack: one file of 64 GiB, offered as a buffer by as many connections as there are, and
-    /// shorter ones by those that get no such.
+    /// The attack: all connections offer one file of 64 GiB as a buffer, and a shorter one if that
+    /// is refused.
     #[test]
     fn greedy_leave_address_space_to_others() {
         for greedy in [1, 64, 128, 600, 2046] {

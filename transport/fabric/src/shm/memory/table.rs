@@ -12,23 +12,24 @@ use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 pub(crate) struct Table {
     next: AtomicU32,
     chunks: Mutex<HashMap<u32, Arc<Chunk>>>,
-    /// The regions that may be lent to peers.
+    /// Regions that may be lent to peers, by key.
     lendable: Mutex<HashMap<u32, Arc<Lendable>>>,
 }
 
-/// Memory that may be lent: the file, and where this process has it mapped.
+/// Memory that may be lent: the file, and its address in this process.
 #[derive(Debug)]
 pub(crate) struct Lendable {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     pub(crate) file: OwnedFd,
-    /// For memory that a peer has lent this process: the pipe that tells the peer of readers.
+    /// For memory that a peer has lent to this process, the pipe that tells that peer when all
+    /// readers are done.
     pub(crate) owner: OnceLock<Arc<OwnedFd>>,
-    /// The links whose peers have it.
+    /// The links whose peers have the file.
     links: Mutex<Vec<Weak<RevokedKeys>>>,
 }
 
-/// A chunk: the file, and where this process has it mapped.
+/// A chunk: the file, and its address in this process.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) addr: u64,
@@ -40,14 +41,14 @@ pub(crate) struct Chunk {
 /// The links whose peers have a chunk.
 #[derive(Debug)]
 enum Links {
-    /// One has it, and no other ever (R12).
+    /// At most one link, and never another (R12).
     One(Option<Arc<RevokedKeys>>),
-    /// An application buffer, which stays registered for one call after the other.
+    /// An application buffer that stays registered for one call after the other.
     InTurn(Vec<Weak<RevokedKeys>>),
 }
 
 impl Links {
-    /// Whether the peer of a link may have it, and has it from now on.
+    /// Gives a link's peer access, and returns whether that is allowed.
     fn add(&mut self, to: &Arc<RevokedKeys>, in_turn: bool) -> bool {
         match self {
             Links::One(link) if !in_turn => Arc::ptr_eq(link.get_or_insert_with(|| to.clone()), to),
@@ -61,7 +62,7 @@ impl Links {
     }
 }
 
-/// Keys that stopped working, for a link to tell its peer.
+/// Keys that have stopped working, which a link has to tell its peer.
 #[derive(Debug, Default)]
 pub(crate) struct RevokedKeys {
     any: AtomicBool,
@@ -85,7 +86,7 @@ impl RevokedKeys {
         }
     }
 
-    /// Puts back what could not be told.
+    /// Puts back keys that the peer could not be told.
     pub(crate) fn put_back(&self, keys: impl Iterator<Item = u32>) {
         lock(&self.keys).extend(keys);
         self.any.store(true, Ordering::Relaxed);
@@ -101,14 +102,14 @@ impl Table {
         lock(&self.chunks).len()
     }
 
-    /// Adds memory under a key that no other has: after 2^32 registrations they come round.
+    /// Adds memory under an unused key. Keys repeat after 2^32 registrations.
     fn insert<T>(&self, memories: &Mutex<HashMap<u32, Arc<T>>>, memory: T) -> u32 {
         loop {
             let key = self.next.fetch_add(1, Ordering::Relaxed);
             let is_free = || {
                 !lock(&self.chunks).contains_key(&key) && !lock(&self.lendable).contains_key(&key)
             };
-            // Nobody else gets this key for a long time.
+            // No other registration gets this key for a long time.
             if is_free() {
                 lock(memories).insert(key, Arc::new(memory));
                 return key;
@@ -116,14 +117,16 @@ impl Table {
         }
     }
 
-    /// Says that memory is a peer's, which learns by this pipe of all that read it.
+    /// Records that memory belongs to a peer, which learns through this pipe when all readers are
+    /// done.
     pub(crate) fn set_owner(&self, key: u32, pipe: &Arc<OwnedFd>) {
         if let Some(memory) = lock(&self.lendable).get(&key) {
             memory.owner.get_or_init(|| pipe.clone());
         }
     }
 
-    /// Gives the peer of a link the memory with this key to read. `None`: there is no such memory.
+    /// Gives a link's peer read access to the memory with this key. Returns `None` if there is no
+    /// such memory.
     pub(crate) fn lend(&self, key: u32, to: &Arc<RevokedKeys>) -> Option<Arc<Lendable>> {
         let memory = lock(&self.lendable).get(&key).cloned()?;
         let mut links = lock(&memory.links);
@@ -133,8 +136,8 @@ impl Table {
         Some(memory)
     }
 
-    /// Gives a chunk to the peer of a link. `None`: there is no such key, or another link has it
-    /// (R12).
+    /// Gives a chunk to a link's peer. Returns `None` if the key does not exist, or if another link
+    /// has the chunk (R12).
     pub(crate) fn share(&self, rkey: u32, to: &Arc<RevokedKeys>) -> Option<Arc<Chunk>> {
         self.share_with(rkey, to, false)
     }
@@ -170,8 +173,8 @@ impl Registration for ShmRegistration {
     fn rkey(&self) -> u32 {
         self.key
     }
-    /// The virtual address: a peer reaches what its own link has lent it, and nothing else at any
-    /// address.
+    /// The virtual address. It need not be secret, because a peer only reaches memory that its own
+    /// link has given it.
     fn iova(&self) -> u64 {
         self.addr
     }

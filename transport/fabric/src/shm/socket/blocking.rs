@@ -1,26 +1,27 @@
-//! Threads for what may block: taking a peer's descriptors, and closing what may hold some.
+//! Threads for calls that may block: taking a peer's descriptors, and closing files that may hold
+//! some.
 //!
 //! A descriptor is a file of the peer's choice, and an unknown file may block. A TCP socket with
 //! SO_LINGER waits in close(2) until its data is sent, with or without O_NONBLOCK. A FUSE file asks
 //! its server. A process that holds another copy of the descriptor can change either at any time.
-//! Descriptors that lie in a socket's queue are closed by the thread that closes the socket, or
-//! that takes the message without room for them. So these threads alone call recvmsg(2) with room
-//! for descriptors, make the calls on a descriptor of unknown kind, and close such descriptors and
-//! every socket whose other end is a peer's. They also call munmap(2) on a peer's file, which is
-//! slow when there is much to unmap.
+//! Descriptors in a socket's queue are closed by the thread that closes the socket, or that takes
+//! the message without room for them. So only these threads call recvmsg(2) with room for
+//! descriptors, make calls on descriptors of unknown kinds, and close such descriptors and every
+//! socket whose other end belongs to a peer. They also call munmap(2) on a peer's file, which is
+//! slow if there is much to unmap.
 //!
 //! A job may last for ever. Therefore:
 //!
-//! - Clients that have shown a ticket have a pool of their own, which others cannot block.
+//! - Clients that have shown a ticket have a separate pool, which others cannot block.
 //! - A user has at most half of the threads of a pool.
 //! - A user with too many sockets that wait to be closed gets no new connections (`listener`).
-//! - A connection has one job that takes descriptors at a time, and waits for it without a thread.
-//! - Nobody waits for these threads to end: neither a runtime that is shut down, nor the process.
+//! - A connection has at most one job that takes descriptors, and waits for it without a thread.
+//! - Neither a runtime that is shut down nor the process waits for these threads to end.
 //!
 //! | a thread | on | then |
 //! |---|---|---|
-//! | works | a job that its user may have done is queued | works |
-//! | works | none is | waits |
+//! | works | a job whose user has not reached its limit is queued | works |
+//! | works | no such job is queued | waits |
 //! | waits | a job is queued | works |
 //! | waits | [`IDLE_TIMEOUT`] has passed | ends |
 
@@ -32,18 +33,18 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// Threads of a pool, at most.
+/// Maximum number of threads of a pool.
 const MAX_THREADS: usize = 64;
 /// The maximum number of pool threads that run jobs of one user.
 const MAX_THREADS_PER_USER: usize = MAX_THREADS / 2;
-/// A thread without a job ends after this.
+/// A thread without a job ends after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of the stack of a thread.
+/// Bytes of a thread's stack.
 const STACK_SIZE: usize = 128 << 10;
 
-/// For clients that have not shown a ticket.
+/// The pool for clients that have not shown a ticket.
 pub(crate) static STRANGERS: PerProcess<ThreadPool> = PerProcess::new(ThreadPool::new);
-/// For all other connections.
+/// The pool for all other connections.
 pub(crate) static PEERS: PerProcess<ThreadPool> = PerProcess::new(ThreadPool::new);
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -57,7 +58,7 @@ pub(crate) struct ThreadPool {
 
 struct State {
     queue: VecDeque<(u32, Job)>,
-    /// Threads by the user whose job they do.
+    /// Number of busy threads, by the user whose job they do.
     busy: BTreeMap<u32, usize>,
     /// The number of sockets to close, by the peer's user.
     closing: BTreeMap<u32, usize>,
@@ -90,11 +91,11 @@ impl ThreadPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a job on behalf of a peer of this user, and does not wait for it.
+    /// Queues a job on behalf of a peer of this user, without waiting for it.
     pub(crate) fn run(&'static self, user: u32, job: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         state.queue.push_back((user, Box::new(job)));
-        // Each job has a thread, as long as there may be more: the one before it may never end.
+        // Each job gets a thread up to the maximum, because the job before it may never end.
         let spawn = state.queue.len() > state.waiting && state.threads < MAX_THREADS;
         if spawn {
             state.threads += 1;
@@ -106,8 +107,8 @@ impl ThreadPool {
                 thread::Builder::new().name("tonic-rdma-fd".to_owned()).stack_size(STACK_SIZE);
             if let Err(error) = thread.spawn(|| self.work()) {
                 self.lock().threads -= 1;
-                // The job stays: a thread that there is takes it, or the one that comes with the
-                // next job.
+                // The job stays queued. An existing thread takes it, or one that is started for a
+                // later job.
                 tracing::debug!(%error, "no thread for descriptors of peers");
             }
         }
@@ -122,12 +123,12 @@ impl ThreadPool {
         });
     }
 
-    /// Sockets of peers of this user that still have to be closed.
+    /// Number of sockets of this user's peers that still have to be closed.
     pub(crate) fn closing(&self, user: u32) -> usize {
         self.lock().closing.get(&user).copied().unwrap_or(0)
     }
 
-    /// Jobs that no thread has taken.
+    /// Number of jobs that no thread has taken.
     pub(crate) fn backlog(&self) -> usize {
         self.lock().queue.len()
     }

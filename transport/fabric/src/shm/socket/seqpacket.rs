@@ -1,4 +1,4 @@
-//! Unix sockets with message boundaries, and descriptors beside the messages.
+//! Unix sockets with message boundaries, whose messages may carry descriptors.
 
 use std::future::Future;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -22,21 +22,21 @@ use crate::shm::ready_fd::ReadyFd;
 use crate::shm::socket::blocking::{PEERS, STRANGERS, ThreadPool};
 use crate::turn;
 
-/// The longest message, in bytes.
+/// Maximum length of a message in bytes.
 pub(crate) const MAX_MESSAGE: usize = 256;
-/// The most descriptors beside one.
+/// Maximum number of descriptors with a message.
 pub(crate) const MAX_FDS: usize = 4;
-/// Connections that the kernel keeps until they are accepted.
+/// Number of connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
-/// Messages that are read in search of a peer's end.
+/// Maximum number of messages read to find a peer's end.
 const MAX_SKIPPED: usize = 64;
 
 /// A message from the socket.
 #[derive(Debug)]
 pub(crate) struct SocketMessage {
     pub(crate) bytes: Vec<u8>,
-    /// Descriptors came with it. The message stays in the queue until [`Socket::take_fds`] has
-    /// taken them.
+    /// Whether descriptors came with it. If so, the message stays in the queue until
+    /// [`Socket::take_fds`] has taken them.
     pub(crate) has_fds: bool,
 }
 
@@ -44,14 +44,14 @@ pub(crate) struct SocketMessage {
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) fds: Vec<OwnedFd>,
-    /// The process that has sent them, if the socket tells senders: as the kernel has checked.
+    /// The process that has sent them, as verified by the kernel, if the socket reports senders.
     pub(crate) sender: Option<u32>,
 }
 
 /// The process at the other end, as the kernel reports it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Credentials {
-    /// 0 when it lies outside of this process's PID namespace.
+    /// 0 if the process is outside of this process's PID namespace.
     pub(crate) pid: u32,
     pub(crate) uid: u32,
 }
@@ -61,10 +61,10 @@ pub(crate) struct Credentials {
 pub(crate) struct Socket {
     /// Closed on a thread that may block.
     fd: ManuallyDrop<Arc<OwnedFd>>,
-    /// None only while the socket is dropped.
+    /// `None` only while the socket is dropped.
     ready_fd: Option<ReadyFd<Arc<OwnedFd>>>,
     peer: Credentials,
-    /// Messages come with their senders.
+    /// Whether messages come with their senders.
     tells_senders: bool,
     threads: &'static ThreadPool,
 }
@@ -78,9 +78,9 @@ fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(addr.name().as_bytes())?)
 }
 
-/// Takes the next message. A message with descriptors stays in the queue. No descriptor is closed
-/// here: peeking opens descriptors of files that the queue goes on holding. There is room for the
-/// sender alone, which comes first, if the socket tells it.
+/// Takes the next message. A message with descriptors stays in the queue. No file is closed here,
+/// because the queue still holds the files whose descriptors peeking opens. If the socket reports
+/// senders, there is room only for the sender, which comes first.
 fn receive(socket: &OwnedFd, tells_senders: bool) -> io::Result<Option<SocketMessage>> {
     let mut bytes = [0; MAX_MESSAGE];
     let mut read = |flags| {
@@ -90,17 +90,17 @@ fn receive(socket: &OwnedFd, tells_senders: bool) -> io::Result<Option<SocketMes
     };
     let (len, has_fds) = read(RecvFlags::PEEK)?;
     if !has_fds {
-        // The same message, because nobody else reads from this socket.
+        // This is the same message, because no other thread reads from this socket.
         read(RecvFlags::empty())?;
     }
     Ok((len > 0 || has_fds).then(|| SocketMessage { bytes: bytes[..len].to_vec(), has_fds }))
 }
 
-/// Takes the next message with its descriptors. May block, where some cannot be opened and are
+/// Takes the next message with its descriptors. May block, if some cannot be opened and are
 /// therefore closed.
 fn receive_fds(socket: &OwnedFd, Taken { fds, sender }: &mut Taken) -> io::Result<()> {
     let mut bytes = [0; MAX_MESSAGE];
-    // Room for one descriptor more than is allowed: a surplus is seen.
+    // Has room for one descriptor more than is allowed, so that a surplus is noticed.
     let mut space =
         [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1), ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -120,13 +120,14 @@ fn receive_fds(socket: &OwnedFd, Taken { fds, sender }: &mut Taken) -> io::Resul
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     if truncated {
-        // There was room for them, so the kernel could not open one.
+        // There was room for all of them, so the kernel could not open one.
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     Ok(())
 }
 
-/// Bytes of a message, and whether it had more descriptors than there was room for.
+/// Reads a message. Returns its length, and whether it had more descriptors than there was room
+/// for.
 fn read(
     socket: &OwnedFd,
     bytes: &mut [u8],
@@ -149,7 +150,7 @@ fn read(
     Ok((got.bytes, got.flags.contains(ReturnFlags::CTRUNC)))
 }
 
-/// SO_PASSRIGHTS (Linux 6.16), where it has the number that most architectures use.
+/// SO_PASSRIGHTS (Linux 6.16), on architectures that use the common number for it.
 const PASS_RIGHTS: Option<libc::c_int> = match cfg!(any(
     target_arch = "x86_64",
     target_arch = "aarch64",
@@ -160,8 +161,8 @@ const PASS_RIGHTS: Option<libc::c_int> = match cfg!(any(
     false => None,
 };
 
-/// Allows or forbids descriptors to be sent to this socket or, for one that listens, to the sockets
-/// that it accepts. Older kernels lack the option, and always allow them.
+/// Sets whether descriptors may be sent to this socket or, for a listening socket, to the sockets
+/// that it accepts. Older kernels lack the option and always allow them.
 fn set_pass_rights(socket: &OwnedFd, pass: bool) {
     let (Some(option), pass) = (PASS_RIGHTS, libc::c_int::from(pass)) else { return };
     let len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -191,8 +192,7 @@ fn credentials(socket: &OwnedFd) -> io::Result<Credentials> {
 }
 
 impl Socket {
-    /// Connects, or says at once why not: `WouldBlock` when the listener has more to do than it
-    /// takes on.
+    /// Connects without waiting. Fails with `WouldBlock` if the listener's backlog is full.
     pub(crate) fn connect(addr: &ShmAddr) -> io::Result<Socket> {
         let fd = open()?;
         connect(&fd, &name(addr)?)?;
@@ -201,7 +201,7 @@ impl Socket {
 
     fn new(fd: OwnedFd, threads: &'static ThreadPool) -> io::Result<Socket> {
         let fd = Arc::new(fd);
-        // The peer has the other end, so the socket is never closed on this thread.
+        // The peer has the other end, so the socket must never be closed on this thread.
         let peer = credentials(&fd);
         let user = peer.as_ref().map_or(u32::MAX, |peer| peer.uid);
         // SAFETY: an OwnedFd owns its descriptor and always gives the same one (R17).
@@ -220,8 +220,8 @@ impl Socket {
         }
     }
 
-    /// The process at the other end. Of a listener's side: the one that called connect; of a
-    /// client's: listen.
+    /// The process at the other end. For the accepting side, it is the one that called connect(2),
+    /// and for a client, the one that called listen(2).
     pub(crate) fn peer(&self) -> Credentials {
         self.peer
     }
@@ -236,17 +236,17 @@ impl Socket {
         &self.fd
     }
 
-    /// Whether messages that are sent from now on come with their senders.
+    /// Sets whether messages that are sent from now on come with their senders.
     pub(crate) fn tell_senders(&mut self, tell: bool) -> io::Result<()> {
         set_socket_passcred(self.fd(), tell)?;
         self.tells_senders = tell;
         Ok(())
     }
 
-    /// Sends a message now.
+    /// Sends a message without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` when the peer does not read.
+    /// `WouldBlock` if the peer does not read.
     pub(crate) fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -261,11 +261,11 @@ impl Socket {
         Ok(())
     }
 
-    /// The next message, taken unless there are descriptors with it. `None`: the peer's end is
-    /// closed, or it has sent an empty message, which is as good as the end.
+    /// Returns the next message, and takes it unless it carries descriptors. `None` if the peer's
+    /// end is closed, or if it has sent an empty message, which counts as the end.
     ///
     /// # Errors
-    /// `WouldBlock` if no message has arrived; `InvalidData` if the message does not fit.
+    /// `WouldBlock` if no message has arrived, and `InvalidData` if the message is too long.
     pub(crate) fn receive(&self) -> io::Result<Option<SocketMessage>> {
         receive(self.fd(), self.tells_senders)
     }
@@ -298,8 +298,8 @@ impl Socket {
         }
     }
 
-    /// Whether the peer's end comes next, but for [`MAX_SKIPPED`] messages, which are dropped: for
-    /// a connection that fails.
+    /// Whether the peer's end comes next, after at most [`MAX_SKIPPED`] messages, which are
+    /// dropped. For a connection that fails.
     pub(crate) fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
         (0..MAX_SKIPPED)
             .map(|_| self.poll(cx))
@@ -314,7 +314,7 @@ impl Socket {
 
     /// Takes the message that [`receive`](Self::receive) left in the queue, and passes its
     /// descriptors to `make`, on a thread that may block. Descriptors that `make` leaves are closed
-    /// there, after the result is known. Until then nothing must be received.
+    /// there, after the result has been sent. Nothing may be received until the result is there.
     pub(crate) fn take_fds<T: Send + 'static>(
         &self,
         make: impl FnOnce(&mut Taken) -> io::Result<T> + Send + 'static,
@@ -330,18 +330,18 @@ impl Socket {
         TakeFds(result)
     }
 
-    /// The peer sees the end.
+    /// Shuts the socket down, so that the peer sees the end.
     pub(crate) fn shut(&self) {
         let _ = shutdown(self.fd(), Shutdown::Both);
     }
 }
 
 impl Drop for Socket {
-    /// The peer sees the end at once. The descriptor is closed where that may block: there may be
-    /// more in its queue.
+    /// Shows the peer the end at once. The socket is closed on a thread that may block, because its
+    /// queue may hold descriptors.
     fn drop(&mut self) {
         self.shut();
-        // Before the other, so that neither is the last of them on this thread.
+        // Dropped first, so that this thread does not hold the last reference.
         self.ready_fd = None;
         // SAFETY: taken once, and not used any more (R17).
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
@@ -349,7 +349,7 @@ impl Drop for Socket {
     }
 }
 
-/// Descriptors that are being taken. Cancel safe.
+/// A future for descriptors that are being taken. Cancel safe.
 #[derive(Debug)]
 pub(crate) struct TakeFds<T>(oneshot::Receiver<io::Result<T>>);
 
@@ -370,25 +370,26 @@ impl ListenSocket {
     pub(crate) fn bind(addr: &ShmAddr) -> io::Result<ListenSocket> {
         let fd = open()?;
         bind(&fd, &name(addr)?)?;
-        // Those that connect have it from this socket, so before the first can.
+        // Set before the first client can connect, because accepted sockets inherit it.
         set_pass_rights(&fd, false);
         listen(&fd, BACKLOG)?;
         // SAFETY: as above.
         Ok(ListenSocket(Some(unsafe { AsyncFd::register(fd) }?)))
     }
 
-    /// The next connection. Cancel safe.
+    /// Waits for the next connection. Cancel safe.
     pub(crate) async fn accept(&self) -> io::Result<Socket> {
         let Some(listening) = &self.0 else { return Err(io::ErrorKind::NotConnected.into()) };
         loop {
-            // Those that are gone before they are accepted follow as fast as peers connect (R20).
+            // Connections that end before they are accepted may follow each other as fast as peers
+            // connect (R20).
             turn::spend(1).await;
             let mut guard = listening.readable().await?;
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let accepted = guard.try_io(|fd| Ok(accept_with(fd.get_ref(), flags)?));
             match accepted {
                 Ok(Ok(fd)) => return Socket::new(fd, &STRANGERS),
-                // It was gone before it was accepted.
+                // The connection ended before it was accepted.
                 Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Ok(Err(error)) => return Err(error),
                 Err(_would_block) => {}
@@ -398,8 +399,8 @@ impl ListenSocket {
 }
 
 impl Drop for ListenSocket {
-    /// Nobody can connect from now on. Those that have and were not accepted are closed with it,
-    /// and may have sent descriptors.
+    /// Lets nobody connect from now on. Connections that were not accepted, which may have sent
+    /// descriptors, are closed with the socket.
     fn drop(&mut self) {
         let Some(fd) = self.0.take().map(AsyncFd::into_inner) else { return };
         let _ = shutdown(&fd, Shutdown::Both);
@@ -407,12 +408,12 @@ impl Drop for ListenSocket {
     }
 }
 
-/// Whether an error of a socket says that the peer is gone.
+/// Whether a socket error means that the peer is gone.
 pub(crate) fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// Whether an error says that this process, or the host, is short of descriptors or memory.
+/// Whether an error means that this process or its host is short of descriptors or memory.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
@@ -459,7 +460,7 @@ mod tests {
         assert!(other.next().await.unwrap().is_none());
     }
 
-    /// The sender is told by the kernel, and descriptors beside it are seen as before.
+    /// The kernel reports the sender, and descriptors are still noticed.
     #[tokio::test]
     async fn senders_are_told_while_they_are_asked_for() {
         let (one, mut other) = pair().await;
@@ -511,8 +512,8 @@ mod tests {
         assert!(error.to_string().contains("longer"), "{error}");
     }
 
-    /// Where the kernel can keep them out (Linux 6.16), descriptors cannot even be sent before the
-    /// peer is admitted.
+    /// If the kernel can forbid it (Linux 6.16), descriptors cannot even be sent before the peer is
+    /// admitted.
     #[tokio::test]
     async fn strangers_pass_no_descriptors() {
         let (one, mut other) = pair().await;
@@ -526,8 +527,8 @@ mod tests {
         one.send(b"x", &[file.as_fd()]).unwrap();
     }
 
-    /// A peer that closes with messages unread resets the connection; its own messages are still
-    /// received.
+    /// A peer that closes with unread messages resets the connection, but its own messages are
+    /// still received.
     #[tokio::test]
     async fn the_last_message_is_received() {
         let (one, other) = pair().await;

@@ -1,7 +1,7 @@
 //! Messages on the socket, whose layouts are in `docs/protocol.md`.
 //!
 //! The messages of the handshake begin with a magic, which ends with the version. An end that
-//! speaks another is refused, and finds the version of the one that refuses it in the magic of the
+//! speaks another version is refused. It finds the refusing end's version in the magic of the
 //! answer.
 
 use crate::link::MAX_PRIVATE_DATA;
@@ -64,7 +64,8 @@ message_kinds! {
 }
 
 impl MessageKind {
-    /// Whether protocol and version follow the kind: a peer of another version reads this.
+    /// Whether protocol and version follow the kind, because a peer of another version may read the
+    /// message.
     fn has_magic(self) -> bool {
         match self {
             MessageKind::Hello
@@ -91,11 +92,11 @@ impl MessageKind {
 /// Whether the peer may lend on what is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LendOn {
-    /// It is for the peer alone.
+    /// Only the peer may read it.
     Never = 0,
-    /// To processes of the same user.
+    /// It may be lent on to processes of the same user.
     Allowed = 1,
-    /// It is lent on already, with the pipe of its owner.
+    /// It has already been lent on, and comes with its owner's pipe.
     Done = 2,
 }
 
@@ -197,7 +198,7 @@ impl Message {
         out
     }
 
-    /// `None` when it makes no sense.
+    /// Decodes a message. `None` if it is invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Message> {
         let (code, rest) = bytes.split_first()?;
         let kind = MessageKind::from_code(*code)?;
@@ -281,7 +282,7 @@ impl Message {
     }
 }
 
-/// The version of a message of a handshake, if it is not this end's.
+/// The version of a handshake message, if it is not this end's.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
     let (code, rest) = bytes.split_first()?;
     if !MessageKind::from_code(*code)?.has_magic() {
@@ -304,7 +305,7 @@ fn private_data(bytes: &[u8]) -> Option<Vec<u8>> {
     (bytes.len() <= MAX_PRIVATE_DATA).then(|| bytes.to_vec())
 }
 
-/// Key, address and length of a file, which lies within the address space.
+/// Decodes key, address and length of a file, which must lie within the address space.
 fn file(bytes: &[u8]) -> Option<(u32, u64, u64, &[u8])> {
     let (key, rest) = u32_of(bytes)?;
     let (addr, rest) = u64_of(rest)?;

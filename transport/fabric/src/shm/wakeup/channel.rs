@@ -1,5 +1,5 @@
-//! The wake-up channel of two processes, as one of them has it: two eventfds and a page, for all
-//! connections between a runtime of the one and a runtime of the other.
+//! One end of a wake-up channel between two processes: two eventfds and a page, for all connections
+//! between a runtime of one and a runtime of the other.
 //!
 //! A sender that finds a connection waiting sets its bit in the page, and signals the eventfd that
 //! the receiving process waits for only if that process sleeps. The receiver takes the bits, and
@@ -7,23 +7,23 @@
 //!
 //! | connections | event | what it does |
 //! |---|---|---|
-//! | one | the eventfd is signalled | says that it sleeps, takes the bits |
-//! | several | the eventfd is signalled | takes the bits, and has the poller run |
+//! | one | the eventfd is signalled | announces that it sleeps, takes the bits |
+//! | several | the eventfd is signalled | takes the bits, and wakes the poller |
 //! | several | the poller runs, and there are bits | takes them; the poller runs again after other tasks |
-//! | several | a connection's task runs, and there are bits | takes them; the poller does not count its next run as one for nothing |
-//! | several | the poller has run [`LINGER`](super::poller::LINGER) times for nothing | says that it sleeps, takes the bits |
+//! | several | a connection's task runs, and there are bits | takes them; the poller does not count its next run as unsuccessful |
+//! | several | the poller has run [`LINGER`](super::poller::LINGER) times without success | announces that it sleeps, takes the bits |
 //!
-//! So while the runtime is busy with these connections, it sees bits without a system call, and a
-//! channel of one connection costs what an eventfd of its own would. The poller is a task of its
-//! own, and no part of a connection's, because the runtime then polls it for certain: a task that
-//! does not poll its link holds up no other connection.
+//! So while the runtime is busy with these connections, it sees bits without a system call. A
+//! channel with one connection costs as much as a private eventfd. The poller is a separate task,
+//! not part of a connection's, so the runtime is sure to poll it: a task that does not poll its
+//! link delays no other connection.
 //!
 //! The poller may be queued on a thread that a task blocks. Any connection of the channel that runs
-//! on another thread in that time takes the bits.
+//! on another thread then takes the bits.
 //!
 //! A channel ends with its last connection, with its runtime, and with an error of the eventfd,
-//! which is the peer's fault. A peer that sets bits for ever keeps the poller running, in turn with
-//! all other tasks, and wakes its own connections for nothing, each once in a turn.
+//! which is the peer's fault. A peer that keeps setting bits keeps the poller running, in turn with
+//! all other tasks, and wakes only its own connections for nothing, each once a turn.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -41,7 +41,7 @@ use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 /// Bytes of the page.
 pub(crate) const PAGE_BYTES: usize = 2 * WORDS * 8;
 
-/// The page, by whose file it is.
+/// The page, by the owner of its file.
 #[derive(Debug)]
 enum Page {
     Own(Map),
@@ -56,7 +56,7 @@ struct State {
     members: u16,
     poller: Option<Waker>,
     has_poller: bool,
-    /// The page, to be sent to the peer until that has had it in use.
+    /// The page's file, which is sent to the peer until the peer has used it.
     file: Option<Arc<OwnedFd>>,
 }
 
@@ -67,14 +67,14 @@ pub(crate) struct WakeChannel {
     event_fds: EventFds,
     /// The waker that the eventfd calls.
     waker: Waker,
-    /// The process that made it. A child of fork(2) has it too, without the page.
+    /// The process that made it. A child of fork(2) also has it, but without the page.
     process: u32,
     ended: AtomicBool,
-    /// The peer is to blame for its end.
+    /// Whether the peer caused its end.
     is_broken: AtomicBool,
-    /// It has several connections.
+    /// Whether it has several connections.
     is_shared: AtomicBool,
-    /// Bits were taken by a connection's task since the poller last ran.
+    /// Whether a connection's task has taken bits since the poller last ran.
     found: AtomicBool,
     state: Mutex<State>,
 }
@@ -96,7 +96,7 @@ impl Wake for Signal {
 }
 
 impl WakeChannel {
-    /// Makes one. Must be called within a tokio runtime.
+    /// Makes a channel. Must be called within a tokio runtime.
     pub(crate) fn make() -> io::Result<Arc<WakeChannel>> {
         let (page, file) = Map::create(PAGE_BYTES)?;
         WakeChannel::new(EventFds::make()?, Page::Own(page), Some(file))
@@ -132,7 +132,7 @@ impl WakeChannel {
             Page::Own(map) => map.words(),
             Page::Peer(map) => map.words(),
         };
-        // Within bounds: a page of this length was mapped.
+        // Within bounds, because a page of this length was mapped.
         Direction(match end {
             End::Maker => &words[..WORDS],
             End::Taker => &words[WORDS..2 * WORDS],
@@ -156,7 +156,7 @@ impl WakeChannel {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Why it has ended, as an error for those that it does not wake any more.
+    /// The reason why it has ended, as an error for connections that it no longer wakes.
     pub(super) fn why_ended(&self) -> io::Error {
         match self.is_broken.load(Ordering::Acquire) {
             true => io::Error::new(io::ErrorKind::InvalidData, "it has broken the wake-up channel"),
@@ -164,12 +164,12 @@ impl WakeChannel {
         }
     }
 
-    /// Has the eventfd wake this end.
+    /// Makes the eventfd wake this end.
     fn arm(&self) -> io::Result<()> {
         self.event_fds.arm(&mut Context::from_waker(&self.waker))
     }
 
-    /// The eventfd was signalled, or the runtime ends.
+    /// Handles that the eventfd was signalled, or that the runtime ends.
     fn signalled(&self) {
         if let Err(error) = self.arm() {
             let is_broken = error.kind() == io::ErrorKind::InvalidData;
@@ -195,7 +195,7 @@ impl WakeChannel {
     fn wake_tasks_except(&self, running: u16) -> usize {
         let mut woken = 0;
         for connection in self.inbound().take() {
-            // Woken without the lock.
+            // The task is woken without the lock.
             let task = self.state().tasks.get(usize::from(connection)).and_then(Option::clone);
             if let Some(task) = task {
                 if connection != running {
@@ -207,9 +207,9 @@ impl WakeChannel {
         woken
     }
 
-    /// Like [`wake_tasks`](Self::wake_tasks), but from a connection's task that is about to check
-    /// for messages. It takes bits where the poller may have to wait. Costs one load while no bit
-    /// is set.
+    /// Like [`wake_tasks`](Self::wake_tasks), but called by a connection's task that is about to
+    /// check for messages. It takes bits because the poller may have to wait. Costs one load while
+    /// no bit is set.
     #[inline]
     pub(super) fn wake_others(&self, running: u16) {
         if self.inbound().has_bits() && self.wake_tasks_except(running) > 0 {
@@ -217,8 +217,8 @@ impl WakeChannel {
         }
     }
 
-    /// The poller's turn: wakes the tasks of the connections whose bits are set. Whether any were,
-    /// also to a connection's task.
+    /// Runs the poller's turn: wakes the tasks of the connections whose bits are set. Returns
+    /// whether there were any, including those that a connection's task has taken.
     pub(super) fn poll(&self) -> bool {
         let found = self.found.load(Ordering::Relaxed);
         if found {
@@ -227,24 +227,24 @@ impl WakeChannel {
         self.wake_tasks() > 0 || found
     }
 
-    /// Wakes one of the peer's connections, which waits. Returns true if that took a system call.
-    /// `stamp` is called before it, with the time.
+    /// Wakes one of the peer's connections, which waits. Returns whether that took a system call.
+    /// `stamp` gets the time before the call.
     pub(super) fn wake_peer(&self, connection: u16, stamp: impl FnOnce(u64)) -> bool {
         let outbound = self.outbound();
-        // Read first: with the bit the peer may run and begin its next wait, which is not the one
-        // that this ends.
+        // The time is read first. Once the bit is set, the peer may run and begin its next wait,
+        // which this wake-up does not end.
         let now = outbound.may_sleep().then(monotonic);
         let sleeps = outbound.set(connection);
         if sleeps {
             now.map(stamp);
-            // Fails only when the peer has emptied the counter itself.
+            // This fails only if the peer itself has emptied the counter.
             let _ = self.event_fds.wake();
         }
         sleeps
     }
 
-    /// Adds a connection, and returns its number. `None` when there are too many, or the channel
-    /// has ended. True: the channel needs a poller, which is to be spawned.
+    /// Adds a connection. Returns its number, and whether the caller has to spawn a poller. `None`
+    /// if there are too many connections, or the channel has ended.
     pub(super) fn add(&self) -> Option<(u16, bool)> {
         let mut state = self.state();
         if self.has_ended() {
@@ -265,7 +265,7 @@ impl WakeChannel {
         Some((connection, spawn))
     }
 
-    /// Removes a connection. The channel ends with the last.
+    /// Removes a connection. The channel ends with the last one.
     pub(super) fn remove(&self, connection: u16) {
         let mut state = self.state();
         let task = state.tasks.get_mut(usize::from(connection)).and_then(Option::take);
@@ -283,7 +283,7 @@ impl WakeChannel {
         }
     }
 
-    /// From now on this task is woken for the connection.
+    /// Sets the task that is woken for the connection.
     pub(super) fn set_task(&self, connection: u16, task: &Waker) {
         let mut state = self.state();
         let task = Some(task.clone());
@@ -291,11 +291,11 @@ impl WakeChannel {
             Some(known) => std::mem::replace(known, task),
             None => None,
         };
-        // Without the lock, as the last of a task's wakers may drop connections with it.
+        // Dropped without the lock, because the last of a task's wakers may drop connections.
         drop((state, old));
     }
 
-    /// The poller's task.
+    /// Sets the poller's task.
     pub(super) fn set_poller(&self, task: &Waker) {
         let mut state = self.state();
         let is_known = state.poller.as_ref().is_some_and(|known| known.will_wake(task));
@@ -303,8 +303,8 @@ impl WakeChannel {
         drop((state, old));
     }
 
-    /// Ends the channel: its connections find that out and are no longer woken by it, and the
-    /// poller ends.
+    /// Ends the channel. It no longer wakes its connections, which notice that, and the poller
+    /// ends.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         if self.process != std::process::id() {
@@ -318,8 +318,8 @@ impl WakeChannel {
         tasks.into_iter().flatten().chain(poller).for_each(Waker::wake);
     }
 
-    /// The page, for the peer, if it may not have that yet. `None`: the peer has ended its end, so
-    /// further connections need another channel.
+    /// The page to send to the peer, if the peer may not have it yet. The outer `None` means that
+    /// the peer has ended its end, so further connections need another channel.
     pub(super) fn offer(&self) -> Option<Option<Arc<OwnedFd>>> {
         match self.settle() {
             Stage::Offered => self.state().file.clone().map(Some),
@@ -328,8 +328,8 @@ impl WakeChannel {
         }
     }
 
-    /// Closes the page's descriptor if the peer has had the page. Returns what has become of the
-    /// channel there.
+    /// Closes the page's descriptor if the peer has used the page. Returns the peer's state of the
+    /// channel.
     pub(super) fn settle(&self) -> Stage {
         let stage = self.outbound().stage();
         if stage != Stage::Offered {
@@ -338,7 +338,7 @@ impl WakeChannel {
         stage
     }
 
-    /// The eventfds, for the peer: first the one that this end waits for.
+    /// The eventfds to send to the peer: first the one that this end waits for.
     pub(crate) fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
         self.event_fds.fds()
     }
@@ -384,7 +384,7 @@ mod tests {
         assert!(direction.take().eq([7, 8, 9]));
     }
 
-    /// A peer that writes anything has connections woken, each once.
+    /// Whatever the peer writes, each connection is woken once at most.
     #[test]
     fn any_content_is_taken() {
         let words = words();
@@ -424,7 +424,7 @@ mod tests {
         }
     }
 
-    /// Connections that wait, and how often each was woken.
+    /// Waiting connections, and how often each was woken.
     struct Waiting {
         ends: Vec<Wakeup>,
         counts: Vec<Arc<Count>>,
@@ -454,7 +454,7 @@ mod tests {
         }
     }
 
-    /// Other tasks run once.
+    /// Lets other tasks run once.
     async fn other_tasks() {
         let mut ran = false;
         std::future::poll_fn(|cx| match std::mem::replace(&mut ran, true) {
@@ -467,7 +467,7 @@ mod tests {
         .await;
     }
 
-    /// Number of system calls.
+    /// Wakes connections, and returns the number of system calls.
     fn wake(channel: &WakeChannel, connections: impl IntoIterator<Item = u16>) -> usize {
         connections.into_iter().filter(|connection| channel.wake_peer(*connection, |_| ())).count()
     }
@@ -495,7 +495,7 @@ mod tests {
     /// While a runtime works, the poller sees bits without a system call.
     #[tokio::test]
     async fn a_runtime_that_is_awake_is_not_woken() {
-        // A task, as the runtime lets its main future wait for many of them.
+        // Runs as a task, because the runtime polls its main future only after many tasks.
         let works = tokio::spawn(async {
             let [maker, taker] = channel();
             let waiting = Waiting::on(&taker, 2);
@@ -551,7 +551,7 @@ mod tests {
         assert!(held.upgrade().is_none(), "the poller has ended");
     }
 
-    /// Also where this end never looked while the peer had it in use.
+    /// This also holds if this end never checked while the peer used the channel.
     #[tokio::test]
     async fn an_end_that_the_peer_has_ended_is_not_offered_again() {
         let [maker, taker] = channel();
@@ -560,7 +560,7 @@ mod tests {
         assert!(maker.state().file.is_none(), "closed");
     }
 
-    /// A bit may be set for a connection that is gone, and its place may be another's by then.
+    /// A bit may be set for a connection that is gone, whose place another has by then.
     #[tokio::test]
     async fn a_place_is_used_again() {
         let [maker, taker] = channel();
@@ -580,12 +580,12 @@ mod tests {
         assert_eq!((new.woken(), waiting.woken()), (vec![2], vec![0, 0]));
     }
 
-    /// The poller may stand behind a task that blocks its thread.
+    /// The poller may be queued behind a task that blocks its thread.
     #[tokio::test]
     async fn a_task_that_runs_wakes_the_others() {
         let [maker, taker] = channel();
         let waiting = Waiting::on(&taker, 3);
-        // The poller runs, as far as the peer is told.
+        // Tells the peer that the poller runs.
         taker.inbound().lower();
         assert_eq!(wake(&maker, [0, 2]), 0);
         waiting.ends[0].wake_others();
@@ -595,7 +595,7 @@ mod tests {
         assert_eq!(waiting.woken(), [0, 0, 1]);
     }
 
-    /// tokio wakes a task at once that has used up its budget.
+    /// tokio immediately wakes a task that has used up its budget.
     #[test]
     fn it_is_made_without_any_budget_left() {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -612,7 +612,7 @@ mod tests {
         }));
     }
 
-    /// The child has the channel and not the page.
+    /// The child has the channel but not the page.
     #[tokio::test]
     async fn a_child_may_drop_it() {
         let [maker, taker] = channel();

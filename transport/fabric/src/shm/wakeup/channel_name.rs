@@ -1,14 +1,14 @@
-//! How the ends of a handshake name a channel.
+//! The name of a channel in a handshake.
 
 use crate::shm::wakeup::event_fd::End;
 
-/// A channel, as the connecting end names it.
+/// The connecting end's name for a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChannelName {
     /// The number that its maker gave it.
     pub(crate) number: u64,
     /// The runtime of the connecting end.
     pub(crate) runtime: u64,
-    /// Which end of the channel the connecting end has.
+    /// The connecting end's end of the channel.
     pub(crate) end: End,
 }

@@ -1,25 +1,25 @@
-//! The wake-up channels of this process, and which of them a connection joins.
+//! This process's wake-up channels, and the choice of the one that a connection joins.
 //!
-//! The connecting end chooses: a channel of its runtime to the same process and the same runtime
-//! there, whichever of the two made it; else it makes one. It names the channel by the number that
-//! the maker gave it, and sends eventfds and page along until the peer says, in the page, that it
-//! has them in use. The accepting end joins the channel of that number, if it is one with this
-//! process and of this runtime; else it takes what came along.
+//! The connecting end chooses a channel of its runtime to the same process and the same runtime
+//! there, whichever of the two made it. Without such a channel, it makes one. It names the channel
+//! by the number that the maker gave it, and also sends eventfds and page until the peer says, in
+//! the page, that it uses them. The accepting end joins the channel of that number, if it is one
+//! between these processes and of this runtime. Otherwise it takes the files that were sent.
 //!
 //! A connection works with any of these:
 //!
 //! | connecting end | accepting end | when |
 //! |---|---|---|
-//! | channel | channel | always, as a rule |
-//! | channel | messages | the accepting end has ended the channel since, has it full, or cannot map it. It wakes its peer by also messages; the connecting end's place in the channel stays unused |
+//! | channel | channel | normally |
+//! | channel | messages | the accepting end has ended the channel since, has no room in it, or cannot map it. It also wakes its peer by messages; the connecting end's place in the channel stays unused |
 //! | messages | messages | the ends are strangers (`same_user`), or the connecting end cannot make a channel |
 //!
-//! A number means nothing without the process that it comes with: pid and start time, which were
+//! A number only counts together with the process that sends it: its pid and start time, which were
 //! checked while a pidfd said that the process lives (`same_user`). So neither a child of a process
-//! nor a later one with its pid gets into its channels, and what a process says about channels of
-//! its own concerns itself. A process that executes another program (exec(2)) stays the same
-//! process: numbers begin anywhere, so that the new program names no channel of the old one, and a
-//! page that comes along has to be the one that is known.
+//! nor a later process with its pid gets into its channels, and a process can only make statements
+//! about its own channels. A process that executes another program (exec(2)) stays the same
+//! process. So numbers begin at a random one, which keeps the new program from naming a channel of
+//! the old one, and a page that is sent must be the known one.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -38,9 +38,9 @@ use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 use crate::shm::wakeup::member::Member;
 
-/// They are few: a list is enough.
+/// A list is enough for the few channels of a process.
 static CHANNELS: PerProcess<Mutex<Vec<Entry>>> = PerProcess::new(Mutex::default);
-/// Random, and another after exec(2).
+/// Random, so that they differ after exec(2).
 static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
 static NUMBERS: PerProcess<AtomicU64> =
     PerProcess::new(|| AtomicU64::new(KEYS.hash_one(("numbers", std::process::id()))));
@@ -58,7 +58,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// One of the current runtime.
+    /// Creates an entry of the current runtime.
     fn new(
         peer: HostProcess,
         peer_runtime: u64,
@@ -72,7 +72,7 @@ impl Entry {
         Entry { runtime, peer, peer_runtime, number, end, page, channel }
     }
 
-    /// Whether it is one of the current runtime with this peer.
+    /// Whether it belongs to the current runtime and to this peer.
     fn is_with(&self, peer: HostProcess) -> bool {
         self.runtime == Handle::current().id() && self.peer == peer
     }
@@ -82,12 +82,12 @@ fn lock() -> MutexGuard<'static, Vec<Entry>> {
     CHANNELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number that tells the current runtime from others of this process. Never 0.
+/// Returns a number that distinguishes the current runtime from others in this process. Never 0.
 pub(crate) fn runtime() -> u64 {
     KEYS.hash_one(Handle::current().id()).max(1)
 }
 
-/// Eventfds and page of a peer's, found usable.
+/// A peer's eventfds and page, which have been found usable.
 #[derive(Debug)]
 pub(crate) struct PeerFiles {
     /// First the one that the peer waits for.
@@ -103,7 +103,7 @@ pub(crate) struct PeerFiles {
 pub(crate) struct Chosen {
     pub(crate) member: Member,
     pub(crate) name: ChannelName,
-    /// To be sent to the peer, which may not have them yet.
+    /// The files to send to the peer, which may not have them yet.
     pub(crate) files: Option<(Arc<WakeChannel>, Arc<OwnedFd>)>,
 }
 
@@ -111,7 +111,7 @@ pub(crate) struct Chosen {
 /// if neither succeeds.
 pub(crate) fn choose(peer: HostProcess, peer_runtime: u64) -> Option<Chosen> {
     let mut channels = lock();
-    // With itself a process has both ends of a channel: it connects by that of the maker.
+    // A process that connects to itself has both ends of a channel, and uses the maker's end.
     let own = peer.pid == std::process::id();
     let fits = |entry: &&Entry| {
         entry.is_with(peer)
@@ -141,8 +141,8 @@ fn usable<T>(made: io::Result<T>) -> Option<T> {
     made.inspect_err(|error| tracing::debug!(%error, "no wake-up channel")).ok()
 }
 
-/// Joins the channel that a connecting peer has named; `files` came along. `None`: there is no such
-/// channel, and nothing that it can be made of.
+/// Joins the channel that a connecting peer has named. `files` are the files that it sent, if any.
+/// Returns `None` if there is no such channel, and no files to make it of.
 pub(crate) fn join(
     peer: HostProcess,
     name: ChannelName,
@@ -153,7 +153,7 @@ pub(crate) fn join(
     let named =
         |entry: &Entry| entry.is_with(peer) && entry.number == name.number && entry.end == end;
     let page = files.as_ref().map(|files| files.page_id);
-    // One of another page is of a program that the process ran before.
+    // A channel with another page belongs to a program that the process ran before.
     channels.retain(|entry| !named(entry) || page.is_none() || entry.page == page);
     let known = channels.iter().filter(|entry| named(entry));
     let mut known = known.filter_map(|entry| entry.channel.upgrade());
@@ -191,7 +191,7 @@ mod tests {
         PeerFiles { event_fds, page: page.unwrap(), page_id, user: 0 }
     }
 
-    /// A channel of a peer's, and its page.
+    /// A peer's channel, and its page.
     fn made() -> (Arc<WakeChannel>, Arc<OwnedFd>) {
         let channel = WakeChannel::make().unwrap();
         let page = channel.offer().flatten().unwrap();
@@ -212,7 +212,7 @@ mod tests {
         assert!(is_joined(&maker) && join(peer, name, None).is_some());
         let chosen = choose(peer, RUNTIME).unwrap();
         assert_eq!((chosen.name.number, chosen.name.end), (number, End::Taker));
-        // The pid is another process's by now.
+        // The pid belongs to another process by now.
         let later = HostProcess { start: 8, ..peer };
         assert!(join(later, name, None).is_none());
         assert_ne!(choose(later, RUNTIME).unwrap().name.number, number);
@@ -229,7 +229,7 @@ mod tests {
         drop((first, chosen));
     }
 
-    /// A process that has executed another program has its pid and its start.
+    /// A process that has executed another program keeps its pid and its start time.
     #[tokio::test]
     async fn a_page_that_is_not_the_known_one_is_another_channel() {
         let peer = HostProcess { pid: (1 << 30) + 1, start: 7 };
@@ -291,7 +291,8 @@ mod tests {
         assert_ne!(choose(peer, RUNTIME).unwrap().name.number, first.name.number);
     }
 
-    /// They begin anywhere: a program that the process executes later names none of these.
+    /// Numbers begin at a random one, so that a program that the process executes later names none
+    /// of these.
     #[test]
     fn numbers_are_not_guessed() {
         assert!(NUMBERS.load(Ordering::Relaxed) > 1 << 20);

@@ -1,4 +1,4 @@
-//! The two eventfds of two processes: each end waits for one of them, and wakes its peer by the
+//! Two eventfds that two processes share. Each end waits for one of them, and wakes its peer by the
 //! other.
 //!
 //! An end wakes its peer by reading the eventfd that the peer waits for, which takes 1 from its
@@ -9,18 +9,18 @@
 //! | the maker's | maker | taker |
 //! | the taker's | taker | maker |
 //!
-//! The read is preadv2(2) with RWF_NOWAIT at offset -1, which never blocks, whatever a peer that
-//! has the eventfd does to its counter and its flags. A write has no such flag: the kernel refuses
-//! it. So neither end writes to an eventfd that its peer has.
+//! The read is preadv2(2) with RWF_NOWAIT at offset -1, which never blocks, whatever the peer does
+//! to the eventfd's counter and flags. The kernel refuses such a flag for writes. So neither end
+//! writes to an eventfd that its peer has.
 //!
-//! One process makes both, with counters that begin at [`START`], which honest ends never use up. A
-//! peer that empties the counter of its own eventfd is not woken. One that fills the counter of
-//! this end's delays what its own connections are woken for: the kernel then does not report that
-//! the eventfd is writable. One that has the kernel move the counter beyond what can be written
-//! (AIO, io_uring) leaves an error behind, which tokio takes for an end that stays: the channel
-//! then ends.
+//! One process makes both eventfds, with counters that begin at [`START`], which honest ends never
+//! use up. A peer that empties the counter of its own eventfd is not woken. A peer that fills the
+//! counter of this end's eventfd only delays wake-ups for its own connections, because the kernel
+//! then does not report that the eventfd is writable. A peer that makes the kernel move the counter
+//! beyond its maximum (AIO, io_uring) causes an error that tokio treats as permanent, and the
+//! channel ends.
 //!
-//! Kernels before Linux 5.8 and gVisor have no such read of an eventfd. There the ends wake each
+//! Linux before 5.8 and gVisor do not support this read for eventfds. There, the ends wake each
 //! other by messages on the socket ([`is_supported`]).
 
 use std::future::Future;
@@ -36,20 +36,20 @@ use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::task::unconstrained;
 use tonic_rdma_memory::PerProcess;
 
-/// Wake-ups of one end: with one in each nanosecond it takes them a century.
+/// Number of wake-ups for one end. With one every nanosecond, they last for a century.
 const START: u64 = 1 << 62;
-/// Earlier wake-ups that are forgotten when an end listens. There is one, or a few while others
-/// come.
+/// Maximum number of earlier wake-ups that are forgotten when an end listens. Usually there is one,
+/// or a few while more arrive.
 const MAX_ROUNDS: usize = 16;
 
-/// The end of the eventfds that a process has.
+/// The two ends, by the process that has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Maker,
     Taker,
 }
 
-/// Both eventfds, as one end has them.
+/// Both eventfds at one end.
 #[derive(Debug)]
 pub(crate) struct EventFds {
     /// Wakes this end.
@@ -63,17 +63,17 @@ impl EventFds {
     /// Makes both. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// `Unsupported`: this kernel has no read of an eventfd that never blocks.
+    /// `Unsupported` if this kernel has no non-blocking read of an eventfd.
     #[inline]
     pub(crate) fn make() -> io::Result<EventFds> {
         EventFds::new([filled()?, filled()?], End::Maker)
     }
 
-    /// Takes what the peer has made and [`check`] has found usable: first the eventfd that the peer
-    /// waits for. Must be called within a tokio runtime.
+    /// Takes eventfds that the peer has made and [`check`] has found usable. The first is the one
+    /// that the peer waits for. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// `Unsupported`: this kernel has no read of an eventfd that never blocks.
+    /// `Unsupported` if this kernel has no non-blocking read of an eventfd.
     #[inline]
     pub(crate) fn take([peers, own]: [OwnedFd; 2]) -> io::Result<EventFds> {
         EventFds::new([own, peers], End::Taker)
@@ -88,7 +88,7 @@ impl EventFds {
         Ok(EventFds { own, peers, end })
     }
 
-    /// The descriptors to send to the peer: first the one that this end waits for.
+    /// The descriptors to send to the peer. The first is the one that this end waits for.
     #[inline]
     pub(crate) fn fds(&self) -> [BorrowedFd<'_>; 2] {
         [self.own.get_ref().as_fd(), self.peers.as_fd()]
@@ -99,11 +99,11 @@ impl EventFds {
         self.end
     }
 
-    /// From now on the waker is woken when the peer wakes this end; one waker at a time. Earlier
-    /// wake-ups are forgotten.
+    /// Sets the waker that is woken when the peer wakes this end. There is one waker at a time.
+    /// Earlier wake-ups are forgotten.
     ///
     /// # Errors
-    /// The runtime ends. `InvalidData`: the peer has broken the eventfd, and no end is woken by it
+    /// The runtime ends. `InvalidData` if the peer has broken the eventfd, which then wakes no end
     /// again.
     pub(crate) fn arm(&self, cx: &mut Context<'_>) -> io::Result<()> {
         for _ in 0..MAX_ROUNDS {
@@ -111,7 +111,7 @@ impl EventFds {
                 Poll::Ready(ready) => ready?,
                 Poll::Pending => return Ok(()),
             };
-            // An error counts as closed, which cannot be cleared.
+            // tokio treats an error as closed, which cannot be cleared.
             if ready.ready().is_write_closed() {
                 break;
             }
@@ -122,8 +122,7 @@ impl EventFds {
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<AsyncFdReadyGuard<'_, OwnedFd>>> {
-        // A task without any budget left would have the waker woken at once, and that would poll
-        // again.
+        // In a task without budget, the waker would be woken at once, and would poll again.
         let ready = std::future::poll_fn(|cx| self.own.poll_write_ready(cx));
         pin!(unconstrained(ready)).poll(cx)
     }
@@ -131,14 +130,14 @@ impl EventFds {
     /// Wakes the peer. Never blocks.
     ///
     /// # Errors
-    /// The peer has emptied the counter, and is not woken.
+    /// The peer has emptied the counter, so it is not woken.
     pub(crate) fn wake(&self) -> io::Result<()> {
         Ok(take_one(&self.peers)?)
     }
 }
 
 impl End {
-    /// The other one.
+    /// The end that the peer has.
     pub(crate) fn other(self) -> End {
         match self {
             End::Maker => End::Taker,
@@ -147,35 +146,36 @@ impl End {
     }
 }
 
-/// An eventfd whose counter nobody uses up.
+/// Makes an eventfd whose counter is not used up.
 fn filled() -> io::Result<OwnedFd> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
     let fd = eventfd(0, flags)?;
-    // It is new, so this does not block.
+    // The eventfd is new, so this does not block.
     rustix::io::write(&fd, &START.to_ne_bytes())?;
     Ok(fd)
 }
 
-/// Takes 1 from the counter, or says at once that it is empty.
+/// Takes 1 from the counter, or fails at once if it is empty.
 #[inline]
 fn take_one(fd: &OwnedFd) -> Result<(), Errno> {
     let (mut counter, no_offset) = ([0; 8], u64::MAX);
     preadv2(fd, &mut [IoSliceMut::new(&mut counter)], no_offset, ReadWriteFlags::NOWAIT).map(drop)
 }
 
-/// Whether this kernel reads an eventfd without ever blocking. Where it cannot be tried, for want
-/// of descriptors, it is taken not to, and tried again the next time.
+/// Whether this kernel has a non-blocking read of an eventfd. If this cannot be tried for lack of
+/// descriptors, returns false, and tries again the next time.
 pub(crate) fn is_supported() -> bool {
     static SUPPORTED: PerProcess<bool> = PerProcess::new(|| false);
     let tried = || filled().ok().map(|fd| take_one(&fd).is_ok());
     SUPPORTED.get().copied().or_else(tried).is_some_and(|is| *SUPPORTED.get_or_insert(is))
 }
 
-/// Checks an eventfd that the peer sent. May block: the descriptor can be of any file. Returns
-/// whether it is known to be an eventfd; without /proc it is not, and is not to be used.
+/// Checks an eventfd that the peer sent. May block, because the descriptor can be of any file.
+/// Returns whether it is known to be an eventfd. Without /proc this is not known, and it must not
+/// be used.
 ///
 /// # Errors
-/// It is none.
+/// The descriptor is no eventfd.
 pub(crate) fn check(fd: &OwnedFd) -> io::Result<bool> {
     // The name of its link in /proc tells the kind of file.
     let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(fd), Vec::new()).ok();
@@ -210,7 +210,7 @@ mod tests {
         assert!(check(&pipe.into()).is_err());
     }
 
-    /// The tests of this file need it, so a kernel without it is one that they do not test.
+    /// The tests of this file need this, so they do not cover a kernel without it.
     #[test]
     fn this_kernel_reads_an_eventfd_without_blocking() {
         assert!(is_supported(), "Linux 5.8 has it");
@@ -258,14 +258,14 @@ mod tests {
     async fn each_end_wakes_the_other_and_never_itself() {
         let pair = Pair::of(EventFds::make().unwrap());
         let mut expected = [0; 2];
-        // Either end is ready when it is made.
+        // Both ends are ready when they are made.
         turns().await;
         for round in 0..50 {
             pair.listen(0);
             pair.listen(1);
             turns().await;
             assert_eq!(pair.woken(), expected, "{round}: nobody has woken anybody");
-            // One end, the other, both; some of them more often.
+            // Wakes one end, the other, or both, sometimes repeatedly.
             let ends = [&[0, 0, 0][..], &[1], &[0, 1], &[1, 1]][round % 4];
             for end in ends {
                 pair.ends[*end].wake().unwrap();
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// tokio reports what has happened to the descriptor as an error that nothing clears.
+    /// tokio reports the state of the descriptor as an error that nothing clears.
     #[tokio::test]
     async fn one_that_is_broken_is_not_waited_for() {
         let (reader, writer) = std::io::pipe().unwrap();
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    /// A peer may make eventfds of another kind, move their counters, and have them block.
+    /// A peer may make eventfds of another kind, move their counters, and make them blocking.
     #[tokio::test]
     async fn no_counter_has_an_end_wait() {
         let plain = |count| eventfd(count, EventfdFlags::CLOEXEC).unwrap();

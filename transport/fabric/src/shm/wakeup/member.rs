@@ -1,8 +1,8 @@
-//! How the ends of a connection wake each other.
+//! The ways in which the ends of a connection wake each other.
 //!
-//! An end that waits says in its ring how it is to be woken: by the bit of its connection in the
-//! channel of the two processes, or by a message on the socket, as strangers are. An end without a
-//! channel wakes its peer by any message, because a waiting end also polls the socket.
+//! An end that waits states in its ring how to wake it: by its connection's bit in the channel of
+//! the two processes, or by a message on the socket, as between strangers. An end without a channel
+//! can always wake its peer by a message, because a waiting end also polls the socket.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::shm::wakeup::poller::Poller;
 use crate::shm::wakeup::wake_cost::monotonic;
 use crate::shm::wakeup::wake_page::CAPACITY;
 
-/// In the ring of an end that waits: it is to be woken by a message. Numbers from 1 stand for the
+/// The value in the ring of an end that is to be woken by a message. Values from 1 stand for the
 /// bits from 0.
 const BY_MESSAGE: u64 = u64::MAX;
 
@@ -26,13 +26,13 @@ const BY_MESSAGE: u64 = u64::MAX;
 pub(crate) struct Member {
     channel: Arc<WakeChannel>,
     connection: u16,
-    /// The task that is woken.
+    /// The task to wake.
     task: Option<Waker>,
 }
 
 impl Member {
-    /// Adds a connection to the channel. `None` when it is full, or has ended. Must be called
-    /// within the channel's runtime.
+    /// Adds a connection to the channel. Returns `None` if the channel is full or has ended. Must
+    /// be called within the channel's runtime.
     pub(crate) fn join(channel: &Arc<WakeChannel>) -> Option<Member> {
         let (connection, spawn) = channel.add()?;
         let member = Member { channel: channel.clone(), connection, task: None };
@@ -49,7 +49,7 @@ impl Drop for Member {
     }
 }
 
-/// How an end of a connection is woken, and wakes its peer.
+/// The way in which an end of a connection is woken, and wakes its peer.
 #[derive(Debug)]
 pub(crate) enum Wakeup {
     Channel(Member),
@@ -61,7 +61,7 @@ impl Wakeup {
     /// Registers the task, so that the peer's wake-ups wake it.
     ///
     /// # Errors
-    /// The runtime has ended. `InvalidData`: the peer has broken the channel.
+    /// The runtime has ended. `InvalidData` if the peer has broken the channel.
     #[inline]
     pub(crate) fn listen(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Wakeup::Channel(Member { channel, connection, task }) = self else { return Ok(()) };
@@ -84,9 +84,9 @@ impl Wakeup {
         }
     }
 
-    /// Wakes the other connections that have been sent something: this one runs, and their poller
-    /// may have to wait. To be called before this one checks for messages, as its own wake-up is
-    /// taken too.
+    /// Wakes the channel's other connections that have received something, because their poller may
+    /// have to wait while this connection runs. Call this before this connection checks for
+    /// messages, because its own wake-up is also taken.
     #[inline]
     pub(crate) fn wake_others(&self) {
         if let Wakeup::Channel(member) = self {
@@ -94,8 +94,8 @@ impl Wakeup {
         }
     }
 
-    /// Wakes the peer, which waits and says `value`. True if that took a system call; `stamp` comes
-    /// before it, and gets the time. Whether it fails does not matter: the peer has then left a
+    /// Wakes the peer, which waits with `value`. Returns whether that took a system call. `stamp`
+    /// gets the time before the call. A failure does not matter: it means that the peer leaves a
     /// full socket unread, or has emptied the counter of its eventfd.
     #[inline]
     pub(crate) fn wake(&self, value: u64, socket: &Socket, stamp: impl FnOnce(u64)) -> bool {
@@ -109,7 +109,7 @@ impl Wakeup {
         true
     }
 
-    /// Gives back what is not needed once the peer has all that it was sent.
+    /// Closes files that are no longer needed once the peer has them.
     pub(crate) fn settle(&self) {
         if let Wakeup::Channel(member) = self {
             let _ = member.channel.settle();

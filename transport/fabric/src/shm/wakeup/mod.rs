@@ -3,12 +3,12 @@
 //! | module | what |
 //! |---|---|
 //! | `wait_flag` | the flag that tells the sender whether the receiver waits; checked with loom |
-//! | `wake_page` | the page of two processes: which connections have something; checked with loom |
+//! | `wake_page` | the page of two processes, which marks connections with messages; checked with loom |
 //! | `event_fd` | the eventfds that two processes wait for and wake each other with |
 //! | `channel` | eventfds and page, for all connections of two runtimes |
-//! | `channel_name` | how a handshake names one |
-//! | `poller` | the task that looks at the page while the runtime is busy |
-//! | `member` | a connection's place in a channel; how its ends wake each other |
+//! | `channel_name` | the name of a channel in a handshake |
+//! | `poller` | the task that checks the page while the runtime is busy |
+//! | `member` | a connection's place in a channel, and how its ends wake each other |
 //! | `channels` | the channels of this process, and which of them a connection joins |
 //! | `wake_cost` | how long wake-ups take, learnt from those of a link |
 

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | Sleeps | the eventfd is signalled | Runs |
 //! | Runs | a connection is woken, by it or by a connection's task | Runs, after the other tasks |
-//! | Runs | none is, for the [`LINGER`]th time | Sleeps: the flag is up, and there are no bits |
+//! | Runs | no connection is woken for the [`LINGER`]th time | Sleeps, with the flag raised and no bits set |
 //! | any | the channel has ended | Ended |
 //! | any | the runtime ends | Ended, and the channel with it |
 
@@ -16,14 +16,14 @@ use std::task::{Context, Poll};
 
 use crate::shm::wakeup::channel::WakeChannel;
 
-/// The number of turns that find nothing, each after all other tasks that could run, before it
-/// sleeps.
+/// The number of unsuccessful turns before the poller sleeps. Each turn comes after all other tasks
+/// that can run.
 pub(super) const LINGER: u32 = 2;
 
 #[derive(Debug)]
 pub(super) struct Poller {
     channel: Arc<WakeChannel>,
-    /// The number of turns that found nothing since a connection was woken.
+    /// The number of unsuccessful turns since a connection was last woken.
     in_vain: u32,
 }
 
@@ -57,7 +57,7 @@ impl Future for Poller {
 }
 
 impl Drop for Poller {
-    /// Also with its runtime.
+    /// The channel also ends with the poller's runtime.
     fn drop(&mut self) {
         self.channel.end();
     }

@@ -7,24 +7,24 @@
 
 use crate::atomics::{AtomicU64, Ordering, fence};
 
-/// The receiver is about to wait, and says by `value`, which is not 0, how it is to be woken. It
-/// must check for messages once more before it waits.
+/// Announces that the receiver is about to wait. `value`, which is not 0, says how to wake it. The
+/// receiver must check for messages once more before it waits.
 #[inline]
 pub(crate) fn raise(flag: &AtomicU64, value: u64) {
-    // Exchanged, not stored, so that it comes after whatever the sender took down: this happens
-    // before a sleep only.
+    // An exchange instead of a store, so that it comes after the sender's exchange. This happens
+    // only before a sleep.
     flag.swap(value, Ordering::AcqRel);
     fence(Ordering::SeqCst);
 }
 
-/// The receiver does not wait any more.
+/// Announces that the receiver no longer waits.
 #[inline]
 pub(crate) fn lower(flag: &AtomicU64) {
     flag.store(0, Ordering::Relaxed);
 }
 
-/// The sender has published something. Not 0 when it has to wake the receiver: the value with which
-/// the flag was raised, once for each time that it was.
+/// Call this after publishing. If the sender has to wake the receiver, returns the value with which
+/// the flag was raised, once for each time, otherwise 0.
 #[inline]
 pub(crate) fn must_wake(flag: &AtomicU64) -> u64 {
     fence(Ordering::SeqCst);

@@ -1,27 +1,27 @@
-//! How long a sleep and its wake-up take, learnt from the wake-ups of one link.
+//! Learns how long a sleep and its wake-up take from the wake-ups of one link.
 
 use std::time::Duration;
 
-/// The cost before any wake-up was measured.
+/// The assumed cost before any wake-up has been measured.
 pub(crate) const UNKNOWN: Duration = Duration::from_micros(20);
-/// The cheapest wake-up: two system calls.
+/// The minimum cost, of two system calls.
 const MIN_COST: Duration = Duration::from_micros(1);
-/// A longer wake-up met a busy processor, and is ignored.
+/// A longer wake-up, which met a busy processor, is ignored.
 const MAX_COST: Duration = Duration::from_millis(4);
-/// Wake-ups in the moving average.
+/// Number of wake-ups in the moving average.
 const AVERAGED: u32 = 8;
 /// The first wake-ups count in full, later ones as at most twice the average, so that a few that
 /// met a busy processor change little.
 const UNCLAMPED: u32 = 3;
 
-/// The average of one link. It is not shared between links, as the peer has an influence on it.
+/// The average of one link. It is not shared between links, because the peer can influence it.
 #[derive(Debug, Default)]
 pub(crate) struct WakeCost {
     seen: u32,
 }
 
 impl WakeCost {
-    /// The new cost, after a sleep and its wake-up took `took`; `known` is the old one.
+    /// Returns the new cost after a sleep and its wake-up took `took`. `known` is the old cost.
     #[inline]
     pub(crate) fn learn(&mut self, known: Duration, took: Duration) -> Duration {
         if took > MAX_COST {
@@ -37,15 +37,15 @@ impl WakeCost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waiting {
     No,
-    /// It has to, and nobody reads the clock: a peer on the same processor tells nothing about
-    /// wake-ups.
+    /// It has to, but the time is not measured, because a peer on the same processor tells nothing
+    /// about wake-ups.
     Unmeasured,
-    /// Since then, in nanoseconds of CLOCK_MONOTONIC.
+    /// It has to since this time, in nanoseconds of CLOCK_MONOTONIC.
     Since(u64),
 }
 
 impl Waiting {
-    /// This end is about to wait.
+    /// The state of an end that is about to wait.
     pub(crate) fn begin(on_other_processor: bool) -> Waiting {
         match on_other_processor {
             true => Waiting::Since(monotonic()),
@@ -64,7 +64,8 @@ pub(crate) fn wake_up(since: u64, woken_at: u64, now: u64) -> Option<Duration> {
 /// systems without it.
 pub(crate) fn monotonic() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // By the C library: rustix would ask the kernel's vDSO, which a process under valgrind has not.
+    // Uses the C library, because rustix would call the kernel's vDSO, which does not exist under
+    // valgrind.
     // SAFETY: `now` is written to until the call returns, and no longer; this rests on no rule.
     let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     let (seconds, nanos) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
@@ -106,7 +107,7 @@ mod tests {
         assert_eq!(learnt([10, 5000, 10]), 10, "no measure");
     }
 
-    /// A peer that says that it rang just now.
+    /// The peer claims that it rang just now.
     #[test]
     fn no_time_at_all_counts_as_the_cheapest() {
         assert_eq!(learnt([0; 100]), 1);

@@ -1,11 +1,11 @@
-//! The page that two processes share to wake each other's connections: the words of one direction.
+//! One direction of the page that two processes share to wake each other's connections.
 //!
 //! `docs/protocol.md` has the layout.
 //!
-//! The sender sets the bit and then checks whether the process sleeps. The receiver says that it
-//! sleeps, and then checks the bits (`wait_flag`). Whoever takes bits wakes their connections. The
-//! peer may write anything to any word at any time. That wakes connections for nothing, or wakes
-//! the peer's own connections late. Checked with loom.
+//! The sender sets the bit and then checks whether the process sleeps. The receiver announces that
+//! it sleeps, and then checks the bits (`wait_flag`). The thread that takes bits wakes their
+//! connections. The peer may write anything to any word at any time, which wakes connections for
+//! nothing, or the peer's own connections late. Checked with loom.
 
 use crate::atomics::{AtomicU64, Ordering};
 use crate::shm::wakeup::wait_flag;
@@ -18,33 +18,34 @@ const BITS: usize = 16;
 /// The state of a channel at one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// It has not been joined.
+    /// The channel has not been joined.
     Offered = 0,
     InUse = 1,
     Ended = 2,
 }
 
-/// Connections of a channel, at most.
+/// Maximum number of connections of a channel.
 pub(crate) const CAPACITY: u16 = 64 * 64;
-/// Words of a direction.
+/// Number of words of a direction.
 pub(crate) const WORDS: usize = 128;
 
-/// One direction, whose first word is the first of the slice.
+/// The words of one direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Direction<'a>(pub(crate) &'a [AtomicU64]);
 
 impl<'a> Direction<'a> {
-    /// The sender has sent something on this connection, which waited. True when the process sleeps
-    /// and is to be woken; once for each time that it does.
+    /// Marks a waiting connection on which the sender has sent something. Returns true if the
+    /// process sleeps and has to be woken, once for each time that it sleeps.
     pub(crate) fn set(self, connection: u16) -> bool {
         let (word, bit) = (usize::from(connection / 64), 1 << (connection % 64));
-        // The bit first: who takes a bit of the summary finds those that it stands for.
+        // The bit is set first, so that a thread that takes a bit of the summary finds the bits
+        // behind it.
         self.0[BITS + word].fetch_or(bit, Ordering::AcqRel);
         self.0[SUMMARY].fetch_or(1 << word, Ordering::AcqRel);
         wait_flag::must_wake(&self.0[SLEEPS]) != 0
     }
 
-    /// Whether any bit is set. Cheap: one load.
+    /// Whether any bit is set. Costs one load.
     pub(crate) fn has_bits(self) -> bool {
         self.0[SUMMARY].load(Ordering::Relaxed) != 0
     }
@@ -58,28 +59,28 @@ impl<'a> Direction<'a> {
         Taken { words: self.0, summary, word: 0, bits: 0 }
     }
 
-    /// The receiving process is about to sleep, as far as these connections go. It must check for
-    /// bits once more before it does.
+    /// Announces that the receiving process is about to sleep as far as these connections go. It
+    /// must check for bits once more before it does.
     pub(crate) fn raise(self) {
         wait_flag::raise(&self.0[SLEEPS], 1);
     }
 
-    /// The receiving process takes bits without being woken.
+    /// Announces that the receiving process takes bits without being woken.
     pub(crate) fn lower(self) {
         wait_flag::lower(&self.0[SLEEPS]);
     }
 
-    /// Whether the receiving process may sleep. Cheap: one load.
+    /// Whether the receiving process may sleep. Costs one load.
     pub(crate) fn may_sleep(self) -> bool {
         self.0[SLEEPS].load(Ordering::Relaxed) != 0
     }
 
-    /// Tells what has become of the channel at the receiving end.
+    /// Sets the receiving end's state of the channel.
     pub(crate) fn set_stage(self, stage: Stage) {
         self.0[STAGE].store(stage as u64, Ordering::Release);
     }
 
-    /// The state of the channel that the receiving end reports.
+    /// The receiving end's state of the channel.
     pub(crate) fn stage(self) -> Stage {
         match self.0[STAGE].load(Ordering::Acquire) {
             0 => Stage::Offered,

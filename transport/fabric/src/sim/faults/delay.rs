@@ -1,4 +1,4 @@
-//! How long a work request or a completion is delayed, in polls and in time.
+//! The delay of a work request or a completion, in polls and in time.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ impl Delay {
         Delay { polls, until }
     }
 
-    /// One poll has passed.
+    /// Counts a poll.
     pub(crate) fn tick(&mut self) {
         self.polls = self.polls.saturating_sub(1);
     }
@@ -31,7 +31,7 @@ impl Delay {
         self.polls == 0 && self.waits_until().is_none()
     }
 
-    /// The instant, if it lies in the future.
+    /// The instant, if it is in the future.
     pub(crate) fn waits_until(&self) -> Option<Instant> {
         self.until.filter(|until| *until > Instant::now())
     }

@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A registration that is held for longer fails.
+/// A registration that is held for longer than this fails.
 const MAX_HOLD: Duration = Duration::from_secs(20);
 
-/// The switches of one device. All off at first.
+/// The switches of one device, all of which are off at first.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    /// Registrations that succeed before the next failure.
+    /// Number of registrations that succeed before the next failure.
     registrations_before: AtomicU64,
-    /// Registrations that fail after that.
+    /// Number of registrations that fail after that.
     registrations_failing: AtomicU64,
-    /// Links made from now on carry one work request less than this, and then die; 0 is off.
+    /// New links carry one work request less than this, and then die. 0 means off.
     kill_after: AtomicU64,
     /// No traffic arrives or leaves.
     frozen: AtomicBool,
-    /// The process pauses, and its device goes on.
+    /// The process pauses, but its device goes on.
     paused: AtomicBool,
     /// Number of connect requests that get no answer.
     lose_connects: AtomicU32,
@@ -28,11 +28,11 @@ pub(crate) struct Faults {
     /// Peers are not told that a link has ended.
     lose_disconnects: AtomicBool,
     removed: AtomicBool,
-    /// Registrations have been held: the registrar is slow from then on.
+    /// Whether registrations have ever been held, since when the registrar is slow.
     slow: AtomicBool,
-    /// True while registrations of landing memory are delayed.
+    /// Whether registrations of landing memory are held.
     held: Mutex<bool>,
-    /// The number of those that do.
+    /// The number of registrations that wait.
     waiting: AtomicU64,
     released: Condvar,
 }
@@ -60,7 +60,7 @@ impl Faults {
         self.slow.load(SeqCst)
     }
 
-    /// Waits while registrations are held. False if that takes too long.
+    /// Waits while registrations are held. Returns false if that takes too long.
     pub(crate) fn registration_passes(&self) -> bool {
         if !self.is_slow() {
             return true;
@@ -108,7 +108,7 @@ impl Faults {
         self.paused.load(SeqCst)
     }
 
-    /// Loses the next `count` connect requests, all of them for `u32::MAX`.
+    /// Loses the next `count` connect requests, or all of them for `u32::MAX`.
     pub(crate) fn set_lose_connects(&self, count: u32) {
         self.lose_connects.store(count, SeqCst);
     }
@@ -117,7 +117,7 @@ impl Faults {
         is_next_lost(&self.lose_connects)
     }
 
-    /// Loses the next `count` answers to connect requests, all of them for `u32::MAX`.
+    /// Loses the next `count` answers to connect requests, or all of them for `u32::MAX`.
     pub(crate) fn set_lose_accepts(&self, count: u32) {
         self.lose_accepts.store(count, SeqCst);
     }

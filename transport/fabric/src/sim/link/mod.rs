@@ -1,8 +1,8 @@
 //! A link of the in-process network.
 //!
-//! The link keeps work for which the doorbell was rung, and delivers it itself: in
-//! [`ring_doorbell`](Link::ring_doorbell) when there is no delay, otherwise in later polls. So only
-//! the owner of the link reads the source memory.
+//! After the doorbell, the link delivers the work itself: in [`ring_doorbell`](Link::ring_doorbell)
+//! if there is no delay, otherwise in later polls. So only the owner of the link reads the source
+//! memory.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -40,7 +40,7 @@ mod work;
 const DECLINED: u32 = 8;
 /// One in this many loans finds that the peer has not mapped the memory yet.
 const ASKED: u32 = 4;
-/// Completions per poll, at most.
+/// Maximum number of completions per poll.
 const MAX_COMPLETIONS: usize = 256;
 
 /// Which end this is.
@@ -60,36 +60,36 @@ pub struct SimLink {
     sq: SendQueue,
     /// Work that is queued until the doorbell rings.
     queued: Vec<Request>,
-    /// After the doorbell, not delivered.
+    /// Work after the doorbell that is not delivered yet.
     in_flight: VecDeque<Request>,
-    /// Delivered, completion not reported.
+    /// Delivered work whose completion is not reported yet.
     done: VecDeque<(u64, Delay)>,
     /// Fires when the next delivery or completion is due.
     timer: Option<Pin<Box<Sleep>>>,
     checksums: Checksums,
-    /// A WRITE that lands behind the next SEND, by an injected bug: its bytes, address and key.
+    /// A WRITE that an injected bug lets land after the next SEND: its bytes, address and key.
     late_write: Option<(Vec<u8>, u64, u32)>,
     unordered: Unordered,
-    /// Completions are lost, by an injected bug.
+    /// Whether an injected bug loses completions.
     loses_completions: bool,
     dead: Option<LinkError>,
     rng: Rng,
-    /// A probe that was not answered, and how long the answer takes.
+    /// The delay of the answer to an unanswered probe.
     probe: Option<Delay>,
-    /// Work requests that the link still carries, by a fault.
+    /// Number of work requests that the link still carries, if a fault limits them.
     remaining_work: Option<u64>,
     waker: Option<Waker>,
-    /// Leases of the other end that this one reads no longer.
+    /// Leases of the other end that this end no longer reads.
     returns: Option<Arc<Returns>>,
-    /// The memory that the peer was asked to map last.
+    /// The key of the memory that the peer was last asked to map.
     mapping: Option<u32>,
-    /// If what the peer has lent may be lent on.
+    /// This link's pool, if re-lending is allowed.
     lends_on: Option<Pool>,
     block: ControlBlock,
 }
 
 impl SimLink {
-    /// Makes one end and posts its RECVs.
+    /// Creates one end and posts its RECVs.
     pub(super) fn new(
         device: &Arc<DeviceState>,
         pool: &Pool,
@@ -297,7 +297,8 @@ impl SimLink {
         let (table, rng, len) = (&other.device.table, &mut self.rng, request.len);
         let mut changed = Vec::new();
         let mut src = request.addr;
-        // Before it lands: bytes that arrive in any order would put a changed one right again.
+        // Must happen before it lands, because bytes that arrive in any order would overwrite the
+        // changed one.
         if len > 0 && net.injects(InjectedBug::FlipWrite) {
             // SAFETY: as for a late WRITE.
             changed.extend_from_slice(unsafe { std::slice::from_raw_parts(src.as_ptr(), len) });
@@ -320,7 +321,7 @@ impl SimLink {
         Ok(())
     }
 
-    /// Work failed: both queue pairs go to error.
+    /// Fails work, which puts both queue pairs into the error state.
     fn fail(&mut self, verb: Verb, status: Status, other: &End) {
         let net = &self.end.device.net;
         let rule = match status {
@@ -352,7 +353,7 @@ impl SimLink {
         self.end.end(EndReason::Failed(verb, status));
     }
 
-    /// One poll has passed. True when something still waits for polls to pass.
+    /// Counts a poll. Returns whether anything still waits for polls.
     fn tick(&mut self) {
         if let Some(request) = self.in_flight.front_mut() {
             request.delay.tick();
@@ -383,7 +384,7 @@ impl SimLink {
         let mut next = None;
         for delay in delays.into_iter().flatten() {
             match delay.waits_until() {
-                // It waits for a number of polls.
+                // This delay is for a number of polls.
                 None => return cx.waker().wake_by_ref(),
                 Some(until) => next = Some(next.map_or(until, |next| until.min(next))),
             }
@@ -398,7 +399,8 @@ impl SimLink {
         }
     }
 
-    /// The peer's device answers a probe, whatever its process does, as long as it has its end.
+    /// Answers a probe, as the peer's device does whatever its process does, as long as its end
+    /// exists.
     fn answer_probe(&mut self, out: &mut Vec<Completion>) {
         let Some((_, other)) = self.peer_end.clone() else { return };
         if self.probe.is_none_or(|delay| !delay.is_over()) || self.end.end_reason().is_some() {
@@ -518,7 +520,7 @@ impl Link for SimLink {
         self.sq.end_batch();
         self.in_flight.extend(self.queued.drain(..));
         self.deliver_due();
-        // What is left is delivered by polls, and completions are reported by them.
+        // Polls deliver the remaining work, and report completions.
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
@@ -536,7 +538,7 @@ impl Link for SimLink {
         Ok(())
     }
 
-    /// Tests stop tokio's clock.
+    /// Uses tokio's clock, because tests stop it.
     fn timer(&self) -> Timer {
         Timer::with_tokio_clock()
     }
@@ -554,10 +556,10 @@ impl Link for SimLink {
             self.answer_probe(out);
         }
         if self.end.device.faults.paused() {
-            // What arrives stays where it is, and the end of the pause wakes this end.
+            // Arrivals stay where they are, and the end of the pause wakes this end.
             let _ = self.end.arrivals(cx.waker(), 0);
-            // Its clock goes on, unlike that of a process which is stopped: so it may probe.
-            // Nothing else is delivered, however long it has been due.
+            // Unlike in a stopped process, the clock goes on, so this end may probe. Nothing else
+            // is delivered, however long it has been due.
             if out.len() > before {
                 return Poll::Ready(Ok(()));
             }
@@ -567,8 +569,8 @@ impl Link for SimLink {
             return Poll::Pending;
         }
         let (arrivals, end_reason) = self.end.arrivals(cx.waker(), MAX_COMPLETIONS);
-        // As with a device: completions of bare SENDs that nobody waits for wake nobody, and come
-        // with something else.
+        // As with a device, completions of SENDs that nobody waits for wake nobody, and come with
+        // other completions.
         let report = !arrivals.is_empty() || self.sq.is_waited_for();
         for (slot, len) in arrivals {
             if self.block.mark_received(slot, len) {
@@ -591,7 +593,8 @@ impl Link for SimLink {
             return Poll::Ready(Ok(()));
         }
         if let Some(reason) = end_reason {
-            // The queue pair is in error: nothing of the posted work will be read again.
+            // The queue pair is in the error state, so the memory of posted work will not be read
+            // again.
             self.queued.clear();
             self.in_flight.clear();
             self.checksums.clear();
@@ -684,7 +687,7 @@ impl Link for SimLink {
     }
 
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
-        // The peer cannot map it, or has not yet.
+        // The peer cannot map the memory, or has not mapped it yet.
         let declined = !self.may_lend() || self.rng.one_in(DECLINED);
         let asked = !declined && self.rng.one_in(ASKED);
         self.mapping = asked.then(|| bytes.key());

@@ -1,20 +1,21 @@
-//! WRITEs whose bytes arrive in any order, as with IBV_ACCESS_RELAXED_ORDERING: all of them are
-//! there when the RECV of a message behind them completes, and nothing is sure before.
+//! WRITEs whose bytes arrive in any order, as with IBV_ACCESS_RELAXED_ORDERING. All bytes have
+//! arrived when the RECV of a later message completes, and nothing is certain before.
 
 use std::ptr::NonNull;
 
 use crate::sim::memory::table::Table;
 use crate::sim::rng::Rng;
 
-/// Bytes on their way, with the address and key that they are for.
+/// Bytes on their way, with their address and key.
 #[derive(Debug, Default)]
 pub(super) struct Unordered(Vec<(Vec<u8>, u64, u32)>);
 
 impl Unordered {
-    /// Lets a part of a WRITE arrive, and keeps the rest. False: the key does not allow it.
+    /// Lets a part of a WRITE arrive, and keeps the rest. Returns false if the key does not allow
+    /// it.
     ///
     /// # Safety
-    /// As for [`Table::write`].
+    /// That of [`Table::write`].
     pub(super) unsafe fn write(
         &mut self,
         table: &Table,
@@ -33,7 +34,7 @@ impl Unordered {
             parts.reverse();
         }
         let [(mut now, at), (later, later_at)] = parts;
-        // Sometimes none of it arrives yet.
+        // Sometimes no part arrives yet.
         match rng.one_in(3) {
             true => self.0.push((now, at, rkey)),
             // SAFETY: the source is a copy of this link's own.
@@ -46,7 +47,7 @@ impl Unordered {
         true
     }
 
-    /// All that is on its way arrives, in any order.
+    /// Lets all bytes on their way arrive, in any order.
     pub(super) fn arrive(&mut self, table: &Table, rng: &mut Rng) {
         while !self.0.is_empty() {
             let (mut bytes, addr, rkey) =

@@ -1,4 +1,4 @@
-//! A work request as a simulated link holds it, and the memory that it reads.
+//! Work requests of a simulated link, and the memory that they read.
 
 use std::ptr::NonNull;
 
@@ -14,13 +14,13 @@ use crate::sim::faults::delay::Delay;
 pub(super) struct Request {
     pub(super) seq: u64,
     pub(super) addr: NonNull<u8>,
-    /// The address of the same bytes for the device.
+    /// The device's address of the same bytes.
     pub(super) iova: u64,
     pub(super) len: usize,
     pub(super) lkey: u32,
     /// Address and key of a WRITE.
     pub(super) remote: Option<(u64, u32)>,
-    /// Until it is delivered.
+    /// The delay until it is delivered.
     pub(super) delay: Delay,
 }
 
@@ -30,7 +30,8 @@ unsafe impl Send for Request {}
 // SAFETY: &Request gives no access to the memory.
 unsafe impl Sync for Request {}
 
-/// Memory that work reads: where it lies, its address and its key for the device, and its bytes.
+/// Memory that work reads: its address in this process, its address and key for the device, and its
+/// length.
 pub(super) struct Source {
     pub(super) addr: NonNull<u8>,
     pub(super) iova: u64,
@@ -39,18 +40,17 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// A part of the block, which the device knows by its virtual address.
+    /// A part of the block, whose address for the device is the virtual address.
     pub(super) fn in_block(block: &ControlBlock, offset: usize, len: usize) -> Option<Source> {
         let addr = block.range(offset, len)?;
         Some(Source { addr, iova: addr.as_ptr() as u64, lkey: block.lkey(), len })
     }
 }
 
-/// A WRITE's source taken apart: what keeps it, and where it lies.
+/// Splits a WRITE's source into the owner of its memory and the place of its bytes.
 pub(super) fn write_source(src: WriteSource, block: &ControlBlock) -> Option<(Held, Source)> {
     fn at(addr: u64) -> NonNull<u8> {
-        // A pool's memory has an address, so the fallback is never used; length 0 makes it
-        // harmless.
+        // Pool memory has an address, so the fallback is never used. Length 0 makes it harmless.
         NonNull::new(std::ptr::with_exposed_provenance_mut(addr as usize))
             .unwrap_or(NonNull::dangling())
     }

@@ -9,7 +9,7 @@ use crate::sim::memory::table::rkey_of;
 use crate::sim::observer::Event;
 use crate::sim::state::DeviceState;
 
-/// Registers memory with a device of the sim. Pins nothing.
+/// Registers memory with a simulated device. Pins nothing.
 #[derive(Debug)]
 pub(crate) struct SimRegistrar {
     pub(crate) device: Arc<DeviceState>,

@@ -1,5 +1,5 @@
-//! The live registrations of a device, as a NIC keeps them: only what they allow is read or
-//! written.
+//! A device's live registrations, like those in a NIC. Memory is read or written only as they
+//! allow.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,14 +11,14 @@ use tonic_rdma_memory::Access;
 #[derive(Debug, Clone, Copy)]
 struct Region {
     addr: u64,
-    /// The address of `addr` in work requests.
+    /// The address of the first byte in work requests.
     iova: u64,
     len: usize,
     access: Access,
 }
 
 impl Region {
-    /// Where `[iova, iova + len)` lies, if all of it lies in the region.
+    /// The address of `[iova, iova + len)` in this process, if all of it lies in the region.
     fn place(&self, iova: u64, len: usize) -> Option<u64> {
         let at = iova.checked_sub(self.iova)?;
         (at.checked_add(len as u64)? <= self.len as u64).then_some(self.addr + at)
@@ -43,8 +43,8 @@ impl fmt::Debug for Table {
     }
 }
 
-/// Remote keys differ from local ones, so that mixing them up is noticed. The factor is odd, so
-/// that no two lkeys share an rkey.
+/// Returns the remote key for a local key. They differ, so that mixing them up is noticed. The
+/// factor is odd, so that no two lkeys share an rkey.
 pub(super) fn rkey_of(lkey: u32) -> u32 {
     lkey.wrapping_mul(0x9e37_79b1) ^ 0x5a5a_5a5a
 }
@@ -71,12 +71,13 @@ impl Table {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Live registrations.
+    /// Number of live registrations.
     pub(crate) fn live(&self) -> usize {
         self.lock().by_lkey.len()
     }
 
-    /// Adds a registration of `len` bytes at `addr`, known to the device as `iova`. Gives its lkey.
+    /// Adds a registration of `len` bytes at `addr`, whose address for the device is `iova`.
+    /// Returns its lkey.
     pub(super) fn add(&self, addr: u64, iova: u64, len: usize, access: Access) -> u32 {
         let mut regions = self.lock();
         regions.next = regions.next.wrapping_add(1);
@@ -89,7 +90,7 @@ impl Table {
         self.lock().by_lkey.remove(&lkey);
     }
 
-    /// Where `[iova, iova + len)` lies, if it may be read with `lkey`.
+    /// The address of `[iova, iova + len)` in this process, if it may be read with `lkey`.
     pub(crate) fn readable(&self, lkey: u32, iova: u64, len: usize) -> Option<u64> {
         self.lock().by_lkey.get(&lkey)?.place(iova, len)
     }
@@ -102,7 +103,7 @@ impl Table {
             .is_some_and(|r| r.access == Access::RemoteWrite && r.place(iova, len).is_some())
     }
 
-    /// A remote write of `len` bytes from `src` to `iova`, if `rkey` allows it.
+    /// Writes `len` bytes from `src` to `iova` as a peer, if `rkey` allows it.
     ///
     /// # Safety
     /// `src` is readable for `len` bytes, and nobody writes there during the call.
