@@ -1,4 +1,4 @@
-//! Socket addresses, C's and Rust's.
+//! Converts socket addresses between their C and Rust forms.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -42,7 +42,7 @@ impl CAddr {
     }
 }
 
-/// Reads an address. `None` when it is neither IPv4 nor IPv6.
+/// Reads an address. Returns `None` if it is neither IPv4 nor IPv6.
 ///
 /// # Safety
 /// `addr` is null or points to a sockaddr that is as long as its family says.
@@ -70,8 +70,8 @@ pub(super) unsafe fn read(addr: *const libc::sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// The IP addresses of this host's interfaces that are up, without loopback and link-local ones:
-/// those lead to no device of their own, or mean nothing to a peer.
+/// The IP addresses of this host's interfaces that are up. Loopback addresses are left out because
+/// they lead to no device of their own, and link-local ones because they mean nothing to a peer.
 pub(crate) fn local_networks() -> std::io::Result<Vec<LocalNetwork>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: getifaddrs writes a list that is freed below.
@@ -102,7 +102,7 @@ pub(crate) fn local_networks() -> std::io::Result<Vec<LocalNetwork>> {
     Ok(found)
 }
 
-/// The length of a mask in bits; without one the network is the address alone.
+/// The length of a mask in bits. Without a mask, the network is the address alone.
 fn prefix(ip: IpAddr, mask: Option<IpAddr>) -> u8 {
     let ones = match mask {
         Some(IpAddr::V4(mask)) => mask.to_bits().leading_ones(),

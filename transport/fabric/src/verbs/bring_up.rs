@@ -1,4 +1,5 @@
-//! A link on its way up: the calls that firmware takes its time for, on threads that may block.
+//! Brings a link up. Firmware takes its time for some of the calls, so they run on threads that may
+//! block.
 //!
 //! | side | of the queue pair | on |
 //! |---|---|---|
@@ -8,8 +9,8 @@
 //! | connecting, with the answer | receives, sends; the peer is told | a thread that may block |
 //!
 //! On InfiniBand and RoCE this process changes the states of the queue pair. librdmacm would do it
-//! on the thread that reads events, and does where it is older than version 23. Over iWARP the
-//! kernel does it with the connection.
+//! on the thread that reads events, and versions before 23 always do. Over iWARP the kernel does it
+//! with the connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,9 +26,9 @@ use crate::verbs::context::DeviceContext;
 use crate::verbs::link::{LinkNotMade, VerbsLink};
 
 impl VerbsLink {
-    /// [`new`](VerbsLink::new), on a thread that may block: an adapter takes milliseconds for a
-    /// queue pair, in which a runtime's thread would serve no other connection. Given up, the link
-    /// is dropped there.
+    /// Calls [`new`](VerbsLink::new) on a thread that may block: an adapter takes milliseconds to
+    /// make a queue pair, and a worker of the runtime would serve no other connection in that time.
+    /// If the caller gives up, that thread drops the link.
     ///
     /// # Errors
     /// Those of [`new`](VerbsLink::new), and of [`off_worker`].
@@ -78,7 +79,7 @@ impl VerbsLink {
     /// Accepts the peer's request, on a thread that may block, for the same reason.
     ///
     /// # Errors
-    /// As [`complete_off_worker`](Self::complete_off_worker).
+    /// Those of [`complete_off_worker`](Self::complete_off_worker).
     pub(super) async fn accept_off_worker(
         self,
         private_data: Vec<u8>,

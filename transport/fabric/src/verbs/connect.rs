@@ -1,4 +1,4 @@
-//! The connecting side.
+//! Connects to a listener: the client's side of a connection.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -23,13 +23,13 @@ use crate::verbs::discovery::attributes::context_name;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::VerbsLink;
 
-/// Local ports that are tried. An iWARP connection is a TCP connection of this host, but the
-/// connection manager tracks its ports separately: a port that it takes for free may belong to a
+/// The number of local ports to try. An iWARP connection is a TCP connection of this host, but the
+/// connection manager tracks its ports separately: a port that it considers free may belong to a
 /// socket, even to one in TIME_WAIT.
 pub(super) const LOCAL_PORTS: usize = 8;
 
-/// Connect requests that are sent one after the other, each with a queue pair and a local port of
-/// its own: as many as ports are tried.
+/// Maximum number of connect requests. They are sent one after the other, each with its own queue
+/// pair and local port.
 const REQUESTS: usize = LOCAL_PORTS;
 
 pub(super) fn check_private_data(data: &[u8]) -> Result<(), ConnectError> {
@@ -44,18 +44,19 @@ fn is_port_taken(error: &ConnectError) -> bool {
         if source.raw_os_error() == Some(libc::EADDRINUSE))
 }
 
-/// The peer's connection manager still knows a connection of a queue pair with this number. Its
-/// program has not seen the request, so the next one may bring the same private data.
+/// Whether the peer's connection manager still knows an earlier connection of a queue pair with
+/// this number. The peer's program has not seen the request, so the next request may carry the same
+/// private data.
 fn is_stale(error: &ConnectError) -> bool {
     matches!(error, ConnectError::RejectedByManager { reason: RejectReason::STALE, .. })
 }
 
-/// The requests that are left.
+/// The number of requests that are left.
 #[derive(Debug)]
 struct Requests(usize);
 
 impl Requests {
-    /// Whether another request, with another queue pair and another port, follows at once.
+    /// Returns whether another request, with another queue pair and port, follows at once.
     fn follows(&mut self, error: &ConnectError) -> bool {
         self.0 = self.0.saturating_sub(1);
         self.0 > 0 && (is_port_taken(error) || is_stale(error))
@@ -65,7 +66,7 @@ impl Requests {
 /// The address, the time and the step of an attempt, for its errors.
 struct ConnectAttempt {
     addr: SocketAddr,
-    /// The address of this host to connect from, on the device that the route is to leave through.
+    /// The address of this host to connect from. The route must leave through its device.
     source: Option<IpAddr>,
     timeout: Duration,
     step: ConnectStep,
@@ -103,7 +104,7 @@ impl ConnectAttempt {
         .into()
     }
 
-    /// Waits for an event, or for one that means that it will not come.
+    /// Waits for an event. Returns an error if another event means that it will not come.
     async fn expect_event(&self, id: &CmId, wanted: kind::Type) -> Result<Event, ConnectError> {
         loop {
             turn::spend(1).await;
@@ -118,12 +119,12 @@ impl ConnectAttempt {
         }
     }
 
-    /// Why the attempt is over by an event, if it is.
+    /// Returns the error if an event ends the attempt.
     fn ends_by(&self, event: &Event) -> Option<ConnectError> {
         let addr = Addr::Ip(self.addr);
         Some(match event.kind {
             kind::RDMA_CM_EVENT_REJECTED => self.rejected(event),
-            // No answer to the connect request within what the kernel allows for it.
+            // The connect request was not answered within the kernel's time limit.
             kind::RDMA_CM_EVENT_UNREACHABLE => match event.status.saturating_abs() {
                 0 | libc::ETIMEDOUT => self.timed_out(),
                 _ => self.failed(event.error()),
@@ -139,9 +140,10 @@ impl ConnectAttempt {
         })
     }
 
-    /// The status of a rejection is a reject reason on InfiniBand and RoCE, and a negative errno on
-    /// iWARP. There a program that rejects shows as ECONNRESET on some devices and as ECONNREFUSED
-    /// on others, as does a port without a listener, which sends no private data.
+    /// Turns a rejection into an error. Its status is a reject reason on InfiniBand and RoCE, and a
+    /// negative errno on iWARP. If a program rejects over iWARP, the errno is ECONNRESET on some
+    /// devices and ECONNREFUSED on others. A port without a listener gives the same errors, but
+    /// sends no private data.
     fn rejected(&self, event: &Event) -> ConnectError {
         let (addr, private_data) = (Addr::Ip(self.addr), event.private_data.clone());
         match RejectReason::new(event.status) {
@@ -160,7 +162,8 @@ impl ConnectAttempt {
     async fn resolve(&mut self) -> Result<CmId, ConnectError> {
         self.step = ConnectStep::ResolveAddress;
         let id = CmId::new().map_err(no_channel)?;
-        // This also binds the id to the device: the kernel then looks for a route through it only.
+        // This also binds the id to the device, so the kernel then looks for routes through that
+        // device only.
         if let Some(source) = self.source {
             id.bind(SocketAddr::new(source, 0)).map_err(|e| self.failed(e))?;
         }
@@ -225,9 +228,9 @@ impl ConnectAttempt {
         Ok((link, event.private_data))
     }
 
-    /// Sends the connect request from a thread of its own: Soft-iWARP connects TCP inside the call,
-    /// which may take minutes when nobody answers. The thread owns the link until then, so that
-    /// giving up frees nothing that the call uses (R10); it ends when the call does.
+    /// Sends the connect request from a separate thread, because Soft-iWARP connects TCP inside the
+    /// call, which may take minutes if nobody answers. The thread owns the link until the call
+    /// returns, so that giving up frees nothing that the call uses (R10).
     async fn request_on_thread(
         &self,
         pending: PendingLink,
@@ -240,7 +243,7 @@ impl ConnectAttempt {
             let mut pending = pending;
             let requested = pending.link().request(&private_data, retries);
             pending.unanswered = requested.is_ok();
-            // When nobody waits any more the link is dropped here.
+            // If nobody waits any more, the link is dropped here.
             let _ = done.send(requested.map(|()| pending));
         };
         run_on_thread(request).map_err(|e| self.failed(e))?;
@@ -251,19 +254,19 @@ impl ConnectAttempt {
     }
 }
 
-/// Runs work that may block on a new thread. The runtime's threads are not used, as the runtime
-/// waits for them when it shuts down.
+/// Runs work that may block on a new thread. It does not use the runtime's threads, because the
+/// runtime waits for them when it shuts down.
 fn run_on_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name("rdma-connect".to_owned()).spawn(work).map(drop)
 }
 
-/// A link that is not established yet. Soft-iWARP, asked to destroy a queue pair whose connect
-/// request is unanswered, waits for the answer for up to 10 s; so on iWARP such a link is dropped
-/// on a thread of its own.
+/// A link that is not established yet. If its connect request is unanswered, Soft-iWARP waits for
+/// the answer for up to 10 s before it destroys the queue pair. So on iWARP such a link is dropped
+/// on a separate thread.
 struct PendingLink {
-    /// Taken by `into_link` or by the drop.
+    /// Taken by `into_link` or by `drop`.
     link: ManuallyDrop<VerbsLink>,
-    /// A connect request may be in flight.
+    /// True if a connect request may be in flight.
     unanswered: bool,
 }
 
@@ -276,7 +279,7 @@ impl PendingLink {
         &self.link
     }
 
-    /// Takes the link out: the connection is established.
+    /// Takes the link out once the connection is established.
     fn into_link(self) -> VerbsLink {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: taken once: `this` is not dropped, and nothing else takes it.
@@ -288,7 +291,7 @@ impl Drop for PendingLink {
     fn drop(&mut self) {
         // SAFETY: taken once: `into_link` keeps this from running.
         let link = unsafe { ManuallyDrop::take(&mut self.link) };
-        // Where no thread can be had the closure is dropped here, and the link with it.
+        // If no thread can be started, the closure is dropped here, and the link with it.
         if self.unanswered
             && link.is_iwarp()
             && let Err(error) = run_on_thread(move || drop(link))
@@ -298,7 +301,8 @@ impl Drop for PendingLink {
     }
 }
 
-/// Finds the device that the route to an address leaves through: an id that is bound to it.
+/// Finds the device through which the route to an address leaves, and returns an id that is bound
+/// to it.
 pub(super) async fn resolve(
     addr: SocketAddr,
     source: Option<IpAddr>,
@@ -307,7 +311,7 @@ pub(super) async fn resolve(
     let mut attempt = ConnectAttempt { addr, source, timeout, step: ConnectStep::ResolveAddress };
     let resolved = tokio::time::timeout(timeout, attempt.resolve()).await;
     let mut id = resolved.unwrap_or_else(|_| Err(attempt.timed_out()))?;
-    // Whoever opens a device may do that in a runtime that ends before the device is closed.
+    // The current runtime may end before the device is closed.
     id.set_apart().map_err(no_channel)?;
     match id.verbs() {
         Some(_) => Ok(id),
@@ -366,7 +370,7 @@ mod tests {
     #[test]
     fn the_reject_reason_of_the_connection_manager_reaches_the_error() {
         for status in (1..=33).filter(|status| ![8, 28].contains(status)) {
-            // The connection manager adds data of its own to some.
+            // The connection manager adds data of its own to some rejections.
             let ConnectError::RejectedByManager { reason, .. } = rejected(status, &[1; 56]) else {
                 panic!("{status}: {}", rejected(status, &[]));
             };

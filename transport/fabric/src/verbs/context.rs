@@ -1,10 +1,10 @@
 //! State shared by everything on an open device: the context that rdma_cm has for it, and a
-//! protection domain on that.
+//! protection domain on that context.
 //!
 //! rdma_cm keeps one context per device in a process, but may close it when no id is bound to the
 //! device and the device has gone. So an open device holds an id of its own, `bound_id`, bound to
-//! one of its addresses. It keeps the context alive for as long as anything that was made on it:
-//! all of those hold an `Arc` of [`DeviceContext`].
+//! one of its addresses. Every object made on the context holds an `Arc` of [`DeviceContext`], so
+//! the id keeps the context alive as long as any of them.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
@@ -32,12 +32,13 @@ const VENDOR_SIW: u32 = 0x62_6d74;
 pub(super) struct Limits {
     pub(super) max_qp_wr: u32,
     pub(super) max_cqe: u32,
-    /// Bytes in one message.
+    /// Maximum number of bytes in one message.
     pub(super) max_msg: u32,
 }
 
-/// The completion vectors of a device: interrupts, each of which a processor takes. Completion
-/// queues take turns, and each process begins at another one, so that no processor takes all.
+/// The completion vectors of a device: interrupts, each handled by one processor. Completion queues
+/// take the vectors in turn, and each process begins at a different vector, so that no processor
+/// handles all of them.
 #[derive(Debug)]
 pub(super) struct Vectors {
     count: u32,
@@ -59,27 +60,29 @@ pub(super) struct DeviceContext {
     pub(super) name: String,
     pub(super) transport: Transport,
     pub(super) limits: Limits,
-    /// Soft-iWARP counts pinned pages by itself, and against RLIMIT_MEMLOCK whatever the process
-    /// may do.
+    /// True for Soft-iWARP, which counts pinned pages by itself, and counts them against
+    /// RLIMIT_MEMLOCK whatever privileges the process has.
     pub(super) is_siw: bool,
-    /// Peers name memory by its virtual address, whatever iova it is registered at.
+    /// True if peers name memory by its virtual address, whatever its iova is.
     pub(super) ignores_iova: bool,
-    /// The node that the device is attached to, where the system has several.
+    /// The NUMA node that the device is attached to, if the system has several.
     pub(super) numa_node: Option<u32>,
     /// Interrupt vectors for completion queues.
     pub(super) vectors: Vectors,
-    /// Memory that peers write to is registered with relaxed ordering: until the device refuses it.
+    /// True until the device refuses relaxed ordering. Memory that peers write to is then
+    /// registered with it.
     pub(super) relaxed_ordering: AtomicBool,
     /// Bytes that the queues of a connection pin.
     pub(super) queue_bytes: OnceLock<usize>,
-    /// Longest payload within a work request, in bytes, where a longer one was refused.
+    /// The longest inline payload in bytes that the device takes, known once it has refused a
+    /// longer one.
     pub(super) inline_limit: AtomicU32,
     context: NonNull<rdma_sys::ibv_context>,
     pd: NonNull<rdma_sys::ibv_pd>,
     /// Dropped in Drop, before its own id.
     cover: Option<Cover>,
     removed: AtomicBool,
-    /// Readable after asynchronous events that a watch of the host waits for.
+    /// The descriptor that tells watches of the host about changes. It is made for the first watch.
     changes: OnceLock<OwnedFd>,
     /// Dropped in Drop, after the protection domain.
     bound_id: ManuallyDrop<CmId>,
@@ -118,8 +121,9 @@ impl Drop for DeviceContext {
         // SAFETY: dropped once, here; nothing uses it afterwards.
         unsafe { ManuallyDrop::drop(&mut self.bound_id) };
         if removed {
-            // librdmacm closes a device that is neither used nor listed any more when it compares
-            // its list with the kernel's, and it does that here. The kernel waits for it.
+            // The kernel waits until librdmacm closes the device. librdmacm does that for a device
+            // that is neither used nor listed any more when it compares its list with the kernel's,
+            // as in this call.
             // SAFETY: gives a list or null; the list is freed at once.
             unsafe {
                 let list = rdma_sys::rdma_get_devices(std::ptr::null_mut());
@@ -131,7 +135,7 @@ impl Drop for DeviceContext {
     }
 }
 
-/// The NUMA node of a device. The kernel says -1 where there is one node only.
+/// The NUMA node of a device. The kernel reports -1 if the system has one node only.
 fn numa_node(device: &str) -> Option<u32> {
     let file = format!("/sys/class/infiniband/{device}/device/numa_node");
     std::fs::read_to_string(file).ok()?.trim().parse().ok()
@@ -206,12 +210,12 @@ impl DeviceContext {
         self.transport == Transport::IWarp
     }
 
-    /// The device has told a link or a listener that it is going.
+    /// Notes that a link or a listener has seen the removal of the device.
     pub(super) fn mark_removed(&self) {
         self.removed.store(true, SeqCst);
     }
 
-    /// True when the device was removed: seen by a link, a listener, or its own id.
+    /// True if a link, a listener or the device's own id has seen its removal.
     pub(super) fn is_removed(&self) -> bool {
         while let Ok(Some(event)) = self.bound_id.own_event() {
             if event == kind::RDMA_CM_EVENT_DEVICE_REMOVAL {
@@ -221,13 +225,14 @@ impl DeviceContext {
         self.removed.load(SeqCst)
     }
 
-    /// The descriptor that tells of the removal, as long as the context lives.
+    /// The descriptor that becomes readable when the device is removed. It is valid as long as the
+    /// context lives.
     pub(super) fn own_events(&self) -> RawFd {
         self.bound_id.channel_fd()
     }
 
-    /// The descriptor that [`tell_change`](Self::tell_change) writes to. Nobody reads it: each
-    /// write wakes an edge-triggered watch.
+    /// The descriptor that [`tell_change`](Self::tell_change) writes to. Each write wakes an
+    /// edge-triggered watch, so nobody has to read the descriptor.
     pub(super) fn changes(&self) -> io::Result<BorrowedFd<'_>> {
         if let Some(fd) = self.changes.get() {
             return Ok(fd.as_fd());
@@ -270,7 +275,7 @@ mod tests {
         for _ in 0..300 {
             taken[vectors.next() as usize] += 1;
         }
-        // The counter goes round once, at a number that three does not divide evenly.
+        // The counter wraps around once, at a number that is not a multiple of three.
         assert!(taken.iter().all(|queues| (99..=101).contains(queues)), "{taken:?}");
         for none in [-1, 0, 1] {
             let vectors = Vectors::new(none);

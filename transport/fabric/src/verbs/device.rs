@@ -1,4 +1,4 @@
-//! A device: finding it, opening it, and what it offers.
+//! Finds and opens a device, and listens and connects on it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -23,7 +23,7 @@ use crate::verbs::listener::VerbsListener;
 use crate::verbs::mr::VerbsRegistrar;
 use crate::verbs::queue_pair::qp::check_queue_pair;
 
-/// Devices open in this process, so that all who open one share its protection domain.
+/// Devices open in this process. All users of a device share its protection domain.
 static OPEN: Mutex<Vec<Weak<DeviceContext>>> = Mutex::new(Vec::new());
 
 /// A device of rdma-core. Cheap to clone.
@@ -36,7 +36,7 @@ impl fmt::Debug for VerbsDevice {
     }
 }
 
-/// Why no address leads to a device.
+/// The reason why no address leads to a device.
 fn unreachable(device: &DeviceInfo, has_interface: bool) -> FabricError {
     let name = device.name.clone();
     if let Some(errno) = device.unopened {
@@ -45,7 +45,7 @@ fn unreachable(device: &DeviceInfo, has_interface: bool) -> FabricError {
         return FabricError::QueuePairRefused { device: name, verb, source };
     }
     match device.transport {
-        // Devices of neither kind have connections of another kind, or none.
+        // Devices of an unknown transport have other connections, or none at all.
         Transport::Unknown => FabricError::NoConnections { device: name },
         Transport::InfiniBand if !has_interface => FabricError::NoIpoib { device: name },
         _ => FabricError::NoAddress { device: name },
@@ -56,7 +56,7 @@ impl VerbsDevice {
     /// See [`Fabric::open`](crate::Fabric::open).
     ///
     /// # Errors
-    /// Each thing that may be missing has an error of its own.
+    /// Each thing that may be missing has its own error.
     pub fn open(name: Option<&str>) -> Result<VerbsDevice, FabricError> {
         VerbsDevice::open_among(&enumerate::devices()?, name)
     }
@@ -64,7 +64,7 @@ impl VerbsDevice {
     /// See [`Fabric::open_listed`](crate::Fabric::open_listed).
     ///
     /// # Errors
-    /// As [`open`](VerbsDevice::open).
+    /// Those of [`open`](VerbsDevice::open).
     pub fn open_among(
         found: &[DeviceInfo],
         name: Option<&str>,
@@ -144,7 +144,7 @@ impl VerbsDevice {
         }
     }
 
-    /// The device that an id is bound to: one that is open, or else the id becomes its anchor.
+    /// The device that an id is bound to. If it is not open yet, it is opened and keeps the id.
     fn of(id: CmId) -> Result<VerbsDevice, FabricError> {
         let context = id.verbs().ok_or(FabricError::NoDevice)?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -162,7 +162,7 @@ impl VerbsDevice {
         Ok(VerbsDevice(device))
     }
 
-    /// Name, as `rdma link` shows it.
+    /// The name that `rdma link` shows.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -172,13 +172,13 @@ impl VerbsDevice {
         self.0.transport
     }
 
-    /// True when the device was removed. The kernel frees it when everything made on it is dropped:
-    /// links, listeners, pools and clones of this.
+    /// True if the device was removed. The kernel frees it once everything made on it is dropped:
+    /// links, listeners, pools and clones of this value.
     pub fn is_removed(&self) -> bool {
         self.0.is_removed()
     }
 
-    /// Has a watch tell also when the kernel waits for this device to be dropped.
+    /// Makes a watch also report when the kernel waits for this device to be dropped.
     ///
     /// # Errors
     /// The system refuses it.
@@ -198,7 +198,7 @@ impl VerbsDevice {
         Ok(DeviceInfo { name, transport, ports, addresses, unopened: None })
     }
 
-    /// This host's addresses that lie on the device.
+    /// This host's addresses on the device.
     ///
     /// # Errors
     /// The addresses cannot be listed, or the connection manager has gone.
@@ -206,7 +206,8 @@ impl VerbsDevice {
         Ok(enumerate::local_addresses(Some(&self.0.name))?.into_iter().map(|at| at.ip).collect())
     }
 
-    /// Registers memory in the device's protection domain, and keeps the device open.
+    /// Returns a registrar that registers memory in the device's protection domain, and keeps the
+    /// device open.
     pub fn registrar(&self) -> Arc<dyn Registrar> {
         Arc::new(VerbsRegistrar(self.0.clone()))
     }
@@ -222,7 +223,7 @@ impl VerbsDevice {
     /// See [`Fabric::connect`](crate::Fabric::connect).
     ///
     /// # Errors
-    /// Each way to fail has an error of its own.
+    /// Each way to fail has its own error.
     pub async fn connect(
         &self,
         addr: SocketAddr,

@@ -1,12 +1,12 @@
-//! Kernel notices of changes on this host: network interfaces and addresses, RDMA devices
-//! that come and go.
+//! Watches for the kernel's notices of changes to network interfaces, addresses and RDMA devices of
+//! this host.
 //!
-//! | source | tells |
+//! | source | changes |
 //! |---|---|
 //! | rtnetlink(7): links and addresses | ports (their interface goes down or up), addresses |
-//! | uevents of the subsystem infiniband | devices that were added; those that nobody had open, removed |
-//! | the event channel of an open device | that the kernel waits for the device to be closed |
-//! | asynchronous events of an open device with links | its ports, and that it has failed |
+//! | uevents of the subsystem infiniband | devices that were added, and removed devices that nobody had open |
+//! | the event channel of an open device | the kernel waits for the device to be closed |
+//! | asynchronous events of an open device with links | changes of its ports, and its failure |
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -25,14 +25,14 @@ use crate::verbs::context::DeviceContext;
 
 /// RTMGRP_LINK, RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR of linux/rtnetlink.h.
 const LINKS_AND_ADDRESSES: u32 = 1 | 0x10 | 0x100;
-/// The group that the kernel sends uevents to; programs send theirs to others.
+/// The group that the kernel sends uevents to. Programs send theirs to other groups.
 const FROM_KERNEL: u32 = 1;
-/// A line of a uevent, which ends with a zero.
+/// A line of a uevent, terminated by a zero.
 const INFINIBAND: &[u8] = b"SUBSYSTEM=infiniband\0";
-/// Longer than a uevent can be (UEVENT_BUFFER_SIZE of linux/kobject.h and the header); of others
-/// only the arrival counts.
+/// Size of the receive buffer. It is larger than any uevent (UEVENT_BUFFER_SIZE of linux/kobject.h
+/// and the header). Of rtnetlink messages only the arrival counts.
 const MESSAGE: usize = 8192;
-/// The number of messages that are read from a socket in one go.
+/// Maximum number of messages that are read from a socket in one go.
 const BATCH: usize = 32;
 
 /// Tokens that tell the descriptors apart in their events.
@@ -40,7 +40,7 @@ const ROUTE: u64 = 0;
 const UEVENT: u64 = 1;
 const DEVICE: u64 = 2;
 
-/// The descriptors that tell of changes.
+/// The descriptors that report changes.
 #[derive(Debug)]
 struct Watched {
     epoll: OwnedFd,
@@ -54,13 +54,13 @@ impl AsRawFd for Watched {
     }
 }
 
-/// Tells when what a [`HostSnapshot`](crate::HostSnapshot) shows may have changed, except for
-/// RLIMIT_MEMLOCK, of which the kernel tells nobody.
+/// Reports when the contents of a [`HostSnapshot`](crate::HostSnapshot) may have changed, except
+/// for RLIMIT_MEMLOCK, whose changes the kernel does not report.
 #[derive(Clone, Debug)]
 pub struct HostWatch(Arc<Watched>);
 
 impl HostWatch {
-    /// Watches from now on. Takes three descriptors.
+    /// Starts to watch. A watch uses three descriptors.
     ///
     /// # Errors
     /// The system refuses a descriptor, for instance because the process has too many, or because
@@ -75,16 +75,16 @@ impl HostWatch {
         Ok(HostWatch(Arc::new(Watched { epoll, route, uevents })))
     }
 
-    /// Tells also when the kernel waits for a device to be closed, and when asynchronous events of
-    /// it tell of a change, until it is closed.
+    /// Also reports, until the device is closed, when the kernel waits for that, and when the
+    /// device's asynchronous events report a change.
     pub(super) fn also(&self, device: &DeviceContext) -> io::Result<()> {
-        // SAFETY: the channel of the context lives as long as that; closing it ends the watch.
+        // SAFETY: the channel lives as long as the context. Closing it ends the watch.
         let channel = unsafe { BorrowedFd::borrow_raw(device.own_events()) };
         self.once_for_each(channel)?;
         self.once_for_each(device.changes()?)
     }
 
-    /// Tells of each event of a descriptor, which others read.
+    /// Reports each event of a descriptor that others read.
     fn once_for_each(&self, events: BorrowedFd<'_>) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::ET;
         Ok(epoll::add(&self.0.epoll, events, EventData::new_u64(DEVICE), flags)?)
@@ -103,14 +103,15 @@ impl HostWatch {
         Ok(HostEvents { ready, changed: false })
     }
 
-    /// Takes what was told since the last time, and tells whether any of it matters. A watch that
-    /// is asked has no [`events`](Self::events), which would miss what this takes.
+    /// Takes the notices that arrived since the last call, and returns whether any of them matters.
+    /// Do not use this together with [`events`](Self::events), which would miss the notices that
+    /// this takes.
     ///
     /// # Errors
     /// A descriptor fails.
     pub fn has_changed(&self) -> io::Result<bool> {
         let mut changed = false;
-        // Whoever may change addresses can keep the sockets full: that is a change.
+        // A process that may change addresses can keep the sockets full. That counts as a change.
         for _ in 0..BATCH {
             match self.take()? {
                 None => return Ok(changed),
@@ -120,8 +121,8 @@ impl HostWatch {
         Ok(true)
     }
 
-    /// Takes the next messages, [`BATCH`] of each socket at most. Returns `None` if no
-    /// message is queued, and false if none of them matters.
+    /// Takes the next messages, at most [`BATCH`] from each socket. Returns `None` if no message is
+    /// queued, and false if none of them matters.
     fn take(&self) -> io::Result<Option<bool>> {
         let mut ready = Vec::with_capacity(8);
         epoll::wait(&self.0.epoll, spare_capacity(&mut ready), Some(&Default::default()))?;
@@ -146,19 +147,20 @@ impl AsRawFd for HostWatch {
     }
 }
 
-/// The changes that a [`HostWatch`] tells of, for one task.
+/// The changes that a [`HostWatch`] reports, for one task.
 #[derive(Debug)]
 pub struct HostEvents {
     ready: AsyncFd<HostWatch>,
-    /// Some of what was taken matters, and was not told yet.
+    /// True if a message that matters was taken and not yet reported.
     changed: bool,
 }
 
 impl HostEvents {
-    /// Waits for a change. Several at once are one; there may be none.
+    /// Waits for a change. Reports several simultaneous changes as one, and may report a change
+    /// where nothing changed.
     ///
     /// # Errors
-    /// A descriptor fails: nothing more will be told.
+    /// A descriptor fails, and no further changes will be reported.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -174,7 +176,7 @@ impl HostEvents {
                 }
                 Some(changed) => {
                     self.changed |= changed;
-                    // Whoever may change addresses can keep the sockets full (R20).
+                    // A process that may change addresses can keep the sockets full (R20).
                     turn::spend(BATCH).await;
                 }
             }
@@ -189,17 +191,17 @@ fn socket(protocol: Option<Protocol>, groups: u32) -> rustix::io::Result<OwnedFd
     Ok(socket)
 }
 
-/// Reads up to [`BATCH`] messages of a socket. True when one matters.
+/// Reads up to [`BATCH`] messages from a socket. Returns true if one of them matters.
 fn take_messages(socket: impl AsFd, matters: impl Fn(&[u8]) -> bool) -> io::Result<bool> {
     let mut changed = false;
     let mut message = [0; MESSAGE];
     for _ in 0..BATCH {
         match net::recv(&socket, &mut message, RecvFlags::empty()) {
-            // Messages of netlink are not empty.
+            // Netlink messages are never empty.
             Ok((0, _)) | Err(Errno::AGAIN) => break,
             Ok((len, _)) => changed |= matters(&message[..len]),
             Err(Errno::INTR) => {}
-            // Some were lost.
+            // Some messages were lost.
             Err(Errno::NOBUFS) => changed = true,
             Err(error) => return Err(error.into()),
         }
@@ -215,7 +217,7 @@ fn is_of_infiniband(uevent: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Before, the messages of a socket were read for as long as there were some (R20).
+    /// An earlier version read the messages of a socket until it was empty (R20).
     #[test]
     fn messages_are_read_in_batches() {
         let (kind, flags) = (net::SocketType::SEQPACKET, SocketFlags::NONBLOCK);
@@ -236,14 +238,14 @@ mod tests {
         assert_eq!(taken(), (false, 0));
     }
 
-    /// Asynchronous events wake a watch, each of them, and no one takes them from it.
+    /// Each asynchronous event wakes a watch, and nobody takes events from the watch.
     #[tokio::test]
     async fn a_device_tells_of_each_change() {
         let Ok(watch) = HostWatch::new() else { panic!("netlink is not to be had") };
         let device = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         watch.once_for_each(device.as_fd()).unwrap();
         for told in 0..3 {
-            // Not of the host's own changes, which may come at any time.
+            // The host's own changes, which may come at any time, do not count.
             while watch.take().unwrap().is_some() {}
             rustix::io::write(&device, &1_u64.to_ne_bytes()).unwrap();
             assert_eq!(watch.take().unwrap(), Some(true), "{told}");

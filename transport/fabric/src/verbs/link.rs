@@ -32,10 +32,10 @@ use crate::verbs::queue_pair::qp::{Qp, QpCapacity};
 use crate::verbs::wake_cost;
 use crate::wake_gate::WakeGate;
 
-/// Completions that one poll reports, at most.
+/// Maximum number of completions that one poll reports.
 const MAX_COMPLETIONS: usize = 256;
 
-/// Why the link is going down, as far as it is known.
+/// Why the link is going down, as far as known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// Disconnected by the peer.
@@ -59,13 +59,13 @@ struct Failure {
 struct Memory {
     sq: SendQueue,
     block: ControlBlock,
-    /// Until it is done.
+    /// The exchange that proves the path, until it is done.
     proof: Option<PathProof>,
 }
 
-/// Why there is no link.
+/// Why no link was made.
 pub(super) struct LinkNotMade {
-    /// Nothing was made on it: it may still be rejected.
+    /// The id, if nothing was made on it: its request may still be rejected.
     pub(super) id: Option<CmId>,
     pub(super) error: ConnectError,
 }
@@ -78,9 +78,9 @@ pub struct VerbsLink {
     pub(super) qp: Qp,
     memory: ManuallyDrop<Memory>,
     batch: Batch,
-    /// None: this end never polls for a message, and sleeps at once.
+    /// `None` if this end never polls for a message and sleeps at once.
     busy_poll: Option<BusyPoll>,
-    /// The last poll found nothing, and another one follows at once.
+    /// True if the last poll found nothing and another one follows at once.
     polls_on: bool,
     /// Completions that arrived before the connection was established.
     early_completions: Vec<Completion>,
@@ -88,14 +88,14 @@ pub struct VerbsLink {
     failure: Option<Failure>,
     dead: Option<LinkError>,
     events: WakeGate,
-    /// When a probe was last asked for.
+    /// The time of the last request for a probe.
     asked: Option<Instant>,
 }
 
-/// Over iWARP the first probe of a silence is left out. TCP repeats packets that were lost, and a
-/// READ must not be among them: Soft-iWARP of Linux 6.1 answers one that arrives while it sends
-/// with bytes of its last message (siw_activate_tx leaves its sge in place), which ends the
-/// connection. A new silence begins when nothing was asked for this long.
+/// A new silence begins when no probe was requested for this long. Over iWARP the first probe of a
+/// silence is left out. TCP repeats lost packets, and a READ must not be among them: if a READ
+/// arrives while Soft-iWARP of Linux 6.1 sends, it answers with bytes of its last message
+/// (siw_activate_tx leaves its sge in place), which ends the connection.
 const NEW_SILENCE: Duration = Duration::from_secs(2);
 
 impl VerbsLink {
@@ -139,7 +139,8 @@ impl VerbsLink {
             max_landing: usize::MAX,
             any_memory: false,
             tells_end: false,
-            // A WRITE over iWARP completes when TCP has it, and TCP tries for a quarter of an hour.
+            // A WRITE over iWARP completes when TCP has accepted it, and TCP retries for a quarter
+            // of an hour.
             probe_limit: if device.is_iwarp() { PROBE_LIMIT } else { config.ack_limit() },
         };
         let local = qp.id.local().unwrap_or(remote);
@@ -184,7 +185,7 @@ impl VerbsLink {
         self.qp.device.is_iwarp()
     }
 
-    /// The connection is established.
+    /// Prepares the link for use once the connection is established.
     pub(super) fn established(&mut self) {
         self.qp.set_rnr_timer();
         if let Some(local) = self.qp.id.local() {
@@ -201,7 +202,7 @@ impl VerbsLink {
     }
 
     /// Sends the message that proves the path, and waits until it and the peer's have arrived.
-    /// What the peer sends behind it is kept for the first poll.
+    /// Messages that follow the peer's are kept for the first poll.
     ///
     /// # Errors
     /// The link has failed.
@@ -233,9 +234,9 @@ impl VerbsLink {
         }
     }
 
-    /// Whether the peer has sent its first message: then both ends of the connection are
-    /// established, although the event that says so may be lost (InfiniBand Architecture
-    /// Specification 1.3, section 12.9.8.3: "communication established").
+    /// Polls for the peer's first message. It proves that both ends of the connection are
+    /// established, even if the event that says so was lost (InfiniBand Architecture Specification
+    /// 1.3, section 12.9.8.3, "communication established").
     ///
     /// # Errors
     /// The completion queue failed.
@@ -290,7 +291,7 @@ impl VerbsLink {
         LinkError::Misuse { what, peer: self.boxed_peer() }
     }
 
-    /// A call failed: marks the link as dead.
+    /// Marks the link as dead because a call failed.
     fn device_error(&mut self, call: &'static str, source: io::Error) -> LinkError {
         let error = LinkError::Device {
             verb: Verb::Call(call),
@@ -300,8 +301,8 @@ impl VerbsLink {
         self.dead.get_or_insert(error).clone()
     }
 
-    /// The completion queue failed. Some devices take it away when they are removed, and whoever
-    /// waits for its events may hear of that first.
+    /// Marks the link as dead because the completion queue failed. Some devices destroy the queue
+    /// when they are removed, and its failure may be seen before the removal.
     fn queue_error(&mut self, call: &'static str, source: io::Error) -> LinkError {
         if self.qp.device.is_removed() {
             let removed = LinkError::DeviceRemoved { peer: self.boxed_peer() };
@@ -310,8 +311,8 @@ impl VerbsLink {
         self.device_error(call, source)
     }
 
-    /// Takes all connection events, or as many as the turn of the task has operations for, and
-    /// leaves the waker (R20).
+    /// Takes all connection events, or as many as the task's turn allows, and registers the waker
+    /// (R20).
     fn poll_events(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let VerbsLink { events, qp, .. } = self;
         while let Poll::Ready(event) = events.poll(cx, |cx| qp.id.poll_event(cx)) {
@@ -340,8 +341,8 @@ impl VerbsLink {
     /// Takes completions until the queue is empty or one poll's limit is reached. Returns false if
     /// the queue may hold more, which may belong to other links.
     fn take_completions(&mut self, out: &mut Vec<Completion>) -> io::Result<bool> {
-        // A poll that gives way to another one has seen nothing, which is not enough before the
-        // end is reported (R7).
+        // If another member is polling the queue, this poll sees nothing, which does not suffice
+        // before the end is reported (R7).
         let is_ending = self.ending.is_some() || self.failure.is_some();
         let busy = std::mem::take(&mut self.polls_on) && !is_ending;
         let (memory, failure) = (&mut *self.memory, &mut self.failure);
@@ -351,9 +352,10 @@ impl VerbsLink {
         Ok(polled.drained)
     }
 
-    /// Leaves the waker, unless there are completions.
+    /// Registers the waker, unless completions are waiting.
     fn sleep(&mut self, cx: &Context<'_>, out: &mut Vec<Completion>) -> io::Result<Sleep> {
-        // Soft-iWARP announces no solicited messages: it does not tell them from others.
+        // Soft-iWARP cannot announce solicited messages alone, because it does not tell them from
+        // others.
         let memory = &*self.memory;
         let all = memory.sq.is_waited_for() || memory.proof.is_some() || self.qp.device.is_siw;
         let what = if all { Armed::All } else { Armed::Solicited };
@@ -361,7 +363,7 @@ impl VerbsLink {
         self.qp.cq.sleep(cx, what, |completed| complete(memory, failure, completed, out))
     }
 
-    /// Why the link is dead, if it is. The queue has been drained.
+    /// Returns why the link is dead, if it is. Call it after the queue was drained.
     fn terminal_error(&mut self) -> Option<LinkError> {
         let flushed = self.failure.is_some_and(|f| f.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
         match (self.ending, self.failure) {
@@ -454,7 +456,8 @@ impl VerbsLink {
         }
     }
 
-    /// Messages end a wait. Completions of own work are no messages.
+    /// Ends the wait if a message is among the reported completions. Completions of own work are no
+    /// messages.
     fn note_messages(&mut self, reported: &[Completion]) {
         let is_message =
             |completion: &Completion| matches!(completion, Completion::Received { .. });
@@ -466,7 +469,7 @@ impl VerbsLink {
     }
 }
 
-/// Every other task runs before this one polls again.
+/// Yields, so that every other task runs before this one polls again.
 fn poll_on(cx: &mut Context<'_>) -> Poll<()> {
     let _ = pin!(tokio::task::yield_now()).poll(cx);
     Poll::Pending
@@ -480,11 +483,11 @@ fn complete(
     out: &mut Vec<Completion>,
 ) {
     let is_proof = wc.wr_id & PROOF != 0;
-    // The rest of a RECV's id is its slot. SENDs and WRITEs carry their sequence number.
+    // The id of a RECV holds its slot. The ids of SENDs and WRITEs are their sequence numbers.
     let slot = (wc.wr_id & RECV != 0).then_some((wc.wr_id & !RECV) as u32);
     if wc.status != ibv_wc_status::IBV_WC_SUCCESS {
         let flushed = wc.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
-        // The first failure that is not a mere consequence of another one.
+        // Keep the first failure that is not a mere consequence of another one.
         let better = match failure {
             None => true,
             Some(known) => known.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR && !flushed,
@@ -576,8 +579,7 @@ impl Link for VerbsLink {
                         (Verb::Write, Held::Staging, block(offset, len), write)
                     }
                     WriteSource::Bytes(b) => {
-                        // What goes inline is copied by the processor, anything else is read by the
-                        // device.
+                        // The processor copies inline payloads. The device reads all others.
                         let inline = b.len() <= self.qp.max_inline as usize;
                         let place =
                             Some((if inline { b.addr() } else { b.iova() }, b.len(), b.lkey()));
@@ -650,7 +652,7 @@ impl Link for VerbsLink {
         self.post_batch()
     }
 
-    /// An answer is worth polling for.
+    /// Whether it is worth polling for an answer.
     fn is_eager(&self) -> bool {
         self.dead.is_none() && self.busy_poll.as_ref().is_some_and(BusyPoll::is_ready)
     }

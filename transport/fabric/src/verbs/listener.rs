@@ -1,4 +1,4 @@
-//! The accepting side.
+//! Listens for connect requests and accepts them: the server's side of a connection.
 
 use std::future::poll_fn;
 use std::io;
@@ -30,8 +30,8 @@ pub struct VerbsListener {
 }
 
 impl VerbsListener {
-    /// With port 0 on a free one: on iWARP the connection manager may choose one that TCP uses, and
-    /// another is tried.
+    /// Listens on an address. With port 0, a free port is chosen. On iWARP the connection manager
+    /// may choose a port that TCP uses, and then another one is tried.
     pub(super) fn new(
         device: &Arc<DeviceContext>,
         addr: SocketAddr,
@@ -57,8 +57,8 @@ impl VerbsListener {
             _ => device.verb_error(call, error),
         };
         id.bind(addr).map_err(|e| failed("rdma_bind_addr", e))?;
-        // A listener on all addresses is bound to no device; requests through others are turned
-        // away.
+        // A listener on all addresses is bound to no device, and rejects requests that come through
+        // other devices.
         if id.verbs().is_some_and(|context| context != device.context()) {
             return Err(FabricError::NotOnRdma { addr: addr.ip() });
         }
@@ -70,7 +70,7 @@ impl VerbsListener {
         Ok(VerbsListener { addr, device: device.clone(), id })
     }
 
-    /// The address, with the port that was taken.
+    /// The address that the listener is bound to, with its port.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
@@ -84,7 +84,7 @@ impl VerbsListener {
     /// Cancel safe.
     pub async fn accept(&mut self) -> Result<VerbsIncoming, FabricError> {
         loop {
-            // Requests that are turned away follow each other as fast as peers send them (R20).
+            // Peers may send requests that are rejected as fast as they like (R20).
             turn::spend(1).await;
             let event = self.id.next_event().await;
             let event = event.map_err(|e| self.device.verb_error("rdma_get_cm_event", e))?;
@@ -105,7 +105,7 @@ impl VerbsListener {
         }
     }
 
-    /// A request that came through another device is rejected.
+    /// Takes a connect request. Rejects it if it came through another device.
     fn take(&self, id: CmId, private_data: Vec<u8>) -> Option<VerbsIncoming> {
         let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let peer = id.remote().unwrap_or(unknown);
@@ -134,7 +134,7 @@ impl VerbsListener {
 #[derive(Debug)]
 pub struct VerbsIncoming {
     device: Arc<DeviceContext>,
-    /// Taken by accept or reject; otherwise the drop rejects.
+    /// Taken by `accept` or `reject`. Otherwise `drop` rejects the request.
     pending: Option<CmId>,
     private_data: Vec<u8>,
     /// Private data that the peer gets if there is no link.
@@ -145,7 +145,7 @@ pub struct VerbsIncoming {
 }
 
 impl VerbsIncoming {
-    /// The peer's private data: untrusted, and on InfiniBand and RoCE padded with zeros to 56
+    /// The peer's private data, which is untrusted. InfiniBand and RoCE pad it with zeros to 56
     /// bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
@@ -231,7 +231,7 @@ impl VerbsIncoming {
         let peer = self.peer;
         loop {
             turn::spend(1).await;
-            // Events first: one may tell of the end of the connection.
+            // Events come first, because one may announce the end of the connection.
             let event = poll_fn(|cx| match link.id().poll_next_event(cx) {
                 Poll::Ready(event) => {
                     Poll::Ready(event.map(Some).map_err(|e| ("rdma_get_cm_event", e)))

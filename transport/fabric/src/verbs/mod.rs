@@ -3,25 +3,26 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `device` | [`VerbsDevice`]: opens a device, listens and connects on it |
-//! | `host_watch` | what the kernel tells of devices, interfaces and addresses that change |
+//! | `device` | [`VerbsDevice`]: opens a device, and listens and connects on it |
+//! | `host_watch` | the kernel's notices of changes to devices, interfaces and addresses |
 //! | `discovery` | the libraries, devices, ports and addresses of this host |
-//! | `context` | an open device: context and protection domain, shared by all that is made on it |
+//! | `context` | an open device: context and protection domain, shared by all objects made on it |
 //! | `addr` | socket addresses in C's form |
-//! | `cm` | rdma_cm: ids, and the event channel that those of a runtime share |
+//! | `cm` | rdma_cm: ids, and the event channel that the ids of a runtime share |
 //! | `mr` | memory regions |
-//! | `completion` | completion queues, shared by queue pairs, and who polls them |
+//! | `completion` | completion queues that queue pairs share, and the rules for polling them |
 //! | `queue_pair` | queue pairs, and batches of work |
 //! | `connect`, `listener` | the connecting and the accepting side |
 //! | `bring_up` | the calls that bring a link up, on threads that may block |
 //! | `link` | a [`Link`](crate::Link) over a queue pair |
 //! | `siw` | a workaround without which Soft-iWARP has about 60 connections |
 //! | `self_test` | makes each object that a connection needs, for diagnosis |
-//! | `wake_cost` | measures what a wake-up takes on this machine |
+//! | `wake_cost` | measures how long a wake-up takes on this machine |
 //!
-//! # Who keeps whom alive
+//! # Ownership
 //!
-//! Every object of the library has one owner whose drop frees it, and holds what it was made on:
+//! Every object of the library has one owner, which frees it on drop and keeps alive the objects
+//! that it was made on:
 //!
 //! ```text
 //! VerbsLink -> Qp -> CqMember -> SharedCq -> Shard (channel) -> device (context, protection domain) -> bound id
@@ -30,15 +31,15 @@
 //! registration -> device        listener -> CmId -> Hub -> Channel
 //! ```
 //!
-//! Events are acknowledged as they are taken, because both libraries wait, in destroying, for those
-//! that are not.
+//! Both libraries wait for unacknowledged events before they destroy an object, so no event is left
+//! unacknowledged.
 //!
 //! # Removal of a device
 //!
-//! Its links end with [`DeviceRemoved`](crate::LinkError::DeviceRemoved). The kernel waits for all
-//! that was made on it: links, pools and the [`VerbsDevice`] must be dropped. librdmacm then closes
-//! its own handle when it next lists the devices, except for the last device of the host, which
-//! it keeps until the process ends.
+//! Its links end with [`DeviceRemoved`](crate::LinkError::DeviceRemoved). The kernel waits until
+//! everything made on the device is gone, so links, pools and the [`VerbsDevice`] must be dropped.
+//! librdmacm then closes its own handle when it next lists the devices, except for the last device
+//! of the host, which it keeps until the process ends.
 
 mod addr;
 mod bring_up;

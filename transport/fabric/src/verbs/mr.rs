@@ -1,24 +1,24 @@
 //! Memory regions.
 //!
-//! All queue pairs of a device share a protection domain, so the device lets each peer write
-//! wherever it has an rkey and an address for. What peers may write to is registered at an address
-//! that they cannot guess:
+//! All queue pairs of a device share a protection domain, so the device lets each peer write to any
+//! memory for which the peer has an rkey and an address. Memory that peers may write to is
+//! therefore registered at an address that they cannot guess:
 //!
 //! | device | the address that a WRITE names |
 //! |---|---|
 //! | InfiniBand, RoCE, iWARP adapters, Soft-RoCE | the iova of `ibv_reg_mr_iova`: 64 bits from the kernel's generator |
 //! | Soft-iWARP, whose driver does not use the iova (`rnic_va` of `siw_reg_user_mr`) | the virtual address: the pool maps at a random place (`Registrar::ignores_iova`) |
-//! | any, with an rdma-core before 25, which has no `ibv_reg_mr_iova` | as for Soft-iWARP |
+//! | any, with rdma-core before version 25, which has no `ibv_reg_mr_iova` | as for Soft-iWARP |
 //!
-//! What peers may write to is registered with relaxed ordering, where the device takes that: on
-//! some hosts the bus carries twice as much then, as WRITEs need not wait for each other. The bytes
-//! of a WRITE then arrive in any order. All of them are there when the RECV of a message behind it
-//! completes (IBV_ACCESS_RELAXED_ORDERING, ibv_reg_mr(3)), and nothing reads them before (R8): the
-//! simulation has WRITEs that arrive so.
+//! Memory that peers may write to is registered with relaxed ordering if the device supports it.
+//! WRITEs then need not wait for each other, and on some hosts the bus carries twice as much. The
+//! bytes of a WRITE then arrive in any order. All of them are there when the RECV of a later
+//! message completes (IBV_ACCESS_RELAXED_ORDERING, ibv_reg_mr(3)), and nothing reads them before
+//! (R8). The simulation has WRITEs whose bytes arrive out of order.
 //!
-//! A device that ignored the iova and is not known here would refuse the first WRITE with a remote
-//! access error: it would not be used, rather than used with guessable addresses. Both keys name
-//! the same addresses: what has landed is sent on from there by its iova as well.
+//! If another device ignored the iova, it would refuse the first WRITE with a remote access error.
+//! It would then not be used at all, rather than with guessable addresses. Both keys name the same
+//! addresses: data that has landed is also sent on by its iova.
 
 use std::io;
 use std::ptr::NonNull;
@@ -134,7 +134,7 @@ unsafe impl Registrar for VerbsRegistrar {
                     match (optional, hidden) {
                         (0, true) => rdma_sys::ibv_reg_mr_iova(pd, at, len, iova, rights),
                         (0, false) => rdma_sys::ibv_reg_mr(pd, at, len, rights),
-                        // The only call that knows optional rights.
+                        // No other call knows optional rights.
                         _ => rdma_sys::ibv_reg_mr_iova2(pd, at, len, iova, all),
                     }
                 };
@@ -156,7 +156,7 @@ unsafe impl Registrar for VerbsRegistrar {
 }
 
 /// Registers with relaxed ordering, unless the device has refused that. The right is optional, but
-/// not every kernel and library knows that there are such.
+/// not every kernel and library knows optional rights.
 fn relaxed_if_taken<T>(
     taken: &AtomicBool,
     register: impl Fn(u32) -> io::Result<T>,
@@ -194,9 +194,9 @@ mod tests {
             .map_err(|error| error.raw_os_error())
         };
         assert_eq!(register(|_| None), Ok(()));
-        // No memory, for one, says nothing about the right.
+        // A lack of memory, for instance, says nothing about the right.
         assert_eq!(register(|_| Some(libc::ENOMEM)), Err(Some(libc::ENOMEM)));
-        // It is something else that is invalid.
+        // Another argument is invalid.
         assert_eq!(register(|_| Some(libc::EINVAL)), Err(Some(libc::EINVAL)));
         let knows_none = |optional| (optional != 0).then_some(libc::EOPNOTSUPP);
         assert_eq!([register(knows_none), register(knows_none)], [Ok(()), Ok(())]);

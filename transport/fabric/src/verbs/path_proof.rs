@@ -1,27 +1,29 @@
-//! The first message each way, as long as the payload of the longest packet.
+//! Proves that a path carries long packets: the first message in each direction is as long as the
+//! payload of the longest packet.
 //!
 //! A path may carry short packets and lose long ones: a switch with a smaller MTU, or ends whose
-//! MTUs differ. It carries the handshake, and would then lose each call with more than a packet of
-//! bytes. So a connection is established when such a message has arrived at both ends. The client
-//! sends first, as iWARP wants it; the server answers with another. RoCE and InfiniBand tell that
-//! a SEND has arrived by its completion, iWARP by the answer alone.
+//! MTUs differ. Such a path would carry the handshake, and then lose each call whose bytes fill
+//! more than a short packet. So a connection counts as established only when such a message has
+//! arrived at both ends. The client sends first, as iWARP requires, and the server answers with its
+//! own. On RoCE and InfiniBand the completion of a SEND shows that it has arrived. On iWARP only
+//! the answer does.
 //!
-//! | this end has | on | next |
+//! | state of this end | event | next state |
 //! |---|---|---|
 //! | nothing | the peer's message | received |
-//! | nothing, received | the completion of its own | sent, both |
+//! | nothing, received | the completion of its own message | sent, both |
 //! | both | | the memory goes back to the pool |
 
 use tonic_rdma_memory::{PinnedBuf, Pool};
 
 use crate::error::ConnectError;
 
-/// Bytes of the message. No device has a path MTU above 4,096 (InfiniBand Architecture
+/// Length of the message in bytes. No device has a path MTU above 4,096 (InfiniBand Architecture
 /// Specification 1.3, section 9.7.1).
 const LEN: usize = 4096;
 
-/// Memory where the peer's message lands and from which this end's is sent. Its content does not
-/// matter: the device may write to it while it reads.
+/// Memory where the peer's message lands and from which this end's is sent. Its contents do not
+/// matter: the device may write to it while it reads from it.
 #[derive(Debug)]
 pub(super) struct PathProof {
     buf: PinnedBuf,
@@ -43,17 +45,17 @@ impl PathProof {
         rdma_sys::ibv_sge { addr: self.addr, length: LEN as u32, lkey: self.buf.lkey() }
     }
 
-    /// Work has completed: the RECV, or the SEND.
+    /// Notes that the RECV or the SEND has completed.
     pub(super) fn complete(&mut self, is_recv: bool) {
         *(if is_recv { &mut self.received } else { &mut self.sent }) = true;
     }
 
-    /// The peer's message has arrived.
+    /// True once the peer's message has arrived.
     pub(super) fn is_received(&self) -> bool {
         self.received
     }
 
-    /// The device uses the memory no more.
+    /// True once the device no longer uses the memory.
     pub(super) fn is_done(&self) -> bool {
         self.received && self.sent
     }

@@ -1,6 +1,6 @@
-//! Makes each thing that a connection is made of on a device, one by one, and frees it again: for
-//! diagnosis. The device is opened by its name, so that one without an address or an active port
-//! can be tried too.
+//! Creates each object that a connection needs on a device, one by one, and frees it again, for
+//! diagnosis. The device is opened by its name, so that a device without an address or an active
+//! port can also be tested.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -14,11 +14,11 @@ use crate::verbs::discovery::attributes::ports;
 use crate::verbs::discovery::device_list::{List, device_name};
 use crate::verbs::discovery::lib_probe;
 
-/// Bytes of the region that is registered: a page, so that it says whether the device registers at
-/// all. How much may be pinned is a question to the pool.
+/// Length in bytes of the region that is registered. One page shows whether the device registers
+/// memory at all. The pool reports how much memory may be pinned.
 const REGION: usize = 4096;
 
-/// Something that was made, freed on drop.
+/// An object of the library, freed on drop.
 struct Object<T> {
     object: NonNull<T>,
     free: fn(NonNull<T>),
@@ -36,7 +36,7 @@ impl<T> Drop for Object<T> {
     }
 }
 
-/// Times the calls.
+/// The results of the calls, with their times.
 #[derive(Default)]
 struct Steps(Vec<SelfTestStep>);
 
@@ -55,7 +55,7 @@ impl Steps {
     }
 }
 
-/// A page of its own, for the region.
+/// The page that is registered.
 #[repr(align(4096))]
 struct Page([u8; REGION]);
 
@@ -82,10 +82,10 @@ pub fn self_test(name: &str) -> Result<SelfTest, FabricError> {
     Ok(run(device))
 }
 
-/// The device is in a live list.
+/// Runs the steps on a device, which is in a live list.
 fn run(device: NonNull<rdma_sys::ibv_device>) -> SelfTest {
     let mut steps = Steps::default();
-    // Each variable below is freed before those above it, on which it was made.
+    // Each variable below is dropped before the ones above it, on which its object was made.
     let mut page = Box::new(Page([0; REGION]));
     let context = steps.make(
         "ibv_open_device",
@@ -114,8 +114,7 @@ fn run(device: NonNull<rdma_sys::ibv_device>) -> SelfTest {
     let _region = domain.as_ref().and_then(|domain| {
         steps.make(
             "ibv_reg_mr",
-            // SAFETY: the domain is alive; the page lives longer than the region, and nobody has
-            // the key.
+            // SAFETY: the domain is alive. The page outlives the region, and nobody has the key.
             || unsafe {
                 rdma_sys::ibv_reg_mr(
                     domain.as_ptr(),

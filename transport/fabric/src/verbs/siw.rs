@@ -1,10 +1,11 @@
-//! A workaround for an offset that the library of Soft-iWARP cannot tell from an error.
+//! A workaround for an offset that Soft-iWARP's library takes for an error.
 //!
-//! The kernel gives the offset at which a queue is to be mapped, and libsiw takes one offset for a
-//! failure: 0x90000 (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h). That is page 144, of 4 KiB, of all
-//! queues that the process has on the device. The kernel assigns the lowest free pages first, so
-//! when the pages before it are taken, with about 60 connections, no further queue can be created.
-//! A queue that begins one page earlier covers the page, so that it is never assigned.
+//! The kernel returns the offset at which a queue is to be mapped, and libsiw takes the offset
+//! 0x90000 for a failure (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h). With pages of 4 KiB, that is
+//! page 144 of all queues that the process has on the device. The kernel assigns the lowest free
+//! pages first, so when the pages before it are taken, with about 60 connections, no further queue
+//! can be created. A queue that begins one page earlier covers the page, so that it is never
+//! assigned.
 
 use std::ptr::{self, NonNull};
 
@@ -12,25 +13,25 @@ use crate::verbs::discovery::lib_probe::is_inherited;
 
 /// The offset that libsiw takes for an error, in bytes.
 const INVALID_OFFSET: usize = 0x9_0000;
-/// Bytes of one completion. A queue has a few more of its own.
+/// Bytes of one completion. A queue needs a few more bytes for itself.
 const CQE_SIZE: usize = 32;
 
 /// The queue that covers the page. Must be dropped before the context.
 pub(super) struct Cover(#[allow(dead_code, reason = "held, not read")] Queue);
 
 impl Cover {
-    /// Covers the page. None where that is not needed or not possible: the device then works with
-    /// fewer connections.
+    /// Covers the page. Returns `None` if that is not needed or not possible. The device then works
+    /// with fewer connections.
     ///
     /// # Safety
-    /// The context is open, and stays so until the cover is dropped.
+    /// The context must be open, and stay open until the cover is dropped.
     pub(super) unsafe fn new(context: NonNull<rdma_sys::ibv_context>) -> Option<Cover> {
         // SAFETY: the caller's promise.
         let queue = |depth| unsafe { Queue::new(context, depth) };
         // SAFETY: sysconf takes no pointer.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
         let mut before: Vec<Queue> = Vec::new();
-        // One page each.
+        // Each of these queues takes one page.
         while let Some(next) = queue(1) {
             if before.len() == INVALID_OFFSET / page {
                 return None;
@@ -38,7 +39,7 @@ impl Cover {
             before.push(next);
         }
         before.pop();
-        // Two pages: the one that has just become free, and the one behind it.
+        // This queue takes two pages: the one that has just become free, and the next one.
         queue(i32::try_from(page / CQE_SIZE).ok()?).map(Cover)
     }
 }
@@ -47,7 +48,7 @@ struct Queue(NonNull<rdma_sys::ibv_cq>);
 
 impl Queue {
     /// # Safety
-    /// As [`Cover::new`].
+    /// The same as for [`Cover::new`].
     unsafe fn new(context: NonNull<rdma_sys::ibv_context>, depth: i32) -> Option<Queue> {
         // SAFETY: the context is open; a queue without a channel.
         let cq = unsafe {

@@ -1,9 +1,9 @@
 //! Measures the time of a sleep and its wake-up on this machine.
 //!
-//! A device does not say when it announced a completion, so two threads wake each other as a
-//! device's event wakes a task, each on a processor of its own: when the figure is older than
-//! [`MAX_AGE`] and a link is about to sleep, for a few milliseconds, most of them asleep. It is of
-//! the process: all links share it.
+//! A device does not say when it announced a completion. So two threads, each on a processor of its
+//! own, wake each other in the way that a device's event wakes a task. They run when a link is
+//! about to sleep and the last result is older than [`MAX_AGE`]. They take a few milliseconds, and
+//! sleep most of that time. All links of the process share the result.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,30 +15,30 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::thread::CpuSet;
 
-/// The cost before it has been measured, and the minimum: an interrupt, a completion channel and
-/// epoll are part of every wake-up.
+/// The cost before the first measurement, and the minimum. Every wake-up includes an interrupt, a
+/// completion channel and epoll.
 const MIN_COST: Duration = Duration::from_micros(20);
-/// The maximum: longer wake-ups count as this.
+/// The maximum cost. Longer wake-ups count as this.
 const MAX_COST: Duration = Duration::from_millis(4);
-/// A figure older than this is measured again.
+/// A result older than this is measured again.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// Wake-ups in each direction.
+/// The number of wake-ups in each direction.
 const ROUNDS: usize = 32;
-/// A round that takes longer never ends: the other thread is gone.
+/// A round that takes longer will never end, because the other thread is gone.
 const ROUND_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Nanoseconds.
+/// The cost in nanoseconds.
 static COST: AtomicU64 = AtomicU64::new(MIN_COST.as_nanos() as u64);
 static MEASURED: LazyLock<Mutex<Option<Instant>>> = LazyLock::new(Mutex::default);
 
-/// How long a sleep and its wake-up take.
+/// Returns how long a sleep and its wake-up take.
 pub(super) fn get() -> Duration {
     Duration::from_nanos(COST.load(Ordering::Relaxed))
 }
 
-/// Measures it, on threads of its own, unless that was done lately.
+/// Measures the cost on separate threads, unless that was done recently.
 pub(super) fn measure_if_old(now: Instant) {
-    // Another thread that holds the lock measures.
+    // If another thread holds the lock, it is measuring.
     let Ok(mut measured) = MEASURED.try_lock() else { return };
     if measured.is_some_and(|last| now.saturating_duration_since(last) < MAX_AGE) {
         return;
@@ -57,7 +57,7 @@ pub(super) fn measure_if_old(now: Instant) {
     }
 }
 
-/// One of two threads: it sleeps until the other wakes it.
+/// One of the two threads. It sleeps until the other one wakes it.
 struct Sleeper {
     event: OwnedFd,
     epoll: OwnedFd,
@@ -88,8 +88,8 @@ impl Sleeper {
     }
 }
 
-/// The lower quartile of the time from waking the other thread until it runs. None: the process may
-/// use one processor only.
+/// The lower quartile of the time from waking the other thread until it runs. Returns `None` if the
+/// process may use one processor only.
 fn measure() -> rustix::io::Result<Option<Duration>> {
     let mut processors = processors()?.into_iter();
     let (Some(here), Some(there)) = (processors.next(), processors.next()) else { return Ok(None) };
@@ -120,8 +120,8 @@ fn measure() -> rustix::io::Result<Option<Duration>> {
     })
 }
 
-/// Those that this process may use, as its first thread does: the one that asks may be kept to one
-/// of them.
+/// The processors that the first thread of this process may use. The calling thread may be pinned
+/// to one of them.
 fn processors() -> rustix::io::Result<Vec<usize>> {
     let allowed = rustix::thread::sched_getaffinity(Some(rustix::process::getpid()))?;
     Ok((0..CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor)).collect())

@@ -1,4 +1,4 @@
-//! Event channels of rdma_cm, and what the library owns for each id.
+//! Event channels of rdma_cm, and the library's object for each id.
 
 use crate::verbs::discovery::lib_probe::is_inherited;
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,8 +12,8 @@ use rdma_sys::rdma_cm_event_type as kind;
 pub(super) fn check(ret: i32) -> io::Result<()> {
     match ret {
         0 => Ok(()),
-        // The library passes on what write() gave, so anything else but -1 is an errno, of either
-        // sign.
+        // The library passes on the result of write(), so any value other than -1 is an errno, of
+        // either sign.
         -1 => Err(io::Error::last_os_error()),
         errno => Err(io::Error::from_raw_os_error(errno.abs())),
     }
@@ -36,7 +36,8 @@ impl fmt::Debug for Channel {
 /// An event as the library has it, copied.
 #[derive(Debug)]
 pub(crate) struct RawEvent {
-    /// The address of the id that it is for: of a connect request, the listening one.
+    /// The address of the id that the event is for. For a connect request, that is the listening
+    /// id.
     pub(super) id: usize,
     /// `RDMA_CM_EVENT_...`
     pub(crate) kind: kind::Type,
@@ -72,8 +73,8 @@ impl Channel {
         self.0.as_ptr()
     }
 
-    /// Hands the next event to `deliver`, and acknowledges it when that returns: its id is not
-    /// destroyed before. None when there is no event now.
+    /// Hands the next event to `deliver`, and acknowledges the event when `deliver` returns. The
+    /// event's id is not destroyed before that. Returns `None` if no event is waiting.
     pub(crate) fn next<T>(
         self: &Arc<Channel>,
         deliver: impl FnOnce(RawEvent) -> T,
@@ -173,8 +174,8 @@ impl RawId {
         self.id.as_ptr()
     }
 
-    /// Moves the id to another channel. The library waits for events of it that were read and not
-    /// acknowledged.
+    /// Moves the id to another channel. The library waits until all of the id's events that were
+    /// read are acknowledged.
     pub(super) fn migrate(&mut self, channel: Arc<Channel>) -> io::Result<()> {
         // SAFETY: id and channel are alive; the old channel is let go after the call.
         check(unsafe { rdma_sys::rdma_migrate_id(self.as_ptr(), channel.as_ptr()) })?;

@@ -15,15 +15,15 @@ use tokio::task::AbortHandle;
 use crate::verbs::cm::channel::{Channel, RawEvent, RawId};
 use crate::verbs::discovery::lib_probe::is_inherited;
 
-/// Connect requests that wait to be accepted; more are rejected.
+/// Maximum number of connect requests that wait to be accepted. Further ones are rejected.
 pub(crate) const BACKLOG: usize = 128;
 
-/// Events that are taken in one turn of a task: whoever floods this host with connect requests does
-/// not keep a worker of the runtime.
+/// Maximum number of events that a task takes in one turn, so that a flood of connect requests does
+/// not occupy a worker of the runtime.
 const MAX_EVENTS: usize = 64;
 
-/// Hubs of this process, one for each runtime with ids, so that no id depends on another runtime's
-/// being polled.
+/// Hubs of this process, one for each runtime with ids, so that no id depends on whether another
+/// runtime is polled.
 static HUBS: Mutex<Vec<Weak<Hub>>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -33,12 +33,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// An event channel of a runtime.
 pub(super) struct Hub {
     runtime: Id,
-    /// Held while an event is read: the library may modify the id's queue pair then.
+    /// Held while an event is read, because the library may then modify the id's queue pair.
     reading: Mutex<()>,
     /// Event queues, keyed by the address of the id.
     queues: Mutex<HashMap<usize, Arc<Mutex<EventQueue>>>>,
     reactor: OnceLock<AbortHandle>,
-    /// The reactor has gone, and with it the runtime.
+    /// True once the reactor has ended, and with it the runtime.
     orphaned: AtomicBool,
     channel: AsyncFd<Arc<Channel>>,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Event {
     pub(crate) kind: kind::Type,
     /// A negative errno, or a reject reason.
     pub(crate) status: i32,
-    /// On InfiniBand and RoCE padded with zeros.
+    /// Private data of the event. InfiniBand and RoCE pad it with zeros.
     pub(crate) private_data: Vec<u8>,
     /// The request, if the event is a connect request.
     pub(crate) request: Option<Request>,
@@ -71,8 +71,8 @@ pub(crate) struct Request {
     pub(super) id: RawId,
 }
 
-/// The part that an id has in a hub: its events go there until this is dropped. Dropped before the
-/// id is destroyed.
+/// The subscription of an id to a hub, which receives the id's events until the subscription is
+/// dropped. It must be dropped before the id is destroyed.
 pub(super) struct Subscription {
     hub: Arc<Hub>,
     id: usize,
@@ -86,7 +86,7 @@ impl fmt::Debug for Subscription {
 }
 
 impl Hub {
-    /// The hub of the current runtime. The caller has to be in one.
+    /// Returns the hub of the current runtime. The caller must be in one.
     ///
     /// # Errors
     /// The connection manager or the runtime refuses.
@@ -123,7 +123,7 @@ impl Hub {
         self.channel.get_ref()
     }
 
-    /// From now on the events of an id go to the subscription.
+    /// Subscribes to the events of an id.
     pub(super) fn subscribe(self: &Arc<Hub>, id: &RawId) -> Subscription {
         let id = id.as_ptr().addr();
         let queue = Arc::<Mutex<EventQueue>>::default();
@@ -131,7 +131,7 @@ impl Hub {
         Subscription { hub: self.clone(), id, queue }
     }
 
-    /// Takes events from the channel, [`MAX_EVENTS`] at most. False: there are no more.
+    /// Takes at most [`MAX_EVENTS`] events from the channel. Returns false if the channel is empty.
     fn take_events(self: &Arc<Hub>) -> io::Result<bool> {
         for _ in 0..MAX_EVENTS {
             let reading = lock(&self.reading);
@@ -144,7 +144,7 @@ impl Hub {
         Ok(true)
     }
 
-    /// Puts an event into the queue of its id, and gives the waker of the task that waits for it.
+    /// Puts an event into the queue of its id, and returns the waker of the task that waits for it.
     fn deliver(self: &Arc<Hub>, event: RawEvent) -> Option<Waker> {
         let queue = lock(&self.queues).get(&event.id).cloned()?;
         let RawEvent { kind, status, private_data, request, .. } = event;
@@ -171,8 +171,8 @@ impl Drop for Hub {
 }
 
 impl Subscription {
-    /// The next event; otherwise the task is woken when there is one. Pending for an orphaned hub
-    /// means: poll again.
+    /// Polls for the next event. The task is woken when an event arrives. If the hub is orphaned,
+    /// it is woken at once to poll again.
     ///
     /// # Errors
     /// The channel fails.
@@ -196,7 +196,7 @@ impl Subscription {
         Poll::Pending
     }
 
-    /// Nobody reads events of the hub while the guard lives.
+    /// Pauses the hub: nobody reads its events while the guard lives.
     pub(super) fn pause(&self) -> MutexGuard<'_, ()> {
         lock(&self.hub.reading)
     }
@@ -238,7 +238,7 @@ impl Reactor {
                     return Poll::Pending;
                 }
                 Err(error) => {
-                    // Whoever polls an id hears of it too.
+                    // Polls of the ids fail as well.
                     tonic_rdma_memory::throttled!(error, %error, "rdma_get_cm_event failed");
                     return Poll::Ready(());
                 }
@@ -253,7 +253,7 @@ impl Drop for Reactor {
             return;
         }
         let Some(hub) = self.0.upgrade() else { return };
-        // Before the queues are told, so that who waits later sees it.
+        // Set before the waiting tasks are woken, so that a later wait sees it.
         hub.orphaned.store(true, Ordering::SeqCst);
         let queues: Vec<_> = lock(&hub.queues).values().cloned().collect();
         let wakers: Vec<_> = queues.iter().filter_map(|queue| lock(queue).waker.take()).collect();

@@ -44,7 +44,7 @@ pub(crate) fn name(kind: kind::Type) -> String {
 /// A connection-manager id. Its queue pair, if it had one, is gone before this drops: see
 /// [`Qp`](crate::verbs::queue_pair::qp::Qp).
 pub(crate) struct CmId {
-    /// None: the id has a channel of its own. Dropped before the id is destroyed.
+    /// `None` if the id has a channel of its own. Dropped before the id is destroyed.
     events: Option<Subscription>,
     id: RawId,
 }
@@ -84,7 +84,7 @@ impl CmId {
         self.id.migrate(channel)
     }
 
-    /// The next event; otherwise the task is woken when there is one.
+    /// Polls for the next event. The task is woken when an event arrives.
     pub(crate) fn poll_event(&self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
         match &self.events {
             Some(events) => events.poll(cx),
@@ -113,12 +113,12 @@ impl CmId {
         }
     }
 
-    /// The descriptor of the id's event channel, as long as the id has that.
+    /// The descriptor of the id's event channel. It is valid until the id leaves that channel.
     pub(crate) fn channel_fd(&self) -> RawFd {
         self.id.channel().as_raw_fd()
     }
 
-    /// The kind of the next event of an id with a channel of its own.
+    /// Takes the next event of an id with a channel of its own, and returns the event's kind.
     pub(crate) fn own_event(&self) -> io::Result<Option<kind::Type>> {
         match self.events {
             Some(_) => Ok(None),
@@ -126,11 +126,11 @@ impl CmId {
         }
     }
 
-    /// The library must not know the id's queue pair any more, because that is about to be
-    /// destroyed. Reading an event of the id modifies the queue pair that the library knows.
+    /// Makes the library forget the id's queue pair, which is about to be destroyed. Otherwise,
+    /// reading an event of the id could modify it.
     pub(crate) fn forget_queue_pair(&self) {
         let _paused = self.events.as_ref().map(Subscription::pause);
-        // SAFETY: the id is alive, and its only other reader and writer is whoever reads events.
+        // SAFETY: the id is alive, and besides this only the reading of events uses the field.
         unsafe { (*self.as_ptr()).qp = ptr::null_mut() };
     }
 
@@ -144,7 +144,7 @@ impl CmId {
         NonNull::new(unsafe { (*self.as_ptr()).verbs })
     }
 
-    /// The port that the id is bound to, from 1; 0 when it is not bound.
+    /// The port that the id is bound to, counted from 1, or 0 if the id is not bound.
     pub(crate) fn port(&self) -> u8 {
         // SAFETY: the id is alive.
         unsafe { (*self.as_ptr()).port_num }
@@ -184,12 +184,13 @@ impl CmId {
         check(unsafe { rdma_sys::rdma_resolve_route(self.as_ptr(), timeout_ms) })
     }
 
-    /// Time until an unacknowledged packet is sent again: 4.096 us x 2^`exponent`.
+    /// Sets the time until an unacknowledged packet is sent again: 4.096 us x 2^`exponent`.
     pub(crate) fn set_ack_timeout(&self, exponent: u8) -> io::Result<()> {
         self.set_option(OPTION_ID_ACK_TIMEOUT, exponent)
     }
 
-    /// Type of service of the packets. Before the route is resolved, or the request accepted.
+    /// Sets the type of service of the packets. Call it before the route is resolved or the request
+    /// is accepted.
     pub(crate) fn set_type_of_service(&self, tos: u8) -> io::Result<()> {
         self.set_option(OPTION_ID_TOS, tos)
     }
@@ -201,8 +202,8 @@ impl CmId {
         })
     }
 
-    /// Sends the connect request. On Soft-iWARP this blocks while TCP connects.
-    /// `number` is that of a queue pair that the library does not know.
+    /// Sends the connect request. On Soft-iWARP this blocks while TCP connects. `number` is the
+    /// number of a queue pair that the library does not know.
     pub(crate) fn connect(&self, private_data: &[u8], retries: u8, number: u32) -> io::Result<()> {
         let mut param = conn_param(private_data, retries, number);
         // SAFETY: the id is alive; the parameters and the private data they point to outlive the
@@ -210,7 +211,7 @@ impl CmId {
         check(unsafe { rdma_sys::rdma_connect(self.as_ptr(), &mut param) })
     }
 
-    /// `number` as for [`connect`](Self::connect).
+    /// Accepts the connect request. `number` is the same as for [`connect`](Self::connect).
     pub(crate) fn accept(&self, private_data: &[u8], retries: u8, number: u32) -> io::Result<()> {
         let mut param = conn_param(private_data, retries, number);
         // SAFETY: as above.
@@ -223,8 +224,8 @@ impl CmId {
         check(unsafe { rdma_sys::rdma_establish(self.as_ptr()) })
     }
 
-    /// The attributes with which a queue pair that the library does not know comes into a state,
-    /// and which of them count.
+    /// The attributes that bring a queue pair that the library does not know into a state, and the
+    /// mask that says which of them count.
     pub(crate) fn attributes(&self, state: u32) -> io::Result<(rdma_sys::ibv_qp_attr, i32)> {
         // SAFETY: all zeros is valid for the attributes.
         let mut attr: rdma_sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -232,7 +233,7 @@ impl CmId {
         attr.qp_state = state;
         // SAFETY: the id is alive, and the call writes into both of the others.
         check(unsafe { rdma_sys::rdma_init_qp_attr(self.as_ptr(), &mut attr, &mut mask) })?;
-        // The kernel sets bits of its own there for RoCE, which the call for modifying refuses:
+        // For RoCE the kernel sets bits of its own in the mask, which ibv_modify_qp refuses.
         // ucma_modify_qp_rtr of librdmacm clears them as well.
         Ok((attr, mask & !0xe0_0000))
     }
@@ -251,7 +252,7 @@ impl CmId {
     }
 }
 
-/// Finite retries (R2): with 7, rxe and others try for ever.
+/// Parameters with finite retries (R2): with the value 7, rxe and other drivers retry for ever.
 fn conn_param(private_data: &[u8], retries: u8, number: u32) -> rdma_sys::rdma_conn_param {
     rdma_sys::rdma_conn_param {
         private_data: private_data.as_ptr().cast(),

@@ -1,11 +1,11 @@
-//! Asynchronous events of a device: what is not the completion of any work.
+//! Asynchronous events of a device, which are not completions of work.
 //!
 //! | event | goes to |
 //! |---|---|
 //! | a completion queue has failed | its links, which end |
 //! | the device has failed | all links of the device, which end, and the watches of the host |
 //! | a port went up or down, or its LID, GIDs, P_Keys or subnet manager have changed | the watches of the host |
-//! | any other: first messages of queue pairs, which peers cause | nobody |
+//! | any other, such as the first message on a queue pair, which a peer causes | nobody |
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ use crate::verbs::context::DeviceContext;
 
 /// The asynchronous events of a device in one runtime. All runtimes together get each event once.
 pub(super) struct AsyncEvents {
-    /// A duplicate, as the descriptor of the context may be registered only once.
+    /// A duplicate, because the descriptor of the context can be registered only once.
     fd: AsyncFd<OwnedFd>,
     device: Arc<DeviceContext>,
 }
@@ -39,11 +39,11 @@ impl AsyncEvents {
         Ok(AsyncEvents { fd, device: device.clone() })
     }
 
-    /// Takes all events, or as many as the turn of the task has operations for, and leaves the
-    /// waker (R20): a peer can cause some, as its first message on a queue pair does. `find` is
-    /// asked for completion queues that have failed, by address. What it gives goes to `failed`; it
-    /// must not be dropped before, as destroying the queue waits for the event. True: the device
-    /// has failed as a whole.
+    /// Takes all events, or as many as the task's turn allows, and registers the waker (R20). A
+    /// peer can cause events, for instance by its first message on a queue pair. `find` returns a
+    /// completion queue by its address. The queues that have failed are added to `failed`. They
+    /// must not be dropped before this returns, because destroying a queue waits for its event.
+    /// Returns true if the device has failed as a whole.
     ///
     /// # Errors
     /// The device or the runtime fails.
@@ -101,13 +101,14 @@ impl AsyncEvents {
             }
             tracing::debug!(device = self.device.name, kind, "asynchronous event");
         }
-        // SAFETY: taken above, acknowledged once, and at once: destroying what it names waits.
+        // SAFETY: taken above and acknowledged once. Destroying the object that it names waits for
+        // that.
         unsafe { rdma_sys::ibv_ack_async_event(at) };
         Ok(true)
     }
 }
 
-/// Whether what a snapshot of the host shows may have changed.
+/// Whether the contents of a snapshot of the host may have changed.
 fn changes_host(kind: std::ffi::c_uint) -> bool {
     use event_type::*;
     matches!(

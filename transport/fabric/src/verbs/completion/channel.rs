@@ -20,7 +20,8 @@ unsafe impl Send for CompChannel {}
 // SAFETY: as above.
 unsafe impl Sync for CompChannel {}
 
-/// An event that was taken and has to be acknowledged: destroying its queue waits for that.
+/// An event that was taken and must be acknowledged: destroying its queue waits for the
+/// acknowledgement.
 pub(super) struct CqEvent {
     cq: NonNull<rdma_sys::ibv_cq>,
     /// The number that the queue was made with.
@@ -28,8 +29,8 @@ pub(super) struct CqEvent {
 }
 
 impl CqEvent {
-    /// Acknowledges the event of a queue that is being destroyed. One that lives counts its events
-    /// itself.
+    /// Acknowledges an event whose queue is being destroyed. A live queue counts and acknowledges
+    /// its events itself.
     pub(super) fn ack(self) {
         // SAFETY: destroying the queue waits in libibverbs for this event to be acknowledged, so
         // that the queue is still there.

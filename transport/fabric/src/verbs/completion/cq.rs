@@ -11,13 +11,15 @@ use crate::verbs::completion::dispatch::{Armed, BATCH, Completed, Queue, RECV};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::lib_probe::is_inherited;
 
-/// Events acknowledged at once: acknowledging takes a lock in libibverbs.
+/// The number of events that are acknowledged together, because each call takes a lock in
+/// libibverbs.
 const ACK_BATCH: u32 = 64;
 
 /// A completion queue on a channel. Its owner keeps the channel for longer.
 pub(super) struct Cq {
     cq: NonNull<rdma_sys::ibv_cq>,
-    /// Events taken and not acknowledged. Destroying the queue waits until all are.
+    /// Events taken and not yet acknowledged. Destroying the queue waits until all are
+    /// acknowledged.
     unacked: u32,
 }
 
@@ -33,15 +35,15 @@ impl fmt::Debug for Cq {
 }
 
 impl Cq {
-    /// A queue for `depth` completions, whose events carry `key`.
+    /// Creates a queue for `depth` completions, whose events carry `key`.
     pub(super) fn new(
         device: &DeviceContext,
         channel: &CompChannel,
         key: usize,
         depth: u32,
     ) -> io::Result<Cq> {
-        // SAFETY: context and channel are alive, and outlive the queue. The key is not an address
-        // for anybody.
+        // SAFETY: context and channel are alive, and outlive the queue. Nobody uses the key as an
+        // address.
         let cq = unsafe {
             rdma_sys::ibv_create_cq(
                 device.context().as_ptr(),
@@ -59,7 +61,7 @@ impl Cq {
         self.cq.as_ptr()
     }
 
-    /// An event of the queue was taken from the channel.
+    /// Notes that an event of the queue was taken from the channel.
     pub(super) fn took_event(&mut self) {
         self.unacked += 1;
         if self.unacked >= ACK_BATCH {
@@ -74,14 +76,14 @@ impl Cq {
     }
 }
 
-/// Reads a work completion. Of one with an error verbs leaves all other fields undefined, which
-/// are not read (ibv_poll_cq(3)); the length is that of a received message.
+/// Reads a work completion. If it has an error, only four of its fields are defined
+/// (ibv_poll_cq(3)), and the others are not read. The length is read for received messages alone.
 ///
 /// # Safety
 /// ibv_poll_cq has written it.
 unsafe fn read(wc: &MaybeUninit<rdma_sys::ibv_wc>) -> Completed {
     let wc = wc.as_ptr();
-    // SAFETY: these fields are written in any case.
+    // SAFETY: these four fields are always written.
     let (qp_num, wr_id, status, vendor_err) =
         unsafe { ((*wc).qp_num, (*wc).wr_id, (*wc).status, (*wc).vendor_err) };
     let succeeded = status == ibv_wc_status::IBV_WC_SUCCESS;

@@ -1,13 +1,13 @@
-//! A completion queue that queue pairs share: whose a completion is, who polls the queue, and who
-//! is woken (R6). Everything here happens under the one lock of the queue, so there is one poller
-//! at a time. See the module above for the protocol.
+//! The state of a completion queue that queue pairs share: which queue pair a completion belongs
+//! to, who polls the queue, and who is woken (R6). Everything here happens under the one lock of
+//! the queue, so there is one poller at a time. The parent module documents the protocol.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::task::Waker;
 
-/// Completions taken from the queue at once.
+/// Maximum number of completions that one call takes from the queue.
 pub(crate) const BATCH: usize = 32;
 
 /// Marks the work-request id of a RECV.
@@ -17,10 +17,10 @@ pub(crate) const PROBE: u64 = 1 << 62;
 /// Marks the work-request ids of the messages that prove the path, which are always reported.
 pub(crate) const PROOF: u64 = 1 << 61;
 
-/// Completions that one poll takes for others, at most, before it lets go of the lock.
+/// Maximum number of completions that one poll takes for others before it releases the lock.
 const MAX_OTHERS: usize = 1024;
 
-/// Completions for which an empty inbox keeps room.
+/// Maximum capacity that an empty inbox keeps.
 const MAX_KEPT: usize = 64;
 
 /// Which completions make an event.
@@ -28,9 +28,9 @@ const MAX_KEPT: usize = 64;
 pub(crate) enum Armed {
     /// None.
     Not,
-    /// Those of received messages, and errors (IBV_SEND_SOLICITED, ibv_req_notify_cq(3)). Soft-RoCE
-    /// makes no event for an error then (`rxe_cq_post` in Linux goes by the packet's bit alone):
-    /// the probe of a silent peer tells.
+    /// Received messages and errors (IBV_SEND_SOLICITED, ibv_req_notify_cq(3)). On Soft-RoCE an
+    /// error then makes no event, because `rxe_cq_post` in Linux checks the packet's bit alone. The
+    /// probe of a silent peer finds such errors.
     Solicited,
     /// Any completion, solicited or not.
     All,
@@ -43,29 +43,31 @@ pub(crate) struct Completed {
     pub(crate) wr_id: u64,
     pub(crate) status: u32,
     pub(crate) vendor_err: u32,
-    /// The length of a received message in bytes, and 0 for everything else.
+    /// The length of a received message in bytes, or 0 for any other completion.
     pub(crate) byte_len: u32,
-    /// A received message, or a failure: what wakes a member that sleeps for [`Armed::Solicited`].
+    /// True for a received message or a failure, which wake a member that sleeps for
+    /// [`Armed::Solicited`].
     pub(crate) is_message: bool,
 }
 
 /// The queue of a device.
 pub(crate) trait Queue {
-    /// Takes up to [`BATCH`] completions and gives their number; fewer mean that it is empty.
+    /// Takes up to [`BATCH`] completions and returns their number. If it is less than that, the
+    /// queue is empty.
     ///
     /// # Errors
     /// The queue is broken.
     fn take(&mut self, each: impl FnMut(&Completed)) -> io::Result<usize>;
 
-    /// The next completion of this kind makes an event.
+    /// Arms the queue: the next completion of this kind makes an event.
     ///
     /// # Errors
     /// The queue is broken.
     fn arm(&mut self, what: Armed) -> io::Result<()>;
 }
 
-/// A queue pair on the queue. Its number may belong to another one once it is destroyed, its
-/// serial number never does.
+/// A queue pair on the queue. Once it is destroyed, another queue pair may get its number, but
+/// never its serial number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemberId {
     qp_num: u32,
@@ -75,15 +77,16 @@ pub(crate) struct MemberId {
 #[derive(Debug)]
 struct Member {
     serial: u64,
-    /// Completions that others have taken for it, in order.
+    /// Completions that other pollers have taken for it, in order.
     inbox: Vec<Completed>,
-    /// Its task, as it went to sleep last.
+    /// The waker of its task, as of the last time that it went to sleep.
     waker: Option<Waker>,
     /// The completions that wake it; [`Armed::Not`] when it is awake.
     sleeps_for: Armed,
 }
 
-/// Queue pair numbers are unique, and often consecutive: they are spread by a multiplication.
+/// Hashes queue pair numbers. They are unique and often consecutive, so a multiplication suffices
+/// to spread them.
 #[derive(Default)]
 pub(crate) struct QpNumHasher(u64);
 
@@ -108,18 +111,18 @@ impl Hasher for QpNumHasher {
 pub(crate) struct Polled {
     /// Completions of the queue pair that polled.
     pub(crate) own: usize,
-    /// The queue was empty in the end.
+    /// True if the queue was empty at the end.
     pub(crate) drained: bool,
 }
 
 /// The answer to a queue pair that asks to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
-    /// It sleeps: its waker is woken with its next completion of the kind.
+    /// It sleeps. Its next completion of the kind wakes its waker.
     Asleep,
-    /// Completions have arrived for it, or the queue is not empty: it polls again.
+    /// Completions have arrived for it, or the queue is not empty, so it polls again.
     PollAgain,
-    /// Nobody would wake it: it polls again after other tasks have run.
+    /// Nobody would wake it, so it polls again after other tasks have run.
     Orphaned,
 }
 
@@ -132,14 +135,14 @@ pub(crate) enum Next {
     Wait,
 }
 
-/// Why a queue is of no use any more.
+/// Why a queue cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// A call failed, with this errno.
     Call(i32),
     /// The device had no place for a completion, or cannot use the queue any more.
     Overrun,
-    /// The device has told that it is of no use any more.
+    /// The device reported a fatal error.
     DeviceFatal,
 }
 
@@ -179,7 +182,7 @@ impl Sleepers {
         }
     }
 
-    /// A member that slept for one thing sleeps for another.
+    /// Notes that a member that slept for `from` now sleeps for `to`.
     fn change(&mut self, from: Armed, to: Armed) {
         if let Some(n) = self.count(from) {
             *n -= 1;
@@ -208,18 +211,19 @@ pub(crate) struct Dispatch<Q> {
     members: HashMap<u32, Member, BuildHasherDefault<QpNumHasher>>,
     next_serial: u64,
     sleepers: Sleepers,
-    /// The completions that the next event announces, after the events taken so far.
+    /// The completions for which the queue will make its next event.
     armed: Armed,
-    /// Armed for more since the last event was taken, so that there may be two events.
+    /// True if the queue was armed a second time, for more completions, since the last event was
+    /// taken, so that two events may come.
     armed_twice: bool,
-    /// The reactor looks again by itself.
+    /// True if the reactor looks again by itself.
     looking: bool,
     /// Polls by members that do not sleep in between.
     busy_polls: u64,
-    /// Those that the reactor knows of.
+    /// The value of `busy_polls` when the reactor last looked.
     busy_polls_seen: u64,
     failure: Option<Failure>,
-    /// Nobody waits for events any more.
+    /// True once nobody waits for events any more.
     orphaned: bool,
 }
 
@@ -245,8 +249,8 @@ impl<Q: Queue> Dispatch<Q> {
         &mut self.queue
     }
 
-    /// Adds a queue pair on which nothing has been posted. What the queue has of its number is of
-    /// an earlier one.
+    /// Adds a queue pair on which nothing has been posted. Completions with its number that are in
+    /// the queue belong to an earlier queue pair.
     ///
     /// # Errors
     /// The queue is broken.
@@ -262,8 +266,7 @@ impl<Q: Queue> Dispatch<Q> {
         Ok(MemberId { qp_num, serial })
     }
 
-    /// Removes a queue pair that is destroyed, and drops its completions, so that their places are
-    /// free.
+    /// Removes a queue pair that was destroyed, and drops its completions to free their entries.
     pub(crate) fn leave(&mut self, me: MemberId, wake: &mut Vec<Waker>) {
         if let Err(error) = self.take_present(Some(me), wake) {
             self.fail(error.into(), wake);
@@ -275,8 +278,9 @@ impl<Q: Queue> Dispatch<Q> {
         }
     }
 
-    /// Hands the completions of a member to `own`, up to `max` and a batch, and those of others to
-    /// their inboxes. `busy`: the member has polled before and does not sleep.
+    /// Hands the completions of a member to `own`, at most `max` plus one batch, and puts those of
+    /// others into their inboxes. `busy` says that the member has polled before and has not slept
+    /// since.
     ///
     /// # Errors
     /// The queue is broken.
@@ -306,8 +310,8 @@ impl<Q: Queue> Dispatch<Q> {
         self.drain(Some(me), max, own, wake)
     }
 
-    /// A member that found the queue empty is to sleep until there is a completion of the kind.
-    /// Arms the queue, if nobody else has, and then looks into it once more.
+    /// Puts a member that found the queue empty to sleep until it has a completion of the kind.
+    /// Arms the queue if nobody else has, and then looks into it once more.
     ///
     /// # Errors
     /// The queue is broken.
@@ -348,8 +352,8 @@ impl<Q: Queue> Dispatch<Q> {
         Ok(Sleep::PollAgain)
     }
 
-    /// A member that sleeps is to be woken by all its completions. Called before work is posted
-    /// whose completion is awaited.
+    /// Makes every completion of a sleeping member wake it. Called before the member posts work
+    /// whose completion it awaits.
     ///
     /// # Errors
     /// The queue is broken.
@@ -366,16 +370,17 @@ impl<Q: Queue> Dispatch<Q> {
         self.arm()
     }
 
-    /// An event was taken. True: there may be another one.
+    /// Notes that an event was taken. Returns true if there may be another one.
     ///
-    /// An armed queue makes one event and is not armed any more. So when one event has been taken,
-    /// there is no other until the queue is armed again; unless it was armed twice.
+    /// Making an event disarms the queue. So after one event was taken, no other comes until the
+    /// queue is armed again, unless it had been armed twice.
     pub(crate) fn take_event(&mut self) -> bool {
         self.armed = Armed::Not;
         std::mem::take(&mut self.armed_twice)
     }
 
-    /// The reactor drains the queue, and arms it if anybody sleeps: see the table of the module.
+    /// Drains the queue for the reactor, and arms the queue if any member sleeps. The table in the
+    /// parent module has the details.
     ///
     /// # Errors
     /// The queue is broken.
@@ -396,13 +401,13 @@ impl<Q: Queue> Dispatch<Q> {
         }
     }
 
-    /// Whoever sleeps is woken, and told of the failure.
+    /// Marks the queue as failed, and wakes all sleeping members, which then learn of the failure.
     pub(crate) fn fail(&mut self, failure: Failure, wake: &mut Vec<Waker>) {
         self.failure.get_or_insert(failure);
         self.wake_all(wake);
     }
 
-    /// The reactor has ended: from now on members poll without sleeping.
+    /// Notes that the reactor has ended. From now on members poll without sleeping.
     pub(crate) fn orphan(&mut self, wake: &mut Vec<Waker>) {
         self.orphaned = true;
         self.looking = false;
@@ -417,7 +422,7 @@ impl<Q: Queue> Dispatch<Q> {
         }
     }
 
-    /// The queue is of no use any more: its members end, and nobody joins.
+    /// True if the queue has failed. Its members end, and no new ones join.
     pub(crate) fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
@@ -436,9 +441,9 @@ impl<Q: Queue> Dispatch<Q> {
         Ok(())
     }
 
-    /// Takes the completions that the queue has now, and drops those of `me`. Others may be added
-    /// for as long as their queue pairs are busy, so this ends when as many as the queue has room
-    /// for were taken (R20).
+    /// Takes the completions that the queue has now, and drops those of `me`. Busy queue pairs may
+    /// add further ones all the time, so this ends once it has taken as many as the queue has room
+    /// for (R20).
     fn take_present(&mut self, me: Option<MemberId>, wake: &mut Vec<Waker>) -> io::Result<()> {
         let (mut taken, mut dropped) = (0, 0);
         while taken < self.entries {
@@ -447,7 +452,7 @@ impl<Q: Queue> Dispatch<Q> {
             if polled.drained {
                 break;
             }
-            // Of an undrained queue, more than this many of others were taken, at least.
+            // If the queue was not drained, at least this many completions of others were taken.
             taken += MAX_OTHERS + (dropped - before);
         }
         Ok(())
@@ -462,7 +467,7 @@ impl<Q: Queue> Dispatch<Q> {
         wake: &mut Vec<Waker>,
     ) -> io::Result<Polled> {
         let Dispatch { queue, members, sleepers, .. } = self;
-        // Completions of a number that another queue pair has by now are of that one.
+        // If another queue pair has the number by now, completions with that number belong to it.
         let me = me.filter(|me| members.get(&me.qp_num).is_some_and(|m| m.serial == me.serial));
         let (mut polled, mut others) = (Polled::default(), 0);
         loop {
@@ -473,7 +478,7 @@ impl<Q: Queue> Dispatch<Q> {
                     return;
                 }
                 others += 1;
-                // Those of a destroyed queue pair may come late: nobody waits for them.
+                // Completions of a destroyed queue pair may come late. Nobody waits for them.
                 let Some(member) = members.get_mut(&completed.qp_num) else { return };
                 member.inbox.push(*completed);
                 let wakes = match member.sleeps_for {

@@ -1,4 +1,4 @@
-//! The part that one queue pair has in a completion queue.
+//! The share of one queue pair in a completion queue.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::verbs::completion::shard::{SharedCq, wake_all};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::lib_probe::is_inherited;
 
-/// Entries of a queue that are reserved for a queue pair that is not made yet.
+/// Entries of a queue that are reserved for a queue pair to be made.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     cq: Arc<SharedCq>,
@@ -35,11 +35,11 @@ impl Reservation {
         self.cq.as_ptr()
     }
 
-    /// The queue pair has been made on the queue, and nothing was posted on it.
+    /// Joins the queue with a queue pair that was made on it and on which nothing was posted.
     ///
     /// # Errors
-    /// The queue is broken. The reservation is given back: the queue may not be destroyed before
-    /// the queue pair.
+    /// The queue is broken. The reservation is returned, because the queue must not be destroyed
+    /// before the queue pair.
     pub(crate) fn join(self, qp_num: u32) -> Result<CqMember, (Reservation, io::Error)> {
         let mut wake = Vec::new();
         let joined = self.cq.dispatch().join(qp_num, &mut wake);
@@ -60,23 +60,23 @@ impl Drop for Reservation {
     }
 }
 
-/// A queue pair on a completion queue. Its completions are dropped from
-/// [`leave`](CqMember::leave) on.
+/// A queue pair on a completion queue. After [`leave`](CqMember::leave), its completions are
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct CqMember {
     id: MemberId,
     reservation: Reservation,
-    /// The completions that wake it, as far as this end knows.
+    /// The completions that wake it, or `None` while it is awake, as far as this end knows.
     asleep: Option<Armed>,
-    /// Completions of this end and wakers of others, as they leave the lock. Both are kept, so that
-    /// a poll costs no allocation.
+    /// Completions of this end and wakers of others, on their way out of the lock. Both vectors are
+    /// reused, so that a poll costs no allocation.
     taken: Vec<Completed>,
     wake: Vec<Waker>,
 }
 
 impl CqMember {
-    /// Hands up to `max` completions, and a batch, to `own`. `busy`: this end has polled before and
-    /// does not sleep.
+    /// Hands completions to `own`, at most `max` plus one batch. `busy` says that this end has
+    /// polled before and has not slept since.
     ///
     /// # Errors
     /// The queue is broken.
@@ -96,7 +96,7 @@ impl CqMember {
             Some(mut dispatch) => {
                 dispatch.poll(*id, busy, max, &mut |completed| taken.push(*completed), wake)
             }
-            // Whoever polls it now finds what there is for this end.
+            // The task that polls it now finds the completions of this end.
             None => return Ok(Polled { own: 0, drained: true }),
         };
         hand_over(wake, taken, own);
@@ -123,7 +123,8 @@ impl CqMember {
         sleep
     }
 
-    /// Called before work is posted whose completion is awaited.
+    /// Makes every completion wake this end. Called before work is posted whose completion is
+    /// awaited.
     ///
     /// # Errors
     /// The queue is broken.
@@ -135,14 +136,15 @@ impl CqMember {
         self.reservation.cq.dispatch().announce_all(self.id)
     }
 
-    /// The queue pair is destroyed.
+    /// Leaves the queue after the queue pair was destroyed.
     pub(crate) fn leave(&mut self) {
         self.reservation.cq.dispatch().leave(self.id, &mut self.wake);
         wake_all(&mut self.wake);
     }
 }
 
-/// Called without the lock, because wakers and `own` may run any code and take long.
+/// Wakes others and hands completions to `own`. Called without the lock, because wakers and `own`
+/// may run any code and take long.
 fn hand_over(wake: &mut Vec<Waker>, taken: &mut Vec<Completed>, mut own: impl FnMut(&Completed)) {
     wake_all(wake);
     taken.drain(..).for_each(|completed| own(&completed));

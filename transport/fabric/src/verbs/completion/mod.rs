@@ -2,24 +2,24 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `dispatch` | the state of one queue under its lock: inboxes, sleepers, what is armed |
+//! | `dispatch` | the state of one queue under its lock: inboxes, sleepers, armed completions |
 //! | `channel` | the descriptor that announces completions |
 //! | `async_events` | the descriptor that announces a queue that has failed |
 //! | `cq` | a queue of the device |
 //! | `shard` | the queues of a device in one runtime, their channel, and the reactor |
-//! | `member` | what one queue pair has of a queue |
+//! | `member` | the share of one queue pair in a queue |
 //!
 //! # Who polls
 //!
-//! Whoever holds the lock of a queue polls it, for all queue pairs on it: it keeps its own
+//! The holder of a queue's lock polls the queue for all queue pairs on it: it keeps its own
 //! completions and puts those of others into their inboxes. There are two kinds of pollers: links,
 //! whose drivers poll when they run, and the reactor, a task that waits for the channel. So a
-//! message for a driver that polls takes no detour, and one for a driver that sleeps takes one wake
-//! of a task on the same thread.
+//! message for a driver that polls takes no detour, and a message for a driver that sleeps takes
+//! one wake-up of a task on the same thread.
 //!
 //! **A member that sleeps is safe as long as the queue is armed for what it sleeps for, or the
-//! reactor is looking.** No step relies on another member's being polled: that one may be slow, or
-//! never run again. All of this happens under the lock, and wakers run when it is free:
+//! reactor is looking.** No step relies on another member to be polled, because that member may be
+//! slow or never run again. All steps happen under the lock, and wakers run after it is released:
 //!
 //! | step | who | queue before | queue afterwards |
 //! |---|---|---|---|
@@ -28,27 +28,27 @@
 //! | a member is to sleep | its driver | armed for less, or not | armed, then drained; it sleeps if nothing came for it |
 //! | a sleeping member posts work that it waits for | any | armed for messages | armed for all |
 //! | an event comes | reactor | armed | not armed, drained, and then as the next three lines |
-//! | nobody sleeps any more | reactor | not armed | not armed: whoever goes to sleep arms it |
+//! | nobody sleeps any more | reactor | not armed | not armed: the next member that goes to sleep arms it |
 //! | somebody sleeps | reactor | not armed | armed, then drained |
 //! | somebody sleeps, and a member polls without sleeping | reactor | not armed | looking: that member takes the completions, and an event for each would be one too many |
 //! | the reactor looks again | reactor | looking | drained; armed when nobody has polled since, and somebody sleeps |
-//! | a queue pair is made | its maker | any | drained first: what has its number is of an earlier one |
+//! | a queue pair is made | its maker | any | drained first: completions with its number belong to an earlier queue pair |
 //! | a queue pair is destroyed | its owner | any | drained: its own completions are dropped |
 //! | a completion whose number is unknown | any poller | any | dropped |
 //! | the runtime ends | reactor | any | orphaned: members wake, and poll without sleeping |
 //! | the queue fails, or the device says that it has | any poller, reactor | any | failed: members wake, and end with the error |
 //!
-//! With one member this is what a queue of its own would do: an event, one poll, and the queue is
-//! armed when the member goes to sleep.
+//! With one member this costs the same as a queue of its own: an event and one poll, and the queue
+//! is armed when the member goes to sleep.
 //!
 //! # A queue is never overrun
 //!
 //! A queue pair reserves an entry for each request that it may have posted, because all of them
-//! complete when it fails. A queue without that room is followed by another one, of twice its size,
-//! up to what the device and [`LinkConfig::max_cq_entries`](crate::LinkConfig::max_cq_entries)
-//! allow. A destroyed queue pair gives its entries back once its completions have left the queue.
-//! Should a queue overrun all the same, the device says so (IBV_EVENT_CQ_ERR), and the connections
-//! on it end with that error.
+//! complete when it fails. If no queue has room for them, another one is created with twice the
+//! size, up to the limits of the device and of
+//! [`LinkConfig::max_cq_entries`](crate::LinkConfig::max_cq_entries). A destroyed queue pair gives
+//! its entries back once its completions have left the queue. If a queue overruns all the same, the
+//! device reports it (IBV_EVENT_CQ_ERR), and the connections on the queue end with that error.
 
 mod async_events;
 mod channel;

@@ -1,5 +1,5 @@
-//! The completion queues of a device in one runtime: they share a channel, and a task that waits
-//! for its events.
+//! The completion queues of a device in one runtime. They share a channel and a task that waits for
+//! its events.
 
 use std::io;
 use std::mem;
@@ -22,12 +22,12 @@ use crate::verbs::completion::dispatch::{Dispatch, Failure, Next};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::lib_probe::is_inherited;
 
-/// Queue pairs of the first one's size that a queue is made for, unless the device has larger
-/// queues.
+/// The number of queue pairs of the first one's size that a new queue has room for. It has room for
+/// more if the shard already has a large queue.
 const FIRST_MEMBERS: u32 = 8;
 
 /// Shards of this process. A device has one in each runtime that has links on it, so that no link
-/// depends on another runtime's being polled.
+/// depends on whether another runtime is polled.
 static SHARDS: Mutex<Vec<Weak<Shard>>> = Mutex::new(Vec::new());
 
 pub(super) struct Shard {
@@ -35,10 +35,10 @@ pub(super) struct Shard {
     runtime: Id,
     queues: Mutex<Queues>,
     reactor: OnceLock<AbortHandle>,
-    /// The reactor has gone, and with it the runtime.
+    /// True once the reactor has ended, and with it the runtime.
     orphaned: AtomicBool,
     channel: AsyncFd<CompChannel>,
-    /// None where they cannot be had: then failures of queues stay unknown.
+    /// `None` if they are not available. Failures of queues then stay unknown.
     events: Option<AsyncEvents>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Shard {
 struct Queues {
     live: Vec<(usize, Weak<SharedCq>)>,
     next_key: usize,
-    /// Entries of the largest one so far.
+    /// Number of entries of the largest queue so far.
     largest: u32,
 }
 
@@ -54,7 +54,7 @@ struct Queues {
 pub(super) struct SharedCq {
     /// Dropped before the shard with the channel.
     dispatch: Mutex<Dispatch<Cq>>,
-    /// For queue pairs that are made on it; libibverbs is thread-safe.
+    /// The address of the queue, with which queue pairs are made on it. libibverbs is thread-safe.
     cq: usize,
     entries: u32,
     /// Entries that queue pairs may fill.
@@ -72,14 +72,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes tasks, once no lock is held: a waker may run anything.
+/// Wakes tasks. Call it without a lock, because a waker may run any code.
 pub(super) fn wake_all(wake: &mut Vec<Waker>) {
     wake.drain(..).for_each(Waker::wake);
 }
 
 impl SharedCq {
-    /// A queue of the current runtime with room for `entries` completions, which are reserved. One
-    /// that is made for that has at most `max_entries`.
+    /// Reserves room for `entries` completions in a queue of the current runtime. If a new queue is
+    /// made for that, it has at most `max_entries`.
     ///
     /// # Errors
     /// The device or the runtime refuses.
@@ -90,7 +90,7 @@ impl SharedCq {
     ) -> io::Result<Arc<SharedCq>> {
         let shard = Shard::current(device)?;
         for queue in shard.all() {
-            // A queue that has failed stays alive as long as others are on it.
+            // A failed queue stays alive as long as queue pairs are on it.
             if !queue.dispatch().has_failed() && queue.try_reserve(entries) {
                 return Ok(queue);
             }
@@ -137,7 +137,7 @@ impl SharedCq {
         fits
     }
 
-    /// Entries that were reserved are free again.
+    /// Frees reserved entries.
     pub(super) fn release(&self, entries: u32) {
         *lock(&self.reserved) -= entries;
     }
@@ -146,12 +146,12 @@ impl SharedCq {
         std::ptr::with_exposed_provenance_mut(self.cq)
     }
 
-    /// The queue, for as long as the guard lives: nobody else polls it.
+    /// Locks the queue: nobody else polls it while the guard lives.
     pub(super) fn dispatch(&self) -> MutexGuard<'_, Dispatch<Cq>> {
         lock(&self.dispatch)
     }
 
-    /// The queue, unless somebody polls it.
+    /// Locks the queue, unless somebody else polls it.
     pub(super) fn try_dispatch(&self) -> Option<MutexGuard<'_, Dispatch<Cq>>> {
         match self.dispatch.try_lock() {
             Ok(dispatch) => Some(dispatch),
@@ -162,7 +162,7 @@ impl SharedCq {
 }
 
 impl Shard {
-    /// The device's shard in the current runtime. The caller has to be in one.
+    /// Returns the device's shard in the current runtime. The caller must be in one.
     fn current(device: &Arc<DeviceContext>) -> io::Result<Arc<Shard>> {
         let runtime = Handle::try_current().map_err(io::Error::other)?.id();
         let mut shards = lock(&SHARDS);
@@ -197,8 +197,8 @@ impl Shard {
         Ok(shard)
     }
 
-    // A queue is never dropped under the lock: destroying it waits for its events, which the
-    // reactor may have, waiting for the lock.
+    // No queue is dropped under the lock: destroying it waits until its events are acknowledged,
+    // and the reactor, which may hold one, may be waiting for the lock.
 
     fn find(&self, key: usize) -> Option<Arc<SharedCq>> {
         let queues = lock(&self.queues);
@@ -214,8 +214,8 @@ impl Shard {
         queues.live.iter().filter(|(_, queue)| queue.strong_count() > 0).count() == 1
     }
 
-    /// Takes events of the channel that is ready, and adds their queues to `fired`. `Pending`:
-    /// there may be more, and the turn of the task is over (R20).
+    /// Takes events of the channel, which is ready, and adds their queues to `fired`. Returns
+    /// `Pending` if the channel may hold more events but the turn of the task is over (R20).
     fn take_events(
         &self,
         cx: &mut Context<'_>,
@@ -241,10 +241,10 @@ impl Shard {
         }
     }
 
-    /// Fails queues that the device has failed.
+    /// Marks the queues as failed that the device reports as failed.
     fn poll_async_events(&self, cx: &mut Context<'_>, wake: &mut Vec<Waker>) {
         let Some(events) = &self.events else { return };
-        // It may be a queue of another runtime.
+        // The failed queue may belong to another runtime.
         let of_device = || {
             let shards: Vec<_> = lock(&SHARDS).iter().filter_map(Weak::upgrade).collect();
             shards.into_iter().filter(|shard| Arc::ptr_eq(&shard.device, &self.device))
@@ -291,9 +291,9 @@ impl Drop for Shard {
 
 /// The task that waits for the events of a channel.
 struct Reactor {
-    /// The links keep it.
+    /// The shard, which the links keep alive.
     shard: Weak<Shard>,
-    /// Queues that are looked at again.
+    /// Queues that the reactor will look at again.
     looking: Vec<Weak<SharedCq>>,
 }
 
@@ -312,7 +312,7 @@ impl Reactor {
         let Some(shard) = self.shard.upgrade() else { return Poll::Ready(()) };
         fired.extend(mem::take(&mut self.looking).iter().filter_map(Weak::upgrade));
         while let Poll::Ready(ready) = shard.channel.poll_read_ready(cx) {
-            // Without a channel to wait for, links poll by themselves: see the drop.
+            // Without a channel to wait for, links poll by themselves: see `drop`.
             let Ok(mut guard) = ready else { return Poll::Ready(()) };
             let Poll::Ready(taken) = shard.take_events(cx, fired) else { break };
             if let Err(error) = taken {
@@ -351,7 +351,7 @@ impl Drop for Reactor {
             return;
         }
         let Some(shard) = self.shard.upgrade() else { return };
-        // Before the queues that are there are told, so that later ones see it.
+        // Set before the existing queues are marked, so that later queues see it.
         shard.orphaned.store(true, Ordering::SeqCst);
         let mut wake = Vec::new();
         shard.all().iter().for_each(|queue| queue.dispatch().orphan(&mut wake));

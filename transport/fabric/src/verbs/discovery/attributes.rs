@@ -8,10 +8,11 @@ use std::ptr::NonNull;
 
 use crate::device::{LinkLayer, PortInfo, PortState, Transport};
 
-/// GIDs that are read per port, at most. Soft devices list 1024 and more, nearly all of them zero.
+/// Maximum number of GIDs that are read per port. Soft devices list 1024 or more, nearly all of
+/// them zero.
 const MAX_GIDS: i32 = 64;
 
-/// Name of the device behind a context.
+/// The name of a context's device.
 ///
 /// # Safety
 /// The context is open.
@@ -27,7 +28,7 @@ pub(crate) unsafe fn context_name(context: NonNull<rdma_sys::ibv_context>) -> St
     }
 }
 
-/// Whether the device behind a context speaks iWARP.
+/// Whether a context's device speaks iWARP.
 ///
 /// # Safety
 /// The context is open.

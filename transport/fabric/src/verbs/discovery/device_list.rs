@@ -54,7 +54,7 @@ pub(crate) unsafe fn device_name(device: NonNull<rdma_sys::ibv_device>) -> Strin
     }
 }
 
-/// The names of all devices; none when they cannot be listed.
+/// The names of all devices. Empty if they cannot be listed.
 fn names() -> Vec<String> {
     // SAFETY: the list is alive.
     List::new()
@@ -62,7 +62,7 @@ fn names() -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// Why there is no event channel.
+/// Returns the reason why no event channel could be made.
 pub(crate) fn no_channel(source: io::Error) -> FabricError {
     match source.raw_os_error() {
         // librdmacm finds no device at all.

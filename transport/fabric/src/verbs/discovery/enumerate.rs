@@ -1,4 +1,4 @@
-//! The devices of this host, and the addresses that lie on them.
+//! The RDMA devices of this host and their addresses.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,11 +16,11 @@ use crate::verbs::discovery::attributes::{context_name, is_iwarp, ports};
 use crate::verbs::discovery::device_list::{List, device_name, no_channel};
 use crate::verbs::discovery::lib_probe;
 
-/// All RDMA devices of this host, usable or not, by name.
+/// Lists all RDMA devices of this host, usable or not, in the order of their names.
 ///
 /// # Errors
-/// rdma-core is missing, or the connection manager cannot be used. No device at all is an empty
-/// list.
+/// rdma-core is missing, or the connection manager cannot be used. On a host without devices the
+/// list is empty.
 pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
     lib_probe::probe()?;
     let list = match List::new() {
@@ -62,10 +62,10 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
     Ok(found)
 }
 
-/// This host's IP addresses that lie on RDMA devices.
+/// This host's IP addresses on RDMA devices.
 ///
 /// # Errors
-/// As [`devices`].
+/// Those of [`devices`].
 pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricError> {
     lib_probe::probe()?;
     let channel = match Channel::new().map_err(no_channel) {
@@ -85,7 +85,8 @@ pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricEr
     Ok(on.filter(|at| only.is_none_or(|only| only == at.device)).collect())
 }
 
-/// The devices that these addresses of this host lie on. What cannot be found out is left out.
+/// The devices of these addresses of this host. Addresses whose device cannot be found out are left
+/// out.
 pub(crate) fn places(addresses: &BTreeSet<IpAddr>) -> Vec<(IpAddr, String)> {
     if addresses.is_empty() || lib_probe::probe().is_err() {
         return Vec::new();
@@ -110,7 +111,7 @@ unsafe fn query(device: NonNull<rdma_sys::ibv_device>) -> io::Result<(Transport,
     attributes.map(|(transport, ports, _)| (transport, ports))
 }
 
-/// Name of the device that an address of this host lies on, and whether it speaks iWARP.
+/// The name of the device of a local address, and whether that device speaks iWARP.
 fn bound_device(channel: &Arc<Channel>, ip: IpAddr) -> Option<(String, bool)> {
     let id = CmId::apart(channel).ok()?;
     id.bind(SocketAddr::new(ip, 0)).ok()?;

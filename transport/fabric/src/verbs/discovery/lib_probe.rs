@@ -1,4 +1,4 @@
-//! Loads rdma-core's libraries, when RDMA is first asked for.
+//! Loads rdma-core's libraries when RDMA is first used.
 //!
 //! Nothing else in this provider is called before [`probe`] has succeeded.
 
@@ -12,17 +12,18 @@ use crate::error::FabricError;
 /// The result of loading the libraries.
 static ANSWER: PerProcess<OnceLock<Result<(), FabricError>>> = PerProcess::new(OnceLock::new);
 
-/// Whether a parent of this process has loaded the libraries: their objects, and those of this
-/// provider, are the parent's, and a child destroys none (R23).
+/// Whether a parent of this process has loaded the libraries. Their objects and those of this
+/// provider then belong to the parent, and a child destroys none of them (R23).
 pub(crate) fn is_inherited() -> bool {
     ANSWER.inherited().is_some()
 }
 
-/// Succeeds when both libraries are loaded. The answer is kept: what is installed later needs a new
-/// process.
+/// Succeeds if both libraries are loaded. The answer is kept, so libraries that are installed later
+/// take effect in new processes only.
 ///
 /// # Errors
-/// What is missing; [`FabricError::Forked`] in a child of a process that has loaded them.
+/// An error that names the missing part, or [`FabricError::Forked`] in a child of a process that
+/// has loaded the libraries.
 pub(crate) fn probe() -> Result<(), FabricError> {
     match ANSWER.inherited().map(OnceLock::get) {
         Some(Some(Err(error))) => return Err(error.clone()),
@@ -32,8 +33,9 @@ pub(crate) fn probe() -> Result<(), FabricError> {
     ANSWER
         .get_or_init(|| {
             rdma_sys::load().map_err(reason)?;
-            // Lets the application fork: on kernels that copy pinned pages for a child (5.12) this
-            // does nothing, on older ones registered memory is kept out of children.
+            // Lets the application fork. From Linux 5.12 on, the kernel copies pinned pages for a
+            // child, and this does nothing. On older kernels it keeps registered memory out of
+            // children.
             // SAFETY: both libraries are there; called once, before anything is registered.
             match unsafe { rdma_sys::ibv_fork_init() } {
                 0 => {}

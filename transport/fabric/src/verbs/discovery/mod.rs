@@ -1,11 +1,11 @@
-//! Which RDMA libraries, devices, ports and addresses this host has.
+//! Finds the RDMA libraries, devices, ports and addresses of this host.
 //!
 //! | module | what |
 //! |---|---|
 //! | `lib_probe` | loads libibverbs and librdmacm, or says what is missing |
 //! | `device_list` | the device list of libibverbs |
 //! | `attributes` | name, limits and ports of an open device |
-//! | `enumerate` | all devices, and the addresses that lie on them |
+//! | `enumerate` | all devices and their addresses |
 
 pub(super) mod attributes;
 pub(super) mod device_list;
@@ -15,11 +15,11 @@ pub(super) mod lib_probe;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// The kernel's class of RDMA devices, which the modules of any driver make.
+/// The directory of the kernel's class of RDMA devices. Any RDMA driver creates it.
 const CLASS: &str = "/sys/class/infiniband_verbs";
 
-/// Whether the kernel shows this process a network interface of a device's own: an InfiniBand
-/// device has one by IPoIB. True where sysfs does not tell.
+/// Whether the device has a network interface of its own that this process can see. An InfiniBand
+/// device has one through IPoIB. True if sysfs does not tell.
 pub(crate) fn has_interface(device: &str) -> bool {
     let class = Path::new("/sys/class/infiniband").join(device).join("device");
     match std::fs::read_dir(class.join("net")) {
@@ -28,13 +28,13 @@ pub(crate) fn has_interface(device: &str) -> bool {
     }
 }
 
-/// Whether the kernel may have RDMA devices: false if it surely has none.
+/// Whether the kernel may have RDMA devices. False only if it certainly has none.
 pub(crate) fn may_have_devices() -> bool {
     match std::fs::read_dir(CLASS) {
         Ok(entries) => {
             entries.flatten().any(|at| at.file_name().as_encoded_bytes().starts_with(b"uverbs"))
         }
-        // Where sysfs is hidden, devices may still be there.
+        // If sysfs is hidden, devices may still exist.
         Err(error) => error.kind() != ErrorKind::NotFound || !Path::new("/sys/class/net").exists(),
     }
 }

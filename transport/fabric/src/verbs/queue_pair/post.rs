@@ -1,4 +1,4 @@
-//! Batches of send work: built up, then handed to the device as one chain.
+//! Collects send work in batches, and hands each batch to the device as one chain.
 
 use std::{fmt, io, ptr};
 
@@ -15,13 +15,14 @@ pub(crate) enum Operation {
         remote_addr: u64,
         rkey: u32,
     },
-    /// A WRITE of no bytes: no key is looked at, and it completes when it was acknowledged.
+    /// A WRITE of no bytes. The peer checks no key for it, and it completes when it is
+    /// acknowledged.
     ProbeByWrite,
     /// A READ of no bytes (R24, the exception to R3).
     ProbeByRead,
 }
 
-/// One work request, its payload named by address.
+/// One work request. It names its payload by address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) wr_id: u64,
@@ -62,7 +63,7 @@ impl Batch {
         wr.num_sge = i32::from(len > 0);
         wr.opcode = match operation {
             Operation::Send => {
-                // Wakes a peer that waits for messages only.
+                // This wakes a peer that waits for messages only.
                 wr.send_flags |= ibv_send_flags::IBV_SEND_SOLICITED.0;
                 ibv_wr_opcode::IBV_WR_SEND
             }
@@ -72,7 +73,7 @@ impl Batch {
             }
             Operation::ProbeByWrite => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
             Operation::ProbeByRead => {
-                // iWARP wants one place for what is read.
+                // iWARP requires one place for the bytes that are read.
                 wr.num_sge = 1;
                 ibv_wr_opcode::IBV_WR_RDMA_READ
             }
@@ -91,8 +92,8 @@ impl Batch {
     /// their completion.
     ///
     /// # Safety
-    /// The memory that the requests name stays readable until they are complete or the queue pair
-    /// is destroyed.
+    /// The memory that the requests name must stay readable until they are complete or the queue
+    /// pair is destroyed.
     pub(crate) unsafe fn post(
         &mut self,
         qp: &mut Qp,

@@ -1,4 +1,4 @@
-//! Queue pairs: made on an id, with a part of a completion queue, and posted to.
+//! Makes queue pairs on an id, with a share of a completion queue, and posts work to them.
 
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
@@ -16,10 +16,10 @@ use crate::verbs::completion::member::{CqMember, Reservation};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::lib_probe::is_inherited;
 
-/// 0.96 ms in the table of RNR timer codes; 12 is 0.64 ms, 14 is 1.28 ms, and 0 is 655 ms.
+/// The RNR timer code for 0.96 ms. Code 12 is 0.64 ms, 14 is 1.28 ms, and 0 is 655 ms.
 const RNR_TIMER_1_MS: u8 = 13;
 
-/// Work requests of the send queue where memory for more is short.
+/// The number of work requests in the send queue if memory is short.
 const SHORT_SEND_QUEUE: u32 = 8;
 
 /// The queue sizes that a queue pair is asked for.
@@ -28,19 +28,19 @@ pub(crate) struct QpCapacity {
     pub(crate) send: u32,
     pub(crate) recv: u32,
     pub(crate) inline: u32,
-    /// Entries of a completion queue that is made for it, at most.
+    /// Maximum number of entries of a completion queue that is made for it.
     pub(crate) max_cq_entries: u32,
 }
 
 impl QpCapacity {
-    /// Completions that may be in the queue at a time: when the queue pair fails, all its work
-    /// makes some.
+    /// Maximum number of its completions in the queue at a time. When the queue pair fails, each
+    /// posted request completes.
     pub(crate) fn completions(&self) -> u32 {
         self.send.saturating_add(self.recv)
     }
 
-    /// The sizes to ask for where memory for `self` is short. RECVs remain: the peer may rely on
-    /// them.
+    /// The sizes to ask for if memory for `self` is short. The RECVs stay, because the peer may
+    /// rely on them.
     fn shorter(self) -> QpCapacity {
         QpCapacity { send: self.send.min(SHORT_SEND_QUEUE), inline: 0, ..self }
     }
@@ -64,8 +64,8 @@ impl QpCapacity {
     }
 }
 
-/// The greatest number up to `refused`, exclusive, that `takes` accepts; 0 where it accepts none.
-/// What it accepts, it accepts less of as well.
+/// The greatest number below `refused` that `takes` accepts, or 0 if it accepts none. If `takes`
+/// accepts a number, it must also accept all smaller ones.
 fn greatest(refused: u32, mut takes: impl FnMut(u32) -> bool) -> u32 {
     let (mut accepted, mut refused) = (0, refused);
     while refused - accepted > 1 {
@@ -75,13 +75,13 @@ fn greatest(refused: u32, mut takes: impl FnMut(u32) -> bool) -> u32 {
     accepted
 }
 
-/// Creates a queue pair and destroys it again: a device may be listed and still refuse.
+/// Creates a queue pair and destroys it again, because a device that is listed may still refuse to.
 pub(crate) fn check_queue_pair(device: &Arc<DeviceContext>) -> Result<(), FabricError> {
     let least = QpCapacity { send: 1, recv: 1, inline: 0, max_cq_entries: 2 };
     with_queue_pair(device, &least, || ())
 }
 
-/// Bytes that a queue pair of an ordinary connection pins, with its part of a completion queue.
+/// Bytes that a queue pair of an ordinary connection pins, with its share of a completion queue.
 /// Measured by creating one, three times: the middle result is least affected by memory that other
 /// threads pin at the same time.
 pub(crate) fn queue_bytes(device: &Arc<DeviceContext>) -> usize {
@@ -96,7 +96,7 @@ pub(crate) fn queue_bytes(device: &Arc<DeviceContext>) -> usize {
     let with = |inline| with_queue_pair(device, &QpCapacity { inline, ..capacity }, pinned);
     let mut measured = [0; 3].map(|_: u64| {
         let before = pinned();
-        // Some devices do not take as much inline as is asked for.
+        // Some devices do not take as many inline bytes as requested.
         let with = with(capacity.inline).or_else(|_| with(0));
         with.map_or(0, |with| with.saturating_sub(before))
     });
@@ -140,20 +140,20 @@ fn with_queue_pair<T>(
     made
 }
 
-/// A queue pair with its id and its part of a completion queue.
+/// A queue pair with its id and its share of a completion queue.
 pub(crate) struct Qp {
     qp: NonNull<rdma_sys::ibv_qp>,
     destroyed: bool,
-    /// Dropped after the queue pair.
-    /// Kept for ever with a queue pair that cannot be destroyed: it may still complete work.
+    /// Dropped after the queue pair. If the queue pair cannot be destroyed, it may still complete
+    /// work, so this is then never dropped.
     pub(crate) cq: ManuallyDrop<CqMember>,
     pub(crate) id: CmId,
-    /// Longest payload that may be inline.
+    /// The longest payload that may be inline.
     pub(crate) max_inline: u32,
-    /// Work requests that may be in flight.
+    /// Maximum number of work requests in flight.
     pub(crate) send: u32,
     pub(crate) device: Arc<DeviceContext>,
-    /// The library does not know the queue pair, which this process brings up.
+    /// True if this process brings the queue pair up, and the library does not know it.
     pub(crate) is_own: bool,
 }
 
@@ -171,14 +171,14 @@ impl fmt::Debug for Qp {
     }
 }
 
-/// Whether this process brings queue pairs of the device up, and not librdmacm, which would do it
-/// on the thread that reads events. Over iWARP the kernel does it with the connection.
+/// Whether this process, rather than librdmacm, brings up the queue pairs of the device. librdmacm
+/// would do it on the thread that reads events. Over iWARP the kernel does it with the connection.
 fn is_own(device: &DeviceContext) -> bool {
     !device.is_iwarp() && rdma_sys::has::rdma_establish() && rdma_sys::has::rdma_init_qp_attr()
 }
 
-/// Makes the queue pair of an id that is bound to the device, ready to take RECVs. The number is
-/// the longest payload that may be inline.
+/// Makes the queue pair of an id that is bound to the device, ready to take RECVs. Also returns the
+/// longest payload that may be inline.
 fn create(
     device: &DeviceContext,
     id: &CmId,
@@ -192,7 +192,7 @@ fn create(
         let qp = NonNull::new(unsafe { rdma_sys::ibv_create_qp(device.pd(), &mut attr) });
         let qp = qp.ok_or_else(io::Error::last_os_error)?;
         if let Err(error) = modify(qp, id, ibv_qp_state::IBV_QPS_INIT) {
-            // SAFETY: made above, destroyed once, and known to nobody.
+            // SAFETY: made above, destroyed once, and not used elsewhere.
             unsafe { rdma_sys::ibv_destroy_qp(qp.as_ptr()) };
             return Err(error);
         }
@@ -206,8 +206,8 @@ fn create(
         let qp = NonNull::new(unsafe { (*id.as_ptr()).qp });
         qp.ok_or_else(|| io::Error::other("no queue pair was made"))?
     };
-    // Devices report what they granted. More than was asked for is not used: it may depend on the
-    // rest.
+    // Devices report the lengths that they granted. A grant beyond the requested length is not
+    // used, because it may depend on the other sizes.
     Ok((qp, inline.min(attr.cap.max_inline_data)))
 }
 
@@ -216,7 +216,7 @@ fn modify(qp: NonNull<rdma_sys::ibv_qp>, id: &CmId, state: ibv_qp_state::Type) -
     let (mut attr, mask) = id.attributes(state)?;
     let has = |what: ibv_qp_attr_mask| mask & what.0 as i32 != 0;
     if has(ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS) {
-        // The kernel allows READs as well, which nobody may do here (R3).
+        // The kernel would also allow the peer to READ, which this transport forbids (R3).
         attr.qp_access_flags = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
     }
     if has(ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER) {
@@ -230,7 +230,8 @@ fn modify(qp: NonNull<rdma_sys::ibv_qp>, id: &CmId, state: ibv_qp_state::Type) -
 }
 
 /// The length to ask for after `wanted` was refused. No attribute of a device tells how long inline
-/// data may be (Soft-iWARP 80 bytes, others 96 or 101), so the device is asked, once.
+/// data may be: Soft-iWARP takes 80 bytes, others 96 or 101. So the length is found once per
+/// device, by trial.
 fn inline_instead(
     device: &DeviceContext,
     capacity: &QpCapacity,
@@ -239,7 +240,8 @@ fn inline_instead(
 ) -> u32 {
     greatest(wanted, |inline| {
         let mut attr = capacity.attr(cq, inline);
-        // SAFETY: domain and queue are alive; what was made is destroyed once, and known to nobody.
+        // SAFETY: domain and queue are alive. The queue pair is destroyed once, and not used
+        // elsewhere.
         unsafe {
             let qp = rdma_sys::ibv_create_qp(device.pd(), &mut attr);
             !qp.is_null() && rdma_sys::ibv_destroy_qp(qp) == 0
@@ -247,7 +249,8 @@ fn inline_instead(
     })
 }
 
-/// Then it is not the length of inline data that was refused.
+/// Whether memory was short, in which case the length of inline data was not the reason for the
+/// refusal.
 fn is_short_of_memory(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOMEM)
 }
@@ -256,7 +259,7 @@ impl Qp {
     /// Makes a queue pair on an id that is bound to the device.
     ///
     /// # Errors
-    /// The device refuses. The id comes back.
+    /// The device refuses. The id is returned.
     pub(crate) fn new(
         device: &Arc<DeviceContext>,
         id: CmId,
@@ -301,7 +304,7 @@ impl Qp {
             Ok(member) => member,
             Err((reservation, error)) => {
                 id.forget_queue_pair();
-                // SAFETY: made above, destroyed once, and known to nobody.
+                // SAFETY: made above, destroyed once, and not used elsewhere.
                 unsafe { rdma_sys::ibv_destroy_qp(qp.as_ptr()) };
                 drop(reservation);
                 return Err((id, refused("ibv_poll_cq", error)));
@@ -319,15 +322,15 @@ impl Qp {
         })
     }
 
-    /// The number for a connect request, or its answer: 0 where the library knows it.
+    /// The queue pair's number for a connect request or its answer, or 0 if the library knows it.
     pub(crate) fn number(&self) -> u32 {
         // SAFETY: the queue pair is alive, and its number does not change.
         if self.is_own { unsafe { self.qp.as_ref().qp_num } } else { 0 }
     }
 
-    /// Has the queue pair receive and send, once the peer's is known: at the accepting side before
-    /// the answer, at the connecting side behind it. The library has done it, or does it with the
-    /// answer, where it knows the queue pair. Blocks.
+    /// Makes the queue pair ready to receive and send, once the peer's is known. Call it before the
+    /// answer on the accepting side, and after the answer on the connecting side. If the library
+    /// knows the queue pair, the library does this itself. Blocks.
     ///
     /// # Errors
     /// The device refuses.
@@ -335,7 +338,7 @@ impl Qp {
         if !self.is_own {
             return Ok(());
         }
-        // INIT again: which key of the partition counts is known only with the route.
+        // INIT comes again because the key of the partition is known only with the route.
         for state in
             [ibv_qp_state::IBV_QPS_INIT, ibv_qp_state::IBV_QPS_RTR, ibv_qp_state::IBV_QPS_RTS]
         {
@@ -344,13 +347,14 @@ impl Qp {
         Ok(())
     }
 
-    /// Sets the time after which a sender that found no RECV tries again, as a net under flow
-    /// control (R2), where the library has brought the queue pair up. iWARP has no such thing.
+    /// Sets the time after which a sender that found no RECV tries again, if the library has
+    /// brought the queue pair up. The retries are a safety net below flow control (R2). iWARP has
+    /// no such timer.
     pub(crate) fn set_rnr_timer(&self) {
         if self.is_own || self.device.is_iwarp() {
             return;
         }
-        // SAFETY: all zeros is valid for the attributes; only the one named in the mask is read.
+        // SAFETY: all zeros is valid for the attributes. Only the one named in the mask is read.
         let mut attr: rdma_sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.min_rnr_timer = RNR_TIMER_1_MS;
         let mask = ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0 as i32;
@@ -364,8 +368,8 @@ impl Qp {
     /// Posts a chain of send work. On failure it is unknown which requests were taken.
     ///
     /// # Safety
-    /// The chain is well formed, and the memory it names stays readable until the work is complete
-    /// or the queue pair is destroyed.
+    /// The chain must be well formed, and the memory that it names must stay readable until the
+    /// work is complete or the queue pair is destroyed.
     pub(crate) unsafe fn post_send(&mut self, first: *mut rdma_sys::ibv_send_wr) -> io::Result<()> {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is alive; the rest is the caller's promise.
@@ -375,7 +379,7 @@ impl Qp {
     /// Posts one RECV.
     ///
     /// # Safety
-    /// The memory stays writable, and is not read, until the RECV is complete or the queue
+    /// The memory must stay writable, and must not be read, until the RECV is complete or the queue
     /// pair is destroyed.
     pub(crate) unsafe fn post_recv(
         &mut self,
@@ -394,15 +398,15 @@ impl Qp {
         posted(unsafe { rdma_sys::ibv_post_recv(self.qp.as_ptr(), &mut wr, &mut bad) })
     }
 
-    /// Destroys the queue pair, and takes its completions out of the queue. True: the device no
-    /// longer accesses posted memory.
+    /// Destroys the queue pair, and takes its completions out of the queue. Returns true if the
+    /// device no longer accesses posted memory.
     pub(crate) fn destroy(&mut self) -> bool {
         if self.destroyed {
             return true;
         }
         self.id.forget_queue_pair();
-        // SAFETY: the queue pair is alive and not used again once it is destroyed: the id, through
-        // which the library would, has forgotten it.
+        // SAFETY: the queue pair is alive, and is not used again once it is destroyed. The library
+        // cannot use it either, because the id has forgotten it.
         match unsafe { rdma_sys::ibv_destroy_qp(self.qp.as_ptr()) } {
             0 => {
                 self.destroyed = true;
@@ -425,8 +429,8 @@ impl Drop for Qp {
             return;
         }
         if self.destroy() {
-            // SAFETY: dropped once, here, and not used again. The queue goes after its queue pair
-            // (R9).
+            // SAFETY: dropped once, here, and not used again. The queue pair was destroyed before
+            // its queue (R9).
             unsafe { ManuallyDrop::drop(&mut self.cq) }
         } else {
             self.cq.leave();
@@ -434,7 +438,8 @@ impl Drop for Qp {
     }
 }
 
-/// libibverbs gives 0 or an errno; Soft-iWARP's provider gives a negative one, or -1 and errno.
+/// Turns the result of a post into a `Result`. libibverbs returns 0 or an errno. Soft-iWARP's
+/// provider returns a negative errno, or -1 and sets errno.
 fn posted(ret: i32) -> io::Result<()> {
     match ret {
         0 => Ok(()),
