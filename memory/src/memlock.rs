@@ -52,8 +52,9 @@ impl Memlock {
         Self::read()
     }
 
-    /// The number of bytes that may still be pinned; `None` means unlimited. `ignores_ipc_lock`
-    /// says whether the device applies the limit even to processes with CAP_IPC_LOCK.
+    /// The number of bytes that may still be pinned, or `None` if it is unlimited.
+    /// `ignores_ipc_lock` says whether the device applies the limit even to processes with
+    /// CAP_IPC_LOCK.
     pub fn available(&self, ignores_ipc_lock: bool) -> Option<u64> {
         if self.cap_ipc_lock && !ignores_ipc_lock {
             return None;

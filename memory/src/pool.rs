@@ -187,8 +187,8 @@ impl Pool {
         PoolRegistration::new(self.0.ledger.clone(), memory, Owner::Application, None)
     }
 
-    /// Registers application memory like [`register`](Self::register). Where the device supports
-    /// it, the memory can also be [lent](Self::lend) to processes on this host, regardless of
+    /// Registers application memory like [`register`](Self::register). If the device supports it,
+    /// the memory can also be [lent](Self::lend) to processes on this host, regardless of
     /// [`PoolConfig::lendable`]. They map all of it.
     ///
     /// # Errors

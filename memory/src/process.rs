@@ -12,7 +12,7 @@
 //! | a number | it is read | the number |
 //! | wiped: this is a child | it is read | the next number |
 //!
-//! Where the kernel does not wipe pages (Linux before 4.14, other systems), the generation is the
+//! If the kernel does not wipe pages (Linux before 4.14, other systems), the generation is the
 //! process id, which is read each time.
 
 use std::mem::ManuallyDrop;
@@ -21,7 +21,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
-/// Takes the place of the page if the kernel wipes none. Stays 0.
+/// Replaces the page if the kernel does not wipe pages. Its value stays 0.
 static NO_PAGE: AtomicU32 = AtomicU32::new(0);
 
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -33,7 +33,7 @@ mod generation {
     use super::NO_PAGE;
     use crate::region::page::page;
 
-    /// The page that is wiped in children, once there is one.
+    /// The page that is wiped in children. Null until it is mapped.
     static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 
     /// The word that holds the generation.

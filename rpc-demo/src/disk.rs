@@ -39,7 +39,7 @@ pub(crate) fn forbid() {
 static LENDS: AtomicBool = AtomicBool::new(false);
 
 /// Lets other processes of this host read in place what this process has read (`--lend`). Has no
-/// effect once there is a connection.
+/// effect after the first connection is made.
 pub(crate) fn lend() {
     LENDS.store(true, Ordering::Relaxed);
 }

@@ -238,8 +238,8 @@ impl Listener {
 pub(crate) struct Copies(ServerStats);
 
 impl Copies {
-    /// Payload bytes that a CPU has copied at this end so far, without the kernel's copies on TCP
-    /// and without WRITEs to shared memory.
+    /// Payload bytes that a CPU has copied at this end so far. The kernel's copies on TCP and
+    /// WRITEs to shared memory do not count.
     pub(crate) fn bytes(&self) -> u64 {
         let stats = self.0.get();
         stats.copied_fast.total() + stats.copied_tcp.total()

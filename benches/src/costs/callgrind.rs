@@ -102,8 +102,8 @@ struct Profile {
     file: PathBuf,
 }
 
-/// The totals of a callgrind file, by event. Instructions are those of the measured work alone.
-/// System calls are those of the functions that the measured work runs in, and include the warm-up.
+/// The totals of a callgrind file, by event. Instructions are counted for the measured work alone.
+/// System calls are counted in the functions that run the measured work, including its warm-up.
 fn totals(file: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;

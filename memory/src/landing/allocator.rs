@@ -35,7 +35,7 @@ pub struct Landing {
     pub(super) has_unreported: bool,
     /// True if it claims memory beyond its share.
     pub(super) starves: bool,
-    /// True if a waker is set, which can report that a chunk has been made.
+    /// True if a waker is set that can report a chunk as made.
     pub(super) has_waker: bool,
     /// The chunk that the landing thread makes.
     pub(super) making: Option<Making>,
@@ -76,7 +76,7 @@ impl Landing {
     /// budget allows it and, while another connection claims memory, the [share](Landing::share) of
     /// this one. A chunk has room for several pieces of `want` bytes, or is as long as the piece.
     ///
-    /// Where the registrar [is slow](crate::Registrar::is_slow) and a waker is
+    /// If the registrar [is slow](crate::Registrar::is_slow) and a waker is
     /// [registered](Landing::register_waker), a thread of the pool makes the chunk.
     /// [`Landing::is_pending`] is true while only that chunk is missing, and the waker is woken
     /// when it is made. Otherwise this call makes it.
@@ -85,8 +85,8 @@ impl Landing {
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
     /// has less than its share, it also claims memory, and [`Landing::others_claim`] is true for
     /// the other connections. It waits until the next call returns a piece or an error, or until
-    /// [`Landing::stop_waiting`]. It also waits where RLIMIT_MEMLOCK leaves nothing because of what
-    /// other pools of the process hold: see [`Landing::waited`].
+    /// [`Landing::stop_waiting`]. It also waits if other pools of the process hold all that
+    /// RLIMIT_MEMLOCK allows: see [`Landing::waited`].
     ///
     /// # Errors
     /// The budget allowed another chunk, but the system did not map it or the device did not

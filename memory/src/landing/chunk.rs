@@ -83,7 +83,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Has the landing thread deregister and unmap the region.
+    /// Asks the landing thread to deregister and unmap the region.
     fn free(mut self) {
         let Lease { len, waiter, ledger, .. } = &self.lease;
         let ledger = ledger.clone();

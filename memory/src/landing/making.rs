@@ -1,6 +1,6 @@
 //! A chunk that the landing thread makes for a connection's allocator.
 //!
-//! Where the registrar [is slow](crate::Registrar::is_slow), the landing thread makes chunks
+//! If the registrar [is slow](crate::Registrar::is_slow), the landing thread makes chunks
 //! (`ledger::landing_thread`). An allocator has at most one chunk in the making. It takes the lease
 //! first, so the chunk counts as leased and needs no claim.
 //!
@@ -61,7 +61,7 @@ pub(super) struct Failed {
 }
 
 impl Making {
-    /// Has the landing thread make a chunk for this lease, and wake the owner.
+    /// Asks the landing thread to make a chunk for this lease and to wake the owner.
     pub(super) fn begin(lease: Lease, request: Request) -> Self {
         let slot = Arc::<Slot>::default();
         let (bytes, waiter, ledger) = (lease.bytes(), lease.waiter.clone(), lease.ledger.clone());

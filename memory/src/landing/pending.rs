@@ -15,7 +15,7 @@ impl Landing {
         self.has_waker && self.ledger.registrar.is_slow()
     }
 
-    /// Has the landing thread make a chunk for this lease.
+    /// Asks the landing thread to make a chunk for this lease.
     pub(super) fn begin_making(&mut self, lease: Lease, request: Request) {
         self.making = Some(Making::begin(lease, request));
         self.record_leased();

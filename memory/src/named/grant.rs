@@ -188,7 +188,7 @@ impl Landing {
     }
 
     /// Registers a part of a named buffer after the filled bytes, so that this connection's peer
-    /// can write to it. Where the registrar is slow, the landing thread does it and then wakes the
+    /// can write to it. If the registrar is slow, the landing thread does it and then wakes the
     /// [waker](Landing::register_waker). Nothing is registered if the buffer has
     /// [kept](super::NamedBuffer::keep_registered) the registration of an earlier grant by this
     /// pool.

@@ -73,9 +73,9 @@ struct State {
     wakers: Vec<Waker>,
 }
 
-// SAFETY: the owner is Send, and only whoever takes it, or drops the last reference, touches it.
-// The bytes are written by the holder of the lease or the grant alone, and read through views of
-// what has been filled, which is not written again while they live (R8).
+// SAFETY: the owner is Send, and only the code that takes it or drops the last reference touches
+// it. The bytes are written by the holder of the lease or the grant alone, and read through views
+// of what has been filled, which is not written again while they live (R8).
 unsafe impl Send for Buffer {}
 // SAFETY: as above; all shared state is behind the mutex.
 unsafe impl Sync for Buffer {}

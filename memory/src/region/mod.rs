@@ -44,9 +44,9 @@ use crate::registrar::{Access, Memory, Registrar, Registration};
 pub(crate) struct Region {
     registration: Owned<Box<dyn Registration>>,
     mapping: Mapping,
-    /// Whether it may be lent to peers.
+    /// Whether the region may be lent to peers.
     lendable: bool,
-    /// The only peer to which it may be lent, if it serves one peer.
+    /// The only peer to which the region may be lent, if it serves one peer.
     for_peer: Option<NonZeroU32>,
 }
 

@@ -188,8 +188,9 @@ pub trait Link: Send + 'static {
     /// more (R5). Work that waits for [`ring_doorbell`](Link::ring_doorbell) counts as in flight.
     fn send_room(&self) -> usize;
 
-    /// SEND slots and staging, [`LinkConfig::block_bytes`](crate::LinkConfig::block_bytes) long.
-    /// The [crate docs](crate#the-control-block) say who may write where, and when.
+    /// The control block with SEND slots and staging memory. Its length is
+    /// [`LinkConfig::block_bytes`](crate::LinkConfig::block_bytes). The [crate
+    /// docs](crate#the-control-block) say who may write where, and when.
     fn block_mut(&mut self) -> &mut [u8];
 
     /// Queues one work request. The device, or the peer, sees nothing of it before

@@ -1,4 +1,5 @@
-//! Hands leases whose bytes are no longer read from the code that drops the last bytes to the link.
+//! Returns leases to the link. The code that drops the last bytes of a lease hands the lease over
+//! here.
 
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;

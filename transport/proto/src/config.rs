@@ -45,13 +45,14 @@ impl KeepAlive {
 /// Limits and sizes of one side of a connection. The hello carries those that the peer needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Bytes of a control slot, and so of the longest SEND. 512 to 32,768; default 8,192.
+    /// Length in bytes of a control slot, which limits the longest SEND. 512 to 32,768; default
+    /// 8,192.
     pub slot_size: u32,
     /// Bytes of the RECV slots at the start. A connection at rest has no others; while extra slots
     /// are posted, these need not be ([`Event::Quiet`](crate::Event::Quiet)). 512 to `slot_size`;
     /// 0, the default, means `slot_size`.
     pub rest_slot_size: u32,
-    /// Number of RECV slots at the start, and so of the peer's first credits. 4 to 4,096; default
+    /// Number of RECV slots at the start, which are the peer's first credits. 4 to 4,096; default
     /// 32.
     pub recv_slots: u16,
     /// Maximum number of RECV slots. Those beyond `recv_slots` are added and removed with the load

@@ -26,11 +26,11 @@ const MAGIC: [u8; 4] = *b"tRDM";
 /// The settings of one side that the other side needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerSettings {
-    /// RECV slots posted at the start, and so the peer's first credits.
+    /// Number of RECV slots posted at the start, which are the peer's first credits.
     pub recv_slots: u16,
     /// Maximum number of RECV slots, which bounds the credits that messages return.
     pub max_recvs: u16,
-    /// Bytes of a full RECV slot, and so of the longest SEND.
+    /// Length in bytes of a full RECV slot, which limits the longest SEND.
     pub slot_size: u32,
     /// Bytes of each RECV slot posted at the start. At most `slot_size`.
     pub rest_slot_size: u32,

@@ -30,8 +30,8 @@ pub enum Cause {
     /// provider, and it has installed none.
     #[error("TLS needs a cryptography provider, and this program has none")]
     NoCryptography,
-    /// An environment variable of this process has a bad value. Whoever starts the process has to
-    /// correct it. A call fails with UNAVAILABLE.
+    /// An environment variable of this process has a bad value. It must be corrected where the
+    /// process is started. A call fails with UNAVAILABLE.
     #[error(transparent)]
     Environment(BadEnvironment),
     /// The fast path is required and not available. It is required by

@@ -26,8 +26,8 @@ pub struct Limits {
     /// Number of places for WRITEs, at most 16. WRITEs in flight go to different places, like
     /// messages that have not been read yet.
     pub places: usize,
-    /// Bytes of each place, and so of the longest WRITE. The accepting end grants no longer places
-    /// than it was granted.
+    /// Length in bytes of each place, which limits the longest WRITE. The accepting end grants no
+    /// longer places than it was granted.
     pub place_len: usize,
     /// All places together may take 1 / `landing_part` of the pool's landing memory. If that is
     /// less than one place, places are shorter. The rest is for calls, because a bare connection

@@ -136,7 +136,7 @@ impl Bare {
         self.echo(1, 1, 1).await
     }
 
-    /// Has the other end WRITE in the same way to this one, by requests of at most
+    /// Makes the other end WRITE to this one in the same way, by requests of at most
     /// [`Limits::requested`] bytes and [`Limits::requested_writes`] WRITEs.
     ///
     /// # Errors

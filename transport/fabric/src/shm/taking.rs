@@ -17,7 +17,7 @@ pub(super) enum Pending {
     Named(Offered, TakeFds<PeerMap>),
 }
 
-/// Has the file of a message mapped for writing.
+/// Requests that the file of a message be mapped for writing.
 pub(super) fn take_file(socket: &Socket, len: u64, usage: Usage) -> TakeFds<PeerMap> {
     let size = usize::try_from(len).unwrap_or(usize::MAX);
     let user = socket.peer().uid;

@@ -17,12 +17,12 @@ pub struct SimConfig {
     /// Maximum time by which a work request, and then its completion, is delayed, in whole
     /// milliseconds. Default 0.
     pub latency: Duration,
-    /// One of this many arrivals wakes nobody, and is found with the next one or by a timer. With
+    /// One in this many arrivals wakes nobody, and is found with the next one or by a timer. With
     /// 0, the default, no wake-up is lost.
     pub lost_wakeups: u32,
-    /// One of this many arrivals needlessly wakes the sender as well. 0, the default, means never.
+    /// One in this many arrivals also wakes the sender needlessly. 0, the default, means never.
     pub idle_wakeups: u32,
-    /// On one of this many links, work that has arrived when the link dies is not reported as done.
+    /// On one in this many links, work that has arrived when the link dies is not reported as done.
     /// 0, the default, means never.
     pub flushed: u32,
     /// The bytes of one of this many WRITEs arrive in any order, some of them only when the RECV of

@@ -40,7 +40,7 @@ pub(super) struct NewGrant {
     /// Bytes of the memory in front of the granted part.
     pub(super) begin: u32,
     pub(super) len: u32,
-    /// The request that it answers.
+    /// The request that the grant answers.
     pub(super) request: RequestKey,
     /// The memory was named by this side, so it counts in no window.
     pub(super) named: bool,

@@ -8,8 +8,8 @@
 //! link that detects a lost path itself ends earlier; this time limit is for a device that never
 //! does.
 //!
-//! A connection with nothing open rests. Where the link reports the peer's end by itself, a
-//! connection at rest sets no timer. Elsewhere it asks for a proof every [`REST`].
+//! A connection with nothing open rests. At rest it sets no timer if the link reports the peer's
+//! end by itself, and otherwise asks for a proof every [`REST`].
 //!
 //! | from | event | to |
 //! |---|---|---|

@@ -73,7 +73,7 @@ impl Landing {
             || (self.grants.wants_standing(&self.unread) && self.grants.standing_len() > 0)
     }
 
-    /// Whether a stream may want memory, not only a standing grant.
+    /// Whether a stream may want memory, regardless of standing grants.
     pub(super) fn streams_want(&self, streams: &Streams) -> bool {
         !self.queue.is_empty() || self.unparks(streams) || !self.named_queue.is_empty()
     }

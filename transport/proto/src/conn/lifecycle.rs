@@ -75,7 +75,7 @@ impl Life {
         is_server
     }
 
-    /// Handles GOAWAY. Returns whether it is to be acknowledged.
+    /// Handles GOAWAY. Returns whether it must be acknowledged.
     ///
     /// # Errors
     /// [`Breach::UnexpectedGoAway`], [`Breach::WrongSide`].

@@ -89,7 +89,7 @@ impl OutputQueue {
         std::mem::replace(&mut self.waited_for_credit, true)
     }
 
-    /// Forgets that output has waited. Returns whether it has.
+    /// Returns whether output has waited for a credit, and resets this.
     pub(super) fn take_waited(&mut self) -> bool {
         std::mem::take(&mut self.waited_for_credit)
     }

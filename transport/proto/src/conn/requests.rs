@@ -33,8 +33,8 @@ impl PeerRequest {
         modulus.rest(u64::from(self.request.end).wrapping_sub(self.rest))
     }
 
-    /// The section of the message that its next byte belongs to. There is only one if the stream
-    /// does not name memory.
+    /// The section of the message that its next byte belongs to. If the stream does not name
+    /// memory, the message has only one section.
     pub(super) fn section(&self, names: bool) -> Section {
         let at = self.request.len - self.rest;
         match self.request.field.filter(|_| names) {

@@ -29,8 +29,8 @@
 //!
 //! # Without landing memory
 //!
-//! Where there is no landing memory, the rest of a body goes by DATA, within the stream's window.
-//! Each direction of a stream changes to DATA separately, and does not change back:
+//! Without landing memory, the rest of a body goes by DATA, within the stream's window. Each
+//! direction of a stream changes to DATA separately, and does not change back:
 //!
 //! | a stream's body is received | on | next |
 //! |---|---|---|

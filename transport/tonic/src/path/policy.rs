@@ -127,8 +127,8 @@ pub(crate) fn distinct(kinds: impl IntoIterator<Item = FabricKind>) -> Vec<Fabri
     list
 }
 
-/// An environment variable of this process has a bad value. Whoever starts the process has to
-/// correct it. Nothing was changed or opened.
+/// An environment variable of this process has a bad value. It must be corrected where the process
+/// is started. Nothing was changed or opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("environment variable {variable}={value:?}: {problem}; allowed: {allowed}")]
 pub struct EnvError {

@@ -113,7 +113,7 @@ where
         Some(why) => {
             metrics::fallback(Side::Server, &Reason::new(ReasonCode::Policy, why));
             throttled!(info, path = "tcp", why, "clients stay on TCP");
-            // The end of this function waits until every clone is dropped.
+            // This function ends only after every clone is dropped.
             drop(alive);
         }
         None => {

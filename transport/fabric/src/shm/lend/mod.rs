@@ -12,9 +12,9 @@
 //! | any of these | its arena is freed, so nothing in it is lent | unknown: UNLEND, and the peer unmaps it |
 //!
 //! A lease keeps its bytes until it is returned. If the connection ends first, the reader may still
-//! read them. So the first LEND also passes the writing end of a pipe, which each of the reader's
-//! mappings keeps open as long as slices of it are kept. The `keeper` keeps the leases until the
-//! kernel reports that the pipe has no writing end, because the last slice was dropped or the
+//! read them. So the first LEND also passes the writing end of a pipe. Each of the reader's
+//! mappings keeps it open while slices of the mapping exist. The `keeper` keeps the leases until
+//! the kernel reports that the pipe has no writing end, because the last slice was dropped or the
 //! process has ended.
 //!
 //! Lent bytes may be lent on, once, to processes that `same_user` confirms. The programs of both

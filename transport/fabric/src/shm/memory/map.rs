@@ -216,7 +216,7 @@ impl Map {
         let Some(len) = self.len.checked_sub(keep).filter(|len| *len > 0) else { return };
         let released = retry_on_intr(|| {
             // SAFETY: the range lies in this mapping and begins at a page; nobody has a reference
-            // to plain bytes of it, and whoever reads the atomics meets zeros (R15).
+            // to plain bytes of it, and a read of the atomics finds zeros (R15).
             unsafe { madvise(self.ptr.as_ptr().add(keep).cast(), len, Advice::LinuxRemove) }
         });
         if let Err(error) = released {

@@ -29,8 +29,8 @@ pub struct BatchEncoder {
 }
 
 impl BatchEncoder {
-    /// An encoder for batches of this schema. `pool` is the connection's: `Channel::pool()` at a
-    /// client, `tonic_rdma::pool(&request)` at a server.
+    /// Creates an encoder for batches of this schema. `pool` is the pool of the connection:
+    /// `Channel::pool()` at a client, `tonic_rdma::pool(&request)` at a server.
     ///
     /// # Errors
     /// Arrow cannot encode the schema.

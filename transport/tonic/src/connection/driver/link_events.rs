@@ -56,8 +56,8 @@ impl ConnectionState {
         self.conn.close(CloseCode::Ok, text);
         self.end(Life::Closing(Reason::new(ReasonCode::GoAway, text)));
         self.flush();
-        // The driver no longer polls, and a device takes a moment. Without the message the peer
-        // still notices the end.
+        // The driver no longer polls, and a device needs a moment to send, so poll here. If the
+        // message is not sent, the peer still notices the end.
         let mut cx = Context::from_waker(Waker::noop());
         for _ in 0..GOODBYE_POLLS {
             // The message may have waited for a SEND slot.

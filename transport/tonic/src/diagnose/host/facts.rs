@@ -9,7 +9,7 @@ pub(in crate::diagnose) struct Facts {
     pub(in crate::diagnose) interfaces: Vec<Interface>,
     /// The distribution, and those it is derived from.
     pub(in crate::diagnose) families: Vec<String>,
-    /// Drivers that the kernel has, whether loaded or not.
+    /// The drivers that the kernel provides, loaded or not.
     pub(in crate::diagnose) loadable: Loadable,
     /// The process that started this one.
     pub(in crate::diagnose) parent: Option<u32>,

@@ -83,7 +83,7 @@ fn runs_in(files: &SystemFiles) -> (RunsIn, Option<String>) {
     }
 }
 
-/// Whether a container engine has left its files.
+/// Whether the marker file of a container engine exists.
 fn marked(files: &SystemFiles) -> bool {
     files.exists("/.dockerenv") || files.exists("/run/.containerenv")
 }
