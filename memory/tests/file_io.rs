@@ -13,6 +13,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tonic_rdma_memory::disk::Ring;
@@ -198,7 +199,12 @@ fn read_and_print_pinned() {
     assert_eq!((read.unwrap(), &buf[..]), (PAGE, &content(PAGE)[..]));
     println!("pinned {}", pinned() - before);
     drop((buf, pool));
-    assert_eq!(pinned(), before, "an arena that ended is still pinned");
+    // Linux 6.1 unpins up to a second later.
+    let begun = Instant::now();
+    while pinned() > before {
+        assert!(begun.elapsed() < Duration::from_secs(20), "an arena that ended is still pinned");
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

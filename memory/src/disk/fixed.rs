@@ -23,7 +23,8 @@ pub(crate) struct FixedBuffers {
     free: Mutex<Vec<u16>>,
 }
 
-/// A registered buffer. Dropping it deregisters the buffer; work in flight keeps its pages.
+/// A registered buffer. Dropping it deregisters the buffer. Work in flight keeps its pages, and
+/// Linux 6.1 keeps them pinned for up to a second.
 pub(crate) struct Fixed {
     buffers: Arc<FixedBuffers>,
     number: u16,
