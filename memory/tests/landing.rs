@@ -7,7 +7,9 @@ mod common;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::{RecordingRegistrar, Woken, assert_budgets, assert_unused, of_rkey, pool, small};
+use common::{
+    RecordingRegistrar, Woken, assert_budgets, assert_unused, of_rkey, page, pool, small,
+};
 use tonic_rdma_memory::{Access, Landing, LandingBuf, Pool, PoolConfig, Reclaim};
 
 fn take(landing: &mut Landing, want: usize, min: usize) -> Option<LandingBuf> {
@@ -153,8 +155,8 @@ fn scarce_memory_gives_the_longest_free_piece() {
     let mut other = pool.landing();
     drop(all);
     assert!(landing.trim() > 0);
-    let held = take(&mut other, pool.config().landing - 3 * 4096, 1).unwrap();
-    assert_eq!(take(&mut landing, chunk, 1).unwrap().capacity(), 3 * 4096);
+    let held = take(&mut other, pool.config().landing - 3 * page(), 1).unwrap();
+    assert_eq!(take(&mut landing, chunk, 1).unwrap().capacity(), 3 * page());
     drop(held);
 }
 

@@ -388,16 +388,16 @@ fn jobs_are_done_in_their_order() {
     gate.let_pass(None);
     drop(wait_for(&mut three, 64 * KIB));
     gate.let_pass(Some(0));
-    assert!(one.alloc(300 * KIB, 300 * KIB).unwrap().is_none());
+    assert!(one.alloc(320 * KIB, 320 * KIB).unwrap().is_none());
     three.trim();
-    assert!(two.alloc(200 * KIB, 200 * KIB).unwrap().is_none());
+    assert!(two.alloc(192 * KIB, 192 * KIB).unwrap().is_none());
     for n in 2..=4 {
         gate.calls(n);
         gate.let_pass(Some(1));
     }
-    assert_eq!(gate.calls(4)[1..], [300 * KIB, 0, 200 * KIB]);
+    assert_eq!(gate.calls(4)[1..], [320 * KIB, 0, 192 * KIB]);
     gate.let_pass(None);
-    drop((wait_for(&mut one, 300 * KIB), wait_for(&mut two, 200 * KIB)));
+    drop((wait_for(&mut one, 320 * KIB), wait_for(&mut two, 192 * KIB)));
     drop((one, two, three));
     settle(pool, &registrar);
 }

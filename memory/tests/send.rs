@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BufMut;
 use common::{
-    Keeper, RecordingRegistrar, Woken, assert_budgets, assert_unused, pool, small, usage,
+    Keeper, RecordingRegistrar, Woken, assert_budgets, assert_unused, page, pool, small, usage,
 };
 use tonic_rdma_memory::{
     Alloc, HugePages, MIN_POOL, PinnedBuf, Pool, PoolConfig, PoolError, Registrar, Use,
@@ -134,8 +134,8 @@ fn extreme_lengths() {
 fn spare_leaves_a_quarter_and_trim_deregisters_it() {
     let (pool, registrar) = small();
     let budget = pool.config().control;
-    let extra: Vec<_> = std::iter::from_fn(|| pool.spare(4096)).collect();
-    assert_eq!(extra.len(), (budget - budget / 4) / 4096);
+    let extra: Vec<_> = std::iter::from_fn(|| pool.spare(page())).collect();
+    assert_eq!(extra.len(), (budget - budget / 4) / page());
     let block = pool.control(budget / 4).expect("what connections need is there");
     drop(extra);
     assert!(pool.stats().registered > block.capacity(), "kept for whoever is next");
@@ -151,7 +151,7 @@ fn spare_leaves_a_quarter_and_trim_deregisters_it() {
             "what was idle since the last time is taken down, after {after} s"
         );
     }
-    drop(pool.spare(4096));
+    drop(pool.spare(page()));
     assert!(pool.stats().registered > block.capacity());
     pool.trim_now();
     assert_eq!(pool.stats().registered, block.capacity());

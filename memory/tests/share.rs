@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Woken, assert_unused, small};
+use common::{Woken, assert_unused, page, small};
 use tonic_rdma_memory::{Landing, LandingBuf, Reclaim};
 
 /// Allocates as many pieces of length `each` as the connection may have.
@@ -189,7 +189,7 @@ fn one_that_starves_gets_a_chunk_of_a_share() {
 fn chunks_hold_several_pieces() {
     let (pool, _) = common::pool(tonic_rdma_memory::PoolConfig::default());
     let mut landing = pool.landing();
-    let each = (1 << 20) + 4096;
+    let each = (1 << 20) + page();
     let mut lengths = Vec::new();
     let mut held = Vec::new();
     while held.len() < 16 {

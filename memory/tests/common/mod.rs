@@ -160,9 +160,15 @@ impl Drop for Kept {
     }
 }
 
+/// Bytes of a page.
+pub(crate) fn page() -> usize {
+    // SAFETY: sysconf takes no pointer.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap()
+}
+
 /// madvise(2) fails with ENOMEM on ranges that are not mapped throughout.
 fn is_mapped(entry: Entry) -> bool {
-    let in_page = entry.start % 4096;
+    let in_page = entry.start % page();
     let (start, len) = (entry.start - in_page, entry.len + in_page);
     // SAFETY: MADV_WILLNEED changes nothing, and the kernel checks the range.
     unsafe { libc::madvise(start as *mut libc::c_void, len, libc::MADV_WILLNEED) == 0 }
