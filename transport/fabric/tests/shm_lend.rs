@@ -318,7 +318,7 @@ fn allocated(len: u64, seals: SealFlags) -> OwnedFd {
 
 /// A file of huge pages, which may be gone for good when the peer gives them back.
 fn of_huge_pages() -> OwnedFd {
-    let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let made = memfd_create("huge", flags).expect("a kernel with huge pages (CONFIG_HUGETLBFS)");
     rustix::fs::ftruncate(&made, 2 << 20).unwrap();
     rustix::fs::fcntl_add_seals(&made, LENDABLE).unwrap();
