@@ -8,11 +8,12 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 # Time that soak takes.
 MINUTES ?= 60
 
-.PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-all test-more \
-    checks quick test-source test-native test-interop test-patched test-upstream test-sim test-seeds \
-    test-conformance test-ecosystem test-costs test-large test-rdma test-rdma-core test-rdma-qemu \
-    test-aarch64 bench-check soak sanitize kernel fmt fmt-check clippy docs features bindings rust-version \
-    minimal-versions targets dependencies package semver clean packages
+.PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-all \
+    test-more checks quick test-source test-native test-interop test-patched test-upstream \
+    test-sim test-seeds test-conformance test-ecosystem test-costs test-large test-rdma \
+    test-rdma-core test-rdma-qemu test-aarch64 test-aarch64-guest bench-check soak sanitize kernel \
+    fmt fmt-check clippy docs features bindings rust-version minimal-versions targets dependencies \
+    package semver clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -163,6 +164,9 @@ test-rdma-qemu: ## run a part of test-rdma on Debian's own kernel under QEMU, wi
 
 test-aarch64: ## run the tests of protocol and bindings for AArch64, under qemu-user
 	tests/aarch64
+
+test-aarch64-guest: ## run the tests of memory and shared memory for AArch64, under QEMU
+	tests/aarch64-guest
 
 soak: ## load and random faults for MINUTES on every fabric, real and simulated
 	tests/soak $(MINUTES)
