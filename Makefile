@@ -11,8 +11,8 @@ MINUTES ?= 60
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-all \
     test-more checks quick test-source test-native test-interop test-patched test-upstream \
     test-sim test-seeds test-conformance test-ecosystem test-costs test-large test-rdma \
-    test-rdma-core test-rdma-qemu test-aarch64 test-aarch64-guest bench-check soak sanitize kernel \
-    fmt fmt-check clippy docs features bindings rust-version minimal-versions targets dependencies \
+    test-rdma-core test-rdma-qemu test-aarch64 test-aarch64-guest test-deploy bench-check soak \
+    sanitize kernel fmt fmt-check clippy docs features bindings rust-version minimal-versions targets dependencies \
     package semver clean packages
 
 help: ## list these targets
@@ -167,6 +167,9 @@ test-aarch64: ## run the tests of protocol and bindings for AArch64, under qemu-
 
 test-aarch64-guest: ## run the tests of memory and shared memory for AArch64, under QEMU
 	tests/aarch64-guest
+
+test-deploy: ## build the image of deploy/ without Docker; start it, its pods and its unit (as root)
+	tests/deploy/run
 
 soak: ## load and random faults for MINUTES on every fabric, real and simulated
 	tests/soak $(MINUTES)
