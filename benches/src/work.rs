@@ -210,7 +210,7 @@ pub fn full() -> Vec<Row> {
     rows
 }
 
-/// The rows between a short call and bulk, where most of the calls of services lie.
+/// The rows between a short call and bulk. Most calls of services lie in this range.
 pub fn middle() -> Vec<Row> {
     let mut rows = Vec::new();
     for in_flight in [1, 8, 64] {

@@ -48,8 +48,8 @@ pub struct Args {
     /// Duration of the measurement of idle connections in seconds
     #[arg(long, overrides_with = "rest", value_parser = seconds, default_value = "10")]
     pub rest: Duration,
-    /// Idle time before that measurement in seconds, in which connections release what only busy
-    /// ones need
+    /// Idle time before that measurement in seconds, in which connections release the resources
+    /// that only busy ones need
     #[arg(long, value_parser = seconds, default_value = "20")]
     pub settle: Duration,
     /// Numbers of open streams on one connection

@@ -88,7 +88,7 @@ impl Making {
     }
 }
 
-/// Makes the chunk if RLIMIT_MEMLOCK still has room for it and for what the pool reserves for
+/// Makes the chunk if RLIMIT_MEMLOCK still has room for it and for the pool's reserve for
 /// connections. Chunks ahead in the queue have been pinned since the lease was taken.
 fn make(lease: Lease) -> Result<Chunk, RegisterError> {
     let bytes = lease.bytes();

@@ -173,8 +173,9 @@ fn room(path: &Path) -> Result<u64, String> {
     Ok(if stat.f_blocks == 0 { u64::MAX } else { stat.f_bavail.saturating_mul(stat.f_frsize) })
 }
 
-/// Bytes of memory that this process may still allocate: the minimum of the system's and those of
-/// its control groups. `None` if neither is known. `root` is the parent of /proc and /sys.
+/// Bytes of memory that this process may still allocate: the least that the system and the
+/// process's control groups have left. `None` if neither is known. `root` is the parent of /proc
+/// and /sys.
 pub(super) fn memory_available(root: &Path) -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(root.join(path)).ok();
     let number = |path: &Path| read(path)?.trim().parse::<u64>().ok();

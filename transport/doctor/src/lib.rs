@@ -39,7 +39,7 @@ pub struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// [`exit_code`](Report::exit_code) of a diagnosis that could not be made or written.
+    /// The [`exit_code`](Report::exit_code) of a diagnosis that could not be made or written.
     pub const UNKNOWN: u8 = 2;
 
     /// A report whose tables are as wide as the terminal behind stdout, or 120 columns without a

@@ -274,8 +274,8 @@ impl ControlBlock {
         true
     }
 
-    /// Makes a left-out slot of the ring a held one, to be posted. Returns false for any other
-    /// slot.
+    /// Turns a left-out slot of the ring into a held one, so that it can be posted. Returns false
+    /// for any other slot.
     pub(crate) fn rejoin(&mut self, slot: u32) -> bool {
         match self.slots.get_mut(slot as usize) {
             Some(state @ Slot::LeftOut) => {

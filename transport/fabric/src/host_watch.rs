@@ -21,7 +21,7 @@ impl HostWatch {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// There is no watch to ask.
+    /// Never called, because this build cannot make a watch.
     ///
     /// # Errors
     /// None.
@@ -29,7 +29,7 @@ impl HostWatch {
         self.0.reached()
     }
 
-    /// There is no watch to ask.
+    /// Never called, because this build cannot make a watch.
     ///
     /// # Errors
     /// None.

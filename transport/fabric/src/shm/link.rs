@@ -82,7 +82,7 @@ pub struct ShmLink {
     chunks: PeerChunks,
     /// A file that the peer has given and whose descriptor is being taken.
     pending: Option<Box<Pending>>,
-    /// The message for a file that waits.
+    /// A message whose file is not taken until the peer owes less.
     deferred: Option<Box<Deferred>>,
     /// Application buffers that the peer was offered.
     named: Named,

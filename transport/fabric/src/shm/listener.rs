@@ -8,8 +8,8 @@
 //! | let in | OPEN: this end has taken the descriptors; or REFUSED, with the cause, and the client takes another path | no |
 //!
 //! So no client's file is opened here before its ticket is checked. Descriptors that a client sends
-//! before that are closed with its socket, on other threads than those for admitted clients. While
-//! [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is accepted.
+//! before that are closed with its socket. The threads that close them serve no admitted clients.
+//! While [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is accepted.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;

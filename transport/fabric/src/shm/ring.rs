@@ -32,7 +32,7 @@ const PLACES: usize = 32;
 /// Maximum bytes of all slots, which is the longest ring that this crate's users make. The messages
 /// that this end sends allocate the pages of the peer's ring, on this process's account.
 pub(crate) const MAX_RING: u64 = 128 << 10;
-/// Bytes of a cache line, which no two messages share.
+/// Length of a cache line in bytes. No two messages share a line.
 const LINE: usize = 64;
 /// Bytes of the smallest page.
 const PAGE: usize = 4096;
@@ -401,8 +401,8 @@ impl<W: Words> Writer<W> {
         self.published != self.written
     }
 
-    /// Makes written messages visible to the peer. If the peer waits and has to be woken, returns
-    /// the value with which it began to wait, otherwise 0.
+    /// Makes written messages visible to the peer. If the peer waits and must be woken, returns the
+    /// value with which it began to wait, otherwise 0.
     pub(crate) fn publish(&mut self) -> u64 {
         if !self.has_unpublished() {
             return 0;

@@ -117,7 +117,7 @@ pub(super) fn to_lend_on(bytes: Bytes, pool: &Pool, device: &Arc<DeviceState>) -
     Bytes::from_owner(LentOn { bytes, registration, device: device.clone() })
 }
 
-/// A file for the pool, which wants the one that peers map. Nobody maps it here.
+/// A file for the pool, which requires a file for peers to map. Nobody maps it here.
 fn any_file() -> Option<File> {
     static FILE: LazyLock<Option<File>> = LazyLock::new(|| File::open("/dev/null").ok());
     FILE.as_ref()?.try_clone().ok()

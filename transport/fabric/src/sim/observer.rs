@@ -28,7 +28,7 @@ pub enum Event<'a> {
         /// Bytes of each.
         bytes: u32,
     },
-    /// Two ends are connected. Reported by each of them, so twice for each connection.
+    /// Two ends are connected. Each end reports this, so it comes twice for each connection.
     Joined {
         /// The end on this side.
         end: EndId,

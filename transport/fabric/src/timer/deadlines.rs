@@ -122,8 +122,8 @@ impl Deadlines {
         Some(state.last)
     }
 
-    /// Moves a deadline later by at most a [`SLACK`]th of its wait, to one that others share: a
-    /// multiple of a power of two of milliseconds.
+    /// Delays a deadline by at most a [`SLACK`]th of its wait, to a multiple of a power of two of
+    /// milliseconds, so that timers share deadlines.
     fn shared(&self, at: Instant, wait: Duration) -> Instant {
         let slack = wait.as_millis() as u64 / SLACK;
         let Some(step) = slack.checked_ilog2().map(|log| Duration::from_millis(1 << log)) else {

@@ -70,7 +70,7 @@ impl AnswerClock {
         }
     }
 
-    /// Records a tick, after which answers are still `pending` or not.
+    /// Records a tick. `pending` says whether answers are still pending after it.
     pub(super) fn ticked(&mut self, now: Instant, pending: bool) {
         *self = match pending {
             true => AnswerClock::Ticking { next: now + TICK },

@@ -118,8 +118,8 @@ impl Connection {
         self.send_payload(id, Payload::new(), true)
     }
 
-    /// Whether more output may be queued without waiting. False for a closed stream. If it is false
-    /// for an open one, [`Event::Writable`] follows once there is room.
+    /// Whether more output may be queued without waiting. False for a closed stream. If an open
+    /// stream has no room, [`Event::Writable`] follows once it has.
     pub fn has_room(&mut self, id: StreamId) -> bool {
         let Ok(key) = self.open_for_sending(id) else { return false };
         self.output.has_room(&mut self.streams[key])

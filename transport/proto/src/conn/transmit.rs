@@ -79,7 +79,7 @@ impl Connection {
         self.wants_flush() || self.credits.return_due() || !self.life.greeted
     }
 
-    /// Whether payload waits to be written that has to be staged first.
+    /// Whether payload that must be staged first waits to be written.
     pub fn waits_to_stage(&self) -> bool {
         self.output.has_staged()
     }

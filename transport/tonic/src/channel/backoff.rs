@@ -59,7 +59,7 @@ pub(crate) struct Backoff {
     failed: u32,
     /// Consecutive fast paths that were lost before they were [`STABLE`].
     lost: u32,
-    /// Short pauses left after the last loss.
+    /// The number of short pauses that are left after the last loss.
     quick: u32,
 }
 

@@ -35,7 +35,7 @@ pub(super) struct DeviceMonitor {
     watch: OnceLock<Option<HostWatch>>,
 }
 
-/// Addresses of this host that connections or listeners use, and which may move to another device.
+/// Addresses of this host that connections or listeners use. They may move to another device.
 #[derive(Clone, Debug, Default)]
 struct InUse(Arc<Mutex<BTreeSet<IpAddr>>>);
 

@@ -90,7 +90,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
     peer
 }
 
-/// Goes from the Offer to a connection over each address that the server names.
+/// Asks for an Offer, and then connects to each address that the server names.
 async fn walk(
     request: &Request,
     endpoint: &Endpoint,

@@ -116,7 +116,7 @@ pub struct Host {
     pub os: &'static str,
     /// `x86_64`, `aarch64`, ...
     pub arch: &'static str,
-    /// The kernel's release, as in `uname -r`.
+    /// The kernel's release, as `uname -r` shows it.
     pub kernel: Option<String>,
     /// `ID` of os-release(5): `debian`, `fedora`, ...
     pub distribution: Option<String>,
@@ -175,7 +175,7 @@ pub struct Library {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Module {
-    /// The name as in `lsmod`.
+    /// The name that `lsmod` shows.
     pub name: String,
     /// Whether it is present.
     pub state: ModuleState,
@@ -218,7 +218,7 @@ pub struct DeviceFile {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Device {
-    /// The device's name, as in `rdma link`.
+    /// The device's name, as `rdma link` shows it.
     pub name: String,
     /// `InfiniBand`, `RoCE`, `iWARP`, `sim` or `unknown transport`.
     pub transport: String,

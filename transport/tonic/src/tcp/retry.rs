@@ -314,8 +314,8 @@ impl KeptBody {
 struct Sent {
     /// The first frame, if it is short.
     short: SmallVec<[u8; MAX_COPIED]>,
-    /// The frames after it: all frames while the body can be retried, and otherwise those still to
-    /// be sent.
+    /// The frames after `short`: all of them while the body can be retried, and otherwise only
+    /// those that are not sent yet.
     frames: Vec<Bytes>,
     /// Index into `frames` of the next frame to send.
     next: usize,
@@ -341,7 +341,7 @@ impl Sent {
         true
     }
 
-    /// Makes all of it be sent again.
+    /// Starts again with the first frame.
     fn rewind(&mut self) {
         if !self.short.is_empty() {
             self.frames.insert(0, Bytes::copy_from_slice(&self.short));

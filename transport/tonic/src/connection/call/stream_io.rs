@@ -37,7 +37,7 @@ pub(crate) struct StreamIo {
 }
 
 impl StreamIo {
-    /// Whether a reader waits for what the peer sends next, or what it sends is dropped.
+    /// Whether a reader waits for the peer's next data, or all further data is dropped.
     pub(crate) fn is_awaited(&self) -> bool {
         self.discard || (self.recv_waker.is_some() && self.unread.is_empty())
     }

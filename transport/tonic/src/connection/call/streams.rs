@@ -32,7 +32,7 @@ impl Streams {
         self.opened.push_back((id, block));
     }
 
-    /// Whether a reader waits for what the peer sends on this stream next, or what it sends is
+    /// Whether a reader waits for the peer's next data on this stream, or all further data is
     /// dropped.
     pub(crate) fn is_awaited(&self, id: StreamId) -> bool {
         self.io.get(&id).is_some_and(StreamIo::is_awaited)

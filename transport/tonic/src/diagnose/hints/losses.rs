@@ -10,8 +10,8 @@ use crate::diagnose::report::{Cure, Device, Hint};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::diagnose) struct Losses(BTreeMap<(String, String), u64>);
 
-/// Names of such counters. The first list has those of InfiniBand's ports. The others are those
-/// that the kernel's source names for each driver, without names of an earlier list.
+/// Names of the counters. The first list has the counters of InfiniBand's ports. Each further list
+/// has the counters of one driver in the kernel's source, without the names of earlier lists.
 const LOSSES: [&[&str]; 6] = [
     &["port_rcv_errors", "port_xmit_discards"],
     // mlx5

@@ -57,7 +57,7 @@ impl FastPath {
             }
             () = draining(self.drain.clone()) => {}
         }
-        // No other connection may exist that would return the memory.
+        // Possibly no other connection exists that would return the memory.
         pool.trim_now();
     }
 }
