@@ -1,9 +1,9 @@
 /* Pins memory for each queue pair, as the drivers of adapters do. CHARGE_HOLD may name a file with
- * the name of a call (`create`, or `init`, `rtr` and `rts` for a change to that state) and a
- * number. Then that many such calls pass, and the next one waits as long as the file exists. It
- * says so by a file with `.held` appended to the name. If CHARGE_LIMIT names a file, a queue pair
- * that would take more than the number of bytes in it is refused, as if memory were scarce. Loaded
- * first (LD_PRELOAD):
+ * the name of a call (`create`, `destroy`, or `init`, `rtr` and `rts` for a change to that state)
+ * and a number. Then that many such calls pass, and the next one waits as long as the file exists.
+ * It says so by a file with `.held` appended to the name. If CHARGE_LIMIT names a file, a queue
+ * pair that would take more than the number of bytes in it is refused, as if memory were scarce.
+ * Loaded first (LD_PRELOAD):
  *
  *     cc -shared -fPIC -O2 -o charge.so tests/guest/charge.c
  *
@@ -141,6 +141,7 @@ int ibv_modify_qp(void *qp, void *attr, int mask) {
 int ibv_destroy_qp(void *qp) {
     int (*destroy)(void *) = verbs("ibv_destroy_qp");
     int (*dereg)(void *) = verbs("ibv_dereg_mr");
+    hold("destroy");
     int error = destroy(qp);
     if (error)
         return error;

@@ -322,6 +322,12 @@ pub trait Link: Send + 'static {
     /// it.
     fn wait_goes_on(&mut self) {}
 
+    /// Whether dropping the link may block for milliseconds, because an adapter destroys a queue
+    /// pair.
+    fn blocks_on_drop(&self) -> bool {
+        false
+    }
+
     /// Whether the peer is known to run on this thread's processor. It then handles messages only
     /// when this thread goes idle.
     fn shares_processor(&self) -> bool {

@@ -627,6 +627,9 @@ impl Link for AnyLink {
     fn wait_goes_on(&mut self) {
         dispatch!(AnyLink[Instant], self, l => l.wait_goes_on());
     }
+    fn blocks_on_drop(&self) -> bool {
+        dispatch!(AnyLink[Instant], self, l => l.blocks_on_drop())
+    }
     fn shares_processor(&self) -> bool {
         dispatch!(AnyLink[Instant], self, l => l.shares_processor())
     }

@@ -182,6 +182,16 @@ impl SimDevice {
         self.directory.freeze(&self.state, on);
     }
 
+    /// Fault: destroying a link of this device blocks until this is called with `false`.
+    pub fn hold_destroy(&self, on: bool) {
+        self.state.faults.hold_destroy(on);
+    }
+
+    /// The number of links whose destruction was held.
+    pub fn destroying(&self) -> u64 {
+        self.state.faults.destroying()
+    }
+
     /// Fault: this device's process pauses. It sees no arrivals and sends nothing, while its device
     /// receives and answers probes. `false` ends the fault.
     pub fn pause(&self, on: bool) {

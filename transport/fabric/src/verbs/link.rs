@@ -614,6 +614,10 @@ impl Link for VerbsLink {
         Ok(Shared::Yes)
     }
 
+    fn blocks_on_drop(&self) -> bool {
+        true
+    }
+
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {
         if let Some(error) = &self.dead {
             return Err(error.clone());

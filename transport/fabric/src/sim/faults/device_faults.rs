@@ -28,6 +28,10 @@ pub(crate) struct Faults {
     /// Peers are not told that a link has ended.
     lose_disconnects: AtomicBool,
     removed: AtomicBool,
+    /// Links are not destroyed until this ends.
+    holds_destroy: AtomicBool,
+    /// The number of links whose destruction has begun while it was held.
+    destroying: AtomicU64,
     /// Whether registrations have ever been held, since when the registrar is slow.
     slow: AtomicBool,
     /// Whether registrations of landing memory are held.
@@ -94,6 +98,28 @@ impl Faults {
 
     pub(crate) fn set_frozen(&self, on: bool) {
         self.frozen.store(on, SeqCst);
+    }
+
+    pub(crate) fn hold_destroy(&self, on: bool) {
+        self.holds_destroy.store(on, SeqCst);
+    }
+
+    pub(crate) fn holds_destroy(&self) -> bool {
+        self.holds_destroy.load(SeqCst)
+    }
+
+    /// Blocks while links are not destroyed.
+    pub(crate) fn wait_to_destroy(&self) {
+        if self.holds_destroy() {
+            self.destroying.fetch_add(1, SeqCst);
+        }
+        while self.holds_destroy() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    pub(crate) fn destroying(&self) -> u64 {
+        self.destroying.load(SeqCst)
     }
 
     pub(crate) fn frozen(&self) -> bool {

@@ -509,6 +509,10 @@ impl Link for SimLink {
         Ok(Shared::Yes)
     }
 
+    fn blocks_on_drop(&self) -> bool {
+        self.end.device.faults.holds_destroy()
+    }
+
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {
         if let Some(error) = &self.dead {
             return Err(error.clone());
@@ -744,6 +748,7 @@ impl Link for SimLink {
 
 impl Drop for SimLink {
     fn drop(&mut self) {
+        self.end.device.faults.wait_to_destroy();
         self.end.close();
         self.end.device.net.emit(Event::Destroyed { end: self.end.id });
         self.tell_peer();

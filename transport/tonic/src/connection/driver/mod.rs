@@ -7,10 +7,12 @@
 //! | `link_events` | completions, and the end of a link |
 //! | `dispatch` | passes received messages to the protocol, and its events to their streams |
 //! | `timers` | the connection's one timer, and its end |
+//! | `destroy` | destroys the link of an ended connection |
 //! | `tidy` | how long a connection at rest still wakes to return memory |
 //! | `scratch` | per-thread memory that is needed only while a driver runs |
 //! | `yield_policy` | how the driver yields while more is left to copy |
 
+mod destroy;
 mod dispatch;
 pub(super) mod handle;
 mod link_events;
@@ -29,6 +31,7 @@ use tonic_rdma_proto::CloseCode;
 
 use crate::connection::call::stream::Opened;
 use crate::connection::copy_scheduler::AfterFlush;
+use crate::connection::driver::destroy::Destroying;
 use crate::connection::driver::timers::Timers;
 use crate::connection::driver::yield_policy::YieldPolicy;
 use crate::connection::lifecycle::{Life, inherited};
@@ -65,6 +68,7 @@ pub(crate) async fn drive(
         unrecorded: 0,
         yields: YieldPolicy::new(),
         opened: Vec::new(),
+        destroying: None,
         _teardown: Teardown(shared.clone()),
         shared,
     };
@@ -87,6 +91,8 @@ struct Driver {
     yields: YieldPolicy,
     /// Streams to serve once the lock is free.
     opened: Vec<Opened>,
+    /// The link, once the connection has ended. Dropped before the teardown frees memory.
+    destroying: Option<Destroying>,
     _teardown: Teardown,
 }
 
@@ -117,6 +123,9 @@ impl Driver {
         let shared = self.shared.clone();
         if !shared.is_own() {
             return Poll::Ready(Reason::new(ReasonCode::Forked, inherited().message()));
+        }
+        if self.destroying.is_some() {
+            return self.poll_destroyed(cx);
         }
         self.yields.runs();
         for round in 1..=MAX_ROUNDS {
@@ -153,8 +162,8 @@ impl Driver {
                 self.opened = Vec::new();
                 serve(Turn::Rest);
             }
-            if let Poll::Ready(reason) = ended {
-                return Poll::Ready(reason);
+            if ended.is_ready() {
+                return self.poll_destroyed(cx);
             }
             match next {
                 AfterFlush::Yield if !called => self.yields.yield_now(cx),
@@ -186,9 +195,10 @@ impl Driver {
         refused
     }
 
-    /// Closes a connection that has drained, then handles timers and the end.
+    /// Closes a connection that has drained, then handles timers and the end. Returns ready once
+    /// the connection has ended.
     #[inline]
-    fn poll_end(&mut self, cx: &mut Context<'_>, state: &mut ConnectionState) -> Poll<Reason> {
+    fn poll_end(&mut self, cx: &mut Context<'_>, state: &mut ConnectionState) -> Poll<()> {
         if state.conn.is_drained() && state.lifecycle.is_open() {
             let reason = Reason::new(ReasonCode::GoAway, "closed in good order");
             state.conn.close(CloseCode::Ok, "closed in good order");
@@ -196,7 +206,22 @@ impl Driver {
             state.flush();
             self.timers.disarm();
         }
-        self.timers.poll(cx, state)
+        ready!(self.timers.poll(cx, state));
+        self.destroying = state.link.take().map(Destroying::new);
+        Poll::Ready(())
+    }
+
+    /// Waits until the link is destroyed, then frees the memory that the peer could write to (R9).
+    #[cold]
+    fn poll_destroyed(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+        if let Some(destroying) = &mut self.destroying {
+            ready!(destroying.poll(cx));
+        }
+        let mut state = self.shared.lock();
+        state.destroy();
+        let reason = state.lifecycle.end_reason().cloned();
+        let lost = || Reason::new(ReasonCode::LinkLost, "the connection ended");
+        Poll::Ready(reason.unwrap_or_else(lost))
     }
 
     /// Records metrics before the tasks of the last calls are woken, so that a caller with an

@@ -21,7 +21,6 @@ use tonic_rdma_fabric::{Link, Timer};
 use crate::connection::driver::tidy::Tidy;
 use crate::connection::lifecycle::Life;
 use crate::connection::state::ConnectionState;
-use crate::path::reason::Reason;
 
 /// How long a connection's last message may take when no call is left.
 const LAST_MESSAGE: Duration = Duration::from_secs(5);
@@ -68,11 +67,7 @@ impl Timers {
     /// Handles deadlines and the end of the connection. Returns ready when the connection has
     /// ended.
     #[inline]
-    pub(super) fn poll(
-        &mut self,
-        cx: &mut Context<'_>,
-        state: &mut ConnectionState,
-    ) -> Poll<Reason> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, state: &mut ConnectionState) -> Poll<()> {
         if self.is_outdated(state) {
             self.armed = false;
         }
@@ -82,11 +77,7 @@ impl Timers {
         }
         loop {
             match state.lifecycle.life() {
-                Life::Dead(reason) => {
-                    let reason = reason.clone();
-                    state.destroy();
-                    return Poll::Ready(reason);
-                }
+                Life::Dead(_) => return Poll::Ready(()),
                 Life::Closing(reason) if state.link.is_idle() => {
                     let reason = reason.clone();
                     if let Some(link) = state.link.get_mut() {

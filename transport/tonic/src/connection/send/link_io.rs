@@ -17,7 +17,7 @@ use crate::connection::tasks::ReadyTasks;
 
 /// A link and its resources. State that belongs to streams, or outlives the link, is elsewhere.
 pub(crate) struct LinkIo {
-    /// `None` once the queue pair is destroyed.
+    /// `None` once the connection has ended.
     pub(super) link: Option<AnyLink>,
     pub(crate) pool: Pool,
     in_flight: InFlight,
@@ -47,7 +47,7 @@ impl LinkIo {
         }
     }
 
-    /// The link. `None` once the queue pair is destroyed.
+    /// The link. `None` once the connection has ended.
     #[inline]
     pub(crate) fn get(&self) -> Option<&AnyLink> {
         self.link.as_ref()
@@ -57,6 +57,11 @@ impl LinkIo {
     #[inline]
     pub(crate) fn get_mut(&mut self) -> Option<&mut AnyLink> {
         self.link.as_mut()
+    }
+
+    /// Takes the link of a connection that has ended.
+    pub(crate) fn take(&mut self) -> Option<AnyLink> {
+        self.link.take()
     }
 
     /// Destroys the queue pair, and returns unused memory to the pool.

@@ -1,5 +1,8 @@
 //! Connections that drain, are lost, or whose peer is silent.
 
+use std::sync::atomic::AtomicBool;
+
+use super::landing::until;
 use super::*;
 
 #[tokio::test]
@@ -44,6 +47,44 @@ async fn a_lost_link_fails_its_calls_once_and_gives_memory_back() {
     match s.client.call(request("/collect", full(&b"y"[..]))).await {
         Err(CallError::NotSent(..)) => {}
         other => panic!("{other:?}"),
+    }
+}
+
+/// The peer may write until the queue pair is destroyed (R9). That may take milliseconds, in which
+/// no worker is blocked. If the driver is dropped in that time, it waits.
+#[tokio::test]
+async fn memory_is_kept_until_a_slow_link_is_destroyed() {
+    for is_dropped in [false, true] {
+        let s = setup(SimConfig::default(), 64 << 20).await;
+        let call = tokio::spawn(s.client.call(request("/hang", full(pattern(3_000_000)))));
+        until("the request lands", || s.pools[0].stats().filled > 0).await;
+        s.server_device.hold_destroy(true);
+        s.server_device.remove();
+        until("the link is being destroyed", || s.server_device.destroying() == 1).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let (is_finished, leased) = (s.server.is_finished(), s.pools[0].stats().leased);
+        let released = Arc::new(AtomicBool::new(false));
+        let release = {
+            let (device, released) = (s.server_device.clone(), released.clone());
+            move || {
+                released.store(true, Relaxed);
+                device.hold_destroy(false);
+            }
+        };
+        if is_dropped {
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(50));
+                release();
+            });
+            s.server.abort();
+            s.server.await.unwrap_err();
+        } else {
+            release();
+            assert_eq!(s.server.await.unwrap().code(), ReasonCode::LinkLost);
+        }
+        assert!(released.load(Relaxed) && !is_finished && leased > 0);
+        call.await.unwrap().unwrap_err();
+        until("memory is free", || s.pools[0].stats().leased == 0).await;
     }
 }
 
