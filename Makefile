@@ -11,9 +11,9 @@ MINUTES ?= 60
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-all \
     test-more checks quick test-source test-native test-interop test-patched test-upstream \
     test-sim test-seeds test-conformance test-ecosystem test-costs test-large test-rdma \
-    test-rdma-core test-rdma-qemu test-aarch64 test-aarch64-guest test-deploy bench-check soak \
-    sanitize kernel fmt fmt-check clippy docs features bindings rust-version minimal-versions targets dependencies \
-    package semver clean packages
+    test-rdma-core test-rdma-qemu test-aarch64 test-aarch64-guest test-deploy bench-check man soak \
+    sanitize kernel fmt fmt-check clippy docs features bindings rust-version minimal-versions \
+    targets dependencies package semver clean packages
 
 help: ## list these targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -170,6 +170,11 @@ test-aarch64-guest: ## run the tests of memory and shared memory for AArch64, un
 
 test-deploy: ## build the image of deploy/ without Docker; start it, its pods and its unit (as root)
 	tests/deploy/run
+
+man: packages ## write the man pages of rpc-demo and tonic-rdma-doctor to target/man
+	@mkdir -p $(TARGET)/man
+	MAN_PAGES=$(TARGET)/man scripts/cargo-members test -q --bin rpc-demo --bin tonic-rdma-doctor man_page
+	@ls $(TARGET)/man
 
 soak: ## load and random faults for MINUTES on every fabric, real and simulated
 	tests/soak $(MINUTES)

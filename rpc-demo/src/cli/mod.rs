@@ -2,6 +2,8 @@
 
 mod addr;
 mod completions;
+#[cfg(test)]
+mod man;
 mod size;
 mod usage;
 

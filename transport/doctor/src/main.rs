@@ -108,3 +108,26 @@ fn causes(error: &dyn std::error::Error) -> String {
     }
     Escaped(&text).to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use clap::CommandFactory;
+
+    use super::Args;
+
+    /// `make man` sets MAN_PAGES to the directory that it wants the page in.
+    #[test]
+    fn the_program_has_a_man_page() {
+        let scratch = tempfile::tempdir().unwrap();
+        let pages = std::env::var_os("MAN_PAGES").map_or(scratch.path().to_owned(), PathBuf::from);
+        clap_mangen::generate_to(Args::command(), &pages).unwrap();
+        let page = std::fs::read_to_string(pages.join("tonic-rdma-doctor.1")).unwrap();
+        let page = page.replace("\\-", "-");
+        assert!(page.contains(".TH tonic-rdma-doctor 1"), "{page}");
+        for arg in Args::command().get_arguments().filter_map(|arg| arg.get_long()) {
+            assert!(page.contains(&format!("--{arg}")), "no --{arg}:\n{page}");
+        }
+    }
+}
