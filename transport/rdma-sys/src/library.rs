@@ -59,7 +59,7 @@ fn look_up(handle: NonNull<c_void>, symbol: &CStr, version: &CStr) -> *mut c_voi
     unsafe { libc::dlvsym(handle.as_ptr(), symbol.as_ptr(), version.as_ptr()) }
 }
 
-/// The address of a function in its default version, which is the wanted one.
+/// The address of a function in its default version, which is the version wanted here.
 #[cfg(not(target_env = "gnu"))]
 fn look_up(handle: NonNull<c_void>, symbol: &CStr, _version: &CStr) -> *mut c_void {
     // SAFETY: the handle is open and the symbol is a string; it is not used by looking it up.

@@ -110,7 +110,7 @@ impl Directory {
         }
     }
 
-    /// Pauses or resumes a device's process in the use of its links.
+    /// Pauses or resumes all use of links by the process of a device.
     pub(super) fn pause(&self, device: &Arc<DeviceState>, on: bool) {
         device.faults.set_paused(on);
         self.each_end(device, End::wake);

@@ -82,7 +82,7 @@ impl AnswerClock {
 /// An answer that is expected from the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PendingAnswer {
-    /// The number of the frame that it answers, counting all control frames
+    /// The number of the frame that the answer is for, counting all control frames
     /// ([`Control::last_frame`](super::control::Control::last_frame)).
     frame: u64,
     /// Ticks since that frame was handed out.

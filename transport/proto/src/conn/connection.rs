@@ -320,8 +320,8 @@ impl Connection {
         }
     }
 
-    /// Removes a stream, also from the queues. An aborted stream may be in some, an ended one is in
-    /// none.
+    /// Removes a stream. An aborted stream may still be in queues and is removed from them. An
+    /// ended stream is in no queue.
     pub(super) fn remove(&mut self, key: usize) {
         let stream = self.streams.remove(key);
         self.output.remove(key, &stream);

@@ -2,8 +2,8 @@
 //!
 //! A RECV has one of two sizes: the short one of a connection at rest, or that of a full slot. Both
 //! sides keep credits in the order in which the RECVs were posted, which is also the order in which
-//! messages take them. So a credit also tells the size: a sender knows how long its next message
-//! may be, and a receiver knows how long the RECV was that a message took.
+//! messages take them. So each credit also has a size: a sender knows the maximum length of its
+//! next message, and a receiver knows the length of the RECV that a message took.
 
 use super::recv_queue::{RecvQueue, Run};
 use crate::config::Config;

@@ -28,13 +28,13 @@ pub(super) struct PeerGrant {
 pub(super) struct Bulk {
     pub(super) payload: Payload,
     pub(super) end: bool,
-    /// Memory has been bound or requested.
+    /// Whether memory has been bound or requested.
     pub(super) prepared: bool,
-    /// Bytes that have been granted for it.
+    /// Bytes that have been granted for the payload.
     pub(super) granted: u64,
     pub(super) len: u64,
-    /// Its end by the clock of [`WriteOrder`](super::write_order::WriteOrder), once it can be
-    /// written.
+    /// The time on the clock of [`WriteOrder`](super::write_order::WriteOrder) at which it would be
+    /// written completely. Set once it can be written.
     pub(super) finish: Option<u64>,
     /// Its begin in the peer's memory: see [`alignment`].
     pub(super) begin: u32,

@@ -75,8 +75,8 @@ impl ContextBuilder {
     ///
     /// **Each process maps the memory for sending of its connection's pool, read-only**:
     /// [`Channel::pool`](crate::Channel::pool) of a client, [`pool`](crate::pool()) of a server's
-    /// request. It sees the content of buffers from there, and nothing else. A message in another
-    /// connection's buffer is copied. For a peer that runs as another user, use
+    /// request. It sees the content of buffers from that pool, and nothing else. A message in
+    /// another connection's buffer is copied. For a peer that runs as another user, use
     /// [`Lending::OneProcess`], which names the process. As over RDMA, the sending process could
     /// change a message while it is read, so a reader that does not trust it must not borrow.
     pub fn lending(mut self, lending: Lending) -> Self {

@@ -6,7 +6,7 @@
 //! | TLS | yes | yes | yes |
 //! | TLS | no | no: `not-encrypted` | yes |
 //!
-//! Each end decides by its own end of the TCP connection. The server offers no device and takes no
+//! Each side decides by its own end of the TCP connection. The server offers no device and takes no
 //! ticket there, and the client connects to no device that is offered.
 
 use crate::path::Path;

@@ -36,7 +36,7 @@ use crate::endpoint::Endpoint;
 
 /// No round begins after this time.
 const BUDGET: Duration = Duration::from_secs(1);
-/// Time limit of the rounds. If a network needs longer, there is nothing to compare.
+/// Time limit of the rounds. A network that needs longer is not worth comparing.
 const LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of the rows. They begin with short transfers, and a network that loses packets gets
 /// no further.
