@@ -25,6 +25,10 @@ fn each_command_has_a_man_page() {
         for flag in flags(command) {
             assert!(page.contains(&format!("--{flag}")), "{name} has no --{flag}:\n{page}");
         }
+        for variable in command.get_arguments().filter_map(|arg| arg.get_env()) {
+            let variable = variable.to_str().unwrap();
+            assert!(page.contains(variable), "{name} has no {variable}:\n{page}");
+        }
     }
 }
 
