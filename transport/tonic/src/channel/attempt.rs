@@ -50,48 +50,46 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Makes one attempt, which takes at most `limit`. Tries again until `patience` has passed if
-    /// the obstacle is temporary, because `connect` waits for that long in any case.
+    /// Makes one attempt, which takes at most `limit`. If the obstacle is temporary, tries again
+    /// until `patience`, because `connect` waits until then in any case. If a repeated try has not
+    /// ended by then, the result is the reason of the try before it.
     ///
     /// Cancel safe: an attempt that fails or is dropped undoes what it has begun.
-    pub(crate) async fn attempt(
-        &self,
-        limit: Duration,
-        patience: Duration,
-    ) -> Result<Fast, Reason> {
+    pub(crate) async fn attempt(&self, limit: Duration, patience: Instant) -> Result<Fast, Reason> {
         let began = Instant::now();
-        let deadline = began + limit;
+        let mut deadline = began + limit;
         let mut jitter = self.context.jitter();
+        let mut known = None;
         let attempted = loop {
             let tried = Instant::now();
             let attempted = tokio::time::timeout_at(deadline, self.run(deadline)).await;
             let pause = backoff::again(&mut jitter);
-            // Wait only if the next try can end before `patience` is over. Otherwise the caller
-            // needs this reason now.
-            let then = began.elapsed() + pause + 2 * tried.elapsed();
-            match &attempted {
+            // Wait only if the next try can end within `patience`. Otherwise the caller needs this
+            // reason now.
+            let then = Instant::now() + pause + 2 * tried.elapsed();
+            match attempted {
                 Ok(Err(reason)) if reason.passes() && then < patience => {
                     tracing::debug!(%reason, "the fast path is tried again at once");
                     tokio::time::sleep(pause).await;
+                    deadline = deadline.min(patience);
+                    known = Some(reason);
                 }
-                _ => break attempted,
+                Ok(Err(reason)) if reason.code() == ReasonCode::HandshakeTimeout => {
+                    break Err(known.unwrap_or(reason));
+                }
+                Ok(result) => break result,
+                Err(_) => {
+                    let detail = || format!("no fast path after {} ms", limit.as_millis());
+                    let late = || Reason::new(ReasonCode::HandshakeTimeout, detail());
+                    break Err(known.unwrap_or_else(late));
+                }
             }
         };
-        if !matches!(attempted, Ok(Ok(_))) {
-            self.rails.left(self.connection, Left::Closed, self.context.rails());
+        match &attempted {
+            Ok(fast) => metrics::handshake(Path::of(fast.client.peer()), began.elapsed()),
+            Err(_) => self.rails.left(self.connection, Left::Closed, self.context.rails()),
         }
-        match attempted {
-            Ok(result) => {
-                if let Ok(fast) = &result {
-                    metrics::handshake(Path::of(fast.client.peer()), began.elapsed());
-                }
-                result
-            }
-            Err(_) => Err(Reason::new(
-                ReasonCode::HandshakeTimeout,
-                format!("no fast path after {} ms", limit.as_millis()),
-            )),
-        }
+        attempted
     }
 
     async fn run(&self, deadline: Instant) -> Result<Fast, Reason> {

@@ -206,9 +206,10 @@ async fn attempt(
     fast_path_timeout: Duration,
     log: &mut Log,
 ) -> Result<Fast, Reason> {
-    let mut attempt =
-        std::pin::pin!(plan.attempt(ATTEMPT_LIMIT.max(fast_path_timeout), fast_path_timeout));
-    match tokio::time::timeout(fast_path_timeout, &mut attempt).await {
+    let patience = tokio::time::Instant::now() + fast_path_timeout;
+    let limit = ATTEMPT_LIMIT.max(fast_path_timeout);
+    let mut attempt = std::pin::pin!(plan.attempt(limit, patience));
+    match tokio::time::timeout_at(patience, &mut attempt).await {
         Ok(result) => result,
         Err(_) => {
             let late = Reason::new(

@@ -165,6 +165,24 @@ async fn a_limit_of_the_moment_is_tried_again_and_one_of_none_is_told() {
     assert_eq!(crate::Reason::of(&required).unwrap().code(), ReasonCode::LimitReached);
 }
 
+/// A try that has no answer when `connect` stops waiting hides no reason that is known.
+#[tokio::test]
+async fn a_repeated_try_without_an_answer_leaves_the_reason_of_the_first() {
+    let world = World::new();
+    let builder = world.builder();
+    let stats = builder.stats();
+    let serving = limited(&world, |_| builder.max_handshakes(0)).await;
+    let endpoint = world.endpoint(&serving).fast_path_timeout(Duration::from_secs(4));
+    let connecting = tokio::spawn(async move { endpoint.connect().await });
+    while stats.get().connections_refused == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    world.server.freeze(true);
+    let channel = connecting.await.unwrap().unwrap();
+    world.server.freeze(false);
+    check_refused(&channel, "connections in the making");
+}
+
 #[tokio::test]
 async fn a_flood_of_offers_leaves_channels_alone() {
     let world = World::new();
