@@ -384,8 +384,9 @@ impl Fabric {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Fabric::Verbs(d) => {
-                let (link, private_data) =
-                    d.connect(self.ip(addr)?, config, pool, private_data, timeout).await?;
+                let connecting = d.connect(self.ip(addr)?, config, pool, private_data, timeout);
+                // On the heap, because every other connection would carry its several KiB.
+                let (link, private_data) = Box::pin(connecting).await?;
                 Ok(Connected { link: AnyLink::Verbs(link), private_data })
             }
             #[cfg(all(target_os = "linux", feature = "shm"))]
@@ -533,7 +534,9 @@ impl Incoming {
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Incoming::Verbs(i) => {
-                i.accept(config, pool, private_data, timeout).await.map(AnyLink::Verbs)
+                let accepting = i.accept(config, pool, private_data, timeout);
+                // On the heap, as for `Fabric::connect`.
+                Box::pin(accepting).await.map(AnyLink::Verbs)
             }
             #[cfg(all(target_os = "linux", feature = "shm"))]
             Incoming::Shm(i) => {
