@@ -44,7 +44,8 @@ pub enum ReasonCode {
     VersionMismatch,
     /// The fast path was up and has failed.
     LinkLost,
-    /// The server runs on another host or in another network namespace, so it cannot share memory.
+    /// The server runs on another host, so it cannot share memory. One on this host, but in another
+    /// network namespace, gives [`HandshakeRejected`](Self::HandshakeRejected).
     OtherHost,
     /// The server runs as another user, and the [`ShmAccess`](crate::ShmAccess) of one end does not
     /// allow memory to be shared with it.
