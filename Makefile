@@ -9,8 +9,8 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 MINUTES ?= 60
 
 .PHONY: help build demo bench bench-rdma scale scale-rdma costs costs-record test test-all \
-    test-more checks quick test-source test-native test-interop test-patched test-upstream \
-    test-sim test-seeds test-conformance test-ecosystem test-costs test-large test-rdma \
+    test-more more-and-checks checks quick test-source test-native test-interop test-patched \
+    test-upstream test-sim test-seeds test-conformance test-ecosystem test-costs test-large test-rdma \
     test-rdma-core test-rdma-qemu test-aarch64 test-aarch64-guest test-deploy bench-check man soak \
     sanitize kernel fmt fmt-check clippy docs features bindings rust-version minimal-versions \
     targets dependencies package semver clean packages
@@ -86,6 +86,18 @@ test-all: ## run all tests
 test-more: ## run the tests of test-all that test leaves out
 	$(call steps,$(MORE_TESTS))
 	@tests/figures $(STARTED)
+
+# Guests leave a part of the processors idle, so what compiles runs beside them. Native tests and
+# speeds have the machine to themselves.
+more-and-checks: ## run test-more and checks, the latter beside test-rdma
+	$(call steps,$(filter-out test-rdma test-rdma-core bench-check,$(MORE_TESTS)))
+	@$(MAKE) --no-print-directory -j3 --output-sync=target guest-tests checks-in-turn checks-beside STARTED=$(STARTED)
+	$(call steps,test-rdma-core bench-check)
+	@tests/figures $(STARTED)
+
+.PHONY: guest-tests
+guest-tests:
+	$(call steps,test-rdma)
 
 checks: ## run what CI checks besides tests: lints, documentation, features, versions, packages
 	@$(MAKE) --no-print-directory -j2 --output-sync=target checks-in-turn checks-beside STARTED=$(STARTED)
