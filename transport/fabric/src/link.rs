@@ -13,7 +13,7 @@ use crate::timer::Timer;
 
 /// The most private data, in bytes, that a connect request, an accept or a reject may carry.
 ///
-/// Of InfiniBand's 92 bytes, 56 are left after rdma_cm's IP addressing header. iWARP allows more.
+/// InfiniBand has 92 bytes, and rdma_cm's IP addressing header takes 36 of them. iWARP allows more.
 pub const MAX_PRIVATE_DATA: usize = 56;
 
 /// The capabilities of a link, which never change.

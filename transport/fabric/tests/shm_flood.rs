@@ -8,7 +8,9 @@ use std::future::poll_fn;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
+use std::time::Instant;
 
 use common::stranger::{
     DECLINED, NAME, SLOT_SIZE, SLOTS, Stranger, TAKEN, TAKES_ALL, arrival, chunk, file_called,
@@ -181,4 +183,44 @@ async fn strangers_that_say_nothing_are_few_at_a_time() {
     silent.pop();
     let incoming = tokio::time::timeout(TIMEOUT, accepted).await;
     drop(incoming.expect("the next one waits for ever").unwrap());
+}
+
+/// A subscriber that counts lines.
+struct Lines(Arc<AtomicU64>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Any process that can reach the socket can cause refusals.
+#[tokio::test]
+async fn refusals_do_not_fill_the_log() {
+    const REFUSALS: u64 = 500;
+    let lines = Arc::new(AtomicU64::new(0));
+    let _log = tracing::subscriber::set_default(Lines(lines.clone()));
+    let (side, since) = (side(), Instant::now());
+    let mut listener = side.listen();
+    for _ in 0..REFUSALS / 10 {
+        let strangers: Vec<_> = (0..10).map(|_| stranger_at(&listener)).collect();
+        for stranger in &strangers {
+            stranger.send(b"no greeting", &[]);
+        }
+        others_are_served(&mut listener, &side).await;
+        assert!(strangers.iter().all(|stranger| stranger.refusal().contains("makes no sense")));
+    }
+    // Twenty lines, then one for each second that the test took.
+    let (lines, most) = (lines.load(Ordering::Relaxed), 21 + since.elapsed().as_secs());
+    assert!((1..=most.min(REFUSALS / 2)).contains(&lines), "{lines} lines, at most {most}");
 }

@@ -48,7 +48,7 @@ impl CoarseClock {
     #[cold]
     fn read(&self) -> (Instant, Option<Instant>) {
         let now = now();
-        // Of several threads, only one makes the last read.
+        // Only one thread makes the last read.
         if self.reads.fetch_add(1, Ordering::Relaxed) + 1 != READS {
             return (now, None);
         }

@@ -764,3 +764,14 @@ pub async fn an_unanswered_request_times_out(server: &Side, client: &Side) {
     assert!(matches!(error, ConnectError::Timeout { after, .. } if after == timeout), "{error}");
     assert!(error.to_string().contains("300 ms"), "{error}");
 }
+
+/// Another connection is established, and messages go both ways.
+pub async fn others_are_served(listener: &mut Listener, side: &Side) {
+    let (mut s, mut c) = pair_over(listener, side, side, &config()).await;
+    for _ in 0..20 {
+        c.send(0, b"ask").await;
+        assert_eq!(s.receive().await.unwrap(), b"ask");
+        s.send(0, b"answer").await;
+        assert_eq!(c.receive().await.unwrap(), b"answer");
+    }
+}

@@ -573,7 +573,7 @@ impl Link for SimLink {
             return Poll::Pending;
         }
         let (arrivals, end_reason) = self.end.arrivals(cx.waker(), MAX_COMPLETIONS);
-        // As with a device, completions of SENDs that nobody waits for wake nobody, and come with
+        // If nobody waits for a SEND, its completion wakes nobody, as on a device. It comes with
         // other completions.
         let report = !arrivals.is_empty() || self.sq.is_waited_for();
         for (slot, len) in arrivals {
