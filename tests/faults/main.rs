@@ -79,7 +79,7 @@ fn main() -> ExitCode {
         hostile: peers_that_break_the_rules a_key_without_its_address;
         named: a_key_that_was_withdrawn a_key_that_is_kept;
         veth: packets_lost_delayed_repeated_and_changed black_hole_for_rdma black_hole_for_all
-            long_packets_are_lost
+            ends_have_different_mtus long_packets_are_lost
             connect_requests_are_lost;
         memlock: of_the_server of_a_client;
         queues: that_are_charged that_are_short_of_memory that_take_their_time;

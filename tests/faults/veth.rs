@@ -106,16 +106,45 @@ pub async fn connect_requests_are_lost(log: Log) {
     test.end("connect requests lost").await;
 }
 
-/// The netdev of one end takes shorter packets than the other's. rdma_cm gives the connection the
-/// path MTU of the client's device, so the client's long packets are lost: bulk takes TCP, and no
-/// call fails. Over iWARP, TCP agrees on a length that arrives.
+async fn unary(channel: &Channel, len: usize) {
+    let mut client = client_of(AnyChannel::Rdma(channel.clone()));
+    with_timeout("a call", client.unary(payload(1, len))).await.unwrap();
+}
+
+/// The netdev of one end takes shorter packets than the other's, whichever end it is. Both queue
+/// pairs use the smaller MTU, and calls of any length go over RDMA. Over iWARP, TCP agrees on a
+/// length that arrives.
+pub async fn ends_have_different_mtus(log: Log) {
+    let mut test = FaultTest::new(Topology::veth(), log).await;
+    for (netdev, [mtu, next]) in [("vb", [2000, 9000]), ("va", [1500, 9000])] {
+        run(&format!("ip link set {netdev} mtu {mtu}"));
+        test.count_fault();
+        let channel = test.connect().await;
+        for len in [100, 4 << 20] {
+            unary(&channel, len).await;
+        }
+        let (stats, path) = (channel.stats(), channel.path());
+        assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 0), "{path}");
+        assert_eq!(path.path_mtu, (kind() == "rxe").then_some(1024), "{path}");
+        run(&format!("ip link set {netdev} mtu {next}"));
+        let channel = test.connect().await;
+        unary(&channel, 4 << 20).await;
+        assert_eq!(channel.path().path_mtu, (kind() == "rxe").then_some(4096));
+    }
+    test.end("ends have different MTUs").await;
+}
+
+/// The network loses long packets, although both ends' netdevs take them. Bulk takes TCP, and no
+/// call fails. Over iWARP, TCP finds a length that arrives.
 pub async fn long_packets_are_lost(log: Log) {
     let mut test = FaultTest::new(Topology::veth(), log).await;
-    let call = async |channel: &Channel, len: usize| {
-        let mut client = client_of(AnyChannel::Rdma(channel.clone()));
-        with_timeout("a call", client.unary(payload(1, len))).await.unwrap();
-    };
-    run("ip link set vb mtu 2000");
+    if kind() == "siw" {
+        // A token bucket would cut TCP's long packets into shorter ones.
+        run("ip link set vb mtu 2000");
+    } else {
+        // A token bucket drops each packet that is longer than it.
+        run("tc qdisc replace dev va root tbf rate 1gbit burst 2000 limit 100000");
+    }
     test.count_fault();
     let channel = test.endpoint(test.at).connect().await.unwrap();
     if kind() == "rxe" {
@@ -123,16 +152,18 @@ pub async fn long_packets_are_lost(log: Log) {
         let is_told = |code: &Option<ReasonCode>| *code == Some(ReasonCode::LargePacketsLost);
         poll_until("the path is taken for good", reason, is_told).await;
         for len in [100, 4 << 20] {
-            call(&channel, len).await;
+            unary(&channel, len).await;
         }
         assert_eq!(channel.stats().calls_tcp, 2);
         let required = test.endpoint(test.at).policy(Policy::Require).connect().await;
         let told = format!("{:?}", required.unwrap_err());
         assert!(told.contains("LargePacketsLost"), "{told}");
+        run("tc qdisc del dev va root");
+    } else {
+        run("ip link set vb mtu 9000");
     }
-    run("ip link set vb mtu 9000");
     wait_for_path(&channel, Path::Verbs).await;
-    call(&channel, 4 << 20).await;
+    unary(&channel, 4 << 20).await;
     assert_eq!(channel.stats().connections_lost, 0);
     drop(channel);
     test.end("long packets are lost").await;

@@ -16,6 +16,12 @@ pub(crate) fn print(page: &mut Page<'_>, peer: &Peer) -> fmt::Result {
         table.add_row([format!("no {}", refused.path), reason(&refused.reason)]);
     }
     table.add_row(["chosen", &shown(&peer.path_detail)]);
+    if let Some(mtu) = peer.path_mtu {
+        table.add_row([
+            "path MTU".to_owned(),
+            format!("{mtu} bytes, the smaller of both ends' MTUs"),
+        ]);
+    }
     page.section("Peer", &table)?;
     page.steps(&peer.steps)?;
     match &peer.not_measured {

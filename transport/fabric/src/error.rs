@@ -503,7 +503,13 @@ mod tests {
             let source = || Arc::new(io::Error::other("why"));
             let peer = || {
                 let (local, remote) = (addr.clone(), addr.clone());
-                Box::new(PeerInfo { provider: "", device: "x".to_owned(), local, remote })
+                Box::new(PeerInfo {
+                    provider: "",
+                    device: "x".to_owned(),
+                    local,
+                    remote,
+                    path_mtu: None,
+                })
             };
             let addr = || addr.clone();
             let said = [

@@ -15,6 +15,10 @@ pub struct PeerInfo {
     pub local: Addr,
     /// The peer's address and RDMA port, or its process.
     pub remote: Addr,
+    /// The payload of the longest packet in bytes, the smaller of both ends' MTUs. `None` if there
+    /// are no packets, or if this end does not choose their length: over iWARP, and where
+    /// librdmacm brings queue pairs up.
+    pub path_mtu: Option<u32>,
 }
 
 impl fmt::Display for PeerInfo {

@@ -135,6 +135,7 @@ impl ShmLink {
                 device: NAME.to_owned(),
                 local: Addr::Process(std::process::id()),
                 remote: Addr::Process(socket.peer().pid),
+                path_mtu: None,
             }),
             socket,
             reader,

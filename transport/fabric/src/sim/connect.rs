@@ -95,6 +95,7 @@ fn peer(device: &DeviceState, local: SocketAddr, remote: SocketAddr) -> PeerInfo
         device: device.name.clone(),
         local: local.into(),
         remote: remote.into(),
+        path_mtu: None,
     }
 }
 

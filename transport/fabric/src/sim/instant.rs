@@ -73,6 +73,7 @@ impl InstantLink {
                 device: "instant".to_owned(),
                 local: Addr::Process(0),
                 remote: Addr::Process(0),
+                path_mtu: None,
             },
             block: vec![0; config.block_bytes()],
             other: Box::new(other),

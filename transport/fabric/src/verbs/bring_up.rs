@@ -24,6 +24,7 @@ use crate::off_worker::off_worker;
 use crate::verbs::cm::id::CmId;
 use crate::verbs::context::DeviceContext;
 use crate::verbs::link::{LinkNotMade, VerbsLink};
+use crate::verbs::queue_pair::path_mtu::{self, MtuLimit, PathMtu};
 
 impl VerbsLink {
     /// Calls [`new`](VerbsLink::new) on a thread that may block: an adapter takes milliseconds to
@@ -67,27 +68,39 @@ impl VerbsLink {
     /// this happens on a thread that may block.
     ///
     /// # Errors
-    /// The device refuses, or the connection is gone.
-    pub(super) async fn complete_off_worker(self) -> io::Result<VerbsLink> {
+    /// The answer names a path MTU that no device has, the device refuses, or the connection is
+    /// gone.
+    pub(super) async fn complete_off_worker(mut self, answer: &[u8]) -> io::Result<VerbsLink> {
         if !self.qp.is_own {
             return Ok(self);
         }
-        off_worker(move || self.qp.bring_up().and_then(|()| self.qp.id.establish()).map(|()| self))
-            .await?
+        let named = path_mtu::named(answer);
+        let named = named.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let complete = move || {
+            self.peer.path_mtu = self.qp.bring_up(MtuLimit::Named(named))?.map(PathMtu::bytes);
+            self.qp.id.establish()?;
+            Ok(self)
+        };
+        off_worker(complete).await?
     }
 
     /// Accepts the peer's request, on a thread that may block, for the same reason.
     ///
     /// # Errors
-    /// Those of [`complete_off_worker`](Self::complete_off_worker).
+    /// The device refuses, or the connection is gone.
     pub(super) async fn accept_off_worker(
-        self,
+        mut self,
         private_data: Vec<u8>,
         retries: u8,
     ) -> io::Result<VerbsLink> {
         let accept = move || {
-            self.qp.bring_up()?;
-            self.qp.id.accept(&private_data, retries, self.qp.number())?;
+            let used = self.qp.bring_up(MtuLimit::OfPort)?;
+            self.peer.path_mtu = used.map(PathMtu::bytes);
+            let answer = match used {
+                Some(mtu) => path_mtu::answer(&private_data, mtu),
+                None => private_data,
+            };
+            self.qp.id.accept(&answer, retries, self.qp.number())?;
             Ok(self)
         };
         off_worker(accept).await?

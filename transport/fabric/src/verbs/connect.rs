@@ -217,15 +217,16 @@ impl ConnectAttempt {
         };
         let answer = self.expect_event(pending.link().id(), pending.link().answer()).await;
         pending.unanswered = false;
-        let event = answer?;
-        let completed = pending.into_link().complete_off_worker().await;
+        let mut answer = answer?.private_data;
+        let completed = pending.into_link().complete_off_worker(&answer).await;
         let mut link = completed.map_err(|e| self.failed(e))?;
+        answer.truncate(MAX_PRIVATE_DATA);
         link.established();
         self.step = ConnectStep::LongPacket;
         link.prove_path()
             .await
             .map_err(|error| ConnectError::LongPackets { addr, source: error.into() })?;
-        Ok((link, event.private_data))
+        Ok((link, answer))
     }
 
     /// Sends the connect request from a separate thread, because Soft-iWARP connects TCP inside the

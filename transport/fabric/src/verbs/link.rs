@@ -74,7 +74,7 @@ pub(super) struct LinkNotMade {
 #[derive(Debug)]
 pub struct VerbsLink {
     caps: Caps,
-    peer: PeerInfo,
+    pub(super) peer: PeerInfo,
     pub(super) qp: Qp,
     memory: ManuallyDrop<Memory>,
     batch: Batch,
@@ -149,6 +149,7 @@ impl VerbsLink {
             device: device.name.clone(),
             local: local.into(),
             remote: remote.into(),
+            path_mtu: None,
         };
         let sq = SendQueue::new(qp.send as usize, config.max_sends());
         let mut link = VerbsLink {

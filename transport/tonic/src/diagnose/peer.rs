@@ -31,6 +31,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
         refused: Vec::new(),
         path: None,
         path_detail: String::new(),
+        path_mtu: None,
         reason: None,
         error: None,
         tcp: None,
@@ -67,6 +68,7 @@ pub(super) async fn run(request: &Request, endpoint: &Endpoint) -> Peer {
             let path = channel.path();
             peer.path = Some(path.path);
             peer.path_detail = path.to_string();
+            peer.path_mtu = path.path_mtu;
             peer.reason = path.reason.clone();
             let bare = match path.path.is_fast() {
                 true => BareWay::open(request, endpoint, &tcp, &origin, path.path).await,

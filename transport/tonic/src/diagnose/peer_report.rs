@@ -23,6 +23,9 @@ pub struct Peer {
     pub path: Option<Path>,
     /// The path with its details, as [`PathInfo`](crate::PathInfo) displays it.
     pub path_detail: String,
+    /// The payload of the path's longest packet in bytes, as [`PathInfo`](crate::PathInfo) has it.
+    /// If it is less than the MTU of this host's port, the server's port has the smaller one.
+    pub path_mtu: Option<u32>,
     /// The reason for TCP, if the path is TCP.
     pub reason: Option<Reason>,
     /// The error if the server cannot be reached over TCP either.

@@ -95,6 +95,9 @@ pub struct PathInfo {
     pub remote_addr: Option<SocketAddr>,
     /// The server's process ID on shared memory, as reported by the kernel. `None` on other paths.
     pub peer_pid: Option<u32>,
+    /// The payload of the longest packet in bytes, the smaller of both ends' MTUs. `None` on TCP,
+    /// shared memory and iWARP, and where librdmacm brings queue pairs up (before version 23).
+    pub path_mtu: Option<u32>,
 }
 
 impl PathInfo {
@@ -106,6 +109,7 @@ impl PathInfo {
             local_addr: None,
             remote_addr: None,
             peer_pid: None,
+            path_mtu: None,
         }
     }
 
@@ -119,6 +123,7 @@ impl PathInfo {
             local_addr: peer.local.ip(),
             remote_addr: peer.remote.ip(),
             peer_pid: Path::process(peer),
+            path_mtu: peer.path_mtu,
         }
     }
 }
@@ -157,6 +162,7 @@ mod tests {
             local_addr: Some(([10, 0, 0, 2], 9).into()),
             remote_addr: Some(([10, 0, 0, 1], 7).into()),
             peer_pid: None,
+            path_mtu: Some(1024),
         };
         assert_eq!(fast.to_string(), "verbs (rxe0, 10.0.0.2:9 -> 10.0.0.1:7)");
         let shared = PathInfo {

@@ -13,6 +13,7 @@ use crate::link::MAX_PRIVATE_DATA;
 use crate::verbs::addr::{CAddr, read};
 use crate::verbs::cm::channel::{Channel, RawId, check};
 use crate::verbs::cm::hub::{Event, Hub, Request, Subscription};
+use crate::verbs::queue_pair::path_mtu::MAX_ANSWER;
 
 /// `RDMA_OPTION_ID`, `RDMA_OPTION_ID_TOS` and `RDMA_OPTION_ID_ACK_TIMEOUT` of rdma_cma.h.
 const OPTION_ID: i32 = 0;
@@ -256,7 +257,7 @@ impl CmId {
 fn conn_param(private_data: &[u8], retries: u8, number: u32) -> rdma_sys::rdma_conn_param {
     rdma_sys::rdma_conn_param {
         private_data: private_data.as_ptr().cast(),
-        private_data_len: private_data.len().min(MAX_PRIVATE_DATA) as u8,
+        private_data_len: private_data.len().min(MAX_ANSWER) as u8,
         // One READ at a time, as a probe over iWARP, and no atomics. Some devices refuse 0.
         responder_resources: 1,
         initiator_depth: 1,

@@ -7,6 +7,7 @@ use std::net::Ipv6Addr;
 use std::ptr::NonNull;
 
 use crate::device::{LinkLayer, PortInfo, PortState, Transport};
+use crate::verbs::queue_pair::path_mtu::PathMtu;
 
 /// Maximum number of GIDs that are read per port. Soft devices list 1024 or more, nearly all of
 /// them zero.
@@ -72,15 +73,35 @@ pub(crate) unsafe fn ports(
 
 /// # Safety
 /// The context is open.
-unsafe fn port(context: NonNull<rdma_sys::ibv_context>, number: u8) -> Option<PortInfo> {
+unsafe fn port_attributes(
+    context: NonNull<rdma_sys::ibv_context>,
+    number: u8,
+) -> Option<rdma_sys::ibv_port_attr> {
     let mut attr = MaybeUninit::<rdma_sys::ibv_port_attr>::zeroed();
     // SAFETY: the context is open; the attributes are plain numbers, for which zero is valid.
-    let attr = unsafe {
-        if rdma_sys::ibv_query_port(context.as_ptr(), number, attr.as_mut_ptr()) != 0 {
-            return None;
-        }
-        attr.assume_init()
-    };
+    unsafe {
+        let errno = rdma_sys::ibv_query_port(context.as_ptr(), number, attr.as_mut_ptr());
+        (errno == 0).then(|| attr.assume_init())
+    }
+}
+
+/// The active MTU of a port. `None` if the device does not tell it.
+///
+/// # Safety
+/// The context is open.
+pub(crate) unsafe fn port_mtu(
+    context: NonNull<rdma_sys::ibv_context>,
+    number: u8,
+) -> Option<PathMtu> {
+    // SAFETY: the caller's promise.
+    unsafe { port_attributes(context, number) }.and_then(|attr| PathMtu::new(attr.active_mtu))
+}
+
+/// # Safety
+/// The context is open.
+unsafe fn port(context: NonNull<rdma_sys::ibv_context>, number: u8) -> Option<PortInfo> {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { port_attributes(context, number) }?;
     use rdma_sys::ibv_port_state as state;
     Some(PortInfo {
         number,
@@ -98,11 +119,7 @@ unsafe fn port(context: NonNull<rdma_sys::ibv_context>, number: u8) -> Option<Po
             2 => LinkLayer::Ethernet,
             _ => LinkLayer::Unspecified,
         },
-        // enum ibv_mtu: 1 is 256 bytes, 5 is 4096.
-        mtu: match attr.active_mtu {
-            code @ 1..=5 => 128 << code,
-            _ => 0,
-        },
+        mtu: PathMtu::new(attr.active_mtu).map_or(0, PathMtu::bytes),
         max_msg: attr.max_msg_sz,
         gids: (0..attr.gid_tbl_len.clamp(0, MAX_GIDS))
             // SAFETY: the context is open and the index lies in the table.

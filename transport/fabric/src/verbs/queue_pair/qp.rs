@@ -14,7 +14,9 @@ use crate::link_config::LinkConfig;
 use crate::verbs::cm::id::CmId;
 use crate::verbs::completion::member::{CqMember, Reservation};
 use crate::verbs::context::DeviceContext;
+use crate::verbs::discovery::attributes::port_mtu;
 use crate::verbs::discovery::lib_probe::is_inherited;
+use crate::verbs::queue_pair::path_mtu::{MtuLimit, PathMtu};
 
 /// The RNR timer code for 0.96 ms. Code 12 is 0.64 ms, 14 is 1.28 ms, and 0 is 655 ms.
 const RNR_TIMER_1_MS: u8 = 13;
@@ -191,7 +193,7 @@ fn create(
         // SAFETY: domain and queue are alive.
         let qp = NonNull::new(unsafe { rdma_sys::ibv_create_qp(device.pd(), &mut attr) });
         let qp = qp.ok_or_else(io::Error::last_os_error)?;
-        if let Err(error) = modify(qp, id, ibv_qp_state::IBV_QPS_INIT) {
+        if let Err(error) = modify(qp, id, ibv_qp_state::IBV_QPS_INIT, |_| {}) {
             // SAFETY: made above, destroyed once, and not used elsewhere.
             unsafe { rdma_sys::ibv_destroy_qp(qp.as_ptr()) };
             return Err(error);
@@ -211,8 +213,14 @@ fn create(
     Ok((qp, inline.min(attr.cap.max_inline_data)))
 }
 
-/// Brings a queue pair into a state, with the attributes that the connection of the id asks for.
-fn modify(qp: NonNull<rdma_sys::ibv_qp>, id: &CmId, state: ibv_qp_state::Type) -> io::Result<()> {
+/// Brings a queue pair into a state, with the attributes that the connection of the id asks for, as
+/// `change` leaves them.
+fn modify(
+    qp: NonNull<rdma_sys::ibv_qp>,
+    id: &CmId,
+    state: ibv_qp_state::Type,
+    change: impl FnOnce(&mut rdma_sys::ibv_qp_attr),
+) -> io::Result<()> {
     let (mut attr, mask) = id.attributes(state)?;
     let has = |what: ibv_qp_attr_mask| mask & what.0 as i32 != 0;
     if has(ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS) {
@@ -222,6 +230,7 @@ fn modify(qp: NonNull<rdma_sys::ibv_qp>, id: &CmId, state: ibv_qp_state::Type) -
     if has(ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER) {
         attr.min_rnr_timer = RNR_TIMER_1_MS;
     }
+    change(&mut attr);
     // SAFETY: the queue pair is alive.
     match unsafe { rdma_sys::ibv_modify_qp(qp.as_ptr(), &mut attr, mask) } {
         0 => Ok(()),
@@ -332,19 +341,31 @@ impl Qp {
     /// answer on the accepting side, and after the answer on the connecting side. If the library
     /// knows the queue pair, the library does this itself. Blocks.
     ///
+    /// Returns the path MTU that the answer names, or `None` if the library chooses it.
+    ///
     /// # Errors
     /// The device refuses.
-    pub(crate) fn bring_up(&self) -> io::Result<()> {
+    pub(crate) fn bring_up(&self, limit: MtuLimit) -> io::Result<Option<PathMtu>> {
         if !self.is_own {
-            return Ok(());
+            return Ok(None);
         }
-        // INIT comes again because the key of the partition is known only with the route.
-        for state in
-            [ibv_qp_state::IBV_QPS_INIT, ibv_qp_state::IBV_QPS_RTR, ibv_qp_state::IBV_QPS_RTS]
-        {
-            modify(self.qp, &self.id, state)?;
-        }
-        Ok(())
+        let mut used = None;
+        // The key of the partition is known only with the route.
+        modify(self.qp, &self.id, ibv_qp_state::IBV_QPS_INIT, |_| {})?;
+        modify(self.qp, &self.id, ibv_qp_state::IBV_QPS_RTR, |attr| {
+            let limit = match limit {
+                // SAFETY: the device keeps its context open.
+                MtuLimit::OfPort => unsafe {
+                    port_mtu(self.device.context(), attr.ah_attr.port_num)
+                },
+                MtuLimit::Named(mtu) => mtu,
+            };
+            let requested = PathMtu::new(attr.path_mtu);
+            used = limit.into_iter().chain(requested).min();
+            attr.path_mtu = used.map_or(attr.path_mtu, PathMtu::code);
+        })?;
+        modify(self.qp, &self.id, ibv_qp_state::IBV_QPS_RTS, |_| {})?;
+        Ok(used)
     }
 
     /// Sets the time after which a sender that found no RECV tries again, if the library has
