@@ -37,13 +37,17 @@ struct World {
 
 impl World {
     fn new() -> World {
+        World::of(Server::builder())
+    }
+
+    fn of(server: Server) -> World {
         let charged = std::env::var("LD_PRELOAD").is_ok_and(|library| library.contains("charge"));
         assert!(charged, "LD_PRELOAD names the library that charges queue pairs");
         let device = Topology::one_device().client_device;
         let context = Context::builder().device(device).build();
         let incoming = TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
         let at = incoming.local_addr().unwrap();
-        let routes = Server::builder()
+        let routes = server
             .fabrics([FabricKind::Verbs])
             .context(context.clone())
             .add_service(Scripted::server(&Probe::default()));
@@ -154,9 +158,19 @@ pub async fn that_take_their_time(_: Log) {
         call_over_verbs(&next).await;
         while_held(call, &there, || drop(next)).await;
     }
+    // An attempt that fails destroys the queue pair that it made.
+    let full = World::of(Server::builder().max_connections(0));
+    let refused = while_held("destroy 0", &there, || {
+        let next = full.endpoint().fast_path_timeout(Duration::from_secs(60));
+        tokio::spawn(async move { next.connect().await.unwrap() })
+    });
+    let refused = refused.await.await.unwrap();
+    call(&refused).await;
+    assert_eq!(refused.path().path, Path::Tcp);
     let stats = there.stats();
     assert_eq!((stats.calls_tcp, stats.connections_lost), (0, 0));
     world.serving.abort();
+    full.serving.abort();
 }
 
 async fn call_over_verbs(channel: &Channel) {

@@ -1,7 +1,6 @@
 //! Connects to a listener: the client's side of a connection.
 
 use std::io;
-use std::mem::ManuallyDrop;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +21,7 @@ use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::attributes::context_name;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::VerbsLink;
+use crate::verbs::pending::{PendingLink, run_on_thread};
 
 /// The number of local ports to try. An iWARP connection is a TCP connection of this host, but the
 /// connection manager tracks its ports separately: a port that it considers free may belong to a
@@ -206,8 +206,8 @@ impl ConnectAttempt {
 
         self.step = ConnectStep::Connect;
         let link = VerbsLink::new_off_worker(device, id, config, pool, self.addr).await;
-        let pending = PendingLink::new(link.map_err(|failed| failed.error)?);
-        let mut pending = match device.is_iwarp() {
+        let pending = PendingLink::new(link.map_err(|failed| failed.error)?, pool);
+        let pending = match device.is_iwarp() {
             true => self.request_on_thread(pending, config, private_data.to_vec()).await?,
             false => {
                 let requested = pending.link().request(private_data, config.ack_retries);
@@ -216,17 +216,15 @@ impl ConnectAttempt {
             }
         };
         let answer = self.expect_event(pending.link().id(), pending.link().answer()).await;
-        pending.unanswered = false;
         let mut answer = answer?.private_data;
         let completed = pending.into_link().complete_off_worker(&answer).await;
-        let mut link = completed.map_err(|e| self.failed(e))?;
+        let mut pending = PendingLink::new(completed.map_err(|e| self.failed(e))?, pool);
         answer.truncate(MAX_PRIVATE_DATA);
-        link.established();
+        pending.link_mut().established();
         self.step = ConnectStep::LongPacket;
-        link.prove_path()
-            .await
-            .map_err(|error| ConnectError::LongPackets { addr, source: error.into() })?;
-        Ok((link, answer))
+        let proven = pending.link_mut().prove_path().await;
+        proven.map_err(|error| ConnectError::LongPackets { addr, source: error.into() })?;
+        Ok((pending.into_link(), answer))
     }
 
     /// Sends the connect request from a separate thread, because Soft-iWARP connects TCP inside the
@@ -241,63 +239,13 @@ impl ConnectAttempt {
         let (done, outcome) = oneshot::channel();
         let retries = config.ack_retries;
         let request = move || {
-            let mut pending = pending;
             let requested = pending.link().request(&private_data, retries);
-            pending.unanswered = requested.is_ok();
-            // If nobody waits any more, the link is dropped here.
             let _ = done.send(requested.map(|()| pending));
         };
-        run_on_thread(request).map_err(|e| self.failed(e))?;
+        run_on_thread("rdma-connect", request).map_err(|e| self.failed(e))?;
         match outcome.await {
             Ok(requested) => requested.map_err(|error| self.failed(error)),
             Err(_) => Err(self.failed(io::Error::other("the connecting thread died"))),
-        }
-    }
-}
-
-/// Runs work that may block on a new thread. It does not use the runtime's threads, because the
-/// runtime waits for them when it shuts down.
-fn run_on_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name("rdma-connect".to_owned()).spawn(work).map(drop)
-}
-
-/// A link that is not established yet. If its connect request is unanswered, Soft-iWARP waits for
-/// the answer for up to 10 s before it destroys the queue pair. So on iWARP such a link is dropped
-/// on a separate thread.
-struct PendingLink {
-    /// Taken by `into_link` or by `drop`.
-    link: ManuallyDrop<VerbsLink>,
-    /// True if a connect request may be in flight.
-    unanswered: bool,
-}
-
-impl PendingLink {
-    fn new(link: VerbsLink) -> PendingLink {
-        PendingLink { link: ManuallyDrop::new(link), unanswered: true }
-    }
-
-    fn link(&self) -> &VerbsLink {
-        &self.link
-    }
-
-    /// Takes the link out once the connection is established.
-    fn into_link(self) -> VerbsLink {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: taken once: `this` is not dropped, and nothing else takes it.
-        unsafe { ManuallyDrop::take(&mut this.link) }
-    }
-}
-
-impl Drop for PendingLink {
-    fn drop(&mut self) {
-        // SAFETY: taken once: `into_link` keeps this from running.
-        let link = unsafe { ManuallyDrop::take(&mut self.link) };
-        // If no thread can be started, the closure is dropped here, and the link with it.
-        if self.unanswered
-            && link.is_iwarp()
-            && let Err(error) = run_on_thread(move || drop(link))
-        {
-            tracing::debug!(%error, "no thread to end a connection attempt on");
         }
     }
 }

@@ -182,7 +182,7 @@ impl VerbsLink {
         &self.qp.id
     }
 
-    pub(super) fn is_iwarp(&self) -> bool {
+    fn is_iwarp(&self) -> bool {
         self.qp.device.is_iwarp()
     }
 

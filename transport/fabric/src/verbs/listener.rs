@@ -19,6 +19,7 @@ use crate::verbs::connect::{LOCAL_PORTS, check_private_data};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::device_list::no_channel;
 use crate::verbs::link::{LinkNotMade, VerbsLink};
+use crate::verbs::pending::PendingLink;
 
 /// A listener over verbs.
 #[derive(Debug)]
@@ -202,12 +203,14 @@ impl VerbsIncoming {
             }
         };
         let accepted = link.accept_off_worker(private_data.to_vec(), config.ack_retries).await;
-        let mut link = accepted.map_err(|source| match source.raw_os_error() {
+        let accepted = accepted.map_err(|source| match source.raw_os_error() {
             Some(libc::ECONNRESET | libc::ENOTCONN | libc::ECONNABORTED) => gone(),
             _ => self.device.verb_error("rdma_accept", source).into(),
         })?;
+        let mut pending = PendingLink::new(accepted, pool);
         let proven = async {
-            self.wait_for_peer(&mut link).await?;
+            let link = pending.link_mut();
+            self.wait_for_peer(link).await?;
             self.step = ConnectStep::LongPacket;
             link.established();
             let proven = link.prove_path().await;
@@ -223,7 +226,7 @@ impl VerbsIncoming {
                 return Err(ConnectError::Timeout { addr: peer.into(), step, after: timeout });
             }
         }
-        Ok(link)
+        Ok(pending.into_link())
     }
 
     /// Waits for the peer's first message.

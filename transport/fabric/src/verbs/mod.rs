@@ -14,6 +14,7 @@
 //! | `queue_pair` | queue pairs, and batches of work |
 //! | `connect`, `listener` | the connecting and the accepting side |
 //! | `bring_up` | the calls that bring a link up, on threads that may block |
+//! | `pending` | a link whose attempt has not succeeded yet |
 //! | `link` | a [`Link`](crate::Link) over a queue pair |
 //! | `siw` | a workaround without which Soft-iWARP has about 60 connections |
 //! | `self_test` | makes each object that a connection needs, for diagnosis |
@@ -54,6 +55,7 @@ mod link;
 mod listener;
 mod mr;
 mod path_proof;
+mod pending;
 mod queue_pair;
 mod self_test;
 mod siw;

@@ -1,0 +1,65 @@
+//! A link whose attempt has not succeeded yet. If the attempt fails or is given up, the queue pair
+//! is destroyed on a thread of its own: firmware takes milliseconds for it, and Soft-iWARP waits up
+//! to 10 s for the answer to a connect request.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::thread;
+
+use tonic_rdma_memory::Pool;
+
+use crate::verbs::link::VerbsLink;
+
+/// Owns a link until its attempt has succeeded.
+pub(super) struct PendingLink {
+    /// Taken by `into_link` or by `drop`.
+    link: ManuallyDrop<VerbsLink>,
+    /// The link's memory lies here, and the attempt may have been its only user. Taken with the
+    /// link.
+    pool: Option<Pool>,
+}
+
+impl PendingLink {
+    pub(super) fn new(link: VerbsLink, pool: &Pool) -> PendingLink {
+        PendingLink { link: ManuallyDrop::new(link), pool: Some(pool.clone()) }
+    }
+
+    pub(super) fn link(&self) -> &VerbsLink {
+        &self.link
+    }
+
+    pub(super) fn link_mut(&mut self) -> &mut VerbsLink {
+        &mut self.link
+    }
+
+    /// Takes the link out.
+    pub(super) fn into_link(self) -> VerbsLink {
+        let mut this = ManuallyDrop::new(self);
+        this.pool = None;
+        // SAFETY: taken once: `this` is not dropped, and nothing else takes it.
+        unsafe { ManuallyDrop::take(&mut this.link) }
+    }
+}
+
+impl Drop for PendingLink {
+    fn drop(&mut self) {
+        // SAFETY: taken once: `into_link` keeps this from running.
+        let link = unsafe { ManuallyDrop::take(&mut self.link) };
+        let pool = self.pool.take();
+        let end = move || {
+            drop(link);
+            // No other connection may exist that returns the memory later.
+            pool.inspect(Pool::trim_now);
+        };
+        // If no thread can be started, the closure is dropped here, and the link with it.
+        if let Err(error) = run_on_thread("rdma-destroy", end) {
+            tracing::debug!(%error, "no thread to end a connection attempt on");
+        }
+    }
+}
+
+/// Runs work that may block on a new thread. It does not use the runtime's threads, because the
+/// runtime waits for them when it shuts down.
+pub(super) fn run_on_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}
