@@ -9,6 +9,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -381,10 +382,36 @@ impl Fabric {
         private_data: &[u8],
         timeout: Duration,
     ) -> Result<Connected, ConnectError> {
+        let answered = AtomicBool::new(false);
+        self.connect_telling(addr, config, pool, private_data, timeout, &answered).await
+    }
+
+    /// Connects as [`connect`](Fabric::connect) does, and sets `answered` once the peer has
+    /// answered the request over verbs. The proof of the path follows, which takes seconds where
+    /// long packets are lost.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Fabric::connect).
+    ///
+    /// # Cancel safety
+    /// That of [`connect`](Fabric::connect).
+    pub async fn connect_telling(
+        &self,
+        addr: &Addr,
+        config: &LinkConfig,
+        pool: &Pool,
+        private_data: &[u8],
+        timeout: Duration,
+        answered: &AtomicBool,
+    ) -> Result<Connected, ConnectError> {
+        // Over the other fabrics nothing follows an answer.
+        #[cfg(not(all(target_os = "linux", feature = "verbs")))]
+        let _ = answered;
         match self {
             #[cfg(all(target_os = "linux", feature = "verbs"))]
             Fabric::Verbs(d) => {
-                let connecting = d.connect(self.ip(addr)?, config, pool, private_data, timeout);
+                let addr = self.ip(addr)?;
+                let connecting = d.connect(addr, config, pool, private_data, timeout, answered);
                 // On the heap, because every other connection would carry its several KiB.
                 let (link, private_data) = Box::pin(connecting).await?;
                 Ok(Connected { link: AnyLink::Verbs(link), private_data })

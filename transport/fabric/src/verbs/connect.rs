@@ -3,6 +3,8 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rdma_sys::rdma_cm_event_type as kind;
@@ -178,6 +180,7 @@ impl ConnectAttempt {
         config: &LinkConfig,
         pool: &Pool,
         private_data: &[u8],
+        answered: &AtomicBool,
     ) -> Result<(VerbsLink, Vec<u8>), ConnectError> {
         let id = self.resolve().await?;
         let addr = Addr::Ip(self.addr);
@@ -217,6 +220,7 @@ impl ConnectAttempt {
         };
         let answer = self.expect_event(pending.link().id(), pending.link().answer()).await;
         let mut answer = answer?.private_data;
+        answered.store(true, Relaxed);
         let completed = pending.into_link().complete_off_worker(&answer).await;
         let mut pending = PendingLink::new(completed.map_err(|e| self.failed(e))?, pool);
         answer.truncate(MAX_PRIVATE_DATA);
@@ -275,6 +279,7 @@ pub(super) async fn connect(
     pool: &Pool,
     private_data: &[u8],
     timeout: Duration,
+    answered: &AtomicBool,
 ) -> Result<(VerbsLink, Vec<u8>), ConnectError> {
     check_private_data(private_data)?;
     if device.is_removed() {
@@ -285,7 +290,7 @@ pub(super) async fn connect(
     let mut requests = Requests(REQUESTS);
     let connected = async {
         loop {
-            match attempt.connect(device, config, pool, private_data).await {
+            match attempt.connect(device, config, pool, private_data, answered).await {
                 Err(error) if requests.follows(&error) => {
                     tracing::debug!(%error, "another queue pair and another local port are tried");
                 }

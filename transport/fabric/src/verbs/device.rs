@@ -1,6 +1,7 @@
 //! Finds and opens a device, and listens and connects on it.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use std::{fmt, io};
@@ -220,7 +221,7 @@ impl VerbsDevice {
         VerbsListener::new(&self.0, addr)
     }
 
-    /// See [`Fabric::connect`](crate::Fabric::connect).
+    /// See [`Fabric::connect_telling`](crate::Fabric::connect_telling).
     ///
     /// # Errors
     /// Each way to fail has its own error.
@@ -231,8 +232,9 @@ impl VerbsDevice {
         pool: &Pool,
         private_data: &[u8],
         timeout: Duration,
+        answered: &AtomicBool,
     ) -> Result<(VerbsLink, Vec<u8>), ConnectError> {
-        connect::connect(&self.0, addr, config, pool, private_data, timeout).await
+        connect::connect(&self.0, addr, config, pool, private_data, timeout, answered).await
     }
 }
 

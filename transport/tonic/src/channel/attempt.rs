@@ -2,6 +2,8 @@
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -182,7 +184,7 @@ impl Plan {
     /// Connects over one rail. If no answer comes within [`SILENCE`], another request with its own
     /// ticket is sent in parallel with the first. It is replaced after the same time again, then
     /// after twice that time, and so on, because the connection manager repeats a lost request only
-    /// after four seconds. The first answer counts.
+    /// after four seconds. The first answer counts, however long the proof of the path then takes.
     async fn connect(
         &self,
         rail: &Rail,
@@ -206,12 +208,16 @@ impl Plan {
         options.copy_on_delivery(self.copy_on_delivery);
         let attempted = Attempted(Some(pool.clone()));
         let connected = {
-            let request = async |ticket: [u8; 16]| {
+            let request = async |ticket: [u8; 16], answered: &AtomicBool| {
                 let hello = Hello::new(ticket, options.proto.settings()).encode();
                 let left = limit.saturating_sub(started.elapsed());
-                let connected = fabric.connect(addr, &options.link, &pool, &hello, left).await;
+                let link = &options.link;
+                let connected =
+                    fabric.connect_telling(addr, link, &pool, &hello, left, answered).await;
                 connected.map_err(from_error::connect)
             };
+            // The first request's answer, and that of another.
+            let answered = [AtomicBool::new(false), AtomicBool::new(false)];
             // On the heap, because few attempts need it.
             let again = || {
                 Box::pin(async {
@@ -224,8 +230,8 @@ impl Plan {
                         let offered = offered
                             .map_err(|reason| Reason::new(reason.code(), reason.detail()))?;
                         tracing::debug!(%addr, "no answer yet: a second request is sent");
-                        let asked = request(offered.ticket.0);
-                        if let Ok(ended) = tokio::time::timeout(silence, asked).await {
+                        let asked = pin!(request(offered.ticket.0, &answered[1]));
+                        if let Some(ended) = unless_silent(asked, silence, &answered[1]).await {
                             return ended;
                         }
                         silence *= 2;
@@ -233,8 +239,11 @@ impl Plan {
                 })
             };
             match fabric.loses_requests() {
-                false => request(ticket).await?,
-                true => first_answer(pin!(request(ticket)), again).await?,
+                false => request(ticket, &answered[0]).await?,
+                true => {
+                    let first = pin!(request(ticket, &answered[0]));
+                    first_answer(first, &answered, again).await?
+                }
             }
         };
         let accept = Accept::decode(&connected.private_data).map_err(|error| {
@@ -257,30 +266,47 @@ impl Plan {
     }
 }
 
-/// Returns the first answer to a request, or to further ones that are made after [`SILENCE`]. An
-/// error of this host does not count as an answer, and the other request continues. Without any
-/// answer, the first request's error is returned.
+/// Returns the first answer to a request, or to further ones that are made after [`SILENCE`]. The
+/// first request sets `answered[0]`, and the others set `answered[1]`. An error of this host before
+/// the answer to its request is none itself, and the other request continues. Without any answer,
+/// the first request's error is returned.
 async fn first_answer<T, Others: Future<Output = Result<T, Reason>>>(
     mut first: Pin<&mut impl Future<Output = Result<T, Reason>>>,
+    answered: &[AtomicBool; 2],
     others: impl FnOnce() -> Pin<Box<Others>>,
 ) -> Result<T, Reason> {
-    let is_answer = |result: &Result<T, Reason>| match result {
+    let is_answer = |result: &Result<T, Reason>, answered: &AtomicBool| match result {
         Ok(_) => true,
-        Err(reason) => reason.side() == Side::Peer,
+        Err(reason) => reason.side() == Side::Peer || answered.load(Relaxed),
     };
-    if let Ok(ended) = tokio::time::timeout(SILENCE, &mut first).await {
+    if let Some(ended) = unless_silent(first.as_mut(), SILENCE, &answered[0]).await {
         return ended;
     }
     let mut others = others();
     tokio::select! {
         ended = &mut first => {
-            if is_answer(&ended) {
+            if is_answer(&ended, &answered[0]) {
                 return ended;
             }
             let other = others.await;
-            if is_answer(&other) { other } else { ended }
+            if is_answer(&other, &answered[1]) { other } else { ended }
         }
-        ended = &mut others => if is_answer(&ended) { ended } else { first.await },
+        ended = &mut others => {
+            if is_answer(&ended, &answered[1]) { ended } else { first.await }
+        }
+    }
+}
+
+/// Waits for the end of a request. Returns `None` if it has not been answered within `silence`.
+async fn unless_silent<T>(
+    mut request: Pin<&mut impl Future<Output = T>>,
+    silence: Duration,
+    answered: &AtomicBool,
+) -> Option<T> {
+    match tokio::time::timeout(silence, request.as_mut()).await {
+        Ok(ended) => Some(ended),
+        Err(_) if answered.load(Relaxed) => Some(request.await),
+        Err(_) => None,
     }
 }
 
@@ -367,7 +393,36 @@ mod tests {
             (after(400, silent()), after(900, Ok(2)), Ok(2)),
             (after(400, silent()), after(900, local()), Err(ReasonCode::HandshakeTimeout)),
         ] {
-            assert_eq!(code(first_answer(pin!(first), || Box::pin(others)).await), expected);
+            let answered = Default::default();
+            let ended = first_answer(pin!(first), &answered, || Box::pin(others)).await;
+            assert_eq!(code(ended), expected);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_was_answered_is_not_joined_by_another() {
+        let lost = || Err(Reason::new(ReasonCode::LargePacketsLost, "the proof was lost"));
+        let proving = async |ms, answered: &[AtomicBool; 2]| {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            answered[0].store(true, Relaxed);
+            after(5000, lost()).await
+        };
+        let answered = Default::default();
+        let none = || -> Pin<Box<std::future::Pending<Result<u8, Reason>>>> {
+            unreachable!("a request that was answered was joined by another")
+        };
+        let ended = first_answer(pin!(proving(200, &answered)), &answered, none).await;
+        assert_eq!(ended.unwrap_err().code(), ReasonCode::LargePacketsLost);
+        // The answer comes after the second request, which gets none.
+        let answered = Default::default();
+        let waits = || Box::pin(std::future::pending());
+        let ended = first_answer(pin!(proving(400, &answered)), &answered, waits).await;
+        assert_eq!(ended.unwrap_err().code(), ReasonCode::LargePacketsLost);
+        // The second request was answered, so the first one's end says nothing.
+        let answered = [AtomicBool::new(false), AtomicBool::new(true)];
+        let silent = Err(Reason::new(ReasonCode::HandshakeTimeout, "no answer"));
+        let proven = || Box::pin(after(900, Ok(2)));
+        let ended = first_answer(pin!(after(400, silent)), &answered, proven).await;
+        assert_eq!(ended.unwrap(), 2);
     }
 }
