@@ -12,6 +12,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use tonic_rdma_ecosystem_tests::Net;
 
 mod axum_routes;
+mod conventions;
 mod etcd;
 mod flight_sql;
 mod health;
@@ -41,6 +42,7 @@ macro_rules! cases {
 
 const CASES: &[(&str, Case)] = cases![
     axum_routes::beside_grpc,
+    conventions::spans_have_their_attributes,
     etcd::by_a_service_and_by_tonics_channel,
     flight_sql::queries_and_updates,
     health::is_checked_and_watched,

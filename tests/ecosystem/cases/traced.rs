@@ -27,14 +27,22 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// The ended spans of all cases.
 static ENDED: OnceLock<InMemorySpanExporter> = OnceLock::new();
 
-/// Records the spans of this module, for the whole process.
+/// Records the spans of these cases and of calls, for the whole process.
 pub(crate) fn subscribe() {
     let ended = ENDED.get_or_init(InMemorySpanExporter::default).clone();
     let provider = SdkTracerProvider::builder().with_simple_exporter(ended).build();
     let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("ecosystem"));
-    let ours = Targets::new().with_target(module_path!(), LevelFilter::INFO);
+    let ours = Targets::new()
+        .with_target(module_path!(), LevelFilter::INFO)
+        .with_target("ecosystem::conventions", LevelFilter::INFO)
+        .with_target("tonic_rdma::call", LevelFilter::DEBUG);
     tracing_subscriber::registry().with(layer.with_filter(ours)).init();
     global::set_text_map_propagator(TraceContextPropagator::new());
+}
+
+/// The spans that have ended.
+pub(crate) fn ended() -> Vec<SpanData> {
+    ENDED.get().unwrap().get_finished_spans().unwrap()
 }
 
 struct Inject<'a>(&'a mut MetadataMap);
@@ -102,8 +110,11 @@ pub(crate) async fn the_context_is_carried(net: Net) {
     for call in calls.collect::<Vec<_>>() {
         let trace = call.await.unwrap();
         let spans = loop {
-            let mut spans = ENDED.get().unwrap().get_finished_spans().unwrap();
-            spans.retain(|span| span.span_context.trace_id() == trace);
+            let mut spans = ended();
+            spans.retain(|span| {
+                let own = ["call", "serve", "handle"].contains(&&*span.name);
+                own && span.span_context.trace_id() == trace
+            });
             if spans.len() == 3 {
                 break spans;
             }

@@ -193,15 +193,20 @@ async fn spans(world: &World) -> usize {
     drop(guard);
     let path = world.channel.path().path;
     let text = lines.text();
+    let address =
+        format!("server.address=\"{}\" server.port={}", world.addr.ip(), world.addr.port());
     for role in ["client", "server"] {
-        let call = format!("call{{role=\"{role}\"");
+        let call =
+            format!("call{{otel.name=\"test.Blobs/Echo\" otel.kind=\"{role}\" role=\"{role}\" ");
         let ended = text.lines().filter(|line| {
             // The server's span is nested in the client's if both run on one thread.
-            let own = line.rfind("call{role=").map(|at| &line[at..]).unwrap_or_default();
+            let own = line.rfind("call{otel.name=").map(|at| &line[at..]).unwrap_or_default();
             own.starts_with(&call)
                 && own.contains(&format!("path={path}"))
-                && own.contains("rpc.service=\"test.Blobs\" rpc.method=\"Echo\"")
-                && own.contains("rpc.grpc.status_code=0")
+                && own.contains("rpc.system.name=\"grpc\" rpc.method=\"test.Blobs/Echo\"")
+                && own.contains(&address)
+                && own.contains("rpc.status_code=\"OK\"")
+                && !own.contains("error.type")
                 && own.contains("close time.busy")
         });
         let ended = ended.count();

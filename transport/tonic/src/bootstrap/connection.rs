@@ -116,7 +116,8 @@ impl Connection {
     }
 }
 
-pub(super) fn peer(extensions: &Extensions) -> Option<SocketAddr> {
+/// The peer's end of the TCP connection of a request with these extensions.
+pub(crate) fn peer(extensions: &Extensions) -> Option<SocketAddr> {
     let info = extensions.get::<TcpConnectInfo>();
     #[cfg(feature = "_tls-any")]
     let info = info.or_else(|| {

@@ -67,12 +67,12 @@ impl Service<Request<Body>> for Select {
     }
 
     fn call(&mut self, req: Request<Body>) -> CallFuture {
-        let span = spans::call(Side::Client, req.uri());
+        let span = spans::call(Side::Client, req.uri(), &self.shared.origin.uri);
         if span.is_disabled() {
             return self.dispatch(req);
         }
         let call = span.in_scope(|| self.dispatch(req));
-        Box::pin(Spanned::new(call, span))
+        Box::pin(Spanned::new(call, span, Side::Client))
     }
 }
 
@@ -112,7 +112,7 @@ fn over_tcp(
     req: Request<Body>,
 ) -> CallFuture {
     client.counters.calls_tcp.add(1);
-    spans::took(Path::Tcp);
+    spans::took(Path::Tcp, None);
     let Some(claimed) = Target::claim(req.extensions(), WhyCopied::Tcp) else {
         return Box::pin(retry::call(tcp, req, client));
     };
@@ -133,7 +133,7 @@ const MAX_MOVES: usize = 8;
 
 fn over_fast(shared: Arc<Shared>, rails: Arc<Rails>, fast: Fast, req: Request<Body>) -> CallFuture {
     shared.counters.calls_fast.add(1);
-    spans::took(Path::of(fast.client.peer()));
+    spans::took(Path::of(fast.client.peer()), Some(fast.client.peer()));
     Box::pin(OverFast { call: fast.client.call(req), shared, rails, elsewhere: None })
 }
 

@@ -5,6 +5,7 @@
 pub mod metrics;
 pub(crate) mod spans;
 pub(crate) mod stats;
+pub(crate) mod status;
 
 use tonic_rdma_proto::Side;
 

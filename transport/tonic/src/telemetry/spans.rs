@@ -1,6 +1,11 @@
 //! Spans of connections and calls, at level DEBUG. A disabled span costs one check of a static.
+//!
+//! A call's span has the attributes of OpenTelemetry's conventions for gRPC, version 1.45, and the
+//! fields that tracing-opentelemetry reads: `otel.name`, `otel.kind` and `otel.status_code`. Ports
+//! are signed, because it makes texts of unsigned numbers.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -8,6 +13,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use pin_project_lite::pin_project;
+use tonic::Code;
 use tonic::body::Body;
 use tonic_rdma_fabric::PeerInfo;
 use tonic_rdma_proto::Side;
@@ -15,12 +21,11 @@ use tower::Service;
 use tracing::field::{Empty, display};
 use tracing::{Level, Span, debug_span, span_enabled};
 
+use crate::bootstrap::connection;
 use crate::connect_info::RdmaConnectInfo;
 use crate::error::BoxError;
 use crate::path::Path;
-use crate::telemetry::role;
-
-const GRPC_STATUS: &str = "grpc-status";
+use crate::telemetry::{role, status};
 
 /// The span of a connection on a fast path.
 pub(crate) fn connection(side: Side, peer: &PeerInfo) -> Span {
@@ -35,31 +40,93 @@ pub(crate) fn connection(side: Side, peer: &PeerInfo) -> Span {
     )
 }
 
-/// The span of a call. At a client, [`took`] adds the call's path.
-pub(crate) fn call(side: Side, uri: &Uri) -> Span {
+/// The span of a call. `server` has the address at which the client looks for the server. At a
+/// client, [`took`] adds the call's path.
+pub(crate) fn call(side: Side, uri: &Uri, server: &Uri) -> Span {
     debug_span!(
         target: "tonic_rdma::call",
         "call",
+        otel.name = method(uri),
+        otel.kind = role(side),
+        otel.status_code = Empty,
         role = role(side),
         path = Empty,
-        rpc.system = "grpc",
-        rpc.service = split(uri).0,
-        rpc.method = split(uri).1,
-        rpc.grpc.status_code = Empty,
-        error = Empty,
+        rpc.system.name = "grpc",
+        rpc.method = method(uri),
+        rpc.status_code = Empty,
+        error.type = Empty,
+        server.address = server.host().map(|host| host.trim_matches(['[', ']'])),
+        server.port = server.port_u16().map(i64::from),
+        network.peer.address = Empty,
+        network.peer.port = Empty,
     )
 }
 
-/// Splits `/service/method` into service and method.
-fn split(uri: &Uri) -> (&str, &str) {
-    let path = uri.path().strip_prefix('/').unwrap_or(uri.path());
-    path.rsplit_once('/').unwrap_or((path, ""))
+/// `package.Service/Method`, as gRPC names a method in its path.
+fn method(uri: &Uri) -> &str {
+    uri.path().strip_prefix('/').unwrap_or(uri.path())
 }
 
-/// Records the path of the call in whose span this runs.
-pub(crate) fn took(path: Path) {
+/// Records the path of the call in whose span this runs. `peer` is the other end of a fast path.
+pub(crate) fn took(path: Path, peer: Option<&PeerInfo>) {
     if span_enabled!(target: "tonic_rdma::call", Level::DEBUG) {
-        Span::current().record("path", display(path));
+        let addr = peer.and_then(|peer| peer.remote.ip());
+        record_path(&Span::current(), path, addr);
+    }
+}
+
+fn record_path(span: &Span, path: Path, peer: Option<SocketAddr>) {
+    span.record("path", display(path));
+    if let Some(peer) = peer {
+        span.record("network.peer.address", display(peer.ip()));
+        span.record("network.peer.port", i64::from(peer.port()));
+    }
+}
+
+/// The enabled span of a call that has not ended.
+struct OpenSpan {
+    span: Span,
+    side: Side,
+    ended: bool,
+}
+
+impl OpenSpan {
+    /// `None` if the span is disabled.
+    fn new(span: Span, side: Side) -> Option<Self> {
+        (!span.is_disabled()).then_some(OpenSpan { span, side, ended: false })
+    }
+
+    /// Records the status with which the call ends.
+    fn end(&mut self, code: Code) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        self.span.record("rpc.status_code", status::name(code));
+        if status::is_error(self.side, code) {
+            self.span.record("error.type", status::name(code));
+            self.span.record("otel.status_code", "ERROR");
+        }
+    }
+
+    fn end_with(&mut self, headers: &HeaderMap) {
+        if let Some(code) = status::of_headers(headers) {
+            self.end(code);
+        }
+    }
+
+    /// The body has ended. At a client a status is missing, which tonic reports as `UNKNOWN`. At a
+    /// server this was no call of gRPC.
+    fn body_ended(&mut self) {
+        match self.side {
+            Side::Client => self.end(Code::Unknown),
+            Side::Server => self.ended = true,
+        }
+    }
+}
+
+impl Drop for OpenSpan {
+    fn drop(&mut self) {
+        self.end(status::of_dropped());
     }
 }
 
@@ -68,13 +135,14 @@ pin_project! {
     pub(crate) struct Spanned<F> {
         #[pin]
         call: F,
-        span: Span,
+        // `None` if the span is disabled.
+        open: Option<OpenSpan>,
     }
 }
 
 impl<F> Spanned<F> {
-    pub(crate) fn new(call: F, span: Span) -> Self {
-        Spanned { call, span }
+    pub(crate) fn new(call: F, span: Span, side: Side) -> Self {
+        Spanned { call, open: OpenSpan::new(span, side) }
     }
 }
 
@@ -89,39 +157,43 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let entered = this.span.enter();
+        let entered = this.open.as_ref().map(|open| open.span.enter());
         let result = ready!(this.call.poll(cx));
         drop(entered);
-        Poll::Ready(match result {
-            Ok(response) if this.span.is_disabled() => Ok(response.map(Body::new)),
-            Ok(response) => {
-                Ok(follow(response.map(Body::new), std::mem::replace(this.span, Span::none())))
-            }
-            Err(error) => {
-                this.span.record("error", true);
-                Err(error.into())
+        Poll::Ready(match (result, this.open.take()) {
+            (Ok(response), None) => Ok(response.map(Body::new)),
+            (Ok(response), Some(open)) => Ok(follow(response.map(Body::new), open)),
+            (Err(error), open) => {
+                let error = error.into();
+                if let Some(mut open) = open {
+                    open.end(status::of_error(&*error));
+                }
+                Err(error)
             }
         })
     }
 }
 
-fn follow(response: Response<Body>, span: Span) -> Response<Body> {
-    record_status(&span, response.headers());
-    response.map(|body| Body::new(SpannedBody { body, span }))
-}
-
-fn record_status(span: &Span, headers: &HeaderMap) {
-    let status =
-        headers.get(GRPC_STATUS).and_then(|value| value.to_str().ok()?.parse::<i64>().ok());
-    if let Some(status) = status {
-        span.record("rpc.grpc.status_code", status);
-    }
+fn follow(response: Response<Body>, mut open: OpenSpan) -> Response<Body> {
+    open.end_with(response.headers());
+    response.map(|body| Body::new(SpannedBody { body, open: Some(open) }))
 }
 
 /// The body of a response, which ends the call.
 struct SpannedBody {
     body: Body,
-    span: Span,
+    /// `None` once the body has ended.
+    open: Option<OpenSpan>,
+}
+
+impl Drop for SpannedBody {
+    fn drop(&mut self) {
+        if let Some(open) = &mut self.open
+            && self.body.is_end_stream()
+        {
+            open.body_ended();
+        }
+    }
 }
 
 impl HttpBody for SpannedBody {
@@ -133,19 +205,22 @@ impl HttpBody for SpannedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
         let this = &mut *self;
-        let entered = this.span.enter();
+        let entered = this.open.as_ref().map(|open| open.span.enter());
         let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
         drop(entered);
-        match &frame {
-            Some(Ok(frame)) => {
-                if let Some(trailers) = frame.trailers_ref() {
-                    record_status(&this.span, trailers);
+        if let Some(open) = &mut this.open {
+            match &frame {
+                Some(Ok(frame)) => {
+                    if let Some(trailers) = frame.trailers_ref() {
+                        open.end_with(trailers);
+                    }
+                }
+                Some(Err(status)) => open.end(status.code()),
+                None => {
+                    open.body_ended();
+                    this.open = None;
                 }
             }
-            Some(Err(status)) => {
-                this.span.record("rpc.grpc.status_code", i64::from(status.code() as i32));
-            }
-            None => this.span = Span::none(),
         }
         Poll::Ready(frame)
     }
@@ -179,12 +254,15 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let span = call(Side::Server, request.uri());
+        let span = call(Side::Server, request.uri(), request.uri());
         if !span.is_disabled() {
-            let fast = request.extensions().get::<RdmaConnectInfo>();
-            span.record("path", display(fast.map_or(Path::Tcp, |info| info.path)));
+            let extensions = request.extensions();
+            match extensions.get::<RdmaConnectInfo>() {
+                Some(info) => record_path(&span, info.path, info.remote_addr),
+                None => record_path(&span, Path::Tcp, connection::peer(extensions)),
+            }
         }
         let call = span.in_scope(|| self.0.call(request));
-        Spanned::new(call, span)
+        Spanned::new(call, span, Side::Server)
     }
 }
