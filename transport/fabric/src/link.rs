@@ -303,12 +303,13 @@ pub trait Link: Send + 'static {
     /// [`Completion::Answered`] reports the answer (R24). A probe is work of length zero that needs
     /// no memory and no credit: a WRITE, which completes when it is acknowledged, or a READ over
     /// iWARP, where a WRITE completes without an acknowledgement. Does nothing while an earlier
-    /// probe is in flight or the send queue is full, or if [`Caps::tells_end`].
+    /// probe is in flight or the send queue is full, or if [`Caps::tells_end`]. Returns whether the
+    /// device was asked.
     ///
     /// # Errors
     /// The device refused work; the link is dead.
-    fn probe(&mut self) -> Result<(), LinkError> {
-        Ok(())
+    fn probe(&mut self) -> Result<bool, LinkError> {
+        Ok(false)
     }
 
     /// Whether an answer may come so soon that polling for it beats waiting to be woken. If so,

@@ -648,7 +648,7 @@ impl Link for AnyLink {
     fn ring_doorbell(&mut self) -> Result<(), LinkError> {
         dispatch!(AnyLink[Instant], self, l => l.ring_doorbell())
     }
-    fn probe(&mut self) -> Result<(), LinkError> {
+    fn probe(&mut self) -> Result<bool, LinkError> {
         dispatch!(AnyLink[Instant], self, l => l.probe())
     }
     fn is_eager(&self) -> bool {

@@ -162,6 +162,7 @@ async fn listening() {
     for fabric in FABRICS {
         what_is_told_is_so(&tally, fabric).await;
     }
+    round_trip(&tally).await;
     pools(&tally).await;
     reconnects(&tally).await;
     refused(&tally).await;
@@ -324,6 +325,18 @@ async fn what_is_told_is_so(tally: &Tally, fabric: Fabric) {
         let open = format!("tonic_rdma_connections role={role} path={path}");
         until("the connection is gone", || tally.gauge(&open) == 0.0).await;
     }
+}
+
+/// While a stream is silent, the device is asked whether the peer's host exists.
+async fn round_trip(tally: &Tally) {
+    let world = World::new(Fabric::Sim, Which::Ours).await;
+    let _silent = world.client(Which::Ours).chat(tokio_stream::pending()).await.unwrap();
+    let told = || {
+        let values = tally.values.lock().unwrap();
+        let of = |key: &&String| key.starts_with("tonic_rdma_round_trip_seconds device=");
+        values.keys().filter(of).any(|key| key.ends_with(" path=sim"))
+    };
+    until("a round trip was told", told).await;
 }
 
 async fn pools(tally: &Tally) {

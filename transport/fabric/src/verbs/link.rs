@@ -633,13 +633,13 @@ impl Link for VerbsLink {
         Ok(())
     }
 
-    fn probe(&mut self) -> Result<(), LinkError> {
+    fn probe(&mut self) -> Result<bool, LinkError> {
         self.ring_doorbell()?;
         let now = Instant::now();
         let before = self.asked.replace(now);
         let is_first = before.is_none_or(|before| now.duration_since(before) > NEW_SILENCE);
         if self.is_iwarp() && is_first {
-            return Ok(());
+            return Ok(false);
         }
         let (verb, operation) = match self.is_iwarp() {
             true => (Verb::Read, Operation::ProbeByRead),
@@ -647,14 +647,15 @@ impl Link for VerbsLink {
         };
         let block = &self.memory.block;
         let Some(addr) = block.range(0, 0).map(|at| at.as_ptr().expose_provenance() as u64) else {
-            return Ok(());
+            return Ok(false);
         };
         let lkey = block.lkey();
         if !self.memory.sq.begin_probe(verb) {
-            return Ok(());
+            return Ok(false);
         }
         self.batch.push(Request { wr_id: PROBE, addr, len: 0, lkey, operation }, 0);
-        self.post_batch()
+        self.post_batch()?;
+        Ok(true)
     }
 
     /// Whether it is worth polling for an answer.

@@ -53,6 +53,16 @@ impl Usage {
         self.meter.tell(stats, self.copied);
     }
 
+    /// The peer's device was asked for a proof that this end of the link exists.
+    pub(super) fn asked(&mut self) {
+        self.meter.asked();
+    }
+
+    /// The peer's device has answered.
+    pub(super) fn answered(&mut self, peer: &PeerInfo) {
+        self.meter.answered(peer);
+    }
+
     /// The connection has ended.
     pub(super) fn close(&mut self) {
         self.meter.close();

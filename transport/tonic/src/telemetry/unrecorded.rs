@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use tonic_rdma_fabric::PeerInfo;
 use tonic_rdma_proto::{Reject, Side, Stats};
 
 use crate::path::Path;
@@ -60,6 +61,10 @@ impl ConnectionMeter {
     /// The last argument is `Copied`, whose file needs this one.
     #[inline]
     pub(crate) fn tell(&mut self, _: Stats, _: impl Copy) {}
+
+    pub(crate) fn asked(&mut self) {}
+
+    pub(crate) fn answered(&mut self, _: &PeerInfo) {}
 
     pub(crate) fn close(&mut self) {}
 }

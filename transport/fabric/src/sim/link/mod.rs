@@ -531,15 +531,16 @@ impl Link for SimLink {
         Ok(())
     }
 
-    fn probe(&mut self) -> Result<(), LinkError> {
+    fn probe(&mut self) -> Result<bool, LinkError> {
         self.ring_doorbell()?;
-        if self.probe.is_none() {
-            self.probe = Some(Delay::draw(&mut self.rng, &self.end.device.net.config));
-            if let Some(waker) = self.waker.take() {
-                waker.wake();
-            }
+        if self.probe.is_some() {
+            return Ok(false);
         }
-        Ok(())
+        self.probe = Some(Delay::draw(&mut self.rng, &self.end.device.net.config));
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+        Ok(true)
     }
 
     /// Uses tokio's clock, because tests stop it.

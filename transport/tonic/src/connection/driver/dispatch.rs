@@ -40,7 +40,10 @@ impl ConnectionState {
                 Completion::Received { .. } => {}
                 Completion::NotMapped { rkey } => self.conn.cannot_write(rkey),
                 Completion::Forgotten { rkey } => self.conn.forget_unwritable(rkey),
-                Completion::Answered => self.conn.peer_exists(self.link.now()),
+                Completion::Answered => {
+                    self.conn.peer_exists(self.link.now());
+                    self.usage.answered(&self.lifecycle.peer);
+                }
             }
         }
         if received
@@ -181,11 +184,13 @@ impl ConnectionState {
                     }
                     self.tasks.driver.quiet();
                 }
-                Event::Probe => {
-                    if let Some(Err(error)) = self.link.get_mut().map(Link::probe) {
+                Event::Probe => match self.link.get_mut().map(Link::probe) {
+                    Some(Ok(true)) => self.usage.asked(),
+                    Some(Ok(false)) | None => {}
+                    Some(Err(error)) => {
                         self.tasks.fail(error);
                     }
-                }
+                },
                 Event::Dead => {
                     let detail = format!(
                         "the peer's device does not answer: its host or the path is gone ({})",

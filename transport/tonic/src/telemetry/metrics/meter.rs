@@ -2,13 +2,15 @@
 //! never for each call.
 
 use ::metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use tokio::time::Instant;
+use tonic_rdma_fabric::PeerInfo;
 use tonic_rdma_proto::{Side, Stats};
 
 use crate::path::Path;
 use crate::telemetry::metrics::names::{
     COMPLETIONS, CONNECTIONS, CONNECTIONS_MADE, CREDIT_WAITS, GRANTS, MESSAGES, WRITES,
 };
-use crate::telemetry::metrics::record::{calls, payload};
+use crate::telemetry::metrics::record::{calls, payload, round_trip};
 use crate::telemetry::role;
 use crate::telemetry::stats::{Copied, CopyCounters};
 
@@ -33,6 +35,8 @@ pub(crate) struct ConnectionMeter {
     /// The values reported so far.
     told: Stats,
     told_copied: Copied,
+    /// When the peer's device was asked for an answer that has not come.
+    asked: Option<Instant>,
 }
 
 impl ConnectionMeter {
@@ -63,6 +67,7 @@ impl ConnectionMeter {
             copied: CopyCounters::told(role, path),
             told: Stats::default(),
             told_copied: Copied::default(),
+            asked: None,
         }
     }
 
@@ -102,6 +107,18 @@ impl ConnectionMeter {
         }
         if copied != self.told_copied {
             self.copied.add(copied - std::mem::replace(&mut self.told_copied, copied));
+        }
+    }
+
+    /// Notes that the peer's device was asked for a proof of life.
+    pub(crate) fn asked(&mut self) {
+        self.asked = Some(Instant::now());
+    }
+
+    /// Records the time that the answer took.
+    pub(crate) fn answered(&mut self, peer: &PeerInfo) {
+        if let Some(asked) = self.asked.take() {
+            round_trip(Path::of(peer), &peer.device, asked.elapsed());
         }
     }
 

@@ -60,6 +60,8 @@ metrics! {
         "Fast paths that channels got again after a loss.";
     HANDSHAKE = "tonic_rdma_handshake_seconds", Histogram, Some(Unit::Seconds), ["path"],
         "Time from asking a server for its offer to the fast-path connection.";
+    ROUND_TRIP = "tonic_rdma_round_trip_seconds", Histogram, Some(Unit::Seconds), ["device", "path"],
+        "Time from asking a peer's device for a proof of life to its answer.";
     MESSAGES = "tonic_rdma_messages_total", Counter, None, ["role", "path", "direction"],
         "Control messages, each a SEND.";
     WRITES = "tonic_rdma_writes_total", Counter, None, ["role", "path"],

@@ -8,7 +8,7 @@ use tonic_rdma_proto::{Reject, Side};
 use crate::path::Path;
 use crate::path::reason::{self, Reason};
 use crate::telemetry::metrics::names::{
-    CALLS, COPIED, FALLBACKS, HANDSHAKE, PAYLOAD, RECONNECTS, REFUSED,
+    CALLS, COPIED, FALLBACKS, HANDSHAKE, PAYLOAD, RECONNECTS, REFUSED, ROUND_TRIP,
 };
 use crate::telemetry::role;
 
@@ -48,6 +48,12 @@ pub(crate) fn reconnect(path: Path) {
 /// Records the time until a fast path was established.
 pub(crate) fn handshake(path: Path, took: Duration) {
     histogram!(HANDSHAKE, "path" => path.as_str()).record(took.as_secs_f64());
+}
+
+/// Records the time in which a peer's device has answered.
+pub(crate) fn round_trip(path: Path, device: &str, took: Duration) {
+    histogram!(ROUND_TRIP, "device" => device.to_owned(), "path" => path.as_str())
+        .record(took.as_secs_f64());
 }
 
 pub(crate) fn calls(role: &'static str, path: &'static str) -> Counter {
