@@ -161,6 +161,7 @@ async fn listening() {
     }
     for fabric in FABRICS {
         what_is_told_is_so(&tally, fabric).await;
+        durations(&tally, fabric).await;
     }
     round_trip(&tally).await;
     pools(&tally).await;
@@ -234,7 +235,9 @@ fn every_metric_was_told(tally: &Tally) {
         for key in series {
             let labels: Vec<_> =
                 key.split(' ').skip(1).map(|label| label.split('=').next().unwrap()).collect();
-            assert_eq!(labels, metric.labels, "{key}");
+            let mut known = metric.labels.to_vec();
+            known.retain(|label| *label != "error_type" || key.contains("error_type="));
+            assert_eq!(labels, known, "{key}");
         }
     }
     let foreign: Vec<_> =
@@ -325,6 +328,41 @@ async fn what_is_told_is_so(tally: &Tally, fabric: Fabric) {
         let open = format!("tonic_rdma_connections role={role} path={path}");
         until("the connection is gone", || tally.gauge(&open) == 0.0).await;
     }
+}
+
+/// Each call is measured once at either end, with its status.
+async fn durations(tally: &Tally, fabric: Fabric) {
+    let world = World::new(fabric, Which::Ours).await;
+    let path = world.channel.path().path;
+    let told = |role: &str, status: &str, error: bool| {
+        let error = if error { format!(" error_type={status}") } else { String::new() };
+        tally.get(&format!(
+            "rpc_{role}_call_duration_seconds rpc_system_name=grpc rpc_status_code={status} \
+             path={path}{error}"
+        ))
+    };
+    let ok = (told("client", "OK", false), told("server", "OK", false));
+    let mut client = world.client(Which::Ours);
+    for _ in 0..3 {
+        client.echo(Blob::default()).await.unwrap();
+    }
+    until("three calls are told", || {
+        (told("client", "OK", false), told("server", "OK", false)) == (ok.0 + 3, ok.1 + 3)
+    })
+    .await;
+    client.unary("/test.Others/Echo", Blob::default()).await.unwrap_err();
+    for role in ["client", "server"] {
+        until("an error is told", || told(role, "UNIMPLEMENTED", true) == 1).await;
+    }
+    // More than the server may send ahead of the reader.
+    let endless =
+        Blob { number: u64::from(u32::MAX), data: vec![1; 4096].into(), ..Blob::default() };
+    let mut unread = client.down(endless).await.unwrap();
+    unread.message().await.unwrap();
+    drop(unread);
+    until("the client has cancelled", || told("client", "CANCELLED", true) == 1).await;
+    until("the server was told", || told("server", "CANCELLED", false) == 1).await;
+    assert_eq!((told("client", "OK", false), told("server", "OK", false)), (ok.0 + 3, ok.1 + 3));
 }
 
 /// While a stream is silent, the device is asked whether the peer's host exists.

@@ -20,6 +20,7 @@ use crate::path::Path;
 use crate::path::reason::Reason;
 use crate::tcp::client::TcpClient;
 use crate::tcp::{named, retry};
+use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::spans::{self, Spanned};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
@@ -83,20 +84,21 @@ impl Select {
             return Box::pin(async { Err(error.into()) });
         }
         self.shared.called();
+        let timer = self.shared.counters.durations.start();
         if std::mem::take(&mut self.placed) {
-            return over_tcp(&mut self.tcp, self.shared.tcp.clone(), req);
+            return over_tcp(&mut self.tcp, self.shared.tcp.clone(), req, timer);
         }
         let shared = self.shared.clone();
         let picked = self.rails.pick(&shared, req.uri());
         let route = picked.map_or_else(|| shared.route(), Route::Fast);
         match route {
-            Route::Fast(fast) => over_fast(shared, self.rails.clone(), fast, req),
-            Route::Tcp => Box::pin(queued(shared.tcp.clone(), req)),
+            Route::Fast(fast) => over_fast(shared, self.rails.clone(), fast, req, timer),
+            Route::Tcp => Box::pin(queued(shared.tcp.clone(), req, timer)),
             Route::Wait => {
                 let rails = self.rails.clone();
                 Box::pin(async move {
                     match shared.usable().await {
-                        Ok(fast) => over_fast(shared, rails, fast, req).await,
+                        Ok(fast) => over_fast(shared, rails, fast, req, timer).await,
                         Err(reason) => Err(Cause::required(reason).into()),
                     }
                 })
@@ -110,31 +112,48 @@ fn over_tcp(
     tcp: &mut tonic::transport::Channel,
     client: Arc<TcpClient>,
     req: Request<Body>,
+    mut timer: CallTimer,
 ) -> CallFuture {
     client.counters.calls_tcp.add(1);
+    timer.took_tcp();
     spans::took(Path::Tcp, None);
     let Some(claimed) = Target::claim(req.extensions(), WhyCopied::Tcp) else {
-        return Box::pin(retry::call(tcp, req, client));
+        return Box::pin(retry::call(tcp, req, client, timer));
     };
     let uri = req.uri().clone();
-    let call = retry::call(tcp, req, client.clone());
+    let call = retry::call(tcp, req, client.clone(), timer);
     Box::pin(async move { Ok(named::response(call.await?, &uri, claimed, &client)) })
 }
 
 /// Waits for a place in the queue, then makes the call over TCP.
-async fn queued(client: Arc<TcpClient>, req: Request<Body>) -> Result<Response<Body>, BoxError> {
+async fn queued(
+    client: Arc<TcpClient>,
+    req: Request<Body>,
+    mut timer: CallTimer,
+) -> Result<Response<Body>, BoxError> {
     let mut tcp = client.channel.clone();
-    tcp.ready().await?;
-    over_tcp(&mut tcp, client, req).await
+    timer.took_tcp();
+    if let Err(error) = tcp.ready().await {
+        timer.fail(&error);
+        return Err(error.into());
+    }
+    over_tcp(&mut tcp, client, req, timer).await
 }
 
 /// Maximum number of other fast paths that a call tries.
 const MAX_MOVES: usize = 8;
 
-fn over_fast(shared: Arc<Shared>, rails: Arc<Rails>, fast: Fast, req: Request<Body>) -> CallFuture {
+fn over_fast(
+    shared: Arc<Shared>,
+    rails: Arc<Rails>,
+    fast: Fast,
+    req: Request<Body>,
+    mut timer: CallTimer,
+) -> CallFuture {
     shared.counters.calls_fast.add(1);
+    timer.took_fast(fast.client.peer());
     spans::took(Path::of(fast.client.peer()), Some(fast.client.peer()));
-    Box::pin(OverFast { call: fast.client.call(req), shared, rails, elsewhere: None })
+    Box::pin(OverFast { call: fast.client.call(req).timed(timer), shared, rails, elsewhere: None })
 }
 
 /// A call over the fast path. `elsewhere` is allocated only if the call could not be sent there.
@@ -156,7 +175,9 @@ impl Future for OverFast {
                 Err(CallError::Status(status)) => return Poll::Ready(Err(status.into())),
                 Err(CallError::NotSent(unsent, reason)) => {
                     let (shared, rails) = (this.shared.clone(), this.rails.clone());
-                    this.elsewhere = Some(Box::pin(elsewhere(shared, rails, *unsent, reason)));
+                    let timer = this.call.take_timer();
+                    let elsewhere = elsewhere(shared, rails, *unsent, reason, timer);
+                    this.elsewhere = Some(Box::pin(elsewhere));
                 }
             }
         }
@@ -174,6 +195,7 @@ async fn elsewhere(
     rails: Arc<Rails>,
     mut req: Request<Body>,
     mut reason: Reason,
+    mut timer: CallTimer,
 ) -> Result<Response<Body>, BoxError> {
     let mut moves = 0;
     loop {
@@ -182,7 +204,7 @@ async fn elsewhere(
             tracing::debug!(%reason, "a call moves to TCP before it was sent");
             shared.counters.calls_fast.take_back(1);
             shared.counters.calls_moved.add(1);
-            return queued(shared.tcp.clone(), req).await;
+            return queued(shared.tcp.clone(), req, timer).await;
         }
         if moves == MAX_MOVES {
             return Err(Cause::required(reason).into());
@@ -195,10 +217,13 @@ async fn elsewhere(
             Route::Tcp | Route::Wait => shared.usable().await.map_err(Cause::required)?,
         };
         shared.counters.calls_moved.add(1);
-        (req, reason) = match fast.client.call(req).await {
+        timer.took_fast(fast.client.peer());
+        let mut call = fast.client.call(req).timed(timer);
+        (req, reason) = match (&mut call).await {
             Ok(response) => return Ok(response),
             Err(CallError::Status(status)) => return Err(status.into()),
             Err(CallError::NotSent(unsent, reason)) => (*unsent, reason),
         };
+        timer = call.take_timer();
     }
 }

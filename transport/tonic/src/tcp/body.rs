@@ -24,6 +24,7 @@ use crate::error::BoxError;
 use crate::land_in::WhyCopied;
 use crate::land_in::allocators::Allocators;
 use crate::tcp::named;
+use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::stats::Counters;
 
 /// Messages of up to this many bytes are written in one piece. hyper cuts longer ones into frames
@@ -146,28 +147,30 @@ impl<S> TcpCalls<S> {
 
 impl<S, B> Service<Request<Body>> for TcpCalls<S>
 where
-    S: Service<Request<Body>, Response = Response<B>>,
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
     type Response = Response<Body>;
-    type Error = S::Error;
+    type Error = BoxError;
     type Future = TcpCall<S::Future>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let Tcp { methods, counters, allocators } = &*self.server;
         counters.calls_tcp.add(1);
+        let mut timer = counters.durations.start();
+        timer.took_tcp();
         let call = methods.call(request.uri());
         let body = mem::take(request.body_mut());
         *request.body_mut() = TcpRecvBody::body(body, counters);
         if !allocators.is_empty() && call.method().used() == Used::Ours {
             request = self.server.land_in(request, call.method());
         }
-        TcpCall { inner: self.inner.call(request), call: Some((call, counters.clone())) }
+        TcpCall { inner: self.inner.call(request), call: Some((call, counters.clone())), timer }
     }
 }
 
@@ -192,27 +195,39 @@ pin_project! {
         #[pin]
         inner: F,
         call: Option<(Call, Arc<Counters>)>,
+        timer: CallTimer,
     }
 }
 
-impl<F, E, B> Future for TcpCall<F>
+impl<F, B> Future for TcpCall<F>
 where
-    F: Future<Output = Result<Response<B>, E>>,
+    F: Future<Output = Result<Response<B>, BoxError>>,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    type Output = Result<Response<Body>, E>;
+    type Output = Result<Response<Body>, BoxError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let response = ready!(this.inner.poll(cx))?;
+        let response = match ready!(this.inner.poll(cx)) {
+            Ok(response) => response,
+            Err(error) => {
+                this.timer.fail(&*error);
+                return Poll::Ready(Err(error));
+            }
+        };
+        this.timer.end_with(response.headers());
         let apart = is_plain_grpc(response.headers());
         let call = this.call.take();
         Poll::Ready(Ok(response.map(|body| match (Body::new(body), call) {
             (body, Some((call, counters))) if !body.is_end_stream() => {
-                boxed(Reply { out: TcpSendBody::new(body, call, apart), counters })
+                let timer = mem::take(this.timer);
+                boxed(Reply { out: TcpSendBody::new(body, call, apart), counters, timer })
             }
-            (body, _) => body,
+            (body, _) => {
+                this.timer.body_ended();
+                body
+            }
         })))
     }
 }
@@ -221,6 +236,16 @@ where
 struct Reply {
     out: TcpSendBody,
     counters: Arc<Counters>,
+    timer: CallTimer,
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        // hyper does not ask a body that has ended for its end.
+        if self.timer.is_running() && self.out.is_end_stream() {
+            self.timer.body_ended();
+        }
+    }
 }
 
 impl HttpBody for Reply {
@@ -232,7 +257,17 @@ impl HttpBody for Reply {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
-        this.out.poll(&this.counters, cx)
+        let frame = ready!(this.out.poll(&this.counters, cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                if let Some(trailers) = frame.trailers_ref() {
+                    this.timer.end_with(trailers);
+                }
+            }
+            Some(Err(status)) => this.timer.end(status.code()),
+            None => this.timer.body_ended(),
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -252,15 +287,23 @@ pub(crate) struct TcpRecvBody {
     /// check takes a lock in h2.
     polled: bool,
     counters: Arc<Counters>,
+    /// Measures the call whose response this is.
+    timer: CallTimer,
 }
 
 impl TcpRecvBody {
     /// Wraps `body`, and counts the bytes that arrive.
     pub(crate) fn body(body: Body, counters: &Arc<Counters>) -> Body {
+        Self::timed(body, counters, CallTimer::default())
+    }
+
+    /// Like [`body`](Self::body), for a response that ends the call that `timer` measures.
+    pub(crate) fn timed(body: Body, counters: &Arc<Counters>, mut timer: CallTimer) -> Body {
         if body.size_hint().exact() == Some(0) {
+            timer.body_ended();
             return body;
         }
-        boxed(TcpRecvBody { inner: body, polled: false, counters: counters.clone() })
+        boxed(TcpRecvBody { inner: body, polled: false, counters: counters.clone(), timer })
     }
 }
 
@@ -274,12 +317,18 @@ impl HttpBody for TcpRecvBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         self.polled = true;
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
-        if let Some(Ok(frame)) = &frame
-            && let Some(data) = frame.data_ref()
-        {
-            let len = data.len() as u64;
-            self.counters.bytes_received_tcp.add(len);
-            self.counters.tcp.joined.add(len);
+        match &frame {
+            Some(Ok(frame)) => {
+                if let Some(data) = frame.data_ref() {
+                    let len = data.len() as u64;
+                    self.counters.bytes_received_tcp.add(len);
+                    self.counters.tcp.joined.add(len);
+                } else if let Some(trailers) = frame.trailers_ref() {
+                    self.timer.end_with(trailers);
+                }
+            }
+            Some(Err(status)) => self.timer.end(status.code()),
+            None => self.timer.body_ended(),
         }
         Poll::Ready(frame)
     }

@@ -42,6 +42,7 @@ use crate::codec::is_plain_grpc;
 use crate::error::BoxError;
 use crate::tcp::body::{TcpRecvBody, TcpSendBody};
 use crate::tcp::client::TcpClient;
+use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::stats::Counters;
 
 /// Maximum number of retries of a call. Each needs another connection to end during the call.
@@ -72,6 +73,7 @@ pub(crate) fn call(
     tcp: &mut tonic::transport::Channel,
     mut req: Request<Body>,
     client: Arc<TcpClient>,
+    timer: CallTimer,
 ) -> RetryCall {
     let body = mem::take(req.body_mut());
     let source = (!body.is_end_stream()).then(|| {
@@ -80,7 +82,7 @@ pub(crate) fn call(
     });
     let kept = Arc::new(Kept::new(Head::of(&req), source, client));
     *req.body_mut() = kept.body();
-    RetryCall { call: Attempt::First(tcp.call(req)), kept: Some(kept) }
+    RetryCall { call: Attempt::First(tcp.call(req)), kept: Some(kept), timer }
 }
 
 /// A call in flight.
@@ -88,6 +90,7 @@ pub(crate) struct RetryCall {
     call: Attempt,
     /// `None` once the call has its response.
     kept: Option<Arc<Kept>>,
+    timer: CallTimer,
 }
 
 enum Attempt {
@@ -100,23 +103,33 @@ impl Future for RetryCall {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let response = loop {
+        let result = loop {
             match &mut this.call {
-                Attempt::Retry(call) => break ready!(call.as_mut().poll(cx))?,
+                Attempt::Retry(call) => break ready!(call.as_mut().poll(cx)),
                 Attempt::First(call) => match (ready!(Pin::new(call).poll(cx)), &this.kept) {
-                    (Ok(response), _) => break response,
+                    (Ok(response), _) => break Ok(response),
                     (Err(error), Some(kept)) if was_not_processed(&error) => {
                         let retry = retry(kept.clone(), error.into());
                         this.call = Attempt::Retry(Box::pin(retry));
                     }
-                    (Err(error), _) => return Poll::Ready(Err(error.into())),
+                    (Err(error), _) => break Err(error.into()),
                 },
+            }
+        };
+        let response = match result {
+            Ok(response) => response,
+            Err(error) => {
+                this.timer.fail(&*error);
+                return Poll::Ready(Err(error));
             }
         };
         // The rest of the body need not be kept.
         let Some(kept) = this.kept.take() else { return Poll::Ready(Ok(response)) };
         kept.client.saw_answer();
-        Poll::Ready(Ok(response.map(|body| TcpRecvBody::body(body, &kept.client.counters))))
+        let mut timer = mem::take(&mut this.timer);
+        timer.end_with(response.headers());
+        let counters = &kept.client.counters;
+        Poll::Ready(Ok(response.map(|body| TcpRecvBody::timed(body, counters, timer))))
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tonic_rdma_proto::Side;
 
 use crate::path::Path;
-use crate::telemetry::metrics::{self, RecorderCounter};
+use crate::telemetry::metrics::{self, Durations, RecorderCounter};
 use crate::telemetry::role;
 
 /// The counters of a channel since its creation, over all its clones and reconnects, or of a
@@ -154,6 +154,8 @@ macro_rules! counters {
         pub(crate) struct Counters {
             $(pub(crate) $field: Counter,)*
             $(pub(crate) $of: CopyCounters,)*
+            /// Measures calls for the metrics recorder.
+            pub(crate) durations: Durations,
         }
 
         impl Counters {
@@ -166,6 +168,7 @@ macro_rules! counters {
                     bytes_sent_tcp: Counter::told(metrics::payload(role, path, "sent", "http2")),
                     bytes_received_tcp: Counter::told(metrics::payload(role, path, "received", "http2")),
                     tcp: CopyCounters::told(role, path),
+                    durations: Durations::of(side),
                     ..Counters::default()
                 }
             }
@@ -311,7 +314,8 @@ impl ServerStats {
 
     /// Creates counters for a connection. Dropping them adds them to those of closed connections.
     pub(crate) fn connection(&self) -> ConnectionCounters {
-        let counters = Arc::<Counters>::default();
+        let durations = self.tcp().durations.clone();
+        let counters = Arc::new(Counters { durations, ..Counters::default() });
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner).push(counters.clone());
         ConnectionCounters { stats: self.clone(), counters }
     }

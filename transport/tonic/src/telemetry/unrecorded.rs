@@ -1,8 +1,11 @@
 //! Replaces the module `metrics` in a build without that feature. Nothing is recorded, and
 //! [`TransportStats`](crate::TransportStats) counts as before.
 
+use std::error::Error;
 use std::time::Duration;
 
+use http::HeaderMap;
+use tonic::Code;
 use tonic_rdma_fabric::PeerInfo;
 use tonic_rdma_proto::{Reject, Side, Stats};
 
@@ -44,6 +47,44 @@ pub(crate) fn payload(
     _: &'static str,
 ) -> RecorderCounter {
     RecorderCounter
+}
+
+/// The histograms of calls.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Durations;
+
+impl Durations {
+    pub(crate) fn of(_: Side) -> Self {
+        Durations
+    }
+
+    pub(crate) fn start(&self) -> CallTimer {
+        CallTimer
+    }
+}
+
+/// Measures a call.
+#[derive(Debug, Default)]
+pub(crate) struct CallTimer;
+
+impl CallTimer {
+    pub(crate) fn is_running(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn took_tcp(&mut self) {}
+
+    pub(crate) fn took_fast(&mut self, _: &PeerInfo) {}
+
+    pub(crate) fn end(&mut self, _: Code) {}
+
+    pub(crate) fn end_with(&mut self, _: &HeaderMap) {}
+
+    pub(crate) fn fail(&mut self, _: &(dyn Error + 'static)) {}
+
+    pub(crate) fn body_ended(&mut self) {}
+
+    pub(crate) fn forget(&mut self) {}
 }
 
 /// The metrics of one connection.

@@ -33,6 +33,7 @@ use crate::connection::state::ConnectionState;
 use crate::land_in::WhyCopied;
 use crate::land_in::{Claimed, Target};
 use crate::path::reason::{Reason, ReasonCode};
+use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
 
@@ -153,7 +154,8 @@ impl FastClient {
         let out =
             Some(SendBody::new(body, BodyEncoder::new(call, shared.eager_limit - HEADER, apart)));
         let named = Target::claim(&parts.extensions, WhyCopied::NotApart);
-        Call { shared, parts, block, method, out, named, stage: CallStage::New }
+        let timer = CallTimer::default();
+        Call { shared, parts, block, method, out, named, stage: CallStage::New, timer }
     }
 }
 
@@ -175,6 +177,20 @@ pub(crate) struct Call {
     /// The buffer for the response to land in.
     named: Option<Arc<Claimed>>,
     stage: CallStage,
+    timer: CallTimer,
+}
+
+impl Call {
+    /// This call, measured by `timer`.
+    pub(crate) fn timed(mut self, timer: CallTimer) -> Self {
+        self.timer = timer;
+        self
+    }
+
+    /// Takes the timer of a call that was not sent.
+    pub(crate) fn take_timer(&mut self) -> CallTimer {
+        std::mem::take(&mut self.timer)
+    }
 }
 
 enum CallStage {
@@ -188,7 +204,7 @@ impl Future for Call {
     type Output = Result<Response<Body>, CallError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Call { shared, parts, block, method, out: place, named, stage } = &mut *self;
+        let Call { shared, parts, block, method, out: place, named, stage, timer } = &mut *self;
         let Some(out) = place else {
             let ended = Status::internal("a call was polled after its end");
             return Poll::Ready(Err(CallError::Status(ended)));
@@ -206,7 +222,9 @@ impl Future for Call {
                         };
                         let (out, named) = (place.take(), named.take());
                         let piped = parts.extensions.get::<Piped>().is_some();
-                        let response = respond(stream, out, (block, end), method, named, piped);
+                        let timer = std::mem::take(timer);
+                        let response =
+                            respond(stream, out, (block, end), method, named, piped, timer);
                         return Poll::Ready(response.map_err(CallError::Status));
                     }
                     Err(unanswered) => break unanswered,
@@ -228,7 +246,7 @@ impl Future for Call {
         // The call may claim the buffer again on another path.
         *named = None;
         let out = place.take();
-        Poll::Ready(Err(match (unanswered, out) {
+        let error = match (unanswered, out) {
             (Unanswered::NotSent(reason, unsent), Some(out)) => {
                 let parts = std::mem::replace(parts, Request::new(()).into_parts().0);
                 CallError::NotSent(
@@ -240,7 +258,11 @@ impl Future for Call {
                 CallError::Status(Status::unavailable(reason.to_string()))
             }
             (Unanswered::Failed(status), _) => CallError::Status(status),
-        }))
+        };
+        if let CallError::Status(status) = &error {
+            timer.end(status.code());
+        }
+        Poll::Ready(Err(error))
     }
 }
 
@@ -357,9 +379,14 @@ fn respond(
     method: &Arc<Method>,
     named: Option<Arc<Claimed>>,
     piped: bool,
+    mut timer: CallTimer,
 ) -> Result<Response<Body>, Status> {
-    let parts = headers::decode_response(block)
-        .map_err(|breach| Status::internal(format!("malformed response head: {breach}")))?;
+    let parts = headers::decode_response(block).map_err(|breach| {
+        let status = Status::internal(format!("malformed response head: {breach}"));
+        timer.end(status.code());
+        status
+    })?;
+    timer.end_with(&parts.headers);
     if let Some(mut out) = out.filter(|out| !out.is_queued()) {
         let stream = stream.clone();
         tokio::spawn(async move {
@@ -368,6 +395,7 @@ fn respond(
         });
     }
     let body = if end {
+        timer.body_ended();
         Body::empty()
     } else {
         let messages = is_plain_grpc(&parts.headers);
@@ -376,7 +404,7 @@ fn respond(
             None => Deframer::new(method.clone(), messages),
             Some(named) => Deframer::gathering(method.clone(), messages, named),
         };
-        boxed_body::boxed(RecvBody::new(stream, deframer, Used::Unknown, false))
+        boxed_body::boxed(RecvBody::new(stream, deframer, Used::Unknown, false).timed(timer))
     };
     Ok(Response::from_parts(parts, body))
 }

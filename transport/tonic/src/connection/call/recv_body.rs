@@ -18,6 +18,7 @@ use crate::connection::call::stream_io::wait_for;
 use crate::connection::copy_scheduler::ReadPace;
 use crate::connection::lifecycle::inherited;
 use crate::connection::receive::stall::Reading;
+use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::stats::Copied;
 
 /// A part that is being copied to the heap, in pieces that are charged to the reader's turns (R20).
@@ -61,6 +62,8 @@ pub(crate) struct RecvBody {
     finished: bool,
     /// The deframer has received the last bytes.
     ended: bool,
+    /// Measures the call whose response this is.
+    timer: CallTimer,
 }
 
 impl RecvBody {
@@ -75,7 +78,14 @@ impl RecvBody {
             copying: None,
             finished,
             ended: finished,
+            timer: CallTimer::default(),
         }
+    }
+
+    /// This body, whose end is the end of the call that `timer` measures.
+    pub(crate) fn timed(mut self, timer: CallTimer) -> Self {
+        self.timer = timer;
+        self
     }
 
     /// Asks the connection whether a message is pending. The driver and the tasks that it wakes
@@ -212,7 +222,10 @@ impl Body for RecvBody {
         }
         let frame = if let Some(block) = io.trailers.take() {
             match headers::decode_trailers(block) {
-                Ok(trailers) => Some(Ok(Frame::trailers(trailers))),
+                Ok(trailers) => {
+                    this.timer.end_with(&trailers);
+                    Some(Ok(Frame::trailers(trailers)))
+                }
                 Err(breach) => Some(Err(Status::internal(format!("malformed trailers: {breach}")))),
             }
         } else if io.ended {
@@ -228,6 +241,10 @@ impl Body for RecvBody {
             return Poll::Pending;
         };
         this.finished = true;
+        match &frame {
+            Some(Err(status)) => this.timer.end(status.code()),
+            _ => this.timer.body_ended(),
+        }
         Poll::Ready(frame)
     }
 
@@ -263,6 +280,7 @@ fn add(copied: &mut Copied, delivered: Delivered) {
 impl Drop for RecvBody {
     fn drop(&mut self) {
         if !self.stream.shared.is_own() {
+            self.timer.forget();
             return;
         }
         let id = self.stream.id;

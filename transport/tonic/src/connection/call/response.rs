@@ -13,6 +13,7 @@ use crate::connection::call::headers;
 use crate::connection::call::send_body::{SendBody, give_up};
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
+use crate::telemetry::metrics::CallTimer;
 
 /// Begins a response. Data that is ready goes out in one message with the head. If that was all,
 /// the stream is released. Otherwise the rest is returned.
@@ -20,19 +21,23 @@ pub(crate) fn begin(
     stream: &mut StreamRef,
     response: Response<Body>,
     method: Call,
+    mut timer: CallTimer,
     cx: &mut Context<'_>,
 ) -> Option<SendBody> {
     let (parts, body) = response.into_parts();
     let block = match headers::encode_response(&parts) {
         Ok(block) => block,
         Err(status) => {
+            timer.end(status.code());
             refuse(stream, status);
             return None;
         }
     };
+    timer.end_with(&parts.headers);
     let apart = is_plain_grpc(&parts.headers);
     let mut out =
-        SendBody::new(body, BodyEncoder::new(method, stream.shared.eager_limit - HEADER, apart));
+        SendBody::new(body, BodyEncoder::new(method, stream.shared.eager_limit - HEADER, apart))
+            .timed(timer);
     out.gather(cx);
     let shared = stream.shared.clone();
     let mut state = shared.lock();

@@ -22,6 +22,7 @@ use crate::connection::call::headers;
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 use crate::connection::state::ConnectionState;
+use crate::telemetry::metrics::CallTimer;
 
 /// Bytes to take from a body before they are queued together, if the body has them ready.
 const MIN_GATHER: usize = 64 * 1024;
@@ -48,6 +49,8 @@ pub(crate) struct SendBody {
     waits_for_room: bool,
     /// The body panicked and is not polled again.
     panic: Option<Panic>,
+    /// Measures the call whose response this is.
+    timer: CallTimer,
 }
 
 /// The payload of a body's panic.
@@ -70,7 +73,17 @@ impl SendBody {
             state,
             waits_for_room: false,
             panic: None,
+            timer: CallTimer::default(),
         }
+    }
+
+    /// This body, whose end is the end of the call that `timer` measures.
+    pub(crate) fn timed(mut self, mut timer: CallTimer) -> Self {
+        if matches!(self.state, BodyState::Ended) {
+            timer.body_ended();
+        }
+        self.timer = timer;
+        self
     }
 
     /// Whether the body is empty, so that the head is the whole message.
@@ -112,8 +125,14 @@ impl SendBody {
             };
             match polled {
                 Poll::Pending => return false,
-                Poll::Ready(None) => self.state = BodyState::Ended,
-                Poll::Ready(Some(Err(status))) => self.state = BodyState::Failed(status),
+                Poll::Ready(None) => {
+                    self.timer.body_ended();
+                    self.state = BodyState::Ended;
+                }
+                Poll::Ready(Some(Err(status))) => {
+                    self.timer.end(status.code());
+                    self.state = BodyState::Failed(status);
+                }
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => {
                         if data.is_empty() {
@@ -123,11 +142,13 @@ impl SendBody {
                             self.chunks.push_back(Chunk::whole(data));
                         }
                         if self.body.is_end_stream() {
+                            self.timer.body_ended();
                             self.state = BodyState::Ended;
                         }
                     }
                     Err(frame) => {
                         let Ok(trailers) = frame.into_trailers() else { continue };
+                        self.timer.end_with(&trailers);
                         match headers::encode_trailers(&trailers) {
                             Ok(block) => {
                                 self.trailers = Some(block);

@@ -19,6 +19,7 @@ use crate::codec::{Call, serve_first};
 use crate::connection::call::response::{begin, is_over};
 use crate::connection::call::send_body::SendBody;
 use crate::connection::call::stream::StreamRef;
+use crate::telemetry::metrics::CallTimer;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -92,6 +93,7 @@ where
             stream: Some(stream),
             method: Some(method),
             is_new: true,
+            timer: CallTimer::default(),
             stage: TaskStage::New { service, request: Some(request) },
         });
     }
@@ -127,6 +129,8 @@ pin_project! {
         method: Option<Call>,
         // The handler has not been polled yet.
         is_new: bool,
+        // Runs from the service's call to the response.
+        timer: CallTimer,
         #[pin]
         stage: TaskStage<S, F>,
     }
@@ -144,6 +148,13 @@ pin_project! {
         // The task is on the list, or was just taken off it.
         Idle,
     }
+}
+
+/// Starts to measure the call of a stream.
+fn start(stream: &StreamRef) -> CallTimer {
+    let mut timer = stream.shared.calls.durations.start();
+    timer.took_fast(&stream.shared.peer);
+    timer
 }
 
 impl<S> Future for PooledTask<S, S::Future>
@@ -169,17 +180,21 @@ where
             };
             let mut this = self.as_mut().project();
             let Job { mut service, stream, method, request } = job;
-            (*this.stream, *this.method, *this.is_new) = (Some(stream), Some(method), true);
             // Most services are always ready, so the call starts without a move through `New`.
             this.stage.set(match service.poll_ready(cx) {
-                Poll::Ready(Ok(())) => TaskStage::Running { handler: service.call(request) },
+                Poll::Ready(Ok(())) => {
+                    *this.timer = start(&stream);
+                    TaskStage::Running { handler: service.call(request) }
+                }
                 Poll::Ready(Err(error)) => TaskStage::Failed { error: Some(error.into()) },
                 Poll::Pending => TaskStage::New { service, request: Some(request) },
             });
+            (*this.stream, *this.method, *this.is_new) = (Some(stream), Some(method), true);
         }
         ready!(self.as_mut().poll_call(cx));
         let mut this = self.project();
         this.stage.set(TaskStage::Idle);
+        *this.timer = CallTimer::default();
         (*this.stream, *this.method) = (None, None);
         match &mut lock(this.waiting).idle {
             Some(idle) if idle.len() < MAX_IDLE => {
@@ -205,6 +220,7 @@ where
                 TaskStageProj::New { service, request } => match service.poll_ready(cx) {
                     Poll::Ready(Ok(())) => {
                         let Some(request) = request.take() else { return Poll::Ready(()) };
+                        *this.timer = start(stream);
                         let handler = service.call(request);
                         this.stage.set(TaskStage::Running { handler });
                         continue;
@@ -238,7 +254,10 @@ where
         this.stage.set(TaskStage::Idle);
         let response = result.unwrap_or_else(|error| Status::from_error(error).into_http());
         let Some(method) = this.method.take() else { return Poll::Ready(()) };
-        let Some(mut out) = begin(stream, response, method, cx) else { return Poll::Ready(()) };
+        let timer = std::mem::take(this.timer);
+        let Some(mut out) = begin(stream, response, method, timer, cx) else {
+            return Poll::Ready(());
+        };
         if out.pump(stream, cx).is_ready() {
             return Poll::Ready(());
         }

@@ -5,12 +5,14 @@
 //! pools. The rest of this page is docs/metrics.md of the repository.
 #![doc = include_str!("../../../docs/metrics.md")]
 
+mod duration;
 mod meter;
 mod names;
 mod pool;
 mod record;
 
 pub(crate) use ::metrics::Counter as RecorderCounter;
+pub(crate) use duration::{CallTimer, Durations};
 pub(crate) use meter::ConnectionMeter;
 pub use names::{ALL, Kind, Metric};
 pub(crate) use record::{calls, copied, payload};

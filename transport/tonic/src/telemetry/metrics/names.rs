@@ -13,7 +13,7 @@ pub struct Metric {
     pub kind: Kind,
     /// The unit of its value. `None` for a plain number.
     pub unit: Option<Unit>,
-    /// The labels of each of its series.
+    /// The labels of each of its series. `error_type` is absent from series that are no errors.
     pub labels: &'static [&'static str],
     /// A description in one sentence.
     pub help: &'static str,
@@ -44,6 +44,10 @@ macro_rules! metrics {
 metrics! {
     CALLS = "tonic_rdma_calls_total", Counter, None, ["role", "path"],
         "Calls, by the path they took.";
+    CLIENT_CALLS = "rpc_client_call_duration_seconds", Histogram, Some(Unit::Seconds), ["rpc_system_name", "rpc_status_code", "path", "error_type"],
+        "Duration of calls at the client, to the end of the response.";
+    SERVER_CALLS = "rpc_server_call_duration_seconds", Histogram, Some(Unit::Seconds), ["rpc_system_name", "rpc_status_code", "path", "error_type"],
+        "Duration of calls at the server, to the end of the response.";
     PAYLOAD = "tonic_rdma_payload_bytes_total", Counter, Some(Unit::Bytes), ["role", "path", "direction", "by"],
         "Payload bytes of gRPC messages.";
     COPIED = "tonic_rdma_copied_bytes_total", Counter, Some(Unit::Bytes), ["role", "path", "reason"],
