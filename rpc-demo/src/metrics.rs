@@ -18,9 +18,13 @@ const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Interval of histogram maintenance. The recorder keeps every sample of a histogram until then,
 /// even without scrapes.
 const UPKEEP: Duration = Duration::from_secs(5);
-/// Bucket boundaries of histograms.
-const COMPLETIONS: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
-const SECONDS: [f64; 8] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0];
+/// Bucket boundaries of histograms of numbers.
+const NUMBERS: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
+/// Bucket boundaries of histograms of seconds: calls over shared memory take microseconds.
+const SECONDS: [f64; 20] = [
+    5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
+    0.5, 1.0, 2.5, 5.0, 10.0,
+];
 
 /// The process's recorder, and the listener for scrapes.
 pub(crate) struct Metrics {
@@ -37,12 +41,9 @@ impl Metrics {
             |error: io::Error| Failure::new(format!("cannot offer metrics on {addr}"), error, cure);
         let listener = TcpListener::bind(addr).await.map_err(cannot)?;
         let addr = listener.local_addr().map_err(cannot)?;
-        let full = |name: &str| Matcher::Full(name.to_owned());
         let handle = PrometheusBuilder::new()
-            .set_buckets_for_metric(full("tonic_rdma_completions_per_poll"), &COMPLETIONS)
-            .and_then(|builder| {
-                builder.set_buckets_for_metric(full("tonic_rdma_handshake_seconds"), &SECONDS)
-            })
+            .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)
+            .and_then(|builder| builder.set_buckets(&NUMBERS))
             .and_then(PrometheusBuilder::install_recorder)
             .map_err(|error| Failure::new("cannot record metrics", error, ""))?;
         tonic_rdma::metrics::describe();

@@ -143,6 +143,11 @@ fn transfers(fabrics: &str, by: &'static str) {
             metric.name
         );
     }
+    // The quantiles of docs/dashboard.json need buckets.
+    assert!(!told.text.contains("quantile="), "{}", told.text);
+    let took = "rpc_server_call_duration_seconds_bucket";
+    let ok = [("rpc_system_name", "grpc"), ("rpc_status_code", "OK"), ("path", path)];
+    assert!(told.get(took, &[&ok[..], &[("le", "10")]].concat()) >= 2.0, "{}", told.text);
     let known = |name: &str| {
         let bare = ["_bucket", "_sum", "_count"]
             .iter()
