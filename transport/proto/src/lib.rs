@@ -76,8 +76,8 @@ mod tests;
 
 pub use config::{Config, ConfigError, KeepAlive, Liveness};
 pub use conn::{
-    Connection, Event, Flow, GrantMemory, LandingWant, NamedWant, Pending, Room, SendError, Side,
-    Stats, Transmit, Unsent, WantKey, Write,
+    Connection, CreditCounts, Event, Flow, GrantMemory, LandingWant, NamedWant, Pending, Room,
+    SendError, Side, Stats, Transmit, Unsent, WantKey, Write,
 };
 pub use error::{Breach, CloseCode};
 pub use hello::{Accept, HEADERS, Hello, PeerSettings, Reject};

@@ -139,9 +139,11 @@ mod tests;
 #[cfg(feature = "_tls-any")]
 mod tls;
 
+pub use channel::observer::ChannelObserver;
 #[doc(inline)]
 pub use channel::{Change, Channel, ResponseFuture};
 pub use connect_info::{RdmaConnectInfo, connect_info, pool};
+pub use connection::info::{ConnectionInfo, ConnectionUsage};
 pub use context::{Context, ContextBuilder, RegisterRegionError, Registered};
 #[doc(inline)]
 pub use diagnose::{Diagnosis, diagnose};
@@ -152,6 +154,7 @@ pub use land_in::{FinishError, Finished, IntoLandIn, LandIn, Outcome, WhyCopied,
 pub use path::policy::{EnvError, FabricKind, Policy, UnknownPolicy, check_environment};
 pub use path::reason::{Reason, ReasonCode, Side};
 pub use path::{Path, PathInfo};
+pub use server::ServerObserver;
 #[doc(inline)]
 pub use server::{Router, Server};
 #[cfg(feature = "metrics")]

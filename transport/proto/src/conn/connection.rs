@@ -14,7 +14,7 @@ use super::peer_grants::PeerGrants;
 use super::stream::SendState;
 use super::streams::Streams;
 use super::timers::Timers;
-use super::types::{Event, Pending, Side, Stats};
+use super::types::{CreditCounts, Event, Pending, Side, Stats};
 use crate::config::Config;
 use crate::config::Terms;
 use crate::error::{Breach, CloseCode};
@@ -103,6 +103,11 @@ impl Connection {
             grants: self.landing.grants.len(),
             peer_grants: self.peer_grants.len(),
         }
+    }
+
+    /// The credits that both sides have.
+    pub fn credits(&self) -> CreditCounts {
+        CreditCounts { own: self.credits.available(), peer: self.credits.peer_available() }
     }
 
     /// Whether [`Connection::open`] may succeed, now or when a stream ends.

@@ -135,9 +135,14 @@ impl Credits {
         self.available.front_bytes() < self.peer_bytes.1
     }
 
-    #[cfg(test)]
+    /// SENDs that this side may still post.
     pub(super) fn available(&self) -> u32 {
         self.available.len()
+    }
+
+    /// SENDs that the peer may still post with the credits it has received.
+    pub(super) fn peer_available(&self) -> u32 {
+        self.peer_available.len()
     }
 
     #[cfg(test)]

@@ -98,6 +98,6 @@ mod write_order;
 
 pub use self::connection::Connection;
 pub use self::types::{
-    Event, Flow, GrantMemory, LandingWant, NamedWant, Pending, Room, SendError, Side, Stats,
-    Transmit, Unsent, WantKey, Write,
+    CreditCounts, Event, Flow, GrantMemory, LandingWant, NamedWant, Pending, Room, SendError, Side,
+    Stats, Transmit, Unsent, WantKey, Write,
 };

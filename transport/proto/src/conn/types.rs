@@ -330,3 +330,12 @@ pub struct Pending {
     /// Grants from the peer that this side holds, standing or bound to a transfer.
     pub peer_grants: usize,
 }
+
+/// The messages that each side may send before it gets more credits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CreditCounts {
+    /// Messages that this side may send.
+    pub own: u32,
+    /// Messages that the peer may send, with the credits that it has received.
+    pub peer: u32,
+}

@@ -27,6 +27,9 @@ use tokio::time::Instant;
 
 use crate::bootstrap::connection::{Connection, Trace};
 use crate::bootstrap::network::Network;
+use crate::connection::info::{self, ConnectionInfo};
+use crate::path::Path;
+use crate::path::reason::Reason;
 
 /// Number of wrong statements from one network after which all its Offers count as a gateway's.
 pub(crate) const MISMATCHES: u32 = 8;
@@ -90,6 +93,11 @@ struct Live {
     gateway: bool,
     /// Whether the connection has carried an Offer.
     asked: bool,
+    /// Why the last Offer was refused. `None` if it was not.
+    refused: Option<Reason>,
+    /// Distinguishes the connection from all others of this process.
+    id: u64,
+    since: Instant,
     /// The time of the first counted call, and the number of counted calls.
     calls: Option<(Instant, u32)>,
 }
@@ -115,7 +123,16 @@ impl Gateways {
         let mut table = self.lock();
         let number = table.accepted;
         table.accepted += 1;
-        table.live.insert(peer, Live { number, gateway: false, asked: false, calls: None });
+        let live = Live {
+            number,
+            gateway: false,
+            asked: false,
+            refused: None,
+            id: info::next_id(),
+            since: Instant::now(),
+            calls: None,
+        };
+        table.live.insert(peer, live);
         Some(Known { gateways: self.clone(), peer, number })
     }
 
@@ -163,6 +180,38 @@ impl Gateways {
         let (since, count) = live.calls.get_or_insert((now, 0));
         *count = count.saturating_add(1);
         Some((*since, *count))
+    }
+
+    /// Records the answer to an Offer: why it was refused, if it was.
+    pub(crate) fn answered(&self, peer: SocketAddr, refused: Option<&Reason>) {
+        if let Some(live) = self.lock().live.get_mut(&peer) {
+            live.asked = true;
+            live.refused = refused.cloned();
+        }
+    }
+
+    /// At most `most` connections whose numbers are above `after`: those with the lowest numbers,
+    /// in any order.
+    pub(crate) fn connections(&self, after: u64, most: usize) -> Vec<ConnectionInfo> {
+        let table = self.lock();
+        let mut live: Vec<_> = table.live.iter().filter(|(_, live)| live.id > after).collect();
+        if live.len() > most {
+            live.select_nth_unstable_by_key(most, |(_, live)| live.id);
+            live.truncate(most);
+        }
+        let info = |(peer, live): (&SocketAddr, &Live)| ConnectionInfo {
+            id: live.id,
+            age: live.since.elapsed(),
+            path: Path::Tcp,
+            device: None,
+            local_addr: None,
+            remote_addr: Some(*peer),
+            peer_pid: None,
+            asked: live.asked,
+            reason: live.refused.clone(),
+            usage: None,
+        };
+        live.into_iter().map(info).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {

@@ -361,7 +361,11 @@ impl Bootstrap for OfferService {
         // Absent if a layer rebuilt the request.
         let connection = request.extensions().get::<Connection>();
         let wanted = named(&request.get_ref().fabrics)?;
-        let outcome = match self.outcome(request.get_ref(), &wanted, connection, local).await {
+        let outcome = self.outcome(request.get_ref(), &wanted, connection, local).await;
+        if let Some(peer) = connection.and_then(Connection::peer) {
+            self.gateways.answered(peer, outcome.as_ref().err());
+        }
+        let outcome = match outcome {
             Ok(grant) => {
                 tracing::debug!(peer = ?peer, "fast path offered");
                 let user_agent = last_word_of_user_agent(request.metadata());

@@ -102,7 +102,9 @@ struct Endpoints<K> {
 impl<K> Endpoints<K> {
     fn member(&self, channel: &Channel) -> Option<Membership> {
         match &*channel.0 {
-            Kind::One(one) => Some(self.members.join(one.state.clone(), one.context.clone())),
+            Kind::One(one) => {
+                Some(self.members.join(&one.shared, one.rails.clone(), one.context.clone()))
+            }
             Kind::Balanced(_) => None,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
@@ -13,8 +13,9 @@ use tower::Service;
 use tower::buffer::Buffer;
 use tower::buffer::future::ResponseFuture;
 
+use crate::channel::rails::Rails;
 use crate::channel::select::CallFuture;
-use crate::channel::shared::State;
+use crate::channel::shared::{Fast, Shared, State};
 use crate::error::BoxError;
 use crate::path::PathInfo;
 use crate::path::reason::{Reason, ReasonCode};
@@ -34,7 +35,7 @@ pub enum Change<K, V> {
 pub(super) struct Balanced {
     pub(super) queue: Buffer<Request<Body>, CallFuture>,
     pub(super) counters: Arc<Counters>,
-    members: Arc<Members>,
+    pub(super) members: Arc<Members>,
     seen: Arc<PathInfo>,
 }
 
@@ -127,6 +128,8 @@ pub(super) struct Members {
 
 #[derive(Debug)]
 struct Member {
+    shared: Weak<Shared>,
+    rails: Arc<Rails>,
     state: watch::Receiver<State>,
     context: crate::Context,
 }
@@ -145,17 +148,28 @@ impl Members {
 
     pub(super) fn join(
         self: &Arc<Self>,
-        state: watch::Receiver<State>,
+        shared: &Arc<Shared>,
+        rails: Arc<Rails>,
         context: crate::Context,
     ) -> Membership {
-        let member = Arc::new(Member { state, context });
+        let (state, shared) = (shared.state.subscribe(), Arc::downgrade(shared));
+        let member = Arc::new(Member { shared, rails, state, context });
         self.list().push(member.clone());
         self.changed.notify_waiters();
         Membership { members: self.clone(), member }
     }
 
+    /// The established connections of all endpoints.
+    pub(super) fn established(&self) -> Vec<Fast> {
+        let of = |member: &Arc<Member>| {
+            let shared = member.shared.upgrade();
+            shared.map(|shared| member.rails.established(&shared)).unwrap_or_default()
+        };
+        self.list().iter().flat_map(of).collect()
+    }
+
     /// TCP if a call to any endpoint would take it, otherwise the first endpoint's path.
-    fn info(&self) -> PathInfo {
+    pub(super) fn info(&self) -> PathInfo {
         let mut first = None;
         for member in self.list().iter() {
             let info = member.state.borrow().info();

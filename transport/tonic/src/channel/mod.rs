@@ -2,8 +2,7 @@
 
 // | file | what |
 // |---|---|
-// | `select` | selects the path of each call |
-// | `stack` | time, concurrency and rate limits above that selection |
+// | `select` | selects the path of each call, below limits on time, concurrency and rate |
 // | `shared` | state that calls and manager share, with its transition table |
 // | `manager` | the task that keeps the channel on its fast path |
 // | `attempt` | one attempt at the fast path |
@@ -13,6 +12,7 @@
 // | `balanced` | the queue in front of a balancer over many endpoints |
 // | `balance` | constructors of channels over many endpoints |
 // | `health` | leaves out endpoints that cannot be connected to |
+// | `observer` | shows the connections to an operator |
 // | `into_tonic` | a channel of tonic's type that calls through ours |
 
 mod attempt;
@@ -22,10 +22,10 @@ mod balanced;
 mod health;
 mod into_tonic;
 mod manager;
+pub(crate) mod observer;
 pub(crate) mod rails;
 mod select;
 pub(crate) mod shared;
-mod stack;
 mod start;
 
 use std::fmt;
@@ -44,9 +44,8 @@ use http::{Request, Response, Uri};
 use manager::{Handle, Manager};
 use pin_project_lite::pin_project;
 use rails::Rails;
-use select::Select;
+use select::{Select, Stack};
 use shared::{Shared, State};
-use stack::Stack;
 use tokio::sync::watch;
 use tonic::body::Body;
 #[cfg(feature = "_tls-any")]
@@ -144,6 +143,7 @@ enum Kind {
 struct One {
     stack: Stack,
     shared: Arc<Shared>,
+    rails: Arc<Rails>,
     state: watch::Receiver<State>,
     seen: Arc<PathInfo>,
     context: crate::Context,
@@ -387,8 +387,9 @@ impl One {
         let state = shared.state.subscribe();
         let seen = Arc::new(state.borrow().info());
         Self {
-            stack: stack::build(Select::new(shared.clone(), rails), settings),
+            stack: select::build(Select::new(shared.clone(), rails.clone()), settings),
             shared,
+            rails,
             state,
             seen,
             context,

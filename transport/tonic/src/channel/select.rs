@@ -1,4 +1,4 @@
-//! Selects the path of each call.
+//! Selects the path of each call, below the limits on time, concurrency and rate.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,12 +8,18 @@ use std::task::{Context, Poll, ready};
 use http::{Request, Response};
 use tonic::body::Body;
 use tonic_rdma_proto::Side;
-use tower::{Service, ServiceExt};
+use tower::buffer::Buffer;
+use tower::limit::rate::Rate;
+use tower::limit::{ConcurrencyLimit, ConcurrencyLimitLayer, RateLimit};
+use tower::util::Either;
+use tower::{Service, ServiceBuilder, ServiceExt};
 
 use crate::channel::rails::Rails;
 use crate::channel::shared::{Fast, Route, Shared};
 use crate::connection::{Call, CallError};
+use crate::endpoint::Settings;
 use crate::error::{BoxError, Cause, Error};
+use crate::grpc_timeout::GrpcTimeout;
 use crate::land_in::Target;
 use crate::land_in::WhyCopied;
 use crate::path::Path;
@@ -24,6 +30,31 @@ use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::spans::{self, Spanned};
 
 pub(crate) type CallFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
+
+/// Default capacity of the queue in calls, as in tonic.
+const BUFFER_SIZE: usize = 1024;
+
+type Rated = Either<Buffer<Request<Body>, CallFuture>, Select>;
+pub(crate) type Stack = GrpcTimeout<Either<ConcurrencyLimit<Rated>, Rated>>;
+
+/// The selection below the limits. They act on every call exactly once, in tonic's order.
+pub(crate) fn build(select: Select, settings: &Settings) -> Stack {
+    let rated = match settings.rate_limit {
+        // RateLimit cannot be cloned, so calls pass through a queue.
+        Some((calls, per)) => {
+            let limited = RateLimit::new(select, Rate::new(calls, per));
+            let size = settings.buffer_size.unwrap_or(BUFFER_SIZE);
+            let (buffer, worker) = Buffer::pair(limited, size);
+            settings.executor.spawn(worker);
+            Either::Left(buffer)
+        }
+        None => Either::Right(select),
+    };
+    ServiceBuilder::new()
+        .layer_fn(|s| GrpcTimeout::new(s, settings.timeout))
+        .option_layer(settings.concurrency_limit.map(ConcurrencyLimitLayer::new))
+        .service(rated)
+}
 
 /// Sends each call over the fast path if that is up, and otherwise over TCP.
 ///

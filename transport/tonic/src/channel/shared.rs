@@ -114,6 +114,14 @@ impl Shared {
         Self::new(tcp, State::Idle, false, self.fast_path_timeout, None, self.origin.clone())
     }
 
+    /// The fast path, whether or not it takes calls.
+    pub(crate) fn established(&self) -> Option<Fast> {
+        match &*self.state.borrow() {
+            State::Up(fast) => Some(fast.clone()),
+            State::Idle | State::Trying { .. } | State::Down(_) => None,
+        }
+    }
+
     /// Whether the fast path takes calls.
     pub(crate) fn is_up(&self) -> bool {
         matches!(&*self.state.borrow(), State::Up(fast) if fast.client.is_open())

@@ -13,6 +13,7 @@
 //! | `call` | the calls of both ends: streams, bodies, headers |
 //! | `tasks` | the tasks that a connection wakes, and the work charged to them |
 //! | `usage` | counters and metrics |
+//! | `info` | snapshots of connections for operators |
 //! | `frame_trace` | logs every message and frame |
 //! | `delay` | a one-time delay before an action |
 //!
@@ -26,6 +27,7 @@ mod copy_scheduler;
 mod delay;
 mod driver;
 mod frame_trace;
+pub(crate) mod info;
 mod lifecycle;
 mod receive;
 mod send;
@@ -38,5 +40,5 @@ mod usage;
 
 pub(crate) use call::client::{Call, CallError, FastClient, Piped};
 pub(crate) use call::headers::Origin;
-pub(crate) use call::server::{Accepted, serve_connection};
+pub(crate) use call::server::{Accepted, View, serve_connection};
 pub(crate) use config::{ConnectionConfig, KeepAliveSettings};

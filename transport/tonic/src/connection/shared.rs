@@ -5,13 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tonic_rdma_fabric::{AnyLink, Link, PeerInfo};
 use tonic_rdma_memory::{Owned, Pool};
 use tonic_rdma_proto::{Config, Connection, Liveness, PeerSettings, Side};
 
 use crate::codec::Methods;
 use crate::connection::config::ConnectionConfig;
+use crate::connection::info::{self, ConnectionInfo, ConnectionUsage};
 use crate::connection::state::ConnectionState;
+use crate::path::Path;
 use crate::path::reason::Reason;
 use crate::telemetry::stats::Counters;
 
@@ -26,6 +29,12 @@ pub(crate) struct SharedConnection {
     pub(crate) eager_limit: usize,
     pub(crate) methods: Arc<Methods>,
     pub(crate) calls: Arc<Counters>,
+    /// Distinguishes the connection from all others of this process.
+    pub(crate) id: u64,
+    /// When the connection was established.
+    since: Instant,
+    /// Bytes for control messages at rest.
+    control_memory: usize,
 }
 
 impl fmt::Debug for SharedConnection {
@@ -45,7 +54,8 @@ impl SharedConnection {
         methods: Arc<Methods>,
     ) -> Arc<Self> {
         // tokio's clock, which tests can stop.
-        let now = tokio::time::Instant::now().into_std();
+        let since = Instant::now();
+        let now = since.into_std();
         let liveness = match link.caps().tells_end {
             true => Liveness::Told,
             false => Liveness::Asked(link.caps().probe_limit),
@@ -56,6 +66,10 @@ impl SharedConnection {
             Side::Server => Connection::server(config, peer, now),
         };
         let closed = watch::Sender::new(None);
+        let control_memory = match Path::of(link.peer()) {
+            Path::Shm => options.link.block_bytes(),
+            _ => options.link.control_bytes(),
+        };
         Arc::new(SharedConnection {
             stream_room: Arc::default(),
             closed: closed.clone(),
@@ -63,6 +77,9 @@ impl SharedConnection {
             eager_limit: conn.eager_limit(),
             methods,
             calls: counters.clone(),
+            id: info::next_id(),
+            since,
+            control_memory,
             state: Owned::new(Mutex::new(ConnectionState::new(
                 link, conn, pool, closed, options, counters,
             ))),
@@ -74,6 +91,43 @@ impl SharedConnection {
     #[inline]
     pub(crate) fn is_own(&self) -> bool {
         self.state.is_own()
+    }
+
+    /// The connection at this moment. `None` if it belongs to a parent process. Takes the lock for
+    /// as long as it takes to read some numbers.
+    pub(crate) fn info(&self) -> Option<ConnectionInfo> {
+        if !self.is_own() {
+            return None;
+        }
+        let state = self.lock();
+        let (stats, credits) = (state.conn.stats(), state.conn.credits());
+        let usage = ConnectionUsage {
+            calls_in_flight: state.streams.io.len(),
+            calls: stats.streams,
+            bytes_sent: stats.eager_sent + stats.write_sent + stats.lent,
+            bytes_received: stats.eager_received + stats.write_received + stats.borrowed,
+            credits: credits.own,
+            peer_credits: credits.peer,
+            credit_waits: stats.credit_waits,
+            control_memory: self.control_memory,
+            landing_memory: state.landing.leased(),
+            granted: state.landing.granted(),
+        };
+        let reason = state.why_no_calls();
+        drop(state);
+        let path = Path::of(&self.peer);
+        Some(ConnectionInfo {
+            id: self.id,
+            age: self.since.elapsed(),
+            path,
+            device: (path != Path::Shm).then(|| self.peer.device.clone()),
+            local_addr: self.peer.local.ip(),
+            remote_addr: self.peer.remote.ip(),
+            peer_pid: Path::process(&self.peer),
+            asked: true,
+            reason,
+            usage: Some(usage),
+        })
     }
 
     /// Locks the state. When the guard is dropped, it releases the lock and then wakes the tasks

@@ -67,6 +67,12 @@ impl ConnectionState {
         self.tasks.wake_driver();
     }
 
+    /// Why the connection takes no new calls. `None` while it does.
+    pub(crate) fn why_no_calls(&self) -> Option<Reason> {
+        let going = || (!self.conn.takes_streams()).then(|| self.lifecycle.why_no_calls());
+        self.lifecycle.end_reason().cloned().or_else(going)
+    }
+
     /// Whether the caller of a stream that was just opened still waits.
     pub(crate) fn wants_answer(&self, id: StreamId) -> bool {
         self.lifecycle.is_open() && self.streams.io.get(&id).is_some_and(|io| io.fault.is_none())

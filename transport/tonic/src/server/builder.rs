@@ -18,6 +18,7 @@ use crate::land_in::IntoLandIn;
 use crate::land_in::LandIn;
 use crate::land_in::allocators::LandRequest;
 use crate::path::policy::{FabricKind, Policy, distinct};
+use crate::server::observer::ServerObserver;
 use crate::server::settings::{Settings, TraceFn};
 use crate::telemetry::stats::ServerStats;
 
@@ -170,6 +171,11 @@ impl<L> Server<L> {
     /// The counters of the servers made from this builder and its clones.
     pub fn stats(&self) -> ServerStats {
         self.shared.stats.clone()
+    }
+
+    /// Shows the connections of the servers made from this builder and its clones, for operators.
+    pub fn observer(&self) -> ServerObserver {
+        ServerObserver::new(&self.shared.registry, self.stats())
     }
 
     /// Limit the number of outstanding tickets for the fast path, and set the lifetime of each.

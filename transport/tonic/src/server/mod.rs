@@ -15,6 +15,7 @@
 // | `offer_route` | adds the Offer to that service |
 // | `serve` | serves both paths, from start to shutdown |
 // | `fast_path` | listeners, tickets and admitted connections, for calls or bare |
+// | `observer` | shows connections to an operator |
 // | `incoming` | TCP connections: limits, and a shutdown that loses no calls |
 // | `stack` | the limits around the layered service on the fast path |
 
@@ -22,6 +23,7 @@ mod builder;
 mod direct;
 mod fast_path;
 mod incoming;
+mod observer;
 mod offer_route;
 mod router;
 mod serve;
@@ -30,6 +32,7 @@ mod stack;
 mod tcp;
 
 pub use builder::Server;
+pub use observer::ServerObserver;
 pub use offer_route::{OfferRoute, OfferRouteFuture, is_offer};
 pub use router::Router;
 pub(crate) use settings::{DESCRIPTORS, MAX_CONNECTIONS};

@@ -89,6 +89,8 @@ where
         None => Offering::starting(context.paths(&fabrics)),
     });
     let gateways: Arc<Gateways> = Arc::default();
+    let registry = settings.registry.clone();
+    registry.add_server(&gateways);
     let stock_calls = Arc::new(StockCalls::new(gateways.clone()));
     let offers = OfferService::new(
         offering.subscribe(),
@@ -145,7 +147,7 @@ where
         // path as long as they are connected, and get it back if they lose it.
         tokio::spawn(async move {
             all_closed.recv().await;
-            drop((tasks, offering, drain));
+            drop((tasks, offering, drain, registry));
         });
         return Ok(());
     };

@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::land_in::allocators::Allocators;
 use crate::path::plaintext::Plaintext;
 use crate::path::policy::{FabricKind, Policy};
+use crate::server::observer::Registry;
 use crate::telemetry::stats::ServerStats;
 
 /// Default maximum number of fast-path connections.
@@ -51,4 +52,5 @@ pub(super) struct Settings {
     pub(super) tcp_keepalive_interval: Option<Duration>,
     pub(super) tcp_keepalive_retries: Option<u32>,
     pub(super) stats: ServerStats,
+    pub(super) registry: Arc<Registry>,
 }

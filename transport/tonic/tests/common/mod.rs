@@ -34,7 +34,8 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Status, Streaming};
 use tonic_rdma::sim::{SimConfig, SimNet};
 use tonic_rdma::{
-    Channel, Context, Copied, Endpoint, FabricKind, Policy, Pool, PoolConfig, Server, ServerStats,
+    Channel, Context, Copied, Endpoint, FabricKind, Policy, Pool, PoolConfig, Server,
+    ServerObserver, ServerStats,
 };
 use tower::Service;
 
@@ -438,6 +439,7 @@ impl Fabric {
 pub struct World {
     pub addr: SocketAddr,
     pub server: ServerStats,
+    pub observer: ServerObserver,
     pub seen: Arc<Seen>,
     pub channel: Channel,
     pub endpoint: Endpoint,
@@ -490,7 +492,8 @@ impl World {
         if let Some(context) = server {
             builder = builder.context(context);
         }
-        let (stats, seen) = (builder.stats(), blobs.seen.clone());
+        let (stats, observer) = (builder.stats(), builder.observer());
+        let seen = blobs.seen.clone();
         let router = builder.add_service(blobs);
         let task = tokio::spawn(async move {
             router.serve_with_incoming(TcpIncoming::from(listener)).await.unwrap();
@@ -502,7 +505,7 @@ impl World {
                 endpoint.context(context).fast_path_timeout(std::time::Duration::from_secs(20));
         }
         let channel = endpoint.connect().await.unwrap();
-        World { addr, server: stats, seen, channel, endpoint, fabric, task }
+        World { addr, server: stats, observer, seen, channel, endpoint, fabric, task }
     }
 
     /// Connects another channel.

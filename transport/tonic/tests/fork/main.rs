@@ -129,6 +129,9 @@ fn what_a_child_inherited_fails_by_name_and_is_left_alone() {
         let stream = client.down(Blob { number: 64, ..data.clone() }).await.unwrap();
         (received, stream, pooled(&channel, MIB, 5).await)
     });
+    let (watch, of_server) = (channel.observer(), world.observer.clone());
+    assert_eq!(watch.connections().unwrap().len(), 1);
+    assert!(of_server.connections(0, 10).unwrap().len() > 2);
     let mut inherited = Some((channel.clone(), received.clone(), stream, pooled.clone()));
     for _ in 0..5 {
         let child = child(|| {
@@ -139,6 +142,9 @@ fn what_a_child_inherited_fails_by_name_and_is_left_alone() {
                     (path.path, path.reason.unwrap().code()),
                     (Path::Tcp, ReasonCode::Forked)
                 );
+                assert!(channel.connections().is_empty() && channel.observer().path().is_none());
+                assert_eq!((watch.path(), watch.stats(), watch.connections()), (None, None, None));
+                assert_eq!((of_server.connections(0, 10), of_server.stats()), (None, None));
                 let mut client = Client::new(channel.clone(), Which::Ours, LIMIT);
                 for len in [10, MIB] {
                     let blob = Blob::of(Bytes::from(pattern(len, 1)));

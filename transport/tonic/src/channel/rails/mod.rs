@@ -235,6 +235,12 @@ impl Rails {
         best
     }
 
+    /// The established connections, the first one first.
+    pub(super) fn established(&self, first: &Shared) -> Vec<Fast> {
+        let others = self.others.get().into_iter().flatten().map(|other| &**other);
+        std::iter::once(first).chain(others).filter_map(Shared::established).collect()
+    }
+
     /// Whether a further connection could take the first one's place.
     pub(super) fn has_another(&self) -> bool {
         self.others.get().is_some_and(|others| others.iter().any(|other| other.is_up()))

@@ -27,6 +27,7 @@ use crate::connection::call::send_body::{SendBody, give_up};
 use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::{Fault, wait_for};
 use crate::connection::driver::drive;
+use crate::connection::info::ConnectionInfo;
 use crate::connection::lifecycle::{Life, ended};
 use crate::connection::shared::SharedConnection;
 use crate::connection::state::ConnectionState;
@@ -120,11 +121,14 @@ impl FastClient {
         self.shared.lock().streams.io.len()
     }
 
+    /// The connection at this moment. `None` if it belongs to a parent process.
+    pub(crate) fn info(&self) -> Option<ConnectionInfo> {
+        self.shared.info()
+    }
+
     /// Why the connection takes no new calls. `None` while it does.
     pub(crate) fn ending(&self) -> Option<Reason> {
-        let state = self.shared.lock();
-        let going = || (!state.conn.takes_streams()).then(|| state.lifecycle.why_no_calls());
-        state.lifecycle.end_reason().cloned().or_else(going)
+        self.shared.lock().why_no_calls()
     }
 
     /// Waits until the connection ends, or is left to the calls in flight, and returns the reason.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{Extensions, Request, Response};
 use tonic::body::Body;
-use tonic_rdma_fabric::{AnyLink, Link};
+use tonic_rdma_fabric::AnyLink;
 use tonic_rdma_memory::Pool;
 use tonic_rdma_proto::{CloseCode, PeerSettings, Side};
 use tower::Service;
@@ -21,6 +21,7 @@ use crate::connection::call::recv_body::RecvBody;
 use crate::connection::call::stream::{Opened, StreamRef};
 use crate::connection::call::task_pool::TaskPool;
 use crate::connection::driver::{Turn, drive};
+use crate::connection::info::ConnectionInfo;
 use crate::connection::lifecycle::Life;
 use crate::connection::shared::SharedConnection;
 use crate::connection::state::ConnectionState;
@@ -33,20 +34,58 @@ use crate::telemetry::stats::Counters;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A link that was accepted.
+/// A connection that was accepted.
 pub(crate) struct Accepted {
-    pub(crate) link: AnyLink,
-    pub(crate) pool: Pool,
-    /// The settings of the peer's hello.
-    pub(crate) peer: PeerSettings,
-    pub(crate) options: ConnectionConfig,
-    pub(crate) counters: Arc<Counters>,
-    pub(crate) methods: Arc<Methods>,
+    shared: Arc<SharedConnection>,
+    /// Allocators of buffers for requests to land in, by method.
+    allocators: Option<Arc<Allocators>>,
     /// Extensions that every request gets.
     pub(crate) extensions: Extensions,
     /// When this future completes, the client is told to make new calls elsewhere. Calls in flight
     /// continue, and the link closes after the last one.
     pub(crate) drain: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Accepted {
+    /// A connection over `link`, without extensions, that does not drain. `peer` has the settings
+    /// of the peer's hello.
+    pub(crate) fn new(
+        link: AnyLink,
+        pool: Pool,
+        peer: PeerSettings,
+        options: ConnectionConfig,
+        counters: Arc<Counters>,
+        methods: Arc<Methods>,
+    ) -> Self {
+        let side = Side::Server;
+        Accepted {
+            shared: SharedConnection::new(side, link, pool, peer, &options, counters, methods),
+            allocators: options.allocators,
+            extensions: Extensions::new(),
+            drain: Box::pin(std::future::pending()),
+        }
+    }
+
+    /// A view of the connection for operators.
+    pub(crate) fn view(&self) -> View {
+        View(self.shared.clone())
+    }
+}
+
+/// A view of a connection for operators.
+#[derive(Clone, Debug)]
+pub(crate) struct View(Arc<SharedConnection>);
+
+impl View {
+    /// Distinguishes the connection from all others of this process.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// The connection at this moment. `None` if it belongs to a parent process.
+    pub(crate) fn info(&self) -> Option<ConnectionInfo> {
+        self.0.info()
+    }
 }
 
 /// Serves a link until it ends, and returns the reason. Every call has its own task and a clone of
@@ -57,10 +96,8 @@ where
     S::Error: Into<BoxError>,
     S::Future: Send,
 {
-    let Accepted { link, pool, peer, options, counters, methods, extensions, drain } = accepted;
-    let span = spans::connection(Side::Server, link.peer());
-    let shared = SharedConnection::new(Side::Server, link, pool, peer, &options, counters, methods);
-    let allocators = options.allocators;
+    let Accepted { shared, allocators, extensions, drain } = accepted;
+    let span = spans::connection(Side::Server, &shared.peer);
     let mut header_cache = HeaderCache::new(shared.methods.clone(), extensions);
     let task_pool = TaskPool::new(service);
     let serve = move |turn| {

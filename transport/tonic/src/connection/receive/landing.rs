@@ -118,6 +118,20 @@ impl LandingMemory {
         &mut self.relief
     }
 
+    /// Bytes that the connection has of the pool.
+    pub(crate) fn leased(&self) -> usize {
+        self.account.leased()
+    }
+
+    /// Bytes that the peer may write to.
+    pub(crate) fn granted(&self) -> usize {
+        let bytes = |granted: &Granted| match granted {
+            Granted::Pool(buf) => buf.capacity(),
+            Granted::Named(buf) => buf.capacity(),
+        };
+        self.granted.iter().map(|(_, granted)| bytes(granted)).sum()
+    }
+
     /// Whether landed data is copied before it is read.
     #[inline]
     pub(crate) fn copies_on_delivery(&self) -> bool {

@@ -192,16 +192,9 @@ async fn connect_as(
             }
         };
         let echo = Echo { dropped: drop_tx };
-        let accepted = Accepted {
-            link,
-            pool: server_pool,
-            peer: hello.settings,
-            options,
-            counters: counted,
-            methods: Arc::default(),
-            extensions: http::Extensions::new(),
-            drain: Box::pin(drain),
-        };
+        let (peer, methods) = (hello.settings, Arc::default());
+        let mut accepted = Accepted::new(link, server_pool, peer, options, counted, methods);
+        accepted.drain = Box::pin(drain);
         serve_connection(accepted, echo).await
     });
     let options = ConnectionConfig::for_pool(&pools[1], true, None);

@@ -101,16 +101,8 @@ async fn turns_with<P: InstantPeer>(
     let settings = options.proto.settings();
     let link = InstantLink::new(&options.link, peer(settings.recv_slots));
     let counts = link.counts();
-    let accepted = Accepted {
-        link: AnyLink::Instant(link),
-        pool,
-        peer: settings,
-        options,
-        counters: Arc::default(),
-        methods: Arc::default(),
-        extensions: http::Extensions::new(),
-        drain: Box::pin(std::future::pending()),
-    };
+    let (link, counters) = (AnyLink::Instant(link), Arc::default());
+    let accepted = Accepted::new(link, pool, settings, options, counters, Arc::default());
     let echo = Echo { dropped: mpsc::unbounded_channel().0 };
     let mut driver = pin!(serve_connection(accepted, echo));
     let (mut turns, mut before) = (Vec::new(), 0);

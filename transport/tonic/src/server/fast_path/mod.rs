@@ -347,16 +347,11 @@ impl FastPath {
             .zip(self.settings.max_connection_age_grace)
             .map(|(age, grace)| age.saturating_add(grace));
         let (old, too_old) = (sleep_for(&link, age), sleep_for(&link, grace));
-        let accepted = Accepted {
-            link,
-            pool,
-            peer,
-            options,
-            counters: own.counters.clone(),
-            methods: self.methods.clone(),
-            extensions,
-            drain: Box::pin(either(draining(self.drain.clone()), old)),
-        };
+        let (counters, methods) = (own.counters.clone(), self.methods.clone());
+        let mut accepted = Accepted::new(link, pool, peer, options, counters, methods);
+        accepted.extensions = extensions;
+        accepted.drain = Box::pin(either(draining(self.drain.clone()), old));
+        let _listed = self.settings.registry.add(accepted.view());
         let serving = layered.serve(&self.settings, accepted);
         tokio::select! {
             reason = serving => match reason.code() {

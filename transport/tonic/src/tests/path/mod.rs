@@ -3,6 +3,7 @@
 mod fallback;
 mod fast;
 mod interop;
+mod observers;
 #[cfg(feature = "shm")]
 mod other_user;
 mod places;

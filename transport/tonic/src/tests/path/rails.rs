@@ -128,6 +128,11 @@ async fn overlapping_bulk_goes_over_both_rails_and_the_rest_over_one() {
     let used: Vec<_> = rails.context.pool_stats().await.into_iter().map(|(name, _)| name).collect();
     assert_eq!(used, ["c0", "c1"]);
     assert_eq!((channel.stats().connections, channel.stats().calls_tcp), (2, 0));
+    // The list has each rail, and first the one that decides the path.
+    let listed: Vec<_> = channel.connections().into_iter().map(|info| info.device).collect();
+    assert_eq!(listed.len(), 2);
+    assert_eq!(listed[0], channel.path().device);
+    assert_ne!(listed[0], listed[1]);
 }
 
 #[tokio::test]

@@ -1,0 +1,103 @@
+//! Shows a channel and its connections to an operator.
+
+use std::sync::{Arc, Weak};
+
+use tonic_rdma_memory::Owned;
+
+use crate::channel::balanced::Members;
+use crate::channel::rails::Rails;
+use crate::channel::shared::{Fast, Shared};
+use crate::channel::{Channel, Kind};
+use crate::connection::info::ConnectionInfo;
+use crate::path::PathInfo;
+use crate::telemetry::stats::{Counters, TransportStats};
+
+impl Channel {
+    /// The established fast-path connections, one for each rail in use, and the one that decides
+    /// [`path`](Channel::path) first. For a [balanced](Channel::balance_list) channel, they are
+    /// those of all endpoints. Empty while all calls go over TCP, whose connection is tonic's.
+    ///
+    /// A connection that only waits for its last calls to end is not listed.
+    ///
+    /// # Blocking
+    ///
+    /// Locks each connection while it reads its numbers, one at a time. Calls hold the same lock
+    /// while they post their messages.
+    pub fn connections(&self) -> Vec<ConnectionInfo> {
+        self.observer().connections().unwrap_or_default()
+    }
+
+    /// Shows this channel without keeping it open.
+    pub fn observer(&self) -> ChannelObserver {
+        if !self.0.is_own() {
+            return ChannelObserver(Owned::new(Observed::Inherited));
+        }
+        ChannelObserver(Owned::new(match &*self.0 {
+            Kind::One(one) => Observed::One {
+                shared: Arc::downgrade(&one.shared),
+                rails: Arc::downgrade(&one.rails),
+            },
+            Kind::Balanced(balanced) => Observed::Balanced {
+                members: Arc::downgrade(&balanced.members),
+                counters: balanced.counters.clone(),
+            },
+        }))
+    }
+}
+
+/// Shows a channel and its connections. [`Channel::observer`] returns it.
+///
+/// It does not keep the channel open. Once all clones of the channel are dropped and their calls
+/// have ended, all methods return `None`, as they do in a child of fork(2).
+#[derive(Debug, Clone)]
+pub struct ChannelObserver(Owned<Observed>);
+
+#[derive(Debug, Clone)]
+enum Observed {
+    One {
+        shared: Weak<Shared>,
+        rails: Weak<Rails>,
+    },
+    Balanced {
+        members: Weak<Members>,
+        counters: Arc<Counters>,
+    },
+    /// The channel belongs to a parent process.
+    Inherited,
+}
+
+impl ChannelObserver {
+    /// The path that a call would take now, as [`Channel::path`] has it.
+    pub fn path(&self) -> Option<PathInfo> {
+        match self.observed() {
+            Observed::One { shared, .. } => Some(shared.upgrade()?.state.borrow().info()),
+            Observed::Balanced { members, .. } => Some(members.upgrade()?.info()),
+            Observed::Inherited => None,
+        }
+    }
+
+    /// The counters, as [`Channel::stats`] has them.
+    pub fn stats(&self) -> Option<TransportStats> {
+        match self.observed() {
+            Observed::One { shared, .. } => Some(shared.upgrade()?.counters.snapshot()),
+            Observed::Balanced { members, counters } => {
+                members.upgrade().map(|_| counters.snapshot())
+            }
+            Observed::Inherited => None,
+        }
+    }
+
+    /// The established connections, as [`Channel::connections`] has them.
+    pub fn connections(&self) -> Option<Vec<ConnectionInfo>> {
+        let established = match self.observed() {
+            Observed::One { shared, rails } => rails.upgrade()?.established(&*shared.upgrade()?),
+            Observed::Balanced { members, .. } => members.upgrade()?.established(),
+            Observed::Inherited => return None,
+        };
+        Some(established.iter().filter_map(|Fast { client, .. }| client.info()).collect())
+    }
+
+    fn observed(&self) -> &Observed {
+        if self.0.is_own() { &self.0 } else { &Observed::Inherited }
+    }
+}
