@@ -214,7 +214,7 @@ clippy: packages ## lint; a warning is an error
 # Each crate with the features that `features` lints it with: what that compiled is used again.
 docs: packages ## build the API documentation; a warning is an error
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
-	for crate in memory proto codec fabric doctor; do \
+	for crate in memory proto codec fabric doctor channelz; do \
 	    RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features -p tonic-rdma-$$crate || exit; \
 	done
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --all-features -p tonic-rdma
