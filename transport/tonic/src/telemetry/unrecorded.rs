@@ -59,13 +59,13 @@ impl Durations {
     }
 
     pub(crate) fn start(&self) -> CallTimer {
-        CallTimer
+        CallTimer(())
     }
 }
 
 /// Measures a call.
 #[derive(Debug, Default)]
-pub(crate) struct CallTimer;
+pub(crate) struct CallTimer(());
 
 impl CallTimer {
     pub(crate) fn is_running(&self) -> bool {
