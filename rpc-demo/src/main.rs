@@ -7,6 +7,7 @@
 //! | [`put`], [`get`], [`cp`], [`ls`], [`stat`], [`rm`], [`mod@bench`] | the client's commands |
 //! | [`transfer`] | transfers files, objects and ranges, and resumes transfers |
 //! | [`mod@metrics`] | a server's metrics for Prometheus |
+//! | [`top`] | shows the connections of a running server in a terminal |
 //! | [`doctor`] | shows whether RDMA would be used, and how to fix what prevents it |
 //! | [`demo`] | compares TCP, the best path and a plain copy, with server and client processes |
 //! | [`net`] | connects and serves, and is the only module that uses the transport's API |
@@ -50,6 +51,7 @@ mod stat;
 mod store;
 mod summary;
 mod terminal;
+mod top;
 mod transfer;
 mod tree;
 
@@ -100,6 +102,7 @@ async fn command(command: Command) -> Result<ExitCode, Failure> {
         Command::Serve(args) => serve::run(args).await,
         Command::Bench(args) => bench::run(args).await,
         Command::Demo(args) => demo::run(args).await,
+        Command::Top(args) => top::run(args).await,
         Command::Put(args) => until_signal(put::run(args)).await,
         Command::Get(args) => until_signal(get::run(args)).await,
         Command::Cp(args) => until_signal(cp::run(args)).await,

@@ -10,11 +10,12 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use tonic::transport::Uri;
 use tonic::transport::server::TcpIncoming;
 use tonic_rdma::{
-    Cause, Channel, Context, Copied, Endpoint, Lending, Path, PathInfo, Pool, Server, ServerStats,
-    TransportStats,
+    Cause, Channel, Context, Copied, Endpoint, Lending, Path, PathInfo, Policy, Pool, Server,
+    ServerStats, TransportStats,
 };
+use tonic_rdma_channelz::{Channelz, pb};
 
-use crate::cli::{CHUNK, CHUNK_MIN, Path as Way, RANGE_CHUNK_ON_ONE_HOST, Require};
+use crate::cli::{CHUNK, CHUNK_MIN, ConnectTimeout, Path as Way, RANGE_CHUNK_ON_ONE_HOST, Require};
 use crate::disk::{self, ALIGN};
 use crate::failure::{Failure, causes};
 use crate::pb::object_store_client::ObjectStoreClient;
@@ -132,36 +133,55 @@ pub(crate) fn endpoint(server: &str, way: &Way, flag: &str) -> Result<Endpoint, 
 
 /// Connects to `server` with the options of `way`.
 pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failure> {
-    let endpoint = endpoint(server, way, "--server")?;
-    let shown = crate::names::Shown(&endpoint.uri().to_string()).to_string();
-    let shown = shown.trim_end_matches('/');
-    let channel = match endpoint.connect().await {
-        Ok(channel) => channel,
-        Err(error) => {
-            let why = causes(&error);
-            return Err(match Cause::of(&error) {
-                None => no_server(endpoint.uri(), shown, why).await,
-                Some(Cause::Required(_)) if way.require.require_rdma => {
-                    let cure = "or leave out --require-rdma to use shared memory or TCP";
-                    Failure::new(format!("no RDMA to {shown}"), why, cure)
-                }
-                Some(Cause::Required(_)) => {
-                    let cure = match way.require.require_fast_path {
-                        true => "or leave out --require-fast-path to use TCP",
-                        false => "or change TONIC_RDMA",
-                    };
-                    Failure::new(format!("no fast path to {shown}"), why, cure)
-                }
-                _ => Failure::new(format!("cannot connect to {shown}"), why, ""),
-            });
-        }
-    };
+    let channel = channel(endpoint(server, way, "--server")?, way.require, "--server").await?;
     let store = ObjectStoreClient::new(channel.clone());
     Ok(Connection(Arc::new(Connected { channel, store })))
 }
 
+/// A client for the list of a server's connections.
+pub(crate) type ChannelzClient = pb::channelz_client::ChannelzClient<Channel>;
+
+/// Connects to the list of a server's connections, by TCP, so that this takes no memory of a
+/// device. Also returns the server's address, for display.
+pub(crate) async fn channelz(
+    server: &str,
+    timeout: ConnectTimeout,
+) -> Result<(ChannelzClient, String), Failure> {
+    let way = Way { require: Require::default(), timeout };
+    let endpoint = endpoint(server, &way, "URL")?.policy(Policy::Off);
+    let shown = crate::names::Shown(&endpoint.uri().to_string()).to_string();
+    let channel = channel(endpoint, way.require, "URL").await?;
+    Ok((ChannelzClient::new(channel), shown.trim_end_matches('/').to_owned()))
+}
+
+/// Connects to a server that was given by `flag`.
+async fn channel(endpoint: Endpoint, require: Require, flag: &str) -> Result<Channel, Failure> {
+    let shown = crate::names::Shown(&endpoint.uri().to_string()).to_string();
+    let shown = shown.trim_end_matches('/');
+    let error = match endpoint.connect().await {
+        Ok(channel) => return Ok(channel),
+        Err(error) => error,
+    };
+    let why = causes(&error);
+    Err(match Cause::of(&error) {
+        None => no_server(endpoint.uri(), shown, why, flag).await,
+        Some(Cause::Required(_)) if require.require_rdma => {
+            let cure = "or leave out --require-rdma to use shared memory or TCP";
+            Failure::new(format!("no RDMA to {shown}"), why, cure)
+        }
+        Some(Cause::Required(_)) => {
+            let cure = match require.require_fast_path {
+                true => "or leave out --require-fast-path to use TCP",
+                false => "or change TONIC_RDMA",
+            };
+            Failure::new(format!("no fast path to {shown}"), why, cure)
+        }
+        _ => Failure::new(format!("cannot connect to {shown}"), why, ""),
+    })
+}
+
 /// Explains a failed TCP connection: the host name is unknown, or no server listens there.
-async fn no_server(uri: &Uri, shown: &str, why: String) -> Failure {
+async fn no_server(uri: &Uri, shown: &str, why: String, flag: &str) -> Failure {
     let host = uri.host().unwrap_or_default();
     let name = host.trim_start_matches('[').trim_end_matches(']');
     if name.parse::<IpAddr>().is_err()
@@ -174,12 +194,12 @@ async fn no_server(uri: &Uri, shown: &str, why: String) -> Failure {
     Failure::new(
         format!("no server answers at {shown}"),
         why,
-        "start one with `rpc-demo serve --root DIR`, or name another with --server",
+        format!("start one with `rpc-demo serve --root DIR`, or name another with {flag}"),
     )
 }
 
 fn bad_url(shown: &str, why: &str, flag: &str) -> Failure {
-    let variable = if flag == "--server" { " or in RPC_DEMO_SERVER" } else { "" };
+    let variable = if flag == "--peer" { "" } else { " or in RPC_DEMO_SERVER" };
     Failure::usage(
         format!("'{shown}' is not a server address"),
         why,
@@ -221,14 +241,21 @@ impl Listener {
     pub(crate) async fn serve(
         self,
         service: impl ObjectStore,
+        lists_connections: bool,
         stop: impl Future<Output = ()>,
     ) -> Result<(), tonic_rdma::Error> {
+        let channelz = lists_connections.then(|| {
+            let channelz = Channelz::new();
+            channelz.add_server("rpc-demo", &self.server);
+            channelz.service()
+        });
         self.server
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .add_service(ObjectStoreServer::new(service))
+            .add_optional_service(channelz)
             .serve_with_incoming_shutdown(self.incoming, stop)
             .await
     }

@@ -74,7 +74,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
     }
     let service = Service::new(store, args.max_reads, args.max_writes);
     let sweep = service.sweep();
-    let serve = listener.serve(service, async {
+    let serve = listener.serve(service, args.channelz, async {
         let _ = stopped.await;
     });
     let grace_over = async {

@@ -1,4 +1,5 @@
-//! Decides whether stderr shows colours and lines that change, from the user's environment.
+//! Decides whether stderr and stdout show colours and lines that change, from the user's
+//! environment.
 //!
 //! | variable | effect |
 //! |---|---|
@@ -16,6 +17,22 @@ pub(crate) fn has_colors() -> bool {
 /// Whether bars can be drawn, which requires a cursor that moves.
 pub(crate) fn draws() -> bool {
     io::stderr().is_terminal() && moves(|name| std::env::var_os(name))
+}
+
+/// Whether stdout shows a screen that is drawn again and again.
+pub(crate) fn draws_on_stdout() -> bool {
+    io::stdout().is_terminal() && moves(|name| std::env::var_os(name))
+}
+
+/// Whether that screen has colours.
+pub(crate) fn has_colors_on_stdout() -> bool {
+    io::stdout().is_terminal() && colors(|name| std::env::var_os(name))
+}
+
+/// The columns and rows of stdout's terminal, if it tells them.
+pub(crate) fn size_of_stdout() -> Option<(usize, usize)> {
+    let (width, height) = terminal_size::terminal_size_of(io::stdout())?;
+    Some((width.0.into(), height.0.into()))
 }
 
 fn colors(variable: impl Fn(&str) -> Option<OsString>) -> bool {

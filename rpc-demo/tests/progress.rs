@@ -6,27 +6,11 @@ mod common;
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::OwnedFd;
 use std::process::Stdio;
 
+use common::terminal::{ROWS, terminal};
 use common::*;
 use rustix::process::Signal;
-use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
-
-/// Rows of the terminal.
-const ROWS: u16 = 30;
-
-/// A terminal of `columns`: the test's end, and the program's.
-fn terminal(columns: u16) -> (File, OwnedFd) {
-    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    grantpt(&ours).unwrap();
-    unlockpt(&ours).unwrap();
-    tcsetwinsize(&ours, Winsize { ws_row: ROWS, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
-        .unwrap();
-    let theirs = ioctl_tiocgptpeer(&ours, OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    (File::from(ours), theirs)
-}
 
 /// The bars in the output: done, total, rate and remaining time, as in `1.50 MiB/16.00 GiB 2.00
 /// MiB/s 3m left`. A full row continues in the next one without a line break.

@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Bench(Bench),
     /// Send a tree to a server process and fetch it, over TCP and over the best path, and compare.
     Demo(Demo),
+    /// Show the connections of a running server again and again.
+    Top(Top),
     /// Show whether RDMA would be used, and if not, why, and how to fix it.
     Doctor(Doctor),
     /// Print a shell script that completes commands and flags.
@@ -92,6 +94,38 @@ pub(crate) struct Doctor {
     /// Print the result as one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// The server to show, and how.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  rpc-demo serve --root /srv/store --channelz    a server that lists its connections
+  rpc-demo top                                   watch it; Ctrl-C ends
+  rpc-demo top http://10.0.0.1:50051 --once      print one table, for scripts
+
+A row shows a channel, a server, or a link, which is one of its connections. Rates and bytes are those that the shown \
+program sends and receives. REASON tells why calls use TCP; 'not asked' is a client without tonic-rdma or with \
+TONIC_RDMA=off, and 'offered' the TCP connection of a client that may use the fast path. CREDITS are the control messages \
+that the program and its peer may send. MEMORY is for control messages and for payload to land in; the peer may write to \
+the granted part now. Bytes are shown in units of 1024.
+
+Without a terminal, or with TERM=dumb, it prints one table and ends, as with --once.")]
+pub(crate) struct Top {
+    /// The server's address.
+    #[arg(value_name = "URL", env = "RPC_DEMO_SERVER", default_value = DEFAULT_SERVER, value_hint = ValueHint::Url)]
+    pub(crate) server: String,
+
+    /// Seconds between two looks. The rates are those of this time.
+    #[arg(short, long, env = "RPC_DEMO_INTERVAL", value_name = "SECONDS", default_value_t = 1, value_parser = value_parser!(u64).range(1..=3600))]
+    pub(crate) interval: u64,
+
+    /// Print one table after one interval, and end.
+    #[arg(long)]
+    pub(crate) once: bool,
+
+    #[command(flatten)]
+    pub(crate) timeout: ConnectTimeout,
 }
 
 /// The server, and the path to it.
@@ -265,6 +299,11 @@ pub(crate) struct Serve {
     /// port. docs/metrics.md explains each metric.
     #[arg(long, env = "RPC_DEMO_METRICS", value_name = "HOST:PORT", value_parser = addr::listen)]
     pub(crate) metrics: Option<SocketAddr>,
+
+    /// List the server's connections for `rpc-demo top`. Every client can then read the addresses,
+    /// process IDs and traffic of all clients.
+    #[arg(long, env = "RPC_DEMO_CHANNELZ", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) channelz: bool,
 
     /// Maximum number of objects and ranges written in parallel; others wait.
     #[arg(long, env = "RPC_DEMO_MAX_WRITES", value_name = "N", default_value_t = 64, value_parser = value_parser!(u32).range(1..=200))]

@@ -6,6 +6,7 @@
 mod events;
 #[path = "../../src/pb.rs"]
 pub(crate) mod pb;
+pub(crate) mod terminal;
 
 use std::ffi::OsStr;
 use std::fs;
