@@ -50,6 +50,11 @@ async fn both_ends_list_a_connection_with_the_same_numbers() {
     let mut client = Client::new(channel.clone());
     client.all_kinds().await;
     client.say(&"x".repeat(1 << 20)).await.unwrap();
+    // An end may learn a little later than the caller that a call has ended.
+    let is_idle = |info: &ConnectionInfo| info.usage.is_none_or(|u| u.calls_in_flight == 0);
+    while !(channel.connections().iter().all(is_idle) && pages(&observer, 9).iter().all(is_idle)) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 
     let ours = channel.connections();
     let [own] = &ours[..] else { panic!("{ours:?}") };
