@@ -5,15 +5,15 @@ use std::collections::VecDeque;
 use bytes::buf::UninitSlice;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// A part of an encoded message that was not copied.
+/// A long value of an encoded message, which [`SegmentBuf`] keeps apart from the copied bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The number of copied bytes before it.
+    /// The number of copied bytes that precede the value in the message.
     pub at: usize,
-    /// The content. If it lies in pinned memory, it is not copied.
+    /// The content: the original `Bytes`, or a copy of a value that was put in another form.
     pub bytes: Bytes,
-    /// Whether the bytes were put as a buffer, like protobuf's `bytes` fields, or as a slice, like
-    /// its strings.
+    /// Whether the value was put as a buffer, like protobuf's `bytes` fields. Otherwise it was put
+    /// as a slice, like protobuf's strings.
     pub is_buf: bool,
 }
 

@@ -33,7 +33,7 @@ pub struct Landing {
     /// True if chunks were selected since the last call of
     /// [`enforce_share`](Landing::enforce_share).
     pub(super) has_unreported: bool,
-    /// True if it claims memory beyond its share.
+    /// True if the connection claims memory beyond its share.
     pub(super) starves: bool,
     /// True if a waker is set that can report a chunk as made.
     pub(super) has_waker: bool,
@@ -46,7 +46,8 @@ pub struct Landing {
     pub(super) retries: usize,
     /// The claim that other connections have been woken for, or `No`.
     announced: Waiting,
-    /// True if [`alloc`](Landing::alloc) found no memory only because the landing thread has it.
+    /// True if [`alloc`](Landing::alloc) found no memory only because the landing thread is still
+    /// making or freeing a chunk.
     pub(super) is_pending: bool,
     pub(super) ledger: Arc<Ledger>,
 }
@@ -128,8 +129,9 @@ impl Landing {
             if !self.is_pending && self.making.is_none() {
                 break state;
             }
-            // The landing thread may have freed the chunks since, and another connection may have
-            // taken their memory. This attempt may also have queued a chunk to be made.
+            // Decide again: the landing thread may have freed the chunks that `would_wait` counted
+            // on, and another connection may have taken their memory. The last attempt may also
+            // have queued a chunk to be made.
         };
         if state.is_claim() && state != self.announced {
             self.announced = state;
@@ -162,14 +164,16 @@ impl Landing {
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_meanwhile(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
-        // A chunk that has been made since belongs to the first request.
+        // Does not call `collect`: a chunk made since the last `alloc` belongs to the longer
+        // request that waits.
         let want = want.div_ceil(GRANULE).max(1);
         let found = self.take_best(want, want, Kind::Meanwhile);
         self.or_wait(found)
     }
 
-    /// Stops waiting for the piece that [`alloc`](Landing::alloc) could not return, because it is
-    /// no longer needed. Until then other connections return memory that this one claims.
+    /// Stops waiting for the piece that [`alloc`](Landing::alloc) could not return. Call it if the
+    /// piece is no longer needed, because other connections return memory while this one claims
+    /// some.
     pub fn stop_waiting(&mut self) {
         self.starves = false;
         self.is_pending = false;
@@ -180,7 +184,8 @@ impl Landing {
     /// Sets the state in which the connection waits. Returns the previous state.
     fn set_waiting(&mut self, state: Waiting) -> Waiting {
         if state != self.announced {
-            // Others may see that the claim has ended, so the next one is announced again.
+            // Another connection may see that the claim has ended, so `alloc` announces the next
+            // claim again.
             self.announced = Waiting::No;
         }
         self.ledger.landing_waiters().set(&self.waiter, state)
@@ -196,9 +201,9 @@ impl Landing {
 
     /// Reports that the shortest useful piece has been missing for a long time, because readers
     /// keep this connection's memory or because the other connections' shares are all that there
-    /// is. From the next call of [`alloc`](Landing::alloc) until it has a piece or stops waiting,
-    /// the connection claims memory beyond its share, and other connections return a chunk even of
-    /// their shares.
+    /// is. From the next call of [`alloc`](Landing::alloc) on, the connection claims memory beyond
+    /// its share, until it gets a piece or stops waiting. If memory is scarce, other connections
+    /// return a chunk even if they are within their shares.
     pub fn starve(&mut self) {
         self.starves = true;
     }
@@ -225,7 +230,7 @@ impl Landing {
         } else if self.is_pending {
             return Waiting::AtShare;
         }
-        // Idle chunks make room for the one that is needed.
+        // Idle chunks do not count, because they are returned to make room for the needed one.
         let busy = self.leased() - self.idle();
         let then = busy.saturating_add(needed);
         let share = self.share();
