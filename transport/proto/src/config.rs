@@ -6,14 +6,15 @@ use crate::frame::{FRAME_HEADER, LENT_MESSAGE, MAX_HEADER_BLOCK, MESSAGE_HEADER}
 use crate::hello::{HEADERS, PeerSettings, is_alignment};
 use crate::payload::Payload;
 
-/// How this side learns that the peer's end of the link is gone (R24). Neither way involves the
-/// peer's process, which may pause.
+/// How this side learns that the peer's end of the link is gone (R24). No variant involves the
+/// peer's process, because that process may pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// The link always reports it, so no probes are sent.
+    /// The link always reports that the peer's end is gone, so no probes are sent.
     Told,
-    /// A [probe](crate::Event::Probe) stays unanswered for this time, or the link reports earlier
-    /// that it was not acknowledged.
+    /// This side sends [probes](crate::Event::Probe). The peer's end counts as gone if a probe
+    /// stays unanswered for this time, or if the link reports earlier that one was not
+    /// acknowledged.
     Asked(Duration),
 }
 
@@ -21,7 +22,7 @@ pub enum Liveness {
 /// a side waits before it sends one.
 const PROBE_LIMIT: Duration = Duration::from_millis(3750);
 
-/// A keep-alive like that of HTTP/2: the peer's process has to answer.
+/// A keep-alive like HTTP/2's, to which the peer's process has to reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
     /// A PING is sent after this time without a message. At most a day.
@@ -48,9 +49,10 @@ pub struct Config {
     /// Length in bytes of a control slot, which limits the longest SEND. 512 to 32,768; default
     /// 8,192.
     pub slot_size: u32,
-    /// Bytes of the RECV slots at the start. A connection at rest has no others; while extra slots
-    /// are posted, these need not be ([`Event::Quiet`](crate::Event::Quiet)). 512 to `slot_size`;
-    /// 0, the default, means `slot_size`.
+    /// Bytes of each of the first `recv_slots` RECV slots. A connection at rest has only these.
+    /// While enough extra slots are posted, these need not be
+    /// ([`Event::Quiet`](crate::Event::Quiet)). 512 to `slot_size`; 0, the default, means
+    /// `slot_size`.
     pub rest_slot_size: u32,
     /// Number of RECV slots at the start, which are the peer's first credits. 4 to 4,096; default
     /// 32.

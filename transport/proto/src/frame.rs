@@ -33,9 +33,9 @@ pub const FRAME_HEADER: usize = 8;
 pub const MAX_HEADER_BLOCK: usize = 65_536;
 /// Bytes of a message with a LENT frame, without its head and tail.
 pub(crate) const LENT_MESSAGE: usize = MESSAGE_HEADER + FRAME_HEADER + LENT;
-/// Minimum length, in bytes, of a GRANT that answers a REQUEST without completing it. This bounds
-/// the number of grants per requested byte. With any begin, such a grant fits into 16 KiB of
-/// memory.
+/// Minimum length, in bytes, of a GRANT that answers a REQUEST without completing it. The minimum
+/// bounds the number of grants per requested byte. With any begin, a grant of this length fits into
+/// 16 KiB of memory.
 pub const MIN_GRANT: u32 = 12 * 1024;
 
 /// A frame as received. Payloads are slices of the message.
@@ -54,25 +54,26 @@ pub enum Frame {
     Request { stream: u32, len: u64, begin: u32, field: Option<Field> },
     /// Grants landing memory.
     Grant { stream: u32, id: u32, rkey: u32, len: u32, addr: u64 },
-    /// Granted memory has been written; the grant ends.
+    /// Ends a grant whose memory has been written.
     Done { stream: u32, end: bool, id: u32, len: u32, begin: u32 },
-    /// Granted memory will not be written; the grant ends.
+    /// Ends a grant whose memory will not be written.
     Abort { id: u32 },
     /// Asks for a grant to be returned.
     Recall { id: u32 },
     /// Asks whether the peer is alive. With `ack`: the reply.
     Ping { ack: bool, token: u64 },
-    /// No new streams may be opened. With `ack`: no more will be opened.
+    /// Asks the peer to open no new streams. With `ack`: the reply, after which its sender opens no
+    /// more.
     GoAway { ack: bool, code: u32, text: Bytes },
     /// Ends the connection.
     Close { code: u32, text: Bytes },
     /// A piece of the body, most of which lies in the sender's memory. Boxed, so that other frames
     /// stay short.
     Lent { stream: u32, end: bool, lent: Box<LentBody> },
-    /// The receiver of LENT no longer reads the memory.
+    /// Ends a lease: the receiver of LENT no longer reads the memory.
     Return { lease: u32 },
-    /// The rest of a body goes by DATA: the body that the frame's sender receives or, with `own`,
-    /// the one that it sends.
+    /// Announces that the rest of a body goes by DATA. With `own`, it is the body that the frame's
+    /// sender sends, otherwise the one that it receives.
     Decline { stream: u32, own: bool },
 }
 

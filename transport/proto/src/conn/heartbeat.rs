@@ -26,8 +26,8 @@
 //! | Roused | a message | Alert |
 //! | Roused | the timer, which is due at once | Alert |
 //!
-//! Roused exists because this side opens streams without reading the clock: [`QUIET`] counts from
-//! the timer that follows.
+//! Roused exists because this side opens streams without reading the clock. The driver's timer is
+//! then due at once, and [`QUIET`] counts from it.
 //!
 //! The driver's timer, and with it every deadline here, may be late by a 32nd of its wait. If it is
 //! late by [`QUIET`], this side was stopped or short of processor time. It then asks once more

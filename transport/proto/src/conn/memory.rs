@@ -232,12 +232,13 @@ impl Connection {
         }
     }
 
-    /// Whether the peer may be told of one more lease.
+    /// Whether this side may lend again, which it may while fewer than `MAX_LEASES` of its leases
+    /// are open.
     pub fn may_lend(&self) -> bool {
         self.is_live() && self.leases.may_lend()
     }
 
-    /// Ends a lease of this side that the peer was not told of.
+    /// Ends a lease that no LENT has announced to the peer.
     pub(super) fn lease_ended(&mut self, lease: u32) {
         self.leases.ended();
         self.events.push_back(Event::LeaseEnded { lease });

@@ -3,10 +3,10 @@
 //!
 //! A REQUEST states where the message's longest `bytes` field lies. For a stream that names memory,
 //! the grants end where the field begins and ends. The field lands in the named memory, which
-//! counts in no window, and the bytes around it in landing memory. A sender that knows of this
-//! sends the few bytes around by DATA, and requests memory for the field alone, so that a message
-//! takes one grant instead of three. A server knows by LANDS, a client by the first grant that ends
-//! where a field begins.
+//! counts in no window, and the bytes around it in landing memory. A sender that knows that its
+//! peer names memory sends the few bytes around the field by DATA, and requests memory for the
+//! field alone, so that a message takes one grant instead of three. A server learns it from LANDS,
+//! a client from the first grant that ends where a field begins.
 //!
 //! | the stream | on | next |
 //! |---|---|---|
@@ -27,7 +27,7 @@ use crate::frame::MIN_GRANT;
 use crate::ids::StreamId;
 
 impl Landing {
-    /// Returns the next want of named memory, once.
+    /// Returns the next request of a stream for named memory. Returns each request once.
     pub(super) fn poll_named(&mut self, streams: &mut Streams) -> Option<NamedWant> {
         while let Some(key) = self.named_queue.pop_front() {
             let stream = &mut streams[key];
@@ -40,7 +40,8 @@ impl Landing {
         None
     }
 
-    /// Grants memory for a want of named memory. Returns whether it was taken.
+    /// Grants memory for a request that [`poll_named`](Self::poll_named) has returned. Returns
+    /// whether the memory was taken.
     pub(super) fn provide_named(
         &mut self,
         id: StreamId,
@@ -58,7 +59,7 @@ impl Landing {
         given.is_some()
     }
 
-    /// Answers a want without memory: the rest of the message lands in landing memory.
+    /// Refuses a request for named memory. The rest of the message goes to landing memory.
     pub(super) fn refuse_named(&mut self, id: StreamId, streams: &mut Streams) {
         if let Some((key, stream)) = streams.find(id) {
             refuse(stream);

@@ -97,8 +97,8 @@ pub enum Event {
         /// The driver's key of the memory.
         memory: usize,
     },
-    /// The peer reset the stream, and sends and accepts nothing more. If its half had ended before,
-    /// it only refuses this side's output.
+    /// The peer reset the stream, and sends and accepts nothing more. After the end of the peer's
+    /// half, the reset only means that the peer accepts no more output.
     Reset {
         /// Stream that the event is about.
         stream: StreamId,
