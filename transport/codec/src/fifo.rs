@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 pub struct Fifo<T> {
     /// `None` if the queue is empty.
     first: Option<T>,
-    /// Allocated when the queue first holds a second element, and kept.
+    /// The elements behind the first. Allocated when the queue first holds a second element, and
+    /// kept.
     #[expect(
         clippy::box_collection,
         reason = "queues are moved about with what they are in, and most have no second"
@@ -48,12 +49,12 @@ impl<T> Fifo<T> {
         self.first.is_none()
     }
 
-    /// The elements, the first one first.
+    /// Iterates from the oldest element to the newest.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.first.iter_mut().chain(self.rest.iter_mut().flat_map(|rest| rest.iter_mut()))
     }
 
-    /// The elements, the first one first.
+    /// Iterates from the oldest element to the newest.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(self.rest.iter().flat_map(|rest| rest.iter()))
     }

@@ -116,7 +116,7 @@ pub(super) struct Apart {
     pub(super) segments: VecDeque<Segment>,
     /// Bytes that were copied to become segments.
     pub(super) moved: usize,
-    /// Bytes of filling.
+    /// Bytes of padding.
     pub(super) filled: usize,
 }
 
@@ -126,7 +126,7 @@ pub(super) struct Taken {
     pub(super) key: Key,
     /// Length of the whole message in bytes.
     pub(super) len: usize,
-    /// Length of its placeholder in bytes, filling included.
+    /// Length of its placeholder in bytes, padding included.
     pub(super) placeholder: usize,
     /// Bytes of the message that are not in segments.
     pub(super) small: usize,
@@ -154,7 +154,7 @@ impl Sink {
         }
     }
 
-    /// Bytes copied to become segments, and bytes of filling, since the last call.
+    /// Returns the bytes copied to become segments and the bytes of padding since the last call.
     pub(super) fn take_copied(&mut self) -> (u64, u64) {
         self.apart.as_mut().map_or((0, 0), |apart| {
             (std::mem::take(&mut apart.moved) as u64, std::mem::take(&mut apart.filled) as u64)

@@ -13,16 +13,18 @@ use crate::land_in::Claimed;
 pub(crate) struct Gather {
     pub(crate) claimed: Arc<Claimed>,
     pub(crate) parts: Vec<Landed>,
-    /// The header of the message is being read here, and not passed on.
+    /// Whether a part of the message's header has been read but not all of it. The part is kept
+    /// here instead of being passed on.
     pub(crate) begun: bool,
 }
 
-/// The rest of a [`Gather`] once its message is complete and the decoder owns the buffer.
+/// The state that remains of a [`Gather`] once its message is complete and the decoder owns the
+/// buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     /// Bytes that the decoder copies to the buffer.
     pub(crate) copied: Option<Arc<AtomicU64>>,
-    /// Whether the stream may also release the buffer now.
+    /// Whether nothing else of the body can land in the buffer, so that the stream may release it.
     pub(crate) lets_go: bool,
 }
 
