@@ -1,10 +1,10 @@
-//! The watch of a build without RDMA, which reports nothing.
+//! The host watch in a build without RDMA, where it reports nothing.
 
 use std::io;
 
 use crate::never::Never;
 
-/// Reports that devices, ports or addresses may have changed. It has no values in this build.
+/// Reports that devices, ports or addresses may have changed. The type has no values in this build.
 #[derive(Clone, Debug)]
 pub struct HostWatch(Never);
 

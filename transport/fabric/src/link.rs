@@ -395,10 +395,10 @@ pub trait Link: Send + 'static {
     fn shrink(&mut self) -> Result<u32, LinkError>;
 
     /// Leases the [SEND slots of a busy connection](crate::LinkConfig::busy_send_slots), if the
-    /// pool can [spare](Pool::spare) the memory, and uses them in place of the others. Returns the
-    /// number of SEND slots if it has changed. The block is then in other memory, without its old
-    /// contents. Work in flight keeps the memory that it was queued with. Does nothing if the pool
-    /// has no memory to spare.
+    /// pool can [spare](Pool::spare) the memory, and uses them instead of the slots in the block.
+    /// Returns the number of SEND slots if it has changed. The block is then in other memory,
+    /// without its old contents. Work in flight keeps the memory that it was queued with. Does
+    /// nothing if the pool has no memory to spare.
     fn grow_sends(&mut self, _pool: &Pool) -> Option<u32> {
         None
     }

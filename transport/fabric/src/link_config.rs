@@ -12,24 +12,24 @@ pub struct LinkConfig {
     /// Number of RECVs posted before the connection is established and until it ends. At least 1.
     /// Default 64.
     pub recv_slots: u32,
-    /// RECVs that [`Link::grow`](crate::Link::grow) may add. Their memory is not part of the block.
-    /// Default 0.
+    /// Number of RECVs that [`Link::grow`](crate::Link::grow) may add. Their memory is not part of
+    /// the block. Default 0.
     pub recv_extra: u32,
     /// Bytes in one RECV slot, and in one SEND slot. A multiple of 64. Default 1024.
     pub slot_size: u32,
-    /// Bytes of each RECV posted from the start. A connection at rest has no others. A multiple of
+    /// Bytes of each RECV posted from the start. A connection at rest has only these. A multiple of
     /// 64 less than `slot_size`, or 0, which means `slot_size`. Shorter RECVs are left out while at
     /// least as many extra ones are posted ([`Link::repost`](crate::Link::repost)). Default 0.
     pub rest_recv_size: u32,
-    /// Bytes of each SEND slot in the block, while [`Link::grow_sends`](crate::Link::grow_sends)
-    /// has leased no others. A multiple of 64 less than `slot_size`, or 0, which means `slot_size`.
-    /// Default 0.
+    /// Bytes of each SEND slot in the block, as long as
+    /// [`Link::grow_sends`](crate::Link::grow_sends) has not replaced the slots. A multiple of 64
+    /// less than `slot_size`, or 0, which means `slot_size`. Default 0.
     pub rest_send_size: u32,
-    /// SEND slots in the block. At least 1. Default 64.
+    /// Number of SEND slots in the block. At least 1. Default 64.
     pub send_slots: u32,
-    /// SEND slots of a busy connection, which [`Link::grow_sends`](crate::Link::grow_sends) leases
-    /// in place of the others. More than `send_slots`, and only without staging; 0 if their number
-    /// is fixed. Default 0.
+    /// Number of SEND slots of a busy connection: [`Link::grow_sends`](crate::Link::grow_sends)
+    /// leases them to replace the slots in the block. More than `send_slots`, and only without
+    /// staging; 0 if their number is fixed. Default 0.
     pub busy_send_slots: u32,
     /// Bytes of staging behind the SEND slots. Default 256 KiB.
     pub staging: usize,

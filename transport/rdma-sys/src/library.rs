@@ -13,7 +13,7 @@ pub(crate) struct Library {
 }
 
 impl Library {
-    /// Opens a library. Errors call it `name`.
+    /// Opens the library `file`, which error messages call `name`.
     ///
     /// # Errors
     /// The library is missing, or the dynamic linker refuses it.

@@ -82,7 +82,8 @@ pub(super) struct DeviceContext {
     /// Dropped in Drop, before its own id.
     cover: Option<Cover>,
     removed: AtomicBool,
-    /// The descriptor that tells watches of the host about changes. It is made for the first watch.
+    /// The eventfd that wakes host watches when the device or a port changes. Made for the first
+    /// watch.
     changes: OnceLock<OwnedFd>,
     /// Dropped in Drop, after the protection domain.
     bound_id: ManuallyDrop<CmId>,
@@ -241,7 +242,7 @@ impl DeviceContext {
         Ok(self.changes.get_or_init(|| fd).as_fd())
     }
 
-    /// Tells the watches of the host that a port of the device, or the device, has changed.
+    /// Wakes the host watches, because the device or one of its ports has changed.
     pub(super) fn tell_change(&self) {
         if let Some(fd) = self.changes.get()
             && let Err(error) = rustix::io::write(fd, &1_u64.to_ne_bytes())

@@ -111,7 +111,7 @@ impl EventFds {
                 Poll::Ready(ready) => ready?,
                 Poll::Pending => return Ok(()),
             };
-            // tokio treats an error as closed, which cannot be cleared.
+            // tokio reports an error as a closed write half, which `clear_ready` cannot clear.
             if ready.ready().is_write_closed() {
                 break;
             }

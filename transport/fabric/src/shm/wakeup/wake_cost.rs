@@ -37,10 +37,11 @@ impl WakeCost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waiting {
     No,
-    /// It has to, but the time is not measured, because a peer on the same processor tells nothing
-    /// about wake-ups.
+    /// The peer has to wake this end, but the time is not measured: a peer on the same processor
+    /// shows nothing about wake-ups.
     Unmeasured,
-    /// It has to since this time, in nanoseconds of CLOCK_MONOTONIC.
+    /// The peer has to wake this end, which has waited since this time (CLOCK_MONOTONIC, in
+    /// nanoseconds).
     Since(u64),
 }
 

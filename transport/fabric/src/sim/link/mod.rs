@@ -62,7 +62,8 @@ pub struct SimLink {
     queued: Vec<Request>,
     /// Work after the doorbell that is not delivered yet.
     in_flight: VecDeque<Request>,
-    /// Delivered work whose completion is not reported yet.
+    /// Delivered work whose completion has not been reported yet, with the delay of that
+    /// completion.
     done: VecDeque<(u64, Delay)>,
     /// Fires when the next delivery or completion is due.
     timer: Option<Pin<Box<Sleep>>>,
@@ -74,12 +75,12 @@ pub struct SimLink {
     loses_completions: bool,
     dead: Option<LinkError>,
     rng: Rng,
-    /// The delay of the answer to an unanswered probe.
+    /// The delay after which the open probe is answered. `None` if no probe is open.
     probe: Option<Delay>,
     /// Number of work requests that the link still carries, if a fault limits them.
     remaining_work: Option<u64>,
     waker: Option<Waker>,
-    /// Leases of the other end that this end no longer reads.
+    /// The peer's leases that this end no longer reads.
     returns: Option<Arc<Returns>>,
     /// The key of the memory that the peer was last asked to map.
     mapping: Option<u32>,

@@ -310,8 +310,9 @@ impl<Q: Queue> Dispatch<Q> {
         self.drain(Some(me), max, own, wake)
     }
 
-    /// Puts a member that found the queue empty to sleep until it has a completion of the kind.
-    /// Arms the queue if nobody else has, and then looks into it once more.
+    /// Puts a member to sleep until it has a completion that `what` selects. Call it after
+    /// [`poll`](Self::poll) has drained the queue. Arms the queue if no other member has, and then
+    /// polls it once more.
     ///
     /// # Errors
     /// The queue is broken.
