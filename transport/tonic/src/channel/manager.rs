@@ -107,7 +107,8 @@ async fn maintain(
         changes.seen();
         shared.counters.attempts.add(1);
         let attempted = attempt(shared, plan, fast_path_timeout, log).await;
-        // Some devices connect without a carrier, even if only to themselves.
+        // A connection can come up although its port is down, because some devices connect without
+        // a carrier, at least to themselves. So the port is checked here.
         let attempted = attempted.and_then(|fast| match changes.obstacle(fast.client.peer()) {
             Some(reason) if !shared.required => {
                 plan.rails.left(plan.connection, Left::Blocked, plan.context.rails());

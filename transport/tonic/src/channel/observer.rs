@@ -13,9 +13,10 @@ use crate::path::PathInfo;
 use crate::telemetry::stats::{Counters, TransportStats};
 
 impl Channel {
-    /// The established fast-path connections, one for each rail in use, and the one that decides
-    /// [`path`](Channel::path) first. For a [balanced](Channel::balance_list) channel, they are
-    /// those of all endpoints. Empty while all calls go over TCP, whose connection is tonic's.
+    /// The established fast-path connections, one for each rail in use. The connection that decides
+    /// [`path`](Channel::path) comes first. A [balanced](Channel::balance_list) channel returns the
+    /// connections of all its endpoints. Empty while all calls go over TCP, whose connection is
+    /// tonic's.
     ///
     /// A connection that only waits for its last calls to end is not listed.
     ///

@@ -57,8 +57,8 @@ impl ConnectionState {
         }
     }
 
-    /// Begins the end of the connection. Every stream fails once, and the driver tears the
-    /// connection down.
+    /// Begins the end of the connection. Wakes the tasks of all streams, whose calls then fail, and
+    /// the driver, which tears the connection down.
     pub(crate) fn end(&mut self, life: Life) {
         if !self.lifecycle.end(life) {
             return;

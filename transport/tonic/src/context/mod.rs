@@ -284,7 +284,8 @@ impl Context {
         let (mut found, mut failed) = (Vec::new(), None);
         for (fabric, addr) in places {
             let pool = self.pool(&fabric).await.and_then(|pool| match pool.may_land() {
-                // The Offer reports this to clients. Other limits may leave more room in a moment.
+                // The Offer reports this error to clients. Errors of other limits are ignored here,
+                // because they may pass before a client connects.
                 Err(error @ PoolError::File { .. }) => Err(from_error::pool(&error)),
                 _ => Ok(pool),
             });

@@ -9,10 +9,10 @@
 //! No default is more than a quarter of memory, because all memory that peers may write to has to
 //! fit into it.
 //!
-//! Memory is the machine's, or what this process's control group may use of it. A pool maps and
-//! pins memory on demand, so its size is an upper bound. It is divided among the connections that
-//! transfer bulk at the same time: 64 of them need some MiB each to keep several messages of 1 MiB
-//! in flight.
+//! "Memory" here is the machine's memory, or the part that this process's control group may use. A
+//! pool maps and pins memory on demand, so its size is an upper bound. The connections that
+//! transfer bulk at the same time share the pool. With 64 of them, each needs several MiB to keep
+//! several messages of 1 MiB in flight.
 //!
 //! `TONIC_RDMA_POOL` replaces the total that the program has set. Parts that the program has set
 //! keep their proportions.

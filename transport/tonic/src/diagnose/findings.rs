@@ -277,7 +277,8 @@ impl Explain<'_> {
         )
     }
 
-    /// The problem of the device's file. `None` if it has none.
+    /// Returns what is wrong with the device's file in /dev/infiniband, and the cures. `None` if
+    /// the file is usable.
     fn file_of(&self, device: &Device) -> Option<(String, Vec<Cure>)> {
         if !self.d.library.found {
             return None;

@@ -81,9 +81,11 @@ pub(crate) fn connect(error: ConnectError) -> Reason {
     Reason::new(code, error.to_string())
 }
 
-/// The reason of a rejection that the peer's program has not seen. The ticket is then not spent, so
-/// the rejection counts against the path. The program may have taken the ticket only if the peer
-/// had timed out, for which this returns [`HandshakeTimeout`](ReasonCode::HandshakeTimeout).
+/// Returns the reason for a rejection by the peer's connection manager, which does not ask the
+/// program. The reason is this side's: the program has not seen the ticket, so the attempt uses the
+/// ticket for the next address. If the peer timed out, its program may have taken the ticket. This
+/// function then returns [`HandshakeTimeout`](ReasonCode::HandshakeTimeout), and the attempt drops
+/// the ticket.
 fn rejected_by_manager(reason: RejectReason, detail: String) -> Reason {
     match reason {
         RejectReason::TIMEOUT => Reason::new(ReasonCode::HandshakeTimeout, detail).passing(),
@@ -106,7 +108,7 @@ fn is_limited() -> bool {
     Memlock::read().is_ok_and(|memlock| memlock.available(false).is_some())
 }
 
-/// Whether memory files are forbidden, or only not available now.
+/// Returns the code for an error of a memory file: forbidden for good, or only not available now.
 fn memory_file(error: &std::io::Error) -> ReasonCode {
     match error.kind() {
         ErrorKind::FileTooLarge | ErrorKind::PermissionDenied | ErrorKind::Unsupported => {

@@ -116,8 +116,9 @@ pub struct Copied {
     /// Copied while encoding or decoding by a plain codec, or because a body was compressed. This
     /// crate's codec copies long fields that are not `Bytes`.
     pub plain_codec: u64,
-    /// Copied before a method's codec was known. It includes the padding that shows tonic the true
-    /// length of a message that is longer than any before it of its method.
+    /// Copied before a method's codec was known. Includes padding: a message that is longer than
+    /// all earlier ones of its method is padded to its true length in tonic's buffer, so that tonic
+    /// checks that length.
     pub learning: u64,
     /// Copied to a buffer that the caller has named for the reply: see
     /// [`LandIn`](crate::LandIn).

@@ -124,9 +124,10 @@ impl Rails {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The order in which a connection tries rails. Within a path, a rail comes later the more of
-    /// these apply, the strongest first: it failed lately, another connection uses it, or its
-    /// device is on another NUMA node. A further connection tries only rails that no other uses.
+    /// Returns the rails in the order in which a connection tries them. Within a path, the order
+    /// depends first on whether a rail failed lately, then on whether another connection uses it,
+    /// and last on whether its device is on another NUMA node. All connections but the first try
+    /// only rails that no other connection uses.
     pub(super) fn order(
         &self,
         connection: usize,
@@ -148,8 +149,8 @@ impl Rails {
         ordered
     }
 
-    /// Reserves a rail for a connection that tries it. Returns false for a further connection if
-    /// another one uses a device of the rail.
+    /// Reserves a rail for a connection that is about to try it. Returns false, except for the
+    /// first connection, if another connection uses a device of the rail.
     pub(super) fn tries(&self, connection: usize, rail: &Rail) -> bool {
         let mut in_use = self.in_use();
         let may_try = connection == 0 || !in_use.meets(rail, connection);
@@ -159,7 +160,7 @@ impl Rails {
         may_try
     }
 
-    /// Records that a connection is up on a rail, which leaves through the device `local`.
+    /// Records that a connection is up on a rail, and leaves through the device `local`.
     pub(super) fn uses(&self, connection: usize, mut rail: Rail, local: &str) {
         rail.local = Some(local.to_owned());
         let mut in_use = self.in_use();
@@ -169,9 +170,9 @@ impl Rails {
         }
     }
 
-    /// Records that a connection, or an attempt at one, has ended. A rail whose connections are
-    /// soon lost, several times in a row, counts as failed although it connects, because it may
-    /// carry everything but long packets. A connection that held for [`STABLE`] does not count.
+    /// Records that a connection, or an attempt at one, has ended. A connection that is lost before
+    /// [`STABLE`] has passed counts as a failure of its rail, because the rail may carry everything
+    /// but long packets. A connection that held longer clears the rail's failures.
     pub(super) fn left(&self, connection: usize, why: Left, health: &RailHealth) {
         let mut in_use = self.in_use();
         let Some(at) = in_use.rails.iter().position(|used| used.connection == connection) else {
@@ -188,8 +189,8 @@ impl Rails {
         }
     }
 
-    /// Creates the state of further connections, once there is a rail for them. `open` creates the
-    /// state of one.
+    /// Creates the state of the other connections with `open`, if there are rails for them and the
+    /// state does not exist yet.
     pub(super) fn open_others(&self, mut open: impl FnMut(usize) -> Arc<Shared>) {
         if self.others.get().is_some() {
             return;
@@ -202,12 +203,14 @@ impl Rails {
             .map_or(1, |used| used.rail.apart);
         if apart.min(self.most) > 1 {
             let others = (1..apart.min(self.most)).map(&mut open).collect();
-            // Only the first connection's manager comes here.
+            // No other thread has set the value, because only the first connection's manager calls
+            // this.
             let _ = self.others.set(others);
         }
     }
 
-    /// The connection for the next call, if the channel has or is to have several.
+    /// Returns the connection for the next call, or `None` if the channel has a single connection
+    /// or none is up.
     pub(super) fn pick(&self, first: &Shared, uri: &Uri) -> Option<Fast> {
         let others = self.others.get()?;
         let own = first.fast();
@@ -235,18 +238,18 @@ impl Rails {
         best
     }
 
-    /// The established connections, the first one first.
+    /// Returns the established connections. The first connection comes first.
     pub(super) fn established(&self, first: &Shared) -> Vec<Fast> {
         let others = self.others.get().into_iter().flatten().map(|other| &**other);
         std::iter::once(first).chain(others).filter_map(Shared::established).collect()
     }
 
-    /// Whether a further connection could take the first one's place.
+    /// Whether another connection is up, which could replace the first.
     pub(super) fn has_another(&self) -> bool {
         self.others.get().is_some_and(|others| others.iter().any(|other| other.is_up()))
     }
 
-    /// Takes a connection that is up, to be the first one.
+    /// Makes a connection that is up the first one, and returns it.
     pub(super) fn promote(&self) -> Option<Fast> {
         let mut others = self.others.get()?.iter().zip(1..);
         let (fast, number) =

@@ -106,7 +106,7 @@ impl FastClient {
         }
     }
 
-    /// Both ends, for log and error messages.
+    /// The link's two ends.
     pub(crate) fn peer(&self) -> &PeerInfo {
         &self.shared.peer
     }

@@ -278,10 +278,10 @@ impl SendBody {
         }
     }
 
-    /// The code for resetting a stream whose body failed with `status`. For a request it is CANCEL
-    /// only if the body passes on the cancellation of a call that it forwards, as with hyper. tonic
-    /// takes CANCEL for the end of a request, so with it the handler of a call that was not
-    /// cancelled would mistake a part of the request for the whole.
+    /// The code for resetting a stream whose body failed with `status`. A failed request body gives
+    /// CANCEL only if HTTP/2's CANCEL caused the failure: the body then passes on the cancellation
+    /// of a call that it forwards, as hyper's bodies do. tonic takes CANCEL for the end of a
+    /// request, so the handler would take a truncated request for a complete one.
     pub(crate) fn reset_code(&self, side: Side, status: &Status) -> ResetCode {
         match (side, status.code()) {
             (Side::Client, _) if passes_on_cancellation(status) => ResetCode::CANCEL,

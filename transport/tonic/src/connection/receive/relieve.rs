@@ -11,8 +11,8 @@ use crate::connection::tasks::ReadyTasks;
 use crate::telemetry::stats::Copied;
 
 impl LandingMemory {
-    /// The connection's timer has expired. Returns true if that concerns landing memory, so that
-    /// the driver has to run again.
+    /// Starts the grace turns if a delay of landing memory is over by `now`. Returns true if one
+    /// is, and the driver then has to run again.
     pub(crate) fn timed_out(&mut self, now: Instant) -> bool {
         let delays = [&self.wait.0, &self.stall.0];
         let over = delays.iter().any(|delay| delay.deadline().is_some_and(|at| at <= now));
@@ -22,7 +22,8 @@ impl LandingMemory {
         over
     }
 
-    /// The driver's task runs. Returns true if there may be something to send.
+    /// Counts one run of the driver's task as a grace turn. Acts on expired delays after the last
+    /// turn, and otherwise continues a relief. Returns true if there may be something to send.
     #[inline]
     pub(crate) fn grace_turn(
         &mut self,
@@ -106,8 +107,8 @@ impl LandingMemory {
     }
 }
 
-/// The streams that had unread data at the last call and were not read since, in their order. Marks
-/// the streams that have unread data now.
+/// Returns the streams that had unread data at the last call and were not read since, sorted by id.
+/// Marks the streams that have unread data now.
 fn suspect_readers(streams: &mut Streams) -> Vec<StreamId> {
     let mut suspects = Vec::new();
     for (id, io) in streams.io.iter_mut().filter(|(_, io)| io.unread.has_landed()) {

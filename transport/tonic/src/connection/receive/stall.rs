@@ -11,7 +11,8 @@
 //! | Running | [`PERIOD`] has passed | Over: streams that were already unread at the end of the previous period are copied |
 //! | Over | | Running or Idle, by the first row |
 //!
-//! A copied stream is **lagging** until it is read: data that lands for it is copied on delivery.
+//! A copied stream is **lagging** until the application reads it: data that lands for the stream is
+//! copied on delivery.
 //!
 //! If there is nothing to copy and nothing to wait for, because the application holds all memory,
 //! the account [starves](tonic_rdma_memory::Landing::starve).
@@ -59,7 +60,7 @@ impl Grace {
         self.0 > 0
     }
 
-    /// The driver's task runs. Returns true when the last turn is over.
+    /// Counts one run of the driver's task. Returns true if no turn is left.
     pub(super) fn turn(&mut self) -> bool {
         self.0 = self.0.saturating_sub(1);
         self.0 == 0
@@ -83,7 +84,8 @@ pub(crate) enum Reading {
 pub(crate) struct Stall(pub(crate) Delay);
 
 impl Stall {
-    /// A stream waits. Returns true if that begins now.
+    /// Starts the delay for a waiting stream, unless it runs or is over. Returns true if no delay
+    /// was running.
     #[inline]
     pub(crate) fn begin(&mut self) -> bool {
         let begins = self.0.deadline().is_none();
@@ -93,7 +95,7 @@ impl Stall {
         begins
     }
 
-    /// A stream has memory.
+    /// Resets the delay, because a stream has got memory.
     #[inline]
     pub(crate) fn end(&mut self) {
         self.0.reset();
@@ -105,10 +107,10 @@ impl Stall {
 pub(crate) struct Relief {
     /// The streams whose payload is copied, in their order.
     pub(super) streams: VecDeque<StreamId>,
-    /// After this many bytes no further stream is copied.
+    /// Number of copied bytes after which no further stream is copied.
     pub(super) want: usize,
     pub(super) copied: usize,
-    /// A stream has waited for a full period. The last copy ends its wait.
+    /// Whether the stall delay has expired. The delay is reset after the last copy.
     pub(super) ends_stall: bool,
 }
 

@@ -61,7 +61,7 @@ pub(crate) struct Arrival {
     pub(crate) part: Part,
     pub(crate) flow: Flow,
     pub(crate) place: PayloadPlace,
-    /// This is the last payload of the body.
+    /// Whether this is the last payload of the body.
     pub(crate) end: bool,
 }
 
@@ -71,11 +71,11 @@ pub(crate) struct Piece {
     pub(crate) part: Part,
     /// Bytes that count as [`Flow::Window`].
     window: u32,
-    /// Bytes that count as [`Flow::Bulk`]. The rest counts in no window.
+    /// Bytes that count as [`Flow::Bulk`]. The piece's other bytes count in no window.
     bulk: u32,
     /// Bytes that came by WRITE.
     landed: u32,
-    /// The piece was joined from several.
+    /// Whether the piece was joined from several.
     joined: bool,
 }
 

@@ -2,7 +2,7 @@
 //! measure.
 //!
 //! The server serves one at a time, for [`LIMIT`] at most, with landing memory for eight messages.
-//! It needs a ticket like any connection, and counts as one.
+//! A bare connection needs a ticket and counts towards the limit of connections, like any other.
 
 use tonic_rdma_fabric::bare::{self, BareError, Limits};
 use tonic_rdma_fabric::{Incoming, LinkError};
