@@ -19,7 +19,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// In 10^9 bytes per second.
+    /// Returns the throughput in 10^9 bytes per second.
     pub(super) fn rate(&self) -> f64 {
         self.figures().rate
     }
@@ -36,11 +36,11 @@ impl Run {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Figures {
-    /// In 10^9 bytes per second.
+    /// Throughput in 10^9 bytes per second.
     rate: f64,
     /// Processor seconds per 10^9 bytes.
     cpu: f64,
-    /// Bytes copied per byte.
+    /// Copied bytes per byte of the files.
     copied: f64,
 }
 

@@ -269,7 +269,7 @@ impl Store {
     }
 }
 
-/// A text that differs for every file that replaces an object, and after every write to it.
+/// Returns the version of an object, which changes when its file is replaced or written.
 fn version(metadata: &Metadata) -> String {
     let (seconds, nanos) = (metadata.mtime(), metadata.mtime_nsec());
     format!("{:x}-{:x}-{seconds:x}.{nanos:x}", metadata.ino(), metadata.size())

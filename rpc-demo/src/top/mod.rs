@@ -42,7 +42,7 @@ pub(crate) async fn run(args: Top) -> Result<(), Failure> {
     }
 }
 
-/// Prints one table. Its rates are those of one interval.
+/// Prints one table, with the rates over one interval.
 async fn once(client: &ChannelzClient, interval: Duration) -> Result<(), Failure> {
     let first = look(client).await.map_err(failure)?;
     tokio::time::sleep(interval).await;
