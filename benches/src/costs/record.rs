@@ -162,7 +162,7 @@ impl Line {
     }
 }
 
-/// Formats a count, without decimals if it is whole.
+/// Formats a count: without decimals if it is whole or at least 1,000, otherwise with two.
 fn format_count(value: f64) -> String {
     if value.fract().abs() < 0.005 || value >= 1000.0 {
         format!("{value:.0}")
