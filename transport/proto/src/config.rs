@@ -77,10 +77,10 @@ pub struct Config {
     /// provided that its stream has nothing else granted or unread. A longer message lands in
     /// parts, however long it is. No effect below `bulk_window`; default 0.
     pub whole: u32,
-    /// Maximum bytes that are granted or unread in all streams together. Beyond it, a stream gets
-    /// memory only for the one message that its reader waits for, or, if it holds nothing else, for
-    /// one message of up to `stream_window`. Of the windows for small messages, the part beyond
-    /// `stream_window` counts. At least 64 KiB; default 64 MiB.
+    /// Maximum bytes that are granted or unread in all streams together. Beyond this total, a
+    /// stream gets memory only for the one message that its reader waits for, or, if the stream
+    /// holds nothing else, for one message of up to `stream_window`. Of the windows for small
+    /// messages, the part beyond `stream_window` counts. At least 64 KiB; default 64 MiB.
     pub unread_total: u64,
     /// Maximum length of a received header block in bytes: request headers, response headers, or
     /// trailers. 4 KiB to 1 MiB; default 64 KiB.
@@ -227,7 +227,7 @@ impl Config {
         )
     }
 
-    /// Bytes of the RECV slots at the start.
+    /// Bytes of each of the first `recv_slots` RECV slots.
     pub(crate) fn rest_slot_size(&self) -> u32 {
         if self.rest_slot_size == 0 { self.slot_size } else { self.rest_slot_size }
     }

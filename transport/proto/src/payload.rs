@@ -78,16 +78,16 @@ pub struct Payload {
 pub(crate) struct Segment {
     pub(crate) bytes: Bytes,
     pinned: bool,
-    /// The receiver wants it to land at an aligned address.
+    /// Whether the receiver wants the segment to land at an aligned address.
     aligned: bool,
 }
 
 /// The segment that determines the address at which a payload lands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lead {
-    /// Bytes of the payload in front of it.
+    /// Bytes of the payload in front of the segment.
     pub(crate) at: u64,
-    /// The address of its first byte.
+    /// The address of the segment's first byte.
     pub(crate) source: u64,
     pub(crate) pinned: bool,
     pub(crate) aligned: bool,
@@ -115,8 +115,8 @@ impl Payload {
     }
 
     /// Marks the last segment as one that may be lent: see
-    /// [`Connection::poll_lend`](crate::Connection::poll_lend). If several are marked, the longest
-    /// may.
+    /// [`Connection::poll_lend`](crate::Connection::poll_lend). If several segments are marked, the
+    /// longest may be lent.
     pub fn last_is_lendable(&mut self) {
         let last = self.segments.len().checked_sub(1).and_then(|last| u32::try_from(last).ok());
         let Some(last) = last else { return };

@@ -1,6 +1,7 @@
 //! The address in landing memory at which a message begins.
 //!
-//! The receiver's hello requires an alignment. Its modulus is the larger of that and [`LINE`]:
+//! The receiver's hello requires an alignment. The receiver's modulus is the larger of this
+//! alignment and [`LINE`]:
 //!
 //! | the message has | required alignment | its longest aligned segment lands, modulo the modulus |
 //! |---|---|---|
@@ -12,15 +13,16 @@
 //! requires an alignment that the source does not have. On some processors a copy between addresses
 //! that differ modulo `LINE` is several times slower.
 //!
-//! The sender computes the **begin** of the message accordingly, which is less than the modulus. A
-//! REQUEST states it, and the receiver grants memory whose address is congruent to it. Each further
-//! part starts at an address congruent to the end of the previous part. In a standing grant, the
-//! sender writes from the first such address on, and DONE states the offset of that address in the
-//! grant.
+//! By this table the sender computes the **begin** of the message: the address of the message's
+//! first byte, modulo the modulus. A REQUEST states the begin, and the receiver grants memory whose
+//! address is congruent to it. Each further part starts at an address congruent to the end of the
+//! previous part. In a standing grant, the sender writes from the first such address on, and DONE
+//! states the offset of that address in the grant.
 
 use crate::payload::Payload;
 
-/// Bytes of a cache line. Source and destination are equal modulo this by default.
+/// Bytes of a cache line. By default, a message's longest segment has source and destination
+/// addresses that are equal modulo this number.
 pub(crate) const LINE: u32 = 64;
 
 /// A power of two, modulo which addresses are compared.
@@ -33,7 +35,7 @@ impl Modulus {
         Modulus(LINE.max(align.into()))
     }
 
-    /// The begin of a message is less than this.
+    /// Returns the modulus, which is more than the begin of any message.
     pub(super) fn get(self) -> u32 {
         self.0
     }

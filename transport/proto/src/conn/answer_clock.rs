@@ -52,7 +52,8 @@ impl AnswerClock {
         }
     }
 
-    /// When the next tick is due. `last_received` stands for a time that has passed.
+    /// Returns when the next tick is due. In Pending this is `last_received`, a time that has
+    /// passed, so the tick is due at once.
     pub(super) fn deadline(&self, last_received: Instant) -> Option<Instant> {
         match *self {
             AnswerClock::Idle => None,
@@ -94,8 +95,8 @@ impl PendingAnswer {
         PendingAnswer { frame, ticks: 0 }
     }
 
-    /// Counts a tick if its frame and all frames up to number `since` have been handed out. Returns
-    /// whether the answer is overdue.
+    /// Counts a tick if the answer's frame and all frames up to number `since` have been handed
+    /// out. Returns whether the answer is overdue.
     pub(super) fn tick(&mut self, since: u64, handed_out: u64) -> bool {
         if since.max(self.frame) <= handed_out {
             self.ticks += 1;

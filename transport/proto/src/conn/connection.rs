@@ -148,8 +148,8 @@ impl Connection {
         self.credits.remove_recv();
     }
 
-    /// Tells the connection that `recvs` of the first RECVs are posted again, which were not posted
-    /// while extra ones were: see [`Event::Quiet`].
+    /// Tells the connection that `recvs` of the first RECVs are posted again, after they were left
+    /// out while extra RECVs were posted: see [`Event::Quiet`].
     pub fn rest_recvs_posted(&mut self, recvs: u32) {
         self.credits.add_rest_recvs(recvs);
     }
@@ -178,8 +178,9 @@ impl Connection {
     }
 
     /// Whether nothing is open and only PINGs have been received for a while, so that
-    /// [`Connection::next_timeout`] is far away, or never. This changes with the next other
-    /// message, and when this side opens something: see [`Connection::is_roused`].
+    /// [`Connection::next_timeout`] is far away, or never. This changes with the next message that
+    /// has other frames than PINGs, and when this side opens something: see
+    /// [`Connection::is_roused`].
     pub fn is_resting(&self) -> bool {
         self.timers.heartbeat.is_resting()
     }
@@ -244,8 +245,8 @@ impl Connection {
         owed
     }
 
-    /// Sends a PING, unless the answer to one is outstanding. For callers that need some message to
-    /// be sent.
+    /// Sends a PING, unless an earlier one is unanswered. Callers use it if some message has to be
+    /// sent.
     pub fn send_ping(&mut self) {
         if self.is_live() && !self.timers.heartbeat.awaits_pong() {
             self.timers.heartbeat.count_ping();

@@ -15,7 +15,7 @@ pub(super) struct Control {
     answers: usize,
     /// The CLOSE frame, until it has been sent.
     close: Option<Frame>,
-    /// The connection is closing or closed, and takes no more frames.
+    /// Whether the connection is closing or closed, so that no more frames are queued.
     is_shut: bool,
 }
 
@@ -40,7 +40,7 @@ impl Control {
         self.shut();
     }
 
-    /// Queues nothing from now on.
+    /// Shuts the queue: later calls queue nothing.
     pub(super) fn shut(&mut self) {
         self.is_shut = true;
     }

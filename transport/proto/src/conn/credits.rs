@@ -10,14 +10,14 @@ use crate::config::Config;
 use crate::error::Breach;
 use crate::hello::PeerSettings;
 
-/// Messages to wait for before extra RECVs are wanted again, after there was no memory for any.
+/// Number of messages after which extra RECVs are wanted again, if there was no memory for them.
 const RETRY_AFTER: u32 = 64;
 
 /// Credits that a message returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Returned {
     pub(super) credits: u16,
-    /// The RECVs are full slots, not the short ones of a connection at rest.
+    /// Whether the credits stand for full slots instead of the short RECVs of a connection at rest.
     pub(super) full: bool,
 }
 
@@ -28,22 +28,23 @@ pub(super) struct Credits {
     available: RecvQueue,
     /// RECVs that the peer may have posted at a time.
     max_peer_recvs: u32,
-    /// Bytes of the peer's RECVs, at rest and full.
+    /// Bytes of each of the peer's RECVs: of a short one, and of a full slot.
     peer_bytes: (u32, u32),
     /// RECVs posted by this side for which the peer has not received credits yet.
     to_return: RecvQueue,
     /// SENDs that the peer may still post with the credits it has received.
     peer_available: RecvQueue,
-    /// Bytes of this side's RECVs, at rest and full.
+    /// Bytes of each of this side's RECVs: of a short one, and of a full slot.
     bytes: (u32, u32),
     /// RECVs that this side may have posted at a time.
     max_recvs: u32,
-    /// Extra RECVs that are posted, and their maximum.
+    /// Number of extra RECVs that are posted, and its maximum.
     extra: u32,
     max_extra: u32,
-    /// The peer has run short of credits, or of room in the short RECVs of a connection at rest.
+    /// Whether the peer has run short of credits, or of room in the short RECVs of a connection at
+    /// rest.
     peer_short: bool,
-    /// Messages to wait for before more RECVs are wanted again.
+    /// Number of messages after which more RECVs are wanted again.
     retry_in: u32,
 }
 
@@ -103,8 +104,8 @@ impl Credits {
         }
     }
 
-    /// Records that `recvs` RECVs of a connection at rest have been posted again, which were not
-    /// posted while extra ones were.
+    /// Records that `recvs` short RECVs have been posted again, after they were left out while
+    /// extra RECVs were posted.
     pub(super) fn add_rest_recvs(&mut self, recvs: u32) {
         let recvs = recvs.min(self.max_recvs.saturating_sub(self.posted()));
         self.to_return.push(Run { recvs, bytes: self.bytes.0 });
@@ -174,8 +175,8 @@ impl Credits {
         self.to_return.len() > self.posted() / 2
     }
 
-    /// Records a SEND. Returns the credits that it returns to the peer: the first ones of one size.
-    /// Others are left for the next message.
+    /// Records a SEND. Returns the credits that it carries to the peer: those of the first RECVs,
+    /// as far as these have one size. The next message carries the credits of the other size.
     #[inline]
     pub(super) fn sent(&mut self) -> Returned {
         let spent = self.available.pop();

@@ -3,13 +3,13 @@
 //! # Recall
 //!
 //! A grant whose memory is wanted elsewhere is recalled; `peer_grants` describes what the peer does
-//! then. The bytes that a request loses are wanted again without another REQUEST, since both sides
-//! know how many they are. This side restores them at their place among the stream's requests. It
-//! answers none of these requests until all recalled grants of the stream have ended, because the
-//! order of GRANTs determines the request that each of them answers.
+//! then. Bytes that the peer returns unwritten are wanted again without another REQUEST, because
+//! both sides know their number. This side restores them to their request, at its place among the
+//! stream's requests. It answers no request of the stream until all recalled grants of the stream
+//! have ended, because the order of GRANTs determines which request each GRANT answers.
 //!
 //! All grants of a stream are recalled together. Otherwise a transfer could keep memory while an
-//! earlier one waits for memory, and both might wait for each other.
+//! earlier transfer waits for memory, and both might wait for each other.
 
 use std::time::{Duration, Instant};
 
@@ -35,23 +35,23 @@ const GRANULE: u32 = 4096;
 /// A grant to be made.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NewGrant {
-    /// 0: standing.
+    /// The stream's number, or 0 for a standing grant.
     pub(super) stream: u32,
     /// Bytes of the memory in front of the granted part.
     pub(super) begin: u32,
     pub(super) len: u32,
     /// The request that the grant answers.
     pub(super) request: RequestKey,
-    /// The memory was named by this side, so it counts in no window.
+    /// Whether this side has named the memory, which then counts in no window.
     pub(super) named: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grant {
     pub(super) given: NewGrant,
-    /// The driver's key.
+    /// The driver's key of the memory.
     pub(super) memory: usize,
-    /// RECALL has been queued.
+    /// Whether RECALL has been queued.
     pub(super) recalled: bool,
     /// The peer's answer, DONE or ABORT, to the GRANT or the RECALL.
     asked: PendingAnswer,
@@ -63,7 +63,7 @@ pub(super) struct Grants {
     out: Slab<Grant>,
     /// Ids of the standing grants.
     standing: Vec<u32>,
-    /// The peer sends bulk, so it is given standing grants.
+    /// Whether the peer is given standing grants, because it sends bulk.
     active: bool,
     /// The lengths of the last transfers.
     recent: [u32; 8],
@@ -169,7 +169,8 @@ impl Grants {
         }
         streams.sort_unstable();
         streams.dedup();
-        // The grants of other streams have to be returned anyway.
+        // Recall no grants of streams that are no longer read: the peer has to return these in any
+        // case.
         streams.retain(|id| all.key(*id).is_some_and(|key| all[key].recv.state.is_read()));
         for (id, grant) in &self.out {
             let stream = grant.given.stream;
@@ -211,13 +212,13 @@ impl Grants {
         now.saturating_duration_since(self.last_bulk) >= self.idle_recall
     }
 
-    /// Records bulk for which standing grants are not meant.
+    /// Records bulk that came by other grants than standing ones.
     pub(super) fn record_bulk(&mut self, now: Instant) {
         self.last_bulk = now;
     }
 
     /// Records the length of a transfer. Standing grants are as long as the longest of the last
-    /// eight. `begin` is the number of unused bytes in front.
+    /// eight. `begin` is the number of unused bytes in front of the transfer.
     pub(super) fn record_transfer(&mut self, begin: u32, len: u64, now: Instant) {
         self.last_bulk = now;
         let Ok(len) = u32::try_from(len) else { return };
@@ -239,7 +240,8 @@ impl Grants {
             return false;
         }
         let bytes = (self.standing.len() as u64 + 1) * u64::from(self.standing_len());
-        // The peer may use them for messages that nobody reads.
+        // Standing grants must fit into the streams' limit, because the peer may use them for
+        // messages that nobody reads.
         bytes <= self.standing_bytes.min(unread.room())
     }
 
@@ -287,7 +289,7 @@ impl Grants {
             grants.filter(|(_, grant)| !grant.recalled)
         };
         let bytes: u64 = standing().map(|(_, grant)| u64::from(grant.given.len)).sum();
-        // The newest is the least likely to be in use.
+        // Recall the newest grant, which is the least likely to be in use.
         standing().next_back().filter(|_| bytes > self.standing_bytes).map(|(id, _)| id)
     }
 

@@ -58,7 +58,7 @@ pub(super) struct Heartbeat {
     /// When the last message, or proof, was received.
     last_received: Instant,
     state: HeartbeatState,
-    /// PINGs that have not been answered.
+    /// Number of PINGs that have not been answered.
     outstanding: u32,
 }
 

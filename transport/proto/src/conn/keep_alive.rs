@@ -18,7 +18,7 @@ use crate::config::KeepAlive;
 #[derive(Debug)]
 pub(super) struct KeepAliveTimer {
     config: KeepAlive,
-    /// The interval counts from here, unless a message was received later.
+    /// The time from which the interval counts, unless a message was received later.
     checked: Instant,
     /// When the unanswered PING was sent.
     asked: Option<Instant>,

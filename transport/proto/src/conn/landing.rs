@@ -34,8 +34,8 @@ pub(super) struct Landing {
     requests: u64,
     /// Streams that want landing memory.
     queue: VecDeque<usize>,
-    /// Streams that want landing memory, but have to wait because too much is unread: until a
-    /// reader waits for them, or others have been read.
+    /// Streams that want landing memory while too much is unread. Each waits until a reader waits
+    /// for it, or until other streams have been read.
     parked: VecDeque<usize>,
     /// Streams that want memory that this side names.
     pub(super) named_queue: VecDeque<usize>,
@@ -43,9 +43,9 @@ pub(super) struct Landing {
 
 /// Memory that the peer has written to.
 pub(super) struct LandedPart {
-    /// The driver's key.
+    /// The driver's key of the memory.
     pub(super) memory: usize,
-    /// The offset of the first byte in it.
+    /// The offset of the first byte in the memory.
     pub(super) begin: u32,
     pub(super) flow: Flow,
 }
@@ -167,8 +167,8 @@ impl Landing {
         else {
             return None;
         };
-        // A server that has sent its whole response does not need the rest of the request. The
-        // documentation of `grants` says why recalled grants matter.
+        // Grant nothing to a request that is already answered completely, because a server does not
+        // need its rest. The documentation of `grants` says why recalled grants matter.
         let answered = self.side == Side::Server && stream.send.state != SendState::Open;
         if answered || stream.recv.undecided || landing.recalled > 0 {
             return None;
@@ -221,7 +221,7 @@ impl Landing {
         let request = stream.landing.take_request(len)?;
         self.unread.add(stream, len);
         if self.queue.front() == Some(&key) {
-            // Other streams come first, before the next piece of this one.
+            // Let other streams have memory before the next piece of this one.
             self.queue.rotate_left(1);
         }
         self.queue_for_naming(key, stream);
@@ -293,7 +293,7 @@ impl Landing {
             return Err(Breach::TooManyRequests(id, MAX_REQUESTS));
         }
         if stream.landing.declined {
-            // The REQUEST crossed the DECLINE.
+            // Ignore a REQUEST that crossed this side's DECLINE.
             return Ok(());
         }
         // Any length is valid, because each grant has a limit of its own. The end counts modulo
@@ -348,7 +348,8 @@ impl Landing {
     ) -> Result<LandedPart, Breach> {
         let grant = self.grants.get("DONE", id)?;
         let given = grant.given;
-        // A grant that answers a request starts at the byte where the peer has to begin.
+        // Only a transfer in a standing grant may begin later: a grant that answers a request
+        // starts at the byte where the peer has to begin.
         let limit = if given.stream == 0 { self.modulus.get() - 1 } else { 0 };
         if begin > limit {
             return Err(Breach::DoneBegin { grant: GrantId(id), begin, limit });
@@ -364,7 +365,7 @@ impl Landing {
             self.unread.add(stream, len);
             self.grants.record_transfer(begin, len.into(), now);
         } else {
-            // The rest of the grant is free again.
+            // The unwritten part of the grant no longer counts. Named memory never did.
             if !given.named {
                 self.unread.release(stream, given.len - len);
             }

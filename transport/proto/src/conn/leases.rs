@@ -44,7 +44,7 @@ pub(super) struct Leases {
     postponed: Vec<u32>,
     /// The number of leases that were provided and have not ended.
     out: usize,
-    /// The leases of these that the peer was told of.
+    /// Those of the leases that a LENT has announced to the peer.
     lent: LeaseSet,
     /// Leases that the peer has given and this side has not returned.
     borrowed: LeaseSet,
@@ -68,7 +68,7 @@ impl Leases {
             if let Some(bytes) = stream.and_then(|stream| stream.send.undecided()?.1.lendable()) {
                 return Some((StreamId(id), bytes.clone()));
             }
-            // The output of the stream has been dropped.
+            // Skip the stream, because its output has been dropped.
             self.queue.pop_front();
         }
         None
@@ -95,17 +95,17 @@ impl Leases {
         self.out += usize::from(is_lent);
     }
 
-    /// Whether the peer may be told of one more lease.
+    /// Whether this side may lend again, because fewer than [`MAX_LEASES`] of its leases are open.
     pub(super) fn may_lend(&self) -> bool {
         self.out < MAX_LEASES
     }
 
-    /// Records that the peer is told of a lease.
+    /// Records that a LENT announces a lease to the peer.
     pub(super) fn told(&mut self, lease: u32) {
         self.lent.insert(lease);
     }
 
-    /// Records the end of a lease that the peer was not told of.
+    /// Records the end of a lease that no LENT has announced to the peer.
     pub(super) fn ended(&mut self) {
         self.out -= 1;
     }
@@ -137,7 +137,8 @@ impl Leases {
         if lent.len == 0 {
             return bad("no bytes");
         }
-        // The bytes around are held until they are read, and count in no window.
+        // Limit the bytes around the lent ones, which are held until they are read but count in no
+        // window.
         let around = lent.head.len() + lent.tail.len();
         if around + LENT_MESSAGE > max as usize {
             return bad("more bytes around it than a message of a connection at rest has");

@@ -36,10 +36,10 @@ pub(super) enum Lifecycle {
 pub(super) struct Life {
     pub(super) side: Side,
     pub(super) stage: Lifecycle,
-    /// The client's first message has been sent (client) or received (server). The client sends it
-    /// even if it is empty, and the server sends nothing until it has arrived.
+    /// Whether the client's first message has been sent (client) or received (server). The client
+    /// sends it even if it is empty, and the server sends nothing until it has arrived.
     pub(super) greeted: bool,
-    /// The peer's GOAWAY has been received.
+    /// Whether the peer's GOAWAY has been received.
     pub(super) peer_going_away: bool,
 }
 

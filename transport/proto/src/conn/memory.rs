@@ -140,8 +140,8 @@ impl Connection {
     }
 
     /// Names memory for the large messages that this side receives on a stream. Call this right
-    /// after [`open`](Self::open) (client only), because the head tells the peer. For servers see
-    /// [`decide_naming`](Self::decide_naming).
+    /// after [`open`](Self::open) (client only), because the header block tells the peer. For
+    /// servers see [`decide_naming`](Self::decide_naming).
     pub fn name_memory(&mut self, id: StreamId) {
         if let Some((_, stream)) = self.streams.find(id) {
             stream.recv.names = true;
@@ -165,16 +165,16 @@ impl Connection {
         Some(stream.landing.requests.front()?.request.field?.len)
     }
 
-    /// Returns the next want of named memory, once. The driver answers with
+    /// Returns the next want of named memory. Each want is returned once. The driver answers with
     /// [`Connection::provide_named`] or [`Connection::refuse_named`], at any time.
     pub fn poll_named(&mut self) -> Option<NamedWant> {
         self.is_live().then(|| self.landing.poll_named(&mut self.streams))?
     }
 
     /// Grants memory for a want of [`Connection::poll_named`], from the stated offset in the field
-    /// on. Of memory that is longer, a part is granted. After shorter memory, the rest of the field
-    /// is wanted next. Memory that is no longer wanted, or shorter than a grant may be, comes back
-    /// as [`Event::Returned`].
+    /// on. Of memory that is too long, a part is granted. If the memory is too short, the rest of
+    /// the field is wanted next. Memory that is no longer wanted, or shorter than a grant may be,
+    /// comes back as [`Event::Returned`].
     pub fn provide_named(&mut self, id: StreamId, memory: GrantMemory) {
         let control = &mut self.output.control;
         let is_taken = self.life.is_live()
@@ -182,8 +182,8 @@ impl Connection {
         self.provided(memory, is_taken);
     }
 
-    /// Answers a want of [`Connection::poll_named`] without memory: the rest of the message lands
-    /// in landing memory.
+    /// Refuses a want of [`Connection::poll_named`]. The rest of the message lands in landing
+    /// memory.
     pub fn refuse_named(&mut self, id: StreamId) {
         self.landing.refuse_named(id, &mut self.streams);
     }
@@ -201,7 +201,8 @@ impl Connection {
         self.leases.postpone();
     }
 
-    /// Whether anything is postponed. The caller has to see that it is tried again.
+    /// Whether any bytes are postponed. If so, the caller must call
+    /// [`retry_lends`](Self::retry_lends) later.
     pub fn has_postponed_lends(&self) -> bool {
         self.leases.has_postponed()
     }

@@ -27,7 +27,7 @@ use crate::frame::MIN_GRANT;
 use crate::ids::StreamId;
 
 impl Landing {
-    /// Returns the next request of a stream for named memory. Returns each request once.
+    /// Returns the next want of named memory. Each want is returned once.
     pub(super) fn poll_named(&mut self, streams: &mut Streams) -> Option<NamedWant> {
         while let Some(key) = self.named_queue.pop_front() {
             let stream = &mut streams[key];
@@ -40,8 +40,8 @@ impl Landing {
         None
     }
 
-    /// Grants memory for a request that [`poll_named`](Self::poll_named) has returned. Returns
-    /// whether the memory was taken.
+    /// Grants memory for a want that [`poll_named`](Self::poll_named) has returned. Returns whether
+    /// the memory was taken.
     pub(super) fn provide_named(
         &mut self,
         id: StreamId,
@@ -59,7 +59,7 @@ impl Landing {
         given.is_some()
     }
 
-    /// Refuses a request for named memory. The rest of the message goes to landing memory.
+    /// Refuses a want of named memory. The rest of the message lands in landing memory.
     pub(super) fn refuse_named(&mut self, id: StreamId, streams: &mut Streams) {
         if let Some((key, stream)) = streams.find(id) {
             refuse(stream);
@@ -98,7 +98,7 @@ fn refuse(stream: &mut Stream) {
     }
 }
 
-/// Returns [`section`], if it is wanted now.
+/// Returns the [`section`] of the stream, if named memory is wanted for it now.
 fn wanted(stream: &Stream) -> Option<(u32, u32, u32)> {
     let is_read = stream.recv.state.is_read();
     let waits = stream.landing.naming || stream.recv.undecided || stream.landing.recalled > 0;

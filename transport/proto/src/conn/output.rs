@@ -152,13 +152,13 @@ impl Connection {
             return;
         }
         let dropped = stream.drop_output();
-        // Data that the peer still sends is discarded.
+        // Forget the peer's requests, because data that it still sends is discarded.
         stream.landing.requests.clear();
         stream.send.state = stream.send.state.reset_by_us();
         stream.recv.state = stream.recv.state.reset_by_us();
         self.give_up(dropped);
         if !self.streams.is_known(id.0) {
-            // The peer does not know the stream.
+            // Send no RESET, because the peer does not know the stream.
             self.remove(key);
             return;
         }
@@ -197,9 +197,9 @@ impl Connection {
         unsent
     }
 
-    /// Releases a stream that the application has dropped, and reads no longer even if it has
-    /// ended. Like [`Connection::reset`], except that a server still sends a response that has been
-    /// queued completely.
+    /// Releases a stream that the application has dropped and will read no further, even if the
+    /// stream has ended. Like [`Connection::reset`], except that a server still sends a response
+    /// that has been queued completely.
     pub fn release(&mut self, id: StreamId, code: ResetCode) {
         match self.streams.find(id) {
             Some((_, stream)) => stream.recv.released = true,

@@ -33,10 +33,10 @@ pub(super) struct OutputQueue {
     writes: WriteOrder,
     /// Body bytes in the output of all streams.
     queued: usize,
-    /// The last work handed out was a WRITE. SENDs and WRITEs alternate, so that neither starves
-    /// the other.
+    /// Whether the last work handed out was a WRITE. SENDs and WRITEs alternate, so that neither
+    /// starves the other.
     pub(super) wrote_last: bool,
-    /// Output has waited for a credit since the last message was sent.
+    /// Whether output has waited for a credit since the last message was sent.
     waited_for_credit: bool,
 }
 
@@ -44,9 +44,9 @@ pub(super) struct OutputQueue {
 pub(super) struct TakenWrite {
     pub(super) key: usize,
     pub(super) write: Write,
-    /// The stream has room again, which the driver waits for.
+    /// Whether the driver waits for room on the stream, and there is some again.
     pub(super) has_room: bool,
-    /// It was the last of its transfer.
+    /// Whether this is the last WRITE of its transfer.
     pub(super) is_last: bool,
 }
 
@@ -125,7 +125,8 @@ impl OutputQueue {
         if is_known {
             self.mark_send(key, stream);
         } else {
-            // Ids reach the peer in order, so a stream keeps its place until it has begun.
+            // Ids must reach the peer in order, so a stream that the peer does not know keeps its
+            // place.
             stream.queues.send = true;
             self.streams.push_front(key);
         }
@@ -142,7 +143,7 @@ impl OutputQueue {
                 (0, Some(OutputItem::Bulk(bulk))) => {
                     *bulk.finish.get_or_insert(self.writes.finish(bulk.len))
                 }
-                // The peer has recalled the memory.
+                // Write first, because the peer has recalled the memory.
                 _ => 0,
             };
             self.writes.push(key, pinned, finish);
@@ -157,7 +158,8 @@ impl OutputQueue {
         self.mark_write(key, stream);
     }
 
-    /// When a transfer of `len` bytes that can be written from now on ends: see [`WriteOrder`].
+    /// Returns when a transfer of `len` bytes would end if it can be written from now on, by the
+    /// virtual clock of [`WriteOrder`].
     pub(super) fn finish(&self, len: u64) -> u64 {
         self.writes.finish(len)
     }
@@ -185,8 +187,8 @@ impl OutputQueue {
         self.queued -= len;
     }
 
-    /// Records that body bytes of a stream have been handed out. Returns whether there is room
-    /// again that the driver waits for.
+    /// Records that body bytes of a stream have been handed out. Returns whether the driver waits
+    /// for room on the stream, and there is some again.
     #[inline]
     pub(super) fn sent(&mut self, stream: &mut Stream, len: usize) -> bool {
         self.queued -= len;
@@ -204,7 +206,7 @@ impl OutputQueue {
         !stream.send.full
     }
 
-    /// When a stream has this many bytes queued, it has no more room.
+    /// Returns the number of queued bytes at which a stream has no more room.
     fn high_water_mark(&self) -> usize {
         if self.queued < QUEUED_TOTAL { HIGH_WATER_MARK } else { QUEUED_FLOOR }
     }
@@ -232,7 +234,7 @@ impl OutputQueue {
             if stream.can_write().is_some() {
                 return self.write(queue, key, stream, room, chunk);
             }
-            // The output of the stream has been dropped.
+            // Skip the stream, because its output has been dropped.
             self.writes.pop(queue);
             stream.queues.write = false;
         }

@@ -11,10 +11,10 @@
 //! | standing and bound to a transfer, or in front of one | it is written before all others, and ends with DONE |
 //! | written or ended | nothing: DONE or ABORT is on its way |
 //!
-//! The bytes that a request loses this way are wanted again without another REQUEST, since both
-//! sides know how many they are. A grant is written, not aborted, if a later transfer of the stream
-//! has a standing grant. Otherwise that transfer would keep memory while the earlier one waits for
-//! memory, and both might wait for each other.
+//! The bytes that a request loses this way are wanted again without another REQUEST, because both
+//! sides know their number. If a later transfer of the stream has a standing grant, the recalled
+//! grant is written instead of aborted. Otherwise the later transfer would keep memory while the
+//! earlier one waits for memory, and both might wait for each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,7 +50,7 @@ pub(super) struct PeerGrants {
     open: BTreeMap<u32, u32>,
     /// Keys of memory that this side cannot write to.
     unwritable: BTreeSet<u32>,
-    /// The server has named memory for a request of this client.
+    /// Whether the server has named memory for a request of this client.
     names_requests: bool,
 }
 
@@ -184,7 +184,7 @@ impl PeerGrants {
         }
         let key = streams.known("GRANT", stream)?;
         let Some(key) = key.filter(|key| streams[*key].send.state != SendState::Reset) else {
-            // The grant crossed this side's RESET.
+            // Refuse a grant that crossed this side's RESET.
             self.refuse(id, &mut output.control);
             return Ok(());
         };
@@ -196,7 +196,7 @@ impl PeerGrants {
             output.send_data_from_now_on(key, stream);
         }
         if stream.send.sends_data {
-            // The grant crossed a DECLINE, or this side cannot write to it.
+            // Refuse a grant that crossed a DECLINE, or that this side cannot write to.
             self.refuse(id, &mut output.control);
             return Ok(());
         }

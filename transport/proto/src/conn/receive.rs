@@ -36,7 +36,8 @@ impl Connection {
             Lifecycle::Open | Lifecycle::Draining | Lifecycle::Drained => {}
             Lifecycle::Closed => return Ok(()),
             Lifecycle::Closing => {
-                // CLOSE may still wait for a credit. Other breaches no longer matter.
+                // Read only the credits, because CLOSE may still wait for one. Breaches no longer
+                // matter.
                 let len = message.len();
                 let _ = Reader::new(message)
                     .and_then(|reader| self.credits.received(returned(&reader), len));
@@ -90,7 +91,8 @@ impl Connection {
                         stream: StreamId(stream),
                     });
                 }
-                // Expanded even if the stream is discarded, because the tables must stay in step.
+                // Expand the block even if the stream is discarded, because the tables must stay in
+                // step.
                 let limit = self.terms.own.max_headers;
                 let breach = Breach::HeaderBlock { stream: StreamId(stream), limit };
                 let block = self.received_fields.expand(&block, limit as usize)?.ok_or(breach)?;
@@ -256,7 +258,7 @@ impl Connection {
     }
 
     /// Ends the peer's half if `end` is set. By then the peer must have received all memory that it
-    /// requested and have ended every grant. Otherwise it would keep memory that cannot be
+    /// requested and have ended every grant. Otherwise the peer would keep memory that cannot be
     /// recalled.
     fn on_end(&mut self, key: usize, end: bool) -> Result<(), Breach> {
         if end {
@@ -342,7 +344,8 @@ impl Connection {
     }
 
     fn on_window(&mut self, id: u32, increment: u32) -> Result<(), Breach> {
-        // The peer may still read a stream that has ended on this side.
+        // Ignore WINDOW for a stream that has ended on this side, because the peer may still read
+        // it.
         let Some(key) = self.streams.known("WINDOW", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
         match stream.send.window.checked_add(increment) {
@@ -356,10 +359,10 @@ impl Connection {
     }
 
     fn on_reset(&mut self, id: u32, code: ResetCode, now: Instant) -> Result<(), Breach> {
-        // The RESET may cross this side's END.
+        // Ignore a RESET that crossed this side's END.
         let Some(key) = self.streams.known("RESET", id)? else { return Ok(()) };
         let stream = &mut self.streams[key];
-        // The application has dropped the stream, or has never seen it.
+        // Whether the application has dropped the stream, or has never seen it.
         let unseen = match stream.recv.state {
             RecvState::Discarding => true,
             RecvState::Headers => self.life.side == Side::Server,

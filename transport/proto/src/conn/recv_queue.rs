@@ -1,8 +1,8 @@
 //! One end's RECVs, in the order in which they were posted.
 //!
-//! A device fills RECVs in that order, so both ends know for each message which RECV it lands in,
-//! and how long that is. Consecutive RECVs of one size form a run. A connection has two sizes, and
-//! a few runs at most when it changes between rest and load.
+//! A device fills RECVs in that order, so both ends know which RECV each message lands in, and how
+//! long that RECV is. Consecutive RECVs of one size form a run. A connection has RECVs of two
+//! sizes, so it has few runs, and several only when it changes between rest and load.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) recvs: u32,
-    /// Bytes of each.
+    /// Bytes of each RECV of the run.
     pub(super) bytes: u32,
 }
 
@@ -19,7 +19,7 @@ pub(super) struct Run {
 pub(super) struct RecvQueue {
     /// The first run, and in most queues the only one. Empty only if the queue is.
     front: Run,
-    /// The number of RECVs in the other runs.
+    /// The number of RECVs in the runs behind `front`.
     n_behind: u32,
     behind: VecDeque<Run>,
 }

@@ -8,14 +8,14 @@ use crate::payload::Field;
 /// Identifies one of the peer's requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RequestKey {
-    /// Its number among all requests of the connection.
+    /// The request's number among all requests of the connection.
     pub(super) number: u64,
-    /// The required address of the byte after its last one, modulo the modulus. The address of the
-    /// next byte is this less the number of bytes left.
+    /// The required address of the byte after the request's last one, modulo the modulus. Less the
+    /// number of bytes left, it is the address of the next byte.
     pub(super) end: u32,
-    /// Its bytes.
+    /// The request's length in bytes.
     pub(super) len: u64,
-    /// The field that lands in memory of its own, if this side names memory for it.
+    /// The field of the message that lands in separate memory, if this side names memory for it.
     pub(super) field: Option<Field>,
 }
 
@@ -28,13 +28,13 @@ pub(super) struct PeerRequest {
 }
 
 impl PeerRequest {
-    /// The required address of its next byte, modulo the modulus.
+    /// The required address of the request's next byte, modulo the modulus.
     pub(super) fn begin(&self, modulus: Modulus) -> u32 {
         modulus.rest(u64::from(self.request.end).wrapping_sub(self.rest))
     }
 
-    /// The section of the message that its next byte belongs to. If the stream does not name
-    /// memory, the message has only one section.
+    /// The section of the message that the request's next byte belongs to. If the stream does not
+    /// name memory, the message has only one section.
     pub(super) fn section(&self, names: bool) -> Section {
         let at = self.request.len - self.rest;
         match self.request.field.filter(|_| names) {
@@ -68,16 +68,17 @@ pub(super) struct StreamLanding {
     pub(super) held: u64,
     /// The number of grants on request that the peer has not ended.
     pub(super) open_grants: u32,
-    /// The number of these that have been recalled.
+    /// The number of `open_grants` that have been recalled.
     pub(super) recalled: u32,
-    /// This side grants no memory for what it receives: the rest comes by DATA.
+    /// Whether this side grants the stream no more memory, so that the rest of the body comes by
+    /// DATA.
     pub(super) declined: bool,
-    /// The driver has been asked for named memory.
+    /// Whether the driver has been asked for named memory.
     pub(super) naming: bool,
 }
 
 impl StreamLanding {
-    /// Grants nothing from now on. Returns whether anything was granted before.
+    /// Sets `declined`, and forgets the requests. Returns whether `declined` was not set before.
     pub(super) fn decline(&mut self) -> bool {
         self.requests.clear();
         !std::mem::replace(&mut self.declined, true)

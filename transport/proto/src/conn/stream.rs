@@ -116,13 +116,13 @@ pub(super) enum OutputItem {
     Headers {
         block: Bytes,
         end: bool,
-        /// A part of the block has been sent.
+        /// Whether a part of the block has been sent.
         begun: bool,
     },
     Eager {
         payload: Payload,
         end: bool,
-        /// These bytes lie around a field that goes by WRITE.
+        /// Whether these bytes lie around a field that goes by WRITE.
         around: bool,
     },
     /// Boxed, because most elements are small ones of the other kinds.
@@ -131,7 +131,7 @@ pub(super) enum OutputItem {
     Lend(Box<Lend>),
 }
 
-/// A piece with a segment that may be lent, or is.
+/// A piece with a segment that may be lent, or has been lent.
 #[derive(Debug)]
 pub(super) struct Lend {
     pub(super) payload: Payload,
@@ -156,14 +156,14 @@ pub(super) struct SendHalf {
     pub(super) out: VecDeque<OutputItem>,
     /// Body bytes in `out`.
     pub(super) queued: usize,
-    /// The driver was told that there is no room, and waits for it.
+    /// Whether the driver was told that the stream has no room, and waits for some.
     pub(super) full: bool,
     /// Bytes of small messages that the peer still accepts.
     pub(super) window: u32,
-    /// The peer names memory for large messages, so that this side uses no standing grants.
+    /// Whether the peer names memory for large messages, so that this side uses no standing grants.
     pub(super) peer_names: bool,
-    /// The rest goes by DATA, because the peer grants no memory, or none that this side can write
-    /// to.
+    /// Whether the rest of the body goes by DATA, because the peer grants no memory, or none that
+    /// this side can write to.
     pub(super) sends_data: bool,
 }
 
@@ -227,20 +227,21 @@ pub(super) struct RecvHalf {
     pub(super) reset_frame: u64,
     /// The parts of a header block that have been received.
     pub(super) block: BytesMut,
-    /// Bytes of small messages that may be unread. `window` is the part that the peer has not used.
+    /// Maximum bytes of small messages that may be unread. `window` is the part that the peer has
+    /// not used.
     pub(super) limit: u32,
     pub(super) window: u32,
     /// Bytes that the application has read, but no WINDOW frame has returned yet.
     pub(super) unreported: u32,
-    /// The application will not read the stream any longer.
+    /// Whether the application has released the stream, and will not read it any longer.
     pub(super) released: bool,
-    /// This side names memory for large messages that it receives.
+    /// Whether this side names memory for large messages that it receives.
     pub(super) names: bool,
-    /// The application has not decided about `names` yet, so nothing is granted.
+    /// Whether the application still has to decide about `names`. Nothing is granted until then.
     pub(super) undecided: bool,
 }
 
-/// The queues of the connection that the stream is in. It may be only once in each.
+/// The queues of the connection that the stream is in. A stream may be only once in each.
 #[derive(Debug, Default)]
 pub(super) struct InQueues {
     pub(super) send: bool,
@@ -250,8 +251,8 @@ pub(super) struct InQueues {
     pub(super) naming: bool,
 }
 
-/// A stream. Its two ends agree on `send` and `recv`. `transfers`, `landing` and `queues` end with
-/// the link.
+/// A stream. `send` and `recv` are what both sides of the connection know of it. `transfers`,
+/// `landing` and `queues` are this side's state, which ends with the link.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) id: u32,

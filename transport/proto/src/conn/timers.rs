@@ -81,7 +81,7 @@ impl Timers {
         quiet
     }
 
-    /// Runs the program's keep-alive. `streams` says that some are open.
+    /// Runs the program's keep-alive. `streams` says whether streams are open.
     pub(super) fn check_keep_alive(&mut self, now: Instant, streams: bool) -> KeepAliveCheck {
         let last = self.heartbeat.last_received();
         match &mut self.keep_alive {

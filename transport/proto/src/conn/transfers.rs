@@ -17,9 +17,9 @@ pub(super) struct PeerGrant {
     pub(super) begin: u32,
     /// Bytes for which a WRITE has been handed out.
     pub(super) used: u32,
-    /// It is, or was, a standing grant.
+    /// Whether this is, or was, a standing grant.
     pub(super) standing: bool,
-    /// The peer has recalled it, so it is written before others.
+    /// Whether the peer has recalled the grant, which is then written before all others.
     pub(super) recalled: bool,
 }
 
@@ -33,10 +33,10 @@ pub(super) struct Bulk {
     /// Bytes that have been granted for the payload.
     pub(super) granted: u64,
     pub(super) len: u64,
-    /// The time on the clock of [`WriteOrder`](super::write_order::WriteOrder) at which it would be
-    /// written completely. Set once it can be written.
+    /// The time on the clock of [`WriteOrder`](super::write_order::WriteOrder) at which the
+    /// transfer would be written completely. Set once the transfer can be written.
     pub(super) finish: Option<u64>,
-    /// Its begin in the peer's memory: see [`alignment`].
+    /// The transfer's begin in the peer's memory: see [`alignment`].
     pub(super) begin: u32,
     /// The field for which the peer may name memory, if it is known.
     pub(super) field: Option<Field>,
@@ -52,7 +52,7 @@ impl Bulk {
     }
 }
 
-/// A DONE to be sent after its last WRITE.
+/// A DONE to be sent after the last WRITE of its grant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingDone {
     pub(super) grant: GrantId,

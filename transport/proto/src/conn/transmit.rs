@@ -101,7 +101,8 @@ impl Connection {
         Some(self.finish_message(message))
     }
 
-    /// Spends a credit, and returns those that are due to the peer.
+    /// Writes the message header: spends a credit, and returns the credits that are due to the
+    /// peer. Returns the length of the message.
     fn finish_message(&mut self, mut message: Composer<'_>) -> usize {
         self.stats.messages_sent += 1;
         let Returned { credits, full } = self.credits.sent();
@@ -132,10 +133,11 @@ impl Connection {
             false => Composed::Full,
         };
         if message.is_empty() && !greeting && !self.credits.return_due() {
-            // All streams wait for their windows.
+            // Send nothing, because all streams wait for their windows.
             return None;
         }
-        // The output did not fit into the RECV of a peer at rest, which is asked for longer ones.
+        // If the output did not fit into the short RECV of a peer at rest, WAITED asks for longer
+        // ones.
         let is_cut = composed == Composed::Full && self.credits.is_next_short();
         if self.output.take_waited() || is_cut {
             message.waited();
@@ -199,7 +201,7 @@ impl Connection {
                 }
                 None | Some(OutputItem::Bulk(_)) => return Composed::Idle,
                 Some(OutputItem::Lend(lend)) => {
-                    // The piece goes once the driver has decided.
+                    // Send nothing more until the driver has decided about the piece.
                     let Some(place) = lend.place else { return Composed::Idle };
                     let (len, end) = (lend.payload.len(), lend.end);
                     if !message.add_lent(id, end, place, &lend.payload) {
@@ -237,7 +239,8 @@ impl Connection {
                     }
                     if !is_known {
                         self.stats.streams += 1;
-                        // The body may have waited until the peer knows of the stream.
+                        // Report room, because the body may have waited until the peer knows of the
+                        // stream.
                         if stream.send.state.accepts() {
                             self.events.push_back(Event::Writable { stream: StreamId(id) });
                         }

@@ -36,9 +36,9 @@ pub enum Event {
     Opened {
         /// Stream that the event is about.
         stream: StreamId,
-        /// Its header block.
+        /// The stream's header block.
         block: Bytes,
-        /// The client's half has ended.
+        /// Whether the client's half has ended.
         end: bool,
     },
     /// The header block of the response, or trailers.
@@ -47,7 +47,8 @@ pub enum Event {
         stream: StreamId,
         /// The encoded header block.
         block: Bytes,
-        /// The peer's half has ended: these are trailers, or a trailers-only response.
+        /// Whether the peer's half has ended: the block then has trailers, or is a trailers-only
+        /// response.
         end: bool,
     },
     /// Body bytes from a control message; counted as [`Flow::Window`].
@@ -56,10 +57,10 @@ pub enum Event {
         stream: StreamId,
         /// The bytes: a slice of the message.
         data: Bytes,
-        /// The peer's half has ended.
+        /// Whether the peer's half has ended.
         end: bool,
     },
-    /// Body bytes in landing memory, which now belongs to this side again.
+    /// Body bytes in landing memory. The memory now belongs to this side again.
     Landed {
         /// Stream that the event is about.
         stream: StreamId,
@@ -70,9 +71,9 @@ pub enum Event {
         begin: u32,
         /// Number of bytes written, all within the memory.
         len: u32,
-        /// How they are accounted.
+        /// How the bytes are accounted.
         flow: Flow,
-        /// The peer's half has ended.
+        /// Whether the peer's half has ended.
         end: bool,
     },
     /// A piece of the body, most of which lies in the peer's memory; counted as [`Flow::Lent`]. The
@@ -83,16 +84,16 @@ pub enum Event {
         stream: StreamId,
         /// The piece. Its ends are slices of the message. Boxed, so that other events stay short.
         lent: Box<LentBody>,
-        /// The peer's half has ended.
+        /// Whether the peer's half has ended.
         end: bool,
     },
     /// A lease that the driver has [provided](super::Connection::provide_lent) has ended: the peer
-    /// has returned it, or was never told of it.
+    /// has returned it, or no LENT has announced it to the peer.
     LeaseEnded {
-        /// Its number.
+        /// The lease's number.
         lease: u32,
     },
-    /// Landing memory came back unused, or with bytes of a stream that is no longer read.
+    /// Returns landing memory that is unused, or has bytes of a stream that is no longer read.
     Returned {
         /// The driver's key of the memory.
         memory: usize,
@@ -133,16 +134,17 @@ pub enum Event {
         /// Text for people, as the peer sent it.
         text: String,
     },
-    /// The connection has become quiet: only PINGs were received for 1.25 s. The driver may release
-    /// resources that only a busy connection needs. It posts the first RECVs again that were left
-    /// out ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)). It releases
-    /// an extra RECV when that receives its next message, now a PING
+    /// Reports that the connection has become quiet: only PINGs were received for 1.25 s. The
+    /// driver may release resources that only a busy connection needs. It posts the first RECVs
+    /// again that were left out
+    /// ([`Connection::rest_recvs_posted`](super::Connection::rest_recvs_posted)). It releases each
+    /// extra RECV once a PING has arrived in it
     /// ([`Connection::recv_gone`](super::Connection::recv_gone)).
     Quiet,
     /// The driver should ask for a proof that the peer's end of the link exists, in a way that does
     /// not involve the peer's process, and report it with
-    /// [`Connection::peer_exists`](super::Connection::peer_exists). Nothing needs to be done while
-    /// an earlier one is on its way.
+    /// [`Connection::peer_exists`](super::Connection::peer_exists). The driver need not act on this
+    /// event while an earlier probe is on its way.
     Probe,
     /// No proof came in time ([`Liveness::Asked`](crate::Liveness::Asked)), so the path or the
     /// peer's host is gone.

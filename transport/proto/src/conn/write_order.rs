@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 /// A stream that can write. The fields are compared in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct WriteTurn {
-    /// When its message would end, by the virtual clock.
+    /// When the stream's message would end, by the virtual clock.
     finish: u64,
     /// Orders turns that would end at the same time.
     number: u64,
