@@ -12,8 +12,8 @@ use crate::land_in::allocators::Allocators;
 /// Bytes of a staging block, which is the longest WRITE of memory that is not pinned.
 const STAGING_BLOCK: usize = 64 * 1024;
 
-/// Bytes that a stream may have unread: at most half of the landing memory. One message may be
-/// longer, up to a quarter of that memory and [`MAX_WHOLE`]. A longer one lands in parts.
+/// Bytes that a stream may have unread: at most half of the landing memory. A single message may be
+/// longer, up to a quarter of that memory and [`MAX_WHOLE`]. A message beyond that lands in parts.
 const BULK_WINDOW: usize = 32 << 20;
 /// Maximum length in bytes of a message that lands in one piece.
 const MAX_WHOLE: usize = 256 << 20;
@@ -22,13 +22,14 @@ const GRANULE: u32 = 4096;
 /// Maximum number of a connection's standing grants. That many messages of their length may be in
 /// flight before the sender has to send a REQUEST.
 const MAX_STANDING: usize = 8;
-/// A connection with fewer bytes could not receive everything that the protocol may send.
+/// Minimum bytes of landing memory. With less, a connection could not receive everything that the
+/// protocol may send.
 const MIN_LANDING: usize = 256 * 1024;
 
 /// The sizes of one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionConfig {
-    /// The protocol's limits. The hello tells the peer those that it must know.
+    /// The protocol's limits. The hello carries those that the peer must know.
     pub(crate) proto: Config,
     /// The link's slots and queues.
     pub(crate) link: LinkConfig,
@@ -36,7 +37,7 @@ pub(crate) struct ConnectionConfig {
     pub(crate) staging: (usize, usize),
     /// Bytes of landing memory that the connection may lease at a time.
     pub(crate) landing: usize,
-    /// Received payload is copied to the heap before it is delivered.
+    /// Whether received payload is copied to the heap before it is delivered.
     pub(crate) copy_on_delivery: bool,
     /// Allocators of buffers for requests to land in (server).
     pub(crate) allocators: Option<Arc<Allocators>>,
@@ -63,8 +64,8 @@ pub(crate) struct KeepAliveSettings {
     pub(crate) while_idle: bool,
 }
 
-/// Control memory that a busy connection has in addition to that of one at rest, as far as the pool
-/// can spare it.
+/// Control memory that a busy connection has in addition to a connection at rest, as far as the
+/// pool can spare it.
 struct Shape {
     /// Bytes of a SEND or RECV slot.
     slot: u32,
@@ -74,9 +75,9 @@ struct Shape {
     staging: (usize, usize),
 }
 
-/// From the largest: 408, 164 and 82 KiB of a busy connection, including the 8 KiB of one at rest.
-/// Together with [`REST_RECVS`] these are at most 31 RECVs, because Soft-RoCE's queue takes one
-/// page for up to 31, and two from 32 on.
+/// The shapes, the largest first. A busy connection has 408, 164 or 82 KiB, including the 8 KiB
+/// that it has at rest. Together with [`REST_RECVS`] each has at most 31 RECVs, because Soft-RoCE's
+/// queue takes one page for up to 31 RECVs, and two pages from 32 on.
 const SHAPES: [Shape; 3] = [
     Shape { slot: 4096, recvs: 25, sends: 11, staging: (4, STAGING_BLOCK) },
     Shape { slot: 4096, recvs: 15, sends: 8, staging: (2, 32 * 1024) },
@@ -100,7 +101,7 @@ impl ConnectionConfig {
     /// enough, because work is done while it is queued.
     ///
     /// `pinned` is the number of bytes that the connection may pin, including control memory. At
-    /// least [`MIN_LANDING`] of them are for landing.
+    /// least [`MIN_LANDING`] of these are for landing.
     pub(crate) fn for_pool(pool: &Pool, grows: bool, pinned: Option<usize>) -> Self {
         let sizes = pool.config();
         let shape = SHAPES
@@ -137,8 +138,8 @@ impl ConnectionConfig {
         self.proto.takes_lent = takes.lent;
     }
 
-    /// Sets whether received payload is copied before it is delivered. If it is, nothing is
-    /// borrowed.
+    /// Sets whether received payload is copied before it is delivered. If so, this side borrows
+    /// nothing from the peer.
     pub(crate) fn copy_on_delivery(&mut self, copy: bool) {
         self.copy_on_delivery = copy;
         if copy {
@@ -191,7 +192,7 @@ impl ConnectionConfig {
                 bulk_window: capped(BULK_WINDOW, 2) + GRANULE,
                 whole: capped(MAX_WHOLE, 4) + GRANULE,
                 standing_max,
-                // Together they take at most a quarter of the landing memory.
+                // Together the standing grants take at most a quarter of the landing memory.
                 standing_grants: (landing / 4 / standing_max.max(1) as usize).clamp(1, MAX_STANDING)
                     as u8,
                 ..default

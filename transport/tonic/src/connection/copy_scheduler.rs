@@ -48,7 +48,7 @@ use tonic_rdma_fabric::turn;
 const MAX_COPY: usize = 128 * 1024;
 /// Maximum length of one WRITE in bytes, and so between two checks for a message from the peer.
 const MAX_WRITE: usize = 32 * 1024;
-/// The protocol cuts no WRITE shorter than this many bytes.
+/// Minimum length in bytes of a WRITE that the protocol cuts off a longer one.
 const MIN_WRITE: usize = 16 * 1024;
 /// Flushes that copy in one turn of the driver while the state is Continuous.
 const MAX_FLUSHES: usize = 4;
@@ -65,7 +65,7 @@ const READ_CHECK: usize = 64 * 1024;
 struct Recent {
     /// Bytes of short messages since the connection began.
     short: u64,
-    /// Pieces until short messages are forgotten. 0 if none came recently.
+    /// Number of pieces until short messages are forgotten. 0 if no short message came recently.
     pieces: u8,
 }
 
@@ -118,8 +118,8 @@ impl CopyScheduler {
         }
     }
 
-    /// The driver's next flush. `woke` says that the driver has made a task ready in this turn.
-    /// Such a task does not wait for a copy, once.
+    /// Returns the driver's next flush. `woke` says that the driver has made a task ready in this
+    /// turn. The next copy then waits once for that task.
     #[inline]
     pub(super) fn driver_flush(&mut self, woke: bool) -> Flush {
         self.state = match (self.state, woke) {
@@ -130,26 +130,29 @@ impl CopyScheduler {
         Flush::new(if self.state == CopyState::Yielded { 0 } else { MAX_COPY })
     }
 
-    /// A call's next flush. It copies this call's data, never an earlier transfer's.
+    /// Returns a call's next flush, which copies only this call's data, never an earlier
+    /// transfer's.
     #[inline]
     pub(super) fn call_flush(&self) -> Flush {
         Flush::new(if self.backlog { 0 } else { MAX_COPY })
     }
 
-    /// A flush that delays no call: of a timer, or of a connection that ends.
+    /// Returns a flush that copies even if there is a backlog, for a timer or a connection that
+    /// ends, because such a flush delays no call.
     #[inline]
     pub(super) fn full_flush(&self) -> Flush {
         Flush::new(MAX_COPY)
     }
 
-    /// A flush begins. [`flushed`](Self::flushed) then reports the backlog that it leaves.
+    /// Records that a flush begins. [`flushed`](Self::flushed) then reports the backlog that the
+    /// flush leaves.
     #[inline]
     pub(super) fn flush_begins(&mut self) {
         self.backlog = false;
     }
 
-    /// A flush has ended. `short` is the number of bytes of short messages sent since the
-    /// connection began. `waits` says that bytes wait to be written.
+    /// Records that a flush has ended. `short` is the number of bytes of short messages sent since
+    /// the connection began. `waits` says whether bytes wait to be written.
     #[inline]
     pub(super) fn flushed(&mut self, flush: &Flush, short: u64, waits: bool) {
         if flush.copied > 0 {
@@ -179,9 +182,9 @@ impl CopyScheduler {
         }
     }
 
-    /// A reader is about to hand on a piece. `short` is the number of bytes of short messages
-    /// received since the connection began. Returns true if the reader must check for a pending
-    /// message.
+    /// Records that a reader is about to hand on a piece. `short` is the number of bytes of short
+    /// messages received since the connection began. Returns true if the reader must check for a
+    /// pending message.
     #[inline]
     pub(super) fn interleaves_reads(&mut self, short: u64) -> bool {
         self.received.piece(short);
@@ -224,7 +227,8 @@ impl Flush {
         self.copied
     }
 
-    /// The protocol has no WRITE that fits. Returns true if there is more room now.
+    /// Moves to the flush's next state, because the protocol has no WRITE that fits. Returns true
+    /// if there is more room now.
     #[inline]
     pub(super) fn advance(&mut self) -> bool {
         let copies = self.state == FlushState::Messages && self.max > 0;
@@ -306,7 +310,7 @@ impl ReadPace {
         turn::charge(cx, &mut self.uncharged)
     }
 
-    /// The reader waits for more data, so other tasks run in any case.
+    /// Resets the pace, because the reader waits for more data and other tasks run in any case.
     #[inline]
     pub(super) fn waits(&mut self) {
         (self.handed, self.check_at) = (0, READ_CHECK);

@@ -16,7 +16,7 @@ pub(crate) enum Delay {
     Idle,
     Running {
         until: Instant,
-        /// The driver has not taken the deadline yet.
+        /// Whether the driver has not taken the deadline yet.
         is_new: bool,
     },
     Over,

@@ -35,19 +35,19 @@ impl FrameTrace {
         tracing::enabled!(target: "tonic_rdma::frames", tracing::Level::TRACE)
     }
 
-    /// A message is about to be sent.
+    /// Logs a message that is about to be sent.
     #[cold]
     pub(crate) fn sent(self, message: &[u8]) {
         self.message("sent", Bytes::copy_from_slice(message));
     }
 
-    /// A message was received.
+    /// Logs a message that was received.
     #[cold]
     pub(crate) fn received(self, message: &Bytes) {
         self.message("received", message.clone());
     }
 
-    /// A WRITE is about to be posted. The peer's end of the connection does not see it.
+    /// Logs a WRITE that is about to be posted. The peer's trace does not show the WRITE.
     #[cold]
     pub(crate) fn wrote(self, write: &Write) {
         let Write { src, addr, rkey, .. } = write;

@@ -70,7 +70,7 @@ impl Lifecycle {
     }
 
     /// Makes new calls take another path for this reason, at either end. Calls in flight continue
-    /// here. The first reason stays.
+    /// here. Later reasons are ignored.
     pub(crate) fn leave(&mut self, reason: Reason, conn: &mut Connection, tasks: &mut ReadyTasks) {
         if self.leaving.is_some() || !self.is_open() {
             return;
@@ -88,7 +88,7 @@ impl Lifecycle {
         leaving.unwrap_or_else(|| Reason::from_peer(ReasonCode::GoAway, going))
     }
 
-    /// Begins the end. Returns false if the end has begun and this would not advance it.
+    /// Begins or advances the end. Returns false if `life` is no step beyond the current one.
     pub(crate) fn end(&mut self, life: Life) -> bool {
         if self.is_dead() || (!self.is_open() && matches!(life, Life::Closing(_))) {
             return false;

@@ -93,8 +93,8 @@ impl SharedConnection {
         self.state.is_own()
     }
 
-    /// The connection at this moment. `None` if it belongs to a parent process. Takes the lock for
-    /// as long as it takes to read some numbers.
+    /// The connection at this moment. `None` if it belongs to a parent process. Holds the lock
+    /// while it reads some numbers.
     pub(crate) fn info(&self) -> Option<ConnectionInfo> {
         if !self.is_own() {
             return None;
@@ -137,7 +137,7 @@ impl SharedConnection {
     }
 }
 
-/// Holds the lock. Wakes tasks after it is released.
+/// Holds the lock. Dropping the guard releases the lock, and then wakes tasks.
 pub(crate) struct StateGuard<'a> {
     state: Option<MutexGuard<'a, ConnectionState>>,
 }

@@ -78,7 +78,7 @@ impl ConnectionState {
         self.lifecycle.is_open() && self.streams.io.get(&id).is_some_and(|io| io.fault.is_none())
     }
 
-    /// Destroys the queue pair, then frees the memory that it could write to (R9).
+    /// Destroys the queue pair, then frees the memory that the peer could write to (R9).
     pub(crate) fn destroy(&mut self) {
         self.count();
         self.link.destroy();
@@ -107,7 +107,7 @@ impl ConnectionState {
         Granter { landing, conn, link, streams, lifecycle, tasks }.grant();
     }
 
-    /// The driver's task runs. Makes room by copying unread data, if a delay is over.
+    /// Counts one run of the driver's task. Makes room by copying unread data, if a delay is over.
     #[inline]
     pub(crate) fn grace_turn(&mut self) {
         let ConnectionState { landing, conn, streams, usage, tasks, .. } = self;
@@ -116,8 +116,8 @@ impl ConnectionState {
         }
     }
 
-    /// A reader begins to wait for a stream. The stream's grant may be on hold, because all streams
-    /// together have much unread data.
+    /// Records that a reader begins to wait for a stream. Grants the stream memory that was held
+    /// back because all streams together have much unread data.
     #[inline]
     pub(crate) fn reader_waits(&mut self, id: StreamId) {
         if self.conn.waits_for_readers() {
@@ -134,7 +134,7 @@ impl ConnectionState {
         if let Err(error) = link.post(conn, copies, tasks, flush, closing) {
             tasks.fail(error);
         }
-        // Posting makes room in streams, and their bodies may wait for it.
+        // Pass on the events, because posting makes room in streams whose bodies may wait for it.
         if self.conn.has_events() {
             self.dispatch();
         }

@@ -29,7 +29,7 @@ impl Usage {
         }
     }
 
-    /// The driver has polled the link, which returned `completions`.
+    /// Counts a poll of the link that returned `completions`.
     #[inline]
     pub(super) fn polled(&self, completions: usize) {
         self.meter.polled(completions);
@@ -53,17 +53,17 @@ impl Usage {
         self.meter.tell(stats, self.copied);
     }
 
-    /// The peer's device was asked for a proof that this end of the link exists.
+    /// Records that the peer's device was asked for a proof that the peer's end of the link exists.
     pub(super) fn asked(&mut self) {
         self.meter.asked();
     }
 
-    /// The peer's device has answered.
+    /// Records that the peer's device has answered.
     pub(super) fn answered(&mut self, peer: &PeerInfo) {
         self.meter.answered(peer);
     }
 
-    /// The connection has ended.
+    /// Closes the report, because the connection has ended.
     pub(super) fn close(&mut self) {
         self.meter.close();
     }
@@ -80,7 +80,7 @@ struct Reported {
     eager_received: u64,
     long_writes: u64,
     long_writes_in_phase: u64,
-    /// Without eager data.
+    /// Copied bytes, without eager data.
     copied: Copied,
 }
 

@@ -38,23 +38,23 @@ use crate::telemetry::metrics::CallTimer;
 use crate::telemetry::spans;
 use crate::telemetry::stats::Counters;
 
-/// An extension of a request. It says that the reader of the response's body copies the bytes and
-/// parses nothing before. So the reader gets them where they landed, although the server may still
-/// write there.
+/// An extension of a request. It says that the reader of the response's body copies all bytes
+/// before it parses any. So the reader gets the bytes where they landed, although the server may
+/// still write there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piped;
 
 /// Why a call got no response.
 #[derive(Debug)]
 pub(crate) enum CallError {
-    /// Nothing was transmitted, so the request may take another path.
+    /// Nothing was transmitted. The request may take another path.
     NotSent(Box<Request<Body>>, Reason),
     /// The call failed.
     Status(Status),
 }
 
 /// The client's end of an open connection. When the last clone is dropped, the connection takes no
-/// new calls, and closes once those in flight have ended.
+/// new calls, and closes once the calls in flight have ended.
 #[derive(Clone)]
 pub(crate) struct FastClient {
     shared: Arc<SharedConnection>,
@@ -131,7 +131,7 @@ impl FastClient {
         self.shared.lock().why_no_calls()
     }
 
-    /// Waits until the connection ends, or is left to the calls in flight, and returns the reason.
+    /// Waits until the connection ends, or takes no new calls, and returns the reason.
     pub(crate) fn closed(&self) -> impl Future<Output = Reason> + Send + 'static {
         let mut closed = self.shared.closed.subscribe();
         async move {
@@ -141,12 +141,12 @@ impl FastClient {
         }
     }
 
-    /// Takes no new calls, and closes once those in flight have ended.
+    /// Makes the connection take no new calls, and close once the calls in flight have ended.
     pub(crate) fn shutdown(&self) {
         self.handle.0.notify_one();
     }
 
-    /// Makes a call, and returns the response once its head has come. Waits for a free stream if
+    /// Makes a call, and returns the response once its head has arrived. Waits for a free stream if
     /// the peer's limit is reached. Dropping the future cancels the call.
     pub(crate) fn call(&self, request: Request<Body>) -> Call {
         let shared = self.shared.clone();
@@ -169,8 +169,8 @@ enum Unanswered {
     Failed(Status),
 }
 
-/// A call in flight. Written by hand because it is moved, and the future of an `async` block is
-/// twice as large.
+/// A call in flight. This future is written by hand, because it is moved, and the future of an
+/// `async` block would be twice as large.
 pub(crate) struct Call {
     shared: Arc<SharedConnection>,
     parts: Parts,
@@ -185,7 +185,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// This call, measured by `timer`.
+    /// Returns this call, measured by `timer`.
     pub(crate) fn timed(mut self, timer: CallTimer) -> Self {
         self.timer = timer;
         self
@@ -245,9 +245,9 @@ impl Future for Call {
                 return Poll::Pending;
             }
         };
-        // Resets the stream, if one was opened.
+        // Dropping the old stage resets the stream, if one was opened.
         *stage = CallStage::New;
-        // The call may claim the buffer again on another path.
+        // Release the buffer, because the call may claim it again on another path.
         *named = None;
         let out = place.take();
         let error = match (unanswered, out) {
@@ -270,8 +270,8 @@ impl Future for Call {
     }
 }
 
-/// Opens a stream and sends the gathered data, if the peer's limit allows it now. A response wakes
-/// the task.
+/// Opens a stream and sends the gathered data, if the peer's limit of streams allows it now. The
+/// response wakes the call's task.
 fn open(
     shared: &Arc<SharedConnection>,
     block: &Bytes,
@@ -300,7 +300,8 @@ fn open(
             }
             state.flush_soon();
             if state.conn.is_roused() {
-                // The peer's time to answer begins now. Only the driver's timer measures it.
+                // The peer's time to answer begins now. Wake the driver, because only its timer
+                // measures that time.
                 state.tasks.wake_driver();
             }
             drop(state);
@@ -357,8 +358,8 @@ fn wait(
             wait_for(&mut io.recv_waker, cx);
             guard.reader_waits(id);
             drop(guard);
-            // The body is read further only once the peer may know of the call. Until then the call
-            // can take another path.
+            // Read no more of the body until the peer may know of the call, because until then the
+            // call can take another path.
             if !transmitted {
                 return Poll::Pending;
             }
@@ -375,7 +376,8 @@ fn wait(
     Poll::Ready(Err(unanswered))
 }
 
-/// The head has come. The rest of the request's body is sent in parallel with the response.
+/// Returns the response once its head has arrived. The rest of the request's body is sent in
+/// parallel with the response.
 fn respond(
     stream: StreamRef,
     out: Option<SendBody>,

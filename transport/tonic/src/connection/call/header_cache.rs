@@ -1,5 +1,5 @@
-//! Caches the decoded heads of requests. Those of one method repeat: they are decoded once, then
-//! cloned.
+//! Caches the decoded heads of requests. The heads of one method repeat, so they are decoded once,
+//! and then cloned.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl HeaderCache {
             self.oldest = (self.oldest + 1) % MAX_CACHED;
             return self.decode(block);
         }
-        // Copied to its own memory, because the block may be part of a larger buffer.
+        // Copy the block to its own memory, because it may be part of a larger buffer.
         let block = Bytes::copy_from_slice(&block);
         let head = self.decode(block.clone())?;
         if head.call.is_known() {

@@ -14,14 +14,14 @@ use tonic_rdma_proto::headers::{Decoder, Field, NAMES, PAIRS, encode, pair};
 /// The destination of a channel's calls, and their user agent.
 #[derive(Debug, Default)]
 pub(crate) struct Origin {
-    /// Every request carries its scheme and authority.
+    /// The URI whose scheme and authority every request carries.
     pub(crate) uri: Uri,
     /// Appended to the user agent that a request already has, as tonic does.
     pub(crate) user_agent: Option<HeaderValue>,
 }
 
 impl Origin {
-    /// Appended to the endpoint's user agent `own`, unless the server says what tonic appends.
+    /// Appended to the endpoint's user agent `own`, unless the server has said what tonic appends.
     const USER_AGENT: &str = concat!("tonic-rdma/", env!("CARGO_PKG_VERSION"));
 
     pub(crate) fn new(uri: Uri, own: Option<&HeaderValue>) -> Self {
@@ -34,7 +34,7 @@ impl Origin {
         Origin { uri, user_agent: Some(user_agent) }
     }
 
-    /// This origin with `word` in place of the last word of the user agent.
+    /// Returns this origin with `word` in place of the last word of the user agent.
     pub(crate) fn ending_with(self: &Arc<Self>, word: Option<&HeaderValue>) -> Arc<Self> {
         let Some(word) = word else { return self.clone() };
         let agent = self.user_agent.as_ref().map_or(&[][..], HeaderValue::as_bytes);
@@ -182,7 +182,7 @@ static KNOWN: PerProcess<Known> = PerProcess::new(|| {
     }
 });
 
-/// Reads a block. Pseudo-fields go to `pseudo`. The others are returned.
+/// Reads a block. Passes pseudo-fields to `pseudo`, and returns all other fields.
 fn decode(
     block: Bytes,
     mut pseudo: impl FnMut(&[u8], Bytes) -> Result<(), Breach>,

@@ -34,7 +34,7 @@ impl Copying {
         Copying { rest, copy }
     }
 
-    /// Copies the next piece. The memory returns with the last one.
+    /// Copies the next piece. Returns the landing memory after the last piece.
     fn step(&mut self) {
         let len = self.rest.len().min(COPY_UNIT);
         self.rest.move_to(len, &mut self.copy);
@@ -57,18 +57,18 @@ pub(crate) struct RecvBody {
     pace: ReadPace,
     /// The next part for the deframer, while it is being copied.
     copying: Option<Copying>,
-    /// No more data comes from the stream or the deframer. The body may have ended before this is
-    /// known.
+    /// Whether no more data comes from the stream or the deframer. The body may end before this is
+    /// set.
     finished: bool,
-    /// The deframer has received the last bytes.
+    /// Whether the deframer has received the last bytes.
     ended: bool,
     /// Measures the call whose response this is.
     timer: CallTimer,
 }
 
 impl RecvBody {
-    /// `used` is the reader's codec, which may be known before the stream knows it. `finished`
-    /// means that there is no body.
+    /// Creates a body. `used` is the reader's codec, which may be known before the stream knows it.
+    /// `finished` means that the message has no body.
     pub(crate) fn new(stream: StreamRef, deframer: Deframer, used: Used, finished: bool) -> Self {
         RecvBody {
             stream,
@@ -82,14 +82,14 @@ impl RecvBody {
         }
     }
 
-    /// This body, whose end is the end of the call that `timer` measures.
+    /// Returns this body with `timer`, which measures the call until the body ends.
     pub(crate) fn timed(mut self, timer: CallTimer) -> Self {
         self.timer = timer;
         self
     }
 
-    /// Asks the connection whether a message is pending. The driver and the tasks that it wakes
-    /// then come before the rest of this body (R13).
+    /// Asks the connection whether a message is pending. If so, the driver and the tasks that it
+    /// wakes run before the rest of this body is read (R13).
     fn check_pending(&mut self) {
         let mut state = self.stream.shared.lock();
         let short = state.conn.stats().eager_received;
@@ -123,9 +123,9 @@ impl RecvBody {
         Some(bytes)
     }
 
-    /// Gives a part to the deframer, which keeps it for as long as the reader likes. Begins to copy
-    /// it instead if messages are copied before they are read, or if readers hold as much landing
-    /// memory as they may.
+    /// Gives a part to the deframer, which keeps the part for as long as the reader likes. Begins
+    /// to copy the part instead if messages are copied before they are read, or if readers hold as
+    /// much landing memory as they may.
     fn take_out(&mut self, part: Part, copies: bool) {
         let copying = match part {
             Part::Landed(landed) if copies && landed.is_in_pool() => Copying::new(landed),
@@ -204,7 +204,8 @@ impl Body for RecvBody {
             if io.used != Used::Unknown {
                 this.used = io.used;
             } else if this.used == Used::Unknown && side == Side::Server {
-                // The service has its decoder by now, but nothing to encode yet.
+                // Ask the method, because the service has made its decoder by now but has encoded
+                // nothing yet.
                 this.used = this.deframer.method().used();
             }
             io.reading = Reading::UpToDate;
@@ -298,9 +299,9 @@ impl Drop for RecvBody {
         if !rest.is_empty() || delivered != Delivered::default() {
             state.count();
         }
-        // A request that is still being sent continues. If it stopped, the server would mistake the
-        // part for the whole, because tonic takes CANCEL for the end of a request. The call ends
-        // with the later of request and response.
+        // Cancel the call, unless its request is still being sent: tonic takes CANCEL for the end
+        // of a request, so the server would take a truncated request for a complete one. Such a
+        // call ends once its request has ended.
         if side == Side::Client && !ended && alone {
             state.conn.reset(id, ResetCode::CANCEL);
             if let Some(io) = state.streams.io.get_mut(&id) {

@@ -15,8 +15,8 @@ use crate::connection::call::stream::StreamRef;
 use crate::connection::call::stream_io::wait_for;
 use crate::telemetry::metrics::CallTimer;
 
-/// Begins a response. Data that is ready goes out in one message with the head. If that was all,
-/// the stream is released. Otherwise the rest is returned.
+/// Begins a response. Data that is ready goes out in one message with the head. Releases the stream
+/// if this was the whole response, and otherwise returns the rest of the body.
 pub(crate) fn begin(
     stream: &mut StreamRef,
     response: Response<Body>,
@@ -44,7 +44,7 @@ pub(crate) fn begin(
     let end = out.is_empty();
     match state.conn.send_headers(stream.id, block, end) {
         Ok(()) => {}
-        // The client has given up the call and does not wait for the response.
+        // Send nothing, because the client has given up the call.
         Err(SendError::Closed) => return None,
         Err(error) => {
             drop(state);

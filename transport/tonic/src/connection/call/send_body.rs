@@ -45,9 +45,9 @@ pub(crate) struct SendBody {
     /// The trailers as a header block.
     trailers: Option<Bytes>,
     state: BodyState,
-    /// The stream was full. Nothing is taken from the body until it has room.
+    /// Whether the stream was full. Nothing is taken from the body until the stream has room.
     waits_for_room: bool,
-    /// The body panicked and is not polled again.
+    /// Set if the body panicked, which is then not polled again.
     panic: Option<Panic>,
     /// Measures the call whose response this is.
     timer: CallTimer,
@@ -77,7 +77,7 @@ impl SendBody {
         }
     }
 
-    /// This body, whose end is the end of the call that `timer` measures.
+    /// Returns this body with `timer`, which measures the call until the body ends.
     pub(crate) fn timed(mut self, mut timer: CallTimer) -> Self {
         if matches!(self.state, BodyState::Ended) {
             timer.body_ended();
@@ -99,12 +99,12 @@ impl SendBody {
 
     /// Takes the data that the body has ready. Returns true if more may be ready now.
     ///
-    /// With enough bytes it polls once more, because a unary body then reports its end. The end
-    /// goes with the message instead of in a message of its own.
+    /// Polls once more after it has enough bytes, because a unary body then reports its end. The
+    /// end then goes with the message instead of in a separate one.
     ///
     /// If the body panics, its earlier data is queued as after an error, and
-    /// [`resume_panic`](Self::resume_panic) continues the panic. With HTTP/2, the head of a
-    /// response also goes out before a stream that panics.
+    /// [`resume_panic`](Self::resume_panic) continues the panic. So the head of a response goes out
+    /// before the panic, as with HTTP/2.
     pub(crate) fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let (mut gathered, mut enough) = (0, false);
         while matches!(self.state, BodyState::Reading) {
@@ -234,7 +234,7 @@ impl SendBody {
                 return Poll::Ready(Ok(()));
             }
             if self.waits_for_room {
-                // A body that is ready also wakes its task.
+                // Check again whether the stream is full, because the body may have woken the task.
                 let mut state = stream.shared.lock();
                 let is_full = state.lifecycle.end_reason().is_none()
                     && state.conn.is_open_for_sending(id)
@@ -263,8 +263,8 @@ impl SendBody {
                 return Poll::Ready(Ok(()));
             }
             let mut work = 1 + state.tasks.work;
-            // The queue may have emptied before this, and its wake-up would then have come too
-            // early.
+            // Ask again for room: the queue may have emptied before the waker was stored, and the
+            // wake-up was then missed.
             self.waits_for_room = self.waits_for_room && !state.conn.has_room(id);
             if more && !self.waits_for_room {
                 drop(state);
@@ -380,7 +380,7 @@ impl http_body::Body for Restored {
             }
             BodyState::Failed(status) => Poll::Ready(Some(Err(status))),
             BodyState::Ended | BodyState::Queued => {
-                // This side encoded the trailers, so they decode.
+                // Decoding cannot fail, because this side encoded the trailers.
                 let trailers =
                     out.trailers.take().map(headers::decode_trailers).and_then(Result::ok);
                 Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))

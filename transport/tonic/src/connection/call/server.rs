@@ -47,8 +47,8 @@ pub(crate) struct Accepted {
 }
 
 impl Accepted {
-    /// A connection over `link`, without extensions, that does not drain. `peer` has the settings
-    /// of the peer's hello.
+    /// Creates a connection over `link`, without extensions, that does not drain. `peer` has the
+    /// settings of the peer's hello.
     pub(crate) fn new(
         link: AnyLink,
         pool: Pool,
@@ -129,8 +129,8 @@ where
     drive(shared.clone(), serve, drain).instrument(span).await
 }
 
-/// Asks for the buffer for the request to land in. Only a method that is known to use this crate's
-/// codec can have one.
+/// Claims a buffer for the request to land in, and tells the protocol whether there is one. Only a
+/// method that is known to use this crate's codec can have a buffer.
 fn name(
     allocators: &Allocators,
     stream: &StreamRef,

@@ -25,14 +25,14 @@ pub(crate) struct Opened {
     pub(crate) stream: StreamRef,
     /// The handle for the request's body.
     pub(crate) reader: StreamRef,
-    /// The request has no body.
+    /// Whether the request has no body.
     pub(crate) empty: bool,
     /// The request's header block.
     pub(crate) block: Bytes,
 }
 
 impl StreamRef {
-    /// `state` is the locked state of `shared`, and contains the stream.
+    /// Creates the handles. `state` is the locked state of `shared`, and contains the stream.
     pub(crate) fn new(
         shared: &Arc<SharedConnection>,
         state: &mut ConnectionState,

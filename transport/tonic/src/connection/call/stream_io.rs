@@ -21,10 +21,10 @@ pub(crate) struct StreamIo {
     pub(crate) unread: Unread,
     pub(crate) reading: Reading,
     pub(crate) trailers: Option<Bytes>,
-    /// The peer's half of the stream has ended.
+    /// Whether the peer's half of the stream has ended.
     pub(crate) ended: bool,
     pub(crate) fault: Option<Fault>,
-    /// No reader is left, so received data is dropped.
+    /// Whether no reader is left, so that received data is dropped.
     pub(crate) discard: bool,
     /// The buffer for received data to land in.
     pub(crate) named: Option<Arc<Claimed>>,

@@ -27,7 +27,7 @@ pub(crate) struct Streams {
 impl Streams {
     /// Adds a stream that the peer has opened. Its half may already have ended.
     pub(crate) fn open(&mut self, id: StreamId, block: Bytes, ended: bool) {
-        // Inserted now, because pieces of the body may follow in the same message.
+        // Insert the stream now, because pieces of the body may follow in the same message.
         self.io.insert(id, StreamIo::opened(ended));
         self.opened.push_back((id, block));
     }
@@ -52,7 +52,7 @@ impl Streams {
         }
     }
 
-    /// Fails a stream for a reason of this side.
+    /// Fails a stream with `status`, for a reason on this side.
     pub(crate) fn fail(&mut self, id: StreamId, status: Status, tasks: &mut ReadyTasks) {
         self.change(id, tasks, |io| {
             io.fault.get_or_insert(Fault::Local(status));

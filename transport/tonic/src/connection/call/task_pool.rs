@@ -35,8 +35,8 @@ struct Job<S> {
     request: Request<Body>,
 }
 
-/// Passes the next call to an idle task. Only this task takes it, so a call that is put here will
-/// run.
+/// Passes the next call to an idle task. Only this task takes the call, so a call that is put here
+/// will run.
 struct TaskSlot<S> {
     next: Mutex<NextJob<S>>,
 }
@@ -44,7 +44,7 @@ struct TaskSlot<S> {
 /// The next step of an idle task that was woken.
 #[allow(clippy::large_enum_variant, reason = "a box would be an allocation for each call")]
 enum NextJob<S> {
-    /// Another waker has woken the task, which keeps waiting.
+    /// Keep waiting: another waker has woken the task.
     Wait,
     Run(Job<S>),
     End,
@@ -56,8 +56,8 @@ struct IdleTasks<S> {
     idle: Option<Vec<(Arc<TaskSlot<S>>, Waker)>>,
 }
 
-/// The tasks of one connection. When this is dropped, idle tasks end now, and the others when their
-/// calls end.
+/// The tasks of one connection. When the pool is dropped, idle tasks end at once, and all other
+/// tasks when their calls end.
 pub(crate) struct TaskPool<S> {
     service: S,
     waiting: Arc<Mutex<IdleTasks<S>>>,
@@ -73,7 +73,7 @@ where
     S::Error: Into<BoxError>,
     S::Future: Send,
 {
-    /// A pool whose calls run on clones of `service`.
+    /// Creates a pool whose calls run on clones of `service`.
     pub(crate) fn new(service: S) -> Self {
         TaskPool { service, waiting: Arc::new(Mutex::new(IdleTasks { idle: Some(Vec::new()) })) }
     }
@@ -127,7 +127,7 @@ pin_project! {
         stream: Option<StreamRef>,
         // Present until the response's head is ready.
         method: Option<Call>,
-        // The handler has not been polled yet.
+        // Whether the handler has not been polled yet.
         is_new: bool,
         // Runs from the service's call to the response.
         timer: CallTimer,

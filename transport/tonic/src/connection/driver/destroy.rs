@@ -8,10 +8,11 @@ use std::task::{Context, Poll, ready};
 use tonic_rdma_fabric::{AnyLink, Link, off_worker};
 use tonic_rdma_memory::Owned;
 
-/// A link that is being destroyed, on a thread that may block if that takes long. The peer may
-/// write until it is done, so the connection keeps its landing memory until then (R9).
+/// A link that is being destroyed, on a thread that may block if destroying takes long. The peer
+/// may write until the link is destroyed, so the connection keeps its landing memory until then
+/// (R9).
 pub(super) struct Destroying {
-    /// Empty once the link is destroyed. Locked while it is.
+    /// The link; empty once it is destroyed. Locked while a thread destroys the link.
     link: Owned<Arc<Mutex<Option<AnyLink>>>>,
     thread: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send>>>,
 }
@@ -30,7 +31,8 @@ impl Destroying {
     /// Ready once the link is destroyed.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(thread) = &mut self.thread {
-            // If the system has no thread, this one destroys the link.
+            // If the system could not start a thread, the call of `destroy` below destroys the
+            // link.
             let _ = ready!(thread.as_mut().poll(cx));
             self.thread = None;
         }
@@ -40,7 +42,7 @@ impl Destroying {
 }
 
 impl Drop for Destroying {
-    /// The driver was dropped, and frees memory next.
+    /// Destroys the link of a dropped driver, which frees memory next.
     fn drop(&mut self) {
         if self.link.is_own() {
             destroy(&self.link);
@@ -48,7 +50,7 @@ impl Drop for Destroying {
     }
 }
 
-/// Destroys the link, or waits until another thread has.
+/// Destroys the link, or waits until another thread has destroyed it.
 fn destroy(link: &Mutex<Option<AnyLink>>) {
     *link.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }

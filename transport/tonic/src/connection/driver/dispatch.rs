@@ -56,8 +56,9 @@ impl ConnectionState {
         result
     }
 
-    /// The connection has been at rest for a while, and only a busy one needs most SEND slots. A
-    /// PING reports the completion of earlier work, which may not have been reported.
+    /// Returns the memory of the SEND slots that only a busy connection needs, after a while at
+    /// rest. If earlier work was posted without a report of its completion, a PING brings that
+    /// report.
     pub(crate) fn spare_sends(&mut self) {
         if self.link.rest() {
             self.conn.send_ping();
@@ -69,7 +70,7 @@ impl ConnectionState {
     fn receive(&mut self, slot: u32, len: u32) -> Result<usize, LinkError> {
         let Some(link) = self.link.get_mut() else { return Ok(0) };
         let message = scratch::copy_message(link.recv_slot(slot, len));
-        // Posted again before the protocol can return the credit (R1).
+        // Post the RECV again before the protocol can return the credit (R1).
         let posted = link.repost(slot)?;
         if FrameTrace::is_on() {
             self.link.trace.received(&message);
@@ -175,7 +176,7 @@ impl ConnectionState {
                 }
                 Event::Quiet => {
                     match self.link.get_mut().map(Link::shrink) {
-                        // In the order of posting (R1).
+                        // Report these RECVs in the order of posting (R1).
                         Some(Ok(posted)) => self.conn.rest_recvs_posted(posted),
                         Some(Err(error)) => {
                             self.tasks.fail(error);
@@ -241,8 +242,8 @@ impl ConnectionState {
     }
 }
 
-/// The reason of a peer that leaves the connection for lack of memory. Its text is that of the
-/// peer's own reason, and begins with the code.
+/// Returns the reason of a peer that leaves the connection for lack of memory. `text` is the peer's
+/// own reason, and begins with its code.
 fn limit_of_peer(text: &str) -> Reason {
     let named = text.split_once(": ").and_then(|(name, detail)| {
         let code = ReasonCode::from_name(name)?;

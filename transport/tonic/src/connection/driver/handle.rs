@@ -4,21 +4,21 @@ use std::task::{Context, Waker};
 
 use tonic_rdma_fabric::LinkError;
 
-/// Between two turns of the driver, each [`BATCH`]th call flushes itself, so that the peer works on
-/// its message while this side makes the next.
+/// Between two turns of the driver, each [`BATCH`]th call flushes its own work, so that the peer
+/// works on this call's message while this side makes the next message.
 const BATCH: u32 = 8;
 
 /// The driver as calls see it, protected by the connection's lock.
 #[derive(Debug, Default)]
 pub(crate) struct DriverHandle {
     waker: Option<Waker>,
-    /// The driver was woken and has not run since.
+    /// Whether the driver was woken and has not run since.
     called: bool,
     /// Number of calls since the driver last ran, modulo [`BATCH`].
     calls: u32,
     /// An error that occurred outside the driver.
     error: Option<LinkError>,
-    /// The connection has become quiet, and the driver has not noticed yet.
+    /// Whether the connection has become quiet and the driver has not noticed yet.
     became_quiet: bool,
 }
 
@@ -49,8 +49,8 @@ impl DriverHandle {
         self.called
     }
 
-    /// A call wants to flush. Returns true if the call is the first of its batch, which flushes
-    /// itself.
+    /// Counts a call that wants to flush. Returns true if the call is the first of its batch, and
+    /// so flushes its own work.
     #[inline]
     pub(crate) fn begins_batch(&mut self) -> bool {
         let before = self.calls;

@@ -15,7 +15,8 @@ use crate::path::reason::{Reason, ReasonCode};
 const GOODBYE_POLLS: usize = 1000;
 
 impl ConnectionState {
-    /// Takes and handles the link's completions. Returns true if the link has no more for now.
+    /// Takes and handles the link's completions. Returns true if the link has no more completions
+    /// for now.
     pub(super) fn poll_link(&mut self, cx: &mut Context<'_>) -> bool {
         let mut error = self.tasks.driver.take_error();
         let mut idle = true;
@@ -31,7 +32,7 @@ impl ConnectionState {
             self.link.return_leases(cx, &mut self.conn);
             self.usage.polled(completions.len());
             self.tasks.work += completions.len();
-            // Completions that came before an error still count.
+            // Handle the completions even after an error, because they came before it.
             let result = self.complete(&completions);
             scratch::put_completions(completions);
             error = error.or(result.err());
@@ -60,7 +61,7 @@ impl ConnectionState {
         // message is not sent, the peer still notices the end.
         let mut cx = Context::from_waker(Waker::noop());
         for _ in 0..GOODBYE_POLLS {
-            // The message may have waited for a SEND slot.
+            // Flush again, because the message may have waited for a SEND slot.
             if self.conn.is_due() {
                 self.flush();
             }
@@ -85,8 +86,8 @@ impl ConnectionState {
                     format!("disconnected ({})", self.lifecycle.peer),
                 )
             }
-            // Shared memory ends this way only when the peer's process releases it. No call is
-            // hurt.
+            // Report an orderly end, because shared memory ends this way only when the peer's
+            // process releases it. No call is hurt.
             LinkError::Disconnected { peer }
                 if Path::of(peer) == Path::Shm
                     && self.conn.side() == Side::Server

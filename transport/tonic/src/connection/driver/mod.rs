@@ -48,7 +48,7 @@ const MAX_UNRECORDED: usize = 64;
 pub(crate) enum Turn {
     /// The peer has opened a stream.
     Serve(Opened),
-    /// The connection has become quiet, so memory that only a busy one needs may go.
+    /// The connection has become quiet. Memory that only a busy connection needs may be freed.
     Rest,
 }
 
@@ -96,7 +96,7 @@ struct Driver {
     _teardown: Teardown,
 }
 
-/// Ends the connection when the driver is dropped, for example with its runtime: it tells the peer
+/// Ends the connection when the driver is dropped, for example with its runtime: tells the peer,
 /// and leaves no memory in use by the device.
 struct Teardown(Arc<SharedConnection>);
 
@@ -149,7 +149,7 @@ impl Driver {
             drop(state);
 
             if graced {
-                // Runs after all other tasks.
+                // Run the driver again after all other tasks.
                 cx.waker().wake_by_ref();
             }
 
@@ -180,8 +180,8 @@ impl Driver {
         Poll::Pending
     }
 
-    /// Takes the streams that the peer has opened, and leaves out calls that were reset or whose
-    /// connection has ended. Those do not begin.
+    /// Takes the streams that the peer has opened. Leaves out calls that were reset or whose
+    /// connection has ended, which then never begin.
     #[inline]
     fn take_opened(&mut self, state: &mut ConnectionState) -> Vec<Opened> {
         let mut refused = Vec::new();

@@ -1,7 +1,7 @@
 //! Memory that a driver needs only while it runs.
 //!
-//! It belongs to the thread and serves all connections. So it stays in the cache when thousands of
-//! connections take turns, and a connection at rest keeps none of it.
+//! The memory belongs to the thread and serves all connections. So it stays in the cache when
+//! thousands of connections take turns, and a connection at rest keeps none of it.
 
 use std::cell::RefCell;
 
@@ -20,7 +20,7 @@ thread_local! {
 /// Takes the empty list of completions.
 #[inline]
 pub(super) fn take_completions() -> Vec<Completion> {
-    // While the thread ends, there is nothing to share.
+    // Use a new list while the thread ends, because its own list is gone.
     COMPLETIONS.try_with(RefCell::take).unwrap_or_default()
 }
 
@@ -31,8 +31,8 @@ pub(super) fn put_completions(mut completions: Vec<Completion>) {
     let _ = COMPLETIONS.try_with(|shared| shared.replace(completions));
 }
 
-/// Copies a received message. It keeps a buffer of [`RECEIVE_CHUNK`] bytes alive that it shares
-/// with others.
+/// Copies a received message. The copy keeps a buffer of [`RECEIVE_CHUNK`] bytes alive, which it
+/// shares with other messages.
 #[inline]
 pub(super) fn copy_message(data: &[u8]) -> Bytes {
     let copied = MESSAGES.try_with(|messages| {

@@ -1,9 +1,9 @@
 //! Decides how long a connection that has come to rest still wakes to return memory.
 //!
 //! Landing memory is returned once nothing has landed for ten seconds. The pool's arenas are
-//! returned once two checks have found them unused. Both are long after the connection has come to
-//! rest. So the connection wakes [`TURNS`] more times if it has used such memory since its last
-//! rest, and then stops.
+//! returned once two checks have found them unused. Both times come long after the connection has
+//! come to rest. So the connection wakes [`TURNS`] more times if it has used such memory since its
+//! last rest, and then stops.
 //!
 //! | turns left | the timer expires | to |
 //! |---|---|---|
@@ -16,20 +16,21 @@ use std::time::{Duration, Instant};
 
 /// Time between two turns.
 const PAUSE: Duration = Duration::from_millis(2500);
-/// Together 20 s: ten until landing memory is returned, and the rest for the pool's checks.
+/// Number of turns, which together take 20 s: ten until landing memory is returned, and ten for the
+/// pool's checks.
 const TURNS: u32 = 8;
 
 #[derive(Debug, Default)]
 pub(super) struct Tidy {
-    /// How often memory had been used when the connection came to rest.
+    /// Number of uses of memory when the connection came to rest.
     used: u64,
     left: u32,
     next: Option<Instant>,
 }
 
 impl Tidy {
-    /// The timer has expired, and memory that may be returned has been. `used` is how often memory
-    /// has been used so far.
+    /// Counts a turn of the timer, after which all memory that may be returned has been returned.
+    /// `used` is the number of uses of memory so far.
     pub(super) fn expired(&mut self, now: Instant, at_rest: bool, used: u64) {
         if !at_rest && self.left > 0 {
             // A message that used no memory has ended the rest, so the remaining turns are still
@@ -47,8 +48,8 @@ impl Tidy {
         self.next = (self.left > 0).then(|| now + PAUSE);
     }
 
-    /// The timer has expired. Returns whether the connection was already at rest at the last turn
-    /// and has used no memory since. `used` is how often memory has been used so far.
+    /// Whether the connection was already at rest at the last turn and has used no memory since.
+    /// `used` is the number of uses of memory so far.
     pub(super) fn is_unused(&self, at_rest: bool, used: u64) -> bool {
         at_rest && self.left > 0 && used == self.used
     }

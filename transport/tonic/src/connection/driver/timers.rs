@@ -71,7 +71,8 @@ impl Timers {
         if self.is_outdated(state) {
             self.armed = false;
         }
-        // A call has begun at rest, and its time counts from now on.
+        // A call has begun at rest. Handle the protocol's timer now, because the call's time counts
+        // from now on.
         if state.conn.is_roused() && state.lifecycle.is_open() {
             self.expire(state, state.link.now().into());
         }
@@ -132,7 +133,7 @@ impl Timers {
         }
     }
 
-    /// The timer of an open connection has expired.
+    /// Acts on an expired timer of an open connection.
     fn expire(&mut self, state: &mut ConnectionState, now: Instant) {
         let judged = state.conn.handle_timeout(now.into_std());
         let rests = state.conn.is_resting();

@@ -25,14 +25,15 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 // tokio's clock, which tests can stop.
 use tokio::time::Instant;
 
-/// Several times the duration of a copy, and of a round of short tasks.
+/// The longest wait for other work after which the driver still yields to all of it. Several times
+/// as long as a copy, or a round of short tasks.
 const MAX_WAIT: Duration = Duration::from_micros(500);
-/// Yields until the wait is measured again.
+/// Number of yields until the wait is measured again.
 const BUSY_TURNS: u8 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum YieldTo {
-    /// The runtime has several threads.
+    /// The state on a runtime with several threads.
     Several,
     BehindAll,
     BehindTasks(u8),
@@ -46,7 +47,7 @@ pub(super) struct YieldPolicy {
 }
 
 impl YieldPolicy {
-    /// Policy for the current Tokio runtime.
+    /// Creates the policy for the current tokio runtime.
     pub(super) fn new() -> Self {
         let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
         let state = match flavor {

@@ -21,12 +21,12 @@ const LONGEST_CHUNK: usize = 4 << 20;
 /// memory is needed.
 static UNREGISTERED: LogThrottle = LogThrottle::new();
 
-/// Why there is no landing memory and waiting would not help.
+/// Why landing memory is missing and waiting would not help.
 #[derive(Debug, thiserror::Error)]
 enum NoLanding {
     #[error(transparent)]
     Unregistered(#[from] RegisterError),
-    /// The peer cannot write to the memory that it was given.
+    /// The peer cannot write to memory that it was granted.
     #[error("the peer cannot map landing memory of this end: it may be out of descriptors")]
     NotTaken,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Granter<'a> {
 impl Granter<'_> {
     /// Grants the landing memory that the protocol wants, from this connection's account.
     pub(crate) fn grant(&mut self) {
-        // The link is dead, so the peer writes no more. The protocol does not know this, and its
+        // Grant nothing on a dead link. The protocol does not know that the link is dead, and its
         // streams may still want memory.
         if self.lifecycle.is_dead() {
             return;
@@ -65,7 +65,7 @@ impl Granter<'_> {
         }
     }
 
-    /// Returns false if a stream wants memory and gets none.
+    /// Grants what the protocol wants now. Returns false if a stream wants memory and gets none.
     fn grant_wanted(&mut self) -> bool {
         while let Some(want) = self.next_want() {
             if want.key == WantKey::Standing {
@@ -75,7 +75,8 @@ impl Granter<'_> {
             let parts = self.landing.wait.takes_parts()
                 || !self.landing.account.may_have(want.want as usize);
             match self.land(want, if parts { want.min } else { want.want }) {
-                // Memory for a part may be available although memory for the whole message is not.
+                // Try parts, because memory for a part may be available although memory for the
+                // whole message is not.
                 Err(_) if !parts && want.min < want.want => self.landing.wait.impossible(),
                 Ok(Some(len)) => {
                     self.landing.progresses();
@@ -85,14 +86,15 @@ impl Granter<'_> {
                 }
                 Ok(None) => {
                     self.landing.is_short = true;
-                    // The driver is woken when memory is freed or a chunk is created.
+                    // No delay is needed while memory is pending: the driver is woken when memory
+                    // is freed or a chunk is created.
                     if self.landing.account.is_pending() {
                         self.landing.progresses();
                     } else {
                         self.wait_for_memory(!parts);
                     }
                     if self.grant_behind() {
-                        // Asks for the first want again, so that the account waits for it.
+                        // Ask for the first want again, so that the account waits for it.
                         continue;
                     }
                     return false;
@@ -109,9 +111,11 @@ impl Granter<'_> {
         self.conn.poll_landing(|id| self.streams.is_awaited(id))
     }
 
-    /// A stream cannot have memory now. `wants_whole` says whether it wants a whole piece.
+    /// Starts the delays of a stream that cannot have memory now. `wants_whole` says whether the
+    /// stream wants a whole piece.
     fn wait_for_memory(&mut self, wants_whole: bool) {
-        // The stream needs the memory more than an unused standing grant does.
+        // Recall the standing grants, because the stream needs their memory more than an unused
+        // grant does.
         self.conn.recall_standing();
         let begins = wants_whole && self.landing.wait.short();
         if self.landing.stall.begin() || begins {
@@ -204,9 +208,9 @@ impl Granter<'_> {
         }
     }
 
-    /// A stream's messages cannot have memory, and waiting would not help. They come by control
-    /// messages, which need none. If this end is the cause, new calls take another path until it
-    /// has memory again (R21).
+    /// Makes a stream's messages come by control messages, which need no landing memory, because
+    /// waiting would not bring any. If this end is the cause, new calls take another path until
+    /// this end has memory again (R21).
     fn refuse_bulk(&mut self, id: StreamId, error: &NoLanding) {
         throttled!(in UNREGISTERED, warn, %error, stream = %id, "no landing memory; messages come by control messages");
         self.conn.decline_landing(id);
@@ -215,7 +219,7 @@ impl Granter<'_> {
             return;
         }
         let reason = match self.link.pool.may_land() {
-            // No other message can have memory either.
+            // The pool's own error says that no other message can have memory either.
             Err(limit) => from_error::pool(&limit),
             Ok(()) => from_error::landing(error, ReasonCode::ProcessLimit),
         };

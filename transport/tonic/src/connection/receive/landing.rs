@@ -53,7 +53,7 @@ pub(crate) struct LandingMemory {
     pub(super) naming: Vec<Naming>,
     /// Whether messages land in parts because memory in one piece is scarce.
     pub(super) wait: LandingWait,
-    /// How long no stream that wants memory has got any.
+    /// The delay that runs while streams want memory and none gets any.
     pub(super) stall: Stall,
     /// Turns that other tasks get before delays end.
     pub(super) grace: Grace,
@@ -61,16 +61,16 @@ pub(crate) struct LandingMemory {
     pub(super) relief: Relief,
     /// When to recall grants, so that memory goes back to other connections.
     pub(super) reclaim_delay: ReclaimDelay,
-    /// The account waits for memory.
+    /// Whether the account waits for memory.
     pub(super) is_short: bool,
-    /// A chunk is being created for the account. Grants may continue afterwards.
+    /// Whether a chunk is being created for the account. Grants may continue afterwards.
     pub(super) is_making: bool,
-    /// The peer may change data that it has sent, so data is copied before delivery.
+    /// Whether data is copied before delivery, because the peer may change data that it has sent.
     pub(super) copy_on_delivery: bool,
 }
 
 impl LandingMemory {
-    /// Uses at most `max` bytes of `pool`.
+    /// Creates the landing memory of a connection, which uses at most `max` bytes of `pool`.
     pub(crate) fn new(pool: &Pool, max: usize, copy_on_delivery: bool) -> Self {
         LandingMemory {
             account: pool.landing_up_to(max),
@@ -92,7 +92,7 @@ impl LandingMemory {
         self.account.register_waker(waker);
     }
 
-    /// Takes the data that the peer has written to granted memory. The grant ends.
+    /// Ends a grant, and takes the data that the peer has written to its memory.
     pub(crate) fn landed(
         &mut self,
         memory: usize,
@@ -158,20 +158,19 @@ impl LandingMemory {
 
     /// Whether there is a deadline that the driver has not taken. Marks all as taken.
     pub(crate) fn has_new_deadline(&mut self) -> bool {
-        // Asks each delay, because asking marks its deadline as taken.
+        // Ask each delay, because asking marks its deadline as taken.
         let wait = self.wait.0.has_new_deadline();
         let reclaim_delay = self.reclaim_delay.0.has_new_deadline();
         let stall = self.stall.0.has_new_deadline();
         wait || reclaim_delay || stall
     }
 
-    /// Nothing has landed for a while, so free chunks go back to the pool.
+    /// Returns free chunks to the pool, after nothing has landed for a while.
     pub(crate) fn trim(&mut self) {
         self.account.trim();
     }
 
-    /// Limits what the peer may be granted in advance to half of this connection's share. The rest
-    /// is for requests.
+    /// Limits standing grants to half of this connection's share. The other half is for requests.
     #[inline]
     pub(super) fn limit_standing(&self, conn: &mut Connection) {
         if conn.gives_standing() {
@@ -179,7 +178,7 @@ impl LandingMemory {
         }
     }
 
-    /// A stream has ended. Its buffer need not wait for the peer to map it.
+    /// Gives up the buffer of a stream that has ended, which need not wait for the peer to map it.
     #[inline]
     pub(crate) fn forget_naming(&mut self, stream: StreamId) {
         if !self.naming.is_empty() {
@@ -190,7 +189,7 @@ impl LandingMemory {
     /// Notes that a stream got landing memory, or that none wants any.
     #[inline]
     pub(super) fn progresses(&mut self) {
-        // A chunk to be returned may still be in use.
+        // Let the delay run on while a chunk that is to be returned may still be in use.
         if !self.reclaim_delay.0.is_over() {
             self.stall.end();
         }
@@ -215,7 +214,7 @@ impl LandingMemory {
             conn.memory_is_unwanted();
         }
         if self.reclaim_delay.0.is_over() {
-            // Unread data occupies the memory.
+            // The grants are recalled, so unread data occupies the memory: copy it after the delay.
             self.stall.begin();
         }
     }

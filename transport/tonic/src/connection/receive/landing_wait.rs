@@ -1,8 +1,8 @@
 //! How long a message waits for landing memory in one piece before it lands in parts.
 //!
 //! Parts have to be joined by a copy, into memory that the kernel may have to provide page by page.
-//! So a message waits for a whole piece while other messages free memory, but not for long, because
-//! readers may hold on to theirs.
+//! So a message waits for a whole piece while other messages free memory. It does not wait for
+//! long, because readers may hold on to their messages.
 //!
 //! | the delay | on | next |
 //! |---|---|---|
@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use crate::connection::delay::Delay;
 
-/// In this time, a message of 16 MiB in flight lands at 3 Gb/s and more.
+/// Maximum wait for a whole piece. In this time, a message of 16 MiB in flight lands at 3 Gb/s and
+/// more.
 const MAX_WAIT: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
@@ -29,7 +30,7 @@ impl LandingWait {
         self.0.is_over()
     }
 
-    /// No whole piece is free. Returns true if the wait begins now.
+    /// Begins to wait, because no whole piece is free. Returns true if the wait begins now.
     #[inline]
     pub(crate) fn short(&mut self) -> bool {
         let begins = self.0.is_idle();
@@ -39,12 +40,12 @@ impl LandingWait {
         begins
     }
 
-    /// Memory in one piece cannot be registered.
+    /// Ends the wait, because memory in one piece cannot be registered.
     pub(crate) fn impossible(&mut self) {
         self.0 = Delay::Over;
     }
 
-    /// The first stream that wants a whole piece has one.
+    /// Resets the wait, because the longest-waiting stream has got a whole piece.
     #[inline]
     pub(crate) fn whole(&mut self) {
         self.0.reset();

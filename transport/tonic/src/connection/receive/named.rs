@@ -64,7 +64,8 @@ impl Granter<'_> {
         went_on
     }
 
-    /// Returns false while the buffer is being registered.
+    /// Begins to register the buffer for a want, or refuses the want. Returns false if the buffer
+    /// is being registered.
     fn register(&mut self, want: NamedWant) -> bool {
         let NamedWant { stream, field, offset } = want;
         let named = self.streams.io.get(&stream).and_then(|io| io.named.clone());
@@ -106,7 +107,7 @@ impl Granter<'_> {
                     self.not_registered(stream, &error);
                     return None;
                 }
-                // The end of the call gives the buffer up.
+                // Keep waiting. If the call ends, `forget_naming` gives the buffer up.
                 None => {
                     return Some(Naming { stream, step: NamingStep::Registering(registration) });
                 }

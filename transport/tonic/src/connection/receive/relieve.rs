@@ -87,7 +87,8 @@ impl LandingMemory {
             }
             let relief = &mut self.relief;
             relief.streams.pop_front();
-            // A chunk can only go back when all of it is free.
+            // While chunks are to be reclaimed, copy everything, because a chunk can only go back
+            // when all of it is free.
             if relief.copied >= relief.want && self.reclaim_delay.0.is_idle() {
                 relief.streams.clear();
             }
@@ -96,8 +97,8 @@ impl LandingMemory {
         if !ends_stall {
             return;
         }
-        // Memory that the peer is about to write, or a reader is about to read, becomes free by
-        // itself.
+        // Do not starve while memory can become free by itself: after the peer's WRITE, or when a
+        // reader reads it.
         let moves =
             !self.granted.is_empty() || streams.io.values().any(|io| io.unread.has_landed());
         if copied == 0 && !moves && self.is_short && !self.account.is_pending() {

@@ -27,7 +27,8 @@ use tonic_rdma_proto::StreamId;
 
 use crate::connection::delay::Delay;
 
-/// A running reader has read within this time, even on a busy machine.
+/// Time that a stream waits before unread data is copied. A running reader has read within this
+/// time, even on a busy machine.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// Turns that the runtime's other tasks get between the end of a delay and its effect. Tasks do not

@@ -52,7 +52,8 @@ pub(crate) enum PayloadPlace {
     Named,
     /// Memory that the peer has lent.
     Lent,
-    /// Memory that the peer may write to. It is copied to the heap before it is read.
+    /// Memory that the peer may write to, so that the bytes are copied to the heap before they are
+    /// read.
     Heap,
 }
 
@@ -109,7 +110,7 @@ impl Joining {
             true => Bytes::copy_from_slice(&bytes),
             false => bytes.freeze(),
         };
-        // Only this process writes to the copy.
+        // The copy is an eager part, because only this process writes to it.
         Piece { part: Part::Eager(bytes), window, bulk, landed, joined: true }
     }
 }
@@ -118,7 +119,7 @@ impl Joining {
 #[derive(Debug, Default)]
 pub(crate) struct Unread {
     pieces: Fifo<Piece>,
-    /// Comes after the others.
+    /// The pieces that are being joined, which follow all others.
     joining: Option<Box<Joining>>,
 }
 

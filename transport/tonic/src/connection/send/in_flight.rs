@@ -2,11 +2,11 @@
 //!
 //! A slot is in flight until a completion covers its work, and then free again. Memory that is not
 //! pinned is copied into staging before it is written: into blocks that the pool [can
-//! spare](Pool::spare), or into a SEND slot if it can spare none.
+//! spare](Pool::spare), or into a SEND slot if the pool can spare no block.
 //!
 //! A link may have few SEND slots at rest, and replace them by more while streams are open. The
-//! memory of those is returned only while nothing is in flight. In the states marked with a star,
-//! every SEND reports its completion, because no later work would free its slot soon.
+//! memory of the additional slots is returned only while nothing is in flight. In the states marked
+//! with a star, every SEND reports its completion, because no later work would free its slot soon.
 //!
 //! | from | on | to |
 //! |---|---|---|
@@ -44,10 +44,11 @@ enum Slots {
     Fixed,
     /// The slots of a connection at rest.
     Few,
-    /// The slots of a connection at rest. The link should lease memory for all.
+    /// The slots of a connection at rest. The link should lease memory for all slots.
     Wanted,
     All,
-    /// All slots. The link should return the memory of most.
+    /// All slots. The link should return the memory of those that a connection at rest does not
+    /// have.
     Draining,
 }
 
@@ -72,9 +73,9 @@ pub(crate) struct InFlight {
 
 #[derive(Debug)]
 struct Staging {
-    /// Bytes of a block.
+    /// Bytes of a staging block.
     size: usize,
-    /// Maximum number of blocks in flight.
+    /// Maximum number of staging blocks in flight.
     max: usize,
     used: usize,
     /// A block that was taken from the pool but not used yet.
@@ -91,7 +92,8 @@ pub(crate) enum StagingSpot {
 }
 
 impl InFlight {
-    /// Uses at most `blocks` staging blocks of `block_size` bytes.
+    /// Creates the state of a link without work, which uses at most `blocks` staging blocks of
+    /// `block_size` bytes.
     pub(crate) fn new(link: &LinkConfig, blocks: usize, block_size: usize) -> Self {
         InFlight {
             slot_size: link.rest_send() as usize,
@@ -108,8 +110,8 @@ impl InFlight {
         }
     }
 
-    /// Work is about to be queued, and `streams` says whether streams are open. If this returns
-    /// true, the link should first lease memory for all SEND slots, and then call
+    /// Records that work is about to be queued. `streams` says whether streams are open. If this
+    /// returns true, the caller should first lease memory for all SEND slots, and then call
     /// [`resized`](Self::resized).
     #[inline]
     pub(crate) fn wants_slots(&mut self, streams: bool) -> bool {
@@ -128,8 +130,9 @@ impl InFlight {
         !matches!(self.state, Slots::All | Slots::Fixed)
     }
 
-    /// The connection has been at rest for a while. Returns true if completions are outstanding
-    /// that no queued work reports. Something must then be sent before the link can return memory.
+    /// Records that the connection has been at rest for a while. Returns true if completions are
+    /// outstanding that no queued work reports. Something must then be sent before the link can
+    /// return memory.
     pub(crate) fn rest(&mut self) -> bool {
         self.state = match self.state {
             Slots::Few | Slots::Wanted => Slots::Few,
@@ -139,15 +142,16 @@ impl InFlight {
         self.state == Slots::Draining && !self.is_idle()
     }
 
-    /// If this returns true, the link should return the memory of its extra SEND slots, and then
-    /// call [`resized`](Self::resized).
+    /// Whether the caller should return the memory of the extra SEND slots, and then call
+    /// [`resized`](Self::resized).
     #[inline]
     pub(crate) fn spares_slots(&self) -> bool {
         self.state == Slots::Draining && self.is_idle()
     }
 
-    /// The link now has this many SEND slots, in other memory. Slots at rest that are still in
-    /// flight count until they are done, so the new ones form a ring as before.
+    /// Records that the link now has this many SEND slots, in other memory. Slots of the connection
+    /// at rest that are still in flight count until they are done, so the new slots form a ring as
+    /// before.
     pub(crate) fn resized(&mut self, slots: u32) {
         self.state = match self.state {
             Slots::Wanted | Slots::All => Slots::All,
@@ -183,7 +187,7 @@ impl InFlight {
         }
         match (&staging.next, staging.used, slot) {
             (Some(block), _, _) => block.capacity(),
-            // A block in flight is soon free again.
+            // Wait for a block or a slot in flight, which is soon free again.
             (None, 1.., _) | (None, 0, None) => 0,
             (None, 0, Some(_)) => self.slot_size,
         }
@@ -250,7 +254,7 @@ impl InFlight {
         self.begin(WorkKind::Pinned { len })
     }
 
-    /// Work `id` and all work before it have completed.
+    /// Records that work `id` and all work before it have completed.
     #[inline]
     pub(crate) fn done(&mut self, id: u64) {
         while self.in_flight.front().is_some_and(|(first, _)| *first <= id) {

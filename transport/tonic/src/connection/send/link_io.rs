@@ -23,7 +23,7 @@ pub(crate) struct LinkIo {
     in_flight: InFlight,
     /// How many bytes of WRITEs may be in flight.
     window: WriteWindow,
-    /// The link copies from any memory while work is queued.
+    /// Whether the link copies from any memory while work is queued.
     pub(super) any_memory: bool,
     /// The clock for the times of messages, shared by the runtime's connections.
     clock: Clock,
@@ -70,7 +70,7 @@ impl LinkIo {
         self.in_flight.return_unused();
     }
 
-    /// The connection's timer. Its clock gives the times of messages from now on.
+    /// Returns the connection's timer. Its clock gives the times of messages from now on.
     pub(crate) fn timer(&mut self) -> Timer {
         let timer = self.link.as_ref().map(Link::timer).unwrap_or_default();
         self.clock = timer.clock();
@@ -95,14 +95,14 @@ impl LinkIo {
         self.in_flight.writing()
     }
 
-    /// Work `id` and all work before it have completed.
+    /// Records that work `id` and all work before it have completed.
     #[inline]
     pub(crate) fn sent(&mut self, id: u64) {
         self.in_flight.done(id);
     }
 
-    /// Completions were handled. `before` is the number of bytes of WRITEs in flight before them,
-    /// and `waits` whether payload waits to be written.
+    /// Adjusts the window after completions were handled. `before` is the number of bytes of WRITEs
+    /// in flight before these completions. `waits` says whether payload waits to be written.
     #[inline]
     pub(crate) fn completed(&mut self, before: usize, waits: impl FnOnce() -> bool) {
         self.return_sends();
@@ -118,8 +118,8 @@ impl LinkIo {
         self.link.as_mut().map_or(Ok(0), |link| link.grow(&self.pool))
     }
 
-    /// The connection has been at rest for a while, and only a busy one needs most SEND slots.
-    /// Returns true if something must be sent whose completion covers earlier work.
+    /// Prepares to return the memory of the SEND slots that only a busy connection needs, after a
+    /// while at rest. Returns true if something must be sent whose completion covers earlier work.
     pub(crate) fn rest(&mut self) -> bool {
         self.in_flight.rest()
     }
@@ -218,7 +218,8 @@ impl LinkIo {
                     let Write { src, pinned, addr, rkey } = write;
                     let as_it_lies = match (pinned, self.any_memory) {
                         (true, true) => {
-                            // The peer works on these messages while this end copies.
+                            // Ring the doorbell now, so that the peer works on these messages while
+                            // this end copies.
                             if std::mem::take(&mut messages) {
                                 link.ring_doorbell()?;
                             }
@@ -252,7 +253,7 @@ impl LinkIo {
                     };
                     let work = Work::Write { src: source, remote_addr: addr, rkey };
                     let queued = link.queue(id, work, report)?;
-                    // Does not tell the peer of bytes that may be zeros.
+                    // Check before the peer is told of bytes that may be zeros.
                     check_not_truncated(&src, link)?;
                     if queued == Posted::Done {
                         self.in_flight.done(id);
@@ -274,7 +275,7 @@ impl LinkIo {
         let (short, waits) = (conn.stats().short_sent(), conn.waits_to_write());
         copies.flushed(&flush, short, waits);
         tasks.work += turn::copies(flush.bytes());
-        // The driver polls for the answer.
+        // Wake the driver, which polls for the answer.
         if posted && !copies.has_backlog() && link.is_eager() {
             tasks.wake_driver();
         }
@@ -299,10 +300,10 @@ fn copy_to_stage(link: &mut AnyLink, stage: StagingSpot, src: &Bytes) -> WriteSo
 }
 
 /// Checks the source of a WRITE after it was read. Application memory reads as zeros if it is
-/// mapped from a file that was truncated, and the peer must not be told of these.
+/// mapped from a file that was truncated, and the peer must not take these zeros for data.
 ///
 /// # Errors
-/// The source is mapped from a file that was truncated. The peer has the bytes but no DONE for
+/// The source is mapped from a file that was truncated. The peer has the bytes but gets no DONE for
 /// them, so the connection has to end.
 #[inline]
 fn check_not_truncated(src: &Bytes, link: &AnyLink) -> Result<(), LinkError> {

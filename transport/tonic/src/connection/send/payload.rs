@@ -22,8 +22,8 @@ impl LinkIo {
         let mut payload = Payload::new();
         let may_lend = !eager && self.link.as_ref().is_some_and(Link::may_lend);
         for (at, bytes) in chunk.segments.into_iter().enumerate() {
-            // A WRITE can send it from where it lies, because the device knows the memory or the
-            // link copies from any.
+            // A WRITE can send the chunk from where it lies, because the device knows the memory or
+            // the link copies from any memory.
             let framing = chunk.apart && bytes.len() <= FRAMING;
             let registered = if eager || framing { None } else { self.pool.resolve(&bytes) };
             let in_pool = registered.is_some();
@@ -54,8 +54,8 @@ impl LinkIo {
         payload
     }
 
-    /// Lends what the protocol has to send, as far as the pool and the peer allow. The rest is
-    /// sent, or waits until the peer has mapped it.
+    /// Lends what the protocol has to send, as far as the pool and the peer allow. Other bytes are
+    /// sent in another way, or wait until the peer has mapped their memory.
     pub(super) fn lend(&mut self, conn: &mut Connection) -> Result<(), LinkError> {
         conn.retry_lends();
         while let Some((stream, bytes)) = conn.poll_lend() {

@@ -3,7 +3,7 @@
 //! The window should keep the link busy (bandwidth times delay) and no more, because a small
 //! message waits behind everything that was posted before it (R13). Neither factor is known. A link
 //! that runs dry while payload waits has too small a window. A link that never runs dry may have
-//! too large a one.
+//! too large a window.
 //!
 //! | on | window |
 //! |---|---|
@@ -11,9 +11,9 @@
 //! | [`CALM`] completions in a row leave some in flight | reduced by a quarter, but not below [`FIRST`] |
 //! | a SEND with a message was posted while WRITEs were in flight | the bytes that the link carries in [`WAIT`] |
 //!
-//! The completions of a busy link tell how much it carries. A fast link therefore keeps a large
-//! window even with small messages, which wait as long behind it as behind a slow link's small
-//! window.
+//! The completions of a busy link show how much the link carries. A fast link therefore keeps a
+//! large window even with small messages, which wait as long behind it as behind a slow link's
+//! small window.
 //!
 //! A WRITE at each half of the window reports its completion, which leaves time to post the next
 //! half.
@@ -71,9 +71,9 @@ impl WriteWindow {
         self.size / 4
     }
 
-    /// WRITEs of `done` bytes have completed, and `writing` bytes are still in flight. `waits` says
-    /// that payload waits for room. Asks for the time only if it is needed, because that may be a
-    /// system call.
+    /// Records that WRITEs of `done` bytes have completed, and `writing` bytes are still in flight.
+    /// `waits` says whether payload waits for room. Calls `now` only if the time is needed, because
+    /// that may be a system call.
     #[inline]
     pub(crate) fn completed(
         &mut self,
@@ -101,14 +101,15 @@ impl WriteWindow {
 
     fn measure(&mut self, done: usize, writing: usize, now: impl FnOnce() -> Instant) {
         let Some((since, bytes)) = self.busy else {
-            // The first completion covers work whose start time is unknown.
+            // Start to measure here, and do not count this completion, because it covers work whose
+            // start time is unknown.
             self.busy = (writing > 0).then(|| (now(), 0));
             return;
         };
         let bytes = bytes + done;
         self.busy = (writing > 0).then_some((since, bytes));
-        // Too little time has passed, unless the link has become slow. A burst decides, or as many
-        // bytes as were measured before.
+        // Return while the link is busy and has not yet completed the bytes that it carries in a
+        // `SPAN`, by the last measurement.
         if writing > 0 && bytes / SPANS < self.carries {
             return;
         }
@@ -125,7 +126,8 @@ impl WriteWindow {
         }
     }
 
-    /// Small messages share the link with the WRITEs.
+    /// Sets the window to the bytes that the link carries in [`WAIT`], because small messages share
+    /// the link with the WRITEs.
     #[inline]
     pub(crate) fn shared(&mut self) {
         self.size = if self.carries == 0 { FIRST } else { self.carries.clamp(MIN, MAX) };
