@@ -215,7 +215,7 @@ mod tests {
 
     const NONE: Returned = Returned { credits: 0, full: false };
 
-    /// With `slots` RECVs at either side, which may become `most`.
+    /// Creates credits with `slots` RECVs at either side, which may become `most`.
     fn credits(slots: u16, most: u16) -> Credits {
         let config = Config { recv_slots: slots, max_recvs: most, ..Config::default() };
         Credits::new(&config, &config.settings())
@@ -282,7 +282,7 @@ mod tests {
         }
         a.received(b.sent(), 9).unwrap();
         assert_eq!(a.available(), 4);
-        // With its RECV gone, more are allowed again.
+        // Once the RECV is gone, more RECVs are allowed again.
         b.add_recvs(8);
         a.received(b.sent(), 9).unwrap();
         assert_eq!(
@@ -329,7 +329,8 @@ mod tests {
         b.peer_ran_short();
         b.add_recvs(8);
         assert!(!b.wants_more() && b.has_extra());
-        // The short ones are left out as they are used; the first message back is of one size.
+        // The short RECVs are left out as they are used. The first message back returns credits of
+        // one size.
         b.received(a.sent(), 1024).unwrap();
         b.remove_recv();
         assert_eq!(b.posted(), 13);
@@ -343,7 +344,7 @@ mod tests {
         }
         assert_eq!((a.max_len(), a.is_next_short()), (4096, false));
         assert_eq!((b.posted(), a.available()), (8, 8));
-        // At rest: the short ones follow, and the long ones go.
+        // At rest the short RECVs are posted again, and the long ones go.
         b.add_rest_recvs(6);
         let back = b.sent();
         assert_eq!(back, Returned { credits: 6, full: false });

@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(h.timeout(at(1_250), true), Beat::Rest);
         assert_eq!(h.deadline(), Some(at(120_000)));
         assert_eq!(h.timeout(at(119_999), true), Beat::Nothing);
-        // The peer sends a PING, so this side need not ask.
+        // A PING from the peer is a proof, so this side need not ask.
         h.received(at(5_000));
         assert_eq!(h.deadline(), Some(at(125_000)));
         for asked in [125_000, 126_250, 127_500] {

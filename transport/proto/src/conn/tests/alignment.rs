@@ -113,7 +113,7 @@ fn each_end_has_an_alignment_of_its_own() {
     p.assert_clean();
 }
 
-/// The wanted memory includes the padding in front. The grant does not.
+/// The wanted memory includes the padding in front of the message. The grant does not.
 #[test]
 fn alignment_padding_is_allocated_but_not_granted() {
     let mut p = Pair::new(asks_for(64, 0), asks_for(4096, 0), 0);

@@ -42,7 +42,8 @@ fn judged(p: &mut Pair, victim: usize) -> (u32, Option<Breach>) {
     (20, None)
 }
 
-/// A hostile client opens this many streams, each of which requests 4 MiB and never writes them.
+/// Lets a hostile client open this many streams, each of which requests 4 MiB and never writes
+/// them.
 fn hoards(p: &mut Pair, streams: u32) {
     for stream in 1..=streams {
         p.inject(
@@ -63,13 +64,14 @@ fn assert_judged(p: &mut Pair, victim: usize, expected: &Breach) {
     assert!(p.ends[victim].conn.poll_landing(|_| true).is_none(), "it is over");
 }
 
-/// Others want the memory of all streams.
+/// Recalls the memory of all streams, because others want it.
 fn wanted(p: &mut Pair) {
     p.server().recall_grants(|_| true);
 }
 
-/// The deadlines of all calls have passed, or they were answered, but the client does not return
-/// the memory. It may keep it as long as nobody wants it; then the clock runs.
+/// The deadlines of all calls have passed, or the calls were answered, but the client does not
+/// return the memory. It may keep the memory as long as nobody wants it. The clock runs as soon as
+/// somebody does.
 #[test]
 fn grants_of_reset_streams_that_others_want_close_the_connection() {
     for answered in [false, true] {
@@ -138,7 +140,8 @@ fn an_unanswered_recall_closes_the_connection() {
     assert_judged(&mut p, SERVER, &Breach::GrantKept(GrantId(2)));
 }
 
-/// Idle standing grants are recalled while the peer pauses. Nobody else needs them.
+/// Idle standing grants are recalled while the peer pauses. Nobody else needs their memory, so the
+/// connection stays.
 #[test]
 fn an_unanswered_recall_of_idle_grants_ends_nothing() {
     let config = Config { standing_grants: 4, ..config() };
@@ -154,7 +157,7 @@ fn an_unanswered_recall_of_idle_grants_ends_nothing() {
     assert!(matches!(breach, Some(Breach::GrantKept(_))), "{breach:?}");
 }
 
-/// The others get memory elsewhere in the end, so the peer may keep its grants.
+/// Other connections get memory elsewhere in the end, so the peer may keep its grants.
 #[test]
 fn memory_that_is_not_wanted_any_more_may_be_kept() {
     let mut p = pair();
@@ -305,7 +308,8 @@ fn the_answer_clock_runs_while_memory_is_wanted_and_owed() {
     assert_eq!(clock(&p), AnswerClock::Idle);
 }
 
-/// The server has ended its response and would discard the request, so it grants no memory for it.
+/// A server that has ended its response would discard the request, so it grants no memory for the
+/// request.
 #[test]
 fn an_answered_call_is_granted_no_memory() {
     let mut p = pair();

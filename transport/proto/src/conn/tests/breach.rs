@@ -56,7 +56,7 @@ fn opened(p: &mut Pair) {
     p.drive(SERVER);
 }
 
-/// An honest client opens stream 1 and waits for memory for 50,000 bytes.
+/// Lets an honest client open stream 1 and wait for memory for 50,000 bytes.
 fn asking(p: &mut Pair) {
     p.ends[SERVER].memory.budget = 0;
     let id = p.open("head", false);
@@ -64,7 +64,7 @@ fn asking(p: &mut Pair) {
     p.settle();
 }
 
-/// The hostile client holds grant 0 (stream 1, 20,000 bytes).
+/// Gives the hostile client grant 0 (stream 1, 20,000 bytes).
 fn granted(p: &mut Pair) {
     p.inject(CLIENT, &[head(1), Frame::Request { stream: 1, len: 20_000, begin: 0, field: None }]);
     p.drive(SERVER);
@@ -462,7 +462,7 @@ fn leases() -> Vec<Case> {
         case(CLIENT, bad("reaches past the end of the address space"), |p| {
             lent(p, 9, u64::MAX - 8)
         }),
-        // Any LENT frame, for a side that did not turn borrowing on.
+        // Any LENT frame is a breach for a side that did not turn borrowing on.
         case(CLIENT, Breach::NotBorrowing(stream(1)), |p| {
             p.server().terms.own.takes_lent = false;
             lent(p, 4096, 0);
@@ -508,7 +508,7 @@ fn name(breach: &Breach) -> &'static str {
         Breach::BadGrant { .. } => "BadGrant",
         Breach::UnexpectedGoAway => "UnexpectedGoAway",
         Breach::Flood(_) => "Flood",
-        // It needs no input: see `answer_timeout`.
+        // This breach needs no input: see `answer_timeout`.
         Breach::GrantKept(_) => "",
         Breach::RequestBegin { .. } => "RequestBegin",
         Breach::RequestField { .. } => "RequestField",

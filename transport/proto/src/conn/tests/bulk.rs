@@ -44,7 +44,7 @@ fn only_the_first_transfer_requests_a_grant() {
     p.assert_clean();
 }
 
-/// A flush of a small call passes over grants and events: it asks only whether there are any.
+/// A flush of a small call does no work for grants and events: it asks only whether there are any.
 #[test]
 fn a_connection_of_small_calls_wants_no_memory() {
     let mut p = Pair::small();
@@ -233,8 +233,8 @@ fn waiting_transfers_hold_no_standing_grants() {
     p.assert_clean();
 }
 
-/// Memory that is held by stalled readers is granted to nobody else. All transfers continue once
-/// they read.
+/// Memory that stalled readers hold is granted to nobody else. All transfers continue once these
+/// readers read.
 #[test]
 fn transfers_wait_for_memory_that_readers_hold() {
     let config = Config { bulk_window: 65_536, ..with_standing(0) };
@@ -299,7 +299,7 @@ fn unread_data_of_all_streams_is_bounded() {
     p.assert_clean();
 }
 
-/// A message that a reader waits for lands, however much of the others is unread.
+/// A message that a reader waits for lands, however much of the other streams is unread.
 #[test]
 fn what_a_reader_waits_for_lands_beyond_the_total() {
     let mut p = with_total(150_000);
@@ -330,8 +330,8 @@ fn what_a_reader_waits_for_lands_beyond_the_total() {
     p.assert_clean();
 }
 
-/// Streams begin with a small window. The window of a stream that is read grows, at the cost of
-/// all.
+/// Streams begin with a small window. The window of a stream that is read grows, and the growth
+/// counts towards the total of all streams.
 #[test]
 fn the_window_of_a_stream_that_is_read_grows_within_the_total() {
     const FLOOR: u32 = 4096;
@@ -353,7 +353,7 @@ fn the_window_of_a_stream_that_is_read_grows_within_the_total() {
     }
     assert_eq!(p.server().landing.unread.windows, total, "the first streams had most of it");
     p.server().held();
-    // They are read no longer, so each may have its window unread.
+    // The streams are read no longer, so each may have its window unread.
     for id in &ids {
         p.ends[SERVER].stalled.insert(id.get());
         let before = p.ends[SERVER].app(*id).body.len();
@@ -538,7 +538,7 @@ fn finish(mut p: Pair, ids: Vec<StreamId>) {
     p.assert_clean();
 }
 
-/// The receiver works on the first while the second is written.
+/// The receiver works on the first message while the second is written.
 #[test]
 fn transfers_of_one_length_go_one_after_the_other() {
     for pinned in [true, false] {

@@ -360,8 +360,8 @@ fn a_full_queue_reports_writable_once() {
     p.assert_clean();
 }
 
-/// All streams share a limit for bytes that nobody reads. Beyond it each stream has its floor, and
-/// goes on once it holds less than that, whatever the others hold.
+/// All streams share a limit for bytes that nobody reads. Beyond this limit each stream has its
+/// floor, and continues once it holds less than that, whatever the other streams hold.
 #[test]
 fn the_queues_of_all_streams_are_limited() {
     const STREAMS: usize = 100;
@@ -404,8 +404,8 @@ fn the_queues_of_all_streams_are_limited() {
     p.assert_clean();
 }
 
-/// A stream with less than its floor may queue more at any time. If it was told that it has no
-/// room, it hears of the room.
+/// A stream with less than its floor may queue more at any time. If the driver was told that the
+/// stream has no room, an event reports the room.
 #[test]
 fn a_stream_beyond_its_floor_hears_of_room() {
     let mut p = Pair::small();
@@ -451,7 +451,7 @@ fn exhausted_credits_on_both_sides_are_returned() {
                     p.ends[end].conn.send_data(*id, pattern(round, 400), false, false).unwrap();
                 }
             }
-            // Each sends all it may while nothing is delivered.
+            // Each side sends all that it may while nothing is delivered.
             p.settle();
             for end in [CLIENT, SERVER] {
                 assert!(p.ends[end].conn.output.has_output());

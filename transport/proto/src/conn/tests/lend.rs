@@ -60,7 +60,7 @@ fn a_field_is_lent_and_nothing_else_is_needed() {
     p.assert_clean();
 }
 
-/// A piece whose head does not fit into one message goes by WRITE, all of it.
+/// A piece whose head does not fit into one message goes by WRITE as a whole.
 #[test]
 fn long_heads_are_not_lent() {
     let mut p = lending(1 << 20);
@@ -128,8 +128,8 @@ fn a_reader_that_keeps_leases_makes_the_sender_write() {
     p.assert_clean();
 }
 
-/// A piece that waits until the peer has mapped it is overtaken by other streams, but not by later
-/// pieces of its own.
+/// A piece that waits until the peer has mapped its memory is overtaken by other streams, but not
+/// by later pieces of its own stream.
 #[test]
 fn what_the_peer_has_not_mapped_waits() {
     let mut p = lending(1 << 20);
@@ -177,7 +177,7 @@ fn a_reset_ends_leases_that_the_peer_was_not_told_of() {
     let mut p = lending(1 << 20);
     let id = p.open("head", false);
     p.settle();
-    // Its turn comes after eager data for which there is no window.
+    // The lent piece's turn comes after eager data for which there is no window.
     p.ends[SERVER].stalled.insert(id.get());
     let window = Config::default().stream_window.max(small().stream_window) as usize;
     for _ in 0..window / 1000 + 2 {
@@ -208,7 +208,7 @@ fn what_nobody_reads_returns_at_once() {
     p.assert_clean();
 }
 
-/// A call that the peer never knew of is sent on another connection, with the bytes.
+/// A call that the peer never knew of is sent on another connection, including the bytes to lend.
 #[test]
 fn withdrawn_output_has_the_bytes() {
     let mut p = lending(1 << 20);

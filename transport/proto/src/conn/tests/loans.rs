@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::super::*;
 use crate::payload::LentPlace;
 
-/// The memory that both ends have mapped, by address. The owner of a range takes it away when its
+/// The memory that both ends have mapped, by address. The owner of a range removes it when the
 /// lease has ended.
 #[derive(Clone, Debug, Default)]
 struct Mapped(Rc<RefCell<BTreeMap<u64, Bytes>>>);
@@ -24,7 +24,7 @@ pub(super) struct Loans {
     /// How often a piece waits for the other end to map it.
     pub(super) postpones: usize,
     postponed: usize,
-    /// This end keeps the bytes that it was lent.
+    /// Whether this end keeps the bytes that it was lent.
     pub(super) keeps: bool,
     /// Addresses of this end's leases, by number.
     out: BTreeMap<u32, u64>,
@@ -67,7 +67,7 @@ impl Loans {
         }
     }
 
-    /// The owner has its memory back, and uses it for something else.
+    /// Ends a lease: the owner has its memory back, and uses it for something else.
     pub(super) fn ended(&mut self, lease: u32) {
         let addr = self.out.remove(&lease).expect("a lease ends once");
         self.mapped.0.borrow_mut().remove(&addr);

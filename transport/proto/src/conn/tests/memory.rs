@@ -13,7 +13,7 @@ pub(super) struct Memory {
     pub(super) budget: usize,
     pub(super) used: usize,
     pub(super) peak: usize,
-    /// The peer is hostile: its WRITEs and DONEs need not agree.
+    /// Whether the peer is hostile, so that its WRITEs and DONEs need not agree.
     pub(super) lenient: bool,
     regions: BTreeMap<u32, Region>,
     next: u32,
@@ -27,7 +27,7 @@ struct Region {
     begin: Option<usize>,
     written: usize,
     filled: bool,
-    /// It belongs to the application, not to the budget.
+    /// Whether the memory belongs to the application and does not count towards the budget.
     named: bool,
 }
 

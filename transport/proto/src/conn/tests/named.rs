@@ -65,14 +65,15 @@ fn the_field_lands_in_named_memory_and_the_rest_around_it() {
     }
 }
 
-/// A client learns from the first grant that ends where the field begins.
+/// A client learns that its peer names memory from the first grant that ends where the field
+/// begins.
 #[test]
 fn requests_land_in_memory_that_the_server_names() {
     let server = Config { names_requests: true, ..small() };
     let mut p = Pair::new(small(), server, 1 << 20);
     p.ends[SERVER].names = |id| (id.get() != 3).then_some(Naming::Whole);
     let mut grants = 0;
-    // The third does not land in named memory, but is also cut.
+    // The third call's field does not land in named memory, but its message is also cut.
     for (nth, expected) in [3, 1, 1, 1].into_iter().enumerate() {
         let id = p.open("head", false);
         let (payload, bytes) = message(nth as u32);
@@ -164,7 +165,8 @@ fn memory_that_is_refused_late_or_short_delays_nothing_for_good() {
     }
 }
 
-/// A grant is recalled after a part was written. The missing part is named again.
+/// After a grant is recalled of which a part was written, memory is named for the missing part
+/// again.
 #[test]
 fn a_recall_returns_named_memory_too() {
     for room in [0, 64 << 10] {

@@ -26,11 +26,11 @@ pub(super) enum Wire {
 /// How a side answers a want of named memory for the field of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
-    /// Names all of it at once.
+    /// Names memory for the whole field at once.
     Whole,
-    /// Names at most this many bytes at a time.
+    /// Names memory for at most this many bytes at a time.
     Parts(u32),
-    /// Names all of it the next time.
+    /// Names memory for the whole field the next time.
     Late,
     Refuse,
 }
@@ -57,7 +57,8 @@ pub(super) struct End {
     pub(super) refused: Vec<StreamId>,
     /// Streams that are not read.
     pub(super) stalled: BTreeSet<u32>,
-    /// Landed bytes are copied out and their memory is freed at once, as under memory pressure.
+    /// Whether landed bytes are copied out and their memory is freed at once, as under memory
+    /// pressure.
     pub(super) copy_out: bool,
     pub(super) slots: usize,
     pub(super) staging: usize,
@@ -66,12 +67,13 @@ pub(super) struct End {
     full: (usize, usize, usize),
     /// The lengths of the posted RECVs, in the order in which a device fills them.
     posted: VecDeque<u32>,
-    /// RECVs in excess of the initial ones, and whether they are being removed.
+    /// Number of RECVs in excess of the initial ones.
     extra: u32,
+    /// Whether the extra RECVs are being removed.
     pub(super) leaving: bool,
     /// Initial RECVs that are left out while there are extra ones.
     left_out: u32,
-    /// The end has no memory for more RECVs.
+    /// Whether the end refuses to post more RECVs, as if it had no memory.
     pub(super) refuses: bool,
     /// The streams that name memory.
     pub(super) naming: BTreeMap<u32, Naming>,
@@ -79,7 +81,7 @@ pub(super) struct End {
     pub(super) names: fn(StreamId) -> Option<Naming>,
     /// Wants of named memory that are answered the next time.
     late: Vec<NamedWant>,
-    /// A proof is wanted that the peer's end exists.
+    /// Whether the connection has asked for a proof that the peer's end exists.
     probes: bool,
     pub(super) loans: Loans,
     pub(super) error: Option<crate::Breach>,
@@ -94,7 +96,7 @@ pub(super) struct Pair {
     pub(super) to: [VecDeque<Wire>; 2],
     /// Directions in which nothing is delivered.
     pub(super) hold: [bool; 2],
-    /// The path, or the other host, is gone: probes are not answered.
+    /// Whether the path or the other host is gone, so that probes are not answered.
     pub(super) gone: bool,
     /// A digest of everything transmitted.
     pub(super) digest: u64,
@@ -211,7 +213,7 @@ impl End {
         }
     }
 
-    /// The connection has become quiet.
+    /// Does the driver's work for a connection that has become quiet.
     pub(super) fn shrink(&mut self) {
         self.leaving = true;
         let (recvs, bytes) =
@@ -688,7 +690,7 @@ impl Pair {
         self.ends[end].conn.send_data(id, body, true, true).unwrap();
     }
 
-    /// The server responds with a head, a body and trailers.
+    /// Makes the server respond with a head, a body and trailers.
     pub(super) fn answer(&mut self, id: StreamId, body: Bytes) {
         let server = self.server();
         server.send_headers(id, block("head"), false).unwrap();
@@ -696,7 +698,7 @@ impl Pair {
         server.send_headers(id, block("trailers"), true).unwrap();
     }
 
-    /// All streams have ended, and all resources have been returned.
+    /// Asserts that all streams have ended and all resources have been returned.
     pub(super) fn assert_clean(&mut self) {
         for end in &mut self.ends {
             end.loans.keeps = false;

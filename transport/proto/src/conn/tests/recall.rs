@@ -113,8 +113,8 @@ fn a_bound_standing_grant_is_written_first() {
     p.ends[CLIENT].limit(16, 4, 64 << 10, 0);
     let ids: Vec<StreamId> = (0..3).map(|_| p.open("head", false)).collect();
     for &id in &ids {
-        // The first one requests memory, which replaces the short standing grant. The second one
-        // finds a standing grant that is long enough.
+        // The first transfer requests memory, which replaces the short standing grant. The second
+        // transfer finds a standing grant that is long enough.
         p.send(CLIENT, id, pattern(id.get(), 200_000));
         p.settle();
     }

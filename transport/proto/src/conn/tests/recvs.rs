@@ -173,7 +173,7 @@ fn short_recvs_make_way_for_long_ones_under_load_and_come_back_at_rest() {
     p.assert_clean();
 }
 
-/// Without memory for longer RECVs everything goes by the short ones.
+/// Without memory for longer RECVs, all messages land in the short ones.
 #[test]
 fn without_memory_for_long_recvs_messages_are_cut() {
     let config = Config { slot_size: 4096, rest_slot_size: 1024, max_recvs: 20, ..small() };

@@ -21,7 +21,7 @@ fn drain_finishes_known_streams_and_refuses_others() {
     let crossing = p.open("crossing", true);
     p.drive(SERVER);
     p.drive(CLIENT);
-    // These have not been transmitted when GOAWAY arrives.
+    // These streams have not been transmitted when GOAWAY arrives.
     let unheard: Vec<StreamId> = (0..3).map(|_| p.open("unheard", false)).collect();
     p.send(CLIENT, unheard[0], pattern(1, 50_000));
     p.send(CLIENT, unheard[1], pattern(1, 10));

@@ -11,7 +11,7 @@ use crate::ids::ResetCode;
 const STEP: Duration = Duration::from_millis(50);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Time passes.
+/// Advances the clock by `time`, in steps of `step`.
 fn wait(p: &mut Pair, time: Duration, step: Duration) {
     let until = p.now + time;
     while p.now < until {
@@ -124,14 +124,14 @@ fn a_call_that_begins_at_rest_finds_in_time_that_the_path_is_gone() {
         (p.gone, p.hold) = (true, [true, true]);
         p.open("head", false);
         assert!(p.client().is_roused());
-        // The timer was due at once; it came with the first step.
+        // The timer was due at once, and ran with the first step.
         let time = until_event(&mut p, CLIENT, Duration::from_secs(60));
         assert_eq!(time, Some(Duration::from_millis(5050)), "{rest}");
         assert_eq!(p.ends[CLIENT].events, [Event::Dead]);
     }
 }
 
-/// If the link does not report it, a path that is lost at rest is noticed later.
+/// If the link does not report the peer's end, a path that is lost at rest is noticed later.
 #[test]
 fn a_path_that_goes_at_rest_is_given_up() {
     let mut p = pair(TIMED, None);
@@ -172,7 +172,7 @@ fn a_stopped_process_asks_first() {
     p.assert_clean();
 }
 
-/// The program's keep-alive ends the calls of a paused peer, and only that does.
+/// Only the program's keep-alive ends the calls of a paused peer.
 #[test]
 fn a_keep_alive_ends_a_pause() {
     let second = Duration::from_secs(1);
