@@ -400,7 +400,8 @@ mod tests {
         let mut sender = Sender::new(64 << 20, due);
         sender.run().await;
         assert_eq!(sender.waited.len(), 200);
-        // The scheduler did not expect the first message. The others wait for at most one flush.
+        // The scheduler did not expect the first message. All later messages wait for at most one
+        // flush.
         let one_flush = Duration::from_nanos(MAX_COPY as u64 / 8);
         assert!(
             sender.waited[1..].iter().all(|waited| *waited <= one_flush),

@@ -111,7 +111,7 @@ mod tests {
             let before = count.0.load(Relaxed);
             policy.yield_now(&mut Context::from_waker(&waker));
             at_once += count.0.load(Relaxed) - before;
-            // tokio wakes the others when it is idle, which is here.
+            // tokio wakes deferred tasks when it is idle, as it is here.
             tokio::time::advance(wait).await;
             policy.runs();
         }

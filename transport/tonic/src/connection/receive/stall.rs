@@ -85,8 +85,8 @@ pub(crate) enum Reading {
 pub(crate) struct Stall(pub(crate) Delay);
 
 impl Stall {
-    /// Starts the delay for a waiting stream, unless it runs or is over. Returns true if no delay
-    /// was running.
+    /// Starts the delay for a waiting stream, unless the delay is running. Returns true if it was
+    /// not running.
     #[inline]
     pub(crate) fn begin(&mut self) -> bool {
         let begins = self.0.deadline().is_none();

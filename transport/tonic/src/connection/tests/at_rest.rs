@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A busy connection has more RECVs and SEND slots than it starts with, and staging. One at rest
-/// has returned them.
+/// A busy connection has more RECVs and SEND slots than it starts with, and staging. A connection
+/// at rest has returned all of these.
 #[tokio::test(start_paused = true)]
 async fn a_connection_at_rest_pins_8_kib() {
     let s = setup(SimConfig { seed: 4, delay: 2, ..SimConfig::default() }, 64 << 20).await;

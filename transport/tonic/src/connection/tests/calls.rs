@@ -126,7 +126,8 @@ async fn trailers_only() {
     s.finish().await;
 }
 
-/// A unary handler starts when it has seen the end. Until then it holds its message, and so memory.
+/// A unary handler starts once the end of the request has arrived. Until then its call holds the
+/// message, and so memory.
 #[tokio::test]
 async fn the_end_comes_with_the_last_bytes() {
     let s = setup(SimConfig::default(), 64 << 20).await;
@@ -142,7 +143,7 @@ async fn the_end_comes_with_the_last_bytes() {
     s.finish().await;
 }
 
-/// Others get turns between parts of a long body, which its reader copies.
+/// Other tasks get turns between the parts of a long body that the reader copies.
 #[tokio::test]
 async fn a_long_body_leaves_others_their_turns() {
     let setup = setup(SimConfig::default(), 64 << 20).await;

@@ -17,7 +17,7 @@ async fn a_stream_that_may_have_no_memory_claims_none() {
         options.proto.unread_total = 1 << 20;
     });
     let Pair { client, server, .. } = pair.await;
-    // A chunk is left for the short one, and others have the rest.
+    // One chunk is left for the short message, and other connections have the rest.
     collect(client.call(request("/collect", full(pattern(SHORT)))).await.unwrap()).await;
     let mut other = s.pools[0].landing();
     let rest = [64 << 10, 4 << 10]
@@ -88,12 +88,13 @@ async fn a_device_that_registers_no_more_costs_no_call() {
         let s = setup(SimConfig::default(), 64 << 20).await;
         let failing = if server_fails { &s.server_device } else { &s.client_device };
         if slow {
-            // The pool's thread registers, and reports it later.
+            // The pool's thread registers the memory, and reports it later.
             failing.hold_registrations(false);
         }
         failing.fail_registrations(0, u64::MAX);
         let body = pattern(3 << 20);
-        // The calls begin together. One that is not transmitted yet moves, and none fails.
+        // The calls begin together. A call that is not transmitted yet takes another path, and no
+        // call fails.
         let calls = (0..3).map(|_| s.client.call(request("/collect", full(body.clone()))));
         for (n, answer) in futures_util::future::join_all(calls).await.into_iter().enumerate() {
             let answer = match answer {
@@ -189,7 +190,8 @@ async fn a_registration_is_no_shortage_of_memory() {
     let call = |path| other.client.call(request(path, full(body.clone())));
     call("/collect").await.unwrap();
     s.server_device.hold_registrations(true);
-    // No reader takes what these send. Some find memory, and the others wait for it.
+    // No reader takes the messages of these calls. Some calls find memory, and the others wait for
+    // it.
     let calls: Vec<_> = (0..16).map(|_| tokio::spawn(call("/hang"))).collect();
     until("it is being registered", || s.server_device.held_registrations() == 1).await;
     // Several of the periods after which unread data is copied.
@@ -206,8 +208,8 @@ async fn a_registration_is_no_shortage_of_memory() {
     s.finish().await;
 }
 
-/// A standing grant that waits for its memory is given when that is registered, and not at the next
-/// other event. While the test polls, the clock stands still, so no timer expires.
+/// A standing grant that waits for its memory is given as soon as the memory is registered, not at
+/// the next other event. While the test polls, the clock stands still, so no timer expires.
 #[tokio::test(start_paused = true)]
 async fn standing_grants_follow_a_registration() {
     let s = setup(SimConfig::default(), 64 << 20).await;

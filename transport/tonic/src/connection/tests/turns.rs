@@ -19,9 +19,9 @@ const MAX_TURN: u64 = 128 + 64;
 
 /// A peer that sends PINGs as fast as it gets credits.
 struct Pinging {
-    /// SENDs that it may post.
+    /// Number of SENDs that the peer may post.
     credits: u16,
-    /// Credits that it has to return.
+    /// Number of credits that the peer has to return.
     owed: u16,
     token: u64,
 }
@@ -130,7 +130,7 @@ async fn a_driver_leaves_messages_that_never_end() {
 /// the peer. Frames are charged like messages.
 #[tokio::test]
 async fn a_driver_leaves_messages_that_are_full_of_frames() {
-    // Sixteen frames count as an operation. The round adds a message in each RECV.
+    // Sixteen frames count as one operation. A round of the driver adds a message in each RECV.
     const MOST: u64 = 128 * 16 + 32 * PIECES;
     let pieces = Arc::new(AtomicU64::new(0));
     let sent = pieces.clone();
