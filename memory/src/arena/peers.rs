@@ -23,11 +23,11 @@ impl Arenas {
     pub(crate) fn for_peer(self: &Arc<Self>) -> Arc<Self> {
         let common = self.common().clone();
         let next = || NonZeroU32::new(common.next_peer.fetch_add(1, Relaxed));
-        // Ids repeat after 2^32 connections.
+        // Skip 0, because ids repeat after 2^32 connections.
         let id = next().or_else(next).unwrap_or(NonZeroU32::MIN);
         let mut arenas = Arenas::new(self.usage, self.budget, self.ledger.clone());
         arenas.peer = Some(Peer { id, common: common.clone() });
-        // There may be many peers, so each begins with small arenas.
+        // Begin with small arenas, because there may be many peers.
         let bytes = (self.budget / 64).clamp(CLASSES[2], HUGE_PAGE);
         arenas.arena_bytes = bytes.min(common.arena_bytes);
         let arenas = Arc::new(arenas);
@@ -88,8 +88,8 @@ impl Arenas {
         let Some(peer) = &self.peer else {
             return self.ledger.budgets.take(self.usage, bytes, self.budget);
         };
-        // Even if peers keep a slot of each of their arenas, a quarter of the budget is left to
-        // others.
+        // Leave a quarter of the budget to the common arenas, even if peers keep a slot of each of
+        // their arenas.
         let for_peers = peer.common.for_peers.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let taken = for_peers <= self.budget / 4 * 3
             && self.ledger.budgets.take(self.usage, bytes, self.budget);

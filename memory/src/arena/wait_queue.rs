@@ -101,7 +101,8 @@ impl<S, T> WaitQueue<S, T> {
         let unserved = queue.waiters.iter_mut().find(|w| w.id == id && w.served.is_none());
         let Some(waiter) = unserved else { return false };
         let old = std::mem::replace(&mut waiter.waker, waker.clone());
-        // Dropped outside the lock: dropping a waker may drop a task and all that the task owns.
+        // Drop the old waker outside the lock, because that may drop a task and all that the task
+        // owns.
         drop(queue);
         drop(old);
         true

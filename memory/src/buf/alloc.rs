@@ -34,14 +34,14 @@ fn refusal(arenas: &Arenas, len: usize) -> PoolError {
 /// The future of [`Pool::alloc`](crate::Pool::alloc).
 ///
 /// # Cancel safety
-/// Dropping it gives up its place in the queue. Memory that was already assigned to it goes to the
-/// next waiter.
+/// Dropping the future gives up its place in the queue. Memory that was already assigned to it goes
+/// to the next waiter.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Alloc {
     arenas: Arc<Arenas>,
     len: usize,
-    /// The id of its waiter, while it is in the queue.
+    /// The id of the waiter, while it is in the queue.
     id: Option<u64>,
 }
 
@@ -75,7 +75,7 @@ impl Future for Alloc {
         let id = waiters.join(this.arenas.clone(), this.len, cx.waker().clone());
         this.id = Some(id);
         this.arenas.count_wait();
-        // Memory may have come free before the waiter was in the queue.
+        // Serve the queue, because memory may have come free before the waiter was in it.
         this.arenas.serve();
         if waiters.is_served(id) { self.poll(cx) } else { Poll::Pending }
     }
@@ -86,8 +86,8 @@ impl Drop for Alloc {
         if let Some(id) = self.id.take()
             && !self.arenas.is_inherited()
         {
-            // A slot held for it is dropped outside the lock, which serves the next waiter. If none
-            // was held, it may have blocked a later waiter that needs less.
+            // Drop a slot that was held for the waiter outside the lock, which serves the next
+            // waiter. If no slot was held, the waiter may have blocked a later one that needs less.
             drop(self.arenas.waiters().leave(id));
             self.arenas.memory_freed();
         }

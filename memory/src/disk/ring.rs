@@ -182,7 +182,8 @@ impl Shared {
             let Some(work) = queue.work.get(key) else { continue };
             let entry = work.entry.clone().user_data(key as u64);
             if !self.push(&entry) {
-                // Unreachable, because entries that the kernel has taken leave room.
+                // Keep the work, although this is unreachable, because entries that the kernel has
+                // taken leave room.
                 queue.waiting.push_front(key);
                 break;
             }
@@ -204,7 +205,8 @@ impl Shared {
     fn enter(&self) {
         while let Err(error) = self.ring.submitter().submit() {
             if error.raw_os_error() != Some(libc::EINTR) {
-                // The kernel is short of memory, and reports no event when that ends.
+                // Try again after a pause, because a kernel that is short of memory reports no
+                // event when that ends.
                 tracing::debug!(%error, "io_uring takes no work at the moment");
                 thread::sleep(PAUSE);
             }
@@ -255,7 +257,8 @@ impl Shared {
             self.submit(&mut queue);
             let over = queue.stopped && queue.posted == 0 && queue.work.is_empty();
             drop(queue);
-            // Runs without the lock, because woken tasks may post, and dropped memory wakes others.
+            // Complete the work without the lock, because woken tasks may post, and dropped memory
+            // wakes other tasks.
             for (work, result) in ended {
                 let error = || io::Error::from_raw_os_error(-result);
                 (work.done)(usize::try_from(result).map_err(|_| error()));
@@ -280,8 +283,8 @@ impl Drop for Handle {
         }
         let mut queue = self.0.queue();
         queue.stopped = true;
-        // Wakes the thread. The completion queue is twice as long as the submission queue, so this
-        // one more fits.
+        // Wake the thread. This additional completion fits, because the completion queue is twice
+        // as long as the submission queue.
         if self.0.push(&opcode::Nop::new().build().user_data(STOP)) {
             queue.posted += 1;
             self.0.enter();

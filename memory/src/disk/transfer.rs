@@ -10,8 +10,8 @@ use std::{fmt, io};
 /// to its owner again.
 ///
 /// # Cancel safety
-/// The memory belongs to the work (R10). If this is dropped, the work goes on, and the memory is
-/// dropped when the kernel is done with it.
+/// The memory belongs to the work (R10). If the transfer is dropped, the work continues, and the
+/// memory is dropped when the kernel is done with it.
 #[must_use = "the bytes are not transferred before it has resolved"]
 pub struct Transfer<T>(Arc<Mutex<State<T>>>);
 

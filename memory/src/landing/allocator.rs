@@ -85,9 +85,9 @@ impl Landing {
     /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
     /// has less than its share, it also claims memory, and [`Landing::others_claim`] is true for
-    /// the other connections. It waits until the next call returns a piece or an error, or until
-    /// [`Landing::stop_waiting`]. It also waits if other pools of the process hold all that
-    /// RLIMIT_MEMLOCK allows: see [`Landing::waited`].
+    /// the other connections. The connection waits until the next call returns a piece or an error,
+    /// or until [`Landing::stop_waiting`]. It also waits if other pools of the process hold all
+    /// that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
     ///
     /// # Errors
     /// The budget allowed another chunk, but the system did not map it or the device did not
@@ -98,7 +98,7 @@ impl Landing {
         let min = min.div_ceil(GRANULE).max(1);
         self.collect();
         if self.has_reclaimed {
-            // Perhaps no other connection claims memory any longer.
+            // Select the chunks again, because other connections may no longer claim memory.
             self.select();
         }
         let whole = self.take_whole(want);
@@ -192,7 +192,7 @@ impl Landing {
     }
 
     /// Reports that this connection has waited for memory until `now`, by the caller's clock. Call
-    /// it several times a second while [`alloc`](Landing::alloc) finds no memory. It bounds the
+    /// it several times a second while [`alloc`](Landing::alloc) finds no memory. This bounds the
     /// wait for memory that only other pools of the process hold: if none of them returns any for
     /// two seconds, and this pool has no landing memory, `alloc` returns an error.
     pub fn waited(&self, now: Instant) {
@@ -378,7 +378,7 @@ impl Landing {
             return Ok(None);
         }
         let left = self.ledger.fit_landing(needed);
-        // A run may have become long enough since.
+        // Look again, because a run may have become long enough in the meantime.
         let run = self.longest().map_or(0, |(_, _, run)| run.min(want));
         match left {
             Some(left) if run < want => Ok(self.lease(want, needed, left)),
@@ -405,7 +405,8 @@ impl Landing {
         let piece = piece.unwrap_or(usize::MAX);
         let (leased, cap) = (self.leased(), self.lease_cap());
         let room = cap.saturating_sub(leased + self.freeing()).min(left);
-        // If the limit leaves less than is needed, the attempt to make the chunk reports it.
+        // If the limit leaves less than is needed, go on: the attempt to make the chunk reports the
+        // error.
         let room = match self.ledger.longest_chunk() {
             Some(longest) if longest >= needed => room.min(longest),
             _ => room,

@@ -72,8 +72,8 @@ impl Drop for Lease {
     }
 }
 
-/// The region of a lease. The order of the fields matters: it is deregistered and unmapped before
-/// the budget gets its bytes back.
+/// The region of a lease. The order of the fields matters: the region is deregistered and unmapped
+/// before the budget gets its bytes back.
 #[derive(Debug)]
 struct Memory {
     region: Region,

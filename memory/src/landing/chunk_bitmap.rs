@@ -93,8 +93,9 @@ impl ChunkBitmap {
         }
     }
 
-    /// Takes granules that nobody else takes, unless the first of them is taken, and returns
-    /// whether it did. For a bitmap whose granules anyone may take.
+    /// Takes granules unless the first of them is taken, and returns whether it took them. For a
+    /// bitmap whose granules anyone may take, if nobody else takes any of the granules behind the
+    /// first.
     pub(crate) fn try_take(&self, start: usize, len: usize) -> bool {
         let mut masks = masks(start, len);
         let Some((word, mask)) = masks.next() else { return false };
