@@ -75,8 +75,8 @@ impl BodyEncoder {
         }
     }
 
-    /// Bytes that this crate's codec has copied since the last call, to make segments, and bytes
-    /// that it wrote as filling, which shows tonic the true length of a message.
+    /// Returns the bytes that this crate's codec has copied since the last call to make segments,
+    /// and the bytes of padding that it wrote to show tonic the true length of a message.
     pub fn take_copied(&mut self) -> (u64, u64) {
         self.sink.as_mut().map_or((0, 0), Sink::take_copied)
     }
@@ -103,7 +103,7 @@ impl BodyEncoder {
             Poll::Pending | Poll::Ready(None | Some(Err(_))) => None,
         };
         let Some(data) = data else {
-            // tonic also loses messages that were encoded before an error.
+            // Drop the messages that were encoded before the error, because tonic loses them too.
             sink.clear();
             return frame;
         };

@@ -138,14 +138,14 @@ pub struct Deframer {
     pub(super) at: At,
     /// Bytes received and not yet passed on.
     pub(super) part: Part,
-    /// The parts after it, in order.
+    /// The parts after `part`, in order.
     later: Fifo<Part>,
     /// The reader's codec.
     pub(super) used: Used,
     /// Bytes of padding that still have to follow a placeholder.
     filling: usize,
-    /// Number of bytes passed on before the next piece. The piece ends as if they were part of it,
-    /// which keeps source and destination of the copy aligned.
+    /// Number of bytes passed on before the next piece. The piece ends as if these bytes were part
+    /// of it, which keeps source and destination of the copy aligned.
     ahead: usize,
     /// Keys of placeholders that were passed on and may not be decoded yet.
     keys: Fifo<Key>,
@@ -191,7 +191,7 @@ impl Deframer {
         if self.later.is_empty() { popped } else { self.pop_later(popped) }
     }
 
-    /// Goes on to later parts once nothing is left of the current one.
+    /// Continues with later parts once nothing is left of the current part.
     #[cold]
     fn pop_later(&mut self, mut popped: Option<Bytes>) -> Option<Bytes> {
         while self.is_part_empty()
@@ -428,7 +428,7 @@ impl CopyBuffer {
         } else {
             self.reused = true;
             self.bytes = BUFFER.take();
-            // Allocates if a reader still holds the last piece.
+            // This allocates if a reader still holds the last piece.
             self.bytes.reserve(SLICE);
         }
     }
@@ -445,7 +445,7 @@ impl CopyBuffer {
 
 impl Drop for Deframer {
     fn drop(&mut self) {
-        // Removes the messages that were never decoded.
+        // Remove the messages that were never decoded.
         while let Some(key) = self.keys.pop_front() {
             if pending_messages::take(key).is_some() {
                 self.method.has_left_a_message();

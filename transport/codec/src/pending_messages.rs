@@ -74,7 +74,7 @@ static TABLE: PerProcess<[Shard; SHARDS]> = PerProcess::new(Default::default);
 
 fn shard(key: Key) -> (MutexGuard<'static, HashMap<u128, Kept, BuildHasherDefault<AsItIs>>>, u128) {
     let key = u128::from_le_bytes(key.0);
-    // These bits are not the ones that the map uses.
+    // Select the shard by bits that the map does not use.
     let shard = &TABLE[(key >> 64) as usize % SHARDS];
     (shard.lock().unwrap_or_else(PoisonError::into_inner), key)
 }

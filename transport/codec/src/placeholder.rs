@@ -28,7 +28,7 @@ thread_local! {
 
 /// Identifies one message, and is used once. Consists of a number and its 64-bit keyed hash
 /// (SipHash), with a secret of the thread as the key. Keys that an attacker has seen reveal nothing
-/// about others.
+/// about other keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(pub(super) [u8; 16]);
 

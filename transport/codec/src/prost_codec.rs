@@ -108,7 +108,7 @@ impl<T: Message> Encoder for ProstEncoder<T> {
 }
 
 /// Decodes messages. Fields of type `Bytes` are slices of the memory that the message landed in.
-/// All others are read from private copies.
+/// All other fields are read from private copies.
 pub struct ProstDecoder<U> {
     settings: BufferSettings,
     _pd: PhantomData<fn() -> U>,

@@ -4,8 +4,8 @@
 //! So a decoder of this crate that is made in that time belongs to the method. A client that the
 //! service calls also makes a decoder, but makes an encoder first, so decoders after an encoder are
 //! ignored. A layer or handler that calls another service in the process before it awaits anything
-//! may have made the decoder instead. Then nobody takes the first messages, which reveals the
-//! mistake, and the first response tells the method's codec.
+//! may have made the decoder instead. Then no decoder of this crate takes the first messages, which
+//! reveals the mistake, and the method's codec is learnt from the first response.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ thread_local! {
     static SERVED: RefCell<Option<Arc<Method>>> = const { RefCell::new(None) };
 }
 
-/// Takes the method back, even if the service panics. If a service has another one served within
-/// its own poll, its own later decoders are not noticed.
+/// Takes the method back, even if the service panics. If a service polls another service for the
+/// first time within its own poll, its own later decoders are not noticed.
 struct Ends;
 
 impl Drop for Ends {

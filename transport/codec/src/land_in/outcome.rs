@@ -7,13 +7,13 @@ pub enum Outcome {
     /// The field was written to the buffer by the device, or by a peer that has mapped it.
     #[non_exhaustive]
     Landed {
-        /// Its length: the first bytes of the buffer.
+        /// Length of the field, which is at the start of the buffer.
         len: usize,
     },
     /// The field was copied to the buffer.
     #[non_exhaustive]
     Copied {
-        /// Its length: the first bytes of the buffer.
+        /// Length of the field, which is at the start of the buffer.
         len: usize,
         /// The reason for the copy.
         why: WhyCopied,

@@ -82,7 +82,8 @@ impl Claimed {
         self.set(Outcome::Empty { why });
     }
 
-    /// Whether a field of this length fits. An error if it does not and the call has to fail then.
+    /// Whether a field of this length fits. Fails if the field does not fit and the call has to
+    /// fail then.
     pub fn fits(&self, field: usize) -> Result<bool, Status> {
         let buffer = self.lease.capacity();
         if field <= buffer {
@@ -100,7 +101,7 @@ impl Claimed {
     }
 
     fn set(&self, outcome: Outcome) {
-        // Only the first message lands, so the first outcome counts.
+        // Keep the first outcome, because only the first message lands.
         lock(&self.outcome).get_or_insert(outcome);
     }
 }

@@ -28,7 +28,7 @@ impl Deframer {
         self.gathered.copied.as_ref().map_or(0, |copied| copied.swap(0, Relaxed))
     }
 
-    /// True once, when nothing else of the body can land in the buffer.
+    /// Returns true once, when nothing else of the body can land in the buffer.
     pub fn lets_go(&mut self) -> bool {
         std::mem::take(&mut self.gathered.lets_go)
     }
@@ -49,7 +49,7 @@ impl Deframer {
             let gather = self.gather.as_mut()?;
             match self.at {
                 At::Through | At::InPlace | At::Whole(_) | At::Message { .. } => return None,
-                // The header was begun before the codec was known.
+                // Do not gather a message whose header was begun before the codec was known.
                 At::Header(_, 1..) if !gather.begun => return None,
                 At::Header(mut header, got) => {
                     let len = (HEADER - got).min(self.part.len());
@@ -63,12 +63,14 @@ impl Deframer {
                         continue;
                     }
                     let Some((0, len)) = placeholder::read_header(&header) else {
-                        // The message is compressed: tonic joins it, or reports that it cannot.
+                        // Do not gather a compressed message: tonic joins its parts, or reports
+                        // that it cannot.
                         self.at.pass(0);
                         self.delivered.plain += HEADER as u64;
                         return Some(Some(Bytes::copy_from_slice(&header)));
                     };
-                    // tonic checks the length as soon as it has the header.
+                    // Pad the placeholder, because tonic checks the length as soon as it has the
+                    // header.
                     let fill = self.padding(len);
                     self.at = At::Gather { left: len, fill };
                     self.share.put_slice(&placeholder::header((placeholder::LEN + fill) as u32));
