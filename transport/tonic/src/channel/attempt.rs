@@ -25,7 +25,8 @@ use crate::telemetry::metrics;
 use crate::telemetry::stats::Counters;
 
 /// Time without an answer after which a second request is sent. A server answers within some
-/// milliseconds. A server that is too busy for that also answers the second Offer late.
+/// milliseconds. A server that is too busy to answer within this time also answers the second Offer
+/// late.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// The inputs of an attempt at the fast path.
@@ -151,7 +152,7 @@ impl Plan {
                             ticket = None;
                         }
                         // The ticket is spent once the server has seen it. A client that was
-                        // refused as another user has not presented it.
+                        // refused as another user has not presented the ticket.
                         let refused = reason.code() == ReasonCode::OtherUser;
                         let seen = reason.side() == Side::Peer && !refused;
                         // Shared memory answers only on the server's own host.
@@ -159,8 +160,8 @@ impl Plan {
                             reached.push(path);
                         }
                         tell(&mut reasons, path, reason);
-                        // An unknown host may have this address in another network. It refuses
-                        // without knowing the ticket, so the next address is tried.
+                        // An unknown host, which may have this address in another network, refuses
+                        // because it does not know the ticket. So the next address is tried.
                         if seen {
                             spent = Some(path);
                         }
@@ -182,9 +183,10 @@ impl Plan {
     }
 
     /// Connects over one rail. If no answer comes within [`SILENCE`], another request with its own
-    /// ticket is sent in parallel with the first. It is replaced after the same time again, then
-    /// after twice that time, and so on, because the connection manager repeats a lost request only
-    /// after four seconds. The first answer counts, however long the proof of the path then takes.
+    /// ticket is sent in parallel with the first. This second request is replaced after the same
+    /// time again, then after twice that time, and so on, because the connection manager repeats a
+    /// lost request only after four seconds. The first answer counts, however long the proof of the
+    /// path then takes.
     async fn connect(
         &self,
         rail: &Rail,
@@ -216,9 +218,9 @@ impl Plan {
                     fabric.connect_telling(addr, link, &pool, &hello, left, answered).await;
                 connected.map_err(from_error::connect)
             };
-            // The first request's answer, and that of another.
+            // Whether the first request was answered, and whether any later one was.
             let answered = [AtomicBool::new(false), AtomicBool::new(false)];
-            // On the heap, because few attempts need it.
+            // Keep this future on the heap, because few attempts need it.
             let again = || {
                 Box::pin(async {
                     let (uri, paths) = (&self.origin.uri, &[rail.path]);
@@ -226,7 +228,8 @@ impl Plan {
                     loop {
                         let offered =
                             offer(&self.tcp, uri.clone(), self.hook.as_ref(), paths).await;
-                        // A refused Offer says nothing of the request that is under way.
+                        // Make the refusal of an Offer a reason of this side, because it says
+                        // nothing about the request that is under way.
                         let offered = offered
                             .map_err(|reason| Reason::new(reason.code(), reason.detail()))?;
                         tracing::debug!(%addr, "no answer yet: a second request is sent");
@@ -266,10 +269,10 @@ impl Plan {
     }
 }
 
-/// Returns the first answer to a request, or to further ones that are made after [`SILENCE`]. The
-/// first request sets `answered[0]`, and the others set `answered[1]`. An error of this host before
-/// the answer to its request is none itself, and the other request continues. Without any answer,
-/// the first request's error is returned.
+/// Returns the first answer to a request, or to further requests that are made after [`SILENCE`].
+/// The first request sets `answered[0]`, and all later ones set `answered[1]`. If a request fails
+/// on this host before it is answered, that is no answer, and the other request continues. Without
+/// any answer, returns the first request's error.
 async fn first_answer<T, Others: Future<Output = Result<T, Reason>>>(
     mut first: Pin<&mut impl Future<Output = Result<T, Reason>>>,
     answered: &[AtomicBool; 2],
@@ -338,7 +341,7 @@ fn may_have_accepted(code: ReasonCode) -> bool {
 }
 
 /// Guards the pool of an attempt. An attempt that fails or is dropped returns the pool's memory at
-/// once, because no other connection may exist that would.
+/// once, because possibly no other connection exists that would return it.
 struct Attempted(Option<Pool>);
 
 impl Attempted {

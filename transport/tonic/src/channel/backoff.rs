@@ -30,7 +30,7 @@ const QUICK: u32 = 7;
 /// A fast path that has held for this long resets the pauses.
 pub(crate) const STABLE: Duration = Duration::from_secs(10);
 
-/// Random numbers for pauses (SplitMix64). They need not be secret.
+/// Random numbers for pauses (SplitMix64), which need not be secret.
 #[derive(Debug)]
 pub(crate) struct Jitter(u64);
 
@@ -88,7 +88,7 @@ impl Backoff {
     /// The pause after an attempt that ended with `code`.
     pub(crate) fn failed(&mut self, code: ReasonCode, jitter: &mut Jitter) -> Duration {
         if code == ReasonCode::PeerUnreachable {
-            // The server ended, so the path is not to blame.
+            // Reset the count of losses: the server ended, so the path is not to blame.
             self.lost = 0;
         }
         let soon = code.is_transient() || self.quick > 0;
@@ -103,8 +103,8 @@ fn pause((first, longest): (Duration, Duration), times: &mut u32, jitter: &mut J
     pause.mul_f64(jitter.from(0.2))
 }
 
-/// A random pause of 10 to 50 ms before the next try, after the server was too busy. It keeps the
-/// clients that were turned away from returning at once.
+/// A random pause of 10 to 50 ms before the next try, after the server was too busy. The pause
+/// keeps the clients that were turned away from returning all at once.
 pub(crate) fn again(jitter: &mut Jitter) -> Duration {
     Duration::from_millis(50).mul_f64(jitter.from(0.2))
 }

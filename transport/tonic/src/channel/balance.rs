@@ -33,8 +33,8 @@ impl Channel {
     ///
     /// The endpoints connect as with [`Endpoint::connect_lazy`]. Each call draws two endpoints at
     /// random and takes the one with fewer calls in flight. An endpoint that cannot be connected to
-    /// is left out for 10 ms after its first failure and for at most 1.28 s, unless all endpoints
-    /// are.
+    /// is left out for 10 ms after its first failure, and later for up to 1.28 s, unless all
+    /// endpoints would be left out.
     ///
     /// # Panics
     ///
@@ -43,7 +43,8 @@ impl Channel {
         let list: Vec<Endpoint> = list.collect();
         let (channel, tx) = Self::balance_channel(list.len().max(1));
         for (key, endpoint) in list.into_iter().enumerate() {
-            // The queue has room for each endpoint, and its receiver is alive.
+            // This cannot fail, because the queue has room for each endpoint and its receiver is
+            // alive.
             let _ = tx.try_send(Change::Insert(key, endpoint));
         }
         channel

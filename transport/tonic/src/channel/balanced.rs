@@ -24,9 +24,9 @@ use crate::telemetry::stats::Counters;
 /// A change in the set of endpoints, with the names of [`tonic::transport::channel::Change`].
 #[derive(Debug, Clone)]
 pub enum Change<K, V> {
-    /// A new service identified by key `K` was identified.
+    /// Adds the service with this key.
     Insert(K, V),
-    /// The service identified by key `K` disappeared.
+    /// Removes the service with this key.
     Remove(K),
 }
 
@@ -75,7 +75,7 @@ impl Balanced {
 
     pub(super) async fn changed(&mut self) -> PathInfo {
         loop {
-            // Subscribes before it reads, so that no change is missed.
+            // Subscribe before reading, so that no change is missed.
             let mut members = pin!(self.members.changed.notified());
             members.as_mut().enable();
             let mut states = self.members.states();
@@ -100,7 +100,7 @@ impl Balanced {
 /// Waits for the next state of an endpoint.
 async fn next(state: &mut watch::Receiver<State>) {
     if state.changed().await.is_err() {
-        // The endpoint is gone, which its member reports.
+        // Wait for ever: the endpoint is gone, and its member reports that.
         pending().await
     }
 }

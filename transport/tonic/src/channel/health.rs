@@ -1,8 +1,8 @@
 //! Leaves an endpoint of a balanced channel out of use while it cannot be connected to.
 //!
-//! A balancer prefers the endpoint with fewer calls in flight. One that fails each call at once has
-//! none, so it would attract all calls. Therefore an endpoint **rests** after it failed to connect:
-//! it is not ready, and calls go to others.
+//! A balancer prefers the endpoint with fewer calls in flight. An endpoint that fails each call at
+//! once has no calls in flight, so it would attract all calls. Therefore an endpoint **rests**
+//! after it failed to connect: it is not ready, and calls go to other endpoints.
 //!
 //! | state | event | next |
 //! |---|---|---|
@@ -131,7 +131,7 @@ impl Watched {
             self.health.rested();
             return Poll::Ready(());
         }
-        // Subscribes before it reads, so that no change is missed.
+        // Subscribe before reading, so that no change is missed.
         while rest.changed.as_mut().poll(cx).is_ready() {
             rest.changed = changed();
         }

@@ -1,10 +1,10 @@
 //! [`Channel::into_tonic`]: a channel of tonic's type that calls through ours.
 //!
-//! The only way into tonic's channel is the connector of its HTTP/2 connection. So it gets a pipe
-//! within the process, with an HTTP/2 server at the other end that passes each call to our channel.
-//! Both ends are ours, so the limits that protect HTTP/2 servers from strangers do not apply. The
-//! windows are as large as memory allows: a stream that nobody reads holds [`STREAM_WINDOW`] and
-//! takes nothing from the others.
+//! The only way into tonic's channel is the connector of its HTTP/2 connection. So the connector
+//! returns a pipe within the process, with an HTTP/2 server at the other end that passes each call
+//! to our channel. Both ends are ours, so the limits that protect HTTP/2 servers from strangers do
+//! not apply. The windows are as large as memory allows: a stream that nobody reads holds
+//! [`STREAM_WINDOW`] and takes nothing from other streams.
 
 use std::convert::Infallible;
 use std::future::{Future, ready};
@@ -33,7 +33,7 @@ use crate::executor::SharedExec;
 
 /// Bytes of one stream that may wait in the pipe's connection, in each direction.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// No limit for all streams together, so that unread ones do not stop the others.
+/// No limit for all streams together, so that unread streams do not stop other streams.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Bytes in the pipe, in each direction: few enough to stay in a processor's cache.
 const PIPE: usize = 128 << 10;
@@ -113,7 +113,7 @@ async fn serve(pipe: DuplexStream, channel: Channel, executor: SharedExec) {
         .max_header_list_size(METADATA)
         .max_concurrent_streams(None)
         .max_local_error_reset_streams(None)
-        // Calls may be dropped before the server has seen them.
+        // Set no limit, because calls may be dropped before the server has seen them.
         .max_pending_accept_reset_streams(usize::MAX)
         .serve_connection(TokioIo::new(pipe), service);
     if let Err(error) = served.await {
@@ -135,7 +135,8 @@ fn forwarded(request: Request<Incoming>) -> Request<Body> {
             None => request.headers_mut().remove(USER_AGENT),
         };
     }
-    // HTTP/2 copies the body into the pipe and does not read it.
+    // The body may stay where it landed, because HTTP/2 copies it into the pipe and does not parse
+    // it.
     request.extensions_mut().insert(Piped);
     request
 }

@@ -21,11 +21,11 @@ use crate::path::Path;
 use crate::path::reason::{self, Reason, ReasonCode};
 use crate::telemetry::metrics;
 
-/// Time limit of an attempt, which may go on after `connect` has returned.
+/// Time limit of an attempt, which may continue after `connect` has returned.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Pairs of origin and path for which this process has logged a line at INFO. Without it, a program
-/// that connects for each call would fill the log.
+/// Pairs of origin and path for which this process has logged a line at INFO. Without this set, a
+/// program that connects for each call would fill the log.
 static TOLD: PerProcess<Mutex<HashSet<(String, &'static str)>>> = PerProcess::new(Mutex::default);
 /// When the set has more pairs than this, it is cleared.
 const MAX_TOLD: usize = 1024;
@@ -67,7 +67,7 @@ impl Manager {
     /// calls in flight have ended.
     async fn run(self) {
         let Self { shared, plan, mut stop, executor, fast_path_timeout, mut log } = self;
-        // The managers of further connections end together with this one.
+        // The managers of the other connections end together with this one.
         let mut further = Vec::new();
         let open = |connection| {
             let state = Arc::new(shared.further());
@@ -157,15 +157,14 @@ async fn maintain(
         shared.state.send_replace(State::Down(reason.clone()));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // A change on this host may have removed the cause.
+            // Try again, because a change on this host may have removed the cause.
             () = changes.next() => {}
-            // An answered call proves that the server is reachable again.
+            // Try again, because an answered call proves that the server is reachable.
             () = shared.tcp.answered(), if unreachable => {
                 tokio::time::sleep(backoff::spread(&mut jitter).min(pause)).await;
             }
         }
-        // Nothing waits for a further connection, so the server is not asked for one until a call
-        // wants it.
+        // Wait until a call wants another connection, because nothing waits for one now.
         if plan.connection > 0 {
             shared.start.wait_again().await;
         }
@@ -192,7 +191,7 @@ async fn ended(client: FastClient, shared: &Shared, plan: &Plan, changes: &mut C
                 _ => continue,
             },
         }
-        // The notification may be about the previous connection.
+        // Check the state, because the notification may be about the previous connection.
         if let Some(reason) = client.ending().or_else(|| shared.is_handed_over()) {
             return reason;
         }
@@ -229,7 +228,8 @@ struct Log {
     origin: String,
     logged: Option<(ReasonCode, crate::path::reason::Side)>,
     was_up: bool,
-    /// The connection is on a further rail. Its state decides nothing, so it logs only at DEBUG.
+    /// Whether this is not the channel's first connection. Such a connection does not decide the
+    /// path, so it logs only at DEBUG.
     further: bool,
     throttle: LogThrottle,
 }
@@ -287,7 +287,8 @@ impl Log {
         if self.further {
             return tracing::debug!(origin = %self.origin, %reason, "no other connection: its calls take the first");
         }
-        // The runtime is shutting down. Another of its threads has noticed first.
+        // Log only at DEBUG, because the runtime is shutting down and another of its threads has
+        // noticed first.
         if (reason.code(), reason.side()) == (ReasonCode::GoAway, reason::Side::Local) {
             return tracing::debug!(origin = %self.origin, %reason, "this end has closed the connection");
         }

@@ -73,8 +73,8 @@ const INHERITED: Forked = Forked("the channel");
 
 /// A connection to a server: over the fast path if that is up, otherwise over TCP.
 ///
-/// It is a [`tower::Service`] for the stubs that tonic generates: `GreeterClient::new(channel)`. A
-/// stub's own `connect` makes tonic's channel, which is TCP only.
+/// A channel is a [`tower::Service`] for the stubs that tonic generates:
+/// `GreeterClient::new(channel)`. A stub's own `connect` makes tonic's channel, which is TCP only.
 ///
 /// Cloning is cheap; clones share the connection, the limits and the statistics. When the last
 /// clone is dropped, the connection closes after the calls in flight.
@@ -148,7 +148,7 @@ struct One {
     seen: Arc<PathInfo>,
     context: crate::Context,
     executor: SharedExec,
-    /// Calls go over TCP for good, without limits of ours.
+    /// Whether calls go over TCP for good, without this crate's limits.
     is_plain: bool,
     _handle: Arc<Handle>,
 }
@@ -229,7 +229,7 @@ impl Channel {
         let one = One::new(tcp, endpoint, Ok(env));
         one.shared.start.begin();
         // The manager reports when the limit is over. The extra second is for a host that is too
-        // busy to run it in time.
+        // busy to run the manager in time.
         let limit = one.shared.fast_path_timeout + Duration::from_secs(1);
         match one.shared.decided(limit).await {
             Err(reason) if one.shared.required => Err(Cause::required(reason).into()),
@@ -237,8 +237,8 @@ impl Channel {
         }
     }
 
-    /// A channel that connects at its first call. It makes its fast path once it is likely to be
-    /// used again: see [`start`].
+    /// A channel that connects at its first call. The channel makes its fast path once it is likely
+    /// to be used again: see [`start`].
     pub(crate) fn lazy(
         tcp: TcpChannel,
         endpoint: &Endpoint,

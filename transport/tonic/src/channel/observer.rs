@@ -48,8 +48,8 @@ impl Channel {
 
 /// Shows a channel and its connections. [`Channel::observer`] returns it.
 ///
-/// It does not keep the channel open. Once all clones of the channel are dropped and their calls
-/// have ended, all methods return `None`, as they do in a child of fork(2).
+/// An observer does not keep the channel open. Once all clones of the channel are dropped and their
+/// calls have ended, all methods return `None`, as they do in a child of fork(2).
 #[derive(Debug, Clone)]
 pub struct ChannelObserver(Owned<Observed>);
 

@@ -37,7 +37,8 @@ const BUFFER_SIZE: usize = 1024;
 type Rated = Either<Buffer<Request<Body>, CallFuture>, Select>;
 pub(crate) type Stack = GrpcTimeout<Either<ConcurrencyLimit<Rated>, Rated>>;
 
-/// The selection below the limits. They act on every call exactly once, in tonic's order.
+/// Builds the selection below the limits. The limits act on every call exactly once, in tonic's
+/// order.
 pub(crate) fn build(select: Select, settings: &Settings) -> Stack {
     let rated = match settings.rate_limit {
         // RateLimit cannot be cloned, so calls pass through a queue.
@@ -59,7 +60,7 @@ pub(crate) fn build(select: Select, settings: &Settings) -> Stack {
 /// Sends each call over the fast path if that is up, and otherwise over TCP.
 ///
 /// `poll_ready` decides. For TCP it reserves a place in the TCP connection's queue and holds it
-/// until `call`. A call that was meant for the fast path and could not be sent goes over TCP.
+/// until `call`. A call that was meant for the fast path but could not be sent there goes over TCP.
 #[derive(Debug)]
 pub(crate) struct Select {
     shared: Arc<Shared>,

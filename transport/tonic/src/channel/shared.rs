@@ -106,8 +106,8 @@ impl Shared {
         }
     }
 
-    /// The state of a further connection. It never requires the fast path: until it is up, its
-    /// calls take the first connection.
+    /// Returns the state of another connection. Such a connection never requires the fast path:
+    /// until it is up, calls take the first connection.
     pub(crate) fn further(&self) -> Self {
         let TcpClient { channel, counters, methods, .. } = &*self.tcp;
         let tcp = TcpClient::new(channel.clone(), counters.clone(), methods.clone());
@@ -127,8 +127,8 @@ impl Shared {
         matches!(&*self.state.borrow(), State::Up(fast) if fast.client.is_open())
     }
 
-    /// Takes the fast path of a further connection that is up, for use as the first connection. The
-    /// manager of the further one is told.
+    /// Takes the fast path of another connection that is up, for use as the first connection.
+    /// Notifies that connection's manager.
     pub(crate) fn hand_over(&self) -> Option<Fast> {
         let mut taken = None;
         self.state.send_if_modified(|state| {
@@ -150,12 +150,12 @@ impl Shared {
         Reason::new(ReasonCode::Pending, "it has become the channel's first connection")
     }
 
-    /// Why a further connection was handed over. `None` if it was not.
+    /// Why this connection was handed over. `None` if it was not.
     pub(crate) fn is_handed_over(&self) -> Option<Reason> {
         (!matches!(&*self.state.borrow(), State::Up(_))).then(Self::handed_over)
     }
 
-    /// Notes a call. One that requires the fast path waits for it.
+    /// Notes a call. A call that requires the fast path waits for it.
     pub(crate) fn called(&self) {
         if self.required { self.start.begin() } else { self.start.call() }
     }

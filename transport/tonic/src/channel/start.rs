@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 /// Time after its first call from which a lazy channel counts as long-lived. A program that
-/// connects for each call has usually closed it by then. The time was chosen, not measured.
+/// connects for each call has usually closed its channel by then. The time was chosen, not
+/// measured.
 const LIVES_ON: Duration = Duration::from_millis(20);
 
 const AT_REST: u8 = 0;
@@ -30,7 +31,7 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    /// Begins now.
+    /// Makes the channel begin now.
     pub(crate) fn begin(&self) {
         if self.state.load(Ordering::Relaxed) != BEGUN
             && self.state.swap(BEGUN, Ordering::Relaxed) != BEGUN

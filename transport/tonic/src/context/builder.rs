@@ -24,7 +24,7 @@ pub(super) struct Settings {
     pub(super) shm_access: ShmAccess,
     pub(super) lending: Lending,
     pub(super) takes: Takes,
-    /// The pool's own memory is not lent.
+    /// Whether the pool's own memory is not lent.
     pub(super) keeps_pool: bool,
     pub(super) pinned_per_peer: Option<usize>,
     pub(super) busy_poll_limit: Option<Duration>,
@@ -75,7 +75,7 @@ impl ContextBuilder {
     ///
     /// **Each process maps the memory for sending of its connection's pool, read-only**:
     /// [`Channel::pool`](crate::Channel::pool) of a client, [`pool`](crate::pool()) of a server's
-    /// request. It sees the content of buffers from that pool, and nothing else. A message in
+    /// request. The peer sees the content of buffers from that pool, and nothing else. A message in
     /// another connection's buffer is copied. For a peer that runs as another user, use
     /// [`Lending::OneProcess`], which names the process. As over RDMA, the sending process could
     /// change a message while it is read, so a reader that does not trust it must not borrow.
@@ -102,8 +102,8 @@ impl ContextBuilder {
     ///
     /// A peer offers such a buffer if it receives into a [`LandIn`](crate::LandIn) of a
     /// [`LandableBuf`](crate::LandableBuf) that stays registered. With `true` this process writes
-    /// the message where it is to land. Otherwise the peer copies it there in addition. The setting
-    /// concerns shared memory and what this process sends.
+    /// the message where it is to land. Otherwise the peer copies the message to that place in
+    /// addition. The setting concerns shared memory and what this process sends.
     pub fn map_peer_buffers(mut self, map: bool) -> Self {
         self.0.takes.named = map;
         self
@@ -123,8 +123,8 @@ impl ContextBuilder {
     ///
     /// While other connections wait for memory, a connection returns what exceeds its share of the
     /// pool. Otherwise it may use memory up to the limit. Messages that do not fit into the rest of
-    /// the limit land in parts, or wait until the reader has released others. The longest message
-    /// that lands in one piece is half the limit.
+    /// the limit land in parts, or wait until the reader has released earlier messages. The longest
+    /// message that lands in one piece is half the limit.
     pub fn pinned_per_peer(mut self, bytes: usize) -> Self {
         self.0.pinned_per_peer = Some(bytes);
         self

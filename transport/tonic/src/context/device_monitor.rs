@@ -31,11 +31,12 @@ pub(super) struct DeviceMonitor {
     changes: watch::Sender<Arc<HostSnapshot>>,
     in_use: InUse,
     task: Mutex<Option<JoinHandle<()>>>,
-    /// Created with the task. `None` if the system does not allow it.
+    /// The host watch, which is created with the task. `None` if the system does not allow one.
     watch: OnceLock<Option<HostWatch>>,
 }
 
-/// Addresses of this host that connections or listeners use. They may move to another device.
+/// Addresses of this host that connections or listeners use. Such an address may move to another
+/// device.
 #[derive(Clone, Debug, Default)]
 struct InUse(Arc<Mutex<BTreeSet<IpAddr>>>);
 
@@ -130,7 +131,8 @@ async fn monitor<F, Fut>(
     };
     let mut events = watch.and_then(|watch| watch.events().inspect_err(untold).ok());
     let mut removed = false;
-    // The state may change only after the kernel has reported it.
+    // Whether no change is under way: the state may change only after the kernel has reported the
+    // change.
     let mut settled = true;
     loop {
         let mut told = false;

@@ -326,8 +326,8 @@ impl Context {
         &self.0.state.rails
     }
 
-    /// A number that increases with each channel, so that channels begin at different rails. It
-    /// begins at a random value, because other processes of the host have the same rails.
+    /// A number that increases with each channel, so that channels begin at different rails. The
+    /// number begins at a random value, because other processes of the host have the same rails.
     pub(crate) fn turn(&self) -> usize {
         self.0.state.rails.turn(|| match self.simulated() {
             Some(_) => 0,
@@ -363,11 +363,11 @@ impl Context {
         if let Some(held) = pools.get(fabric.name()).filter(|held| !held.fabric.is_removed()) {
             return Ok(held.pool.clone());
         }
-        // The device was removed and has returned.
+        // Forget the old registrations: the device was removed and has returned.
         self.0.state.regions.forget(fabric.name());
         let (config, registrar) = (self.pool_config_of(fabric), fabric.registrar());
         let made = if registrar.pins() {
-            // Pinning a few megabytes takes milliseconds.
+            // Do not block a worker, because pinning a few megabytes takes milliseconds.
             off_worker(move || Pool::new(config, registrar)).await.map_err(from_error::no_thread)?
         } else {
             Pool::new(config, registrar)
@@ -433,7 +433,7 @@ fn places(
     bound: Option<IpAddr>,
     only: Option<&str>,
 ) -> Result<Vec<(Fabric, Option<IpAddr>)>, FabricError> {
-    // Reports the cause if no device is usable.
+    // This call reports the cause if no device is usable.
     let first = Fabric::open_listed(&survey.devices(seen)?, only)?;
     let on_devices = Fabric::local_addresses(only)?;
     if let Some(bound) = bound

@@ -114,7 +114,8 @@ pub(crate) struct Rails {
 }
 
 impl Rails {
-    /// `turn` selects the first rail. `most` is the maximum number of connections.
+    /// Creates the state without rails in use. `turn` selects the first rail. `most` is the maximum
+    /// number of connections.
     pub(super) fn new(turn: usize, most: usize) -> Self {
         let most = most.clamp(1, MAX_RAILS);
         Self { turn, most, in_use: Mutex::default(), others: OnceLock::new() }

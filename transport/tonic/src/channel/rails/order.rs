@@ -1,11 +1,11 @@
 //! Pairs the devices of this host with the server's places.
 //!
 //! A place is reached from each device of this host that has an address in its network. If no
-//! device has one, the device that the application has named is used, or else the kernel's route
-//! decides. iWARP pairs only with iWARP. Routed rails come after neighbours, in the server's order,
-//! which begins with the place that the client reached over TCP. The i-th device of this host is
-//! paired with the server's i-th device before any other, so that the first rails share no device
-//! at either end, as in networks where rails do not meet.
+//! device has such an address, the device that the application has named is used, or else the
+//! kernel's route decides. iWARP pairs only with iWARP. Routed rails come after neighbours, in the
+//! server's order, which begins with the place that the client reached over TCP. The i-th device of
+//! this host is paired with the server's i-th device before any other, so that the first rails
+//! share no device at either end, as in networks where rails do not meet.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ use crate::path::Path;
 pub(crate) struct Rail {
     pub(crate) path: Path,
     pub(crate) addr: Addr,
-    /// This host's address to connect from. `None` leaves it to the route.
+    /// This host's address to connect from. With `None`, the route decides.
     pub(crate) source: Option<IpAddr>,
     /// The device that has this address.
     pub(super) local: Option<String>,
@@ -28,7 +28,7 @@ pub(crate) struct Rail {
     pub(super) remote: String,
     /// Number of rails to the server's places that share no device.
     pub(super) apart: usize,
-    /// This host's device is on a NUMA node that the process does not run on.
+    /// Whether this host's device is on a NUMA node that the process does not run on.
     pub(super) far: bool,
 }
 
