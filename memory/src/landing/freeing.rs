@@ -10,8 +10,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::ledger::{LandingWaiter, Ledger};
 
-/// A chunk that is queued to be freed. It is dropped after it has been unmapped and before the
-/// budget gets its bytes, so that the budget wakes a waiter that still saw them here.
+/// A chunk that is queued to be freed. This value is dropped after the chunk has been unmapped and
+/// before the budget gets its bytes, so that the budget wakes a waiter that still saw the bytes
+/// here.
 #[derive(Debug)]
 pub(super) struct Freeing {
     len: usize,

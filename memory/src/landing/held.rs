@@ -38,7 +38,8 @@ impl Origin {
         Origin { chunk, start, granules }
     }
 
-    /// Counts the piece as held by the application. Returns false if it may not hold it.
+    /// Counts the piece as held by the application. Returns false if the application may not hold
+    /// it.
     pub(super) fn hold(&self) -> bool {
         let Origin { chunk, start, granules } = self;
         if chunk.held.is_taken(*start) {
@@ -46,7 +47,7 @@ impl Origin {
         }
         let (bytes, waiter, ledger) = (granules * GRANULE, chunk.waiter(), chunk.ledger());
         let (budget, may_lease) = (ledger.landing_budget(), ledger.may_lease(waiter));
-        // Added before the check, so that pieces handed on at the same time see each other.
+        // Add before the check, so that pieces handed on at the same time see each other.
         let by_connection = add(&waiter.held, bytes);
         let by_all = add(&ledger.counters.held, bytes);
         let newly_pinned = match chunk.n_held.fetch_add(1, AcqRel) {

@@ -176,8 +176,8 @@ impl Landed {
     }
 
     /// Returns the landing memory itself, **to which the peer may still write**. Only the
-    /// application may use it, as its documentation says. Code that checks a value before it uses
-    /// it must not.
+    /// application may use this memory, as its documentation says. Code that checks a value before
+    /// it uses the value must not.
     pub fn lend(self) -> Bytes {
         self.bytes
     }

@@ -82,7 +82,8 @@ impl Making {
         Making { slot, bytes, request }
     }
 
-    /// Takes the chunk, or the reason why it could not be made. Returns it once.
+    /// Takes the chunk, or the reason why it could not be made. Returns `None` before and after
+    /// that.
     pub(super) fn take_result(&self) -> Option<Result<Chunk, RegisterError>> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -40,7 +40,7 @@ impl Landing {
                 self.retries = 0;
                 self.chunks.push(Arc::new(chunk));
             }
-            // No caller waits for this chunk any more, so no later call should return the error.
+            // Drop the error, because no caller waits for this chunk any more.
             Err(_) if request.kind != Kind::Spare && self.waiter.state() == Waiting::No => {}
             Err(error) => self.failed = Some(Failed { request, error }),
         }

@@ -124,15 +124,15 @@ impl LandingBuf {
 
     /// Turns the piece into landed bytes, after the peer has written `len` bytes from the offset
     /// `begin` on and has sent DONE. A range beyond the capacity is truncated. Granules after the
-    /// range return to the pool at once. The others return when the last part of the result, and
-    /// the last `Bytes` lent from it, is dropped.
+    /// range return to the pool at once. All other granules return when the last part of the
+    /// result, and the last `Bytes` lent from it, is dropped.
     pub fn filled_from(self, begin: usize, len: usize) -> Landed {
         let LandingBuf { mut piece } = self;
         let begin = begin.min(piece.bytes());
         let len = len.min(piece.bytes() - begin);
         piece.truncate((begin + len).div_ceil(GRANULE).max(1));
         let counters = &piece.chunk.ledger().counters;
-        // Added first: the bytes may be counted twice for a moment, but are never missing.
+        // Add first, so that the bytes may be counted twice for a moment, but are never missing.
         counters.filled.fetch_add(piece.bytes(), Relaxed);
         counters.granted.fetch_sub(piece.bytes(), Relaxed);
         piece.chunk.granted.fetch_sub(piece.granules, Relaxed);

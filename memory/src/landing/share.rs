@@ -4,10 +4,11 @@
 //! active connection is the landing budget divided by their number, and at least 32 KiB. A
 //! connection that waits and has at most three quarters of its share claims memory, unless it needs
 //! more than fits into the share. While no other connection claims memory, a connection may exceed
-//! its share. While one does, a connection leases no more than its share, and selects chunks beyond
-//! it to be reclaimed. It never returns memory within its share. So as long as the same connections
-//! are active, chunks settle and no more are registered. A connection stays active until it is idle
-//! for a while and returns its last chunk.
+//! its share. While another connection claims memory, a connection leases no more than its share,
+//! and selects chunks beyond its share to be reclaimed. A connection never returns memory within
+//! its share, unless another one starves. So as long as the same connections are active, chunks
+//! settle and no more are registered. A connection stays active until it is idle for a while and
+//! returns its last chunk.
 //!
 //! | a chunk is | from | to, by |
 //! |---|---|---|

@@ -13,8 +13,8 @@ pub(crate) struct Budgets {
     control: AtomicUsize,
     /// The bytes of `landing` in chunks that wait for the landing thread to free them.
     pub(crate) freeing: AtomicUsize,
-    /// The sum of the parts. Raised after a part and lowered before it, so that it never exceeds
-    /// them.
+    /// The sum of the parts. Raised after a part and lowered before it, so that the sum never
+    /// exceeds the parts.
     total: AtomicUsize,
     high_water: AtomicUsize,
 }

@@ -16,9 +16,9 @@ pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 pub(crate) struct Keys {
     pub(crate) lkey: u32,
     pub(crate) iova: u64,
-    /// The key under which it can be lent to peers.
+    /// The key under which the region can be lent to peers.
     pub(crate) lend_key: Option<u32>,
-    /// The only peer to which it can be lent, if it serves one peer.
+    /// The only peer to which the region can be lent, if it serves one peer.
     pub(crate) for_peer: Option<NonZeroU32>,
 }
 
@@ -102,7 +102,7 @@ impl Index {
         }
         let keep_alive = match &entry.application {
             None => None,
-            // The last holder is dropping the registration.
+            // Find nothing if the last holder is dropping the registration.
             Some(application) => Some(application.upgrade()?),
         };
         let iova = entry.keys.iova + (start - entry.start) as u64;
