@@ -1,4 +1,4 @@
-//! Tickets for bare connections. They carry SENDs and WRITEs without calls, for a diagnosis.
+//! Tickets for bare connections, which carry SENDs and WRITEs without calls, for a diagnosis.
 
 use std::time::Duration;
 

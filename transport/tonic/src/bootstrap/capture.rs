@@ -17,7 +17,8 @@ use crate::bootstrap::stock_calls::StockCalls;
 /// The outermost layer on the TCP side. Requests other than Offers pass unchanged.
 ///
 /// tonic clones a server's service once for each connection, and clones that clone for each
-/// request. So the first clone represents a new connection, and clones of it the same one.
+/// request. So the first clone represents a new connection, and clones of that clone represent the
+/// same connection.
 #[derive(Debug)]
 pub(crate) struct Capture<S> {
     inner: S,

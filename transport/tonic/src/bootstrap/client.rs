@@ -27,8 +27,8 @@ use crate::path::reason::{Reason, ReasonCode};
 use crate::path::{Path, plaintext};
 use crate::tcp::connector::TcpChannel;
 
-/// Number of places in an answer that are used. It is more than any host has, and few enough to be
-/// paired with this host's devices.
+/// Number of places in an answer that are used. This is more than any host has, and few enough to
+/// be paired with this host's devices.
 const MAX_PLACES: usize = 64;
 
 /// The transports that an address may have.
@@ -98,7 +98,7 @@ pub(crate) struct Offered {
     /// The text that tonic appends to the user agent of a call over TCP, if the server has reported
     /// it.
     pub(crate) user_agent: Option<HeaderValue>,
-    /// The ticket is for a bare connection.
+    /// Whether the ticket is for a bare connection.
     #[cfg(feature = "measure")]
     pub(crate) bare: bool,
 }
@@ -140,7 +140,7 @@ async fn ask(
     }
     match call(tcp, origin, request, paths, bare).await {
         Ok(response) => {
-            // Decided here, because the connection that carried the answer is known now.
+            // Decide here, because the connection that carried the answer is known now.
             let denies = |path: Path| tcp.denies(path);
             let this_end = |reason| match paths.iter().any(|path| denies(*path)) {
                 true => plaintext::and_by_client(reason),

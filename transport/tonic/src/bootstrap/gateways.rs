@@ -93,7 +93,7 @@ struct Live {
     gateway: bool,
     /// Whether the connection has carried an Offer.
     asked: bool,
-    /// Why the last Offer was refused. `None` if it was not.
+    /// Why the last Offer was refused. `None` if it was granted.
     refused: Option<Reason>,
     /// Distinguishes the connection from all others of this process.
     id: u64,
@@ -215,7 +215,7 @@ impl Gateways {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // Each change leaves the table consistent.
+        // Ignore poison, because each change leaves the table consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -229,8 +229,8 @@ impl Table {
     fn count(&mut self, network: Network, now: Instant) {
         if !self.mismatches.contains_key(&network) && self.mismatches.len() >= NETWORKS {
             self.mismatches.retain(|_, m| now < m.since + WINDOW);
-            // Evicts the network with the fewest mismatches, and the oldest of several, so that a
-            // flood from many networks does not evict suspect ones.
+            // Evict the network with the fewest mismatches, and of several such networks the
+            // oldest, so that a flood from many networks does not evict suspect networks.
             if self.mismatches.len() >= NETWORKS
                 && let Some(least) =
                     self.mismatches.iter().min_by_key(|(_, m)| (m.count, m.since)).map(|(n, _)| *n)

@@ -8,7 +8,7 @@
 //! | length of an answer | `MAX_ANSWER` | details are cut, and the last addresses are left out |
 //!
 //! An Offer counts until its answer has been written to the connection. So a client that does not
-//! read answers can have at most this many waiting.
+//! read answers can have at most [`OFFERS_AT_ONCE`] answers waiting.
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -358,7 +358,7 @@ impl Bootstrap for OfferService {
         }
         let local = request.local_addr();
         let peer = request.remote_addr();
-        // Absent if a layer rebuilt the request.
+        // The connection is absent if a layer rebuilt the request.
         let connection = request.extensions().get::<Connection>();
         let wanted = named(&request.get_ref().fabrics)?;
         let outcome = self.outcome(request.get_ref(), &wanted, connection, local).await;
@@ -376,7 +376,8 @@ impl Bootstrap for OfferService {
                 Outcome::Refusal(refusal(&reason, ""))
             }
         };
-        // A gateway's address stands for many programs.
+        // Remember the host only if all clients are direct, because a gateway's address stands for
+        // many programs.
         if let Outcome::Grant(_) = outcome
             && !self.through_gateways
             && let Some(peer) = connection.and_then(Connection::peer)
@@ -402,7 +403,7 @@ impl Bootstrap for OfferService {
                 "{wanted} bytes requested, at most {MAX_PROBE} are allowed"
             )));
         }
-        // Shared by all answers.
+        // All answers share these zeros.
         static ZEROS: PerProcess<Bytes> = PerProcess::new(|| vec![0; MAX_PROBE].into());
         Ok(Response::new(ProbeResponse { payload: ZEROS.slice(..wanted) }))
     }

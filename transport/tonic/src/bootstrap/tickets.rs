@@ -98,7 +98,8 @@ struct Live {
 }
 
 impl Tickets {
-    /// `lifetime` is capped at [`MAX_LIFETIME`], and `capacity` is at least one.
+    /// Creates an empty table. `lifetime` is capped at [`MAX_LIFETIME`], and `capacity` is at least
+    /// one.
     pub(crate) fn new(capacity: usize, lifetime: Duration) -> Self {
         let (capacity, lifetime) = (capacity.max(1), lifetime.min(MAX_LIFETIME));
         Self { table: Mutex::default(), capacity, lifetime }
@@ -161,7 +162,8 @@ impl Tickets {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // Each change leaves the table consistent, even if a panic interrupts it.
+        // Ignore poison, because each change leaves the table consistent, even if a panic
+        // interrupts it.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -181,8 +183,8 @@ impl Table {
     }
 
     /// Withdraws the oldest ticket of the connection that holds the most. Of several such
-    /// connections, those of the network that holds the most come first, and among them the asking
-    /// one.
+    /// connections, those of the network that holds the most come first, and among these the
+    /// connection that asks.
     fn withdraw(&mut self, asking: Holder) {
         let mut connections: HashMap<Option<u64>, usize> = HashMap::new();
         let mut networks: HashMap<Option<Network>, usize> = HashMap::new();

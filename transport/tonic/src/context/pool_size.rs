@@ -28,8 +28,8 @@ use crate::path::policy::{EnvSettings, PoolSizes};
 
 /// Bytes of a pool of pinned memory if no limit applies.
 const PINNED: RangeInclusive<usize> = DEFAULT_POOL..=1 << 30;
-/// Bytes of the pool for shared memory. Nothing of it is pinned, and pages are allocated on first
-/// use. In the smallest, several messages of 16 MiB can land in one piece each.
+/// Bytes of the pool for shared memory. No page of this pool is pinned, and pages are allocated on
+/// first use. Even in the smallest pool, several messages of 16 MiB can land in one piece each.
 const SHARED: RangeInclusive<usize> = 512 << 20..=2 << 30;
 
 /// Bytes of the smallest default, for machines with very little memory.
@@ -44,7 +44,7 @@ pub(super) fn by_operator() -> PoolSizes {
 /// RLIMIT_MEMLOCK even to processes with CAP_IPC_LOCK.
 pub(super) fn pinned(config: PoolConfig, ignores_ipc_lock: bool) -> PoolConfig {
     sized(config, by_operator().verbs, || {
-        // A pool raises the soft limit before it pins.
+        // Use the hard limit, because a pool raises the soft limit before it pins.
         let limited = Memlock::read().map_or(true, |limits| {
             Memlock { soft: limits.hard, ..limits }.available(ignores_ipc_lock).is_some()
         });
@@ -62,7 +62,7 @@ pub(super) fn of(fabric: &Fabric, config: PoolConfig) -> PoolConfig {
             sized(config, by_operator().shm, || part(available_memory(Path::new("/")), 8, SHARED))
         }
         "verbs" => pinned(config, fabric.registrar().ignores_ipc_lock()),
-        // A simulated run does not depend on the machine.
+        // Keep the configuration, because a simulated run does not depend on the machine.
         _ => config,
     }
 }
@@ -76,7 +76,7 @@ fn sized(
     match (by_operator, config.configured_total()) {
         (None, Some(_)) => config,
         (None, None) => config.or_total(by_machine()),
-        // Parts without a total are parts of the machine's total.
+        // Here the program has set parts without a total: these are parts of the machine's total.
         (Some(bytes), None) => config.or_total(by_machine()).rescale(bytes),
         (Some(bytes), Some(_)) => config.rescale(bytes),
     }

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 /// out, because it changes with each start of a server.
 pub(crate) type RailKey = (Option<IpAddr>, Option<IpAddr>);
 
-/// How long a rail that has failed is tried after the others: the first time, and the longest. The
-/// time doubles with each further failure.
+/// How long a rail that has failed is tried after all other rails: the first time, and the longest.
+/// The time doubles with each further failure.
 const AVOIDED: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
 /// Maximum number of failed rails remembered.
@@ -39,9 +39,9 @@ impl RailHealth {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a failed rail. Either no connection could be made over it while one over another
-    /// rail could, or its connection was lost soon. If all rails fail, the server is the cause, and
-    /// none of them counts.
+    /// Records a failed rail. Either no connection could be made over this rail while one could be
+    /// made over another rail, or its connection was lost soon. If all rails fail, the server is
+    /// the cause, and the caller records none of them.
     pub(crate) fn has_failed(&self, rail: RailKey) {
         let (mut failed, now) = (self.failed(), Instant::now());
         let pause = match failed.get(&rail) {

@@ -65,8 +65,8 @@ impl Context {
     /// The memory is a file of its own, which those processes map, read-only and **whole**. They
     /// see all of it and nothing else: with
     /// [`ContextBuilder::lend_pool`](crate::ContextBuilder::lend_pool) set to false, the context
-    /// lends only such memory. All of it may be lent at the same time, because nothing else waits
-    /// for it. It stays registered until the last reader is done.
+    /// lends only such memory. All of the memory may be lent at the same time, because nothing else
+    /// waits for it. The memory stays registered until the last reader is done.
     ///
     /// ```no_run
     /// # async fn lend() -> Result<(), Box<dyn std::error::Error>> {
@@ -102,8 +102,8 @@ impl Context {
         region: Arc<Region>,
     ) -> Result<Registered, RegisterRegionError> {
         loop {
-            // Connections do not wait while pages are pinned. The next round finds a pool that is
-            // created during that time.
+            // Release the lock, so that connections do not wait while pages are pinned. The next
+            // round finds a pool that is created during that time.
             let (device, held) = {
                 let pools = self.0.state.pools.lock().await;
                 let mut pools = pools.iter().filter(|(_, held)| !held.fabric.is_removed());

@@ -71,7 +71,7 @@ impl Registered {
 
     /// Whether the memory is mapped from a file that was truncated, so that the mapping reaches
     /// past the file's end. Reads of these pages return zeros, and messages with this memory fail.
-    /// Known only after such a page has been read.
+    /// This is known only after such a page has been read.
     pub fn is_truncated(&self) -> bool {
         #[cfg(target_os = "linux")]
         return tonic_rdma_memory::mapped_file::is_truncated(&self.bytes);
@@ -150,7 +150,7 @@ impl Region {
         Ok(Arc::new(Region { memory, lendable: None, registrations: Mutex::default() }))
     }
 
-    /// Such memory cannot be truncated, so it needs no guard.
+    /// Creates a region of lendable memory, which cannot be truncated and so needs no guard.
     pub(super) fn lendable(memory: LendableMemory) -> Arc<Self> {
         let lendable = Arc::new(memory);
         let memory = LendableMemory::bytes(lendable.clone());
@@ -223,7 +223,7 @@ impl Regions {
 /// Registers regions with a device that the context has begun to use.
 pub(super) async fn register_all(regions: Vec<Weak<Region>>, device: String, pool: Pool) {
     for region in regions {
-        // Regions that were dropped by now are left out.
+        // Leave out regions that were dropped in the meantime.
         let Some(region) = region.upgrade() else { continue };
         if let Err(error) = region.register_with(&device, &pool).await {
             throttled!(warn, %error, "application memory is not registered: it is copied");

@@ -10,7 +10,8 @@ use crate::context::numa;
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) addresses: Vec<LocalAddress>,
-    /// The addresses are those of the device that the application or the environment has named.
+    /// Whether the addresses are those of a device that the application or the environment has
+    /// named.
     pub(crate) named: bool,
     /// Devices on a NUMA node that this process does not run on.
     pub(crate) far: Vec<String>,
@@ -20,7 +21,7 @@ impl Sources {
     /// The addresses of RDMA devices. Blocks.
     pub(super) fn of(only: Option<&str>) -> Result<Self, FabricError> {
         let mut addresses = Fabric::local_addresses(only)?;
-        // No packet leaves by an interface that does not run.
+        // Leave out interfaces that do not run, because no packet leaves by them.
         addresses.retain(|at| at.running);
         let read = |path: &str| std::fs::read_to_string(path).ok();
         let mut far: Vec<_> = addresses.iter().map(|at| at.device.clone()).collect();

@@ -26,7 +26,8 @@ pub(super) struct Survey(Mutex<SurveyState>);
 
 #[derive(Debug, Default)]
 struct SurveyState {
-    /// Created with the first survey. `Some(None)` if the system does not allow it.
+    /// The host watch, which is created with the first survey. `Some(None)` if the system does not
+    /// allow one.
     watch: Option<Option<HostWatch>>,
     /// The device monitor's last snapshot of the host.
     host: Option<Arc<HostSnapshot>>,
@@ -41,7 +42,7 @@ impl SurveyState {
     /// Whether the kernel has reported a change since the last call. `None` if it reports nothing.
     fn told(&mut self) -> Option<bool> {
         if self.watch.is_none() {
-            // Without devices there is nothing to remember or to watch.
+            // Without devices there is no result to remember, and no device to watch.
             if !Fabric::may_have_devices() {
                 return None;
             }

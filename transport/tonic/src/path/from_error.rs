@@ -159,8 +159,8 @@ fn rejected(addr: &Addr, private_data: &[u8]) -> Reason {
 }
 
 /// Selects the reason to report if several fabrics have one, and appends the others. `met` are the
-/// fabrics over which this peer was reached. They come before fabrics that could not be tried,
-/// because they would carry the calls but for their reason. Within each group RDMA comes first,
+/// fabrics over which this peer was reached. These fabrics come before those that could not be
+/// tried, because only their reasons keep calls from them. Within each group RDMA comes first,
 /// because its cause can be fixed.
 pub(crate) fn foremost(mut reasons: Vec<(Path, Reason)>, met: &[Path]) -> Option<Reason> {
     let of = |path: &Path| (!met.contains(path), *path != Path::Verbs);
@@ -187,7 +187,7 @@ pub(crate) fn landing(error: &RegisterError, refused: ReasonCode) -> Reason {
     let code = match error.io().kind() {
         ErrorKind::FileTooLarge => ReasonCode::MemoryFiles,
         _ if error.is_unmapped() => ReasonCode::ProcessLimit,
-        // The kernel's error if the limit is reached in spite of the check.
+        // The kernel reports this error if the limit is reached in spite of the check.
         ErrorKind::OutOfMemory => ReasonCode::Memlock,
         _ => refused,
     };

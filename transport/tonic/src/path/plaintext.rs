@@ -6,8 +6,9 @@
 //! | TLS | yes | yes | yes |
 //! | TLS | no | no: `not-encrypted` | yes |
 //!
-//! Each side decides by its own end of the TCP connection. The server offers no device and takes no
-//! ticket there, and the client connects to no device that is offered.
+//! Each side decides by its own end of the TCP connection. Where the table says no, the server
+//! offers no device and takes no ticket over one, and the client connects to no device that is
+//! offered.
 
 use crate::path::Path;
 use crate::path::reason::{Reason, ReasonCode};
@@ -15,9 +16,10 @@ use crate::path::reason::{Reason, ReasonCode};
 /// The decision of one end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Plaintext {
-    /// This end is set up for TLS. Single connections may be known to use TLS even without it.
+    /// Whether this end is set up for TLS. Even without this setting, single connections may be
+    /// known to use TLS.
     pub(crate) tls: bool,
-    /// The program has set `plaintext_rdma`.
+    /// Whether the program has set `plaintext_rdma`.
     pub(crate) agreed: bool,
 }
 

@@ -151,8 +151,8 @@ impl EnvError {
 }
 
 /// Checks that `TONIC_RDMA`, `TONIC_RDMA_DEVICE`, `TONIC_RDMA_TOS` and `TONIC_RDMA_POOL` have valid
-/// values. It is for a program that reports such an error before it does anything else. Channels
-/// and servers check them when they start.
+/// values. Call it to report such an error before the program does anything else. Channels and
+/// servers check these variables when they start.
 ///
 /// # Errors
 ///
@@ -293,7 +293,7 @@ fn words(text: &str) -> Result<Words, &'static str> {
         (Some(Policy::RequireVerbs), _) if fabrics.contains(&FabricKind::Shm) => {
             Err("`shm` together with `require-verbs`")
         }
-        // Overrides fabrics that the code names.
+        // The policy overrides fabrics that the code names.
         (policy @ Some(Policy::RequireVerbs), _) => Ok((policy, Some(vec![FabricKind::Verbs]))),
         (policy, true) => Ok((policy, None)),
         (policy, false) => Ok((policy, Some(distinct(fabrics)))),

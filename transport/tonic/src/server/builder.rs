@@ -120,8 +120,8 @@ impl<L> Server<L> {
     }
 
     /// Close a connection and its calls this long after
-    /// [`max_connection_age`](Server::max_connection_age) (both paths). Without that setting it has
-    /// no effect. Default is no limit.
+    /// [`max_connection_age`](Server::max_connection_age) (both paths). This has no effect without
+    /// that setting. Default is no limit.
     #[must_use]
     pub fn max_connection_age_grace(mut self, grace: Duration) -> Self {
         self.shared.max_connection_age_grace = Some(grace);
