@@ -86,8 +86,8 @@ impl LandingBudget {
     /// again how much the process may pin.
     pub(crate) fn lower(&self, bytes: usize) {
         self.bytes.store(bytes.min(self.configured), SeqCst);
-        // After lowering, so that a thread that deregisters memory sees both, or the check finds
-        // its memory.
+        // Set this after lowering, so that a thread that deregisters memory sees both, or the
+        // caller's check finds its memory.
         ANY_LOWERED.store(true, SeqCst);
         fence(SeqCst);
     }

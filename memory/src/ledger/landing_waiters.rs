@@ -10,8 +10,8 @@
 //! | for its share | as above, and has less than its share | return what exceeds their shares |
 //! | starving | as above, because its memory has no room even for its shortest piece | return a chunk, even of their shares |
 //!
-//! The last two are claims. Each attempt to allocate replaces the state. It ends with the next
-//! attempt that succeeds or fails for good, and when the owner gives up or is dropped.
+//! The last two states are claims. Each attempt to allocate replaces the state. The wait ends with
+//! the next attempt that succeeds or fails for good, and when the owner gives up or is dropped.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, fence};
@@ -165,8 +165,8 @@ impl LandingWaiters {
         waiter.set_waker(None);
     }
 
-    /// Sets the state of a waiter and returns the old one. Only the waiter's owner calls this. When
-    /// it begins to wait, it must check for memory again before it waits.
+    /// Sets the state of a waiter and returns the old one. Only the waiter's owner calls this. An
+    /// owner that begins to wait must check for memory again before it waits.
     pub(crate) fn set(&self, waiter: &Arc<LandingWaiter>, state: Waiting) -> Waiting {
         let before = waiter.state();
         if before == state {
@@ -186,7 +186,7 @@ impl LandingWaiters {
         count(&self.n_claims, changes(Waiting::is_claim));
         match changes(Waiting::is_claim) {
             (false, true) => self.move_to_end(waiter),
-            // The others are no longer limited to their shares.
+            // Wake the other connections, which are no longer limited to their shares.
             (true, false) => self.wake_at_share(waiter),
             _ => {}
         }
@@ -215,7 +215,7 @@ impl LandingWaiters {
             }
             (true, false) => {
                 self.n_active.fetch_sub(1, SeqCst);
-                // The shares of the others have grown.
+                // Wake the other connections, because their shares have grown.
                 self.wake_at_share(waiter);
             }
             (true, true) | (false, false) => {}
@@ -249,8 +249,8 @@ impl LandingWaiters {
         waiters.iter().filter(|waiter| which(waiter)).for_each(|waiter| waiter.wake());
     }
 
-    /// Wakes the others that wait at their shares, because fewer connections claim memory or shares
-    /// have grown.
+    /// Wakes the other connections that wait at their shares, because fewer connections claim
+    /// memory or shares have grown.
     fn wake_at_share(&self, waiter: &LandingWaiter) {
         if self.n_waiting.any_after_free() {
             self.wake_each(|other| {

@@ -59,9 +59,9 @@ pub(crate) struct Ledger {
     pub(crate) landing_thread: LandingThread,
     /// The process that made the pool.
     process: Process,
-    /// Whether no landing memory was available, and none has been since.
+    /// Set if no landing memory was available, until a chunk can be made again.
     pub(crate) cannot_land: AtomicBool,
-    /// Last, so that it is dropped after the registrar.
+    /// The last field, so that it is dropped after the registrar.
     _notify: NotifyOnDrop,
 }
 
@@ -226,7 +226,8 @@ impl Ledger {
     pub(crate) fn fit_landing(&self, min: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);
         if used.saturating_add(min) > self.sizes.landing {
-            // The configured budget does not allow a chunk, whatever the limit.
+            // Leave no room, because the configured budget does not allow a chunk, whatever the
+            // limit is.
             return Some(0);
         }
         let room = || match self.landing.is_paused() {
@@ -236,8 +237,8 @@ impl Ledger {
         let mut left = room();
         if left < min {
             self.landing.lower(used.saturating_add(left));
-            // Checked again after lowering, because memory that is deregistered from now on wakes
-            // this pool.
+            // Check again after lowering, because only memory that is deregistered from now on
+            // wakes this pool.
             left = room();
         }
         if left >= min {

@@ -14,8 +14,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Connections that end, for example of a replaced server, return their memory within this time
-/// even on a busy machine.
+/// Maximum wait for other pools. Connections that end, for example of a replaced server, return
+/// their memory within this time even on a busy machine.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// The wait of a pool. Connections tell it the time, because it has no clock.

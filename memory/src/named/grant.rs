@@ -65,7 +65,7 @@ impl NamedGrant {
         let kept = state.kept.clone().filter(|kept| kept.is_of(&ledger));
         let keeps = state.keeps;
         drop(state);
-        // Ends the grant if a later step fails.
+        // Dropping this ends the grant if a later step fails.
         let granting = Granting(lease);
         let buffer = &granting.0.0.0;
         let registered = match (keeps, kept) {
@@ -106,7 +106,7 @@ impl NamedGrant {
     pub fn addr(&self) -> u64 {
         let offset = match self.registered {
             Registered::Once(_) => 0,
-            // The whole buffer is registered.
+            // Here the whole buffer is registered, so the grant begins at its offset in the buffer.
             Registered::Kept { .. } => self.range.start as u64,
         };
         self.pinned().map_or(0, |pinned| pinned.iova() + offset)
@@ -152,7 +152,7 @@ impl Drop for Registered {
         if let Registered::Once(held) = self
             && let Some(Held { pinned, granting }) = held.take()
         {
-            // Unpinning the memory takes time, and the connection is locked.
+            // Do not deregister here, because unpinning takes time and the connection is locked.
             pinned.end_before(granting);
         }
     }
@@ -166,7 +166,7 @@ type Slot = Mutex<Option<Result<NamedGrant, RegionError>>>;
 pub struct NamedRegistration(Arc<Slot>);
 
 impl NamedRegistration {
-    /// Takes the grant, or the reason why it failed. Returns it once.
+    /// Takes the grant, or the reason why it failed. Returns `None` before and after that.
     pub fn take_result(&self) -> Option<Result<NamedGrant, RegionError>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
