@@ -67,12 +67,13 @@ pub(crate) struct WakeChannel {
     event_fds: EventFds,
     /// The waker that the eventfd calls.
     waker: Waker,
-    /// The process that made it. A child of fork(2) also has it, but without the page.
+    /// The process that made the channel. A child of fork(2) also has the channel, but without the
+    /// page.
     process: u32,
     ended: AtomicBool,
-    /// Whether the peer caused its end.
+    /// Whether the peer caused the channel's end.
     is_broken: AtomicBool,
-    /// Whether it has several connections.
+    /// Whether the channel has several connections.
     is_shared: AtomicBool,
     /// Whether a connection's task has taken bits since the poller last ran.
     found: AtomicBool,
@@ -156,7 +157,7 @@ impl WakeChannel {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// The reason why it has ended, as an error for connections that it no longer wakes.
+    /// The reason why the channel has ended, as an error for connections that it no longer wakes.
     pub(super) fn why_ended(&self) -> io::Error {
         match self.is_broken.load(Ordering::Acquire) {
             true => io::Error::new(io::ErrorKind::InvalidData, "it has broken the wake-up channel"),
@@ -169,7 +170,7 @@ impl WakeChannel {
         self.event_fds.arm(&mut Context::from_waker(&self.waker))
     }
 
-    /// Handles that the eventfd was signalled, or that the runtime ends.
+    /// Handles a signal of the eventfd, or the end of the runtime.
     fn signalled(&self) {
         if let Err(error) = self.arm() {
             let is_broken = error.kind() == io::ErrorKind::InvalidData;
@@ -195,7 +196,7 @@ impl WakeChannel {
     fn wake_tasks_except(&self, running: u16) -> usize {
         let mut woken = 0;
         for connection in self.inbound().take() {
-            // The task is woken without the lock.
+            // Wake the task without the lock.
             let task = self.state().tasks.get(usize::from(connection)).and_then(Option::clone);
             if let Some(task) = task {
                 if connection != running {
@@ -237,7 +238,7 @@ impl WakeChannel {
         let sleeps = outbound.set(connection);
         if sleeps {
             now.map(stamp);
-            // This fails only if the peer itself has emptied the counter.
+            // Ignore an error, because this fails only if the peer itself has emptied the counter.
             let _ = self.event_fds.wake();
         }
         sleeps
@@ -291,7 +292,8 @@ impl WakeChannel {
             Some(known) => std::mem::replace(known, task),
             None => None,
         };
-        // Dropped without the lock, because the last of a task's wakers may drop connections.
+        // Drop the old waker without the lock, because the last of a task's wakers may drop
+        // connections.
         drop((state, old));
     }
 

@@ -38,9 +38,9 @@ use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 use crate::shm::wakeup::member::Member;
 
-/// A list is enough for the few channels of a process.
+/// The channels of this process. There are few, so a list is enough.
 static CHANNELS: PerProcess<Mutex<Vec<Entry>>> = PerProcess::new(Mutex::default);
-/// Random, so that they differ after exec(2).
+/// Random keys for the numbers of channels and runtimes, so that the numbers differ after exec(2).
 static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
 static NUMBERS: PerProcess<AtomicU64> =
     PerProcess::new(|| AtomicU64::new(KEYS.hash_one(("numbers", std::process::id()))));
@@ -72,7 +72,7 @@ impl Entry {
         Entry { runtime, peer, peer_runtime, number, end, page, channel }
     }
 
-    /// Whether it belongs to the current runtime and to this peer.
+    /// Whether the entry belongs to the current runtime and to this peer.
     fn is_with(&self, peer: HostProcess) -> bool {
         self.runtime == Handle::current().id() && self.peer == peer
     }

@@ -122,7 +122,8 @@ impl EventFds {
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<AsyncFdReadyGuard<'_, OwnedFd>>> {
-        // In a task without budget, the waker would be woken at once, and would poll again.
+        // Poll without a budget: in a task whose budget is spent, tokio would wake the waker at
+        // once, and again at each poll.
         let ready = std::future::poll_fn(|cx| self.own.poll_write_ready(cx));
         pin!(unconstrained(ready)).poll(cx)
     }

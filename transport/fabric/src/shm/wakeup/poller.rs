@@ -57,7 +57,7 @@ impl Future for Poller {
 }
 
 impl Drop for Poller {
-    /// The channel also ends with the poller's runtime.
+    /// Ends the channel, which also ends with the poller's runtime.
     fn drop(&mut self) {
         self.channel.end();
     }
