@@ -117,7 +117,8 @@ where
                 ready!(pause.as_mut().poll(cx));
                 *this.pause = None;
             }
-            // A task whose budget is spent would see an empty backlog although connections wait.
+            // Poll without a budget, because a task whose budget is spent would see an empty
+            // backlog although connections wait.
             let next = tokio::task::unconstrained(poll_fn(|cx| this.inner.as_mut().poll_next(cx)));
             match pin!(next).poll(cx) {
                 Poll::Pending if ending => return Poll::Ready(None),

@@ -65,7 +65,7 @@ impl Registry {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change leaves the list consistent.
+    // Ignore poison, because each change leaves the list consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -86,8 +86,8 @@ impl Drop for Listed {
 /// Shows the servers made from a builder and its clones, and their connections.
 /// [`Server::observer`](crate::Server::observer) returns it.
 ///
-/// It keeps neither a server nor a connection. Once the builder is dropped and its servers have
-/// ended, all methods return `None`, as they do in a child of fork(2).
+/// An observer keeps neither a server nor a connection alive. Once the builder is dropped and its
+/// servers have ended, all methods return `None`, as they do in a child of fork(2).
 ///
 /// ```
 /// use tonic_rdma::Server;
@@ -123,8 +123,8 @@ impl ServerObserver {
     }
 
     /// At most `most` open connections whose [numbers](ConnectionInfo::id) are above `after`, in
-    /// the order of their numbers. `after` is 0 at first, and then the last number received. Fewer
-    /// than `most` connections are the last ones.
+    /// the order of their numbers. `after` is 0 at first, and then the last number received. If the
+    /// result has fewer than `most` connections, no more follow.
     ///
     /// TCP connections are listed if their peers have IP addresses.
     ///

@@ -144,10 +144,10 @@ impl<L> Router<L> {
     /// Serve on `addr` until the process ends or the future is dropped.
     ///
     /// The fast path listens on the address of `addr` if it belongs to an RDMA device, and
-    /// otherwise on every local address of a device. It uses the port of `addr`, or a free one if
-    /// that is taken. On iWARP, which shares TCP's ports, it always is. Only a client that presents
-    /// a ticket from the TCP side is admitted. If RDMA is not available, the server logs the reason
-    /// and its cure, reports it to clients that ask, and tries again every minute.
+    /// otherwise on every local address of a device. It uses the port of `addr`, or a free port if
+    /// that one is taken, as it always is on iWARP, which shares TCP's ports. Only a client that
+    /// presents a ticket from the TCP side is admitted. If RDMA is not available, the server logs
+    /// the reason and its cure, reports it to clients that ask, and tries again every minute.
     ///
     /// # Errors
     ///

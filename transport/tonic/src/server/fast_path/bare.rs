@@ -57,7 +57,7 @@ impl FastPath {
             }
             () = draining(self.drain.clone()) => {}
         }
-        // Possibly no other connection exists that would return the memory.
+        // Return the memory now, because possibly no other connection exists that would return it.
         pool.trim_now();
     }
 }

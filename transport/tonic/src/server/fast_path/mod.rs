@@ -43,9 +43,10 @@ use crate::telemetry::metrics;
 const ACCEPT_LIMIT: Duration = Duration::from_secs(5);
 /// Default maximum number of handshakes in progress.
 const MAX_HANDSHAKES: usize = 64;
-/// Number of handshakes that may wait for their turn, for each that may be in progress.
+/// Number of handshakes that may wait for their turn, for each handshake that may be in progress.
 const WAITING_FOR_EACH: usize = 16;
-/// Time limit of that wait. Clients give up earlier, unless they are configured otherwise.
+/// Time limit of the wait for a turn. Clients give up earlier, unless they are configured
+/// otherwise.
 const TURN_LIMIT: Duration = Duration::from_secs(10);
 /// Pause before the server tries to listen again while nothing changes on this host. An operator
 /// has to fix the cause first.
@@ -90,8 +91,8 @@ impl FastPath {
     }
 
     /// Updates `listeners`. If the TCP side's address belongs to a device of the path, there is one
-    /// listener, at that address. Otherwise each address of a device has one. Existing listeners
-    /// stay.
+    /// listener, at that address. Otherwise there is a listener at each address of a device.
+    /// Existing listeners stay.
     ///
     /// # Errors
     ///
@@ -103,7 +104,7 @@ impl FastPath {
         listeners: &mut Listeners,
     ) -> Result<(), Reason> {
         if self.settings.plaintext.denies(path, false) {
-            // A host without a device should get that reason first.
+            // Check for a device first, so that a host without one gets that reason.
             self.context.check(path, self.env_device.as_deref()).await?;
             return Err(plaintext::denied_by_server());
         }
@@ -265,7 +266,7 @@ impl FastPath {
             options.type_of_service(this.settings.type_of_service);
             options.copy_on_delivery(this.settings.copy_on_delivery);
             options.land_in(&this.settings.allocators);
-            // Checked here, so that the client gets the reason.
+            // Check the room here, so that the client gets the reason.
             let room =
                 pool.may_land().and_then(|()| pool.control(options.link.control_bytes()).map(drop));
             if let Err(error) = room {
@@ -281,7 +282,8 @@ impl FastPath {
                     this.serve(link, pool, hello.settings, options, layered, extensions).await
                 }
                 Err(error) => {
-                    // No other connection may exist that would return the memory.
+                    // Return the memory now, because possibly no other connection exists that would
+                    // return it.
                     pool.trim_now();
                     let reason = crate::path::from_error::connect(error);
                     throttled!(in this.log.refusals, warn, %peer, %reason, "fast path not established");
