@@ -198,7 +198,13 @@ async fn connections_leave_nothing_behind() {
         let ((), outcome) = tokio::join!(reject, side.connect(&addr));
         assert!(outcome.is_err());
     }
-    assert!(descriptors() <= before, "{} descriptors after rejections", descriptors());
+    // A thread of its own ends each attempt that has failed.
+    let mut looks = 0;
+    while descriptors() > before {
+        looks += 1;
+        assert!(looks < 1000, "{} descriptors after rejections, {before} before", descriptors());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// The pool's memory, the device and its protection domain may be dropped in any order.
