@@ -23,7 +23,7 @@ pub enum Contender {
     ShmHeap,
     /// tonic-rdma over shared memory, with its codec, which lends what it sends
     ShmLent,
-    /// The same, and who receives a message reads all of it
+    /// The same, and the receiver reads each message in full
     ShmLentRead,
     /// The same without lending: each message is copied once, and then read
     ShmRead,

@@ -102,7 +102,7 @@ impl Args {
     /// Options of the pairs, with memory for `room` connections if given.
     ///
     /// # Errors
-    /// No processor is allowed.
+    /// This process may not run on any processor.
     pub fn setup(&self, room: Option<usize>) -> anyhow::Result<Setup> {
         Ok(Setup {
             addr: self.placement.addr,

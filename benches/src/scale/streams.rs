@@ -12,7 +12,7 @@ use crate::work::{Kind, Row};
 /// Measures all contenders one after the other.
 ///
 /// # Errors
-/// No processor is allowed. Other failures are recorded in the result.
+/// This process may not run on any processor. Other failures are recorded in the result.
 pub async fn measure(args: &Args) -> anyhow::Result<Vec<Streams>> {
     // Servers raise their stream limit only if `room` is given.
     let setup = args.setup(Some(1))?;
@@ -41,7 +41,7 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Streams>> {
 }
 
 async fn fill(args: &Args, pair: &mut Pair, found: &mut Streams) -> anyhow::Result<()> {
-    // A sequential call takes several times as long as one of 64 in flight.
+    // Sequential calls take several times as long in all as the same number with 64 in flight.
     let calls = (args.calls as usize / 4).max(16);
     let row = Row { kind: Kind::IdleStreams { streams: found.streams }, calls };
     anyhow::ensure!(pair.prepare(&row).await?, "it has no such row");

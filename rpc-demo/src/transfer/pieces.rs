@@ -13,7 +13,7 @@ use crate::pb::{GetHeader, GetRequest, GetResponse};
 use crate::sink::Body;
 use crate::source::Piece;
 
-/// A content in flight.
+/// The content of an object while it is transferred.
 pub(crate) struct Pieces {
     from: From,
     /// Bytes returned so far.

@@ -64,9 +64,9 @@ pub struct LinkConfig {
     /// code point in its upper six bits. On InfiniBand and RoCE v2 the connecting side's value
     /// holds at both ends; a device may ignore it. `None` means the system's default. Verbs only.
     pub type_of_service: Option<u8>,
-    /// The address of this host to connect from. The connection leaves through the device that has
-    /// this address, which must be the one that connects. With `None`, the route decides. Verbs
-    /// only.
+    /// The address of this host to connect from. The connection leaves through the device with this
+    /// address, which must be the device that `connect` is called on. With `None`, the route
+    /// decides. Verbs only.
     pub source: Option<IpAddr>,
     /// The memory that this end accepts from its peer. Default none; shared memory only.
     pub takes: Takes,

@@ -40,7 +40,8 @@ pub struct PeerSettings {
     pub stream_window: u32,
     /// Maximum length of a header block in bytes.
     pub max_headers: u32,
-    /// Alignment of a message's aligned segment in landing memory, in bytes.
+    /// Alignment in landing memory, in bytes, that this side requires for a message's longest
+    /// aligned segment.
     pub align: u16,
 }
 

@@ -24,7 +24,8 @@ pub enum ReasonCode {
     ThroughGateway,
     /// libibverbs or librdmacm cannot be loaded.
     NoRdmaCore,
-    /// This host has no RDMA device, or not the one that `TONIC_RDMA_DEVICE` names.
+    /// This host has no RDMA device, or lacks the one that `TONIC_RDMA_DEVICE` or
+    /// [`ContextBuilder::device`](crate::ContextBuilder::device) names, or the device was removed.
     NoDevice,
     /// This host has devices, but no active port.
     NoActivePort,

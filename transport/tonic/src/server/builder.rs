@@ -266,8 +266,8 @@ impl<L> Server<L> {
         self
     }
 
-    /// Make a method's requests land in buffers of the server: the longest `bytes` field of the
-    /// first message of each. `path` is the method's path, such as `/store.Store/Put`.
+    /// For one method, make the longest `bytes` field of each request's first message land in a
+    /// buffer of the server. `path` is the method's path, such as `/store.Store/Put`.
     ///
     /// `allocate` is called once for each call of the method, when the call begins. It runs on a
     /// worker of the runtime, so it must not block. If it returns `None`, this request is received

@@ -111,7 +111,7 @@ impl PeerChunks {
         self.named_bytes += len;
     }
 
-    /// Handles that the peer takes a buffer back, which may be one that could not be mapped.
+    /// Handles UNNAME: the peer takes back a buffer, possibly one that could not be mapped.
     ///
     /// # Errors
     /// A description of the peer's breach.

@@ -234,8 +234,8 @@ impl Map {
         }
         self.touch(at, end);
         // SAFETY: at .. end lies within the mapping, whose file keeps its size (R15). The peer may
-        // remove pages at any time, which a write makes again. This process does not read there,
-        // and has no reference to it. Source and destination differ: the
+        // remove pages at any time, which a write makes again. This process uses nothing that
+        // `touch` reads there, and has no reference to it. Source and destination differ: the
         // destination is the peer's file.
         unsafe { tonic_rdma_memory::copy(src.as_ptr(), self.ptr.as_ptr().add(at), src.len()) };
         true

@@ -213,8 +213,8 @@ fn create(
     Ok((qp, inline.min(attr.cap.max_inline_data)))
 }
 
-/// Brings a queue pair into a state, with the attributes that the connection of the id asks for, as
-/// `change` leaves them.
+/// Moves a queue pair to `state`. The attributes are those that rdma_cm gives for `id`, as edited
+/// by `change`.
 fn modify(
     qp: NonNull<rdma_sys::ibv_qp>,
     id: &CmId,

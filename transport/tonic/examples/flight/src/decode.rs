@@ -19,7 +19,7 @@ use tonic::Status;
 ///
 /// Each message's header, some hundred bytes, is copied first, because arrow checks it once and
 /// then relies on it, while the peer may still write to landed data. The peer may also write to the
-/// body. Arrow relies on the offsets of strings and lists as well after it has checked them. So do
+/// body. Arrow also relies on the offsets of strings and lists after it has checked them. So do
 /// not read columns in place that come from a peer that is not trusted: see docs/flight.md.
 ///
 /// # Errors

@@ -149,9 +149,9 @@ impl InFlight {
         self.state == Slots::Draining && self.is_idle()
     }
 
-    /// Records that the link now has this many SEND slots, in other memory. Slots of the connection
-    /// at rest that are still in flight count until they are done, so the new slots form a ring as
-    /// before.
+    /// Records that the link now has this many SEND slots, in other memory. SEND slots from the
+    /// rest state that are still in flight stay counted until their work completes, so the new
+    /// slots also form a ring.
     pub(crate) fn resized(&mut self, slots: u32) {
         self.state = match self.state {
             Slots::Wanted | Slots::All => Slots::All,
