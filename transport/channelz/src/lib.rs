@@ -92,7 +92,7 @@ pub struct Channelz(Arc<Mutex<Owners>>);
 #[derive(Debug, Default)]
 struct Owners {
     /// Sorted by id.
-    entries: Vec<Entry>,
+    entries: Vec<Listed>,
     /// The last id.
     last: u64,
     /// Number of entries at which ended ones are looked for.
@@ -100,7 +100,7 @@ struct Owners {
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct Listed {
     id: u64,
     name: Arc<str>,
     observer: Observer,
@@ -137,7 +137,7 @@ impl Channelz {
     fn add(&self, name: &str, observer: Observer) {
         let mut owners = self.owners();
         owners.last += 1;
-        let entry = Entry { id: owners.last, name: beginning(name, MAX_NAME).into(), observer };
+        let entry = Listed { id: owners.last, name: beginning(name, MAX_NAME).into(), observer };
         owners.entries.push(entry);
         if owners.entries.len() > owners.sweep_at {
             owners.entries.retain(|entry| entry.observer.stats().is_some());
@@ -222,7 +222,7 @@ fn limit(asked: u32) -> usize {
 }
 
 /// The entry of a channel or a server. `None` if it has ended.
-fn owner(entry: &Entry) -> Option<pb::Owner> {
+fn owner(entry: &Listed) -> Option<pb::Owner> {
     let stats = entry.observer.stats()?;
     let (role, path) = match &entry.observer {
         Observer::Channel(channel) => (pb::Role::Channel, Some(channel.path()?)),

@@ -60,7 +60,7 @@ pub struct Reason {
     /// The details, at most 512 bytes.
     #[prost(string, tag = "2")]
     pub detail: ::prost::alloc::string::String,
-    /// What to do about it.
+    /// The cure: the setting or command that removes the reason.
     #[prost(string, tag = "3")]
     pub cure: ::prost::alloc::string::String,
 }
