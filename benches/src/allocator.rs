@@ -26,9 +26,10 @@ pub enum Allocator {
     Mimalloc,
 }
 
-/// Settings with which glibc keeps freed memory. They are the number of free bytes at the end of
-/// the heap that are returned to the kernel, the number of bytes by which the heap grows, and the
-/// size at which an allocation gets its own mapping. glibc limits the last one to 32 MiB.
+/// Settings with which glibc keeps freed memory. The first is the number of free bytes at the end
+/// of the heap above which glibc returns memory to the kernel. The second is the number of bytes by
+/// which the heap grows. The third is the size at which an allocation gets its own mapping, which
+/// glibc limits to 32 MiB.
 pub const TUNED: [(&str, &str); 3] = [
     ("MALLOC_TRIM_THRESHOLD_", "268435456"),
     ("MALLOC_TOP_PAD_", "67108864"),
@@ -72,7 +73,7 @@ impl Allocator {
         Ok(found)
     }
 
-    /// Name and version, as reported by its program.
+    /// The allocator's name and version, as its program reports them.
     ///
     /// # Errors
     /// The program is missing.
@@ -129,7 +130,8 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// All combinations, ordered by allocator. Contenders that allocate nothing take part once.
+    /// All combinations, ordered by allocator. Contenders that allocate nothing are combined with
+    /// the first allocator only.
     pub fn all(contenders: &[Contender], allocators: &[Allocator]) -> Vec<Variant> {
         let with = |(at, allocator): (usize, &Allocator)| {
             let allocator = *allocator;

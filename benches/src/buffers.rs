@@ -57,8 +57,8 @@ impl Buffers {
         }
     }
 
-    /// Waits until the buffer is back, and keeps it for another message. The message's field had
-    /// `len` bytes at the address `at`, and has been dropped.
+    /// Waits until the buffer is back, and keeps it for another message. The field that landed in
+    /// the buffer had `len` bytes at the address `at`, and has been dropped.
     ///
     /// # Errors
     /// Nothing landed in the buffer, or the field did not lie at the beginning of a buffer.

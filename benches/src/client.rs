@@ -30,7 +30,7 @@ enum Stub {
     ZeroCopy(pb::zero_copy::bench_client::BenchClient<Channel>),
 }
 
-/// Number of payloads whose memory stays registered. It is more than a row has.
+/// Number of payloads whose memory stays registered. A row has fewer payloads.
 const MAX_REGISTERED: usize = 4;
 
 /// A connection to a contender's server, and a stub over it.
@@ -43,7 +43,7 @@ pub struct Client {
     reads: bool,
     /// The buffers for long replies to land in. `None` if they land in the connection's memory.
     buffers: Option<Buffers>,
-    /// Registrations of its last payloads, latest first.
+    /// Registrations of the last payloads, latest first.
     registered: Arc<Mutex<Vec<PoolRegistration>>>,
 }
 
@@ -92,9 +92,9 @@ impl Client {
 }
 
 impl Calls for Client {
-    /// The payload is allocated from the channel's pool if there is one, the codec supports it, and
-    /// the contender does not require heap memory. The memory of the last few payloads stays
-    /// registered.
+    /// The payload is allocated from the channel's pool if the channel has a pool, the codec
+    /// supports it, and the contender does not require heap memory. The memory of the last few
+    /// payloads stays registered.
     fn payload(&self, length: usize) -> Bytes {
         if self.source.is_pool()
             && (1..=self.source.max_pinned()).contains(&length)
@@ -184,7 +184,7 @@ impl Calls for Client {
 /// A channel of any kind.
 #[derive(Clone, Debug)]
 pub(crate) enum Channel {
-    /// No channel, because the service is called in place.
+    /// The service, which is called in place without a channel.
     InPlace(Routes),
     /// tonic's channel.
     Tonic(tonic::transport::Channel),
@@ -210,7 +210,7 @@ impl Service<http::Request<Body>> for Channel {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
-        // One allocation more than a bare channel, the same for every contender.
+        // Every contender pays for one allocation more than with a bare channel.
         match self {
             Self::InPlace(routes) => {
                 let response = routes.call(request);

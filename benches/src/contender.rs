@@ -19,31 +19,31 @@ pub enum Contender {
     TcpPlain,
     /// tonic-rdma over shared memory, with its codec
     Shm,
-    /// The same, with a payload on the heap, at an odd address, that is sent repeatedly
+    /// Like shm, with a payload on the heap at an odd address that is sent repeatedly
     ShmHeap,
-    /// tonic-rdma over shared memory, with its codec, which lends what it sends
+    /// Like shm, and both ends lend what they send
     ShmLent,
-    /// The same, and the receiver reads each message in full
+    /// Like shm-lent, and the receiver reads each message in full
     ShmLentRead,
-    /// The same without lending: each message is copied once, and then read
+    /// Like shm-lent-read, without lending: each message is copied once, and then read
     ShmRead,
     /// tonic-rdma over shared memory, with its codec and an application payload at an odd address,
     /// and with received messages in application buffers that the peer has mapped
     ShmKept,
     /// tonic-rdma over shared memory, with tonic's codec
     ShmPlain,
-    /// The same, through a channel of tonic's type: `Channel::into_tonic`
+    /// Like shm-plain, through a channel of tonic's type: `Channel::into_tonic`
     ShmTonic,
-    /// tonic-rdma over TCP, with tonic's codec, through a channel of tonic's type
+    /// Like tcp-plain, through a channel of tonic's type
     TcpTonic,
     /// tonic-rdma over RDMA, with its codec
     Verbs,
-    /// The same, with a payload of the application's at an odd address, which is registered
+    /// Like verbs, with an application payload at an odd address, which is registered
     VerbsRegistered,
-    /// The same, and received messages land in application buffers that are registered for each
-    /// transfer
+    /// Like verbs-registered, and received messages land in application buffers that are registered
+    /// for each transfer
     VerbsLanded,
-    /// The same, with buffers that stay registered
+    /// Like verbs-landed, with buffers that stay registered
     VerbsKept,
     /// tonic-rdma over RDMA, with tonic's codec
     VerbsPlain,
@@ -55,15 +55,15 @@ pub enum Contender {
     MemcpyHot,
     /// A copy within this process, of memory that is not in the cache
     MemcpyCold,
-    /// The same, with source and destination as far apart as the row says
+    /// Like memcpy-cold, with source and destination as far apart as the row says
     MemcpyApart,
-    /// The same with the transport's own copy function
+    /// Like memcpy-apart, with the transport's own copy function
     Copy,
     /// tonic over rdma-io-tonic: HTTP/2 over RDMA
     RdmaIoTonic,
     /// ruapc, another RPC stack, over RDMA
     Ruapc,
-    /// iceoryx2, request and response in shared memory, which is no gRPC
+    /// iceoryx2: request and response in shared memory, without gRPC
     Iceoryx2,
 }
 
@@ -81,7 +81,7 @@ pub enum Neighbour {
 /// The kind of memory for payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The best memory for the transport, which is pinned memory if it has some.
+    /// The best memory for the transport, which is pinned memory if the transport has some.
     Best,
     /// Like `Best`, with a pool that is large enough for messages of any length.
     LongPool,
@@ -92,13 +92,13 @@ pub enum Source {
 }
 
 impl Source {
-    /// Whether payloads come from the pool of a connection, if it has one.
+    /// Whether payloads come from the pool of a connection, if the connection has a pool.
     pub fn is_pool(self) -> bool {
         matches!(self, Self::Best | Self::LongPool)
     }
 
-    /// Maximum length in bytes of a payload from the pool. Half of the default pool's send budget,
-    /// unless the pool is larger.
+    /// Maximum length in bytes of a payload from the pool. This is half of the default pool's send
+    /// budget, unless the pool is larger.
     pub fn max_pinned(self) -> usize {
         if self == Self::LongPool { 256 << 20 } else { 8 << 20 }
     }
@@ -232,7 +232,7 @@ impl Contender {
         matches!(self, Self::ShmTonic | Self::TcpTonic)
     }
 
-    /// The memory of its payloads.
+    /// The memory of the contender's payloads.
     pub fn source(self) -> Source {
         match self {
             Self::ShmHeap => Source::Heap,
@@ -244,12 +244,13 @@ impl Contender {
         }
     }
 
-    /// Whether it runs in the program in `benches/neighbours`.
+    /// Whether the contender runs in the program in `benches/neighbours`.
     pub fn is_neighbour(self) -> bool {
         matches!(self.transport(), Transport::Neighbour(_))
     }
 
-    /// Whether its results depend on the allocator. Bare links and copies reuse the same memory.
+    /// Whether the contender's results depend on the allocator. Bare links and copies reuse the
+    /// same memory.
     pub fn allocates(self) -> bool {
         !matches!(self.transport(), Transport::Raw(_) | Transport::Copy(_))
     }

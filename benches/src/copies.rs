@@ -1,8 +1,8 @@
 //! Counts the bytes that processes copy, with a library that is loaded before libc (`copies.c`).
 //!
-//! It counts copies by memcpy and memmove, and bytes that system calls move into and out of the
-//! kernel. It does not count the kernel's copies for a device (Soft-RoCE and Soft-iWARP copy every
-//! byte), nor short copies by plain instructions.
+//! The library counts copies by memcpy and memmove, and bytes that system calls move into and out
+//! of the kernel. It counts neither the kernel's copies for a device (Soft-RoCE and Soft-iWARP copy
+//! every byte) nor short copies by plain instructions.
 
 use std::fs;
 use std::ops::Sub;
@@ -22,7 +22,7 @@ pub struct Copies {
     counts: PathBuf,
 }
 
-/// Bytes so far. The difference of two values is the number of bytes copied in between.
+/// Bytes so far. The difference between two values is the number of bytes copied between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Bytes copied by memcpy and memmove.
@@ -63,7 +63,8 @@ impl Copies {
         [
             ("LD_PRELOAD", self.library.clone()),
             ("TONIC_RDMA_BENCH_COPIES", self.counts.clone()),
-            // Makes the transport use memcpy for all copies, which is counted (`memory::copy`).
+            // Makes the transport use memcpy for all copies (`memory::copy`), because memcpy is
+            // counted.
             ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824".into()),
         ]
     }

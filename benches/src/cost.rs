@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-/// Totals of a process so far. The difference of two values is the usage in between.
+/// Totals of a process so far. The difference between two values is the usage between them.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Usage {
     /// Processor time in nanoseconds, user and kernel (`/proc/PID/task/TID/schedstat`).
@@ -64,8 +64,8 @@ fn cpu_ns(task: &Path) -> u64 {
     stat_fields(task, 11, 2) * 10_000_000
 }
 
-/// The sum of `count` fields of `stat`. Fields are counted from the one after the name, which is in
-/// parentheses and may contain anything.
+/// The sum of `count` fields of `stat`. Fields are counted from the field after the name. The name
+/// is in parentheses and may contain any character.
 fn stat_fields(directory: &Path, first: usize, count: usize) -> u64 {
     let stat = fs::read_to_string(directory.join("stat")).unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
@@ -100,7 +100,7 @@ impl SystemCalls {
             .context("cannot start strace")?;
         let Some(stderr) = strace.stderr.as_mut() else { bail!("no pipe from strace") };
         let mut line = String::new();
-        // Read without buffering: later output belongs to `sum`.
+        // The line is read without buffering, because `sum` reads the later output.
         let mut reader = BufReader::with_capacity(1, stderr);
         reader.read_line(&mut line)?;
         if !line.contains("attached") {

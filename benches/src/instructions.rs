@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use perf_event::events::{Event, Hardware};
 use perf_event::{Builder, Counter};
 
-/// A counter for each thread of a process, inherited by threads that these start.
+/// A counter for each thread of a process. Threads that such a thread starts inherit its counter.
 #[derive(Debug)]
 pub struct Instructions {
     counters: Vec<Counter>,
@@ -15,8 +15,8 @@ pub struct Instructions {
 }
 
 impl Instructions {
-    /// Counts the current and future threads of a process, including their instructions in the
-    /// kernel if that is allowed.
+    /// Counts the current and future threads of a process, including instructions in the kernel if
+    /// counting them is allowed.
     ///
     /// # Errors
     /// The machine has no such counters (most virtual machines), or

@@ -11,7 +11,7 @@ use crate::allocator::Allocator;
 /// The machine, and the settings of the measured processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {
-    /// Model name, and on x86 family and model, by which glibc selects a memcpy.
+    /// The model name. On x86 it includes family and model, by which glibc selects a memcpy.
     pub processor: String,
     /// Number of processors that this process may use.
     pub processors: usize,

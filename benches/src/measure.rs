@@ -53,7 +53,7 @@ pub trait Calls: Clone + Send + 'static {
     fn supports(&self, row: &Row) -> bool;
     /// A description of the path, to detect changes.
     fn path(&self) -> String;
-    /// Maximum size of its pool in bytes, if it has one.
+    /// Maximum size of the connection's pool in bytes, if it has a pool.
     fn pool(&self) -> Option<usize> {
         None
     }
@@ -142,7 +142,7 @@ pub(crate) fn latencies(mut times: Vec<Duration>) -> Round {
 }
 
 /// The duration of `calls` calls, `in_flight` at a time, spread evenly over the connections. With
-/// more connections than calls in flight, each caller cycles through its share of them.
+/// more connections than calls in flight, each caller cycles through its share of the connections.
 pub(crate) async fn run_concurrently<C: Calls>(
     clients: &[C],
     payload: Bytes,
@@ -172,9 +172,9 @@ pub(crate) async fn run_concurrently<C: Calls>(
     Ok(begin.elapsed())
 }
 
-/// Runs large requests of all clients for `time`, `in_flight` per client. Figure and shares count
-/// only calls that ended in time, because at the end a client may run alone. Calls and bytes count
-/// all calls, because costs are measured over all of them.
+/// Runs large requests of all clients for `time`, `in_flight` per client. The figure and the shares
+/// include only calls that ended within `time`, because a client may run alone afterwards. The
+/// numbers of calls and bytes include all calls, because the costs are measured over all calls.
 async fn puts<C: Calls>(
     clients: &[C],
     payload: Bytes,

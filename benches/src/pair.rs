@@ -25,7 +25,7 @@ use crate::session::{ClientReply, ClientRequest};
 use crate::work::{Kind, Row};
 
 /// Number of calls before copies are counted. The first calls of a connection copy, until both ends
-/// know the method's codec and what the peer accepts.
+/// know the method's codec and the peer's abilities.
 const LEARNING: usize = 32;
 
 /// Options of a pair.
@@ -50,7 +50,7 @@ pub struct Setup {
 #[derive(Debug)]
 enum Server {
     Here(Box<LocalServer>),
-    /// On another host.
+    /// A server on another host.
     There(RemoteServer),
 }
 
@@ -69,7 +69,7 @@ impl Server {
         }
     }
 
-    /// Its process id, if it runs here.
+    /// The server's process ID, if it runs on this host.
     fn id(&self) -> Option<u32> {
         match self {
             Self::Here(server) => Some(server.process.id()),
@@ -170,12 +170,12 @@ impl Pair {
         &self.path
     }
 
-    /// Maximum size in bytes of the pool of either process, if it has one.
+    /// Maximum size in bytes of a process's pool, if the processes have pools.
     pub fn pool(&self) -> Option<usize> {
         self.pool
     }
 
-    /// Statistics of the server's memory. `None` if its transport has none.
+    /// Statistics of the server's memory. `None` if its transport keeps no statistics.
     ///
     /// # Errors
     /// The server does not answer, or was started without [`Setup::server_figures`].
@@ -270,9 +270,9 @@ impl Pair {
         Ok(Some(client.read()? + server.read()?))
     }
 
-    /// Runs a row once, after a warm-up with a tenth of its calls, because rows are seconds apart,
-    /// and memory may have been returned in between. `None` if the contender does not support the
-    /// row.
+    /// Runs a row once, after a warm-up with a tenth of its calls, because memory may have been
+    /// returned to the system since the last row. Returns `None` if the contender does not support
+    /// the row.
     ///
     /// # Errors
     /// A call fails, a time limit expires, a process ends, or the path changes.

@@ -77,7 +77,8 @@ pub fn all(results: &[RowResult], directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The number of cells with the first allocator or without one. Cells with other allocators follow.
+/// The number of cells with the first allocator or without an allocator. Cells with other
+/// allocators follow them.
 fn n_drawn(cells: &[Cell]) -> usize {
     let mut contenders: Vec<_> = cells.iter().map(|cell| cell.variant.contender).collect();
     contenders.sort_unstable_by_key(|contender| *contender as usize);

@@ -1,7 +1,7 @@
-//! Processes that `compare` and its agent start, with the reason why one ended.
+//! Processes that `compare` and its agent start. If a process fails, its reason is kept.
 //!
-//! A process that fails writes its reason to stderr. Its lines are passed on as they arrive, and
-//! the last one is kept for the table, because the exit code alone explains nothing.
+//! A process that fails writes its reason to stderr. The lines of stderr are passed on as they
+//! arrive. The last line is kept for the table, because the exit code alone explains nothing.
 
 use std::io::Write as _;
 use std::process::Stdio;
@@ -48,12 +48,12 @@ impl Process {
         self.id
     }
 
-    /// The pipe to stdin, once, if [`start`](Self::start) was told to make one.
+    /// Takes the pipe to stdin, if [`start`](Self::start) made a pipe and nobody has taken it.
     pub(crate) fn stdin(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()
     }
 
-    /// The lines of stdout, once.
+    /// Takes the lines of stdout.
     ///
     /// # Errors
     /// The lines were already taken.
@@ -89,7 +89,7 @@ impl Process {
     /// Kills the process.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The system refuses to kill it.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
         Ok(self.child.kill().await?)
     }

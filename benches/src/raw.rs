@@ -23,7 +23,7 @@ const N_TARGETS: usize = 8;
 /// WRITEs in flight for rows that do not specify it.
 const DEFAULT_WINDOW: usize = 16;
 
-/// Returns an end's limits for messages of up to `message` bytes. Targets have that length.
+/// Returns an end's limits for messages of up to `message` bytes. Each target has this length.
 /// Messages longer than a WRITE are sent from as much memory as calls use.
 fn limits(message: usize) -> Limits {
     Limits {
@@ -36,7 +36,7 @@ fn limits(message: usize) -> Limits {
     }
 }
 
-/// A pool for messages of that length. Unused memory is not allocated.
+/// A pool for messages of up to `message` bytes. Unused memory is not allocated.
 fn pool(message: usize, fabric: &Fabric) -> anyhow::Result<Pool> {
     let landing = N_TARGETS * message;
     let size = PoolConfig::default().total(2 * landing).landing(landing).send(landing / 2);
@@ -73,7 +73,7 @@ pub async fn serve(
     });
     loop {
         let incoming = listener.accept().await?;
-        // Uses the message length that its client asks for.
+        // The pool suits the message length that the client asked for.
         let pool = pool(longest, &fabric)?;
         let link = incoming.accept(&bare::config(), &pool, b"", TIMEOUT).await?;
         match bare::serve(link, pool, limits(longest)).await {
@@ -90,7 +90,7 @@ pub struct Raw {
     addr: Addr,
     /// `None` while the connection is being reopened.
     bare: Option<Bare>,
-    /// Bytes of its target buffers.
+    /// Bytes of a target buffer.
     target: usize,
 }
 
@@ -170,7 +170,7 @@ impl RowRunner for Raw {
         // A longer message is split into several WRITEs.
         let (piece, pieces) = (size.min(MAX_WRITE), size.div_ceil(MAX_WRITE));
         let begin = Instant::now();
-        // It returns when everything has arrived.
+        // `write` returns when all messages have arrived.
         bare.write(piece, row.calls * pieces, in_flight * pieces).await?;
         Ok(throughput(row.calls, size, begin.elapsed()))
     }

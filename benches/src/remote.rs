@@ -1,8 +1,8 @@
-//! Starts servers on another host through an agent, for contenders whose ends should be apart.
+//! Starts servers on another host through an agent, to measure contenders between two hosts.
 //!
-//! A client of an agent sends lines and gets an answer to each. The first is a `StartServer`,
-//! answered by the server's output or a failure. Any further line is answered by the server's
-//! [`Usage`]. The server ends when the connection does.
+//! A client of an agent sends lines and gets an answer to each. The first line is a `StartServer`,
+//! and its answer is the server's output or a failure. The answer to each further line is the
+//! server's [`Usage`]. The server ends when the connection ends.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
@@ -38,7 +38,7 @@ enum Answer<T> {
 }
 
 /// Starts servers for clients that connect to `at`, on that address and on processor `cpu`, until
-/// the process ends. Anyone who can reach the port can start servers, so use it only in test
+/// the process ends. Anyone who can reach the port can start servers, so use the agent only in test
 /// networks.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use crate::results::Origin;
 use crate::sample::{Counted, Sample};
 use crate::work::Row;
 
-/// The median of `values`: the mean of the two middle values for an even count, NaN for none.
+/// The median of `values`: the mean of the two middle values for an even count, NaN for no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -32,11 +32,11 @@ pub struct Cell {
     pub variant: Variant,
     /// One sample per round.
     pub samples: Vec<Sample>,
-    /// Counted in separate rounds.
+    /// The counts, from separate rounds.
     pub counted: Counted,
-    /// The contender does not support the row.
+    /// Whether the contender does not support the row.
     pub absent: bool,
-    /// The first error. It ends the contender's rounds.
+    /// The first error, after which the contender runs no further rounds.
     pub failure: Option<String>,
 }
 
@@ -123,7 +123,7 @@ impl RowResult {
     }
 
     /// The median of the ratios of `a`'s figure to `b`'s in the same round, because a slow phase of
-    /// the machine affects both in the same way. `None` if either has no rounds.
+    /// the machine affects both in the same way. Returns `None` if a variant has no rounds.
     pub fn ratio(&self, a: Variant, b: Variant) -> Option<f64> {
         let (a, b) = (self.cell(a)?, self.cell(b)?);
         if a.failure.is_some()
@@ -177,7 +177,7 @@ pub fn figures(results: &[RowResult]) -> Table {
 }
 
 /// The costs per call: CPU time of either side in microseconds, context switches, page faults and
-/// system calls. Also high percentiles of latencies.
+/// system calls. The table also has high percentiles of latencies.
 pub fn costs(results: &[RowResult]) -> Table {
     let header = [
         "row",
@@ -320,8 +320,8 @@ pub fn json(run: &Run) -> anyhow::Result<String> {
 }
 
 /// A bound on a ratio, such as `latency-64:shm/tonic-tcp<=0.35`, or with an allocator
-/// `up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3`. Or a bound on the copies of a byte, such
-/// as `up-1MiB-x8:verbs-kept:copies<=0.01`.
+/// `up-1MiB-x8:shm-plain+mimalloc/tonic-tcp+mimalloc>=3`. Alternatively a bound on the copies of a
+/// byte, such as `up-1MiB-x8:verbs-kept:copies<=0.01`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
     row: String,
@@ -333,7 +333,7 @@ pub struct Bound {
 /// The quantity that is bounded.
 #[derive(Clone, Debug, PartialEq)]
 enum What {
-    /// The ratio of the first one's median to the second one's.
+    /// The ratio of the first variant's median to the second variant's.
     Ratio(Variant, Variant),
     Copies(Variant),
 }

@@ -86,7 +86,7 @@ pub struct Recorded {
     pub results: Vec<Figures>,
 }
 
-/// The medians of a contender in a row.
+/// The median figures of one contender in one row.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Figures {
@@ -119,7 +119,7 @@ const COSTS: [(&str, Figure); 6] = [
 ];
 
 impl Figures {
-    /// The contender, with its allocator if that is not the C library's.
+    /// The contender, with its allocator if it does not use the C library's.
     fn variant(&self) -> String {
         match self.allocator.as_deref() {
             None | Some("glibc") => self.contender.clone(),
@@ -290,7 +290,7 @@ fn costs(run: &Recorded) -> String {
     table(&lines, 2)
 }
 
-/// Replaces the headline numbers in the text of README.md by those of `runs`.
+/// Replaces the headline numbers in the text of README.md by the numbers of `runs`.
 ///
 /// # Errors
 /// The markers are missing, or a run lacks a headline number.
@@ -344,7 +344,8 @@ pub(crate) fn table(lines: &[Vec<String>], left: usize) -> String {
     out
 }
 
-/// Three significant digits, and all digits before the decimal point.
+/// Formats a number with at least three significant digits and with all digits before the decimal
+/// point.
 pub(crate) fn digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");
@@ -382,8 +383,8 @@ fn anchor(heading: &str) -> String {
     kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
-/// A paragraph wrapped at [`WIDTH`] columns. The first line begins with `bullet`, the others are
-/// indented by its length.
+/// A paragraph wrapped at [`WIDTH`] columns. The first line begins with `bullet`. The other lines
+/// are indented by the length of `bullet`.
 pub(crate) fn wrapped(bullet: &str, text: &str) -> String {
     let mut out = bullet.to_owned();
     let mut column = bullet.len();

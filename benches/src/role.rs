@@ -25,10 +25,10 @@ pub struct Placement {
     /// Address that servers bind; for RDMA an address of an RDMA device
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub addr: IpAddr,
-    /// Processor of the clients [default: the first that is allowed]
+    /// Processor of the clients [default: the first allowed processor]
     #[arg(long, value_name = "CPU")]
     pub client_cpu: Option<usize>,
-    /// Processor of the servers [default: the second that is allowed, or the only one]
+    /// Processor of the servers [default: the second allowed processor, or the only one]
     #[arg(long, value_name = "CPU")]
     pub server_cpu: Option<usize>,
 }
@@ -48,7 +48,7 @@ pub struct Role {
     /// The line that the server printed
     #[arg(long, hide = true, default_value = "")]
     pub server_addr: String,
-    /// Provide memory for this number of connections
+    /// Number of connections to provide memory for
     #[arg(long, hide = true)]
     pub room: Option<usize>,
 }
@@ -150,8 +150,9 @@ impl Role {
     }
 }
 
-/// Runs the session as a task, like typical callers. The future passed to `block_on` is polled only
-/// after the runtime has polled for events once more, which costs several system calls per call.
+/// Runs the session as a task, like typical callers. A future that is passed to `block_on` is
+/// polled only after the runtime has polled for events again. This would cost several system calls
+/// per call.
 async fn as_task(
     session: impl Future<Output = anyhow::Result<()>> + Send + 'static,
 ) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! Statistics of a server process: its pools, and the bytes that it has copied.
 //!
-//! The server process answers each line on stdin with a line of JSON on stdout. This works in any
-//! state of the transport, and adds no calls to those that are measured.
+//! The server process answers each line on stdin with a line of JSON on stdout. This exchange works
+//! in any state of the transport, and adds no calls to the measured calls.
 
 use std::io::Write as _;
 
@@ -31,7 +31,7 @@ pub struct Meter {
 /// A server that clients can connect to.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// Its address, or the path of its socket.
+    /// The server's address, or the path of its socket.
     pub at: String,
     /// `None` if the transport is not tonic-rdma's.
     pub meter: Option<Meter>,

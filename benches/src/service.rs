@@ -32,12 +32,12 @@ pub const MAX_MESSAGE: usize = 512 << 20;
 /// The path of the method with one request and one reply.
 const EXCHANGE: &str = "/tonic_rdma.bench.v1.Bench/Exchange";
 
-/// HTTP/2 windows in bytes, of a stream and of a connection: large enough that 8 calls of 1 MiB
-/// never wait for a window, so that TCP performs at its best.
+/// HTTP/2 windows in bytes, of a stream and of a connection. They are so large that 8 calls of 1
+/// MiB never wait for a window, so that TCP performs at its best.
 pub const WINDOWS: (u32, u32) = (8 << 20, 16 << 20);
 
-/// Replies from preallocated memory, so that the handler costs little. It is pinned memory if the
-/// connection has some, as in a storage server.
+/// Replies from preallocated memory, so that the handler costs little. The memory is pinned if the
+/// connection has pinned memory, as in a storage server.
 #[derive(Clone, Debug)]
 struct Replies {
     source: Source,
@@ -81,8 +81,8 @@ impl Replies {
         Ok(Blob { payload, reply: 0, count: 0 })
     }
 
-    /// The reply to a request, and the work left for the buffer that it landed in. A box holds the
-    /// work, because the size of handlers' futures affects the counts.
+    /// The reply to a request, and the remaining work for the buffer in which the request landed. A
+    /// box holds the work, because the size of handlers' futures affects the counts.
     fn exchange(&self, mut request: Request<Blob>) -> Result<(Blob, Option<Rest<'_>>), Status> {
         let reply = self.reply(&request)?;
         let land_in = request.extensions_mut().remove::<LandIn<LandableBuf>>();
@@ -207,7 +207,7 @@ pub fn tonic_server() -> tonic::transport::Server {
         .initial_connection_window_size(connection)
 }
 
-/// Bytes of a pool for messages of any length. It is shared memory, so none of it is pinned.
+/// Bytes of a pool for messages of any length. The pool is shared memory, and none of it is pinned.
 const LONG_POOL: usize = 2 << 30;
 
 /// Number of connections to provide memory for in addition to the measured ones, because closed
@@ -217,8 +217,9 @@ const SPARE: usize = 8;
 /// Maximum number of streams of a connection if `room` is given.
 const MAX_STREAMS: u32 = 16 << 10;
 
-/// The context of a contender: the global one, or one with a large, lendable pool. With `room`, its
-/// pools have control memory for that number of connections, and otherwise the default sizes.
+/// The context of a contender: the global context, or a context with a large, lendable pool. With
+/// `room`, the context's pools have control memory for that number of connections. Without `room`
+/// they have the default sizes.
 pub(crate) fn context(contender: Contender, room: Option<usize>) -> Context {
     static SHARED: OnceLock<Context> = OnceLock::new();
     if contender.source() == Source::LongPool {

@@ -1,8 +1,8 @@
 //! The client process of a contender: runs rounds on request, and reports their results.
 //!
-//! It reads requests from stdin and writes replies to stdout, as one line of JSON each: a
-//! [`ClientRequest`] and a [`ClientReply`]. It ends when stdin ends. A separate process protects
-//! `compare` from contenders that crash or hang.
+//! The process reads requests from stdin and writes replies to stdout. Each [`ClientRequest`] and
+//! each [`ClientReply`] is one line of JSON. The process ends when stdin ends. A separate process
+//! protects `compare` from contenders that crash or hang.
 
 use std::future::Future;
 use std::io::Write as _;

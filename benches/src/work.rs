@@ -34,7 +34,7 @@ pub enum Kind {
     Resting {
         /// Calls in flight.
         in_flight: usize,
-        /// Number of connections, including the one with the calls.
+        /// Number of connections, including the connection with the calls.
         connections: usize,
     },
     /// Large requests of many clients, each on its own connection, for a given time: megabytes per
@@ -87,7 +87,7 @@ pub enum Kind {
 pub struct Row {
     /// The kind of calls.
     pub kind: Kind,
-    /// Number of calls or messages in a round. 0 if the kind has a duration instead.
+    /// Number of calls or messages in a round. The number is 0 if the kind has a duration instead.
     pub calls: usize,
 }
 
@@ -230,9 +230,10 @@ pub fn long() -> Vec<Row> {
     rows.concat()
 }
 
-/// The rows with a message that is handed over, which show how the message's length adds to a short
-/// call. They have more calls than other rows of long messages, because each call takes little
-/// time. A message of 256 MiB would exceed the protocol's limit by the length of its other fields.
+/// The rows with a message that is handed over. They show how much a message's length adds to the
+/// time of a short call. These rows have more calls than other rows of long messages, because each
+/// call takes little time. A message of 256 MiB would exceed the protocol's limit by the length of
+/// its other fields.
 pub fn handover() -> Vec<Row> {
     let row = |size| Row {
         kind: Kind::Bulk { size, direction: Direction::Up, in_flight: 1 },
@@ -244,8 +245,8 @@ pub fn handover() -> Vec<Row> {
 /// Calls of a row of [`handover`].
 const HANDOVERS: usize = 2000;
 
-/// Distances of source and destination: none, those behind headers, alignments, and near the end of
-/// a page.
+/// Distances of source and destination: zero, distances as after headers, alignments, and distances
+/// near the end of a page.
 const DISTANCES: [usize; 16] =
     [0, 1, 6, 8, 16, 22, 32, 38, 48, 64, 128, 256, 512, 1024, 2048, 4090];
 

@@ -25,7 +25,7 @@ use clap::{Parser, ValueEnum};
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 struct Args {
-    /// Contenders. Each is compared with the first one, with the same allocator
+    /// Contenders. Each is compared with the first contender that uses the same allocator
     #[arg(long, value_delimiter = ',', default_values_t = [
         Contender::TonicTcp, Contender::TonicUnix, Contender::TcpPlain, Contender::ShmPlain, Contender::Shm,
         Contender::RawShm, Contender::MemcpyHot, Contender::MemcpyCold,
@@ -45,7 +45,7 @@ struct Args {
     /// Only rows whose names contain this text
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Divide the calls of each row by this, on a slow machine
+    /// Divide the number of calls of each row by this number, for a slow machine
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     divide: u32,
     /// Time limit for a round in seconds
@@ -162,7 +162,7 @@ struct Participant {
 }
 
 impl Participant {
-    /// Starts new processes. After a failure the old ones may be in an undefined state.
+    /// Starts new processes. After a failure the old processes may be in an undefined state.
     async fn restart(&mut self, setup: &Setup) {
         self.pair = None;
         match Pair::start(self.variant, setup, &[]).await {
@@ -299,7 +299,7 @@ async fn compare(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts in separate processes, because counting slows them down.
+/// Counts in separate processes, because counting slows processes down.
 async fn count(
     results: &mut [RowResult],
     variants: &[Variant],

@@ -59,8 +59,8 @@ fn named(name: &str) -> anyhow::Result<Scenario> {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(name) = &args.run {
-        // Busy polling over shared memory depends on the processors of both ends, so both get the
-        // same one.
+        // Busy polling over shared memory depends on the processors of both ends, so both ends get
+        // the same processor.
         cpu::pin(*cpu::allowed()?.first().context("no processor is allowed")?)?;
         let counts = (named(name)?.run)()?;
         println!("{}", serde_json::to_string(&counts)?);
@@ -136,7 +136,7 @@ fn count(
     })
 }
 
-/// Prints the transports' parts of a call of 64 B: the total minus that of a call in place.
+/// Prints the transports' parts of a call of 64 B: the total minus the total of a call in place.
 fn transport_part(now: &Record) {
     let instructions = |name: &str| now.costs.get(name)?.get("instructions").copied();
     let Some(nothing) = instructions("call-64-nothing") else { return };

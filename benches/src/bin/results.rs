@@ -1,5 +1,5 @@
 //! Writes RESULTS.md and the headline numbers in README.md from the runs in benches/results, and
-//! the measured part of docs/scale.md from those in benches/results/scale.
+//! the measured part of docs/scale.md from the runs in benches/results/scale.
 
 use std::fs;
 use std::path::PathBuf;

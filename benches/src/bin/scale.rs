@@ -90,7 +90,7 @@ async fn measure(args: &Args) -> anyhow::Result<Run> {
     Ok(Run { origin: Origin::here(&args.title), machine, notes, bulk, connections, streams })
 }
 
-/// The load averages. Those before a run show the other load of the machine.
+/// Returns the load averages. Before a run they show the other load of the machine.
 fn load() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split_whitespace().take(3).collect::<Vec<_>>().join(" ")

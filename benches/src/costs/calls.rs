@@ -1,7 +1,7 @@
 //! Whole calls, with client and server in one thread.
 //!
 //! Calls to the service without a transport ([`TransportKind::Nothing`]) show the costs of tonic's
-//! stubs, codec and routes. A transport's part of a call is the difference.
+//! stubs, codec and routes. A transport's part of a call is the difference from such a call.
 
 use std::io;
 use std::sync::Mutex;

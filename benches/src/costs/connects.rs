@@ -1,7 +1,7 @@
 //! A connection for each call: connect, one call of 64 B, close.
 //!
-//! Server and client are in one thread, as in [`calls`](super::calls). Programs that connect for
-//! each call exist, and they pay in system calls more than in instructions.
+//! Server and client are in one thread, as in [`calls`](super::calls). Some programs connect for
+//! each call. They pay more for system calls than for instructions.
 
 use bytes::Bytes;
 use tonic_rdma::{FabricKind, Policy};
@@ -52,7 +52,7 @@ enum Start {
     Lazy,
 }
 
-/// Number of counted connections. The same number before them is the warm-up.
+/// Number of counted connections. The warm-up makes the same number of connections before.
 const TIMES: usize = 32;
 /// Length of the request and of the reply in bytes.
 const LENGTH: usize = 64;

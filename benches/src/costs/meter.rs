@@ -6,12 +6,12 @@ use std::hint::black_box;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region};
 
 /// Counts per repetition, by name: `instructions`, `allocations`, `allocated_bytes`, `sends` and
-/// others. A scenario adds its number of repetitions as `times`, and the number of those before as
-/// `warm_up`.
+/// others. A scenario adds its number of repetitions as `times`, and the number of repetitions in
+/// the warm-up as `warm_up`.
 pub type Counts = BTreeMap<String, f64>;
 
-/// The function whose instructions callgrind counts, including its callees. The pattern matches its
-/// mangled name.
+/// The function whose instructions callgrind counts, including its callees. The pattern matches the
+/// function's mangled name.
 pub const COUNTED: &str = "*costs*meter*counted*";
 
 /// Runs the work to be counted.

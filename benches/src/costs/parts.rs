@@ -76,7 +76,7 @@ fn send(len: usize) -> anyhow::Result<Counts> {
     let pool = pool()?;
     count(|| {
         let mut buf = pool.try_alloc(len)?;
-        // A device or disk would fill the buffer, so that is not counted.
+        // A device or disk would fill the buffer, so filling it is not counted.
         buf.truncate(0);
         drop(black_box(buf.freeze()));
         Ok(())
@@ -122,10 +122,10 @@ fn encode(len: usize) -> anyhow::Result<Counts> {
 }
 
 fn decode(len: usize) -> anyhow::Result<Counts> {
-    // As with calls, a method is known from its first request on.
+    // As with calls, the method is known after its first request.
     let method = fuzz::OneMethod::default();
     let pieces = method.encode(vec![blob(len)], WHOLE, None)?;
-    // As received: in one piece.
+    // The message is in one piece, like a received message.
     let message: Bytes = pieces.concat().concat().into();
     let came = if len > WHOLE { Came::Landed } else { Came::InMessages };
     count(|| {

@@ -160,7 +160,7 @@ impl Pair {
     }
 }
 
-/// Unary calls of `len` bytes. If that is more than a slot holds, the reply is empty.
+/// Counts unary calls of `len` bytes. If a slot holds fewer bytes, the reply is empty.
 fn exchange(len: usize) -> anyhow::Result<Counts> {
     let mut pair = Pair::new();
     let (block, request) = (Bytes::from(vec![7; 200]), Bytes::from(vec![7; len]));

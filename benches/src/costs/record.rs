@@ -29,7 +29,7 @@ const HEAD: &str = "\
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// The toolchain that they were counted with.
+    /// The toolchain with which they were counted.
     pub toolchain: String,
     /// Counts by scenario.
     pub costs: BTreeMap<String, Counts>,
@@ -38,15 +38,15 @@ pub struct Record {
 /// Comparison of a count with its record.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Verdict {
-    /// Within the margin.
+    /// The count is within the margin.
     Same,
-    /// Less by more than the margin, so it should be recorded.
+    /// The count is less by more than the margin, so it should be recorded.
     Less,
-    /// More than allowed.
+    /// The count is more than allowed.
     More,
-    /// Counted, but not recorded.
+    /// The count is not in the record.
     New,
-    /// Recorded, but not counted.
+    /// The record has a count that was not counted now.
     Gone,
 }
 

@@ -5,7 +5,7 @@ use super::meter::Counts;
 /// A piece of work whose costs are counted.
 #[derive(Clone, Copy)]
 pub struct Scenario {
-    /// Its name, which the record uses as well.
+    /// The scenario's name, which the record also uses.
     pub name: &'static str,
     /// A description of one repetition.
     pub what: &'static str,

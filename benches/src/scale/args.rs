@@ -17,12 +17,12 @@ use crate::scale::bound::Bound;
 #[derive(Parser, Debug)]
 #[command(version, about, long_about = None)]
 pub struct Args {
-    /// Contenders; ratios are relative to the first one
+    /// Contenders; ratios are relative to the first contender
     #[arg(long, overrides_with = "contenders", value_delimiter = ',', default_values_t = [
         Contender::TonicTcp, Contender::Tcp, Contender::Shm,
     ])]
     pub contenders: Vec<Contender>,
-    /// Allocator of their processes
+    /// Allocator of the contenders' processes
     #[arg(long, value_enum, default_value_t = Allocator::Glibc)]
     pub allocator: Allocator,
     /// Addresses and processors
@@ -31,14 +31,14 @@ pub struct Args {
     /// Parts to measure [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Part>,
-    /// Numbers of clients that send messages of 1 MiB, 8 in flight each, to one server
+    /// Numbers of clients that send messages of 1 MiB to one server, each with 8 messages in flight
     #[arg(long, overrides_with = "bulk", value_delimiter = ',', default_values_t = [1, 2, 8, 16, 64],
         value_parser = clap::value_parser!(u32).range(1..))]
     pub bulk: Vec<u32>,
-    /// Duration of a round with these clients in seconds
+    /// Duration of a round of messages of 1 MiB in seconds
     #[arg(long, value_parser = seconds, default_value = "5")]
     pub seconds: Duration,
-    /// Duration of the uncounted warm-up of such a round in seconds
+    /// Duration of the uncounted warm-up before a round of messages of 1 MiB in seconds
     #[arg(long, value_parser = seconds, default_value = "2")]
     pub warm_up: Duration,
     /// Numbers of connections between the two processes
@@ -48,17 +48,17 @@ pub struct Args {
     /// Duration of the measurement of idle connections in seconds
     #[arg(long, overrides_with = "rest", value_parser = seconds, default_value = "10")]
     pub rest: Duration,
-    /// Idle time before that measurement in seconds, in which connections release the resources
-    /// that only busy ones need
+    /// Idle time in seconds before idle connections are measured. Connections release resources
+    /// that only busy connections need
     #[arg(long, value_parser = seconds, default_value = "20")]
     pub settle: Duration,
     /// Numbers of open streams on one connection
     #[arg(long, overrides_with = "streams", value_delimiter = ',', default_values_t = [0, 1000, 10_000])]
     pub streams: Vec<u32>,
-    /// Rounds; tables show their medians
+    /// Number of rounds; tables show medians
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Small calls in a round, but at least two per connection
+    /// Number of small calls in a round, at least two per connection
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(64..))]
     pub calls: u32,
     /// Time limit for any other step in seconds

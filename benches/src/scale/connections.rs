@@ -1,5 +1,5 @@
-//! Many connections between two processes: small calls on all of them in turn, the resources of
-//! idle connections, and small calls on one of them while the others are idle.
+//! Many connections between two processes: small calls on all connections in turn, the resources of
+//! idle connections, and small calls on one connection while the others are idle.
 
 use anyhow::Context as _;
 
@@ -17,7 +17,7 @@ use crate::work::{Kind, Row};
 pub const IN_FLIGHT: usize = 64;
 
 /// Measures all contenders one after the other. A contender keeps its processes, and connections
-/// are added to them. After a failure it gets new processes.
+/// are added to them. After a failure the contender gets new processes.
 ///
 /// # Errors
 /// This process may not run on any processor. Other failures are recorded in the result.

@@ -8,7 +8,7 @@ use crate::results::{between, provenance, read};
 use crate::scale::record::Run;
 use crate::scale::tables;
 
-/// Start marker of the measured part. The end marker is that of benches/README.md.
+/// Start marker of the measured part. The end marker is the same as in benches/README.md.
 const BEGIN: &str = "<!-- Generated from benches/results/scale/ by the program results: begin -->";
 
 /// Reads the runs in `folder`, ordered by file name.

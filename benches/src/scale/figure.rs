@@ -50,7 +50,7 @@ impl FromStr for Row {
 pub enum Unit {
     /// A count, or a ratio of counts, which is the same on every machine.
     Count,
-    /// A time, or a value derived from one, which is comparable only within a run.
+    /// A time, or a value derived from a time, which is comparable only within a run.
     Time,
 }
 
@@ -59,7 +59,7 @@ pub enum Unit {
 pub struct Figure {
     /// The name in the record and on the command line.
     pub name: &'static str,
-    /// Its kind.
+    /// The kind of the figure.
     pub unit: Unit,
     of: Of,
 }
@@ -123,9 +123,9 @@ pub const BULK: [Figure; 5] = [
     bulk("pressure", Unit::Count, |round| Some(round.memory?.pressure as f64 / round.bytes as f64)),
 ];
 
-/// Figures of rows of connections. The first is the default. Figures `all-` are for calls on all
-/// connections in turn, and figures `one-` for calls on one connection while the others are idle.
-/// The others are per idle connection.
+/// Figures of rows of connections. The first is the default. Figures whose names begin with `all-`
+/// are for calls on all connections in turn. Names with `one-` are for calls on one connection
+/// while the others are idle. All other figures are per idle connection.
 pub const CONNECTIONS: [Figure; 10] = [
     load("all-rate", |row| &row.all, |load| load.kcalls_per_s),
     load("all-cpu", |row| &row.all, |load| load.cpu_us_per_call),
@@ -159,7 +159,7 @@ pub fn between((count, sum): (usize, u64), (first, base): (usize, u64)) -> Optio
 }
 
 impl Figure {
-    /// Returns the figure of a row with this name, or the row's first one.
+    /// Returns the figure of a row with this name, or the row's first figure if there is no name.
     ///
     /// # Errors
     /// The figure does not exist.

@@ -9,8 +9,8 @@ use crate::plot::{Curve, PALETTE, lines};
 use crate::scale::figure::{Figure, Row};
 use crate::scale::record::Run;
 
-/// Draws `scale-bulk.svg`, `scale-all.svg`, `scale-one.svg` and `scale-rest.svg`, each if a
-/// contender has at least two points.
+/// Draws `scale-bulk.svg`, `scale-all.svg`, `scale-one.svg` and `scale-rest.svg`, each of them only
+/// if a contender has at least two points.
 ///
 /// # Errors
 /// The directory cannot be written to.

@@ -77,7 +77,7 @@ pub struct Connections {
     pub connections: usize,
     /// Rounds of calls on all connections in turn.
     pub all: Vec<Load>,
-    /// The processes immediately after those rounds.
+    /// The processes immediately after the rounds on all connections.
     pub busy: Option<Ends>,
     /// The processes when idle.
     pub rest: Option<Ends>,

@@ -41,7 +41,7 @@ pub async fn measure(args: &Args) -> anyhow::Result<Vec<Streams>> {
 }
 
 async fn fill(args: &Args, pair: &mut Pair, found: &mut Streams) -> anyhow::Result<()> {
-    // Sequential calls take several times as long in all as the same number with 64 in flight.
+    // Sequential calls take several times as long as the same number of calls with 64 in flight.
     let calls = (args.calls as usize / 4).max(16);
     let row = Row { kind: Kind::IdleStreams { streams: found.streams }, calls };
     anyhow::ensure!(pair.prepare(&row).await?, "it has no such row");
