@@ -10,7 +10,7 @@ use crate::pb;
 /// Permission bits that are transferred, without set-id and sticky bits.
 const BITS: u32 = 0o777;
 
-/// Permission bits and modification time. An absent one is left unchanged.
+/// Permission bits and modification time. An attribute that is `None` is left unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Attributes {
     /// Unix permission bits, within 0777.
@@ -28,7 +28,7 @@ impl Attributes {
         }
     }
 
-    /// Sets the attributes. The bits `least` are kept, whatever the mode.
+    /// Sets the attributes. The permission bits `least` are set in addition to those of the mode.
     pub(crate) fn apply(&self, file: &File, least: u32) -> io::Result<()> {
         self.apply_time(file)?;
         self.apply_mode(file, least)
@@ -50,8 +50,8 @@ impl Attributes {
         }
     }
 
-    /// Whether `there` already has everything that `self` sets. For `least`, see
-    /// [`apply`](Attributes::apply).
+    /// Whether a file with the attributes `there` already has those that `apply` would set. For
+    /// `least`, see [`apply`](Attributes::apply).
     pub(crate) fn are(&self, there: &Attributes, least: u32) -> bool {
         self.mode.is_none_or(|mode| there.mode == Some(mode & BITS | least))
             && self.modified.is_none_or(|modified| there.modified == Some(modified))

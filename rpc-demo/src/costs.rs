@@ -36,13 +36,14 @@ pub(crate) fn direct_written(bytes: u64) {
     DIRECT_WRITTEN.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Counts `bytes` that were copied out of the memory where they arrived, so that their sender
-/// cannot change them.
+/// Counts `bytes` that were copied out of the memory where they arrived, so that their sender can
+/// no longer change them.
 pub(crate) fn settled(bytes: usize) {
     SETTLED.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// Totals since the process started. The difference of two values is the cost in between.
+/// Totals since the process started. The difference between two values is the cost of the time
+/// between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Costs {
     /// Processor time of all threads in seconds, user and kernel.

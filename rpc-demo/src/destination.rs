@@ -9,7 +9,8 @@ use crate::names::{Name, NameError, Shown};
 pub(crate) enum Destination {
     /// The only item gets this name.
     As(Name),
-    /// Each item keeps its own last component and is stored in this directory; `None` is the root.
+    /// Each item keeps the last component of its name and is stored in this directory; `None` is
+    /// the root.
     Into(Option<Name>),
 }
 
@@ -25,7 +26,8 @@ impl Destination {
         }
     }
 
-    /// The name for an item whose own last component is `last`, if it has one.
+    /// Returns the name for an item. `last` is the last component of the item's own name, if it has
+    /// one.
     pub(crate) fn name(&self, last: Option<&str>, shown: &str) -> Result<Name, Failure> {
         let directory = match self {
             Destination::As(name) => return Ok(name.clone()),

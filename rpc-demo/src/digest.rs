@@ -23,8 +23,8 @@ impl Digest {
         self.size += bytes.len() as u64;
     }
 
-    /// The digest of the content of `self` followed by that of `next`, without reading either
-    /// again.
+    /// Returns the digest of the content of `self` followed by the content of `next`, without
+    /// reading the contents again.
     pub(crate) fn then(self, next: Digest) -> Digest {
         let length = usize::try_from(next.size).unwrap_or(usize::MAX);
         Digest {

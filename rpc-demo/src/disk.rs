@@ -1,8 +1,9 @@
-//! Moves files to and from the transport's memory, past the page cache: O_DIRECT through io_uring.
-//! The disk then reads and writes the memory that the network uses, and no processor copies.
+//! Moves files to and from the transport's memory, past the page cache, with O_DIRECT through
+//! io_uring. The disk then reads and writes the memory that the network uses, and no processor
+//! copies the data.
 //!
-//! If that is not possible, files are read and written through the page cache, and the final line
-//! gives the first reason: [`Disk`].
+//! If O_DIRECT is not possible, files are read and written through the page cache, and the final
+//! line of the command gives the first reason ([`Disk`]).
 
 use std::fs::File;
 use std::io;
@@ -17,18 +18,19 @@ use tonic_rdma::disk::{Ring, Transfer};
 use crate::costs::{self, Costs};
 
 /// Offsets, lengths and addresses are multiples of this many bytes: a page, which is a multiple of
-/// disks' blocks.
+/// a disk's block size.
 pub(crate) const ALIGN: u64 = 4096;
 /// Shorter pieces go through the page cache.
 pub(crate) const MIN_LEN: u64 = 64 << 10;
 
-/// Maximum number of reads and writes in flight, for all files. Others wait for their turn.
+/// Maximum number of reads and writes in flight, for all files. Further reads and writes wait.
 const ENTRIES: u32 = 128;
 
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 /// The first reason for using the page cache.
 static REASON: Mutex<Option<String>> = Mutex::new(None);
-/// Whether pieces were too short, which is the reason if there is no other.
+/// Whether a piece was too short for O_DIRECT. The final line gives this reason if no other is
+/// recorded.
 static SHORT: AtomicBool = AtomicBool::new(false);
 
 /// Makes every file go through the page cache (`--no-direct`).
@@ -38,14 +40,14 @@ pub(crate) fn forbid() {
 
 static LENDS: AtomicBool = AtomicBool::new(false);
 
-/// Lets other processes of this host read in place what this process has read (`--lend`). Has no
-/// effect after the first connection is made.
+/// Lets other processes of this host read data in place that this process has read (`--lend`). A
+/// call after the first connection has no effect.
 pub(crate) fn lend() {
     LENDS.store(true, Ordering::Relaxed);
 }
 
-/// Whether this user's processes on this host may read in place what this process has read, and
-/// this process theirs.
+/// Whether this process and this user's other processes on this host may read each other's data in
+/// place.
 pub(crate) fn lends() -> bool {
     LENDS.load(Ordering::Relaxed)
 }
@@ -59,7 +61,7 @@ fn ring() -> Result<&'static Ring, String> {
     RING.get_or_init(made).as_ref().map_err(Clone::clone)
 }
 
-/// Checks whether io_uring works. The error is the reason if it does not.
+/// Checks whether io_uring works. The error is the reason why it does not.
 pub(crate) fn check() -> Result<(), String> {
     ring().map(drop)
 }
@@ -87,7 +89,7 @@ pub(crate) enum Access {
 pub(crate) struct Direct {
     file: Arc<File>,
     ring: &'static Ring,
-    /// Whether the file system took the flag, but refused a transfer.
+    /// Whether the file system accepted O_DIRECT but refused a transfer.
     refused: AtomicBool,
 }
 
@@ -114,14 +116,14 @@ impl Direct {
         refuses
     }
 
-    /// Begins to read at `offset`, which must be a multiple of [`ALIGN`], like the capacity of the
-    /// empty buffer.
+    /// Begins to read into the empty buffer. `offset` and the buffer's capacity must be multiples
+    /// of [`ALIGN`].
     pub(crate) fn read(&self, offset: u64, buf: PinnedBuf) -> Transfer<PinnedBuf> {
         self.ring.read(&self.file, offset, buf)
     }
 
-    /// Ends a read. The buffer is filled as far as the kernel got. `None` if the data has to be
-    /// read in another way.
+    /// Waits for a read to end. The buffer then holds the bytes that the kernel has read. Returns
+    /// `None` if the data has to be read through the page cache.
     pub(crate) fn read_done(&self, read: Transfer<PinnedBuf>) -> io::Result<Option<PinnedBuf>> {
         match read.wait() {
             (Ok(count), buf) => {
@@ -133,8 +135,7 @@ impl Direct {
         }
     }
 
-    /// The number of bytes at the start of `bytes` that can be written directly from there to
-    /// `offset`.
+    /// Returns how many bytes at the start of `bytes` can be written directly to `offset`.
     pub(crate) fn writable(&self, offset: u64, bytes: &[u8]) -> usize {
         let len = bytes.len() as u64;
         if len < MIN_LEN || self.refused.load(Ordering::Relaxed) {
@@ -148,8 +149,8 @@ impl Direct {
     }
 
     /// Writes `bytes`, which are [writable](Self::writable), to `offset`, and calls `meanwhile`
-    /// during the write. Returns the number of written bytes. It is less than all if the rest has
-    /// to be written in another way.
+    /// during the write. Returns the number of written bytes. If this number is less than the
+    /// length of `bytes`, the rest has to be written through the page cache.
     pub(crate) fn write(
         &self,
         offset: u64,
@@ -188,7 +189,7 @@ fn open_direct(file: &File, access: Access) -> Result<File, String> {
 
     /// The type of tmpfs in statfs(2).
     const TMPFS_MAGIC: FsWord = 0x0102_1994;
-    // tmpfs takes the flag since Linux 6.6, but copies anyway.
+    // Since Linux 6.6 tmpfs accepts O_DIRECT, but it still copies.
     if fstatfs(file).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC) {
         return Err("tmpfs: there is no disk".to_owned());
     }
@@ -204,7 +205,7 @@ fn open_direct(_: &File, _: Access) -> Result<File, String> {
     Err("O_DIRECT is used on Linux only".to_owned())
 }
 
-/// How the bytes of files travelled in this process, for the final line.
+/// How this process read and wrote the bytes of files, for the final line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Disk {
     /// Bytes read and written with O_DIRECT.
@@ -216,7 +217,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// How the bytes counted in these costs travelled.
+    /// Returns how the bytes counted in `costs` were read and written.
     pub(crate) fn of(costs: &Costs) -> Disk {
         let direct_bytes = costs.direct_read_bytes + costs.direct_written_bytes;
         let cached_bytes = costs.file_read_bytes + costs.file_written_bytes;

@@ -13,7 +13,7 @@ use crate::{net, output};
 /// The exit code if the diagnosis failed.
 pub(crate) const ERROR: u8 = Report::UNKNOWN;
 
-/// Reports whether RDMA would be used, and otherwise why not and what to do.
+/// Reports whether RDMA would be used. If it would not, the report says why and how to fix it.
 pub(crate) async fn run(args: Doctor) -> Result<ExitCode, Failure> {
     let mut asked = diagnose();
     if let Some(server) = &args.peer {

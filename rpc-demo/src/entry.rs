@@ -28,7 +28,7 @@ pub(crate) struct Json<'a> {
     /// 8 hexadecimal digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     crc32c: Option<String>,
-    /// Why it is not served, or cannot be read.
+    /// Why the entry is not served or cannot be read.
     #[serde(skip_serializing_if = "str::is_empty")]
     note: &'a str,
 }

@@ -12,7 +12,7 @@ pub(crate) struct Failure {
     what: String,
     why: String,
     cure: String,
-    /// A later attempt can continue from what has been transferred.
+    /// The transfer can be resumed: a later attempt can continue with the data transferred so far.
     resumable: bool,
 }
 
@@ -37,7 +37,7 @@ impl Failure {
         }
     }
 
-    /// An argument or variable is invalid.
+    /// A failure for an invalid argument or environment variable.
     pub(crate) fn usage(
         what: impl Into<String>,
         why: impl fmt::Display,
@@ -46,22 +46,22 @@ impl Failure {
         Failure { exit: USAGE, ..Failure::new(what, why, cure) }
     }
 
-    /// The same failure with another exit code.
+    /// Returns the same failure with another exit code.
     pub(crate) fn with_exit(self, exit: u8) -> Failure {
         Failure { exit, ..self }
     }
 
-    /// The content itself is wrong, so a later attempt cannot continue from what was transferred.
+    /// Marks a transfer of wrong content, which a later attempt cannot continue.
     pub(crate) fn not_resumable(self) -> Failure {
         Failure { resumable: false, ..self }
     }
 
-    /// Whether a later attempt can continue from what has been transferred.
+    /// Whether a later attempt can continue with the data transferred so far.
     pub(crate) fn resumable(&self) -> bool {
         self.resumable
     }
 
-    /// A name on the command line is not valid.
+    /// A failure for an invalid name on the command line.
     pub(crate) fn name(name: &str, error: crate::names::NameError) -> Failure {
         Failure::usage(
             format!("'{}' cannot be the name of an object", Shown(name)),
@@ -70,7 +70,7 @@ impl Failure {
         )
     }
 
-    /// A local file operation failed.
+    /// A failure of a local file operation.
     pub(crate) fn io(what: impl Into<String>, error: &std::io::Error) -> Failure {
         use std::io::ErrorKind as Kind;
         let cure = match error.kind() {
@@ -87,7 +87,7 @@ impl Failure {
         Failure::new(what, error, cure)
     }
 
-    /// A call failed: the server returned an error, or the connection was lost.
+    /// A failure of a call: the server returned an error, or the connection was lost.
     pub(crate) fn status(what: impl Into<String>, status: &Status) -> Failure {
         let what = what.into();
         if is_connection_loss(status) {
@@ -119,7 +119,7 @@ impl Failure {
     }
 }
 
-/// Whether the connection failed, as opposed to the call.
+/// Whether the connection failed rather than the call.
 fn is_connection_loss(status: &Status) -> bool {
     // A status of the store has no source. A status that the transport creates has one, or is
     // UNAVAILABLE.

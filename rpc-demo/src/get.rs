@@ -115,7 +115,8 @@ fn make_root(path: &Path) -> Result<Arc<Dir>, Failure> {
     open().map(Arc::new).map_err(failed)
 }
 
-/// The directory for a single file, which must exist, and the file's path.
+/// Opens the existing directory in which a single file is to be created. Also returns the file's
+/// path.
 fn file_root(path: &Path) -> Result<(Arc<Dir>, PathBuf), Failure> {
     let what = || format!("cannot write {}", shown(path));
     if path.is_dir() {

@@ -43,7 +43,7 @@ impl Listed {
     }
 
     fn check(name: &Name, entries: Vec<Entry>, what: &str) -> Result<Listed, Failure> {
-        // Nothing is fetched if an entry is known to be missing.
+        // If an entry cannot be read, nothing is fetched.
         if let Some(entry) = entries.iter().find(|entry| entry.kind() == Kind::Unreadable) {
             let what = format!("{what}: '{}' cannot be read", Shown(&entry.name));
             return Err(Failure::new(
@@ -108,7 +108,8 @@ impl Listed {
     }
 }
 
-/// The existing entries under a target name, by name. Empty if the target does not exist.
+/// Returns the existing entries under a target name, by name. The map is empty if the target does
+/// not exist.
 pub(crate) async fn there(
     connection: &Connection,
     name: &Name,

@@ -82,7 +82,7 @@ fn write(out: &mut impl Write, entry: &Entry, form: Form) -> io::Result<()> {
         Kind::File => (entry.size.to_string(), "", None),
         Kind::Directory => ("-".to_owned(), "/", None),
         Kind::Other => ("?".to_owned(), "", Some(Shown(&entry.note))),
-        // These are reported at the end.
+        // Unreadable entries are reported at the end.
         Kind::Unreadable | Kind::Unspecified if !matches!(form, Form::Json) => return Ok(()),
         Kind::Unreadable | Kind::Unspecified => (String::new(), "", None),
     };

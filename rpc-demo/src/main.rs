@@ -62,7 +62,7 @@ use failure::Failure;
 use mimalloc::MiMalloc;
 use signals::until_signal;
 
-/// Keeps freed memory for a while, so that messages of megabytes do not page-fault each time.
+/// Keeps freed memory for a while, so that not every message of megabytes causes page faults.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
@@ -84,7 +84,8 @@ fn start(cli: Cli) -> Result<ExitCode, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::io("cannot start", &error))?;
-    // Dropping the runtime waits for the threads that hold unfinished files, which removes them.
+    // Dropping the runtime waits for the threads that hold unfinished files. These threads remove
+    // the files when they end.
     runtime.block_on(command(cli.command))
 }
 
@@ -92,7 +93,7 @@ async fn command(command: Command) -> Result<ExitCode, Failure> {
     net::check_environment()?;
     signals::survive_file_size_limit()?;
     let done = match command {
-        // The doctor's exit code is its result, so a failure to diagnose has a code of its own.
+        // The doctor's exit code is its result, so a failed diagnosis has a separate code.
         Command::Doctor(args) => {
             return until_signal(doctor::run(args))
                 .await

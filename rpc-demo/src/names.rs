@@ -19,7 +19,8 @@ pub(crate) const PRIVATE_DIR: &str = ".rpc-demo-tmp";
 /// A validated name: relative, UTF-8, with components separated by `/`, none of them empty, `.` or
 /// `..`.
 ///
-/// A backslash is an ordinary character on Unix. It is refused where it separates paths.
+/// A backslash is an ordinary character on Unix. A name with a backslash is refused on systems
+/// where a backslash separates paths.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name(String);
 
@@ -92,7 +93,7 @@ impl Name {
         self.0.rsplit_once('/').unwrap_or(("", &self.0))
     }
 
-    /// `self/below`, with its length checked.
+    /// Returns the name `self/below`, if it is valid.
     pub(crate) fn join(&self, below: &str) -> Result<Name, NameError> {
         Name::parse(&format!("{}/{below}", self.0))
     }

@@ -30,8 +30,8 @@ const CONNECTION_WINDOW: u32 = 8 << 20;
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Bulk transfers wait longer for the fast path than the transport's default of one second. Without
-/// a fast path to wait for, there is no wait.
+/// Maximum wait for the fast path. Bulk transfers wait longer than the transport's default of one
+/// second. If no fast path is possible, they do not wait.
 const FAST_PATH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connected client. Clones share the connection.
@@ -44,7 +44,8 @@ struct Connected {
 }
 
 impl Connection {
-    /// The pool to read files into before they are sent. `None` over TCP, where it has no benefit.
+    /// Returns the pool to read files into before they are sent, or `None` over TCP, where a pool
+    /// has no benefit.
     pub(crate) fn pool(&self) -> Option<Pool> {
         self.0.channel.path().path.is_fast().then(|| self.0.channel.pool())
     }
@@ -54,8 +55,8 @@ impl Connection {
         self.0.channel.path().path == Path::Shm
     }
 
-    /// The bytes of a message for the content of a file: `asked` or the default, reduced to what
-    /// [fits](fitting).
+    /// Returns how many bytes of a file one message carries: `asked` or the default, but at most
+    /// the number that [fits](fitting).
     pub(crate) fn chunk(&self, asked: Option<usize>) -> usize {
         fitting(asked.unwrap_or(CHUNK), self.pool().as_ref())
     }
@@ -76,9 +77,9 @@ impl Connection {
     }
 }
 
-/// Whether a peer may change the bytes of a body that arrived over this path. Over TCP they lie in
-/// private memory. With `--lend`, processes of this host are trusted not to change them, because
-/// they run as this user or as root and could write to the files as well.
+/// Whether a peer may change the bytes of a body that arrived over this path. Over TCP the bytes
+/// lie in private memory. With `--lend`, processes of this host are trusted not to change the
+/// bytes, because these processes run as this user or as root and could also write to the files.
 pub(crate) fn body(path: Path) -> Body {
     let is_trusted = path == Path::Shm && disk::lends();
     if path.is_fast() && !is_trusted { Body::MayChange } else { Body::Settled }
@@ -91,9 +92,9 @@ pub(crate) fn check_environment() -> Result<(), Failure> {
     })
 }
 
-/// The devices and pools of this process. Payload lands at whole pages, so that it can be written
-/// to files from there. With `--lend`, processes of the same user on this host are lent the pools'
-/// memory, because they could open the files as well, and this process borrows theirs.
+/// The devices and pools of this process. Payload lands at page boundaries, so that it can be
+/// written to files from there. With `--lend`, this process and the same user's other processes on
+/// this host lend each other pool memory. Such processes could also open the files.
 pub(crate) fn context() -> Context {
     static CONTEXT: OnceLock<Context> = OnceLock::new();
     let lending = if disk::lends() { Lending::SameUser } else { Lending::Off };
@@ -141,8 +142,8 @@ pub(crate) async fn connect(server: &str, way: &Way) -> Result<Connection, Failu
 /// A client for the list of a server's connections.
 pub(crate) type ChannelzClient = pb::channelz_client::ChannelzClient<Channel>;
 
-/// Connects to the list of a server's connections, by TCP, so that this takes no memory of a
-/// device. Also returns the server's address, for display.
+/// Connects to the list of a server's connections, over TCP, so that no memory is registered for
+/// it. Also returns the server's address, for display.
 pub(crate) async fn channelz(
     server: &str,
     timeout: ConnectTimeout,
@@ -361,16 +362,17 @@ pub(crate) fn fitting(asked: usize, pool: Option<&Pool>) -> usize {
 }
 
 /// A message takes at most 1/16 of the send memory, and 1/48 of the landing memory. Each of the
-/// default number of jobs can then have one message in flight, two that wait for the disk and one
-/// that the disk takes. Together they fill two thirds of the landing memory. With a memlock limit
-/// of 8 MiB, messages are still long enough to go [past the page cache](crate::disk::MIN_LEN).
+/// default number of jobs can then have one message in flight, two messages that wait for the disk
+/// and one message that is being written. Together these messages fill two thirds of the landing
+/// memory. With a memlock limit of 8 MiB, messages are still long enough to go [past the page
+/// cache](crate::disk::MIN_LEN).
 const SENDING: usize = 16;
 const LANDED: usize = 48;
 /// The bytes that a message takes in addition to its payload: a page of framing, and up to a page
 /// because the payload is aligned.
 const BESIDE: usize = 8 << 10;
 
-/// For `--json`. `reason` and `cause` explain why the path is TCP.
+/// The fields of a route in `--json`. `reason` and `cause` explain why the path is TCP.
 impl Serialize for Route {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let reason = self.path.reason.as_ref();

@@ -50,7 +50,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// `total` in bytes, if known.
+    /// Starts the progress of a command. `total` is the number of bytes, if known.
     pub(crate) fn start(total: Option<u64>) -> Progress {
         let bar = bars().add(hidden(total).with_style(style(if total.is_some() {
             TOTAL
@@ -127,7 +127,7 @@ impl Drop for Bar {
     }
 }
 
-/// The end of a name, to fit into a bar.
+/// Shortens a name to its end, so that it fits into a bar.
 fn short(name: &str) -> String {
     let mut last: Vec<char> = name.chars().rev().take(24).collect();
     last.reverse();

@@ -16,14 +16,15 @@ pub(crate) const RANGE_MAX: u64 = 1 << 32;
 const COUNT_MAX: u64 = 1 << 20;
 
 impl Ranges {
-    /// `None` if ranges would be empty, or more than `COUNT_MAX`.
+    /// Returns `None` if `each` is not a valid size, or if there would be more than `COUNT_MAX`
+    /// ranges.
     pub(crate) fn new(size: u64, each: u64) -> Option<Ranges> {
         let sound = (RANGE_MIN..=RANGE_MAX).contains(&each) && size.div_ceil(each) <= COUNT_MAX;
         sound.then_some(Ranges { size, each })
     }
 
-    /// Ranges whose size is as close to `wish` bytes as possible for a content of `size` bytes, up
-    /// to 4 PiB.
+    /// Divides a content of `size` bytes, up to 4 PiB, into ranges whose size is as close to `wish`
+    /// bytes as possible.
     pub(crate) fn near(size: u64, wish: u64) -> Ranges {
         let least = size.div_ceil(COUNT_MAX).next_power_of_two();
         let each = wish.clamp(RANGE_MIN, RANGE_MAX).max(least);

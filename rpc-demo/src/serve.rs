@@ -21,7 +21,7 @@ use crate::store::{Options, Store};
 /// Prefix of the line that reports the listening address.
 pub(crate) const LISTENING: &str = "rpc-demo: listening on ";
 
-/// Costs of a server so far: with `--until-eof`, the reply to each line on stdin.
+/// Costs of a server so far. With `--until-eof`, the server answers each line on stdin with them.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Spent {
     #[serde(flatten)]
@@ -42,7 +42,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
         .await
         .map_err(|error| Failure::new("cannot start", error, ""))?
         .map_err(|error| Failure::new("cannot serve", error, ""))?;
-    // Installed before the transport starts: events before that are lost.
+    // The recorder is installed before the transport starts, because earlier events are lost.
     let metrics = match args.metrics {
         Some(addr) => Some(Metrics::start(addr).await?),
         None => None,
@@ -98,7 +98,7 @@ pub(crate) async fn run(args: Serve) -> Result<(), Failure> {
 struct Stops {
     terminate: Signal,
     interrupt: Signal,
-    /// Ends when stdin ends, if `--until-eof` is given.
+    /// The receiver gets its message when stdin ends, if `--until-eof` is given.
     eof: Option<oneshot::Receiver<()>>,
 }
 
@@ -128,7 +128,8 @@ impl Stops {
     }
 }
 
-/// Waits on a detached thread, because a read from stdin cannot be cancelled. Answers each line.
+/// Waits for the end of stdin on a detached thread, because a read from stdin cannot be cancelled.
+/// The thread answers each line.
 fn stdin_ends(copies: Copies) -> std::io::Result<oneshot::Receiver<()>> {
     let (ended, wait) = oneshot::channel();
     std::thread::Builder::new().name("stdin".into()).spawn(move || {

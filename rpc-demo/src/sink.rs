@@ -1,6 +1,6 @@
 //! Writes incoming files under a temporary name and renames them once they are complete.
 //!
-//! The server uses it for puts, and the client for gets.
+//! The server uses this module for puts, and the client uses it for gets.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ use crate::source::BLOCK;
 /// Chunks queued for the disk, in addition to the one being written.
 const WRITE_BEHIND: usize = 2;
 
-/// Permission bits of a file that is sent without any, before the umask.
+/// Permission bits of a file whose sender names none, before the umask applies.
 const DEFAULT_MODE: u32 = 0o666;
 
 /// A file that several transfers write to, each to its own part.
@@ -41,8 +41,8 @@ impl Written {
         Arc::new(Written { file, turn: Mutex::new(()), direct: OnceLock::new() })
     }
 
-    /// The file for O_DIRECT, and the number of bytes at the start of a chunk that can be written
-    /// there past the page cache.
+    /// Returns the file for O_DIRECT, and how many bytes at the start of a chunk can be written to
+    /// it past the page cache.
     fn direct(&self, offset: u64, chunk: &[u8]) -> Option<(&Direct, usize)> {
         if (chunk.len() as u64) < MIN_LEN {
             disk::too_short();
@@ -83,7 +83,7 @@ pub(crate) struct Pending {
     on_drop: OnDrop,
 }
 
-/// The fate of a file that was not placed.
+/// How a file that never got its final name is treated on drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnDrop {
     Remove,
@@ -122,7 +122,7 @@ impl Pending {
     }
 
     /// Renames the file to `name` in `dir`, which must be on the same file system, and replaces a
-    /// file of that name. With `sync` this is durable.
+    /// file of that name. With `sync` the new name is durable on return.
     pub(crate) fn place(mut self, dir: &Dir, name: &str, sync: bool) -> io::Result<()> {
         if sync {
             self.file.sync_all()?;
@@ -158,8 +158,8 @@ pub(crate) trait Room: Send + 'static {
     /// The offset in the file at which this destination begins, in bytes.
     fn begin(&self) -> u64;
 
-    /// Makes `write` write `len` bytes at `offset` bytes from the start of this destination, if
-    /// they may be written there.
+    /// Calls `write`, which writes `len` bytes at `offset` bytes from the start of this
+    /// destination, if these bytes may be written.
     fn admit(
         &mut self,
         offset: u64,
@@ -205,14 +205,16 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
 /// Whether the sender of a body can still change its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// The sender can. The bytes are copied before they are checked, and the copy is written.
+    /// The sender can still change the bytes. They are copied before they are checked, and the copy
+    /// is written.
     MayChange,
-    /// The sender cannot, or is trusted not to. The bytes are checked and written in place.
+    /// The sender cannot change the bytes, or is trusted not to change them. They are checked and
+    /// written in place.
     Settled,
 }
 
 impl Body {
-    /// The bytes, or a copy if their sender can still change them.
+    /// Returns the bytes, or a copy if their sender can still change them.
     pub(crate) fn settle(self, bytes: Bytes) -> Bytes {
         match self {
             Body::MayChange => Private::default().copy(&bytes),
@@ -226,7 +228,7 @@ impl Body {
 struct Private(BytesMut);
 
 impl Private {
-    /// A copy that begins at a multiple of [`ALIGN`], for a write past the page cache.
+    /// Returns a copy that begins at a multiple of [`ALIGN`], for a write past the page cache.
     fn copy(&mut self, bytes: &[u8]) -> Bytes {
         costs::settled(bytes.len());
         let pad = |buf: &BytesMut| buf.as_ptr().align_offset(ALIGN as usize);
@@ -246,7 +248,7 @@ impl Private {
         self.0 = copy.try_into_mut().unwrap_or_default();
     }
 
-    /// A copy that lasts until the next one.
+    /// Returns a copy that is valid until the next call.
     fn block(&mut self, bytes: &[u8]) -> &[u8] {
         costs::settled(bytes.len());
         self.0.clear();
@@ -274,7 +276,8 @@ impl Writer {
             let file = room.file().clone();
             while let Some(mut chunk) = queue.blocking_recv() {
                 let may_change = body == Body::MayChange;
-                // The disk reads the whole chunk later; the page cache copies block by block.
+                // The disk reads the chunk later, so the whole chunk is copied first. For the page
+                // cache, each block is copied below.
                 let whole = may_change && file.takes_direct(chunk.len());
                 if whole {
                     chunk = private.copy(&chunk);
@@ -295,8 +298,8 @@ impl Writer {
                     }
                     None => {
                         let _turn = file.turn();
-                        // Each block is written while it is still in the cache from computing its
-                        // checksum.
+                        // Each block is written right after its checksum is computed, while the
+                        // block is still in the processor's cache.
                         for block in chunk.chunks(BLOCK) {
                             let (from, at) = (digest.size, room.begin() + digest.size);
                             let copies = may_change && !whole;
@@ -320,7 +323,7 @@ impl Writer {
         self.chunks.send(chunk).await.map_err(|_| Stopped)
     }
 
-    /// Waits until everything is written, and returns its digest.
+    /// Waits until all chunks are written, and returns their digest.
     pub(crate) async fn finish(self) -> io::Result<Digest> {
         drop(self.chunks);
         self.thread.await.map_err(io::Error::other)?

@@ -37,18 +37,18 @@ pub(crate) struct Piece {
 /// Which part of a file to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Extent {
-    /// All of it, from the start, with its size if known. A small file gets a small buffer, and one
-    /// more byte is requested to detect that the file has grown.
+    /// The whole file from the start, with the file's size if known. A small file gets a small
+    /// buffer. One byte more than the size is requested, to detect that the file has grown.
     Whole(Option<u64>),
     /// `length` bytes from `offset`, or up to the end of the file.
     Range { offset: u64, length: u64 },
-    /// From the current position, for a pipe or a terminal. Their reads may block for ever, so the
-    /// thread is detached.
+    /// Everything from the current position of a pipe or a terminal. A read from a pipe or a
+    /// terminal may block for ever, so the thread is detached.
     Stream,
 }
 
-/// Starts to read `chunk` bytes at a time, into pool memory if there is a pool. Needs a tokio
-/// runtime. The thread ends when the receiver is dropped.
+/// Starts a thread that reads `chunk` bytes at a time, into pool memory if there is a pool. Needs a
+/// tokio runtime. The thread ends when the receiver is dropped.
 pub(crate) fn start(
     file: Arc<File>,
     extent: Extent,
@@ -92,7 +92,8 @@ fn read(
         return Ok(());
     }
     loop {
-        // At least one byte more than the known size: only a read past the end detects the end.
+        // At least one byte more than the known size is read, because only a read past the end
+        // detects the end.
         let left = limit.saturating_sub(digest.size);
         let left = if matches!(extent, Extent::Range { .. }) { left } else { left.max(1) };
         let want = usize::try_from(left).map_or(chunk, |left| left.min(chunk));
@@ -120,7 +121,7 @@ enum Next {
     Rest,
 }
 
-/// The file with O_DIRECT, and the length of its chunks, if this part of it can be read past the
+/// Opens the file with O_DIRECT and chooses the length of chunks, if `extent` can be read past the
 /// page cache into pool memory.
 fn directly(
     file: &File,
@@ -185,7 +186,7 @@ fn read_directly(
                 buffer.truncate(want);
                 let had = buffer.len();
                 if had < want {
-                    // The end of a file that is shorter now, or an interruption.
+                    // The file is shorter now, or the read was interrupted.
                     let left = (want - had) as u64;
                     buffer.fill_from(&mut At { file, at: at + had as u64 }.take(left))?;
                     costs::read(buffer.len() - had);
@@ -292,22 +293,22 @@ pub(crate) fn whole_digest(file: &File) -> io::Result<Digest> {
     Ok(digest)
 }
 
-/// Number of bytes to read, checksum and write at a time. It is small enough that they stay in the
+/// Number of bytes to read, checksum and write at a time. A block is small enough to stay in the
 /// processor's cache between these steps.
 pub(crate) const BLOCK: usize = 128 << 10;
 
 /// Allocates buffers to read into.
 ///
 /// Data in a connection's pool is sent without a copy. Pool memory is limited, and a transfer that
-/// holds some may have to queue at the server. So an allocation waits only briefly and then uses
-/// ordinary memory.
+/// holds pool memory may have to queue at the server. So an allocation waits only briefly and then
+/// uses ordinary memory.
 ///
 /// Ordinary buffers are reused once their bytes have been sent, because each new buffer of this
 /// size would be mapped, page-faulted and unmapped.
 #[derive(Default)]
 struct Buffers {
     pool: Option<Pool>,
-    /// Oldest first.
+    /// Buffers handed out, oldest first.
     lent: VecDeque<Bytes>,
 }
 
@@ -390,7 +391,7 @@ impl Buffers {
                 back.truncate(size);
                 return back;
             }
-            // Still in use, so it is tried again later.
+            // The buffer is still in use, so it is tried again later.
             Some(Err(out)) if self.lent.len() < MAX_LENT => self.lent.push_front(out),
             _ => {}
         }
@@ -405,8 +406,8 @@ impl Buffers {
     }
 }
 
-/// Blocks this thread on a future for at most `limit`. It does not use the runtime, because a
-/// runtime that shuts down waits for this thread.
+/// Blocks this thread on a future for at most `limit`. This function does not use the runtime,
+/// because a runtime that shuts down waits for this thread.
 fn wait<T>(future: impl Future<Output = T>, limit: Duration) -> Option<T> {
     struct Unpark(Thread);
     impl Wake for Unpark {

@@ -40,11 +40,11 @@ pub(crate) struct Summary<'a> {
     /// The name in the store.
     pub(crate) name: &'a str,
     pub(crate) tally: Tally,
-    /// From the first request to the last reply, including the sync to disk.
+    /// Time from the first request to the last reply, including the sync to disk.
     pub(crate) elapsed: Duration,
     /// Costs of this process during the transfer.
     pub(crate) costs: Costs,
-    /// The path taken, or two of them from server to server.
+    /// The path of the payload, or both paths of a copy from server to server.
     pub(crate) routes: Routes,
 }
 

@@ -24,12 +24,12 @@ pub(crate) fn draws_on_stdout() -> bool {
     io::stdout().is_terminal() && moves(|name| std::env::var_os(name))
 }
 
-/// Whether that screen has colours.
+/// Whether the screen on stdout has colours.
 pub(crate) fn has_colors_on_stdout() -> bool {
     io::stdout().is_terminal() && colors(|name| std::env::var_os(name))
 }
 
-/// The columns and rows of stdout's terminal, if it tells them.
+/// The columns and rows of stdout's terminal, if the terminal reports them.
 pub(crate) fn size_of_stdout() -> Option<(usize, usize)> {
     let (width, height) = terminal_size::terminal_size_of(io::stdout())?;
     Some((width.0.into(), height.0.into()))

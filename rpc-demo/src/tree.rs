@@ -10,7 +10,7 @@ use crate::names::Shown;
 /// Everything below a directory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tree {
-    /// Parents before their children, each directory sorted by name.
+    /// Files and directories, parents before their children, each directory sorted by name.
     pub(crate) nodes: Vec<Node>,
     /// Number of links and special files, which are left out.
     pub(crate) skipped: u64,

@@ -32,9 +32,10 @@ use crate::transfer::{Pieces, send};
 
 /// Maximum number of objects of one size.
 const OBJECTS_MAX: u64 = 2000;
-/// Number of offsets in the pattern at which contents begin, so that consecutive objects differ.
+/// Number of offsets in the pattern at which contents can begin. Consecutive objects begin at
+/// different offsets, so that their contents differ.
 const SHIFT: usize = 4096;
-/// Seed for contents and random order, so that every run does the same.
+/// Seed for contents and random order. It is constant, so that every run does the same.
 const SEED: u64 = 7;
 
 /// Runs the measurements that the flags select.
@@ -51,11 +52,12 @@ pub(crate) async fn run(args: Bench) -> Result<(), Failure> {
     });
     let done = done.await;
     if report.is_none() {
-        // Interrupted. Without this, objects in flight would arrive after the others were removed.
+        // The command was interrupted. The measurement ends first, because objects in flight could
+        // otherwise arrive after the removal.
         stop.store(true, Ordering::Relaxed);
         let _ = until_signal(async { measured.await.map(drop) }).await;
     }
-    // Also after a failure or a signal, because the objects are of no further use.
+    // The objects are also removed after a failure or a signal, because nobody needs them any more.
     let request = RemoveRequest { name: text.clone(), recursive: true };
     let removed = connection.store().remove(request).await;
     done?;
@@ -119,7 +121,7 @@ struct Set {
     chunk: usize,
     size: u64,
     names: Vec<Name>,
-    /// One chunk and a little more, from which contents are made.
+    /// One chunk and `SHIFT` bytes more. Each message of a content is a slice of this pattern.
     pattern: Bytes,
     stop: Arc<AtomicBool>,
 }

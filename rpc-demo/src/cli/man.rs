@@ -1,4 +1,5 @@
-//! The man pages. A test writes them, so that the program does not contain what renders them.
+//! The man pages. A test writes them, so that the program does not contain the code that renders
+//! them.
 
 use std::path::PathBuf;
 use std::{env, fs};
@@ -7,7 +8,7 @@ use clap::{Command, CommandFactory};
 
 use super::Cli;
 
-/// `make man` sets MAN_PAGES to the directory that it wants them in.
+/// `make man` sets MAN_PAGES to the directory for the pages.
 #[test]
 fn each_command_has_a_man_page() {
     let scratch = tempfile::tempdir().unwrap();

@@ -34,7 +34,7 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 
-    /// Print more messages on stderr; give it twice for even more. RUST_LOG overrides it.
+    /// Print more messages on stderr; repeat the flag for even more. RUST_LOG overrides the flag.
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
 }
@@ -82,9 +82,9 @@ the transport's reason code (docs/troubleshooting.md explains them) and the comm
 Exit codes: 0 if RDMA would be used, 1 if not, 2 if unknown (wrong flag or variable, no server at --peer, unwritable output). \
 With --peer, the code is also 0 if the server shares memory with this host.")]
 pub(crate) struct Doctor {
-    /// A server to connect to: shows what it offers, which path is chosen and how long each step
-    /// takes, and compares TCP with that path, and with SENDs and WRITEs without calls, for some
-    /// seconds.
+    /// A server to connect to. The doctor shows what the server offers, which path is chosen and
+    /// how long each step takes. For some seconds it compares TCP with the chosen path, and with
+    /// SENDs and WRITEs without calls.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) peer: Option<String>,
 
@@ -116,11 +116,11 @@ pub(crate) struct Top {
     #[arg(value_name = "URL", env = "RPC_DEMO_SERVER", default_value = DEFAULT_SERVER, value_hint = ValueHint::Url)]
     pub(crate) server: String,
 
-    /// Seconds between two looks. The rates are those of this time.
+    /// Seconds between two tables. The rates are averages over this time.
     #[arg(short, long, env = "RPC_DEMO_INTERVAL", value_name = "SECONDS", default_value_t = 1, value_parser = value_parser!(u64).range(1..=3600))]
     pub(crate) interval: u64,
 
-    /// Print one table after one interval, and end.
+    /// Print one table after one interval, and exit.
     #[arg(long)]
     pub(crate) once: bool,
 
@@ -151,7 +151,7 @@ pub(crate) struct Path {
     pub(crate) timeout: ConnectTimeout,
 }
 
-/// The path that a command fails without.
+/// The path that a command requires.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct Require {
     /// Fail, and print the reason, if RDMA is not available. Shared memory does not count as RDMA.
@@ -213,8 +213,8 @@ pub(crate) struct Transfer {
 /// The degree of parallelism.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Parallel {
-    /// Parallel transfers. Each is a file, an object, or a range of a large one. Default: 8, and
-    /// over shared memory no more ranges than two per processor.
+    /// Number of parallel transfers. A transfer is a file, an object, or a range of a large file or
+    /// object. Default: 8, and over shared memory at most two ranges per processor.
     #[arg(short, long, env = "RPC_DEMO_JOBS", value_name = "N", value_parser = value_parser!(u16).range(1..=256))]
     jobs: Option<u16>,
 }
@@ -229,7 +229,7 @@ impl Parallel {
     }
 
     /// The number of parallel transfers that may be ranges, if both ends share a host's processors.
-    /// More of them would take more processor time but no less time: see
+    /// More ranges would take more processor time and would not be faster: see
     /// docs/performance-log.md, "Files from disk to disk".
     pub(crate) fn ranges_on_one_host(self) -> u16 {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -245,14 +245,14 @@ pub(crate) struct Files {
     #[arg(long, env = "RPC_DEMO_NO_DIRECT", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) no_direct: bool,
 
-    /// Lend memory to this user's processes on this host instead of copying to them, and read
-    /// theirs where it lies. Takes effect if both ends set it.
+    /// Lend memory to this user's processes on this host instead of copying to them, and read their
+    /// memory in place. Takes effect if both ends set this flag.
     #[arg(long, env = "RPC_DEMO_LEND", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) lend: bool,
 }
 
 impl Files {
-    /// Applies the choice to this process.
+    /// Applies these options to this process.
     pub(crate) fn apply(self) {
         if self.no_direct {
             crate::disk::forbid();
@@ -290,8 +290,8 @@ pub(crate) struct Serve {
     #[arg(long, env = "RPC_DEMO_ROOT", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) root: PathBuf,
 
-    /// The address to listen on; port 0 picks a free port. There is no authentication: choose an
-    /// address that only clients can reach that may read and write the root.
+    /// The address to listen on; port 0 picks a free port. There is no authentication, so every
+    /// client that can reach this address can read and write the root.
     #[arg(long, env = "RPC_DEMO_ADDR", value_name = "HOST:PORT", default_value = "127.0.0.1:50051", value_parser = addr::listen)]
     pub(crate) addr: SocketAddr,
 
@@ -327,12 +327,12 @@ pub(crate) struct Serve {
     pub(crate) keep_uploads: u64,
 
     /// Seconds that transfers in flight have to finish after SIGTERM or SIGINT. A second signal
-    /// ends them at once.
+    /// ends these transfers at once.
     #[arg(long, env = "RPC_DEMO_GRACE", value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(..=86400))]
     pub(crate) grace: u64,
 
-    /// Stop when stdin ends, so that a server does not outlive the program that started it. Each
-    /// line on stdin is answered with the costs so far.
+    /// Stop when stdin ends, so that a server does not outlive the program that started it. The
+    /// server answers each line on stdin with its costs so far.
     #[arg(long, hide = true)]
     pub(crate) until_eof: bool,
 }
@@ -351,8 +351,8 @@ pub(crate) struct Put {
     #[arg(value_name = "FILE|DIR", required = true, value_hint = ValueHint::AnyPath)]
     pub(crate) sources: Vec<PathBuf>,
 
-    /// The name to store it under. With several sources, or with a / at the end, the directory to
-    /// store them in; / is the root.
+    /// The name to store the source under. With several sources, or with a / at the end, the
+    /// directory to store the sources in; / is the root.
     pub(crate) target: String,
 
     #[command(flatten)]
@@ -374,7 +374,8 @@ pub(crate) struct Get {
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
 
-    /// The local name. With several names, or with a / at the end, the directory to fetch them to.
+    /// The local name. With several names, or with a / at the end, the directory to fetch the
+    /// objects to.
     #[arg(value_hint = ValueHint::AnyPath)]
     pub(crate) target: PathBuf,
 
@@ -397,7 +398,7 @@ pub(crate) struct Ls {
     #[arg(short, long)]
     pub(crate) long: bool,
 
-    /// Make the server compute the CRC32C of objects if it does not know it.
+    /// Make the server compute the CRC32C of each object whose CRC32C is unknown.
     #[arg(long)]
     pub(crate) checksum: bool,
 
@@ -448,7 +449,7 @@ pub(crate) struct Cp {
     #[arg(long, env = "RPC_DEMO_SERVER", value_name = "URL", default_value = DEFAULT_SERVER, value_hint = ValueHint::Url)]
     pub(crate) from: String,
 
-    /// The server to write to. Default: the one to read from.
+    /// The server to write to. Default: the server to read from.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) to: Option<String>,
 
@@ -493,12 +494,12 @@ Examples:
 The demo ends with a table of TCP, the best path and a plain copy: 10^9 bytes per second, processor seconds of both ends \
 per 10^9 bytes, bytes copied per byte, and the ratio of the best path to the others.")]
 pub(crate) struct Demo {
-    /// Size of the generated tree, at least 1MiB. Half of it is one file. Default: 1GiB, or less if
-    /// that does not fit.
+    /// Size of the generated tree, at least 1MiB. One file takes half of it. Default: 1GiB, or less
+    /// if 1GiB does not fit.
     #[arg(long, value_name = "SIZE", value_parser = size::size)]
     pub(crate) size: Option<u64>,
 
-    /// How often to send the tree; the table shows medians. Default: 3, and 9 for a tree below
+    /// How many times to send the tree; the table shows medians. Default: 3, and 9 for a tree below
     /// 256MiB.
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..=100))]
     pub(crate) rounds: Option<u16>,
@@ -507,7 +508,7 @@ pub(crate) struct Demo {
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Parallel transfers. Default: four per processor of this host, at most 8.
+    /// Number of parallel transfers. Default: four per processor of this host, at most 8.
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u16).range(1..=256))]
     pub(crate) jobs: Option<u16>,
 
@@ -528,7 +529,7 @@ pub(crate) struct Demo {
     #[command(flatten)]
     pub(crate) require: Require,
 
-    /// Have both ends lend each other their memory over shared memory.
+    /// Make both ends lend memory to each other over shared memory.
     #[arg(long, env = "RPC_DEMO_LEND", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) lend: bool,
 

@@ -1,14 +1,14 @@
 //! Sizes on the command line.
 
-/// Minimum and maximum size of a chunk in bytes. With its framing, the maximum stays below tonic's
-/// default limit of 4 MiB for a message.
+/// Minimum and maximum size of a chunk in bytes. A chunk of the maximum size and its framing stay
+/// below tonic's default message limit of 4 MiB.
 pub(crate) const CHUNK_MIN: usize = 4 << 10;
 pub(crate) const CHUNK_MAX: usize = 3 << 20;
 /// Default size of a chunk in bytes.
 pub(crate) const CHUNK: usize = 1 << 20;
-/// Default size of a chunk of a range over shared memory. It halves the number of messages, and the
-/// work for each. Files of a single message keep the smaller size, because with the larger one the
-/// codec would have to show tonic more lengths.
+/// Default size of a chunk of a range over shared memory. This size halves the number of messages,
+/// and so the work that messages cause. Files of a single message keep the default size, because
+/// with larger chunks the codec would have to show tonic more lengths.
 pub(crate) const RANGE_CHUNK_ON_ONE_HOST: usize = 2 << 20;
 
 /// Minimum and maximum size of an object that `bench` creates, in bytes.

@@ -20,7 +20,8 @@ fn command_of(args: impl Iterator<Item = String>) -> String {
     named.map_or("rpc-demo".to_owned(), |name| format!("rpc-demo {name}"))
 }
 
-/// Turns clap's message of several lines into one: its first paragraph, and its suggestions.
+/// Shortens clap's message of several lines to one line with its first paragraph and its
+/// suggestions.
 fn failure(message: &str, command: &str) -> Failure {
     let mut paragraphs = message.split("\n\n").map(one_line);
     let first = paragraphs.next().unwrap_or_default();

@@ -24,9 +24,9 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `size` bytes in total. Half of them are in one file. Then come special cases: empty, tiny
-    /// and deeply nested files, unusual names, and sizes around those of chunks and pages. Files of
-    /// medium size make up the rest.
+    /// Plans a tree of `size` bytes. One file has half of the bytes. Then come special cases:
+    /// empty, tiny and deeply nested files, unusual names, and sizes around those of chunks and
+    /// pages. Files of medium size make up the rest.
     pub(super) fn new(size: u64, seed: u64) -> Plan {
         let mut files = vec![("half.bin".to_owned(), size / 2), ("empty.bin".to_owned(), 0)];
         files.extend((0..32).map(|n| (format!("tiny/{n:02}.bin"), n * n + 1)));
@@ -60,7 +60,7 @@ impl Plan {
         self.files.len()
     }
 
-    /// Writes the tree, and an empty directory with it. Returns early if `stop` is set.
+    /// Writes the tree and an additional empty directory. Returns early if `stop` is set.
     pub(super) fn write(&self, dir: &Path, stop: &AtomicBool) -> Result<(), Failure> {
         let progress = Progress::start(Some(self.bytes()));
         let empty = dir.join("empty-directory");

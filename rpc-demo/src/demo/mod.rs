@@ -54,7 +54,8 @@ pub(crate) async fn run(args: Demo) -> Result<(), Failure> {
     }
     let stop = Arc::<AtomicBool>::default();
     let mut processes = Processes::default();
-    // Outlives the steps: the directory cannot be removed while a process writes to it.
+    // The handle outlives the steps, because the directory cannot be removed while a process writes
+    // to it.
     let mut place = None;
     let done = until_signal(steps(&args, &stop, &mut processes, &mut place)).await;
     // A thread that still runs ends soon. The last handle to the directory, held by that thread or
@@ -71,7 +72,7 @@ async fn steps(
     processes: &mut Processes,
     kept_place: &mut Option<Arc<Place>>,
 ) -> Result<(), Failure> {
-    // Fails here rather than after the tree has been generated.
+    // An unusable address is reported here rather than after the tree has been generated.
     drop(Listener::bind(args.addr)?);
     let chosen = place::choose(args.dir.as_deref(), args.size)?;
     let rounds = args.rounds.unwrap_or(if chosen.size < SMALL { ROUNDS_SMALL } else { ROUNDS });
@@ -165,7 +166,7 @@ impl Demonstration<'_> {
             let [put, get] = self.there_and_back(&count, Way::Tcp).await?;
             self.report.tcp.add(put.run, get.run);
         }
-        // The trees of the last round may have to be kept.
+        // The trees of the last round stay, because `--keep` may keep them.
         if round < rounds {
             self.remove(&["copy", "root/demo"]).await?;
         }
@@ -193,7 +194,7 @@ impl Demonstration<'_> {
         Ok([put, get])
     }
 
-    /// Removes directories of the working directory, if they exist.
+    /// Removes directories in the working directory, if they exist.
     async fn remove(&self, names: &'static [&'static str]) -> Result<(), Failure> {
         let dir = self.place.path();
         self.place
@@ -216,8 +217,8 @@ impl Demonstration<'_> {
     }
 }
 
-/// The working directory, and the flag to stop. The last clone of the handle removes the directory,
-/// unless it is to be kept.
+/// The working directory, and a flag that stops the work in it. Dropping the last handle removes
+/// the directory, unless `keep` is set.
 struct Place {
     dir: Option<TempDir>,
     keep: bool,

@@ -7,9 +7,9 @@
 //! | `--size SIZE` | memory; the directory for temporary files |
 //! | neither | memory; memory, with a tree of at least [`WORTHWHILE`]; the directory for temporary files |
 //!
-//! "Memory" is a directory on tmpfs or ramfs: /dev/shm, or the directory for temporary files. It is
-//! limited by the free space of the file system, and by the memory that this process may still
-//! allocate (MemAvailable, and the limits of its control groups).
+//! "Memory" is a directory on tmpfs or ramfs: /dev/shm, or the directory for temporary files. Its
+//! size is limited by the free space of the file system, and by the memory that this process may
+//! still allocate (MemAvailable, and the limits of its control groups).
 
 use std::path::{Path, PathBuf};
 
@@ -47,7 +47,8 @@ pub(super) enum Backing {
 pub(super) struct Candidate {
     pub(super) path: PathBuf,
     pub(super) backing: Backing,
-    /// Bytes that can be written there, or why none can be.
+    /// The number of bytes that can be written to the directory, or the reason why nothing can be
+    /// written.
     pub(super) room: Result<u64, String>,
 }
 
@@ -57,7 +58,7 @@ pub(super) struct Chosen {
     pub(super) backing: Backing,
     /// Size of the tree in bytes.
     pub(super) size: u64,
-    /// Why the choice is not the preferred one, if it is not.
+    /// The reason why the preferred choice was impossible, if it was.
     pub(super) why: Option<String>,
 }
 
@@ -145,7 +146,7 @@ impl Candidate {
         Candidate { path: path.to_owned(), backing, room }
     }
 
-    /// The space that is missing for a tree of `size` bytes.
+    /// Says how much space is missing for a tree of `size` bytes.
     fn lacks(&self, size: u64) -> String {
         let path = shown(&self.path);
         match &self.room {
@@ -161,7 +162,7 @@ impl Candidate {
     }
 }
 
-/// Bytes that can be written to a directory, or why none can be.
+/// Returns how many bytes can be written to a directory, or the reason why nothing can be written.
 fn room(path: &Path) -> Result<u64, String> {
     let said = |error: rustix::io::Errno| std::io::Error::from(error).to_string();
     let stat = statvfs(path).map_err(said)?;
@@ -173,9 +174,9 @@ fn room(path: &Path) -> Result<u64, String> {
     Ok(if stat.f_blocks == 0 { u64::MAX } else { stat.f_bavail.saturating_mul(stat.f_frsize) })
 }
 
-/// Bytes of memory that this process may still allocate: the least that the system and the
-/// process's control groups have left. `None` if neither is known. `root` is the parent of /proc
-/// and /sys.
+/// Returns how many bytes of memory this process may still allocate, which is the minimum of what
+/// the system and the process's control groups have left. Returns `None` if neither figure is
+/// known. `root` is the parent of /proc and /sys.
 pub(super) fn memory_available(root: &Path) -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(root.join(path)).ok();
     let number = |path: &Path| read(path)?.trim().parse::<u64>().ok();

@@ -51,7 +51,7 @@ pub(super) struct Processes {
 struct Server {
     url: String,
     child: Child,
-    /// Closing it stops the server. The server answers each line with its costs so far.
+    /// Closing this pipe stops the server. The server answers each line with its costs so far.
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
@@ -86,7 +86,7 @@ pub(super) struct Done {
     pub(super) shown: String,
     /// The fraction of the payload that was carried by WRITEs, 0.0 to 1.0.
     pub(super) write_share: f64,
-    /// The fraction that the receiver read in the sender's memory, 0.0 to 1.0.
+    /// The fraction of the payload that the receiver read in the sender's memory, 0.0 to 1.0.
     pub(super) lent_share: f64,
 }
 
@@ -205,7 +205,7 @@ impl Processes {
         }
     }
 
-    /// Kills the processes that still run. After this no process writes files.
+    /// Kills the processes that still run. Afterwards no process writes files.
     pub(super) async fn kill(&mut self) {
         if let Some(client) = self.client.take() {
             end(client).await;
@@ -224,7 +224,7 @@ fn jobs() -> u16 {
     u16::try_from(processors * 4).unwrap_or(u16::MAX).min(JOBS_MAX)
 }
 
-/// Kills a process and waits for its end.
+/// Kills a process and waits until it has ended.
 async fn end(mut child: Child) {
     let ended = async {
         // The process may have ended by itself.
@@ -239,7 +239,7 @@ async fn end(mut child: Child) {
 }
 
 impl Server {
-    /// The next line that the process prints.
+    /// Reads the next line that the process prints.
     async fn line(&mut self) -> Result<String, String> {
         let mut line = String::new();
         match tokio::time::timeout(SERVER_TIMEOUT, self.stdout.read_line(&mut line)).await {
@@ -280,7 +280,7 @@ impl Said {
 }
 
 impl SaidRoute {
-    /// The share of the payload that `bytes` are, 0.0 to 1.0.
+    /// Returns `bytes` as a fraction of the payload, 0.0 to 1.0.
     fn share(&self, bytes: u64) -> f64 {
         let all = self.write_bytes + self.lent_bytes + self.send_bytes + self.tcp_bytes;
         bytes as f64 / (all as f64).max(1.0)

@@ -10,7 +10,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 pub(super) struct Run {
     /// Bytes of the files.
     pub(super) bytes: u64,
-    /// From the first request to the last reply.
+    /// Time from the first request to the last reply.
     pub(super) seconds: f64,
     /// Processor time of both ends, in seconds.
     pub(super) cpu_seconds: f64,
@@ -113,7 +113,8 @@ fn over((put, get): &Both, (other_put, other_get): &Both) -> Both {
     (over(put, other_put), over(get, other_get))
 }
 
-/// Three significant digits, and all digits before the decimal point.
+/// Formats a figure with at least three significant digits and with all digits before the decimal
+/// point.
 fn number(figure: f64) -> String {
     match figure {
         f if f < 9.995 => format!("{f:.2}"),

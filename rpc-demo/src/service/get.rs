@@ -73,7 +73,7 @@ impl Service {
         };
         let pieces = ReceiverStream::new(source::start(Arc::new(file), extent, chunk, pool));
         let body = pieces.map(move |piece| {
-            // Held until the stream is dropped.
+            // The slot is held until the stream is dropped.
             let _slot = &slot;
             expected.answer(piece)
         });

@@ -64,7 +64,7 @@ impl Service {
         }
     }
 
-    /// Closes idle uploads periodically while it is polled.
+    /// Returns a future that closes idle uploads periodically.
     pub(crate) fn sweep(&self) -> impl Future<Output = ()> + use<> {
         let store = self.store.clone();
         async move {
@@ -91,7 +91,7 @@ impl Service {
         }
     }
 
-    /// Refuses a content that cannot fit.
+    /// Refuses a content that is larger than the free space of the disk.
     fn room(&self, name: &Name, size: u64) -> Result<(), Status> {
         match self.store.free() {
             Some(free) if free < size => Err(Status::resource_exhausted(format!(
@@ -202,7 +202,7 @@ impl ObjectStore for Service {
         let request = request.into_inner();
         let checksum = request.checksum();
         let name = if request.name.is_empty() { None } else { Some(parse(&request.name)?) };
-        // Reading objects is disk work like any other.
+        // Computing checksums reads objects, so the listing takes a slot for reads.
         let slot = match checksum {
             Checksum::Computed => Some(self.reads.take(&"the listing").await?),
             _ => None,

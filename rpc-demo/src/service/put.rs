@@ -142,9 +142,9 @@ impl Begun {
         }
     }
 
-    /// Writes everything. Returns the digest of what arrived and the one that the client announced.
-    /// Fails as soon as more than `size` bytes arrive. In every case `room` is free again on
-    /// return, so that the client can retry after a failure.
+    /// Writes the whole stream. Returns the digest of the bytes that arrived and the digest that
+    /// the client announced. Fails as soon as more than `size` bytes arrive. On return `room` is
+    /// always free again, so that the client can retry after a failure.
     async fn write(
         self,
         name: &Name,
@@ -155,15 +155,15 @@ impl Begun {
         let taken = self.take(name, &mut writer, size).await;
         let written = writer.finish().await;
         let Some(promised) = taken? else {
-            // The disk failed; this returns the error.
+            // The disk failed, and the next line returns the error.
             written.map_err(|error| status("write", name, &error))?;
             return Err(Status::internal(format!("cannot write '{name}': the writer stopped")));
         };
         Ok((written.map_err(|error| status("write", name, &error))?, promised))
     }
 
-    /// Passes everything to the writer. Returns the digest that the client announced, or `None` if
-    /// the writer has stopped.
+    /// Passes the whole stream to the writer. Returns the digest that the client announced, or
+    /// `None` if the writer has stopped.
     async fn take(
         mut self,
         name: &Name,

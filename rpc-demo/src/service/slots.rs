@@ -10,8 +10,8 @@ use tonic::Status;
 /// Maximum time that a transfer waits for a slot.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Slots for transfers of one kind. Each transfer occupies a thread for the disk, and their number
-/// is limited.
+/// Slots for transfers of one kind. Each transfer occupies a thread for the disk, and the number of
+/// these threads is limited.
 #[derive(Clone)]
 pub(super) struct Slots {
     free: Arc<Semaphore>,

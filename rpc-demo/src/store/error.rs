@@ -10,7 +10,7 @@ pub(crate) struct StoreError {
     pub(crate) doing: &'static str,
     /// The object or directory.
     pub(crate) name: String,
-    /// Why it failed.
+    /// Why the operation failed.
     pub(crate) error: io::Error,
 }
 

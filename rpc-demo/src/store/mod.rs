@@ -2,7 +2,8 @@
 //!
 //! Every path is resolved beneath the root's own descriptor (cap-std: `openat2` with
 //! RESOLVE_BENEATH where the kernel has it), so neither `..` nor a symbolic link leaves the root. A
-//! link inside it is followed on the way to an object, but an object itself is a regular file.
+//! link inside the root is followed on the way to an object, but an object itself is a regular
+//! file.
 //!
 //! All functions block on the disk.
 
@@ -35,7 +36,7 @@ use crate::digest::Digest;
 use crate::names::{Name, PRIVATE_DIR};
 use crate::sink::{Pending, sync_dir};
 
-/// Permission bits that the server needs on a file, and on a directory, to serve it.
+/// Permission bits that the server needs in order to serve a file, and a directory.
 pub(crate) const MIN_FILE: u32 = 0o400;
 pub(crate) const MIN_DIRECTORY: u32 = 0o500;
 
@@ -49,7 +50,7 @@ pub(crate) struct Store {
     next: AtomicU64,
     uploads: Uploads,
     options: Options,
-    /// Held open for its lock.
+    /// The lock file, held open for its lock.
     _lock: File,
 }
 
@@ -63,13 +64,13 @@ pub(crate) struct Options {
 
 /// An object, open for reading.
 pub(crate) struct Object {
-    /// Positioned at the start.
+    /// The file, positioned at its start.
     pub(crate) file: File,
     /// Size in bytes.
     pub(crate) size: u64,
     /// Mode and time.
     pub(crate) attributes: Attributes,
-    /// Changes when the object is replaced or changed.
+    /// The version, which changes when the object is replaced or changed.
     pub(crate) version: String,
     /// CRC32C of the content as it was stored, if it is known and the file has not changed since.
     pub(crate) recorded: Option<u32>,
@@ -165,7 +166,8 @@ impl Store {
         let (parent, last) = name.split();
         let dir = self.make_dir_at(parent).doing("make the directory", parent)?;
         let settle = || {
-            // The record contains the modification time, and needs a writable file.
+            // The time is set before the record, because the record contains it. The mode is set
+            // last, because writing the record needs a writable file.
             attributes.apply_time(pending.file())?;
             record::write(pending.file(), digest)?;
             attributes.apply_mode(pending.file(), MIN_FILE)
@@ -228,7 +230,7 @@ impl Store {
         if path.is_empty() {
             return Ok(dir);
         }
-        // The common case is that it exists.
+        // In the common case the directory exists.
         match self.root.open_dir(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => return other,
@@ -251,7 +253,8 @@ impl Store {
 
     fn read_at(&self, path: &str) -> io::Result<Object> {
         regular(&self.root.symlink_metadata(path)?)?;
-        // If a pipe has replaced it since, opening it must not wait for a writer.
+        // If a pipe has replaced the file since the check, opening the pipe must not wait for a
+        // writer.
         let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
         let file =
             self.root.open_with(path, OpenOptions::new().read(true).custom_flags(nonblock))?;
@@ -275,7 +278,7 @@ fn version(metadata: &Metadata) -> String {
     format!("{:x}-{:x}-{seconds:x}.{nanos:x}", metadata.ino(), metadata.size())
 }
 
-/// An object is a regular file.
+/// Fails if the file is not a regular file. Only regular files are objects.
 fn regular(metadata: &cap_std::fs::Metadata) -> io::Result<()> {
     if metadata.is_file() {
         Ok(())

@@ -2,9 +2,9 @@
 //!
 //! The attribute is written before the object gets its name, so both appear together, and it moves
 //! with the file. The record includes length and modification time. A file edited in place no
-//! longer matches its record, and is served as it is. If bytes changed under the same length and
-//! time, the object is damaged, and reading it detects that. A file system without extended
-//! attributes keeps no records.
+//! longer matches its record, and is served as it is. If bytes changed while length and time stayed
+//! the same, the object is damaged, and reading it detects the damage. A file system without
+//! extended attributes keeps no records.
 
 use std::fs::File;
 use std::io;
@@ -43,7 +43,7 @@ pub(super) fn read(file: &File) -> io::Result<Option<u32>> {
     let mut buffer = [0; MAX];
     let length = match rustix::fs::fgetxattr(file, ATTRIBUTE, &mut buffer) {
         Ok(length) => length,
-        // No record, or one that this program did not write.
+        // There is no record, or another program wrote it.
         Err(Errno::NODATA | Errno::RANGE) => return Ok(None),
         Err(error) if unsupported(error) => return Ok(None),
         Err(error) => return Err(error.into()),

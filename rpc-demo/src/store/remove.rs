@@ -21,8 +21,8 @@ pub(crate) struct Removed {
 
 impl Store {
     /// Removes an object or another entry that is not a directory. A directory, with everything
-    /// below it, is removed only if `recursive`. It disappears immediately, before its content is
-    /// removed.
+    /// below it, is removed only if `recursive`. The directory disappears immediately, before its
+    /// content is removed.
     pub(crate) fn remove(&self, name: &Name, recursive: bool) -> Result<Removed, StoreError> {
         const DOING: &str = "remove";
         let mut removed = Removed::default();

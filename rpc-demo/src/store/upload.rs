@@ -1,8 +1,9 @@
 //! Uploads: objects that arrive in ranges, and that a client can resume after an interruption.
 //!
-//! An upload's file has its full length from the start and is filled range by range. Only memory
-//! records which ranges it holds. After an interruption the checksums of its ranges are compared
-//! with those of the sender's file. So no stored state can be wrong, even after a crash.
+//! An upload's file has its full length from the start and is filled range by range. The server
+//! keeps only in memory which ranges the file holds. After an interruption the checksums of its
+//! ranges are compared with those of the sender's file. So no stored state can be wrong, even after
+//! a crash.
 //!
 //! | state of a range | on | becomes |
 //! |---|---|---|
@@ -44,7 +45,7 @@ pub(crate) struct Upload {
     pub(super) attributes: Attributes,
     pub(super) temp: String,
     pub(super) file: Arc<Written>,
-    /// Taken when it ends.
+    /// Taken when the upload ends.
     pub(super) pending: Mutex<Option<Pending>>,
     /// Read-locked around each write, so that no write follows the close.
     pub(super) open: RwLock<bool>,
@@ -102,7 +103,7 @@ pub(crate) enum UploadError {
 #[derive(Default)]
 pub(super) struct Uploads {
     pub(super) open: Mutex<HashMap<String, Arc<Upload>>>,
-    /// Held while an upload begins, so that no two use the same file.
+    /// Held while an upload begins, so that no two uploads use the same file.
     pub(super) beginning: Mutex<()>,
 }
 
@@ -187,8 +188,8 @@ impl Upload {
     }
 }
 
-/// The exclusive right to write one range of an upload. Clones share it, and it ends with the last
-/// one.
+/// The exclusive right to write one range of an upload. Clones share the right, and it ends when
+/// the last clone is dropped.
 #[derive(Clone)]
 pub(crate) struct Claim(Arc<Right>);
 

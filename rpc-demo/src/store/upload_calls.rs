@@ -90,7 +90,7 @@ impl Store {
         lock(&self.uploads.open).values().any(|upload| upload.temp == temp)
     }
 
-    /// An open upload by its id.
+    /// Finds an open upload by its id.
     pub(crate) fn upload(&self, id: &str) -> Result<Arc<Upload>, UploadError> {
         let upload = lock(&self.uploads.open).get(id).cloned().ok_or(UploadError::Unknown)?;
         *lock(&upload.used) = Instant::now();
@@ -102,7 +102,7 @@ impl Store {
         let upload = self.upload(id)?;
         let stored = upload.digest()?;
         if stored != promised {
-            // Which range is wrong is unknown.
+            // The whole upload is aborted, because it is unknown which range is wrong.
             self.abort_upload(id)?;
             return Err(UploadError::Differs { name: upload.name.clone(), stored, promised });
         }
@@ -140,7 +140,7 @@ impl Store {
         lock(&self.uploads.open).retain(|_, upload| {
             let close = which(upload);
             if close {
-                // Its file stays.
+                // The file of a closed upload stays.
                 drop(upload.close());
             }
             !close
@@ -148,8 +148,8 @@ impl Store {
     }
 }
 
-/// The prefix of the file names of uploads with this name and size. Two names may share it. The
-/// content then differs, and is sent.
+/// The prefix of the file names of uploads with this name and size. Two names may have the same
+/// prefix. Their contents then differ, and the differing ranges are sent.
 fn stem(name: &Name, size: u64) -> String {
     format!("{:016x}-{size}-", crate::names::hash(name.as_str()))
 }

@@ -34,7 +34,7 @@ pub(crate) struct Totals {
     pub(crate) received: u64,
 }
 
-/// How fast counters have grown, by second.
+/// The growth of counters per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rates {
     pub(crate) calls: f64,
@@ -67,7 +67,8 @@ impl Totals {
     }
 }
 
-/// The totals of an earlier look, by id of the owner, and of the connection; 0 for the owner.
+/// The totals of an earlier look. The key is the owner's id and the connection's id, which is 0 for
+/// the owner's own totals.
 pub(crate) type Before = HashMap<(u64, u64), Totals>;
 
 impl Look {
@@ -99,7 +100,7 @@ pub(crate) async fn look(client: &ChannelzClient) -> Result<Look, Status> {
         for owner in page.owners {
             check(after, owner.id)?;
             let connections = match connections(&mut client, owner.id, MOST - fetched).await {
-                // It has ended since.
+                // The owner has ended since the list was made.
                 Err(status) if status.code() == Code::NotFound => continue,
                 connections => connections?,
             };
@@ -139,7 +140,7 @@ async fn connections(
     }
 }
 
-/// A server that repeats entries would be asked for ever.
+/// Fails if ids do not increase, because a server that repeats entries would be asked for ever.
 fn check(after: u64, id: u64) -> Result<(), Status> {
     if id > after { Ok(()) } else { Err(astray()) }
 }

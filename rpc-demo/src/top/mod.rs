@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::net::{self, ChannelzClient};
 use crate::{output, signals, terminal};
 
-/// The size of a terminal that does not tell it, in columns and rows.
+/// The size of a terminal that does not report its size, in columns and rows.
 const USUAL: (usize, usize) = (80, 24);
 
 /// Shows the list until SIGINT or SIGTERM, or once.
@@ -75,7 +75,7 @@ async fn watch(client: &ChannelzClient, server: &str, interval: Duration) -> Res
                 last = (now.totals(), now.at);
                 trouble = None;
             }
-            // It was restarted without the list.
+            // The server was restarted without `--channelz`.
             Err(status) if status.code() == Code::Unimplemented => return Err(failure(status)),
             Err(status) => trouble = Some(table::shown(status.message())),
         }
@@ -103,14 +103,14 @@ fn failure(status: Status) -> Failure {
     Failure::status(what, &status)
 }
 
-/// The terminal's other screen. The first one is restored on drop.
+/// The terminal's alternate screen. The normal screen is restored on drop.
 struct Screen {
     has_colors: bool,
 }
 
 impl Screen {
     fn open() -> Result<Screen, Failure> {
-        // The other screen, without a cursor and without line wrap.
+        // Switches to the alternate screen, without a cursor and without line wrap.
         let screen = Screen { has_colors: terminal::has_colors_on_stdout() };
         print("\x1b[?1049h\x1b[?25l\x1b[?7l")?;
         Ok(screen)

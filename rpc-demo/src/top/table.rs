@@ -48,7 +48,7 @@ pub(crate) fn lines(look: &Look, before: Option<(&Before, Duration)>) -> Vec<Str
                 (connection, rates)
             })
             .collect();
-        // The busiest first, and the fast path before TCP.
+        // The busiest connections come first. Among equals the fast path comes before TCP.
         active.sort_by(|(a, a_rates), (b, b_rates)| {
             let load = |rates: &Option<Rates>| rates.map_or(0.0, |r| r.sent + r.received);
             let by_load = load(b_rates).total_cmp(&load(a_rates));
@@ -172,7 +172,7 @@ pub(super) fn shown(text: &str) -> String {
     safe
 }
 
-/// Two units at most: `3d 4h`, `12m 3s`, `7s`.
+/// Formats an age in at most two units: `3d 4h`, `12m 3s`, `7s`.
 fn age(age: Duration) -> String {
     let seconds = age.as_secs();
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
@@ -184,12 +184,12 @@ fn age(age: Duration) -> String {
     }
 }
 
-/// A number of calls, with a decimal below 10.
+/// Formats a number of calls, with one decimal below 10.
 fn count(number: f64) -> String {
     if number > 0.0 && number < 9.95 { format!("{number:.1}") } else { format!("{number:.0}") }
 }
 
-/// Bytes in the binary unit that leaves at most four digits: `512`, `1.5K`, `20M`.
+/// Formats bytes in the binary unit that leaves at most four digits: `512`, `1.5K`, `20M`.
 fn size(bytes: f64) -> String {
     let mut value = bytes;
     let mut units = ["", "K", "M", "G", "T", "P"].into_iter();

@@ -23,7 +23,7 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// Its name in the store, for messages and bars.
+    /// The item's name in the store, for messages and bars.
     pub(super) fn shown(&self) -> String {
         match (&self.target, &self.origin) {
             (Target::Object(_, name), _) | (_, Origin::Object(_, name)) => name.to_string(),

@@ -45,18 +45,18 @@ pub(crate) struct Directory {
     pub(crate) target: Target,
     /// Mode and modification time to set once its content is complete.
     pub(crate) attributes: Attributes,
-    /// No transferred file lies in it, so it must be created explicitly.
+    /// Whether no transferred file lies in it. The directory must then be created explicitly.
     pub(crate) empty: bool,
-    /// The root of a tree, which the command names and the summary does not count.
+    /// Whether it is the root of a tree, which the command names and the summary does not count.
     pub(crate) top: bool,
 }
 
 /// Everything that a command transfers.
 #[derive(Default)]
 pub(crate) struct Plan {
-    /// Transferred in this order.
+    /// The files, in the order of their transfer.
     pub(crate) items: Vec<Item>,
-    /// Parents before their children.
+    /// The directories, parents before their children.
     pub(crate) directories: Vec<Directory>,
     /// Number of links and special files that are left out.
     pub(crate) skipped: u64,
@@ -97,7 +97,7 @@ impl Plan {
             }
         })
         .await?;
-        // Children first: a mode may make a directory inaccessible.
+        // Children come first, because a mode may make a directory inaccessible.
         for directory in directories.into_iter().rev() {
             directory.target.set_attributes(directory.attributes).await?;
             if !directory.top {
@@ -122,7 +122,7 @@ fn units(job: &Job, item: Item) -> Box<dyn Iterator<Item = Unit> + Send> {
     Box::new((0..ranges.count()).map(move |index| Unit::Range(large.clone(), index)))
 }
 
-/// Runs `work` for all `units`, with the job's parallelism. The first failure ends all.
+/// Runs `work` for all `units`, with the job's parallelism. The first failure ends all tasks.
 pub(crate) async fn each<T, I, F, W>(job: &Arc<Job>, units: I, work: F) -> Result<(), Failure>
 where
     T: Send,

@@ -43,7 +43,7 @@ impl std::fmt::Display for Origin {
 /// Facts that are known once a file is open.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
-    /// Bytes.
+    /// Size in bytes.
     pub(super) size: Option<u64>,
     /// Mode and modification time of a local file.
     pub(super) attributes: Attributes,
@@ -62,8 +62,8 @@ impl Origin {
         move |error| Failure::io(what.clone(), &error).not_resumable()
     }
 
-    /// The whole content. `what` describes the transfer in error messages. A file is read into the
-    /// pool of the connection `to` the target, in messages of `chunk` bytes.
+    /// Returns the whole content. `what` describes the transfer in error messages. A file is read
+    /// into the pool of the connection `to` the target, in messages of `chunk` bytes.
     pub(super) async fn whole(
         &self,
         what: String,
@@ -113,7 +113,7 @@ impl Origin {
                     Some((bytes, digest)) if Some(digest.size) == size => {
                         Ok((known, Pieces::memory(bytes, digest)))
                     }
-                    // If the file has changed, reading it like any other file detects that.
+                    // If the file has changed, reading it like any other file detects the change.
                     _ => {
                         let extent =
                             if metadata.is_file() { Extent::Whole(size) } else { Extent::Stream };

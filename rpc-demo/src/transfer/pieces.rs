@@ -40,10 +40,10 @@ pub(super) struct Reading {
     /// The description of the transfer in error messages.
     pub(super) what: String,
     pub(super) pieces: mpsc::Receiver<io::Result<Piece>>,
-    /// Offset in the file at which it begins, and the length that the file had, if known.
+    /// Offset in the file at which the read begins, and the length that the file had, if known.
     pub(super) offset: u64,
     pub(super) size: Option<u64>,
-    /// The offset at which it must end, if known.
+    /// The offset at which the read must end, if known.
     pub(super) end: Option<u64>,
 }
 
@@ -86,7 +86,7 @@ impl Pieces {
             return Err(breach(what, "its answer does not begin with a header"));
         };
         let digest = digest.map(Digest::from);
-        // The channel may have left the path of this call since, and may now report another one.
+        // The channel may have left the path of this call since, and may now report another path.
         let body = if before == Body::MayChange { before } else { connection.body() };
         let fetching = Fetching { what, stream, body, data, digest };
         Ok((header, Pieces { from: From::Object(Box::new(fetching)), seen: 0 }))

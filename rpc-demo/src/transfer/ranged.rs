@@ -28,8 +28,8 @@ use crate::ranges::Ranges;
 use crate::sink::{Part, Pending, Written};
 use crate::source;
 
-/// A large content in flight. Any task transfers the next range. The first one begins the transfer,
-/// and the last one completes it.
+/// A large content in flight. Any task transfers the next range. The first task begins the
+/// transfer, and the last task completes it.
 pub(super) struct Large {
     item: Item,
     what: String,
@@ -41,7 +41,7 @@ pub(super) struct Large {
     /// The header of the object being read, from its first response.
     header: OnceLock<GetHeader>,
     bar: OnceLock<Bar>,
-    /// A range has failed permanently, and the data transferred so far is being discarded.
+    /// Whether a range has failed permanently. The data transferred so far is then discarded.
     discarded: AtomicBool,
 }
 
@@ -110,8 +110,8 @@ impl Large {
             self.discarded.load(Ordering::Acquire)
         };
         if discarded {
-            // This failed because the upload was aborted. The range that failed first reports the
-            // cause, and cancels this one.
+            // This range failed because the upload was aborted. The range that failed first reports
+            // the cause, and cancels this task.
             return std::future::pending().await;
         }
         if discard {
@@ -170,7 +170,7 @@ impl Large {
             })?;
             let resumed = resume && pending.file().metadata()?.len() > 0;
             if !resumed {
-                // Before any data has arrived it is not worth keeping.
+                // Before any data has arrived, the file is not worth keeping.
                 pending.discard();
                 pending.file().set_len(0)?;
             }
@@ -266,7 +266,7 @@ impl Large {
         Ok(digest.crc32c)
     }
 
-    /// All ranges must be of the same object, and of the listed one.
+    /// Checks that all ranges come from the same version of the object, and from the listed object.
     fn same(&self, header: GetHeader) -> Result<(), Failure> {
         let first = self.header.get_or_init(|| header.clone());
         if header.version == first.version && header.size == self.ranges.size() {
@@ -327,7 +327,8 @@ impl Large {
         self.item.attributes
     }
 
-    /// Checks that the object read is the one that was stored, which no single range can show.
+    /// Checks the digest of the whole content against the stored one. No single range can show
+    /// whether the object is damaged.
     fn undamaged(&self, digest: Digest) -> Result<(), Failure> {
         let Origin::Object(_, name) = &self.item.origin else { return Ok(()) };
         // If nothing had to be read, the listing has the record.

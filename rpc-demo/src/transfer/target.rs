@@ -166,7 +166,7 @@ impl Place {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let temp = format!(".rpc-demo-{}-{number}.part", std::process::id());
             match Pending::create(dir.clone(), temp, private) {
-                // Left by an earlier process with this process id that was killed.
+                // An earlier process with the same process ID was killed and left this file.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100_000 => {}
                 other => return other,
             }

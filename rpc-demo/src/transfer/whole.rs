@@ -116,8 +116,8 @@ pub(super) async fn receive(
     Ok(arrived)
 }
 
-/// Writes a content whose first piece has arrived. Returns the digest of what arrived and the one
-/// that the sender announced.
+/// Writes a content whose first piece has arrived. Returns the digest of the bytes that arrived and
+/// the digest that the sender announced.
 pub(super) async fn write(
     place: &Place,
     room: impl Room,
