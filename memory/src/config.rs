@@ -10,14 +10,14 @@ pub const MIN_POOL: usize = 2 << 20;
 /// The default size of a pool in bytes. Memory is mapped and pinned only when it is needed.
 pub const DEFAULT_POOL: usize = 64 << 20;
 
-/// The maximum number of bytes left to the rest of the process. A pool leaves half of the bytes
-/// that may be pinned, up to this.
+/// The maximum number of bytes that a pool leaves to the rest of the process. A pool leaves half of
+/// the bytes that may be pinned, but at most this number.
 const MAX_MARGIN: u64 = 256 * 1024;
 /// The lowest RLIMIT_MEMLOCK in bytes with which a pool can be made in a process that pins nothing
 /// else.
 pub const MIN_MEMLOCK: u64 = MIN_POOL as u64 + MAX_MARGIN;
 /// The control memory, in bytes, assumed for each connection. A connection at rest has 8 KiB, a
-/// busy one 82 KiB or more.
+/// busy connection 82 KiB or more.
 const CONTROL_PER_CONNECTION: u64 = 60 * 1024;
 /// The minimum number of bytes for landing, and for control blocks.
 const MIN_PART: usize = MIN_POOL / 8;
@@ -57,8 +57,8 @@ impl PoolConfig {
         self
     }
 
-    /// Sets the total, and replaces one that is set. The parts that are set keep their proportions,
-    /// unless one would become too small.
+    /// Sets the total, and replaces an earlier one. The parts that are set keep their proportions,
+    /// unless a part would become too small.
     pub fn rescale(mut self, bytes: usize) -> Self {
         if self.send.is_some() || self.landing.is_some() {
             let (send, landing) = scale(self.parts(), self.bytes(), bytes);
@@ -93,15 +93,15 @@ impl PoolConfig {
 
     /// Sets whether send memory may be [lent](crate::Pool::lend) to processes on this host, where
     /// the device supports it. Memory that is [for a peer](crate::Pool::for_peer) then lies in
-    /// files of its own, which that peer maps whole and read-only. Default: false.
+    /// separate files, which that peer maps whole and read-only. Default: false.
     pub fn lendable(mut self, lendable: bool) -> Self {
         self.lendable = lendable;
         self
     }
 
     /// The lowest RLIMIT_MEMLOCK in bytes with which the pool has its configured size in a process
-    /// that pins nothing else. Some drivers also pin memory for queues:
-    /// [`memlock_for`](Self::memlock_for).
+    /// that pins nothing else. Some drivers also pin memory for queues, which
+    /// [`memlock_for`](Self::memlock_for) includes.
     pub fn memlock(&self) -> u64 {
         self.memlock_for(Pinning::default())
     }
@@ -112,12 +112,12 @@ impl PoolConfig {
         (self.bytes() as u64).saturating_add(queues).saturating_add(MAX_MARGIN)
     }
 
-    /// The total, set or not.
+    /// Returns the total, or its default.
     fn bytes(&self) -> usize {
         self.total.unwrap_or(DEFAULT_POOL)
     }
 
-    /// The parts for sending and for landing, set or not.
+    /// Returns the parts for sending and for landing, or their defaults.
     fn parts(&self) -> (usize, usize) {
         let total = self.bytes();
         (self.send.unwrap_or(total / 4), self.landing.unwrap_or(total / 2))
@@ -133,7 +133,7 @@ impl PoolConfig {
     /// [`Pool::new`](crate::Pool::new) this does not raise the soft limit first.
     ///
     /// # Errors
-    /// Those of [`Pool::new`](crate::Pool::new).
+    /// The errors of [`Pool::new`](crate::Pool::new).
     pub fn fit(&self, memlock: Option<&Memlock>, pinning: Pinning) -> Result<Sizes, PoolError> {
         let configured = self.bytes();
         if configured < MIN_POOL {
@@ -163,8 +163,8 @@ impl PoolConfig {
                     pinned: memlock.pinned,
                 });
             }
-            // The pool with its queues exceeds the pool by the same proportion as the configured
-            // one.
+            // The pool and its queues fit into `room`, in the same proportion as at the configured
+            // size.
             let with_queues =
                 (configured as u64).saturating_add(queues_of(control, pinning.queue_bytes));
             let beside = room as u128 * configured as u128 / u128::from(with_queues);
@@ -173,12 +173,12 @@ impl PoolConfig {
         total -= total % page();
         let (send, landing) = scale((send, landing), configured, total);
         let control = total.saturating_sub(send).saturating_sub(landing);
-        // Chunks are small enough that many connections get one and, at the default pool size,
+        // Chunks are so small that many connections get a chunk. At the default pool size they are
         // large enough for a message of 1 MiB. Explicit huge pages need chunks of whole pages.
         let parts = if self.huge_pages == HugePages::Explicit { 4 } else { 24 };
         let chunk = (landing / parts).clamp(MIN_PART / 4, MAX_CHUNK);
-        // A multiple of 64 KiB, the length of many pieces. Except in small pools, also a multiple
-        // of huge pages, even where that makes fewer chunks.
+        // The size is a multiple of 64 KiB, the length of many pieces. Except in small pools, it is
+        // also a multiple of huge pages, even if this makes fewer chunks.
         let chunk = match self.huge_pages {
             HugePages::Off => chunk - chunk % (64 * 1024),
             _ if chunk < HUGE_PAGE / 2 => chunk - chunk % (64 * 1024),
@@ -189,8 +189,8 @@ impl PoolConfig {
     }
 }
 
-/// Scales the parts for sending and landing from a pool of `from` bytes to one of `to` bytes. They
-/// keep their proportions unless one would become too small.
+/// Scales the parts for sending and landing from a pool of `from` bytes to a pool of `to` bytes.
+/// The parts keep their proportions unless a part would become too small.
 fn scale((send, landing): (usize, usize), from: usize, to: usize) -> (usize, usize) {
     let scaled = |part: usize| {
         let part = part as u128 * to as u128 / (from as u128).max(1);
@@ -199,7 +199,8 @@ fn scale((send, landing): (usize, usize), from: usize, to: usize) -> (usize, usi
     };
     let (mut send, mut landing) = (scaled(send), scaled(landing).max(MIN_PART));
     let missing = send.saturating_add(landing).saturating_add(MIN_PART).saturating_sub(to);
-    // The larger part can spare the missing bytes. If any are missing, it has most of the total.
+    // The larger part gives up the missing bytes. If bytes are missing, this part has most of the
+    // total.
     if landing > send {
         landing = landing.saturating_sub(missing)
     } else {
@@ -223,7 +224,8 @@ pub struct Pinning {
 }
 
 impl Pinning {
-    /// Returns what a device pins. May measure it, which creates and destroys a queue pair.
+    /// Returns what a device pins. The device may have to measure it with a queue pair, which it
+    /// creates and destroys.
     pub fn of(registrar: &dyn Registrar) -> Pinning {
         Pinning {
             ignores_ipc_lock: registrar.ignores_ipc_lock(),
@@ -236,15 +238,15 @@ impl Pinning {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sizes {
-    /// The whole pool.
+    /// Bytes of the whole pool.
     pub total: usize,
-    /// For buffers that the application fills and sends.
+    /// Bytes for buffers that the application fills and sends.
     pub send: usize,
-    /// For memory that peers may write to.
+    /// Bytes for memory that peers may write to.
     pub landing: usize,
-    /// For the control blocks of connections.
+    /// Bytes for the control blocks of connections.
     pub control: usize,
-    /// One landing chunk.
+    /// Bytes of one landing chunk.
     pub chunk: usize,
     /// Which pages the pool uses.
     pub huge_pages: HugePages,

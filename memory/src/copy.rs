@@ -1,9 +1,9 @@
 //! Copies payload at memory speed, for all alignments of source and destination.
 //!
 //! glibc's memcpy copies 2 KiB and more with `rep movsb` if the processor has ERMS. On AMD's Zen 3
-//! and later this is at least four times slower if the destination is a few bytes after the source
-//! modulo a page (glibc bugs 30994 and 30995), as with a payload after a header. glibc 2.40 avoids
-//! that; Debian 12 and most clouds have an older version.
+//! and later, such a copy is at least four times slower if the destination is a few bytes after the
+//! source modulo a page (glibc bugs 30994 and 30995), as with a payload after a header. glibc 2.40
+//! avoids these slow copies, but Debian 12 and most clouds have an older version.
 //!
 //! | processor | copies of |
 //! |---|---|
@@ -23,7 +23,8 @@
 ///
 /// # Safety
 /// `src` is valid for reads of `len` bytes, `dst` for writes, and they do not overlap. Another
-/// process or a device may write to either in the meantime, but no other thread of this process.
+/// process or a device may write to either range during the copy, but no other thread of this
+/// process does.
 #[inline]
 pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -95,8 +96,8 @@ mod x86 {
         }
     }
 
-    /// Executes CPUID. The standard library's functions for it are unsafe in Rust 1.88, and safe
-    /// later.
+    /// Executes CPUID. The standard library's functions for CPUID are unsafe in Rust 1.88, and safe
+    /// in later versions.
     #[allow(unused_unsafe)]
     fn cpuid(leaf: u32) -> CpuidResult {
         // SAFETY: every x86-64 processor has the instruction, and it accesses no memory (R17).

@@ -122,12 +122,12 @@ pub enum PoolError {
     Memlock {
         /// Bytes that are needed, including the margin for the rest of the process.
         needed: u64,
-        /// RLIMIT_MEMLOCK in bytes: the hard limit, to which the soft one has been raised.
+        /// RLIMIT_MEMLOCK in bytes: the hard limit, to which the soft limit has been raised.
         limit: u64,
         /// Bytes that the process has already pinned or locked.
         pinned: u64,
     },
-    /// The configuration: the pool is smaller than the smallest that works.
+    /// The configuration: the pool is smaller than the smallest pool that works.
     #[error("a pool of {total} bytes is configured, the smallest that works has {min}")]
     TooSmall {
         /// Bytes configured.

@@ -10,12 +10,13 @@ use bytes::Bytes;
 use crate::buf::PinnedBytes;
 use crate::ledger::Ledger;
 
-/// Pool bytes that may be lent to a peer, or are lent. Until this is dropped, they count as lent
-/// and do not return to the pool.
+/// Pool bytes that may be lent to a peer, or are lent. Until this value is dropped, the bytes count
+/// as lent and do not return to the pool.
 ///
-/// At most three quarters of a pool's send memory are lent, so that some is left if peers keep it
-/// for long. Bytes beyond that are copied. [Registered](crate::Pool::register_lendable) memory has
-/// no such limit: it stays registered, and nobody else waits for it.
+/// At most three quarters of a pool's send memory are lent, so that some memory is left if peers
+/// keep lent bytes for long. Bytes beyond this limit are copied.
+/// [Registered](crate::Pool::register_lendable) memory has no such limit: it stays registered, and
+/// nobody else waits for it.
 #[derive(Debug)]
 pub struct LendableBytes {
     bytes: PinnedBytes,

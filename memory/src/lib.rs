@@ -12,7 +12,7 @@
 //! | sending, by the application | [`Pool::register`] | the application's `Bytes` |
 //! | landing, by the application | [`NamedBuffer::new`] | [`NamedGrant`] until the peer sends DONE, then `Bytes` |
 //!
-//! Each use has its own budget, so that sending cannot starve receiving (R11). All of them together
+//! Each use has its own budget, so that sending cannot starve receiving (R11). All budgets together
 //! stay below RLIMIT_MEMLOCK, down to a pool of [`MIN_POOL`] bytes. Memory that is in use outlives
 //! the pool and the connection over which it was received.
 //!
@@ -39,7 +39,7 @@
 //! | `disk` | files to and from pool memory through io_uring (feature `io-uring`, Linux) |
 //! | `test_util` | memory that changes under its reader, for tests (feature `test-util`) |
 //!
-//! Each module imports only from those below it.
+//! Each module imports only from modules below it in this table.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

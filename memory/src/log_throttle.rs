@@ -11,9 +11,9 @@ use crate::process::PerProcess;
 /// Logs a line through a [`LogThrottle`](crate::LogThrottle), with the number of lines suppressed
 /// since the last one as the field `suppressed`.
 ///
-/// The level is `warn`, `error` or `info`. The other arguments are those of the `tracing` macro of
-/// that name. `in` names a throttle; without it the line has its own, which the whole process
-/// shares.
+/// The level is `warn`, `error` or `info`. The other arguments are passed to the `tracing` macro of
+/// that name. `in` names a throttle. Without `in` the line has its own throttle, which the whole
+/// process shares.
 ///
 /// ```
 /// use tonic_rdma_memory::{LogThrottle, throttled};

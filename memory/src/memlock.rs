@@ -3,8 +3,8 @@
 //! The kernel counts the pinned pages of a process and refuses registrations beyond RLIMIT_MEMLOCK
 //! (getrlimit(2)). Most distributions, containers and systemd set it to 8 MiB. CAP_IPC_LOCK lifts
 //! the limit, except on Soft-iWARP, which applies it to every process. The kernel requires the
-//! capability in the initial user namespace (`capable` in the kernel's `ib_umem_get`), so a
-//! rootless container's does not count.
+//! capability in the initial user namespace (`capable` in the kernel's `ib_umem_get`), so the
+//! capability of a rootless container does not count.
 
 #[cfg_attr(not(target_os = "linux"), path = "memlock/elsewhere.rs")]
 mod rlimit;
@@ -46,7 +46,8 @@ impl Memlock {
     /// Raises the soft limit to the hard one, which needs no privilege, and reads both.
     ///
     /// # Errors
-    /// Those of [`Memlock::read`]. A limit that cannot be raised stays as it is; that is no error.
+    /// The errors of [`Memlock::read`]. A limit that cannot be raised stays as it is; that is no
+    /// error.
     pub fn raise() -> io::Result<Self> {
         rlimit::raise()?;
         Self::read()
@@ -77,7 +78,7 @@ fn has_ipc_lock(status: &str) -> bool {
 }
 
 /// Whether this is the name of the initial user namespace, whose number is the kernel's
-/// PROC_USER_INIT_INO. A kernel without a name for it has no other namespace.
+/// PROC_USER_INIT_INO. A kernel that gives no name has no other user namespace.
 fn is_initial(user_namespace: &str) -> bool {
     user_namespace.is_empty() || user_namespace == "user:[4026531837]"
 }

@@ -45,17 +45,17 @@ impl Pool {
     /// Makes a pool for the device behind `registrar`. Nothing is pinned yet.
     ///
     /// If registering pins memory, this raises the soft RLIMIT_MEMLOCK of the process to the hard
-    /// one. The pool shrinks to what the limit leaves, less a margin of half of that, at most 256
-    /// KiB, for the rest of the process. Only memory that the process has already pinned counts: a
-    /// second pool of the process does not know what the first one will pin later. If the limit
-    /// turns out to leave less, connections wait for landing memory as in a smaller pool, provided
-    /// that this pool has any or other pools of the process return some. Other requests fail with
-    /// [`PoolError::Register`].
+    /// one. The pool shrinks to the bytes that the limit leaves, minus a margin for the rest of the
+    /// process. The margin is half of these bytes, at most 256 KiB. Only memory that the process
+    /// has already pinned counts: a second pool of the process does not know what the first one
+    /// will pin later. If the limit turns out to leave less, connections wait for landing memory as
+    /// in a smaller pool, provided that this pool has landing memory or other pools of the process
+    /// return memory. Other requests fail with [`PoolError::Register`].
     ///
     /// # Errors
     /// [`PoolError::Memlock`] if the limit leaves less than [`MIN_POOL`](crate::MIN_POOL).
-    /// [`PoolError::TooSmall`] if less is configured. [`PoolError::Parts`] if the configured parts
-    /// leave too little for landing or for connections.
+    /// [`PoolError::TooSmall`] if the configured total is less. [`PoolError::Parts`] if the
+    /// configured parts leave too little for landing or for connections.
     pub fn new(config: PoolConfig, registrar: Arc<dyn Registrar>) -> Result<Pool, PoolError> {
         let memlock = if registrar.pins() {
             Memlock::raise()
@@ -116,7 +116,7 @@ impl Pool {
     /// request waits.
     ///
     /// # Errors
-    /// Those of [`Pool::alloc`], and [`PoolError::Exhausted`].
+    /// The errors of [`Pool::alloc`], and [`PoolError::Exhausted`].
     pub fn try_alloc(&self, len: usize) -> Result<PinnedBuf, PoolError> {
         try_alloc(&self.0.send, len)
     }
@@ -164,9 +164,10 @@ impl Pool {
     }
 
     /// Returns the bytes with the key and the address at which a peer on this host can read them.
-    /// `None` unless they lie in memory of this handle that [is for a peer](Self::for_peer), or in
-    /// memory that was [registered for lending](Self::register_lendable). Also `None` if peers have
-    /// been lent as much as they may: see [`LendableBytes`].
+    /// Returns `None` unless the bytes lie in memory of this handle that [is for a
+    /// peer](Self::for_peer), or in memory that was [registered for
+    /// lending](Self::register_lendable). Also returns `None` if peers have already been lent the
+    /// maximum: see [`LendableBytes`].
     pub fn lend(&self, bytes: &Bytes) -> Option<LendableBytes> {
         LendableBytes::new(&self.0.ledger, self.0.send.peer(), self.resolve(bytes)?)
     }
@@ -189,11 +190,11 @@ impl Pool {
 
     /// Registers application memory like [`register`](Self::register). If the device supports it,
     /// the memory can also be [lent](Self::lend) to processes on this host, regardless of
-    /// [`PoolConfig::lendable`]. They map all of it.
+    /// [`PoolConfig::lendable`]. Such a process maps all of the memory.
     ///
     /// # Errors
-    /// Those of [`register`](Self::register), and [`RegionError::Register`] if the process has no
-    /// descriptor left.
+    /// The errors of [`register`](Self::register), and [`RegionError::Register`] if the process has
+    /// no descriptor left.
     pub fn register_lendable(
         &self,
         memory: Arc<LendableMemory>,
@@ -205,10 +206,10 @@ impl Pool {
     }
 
     /// Registers memory that a peer has lent, all of `file`, so that it can be [lent
-    /// on](Self::lend). It does not count as application memory.
+    /// on](Self::lend). This memory does not count as application memory.
     ///
     /// # Errors
-    /// Those of [`register`](Self::register).
+    /// The errors of [`register`](Self::register).
     pub fn register_lent(
         &self,
         memory: Bytes,
@@ -225,25 +226,26 @@ impl Pool {
 
     /// Creates the allocator of landing memory for one connection, which may lease up to `limit`
     /// bytes at a time. A limit below the pool's [chunk](Sizes::chunk) allows only shorter chunks,
-    /// and one below 4 KiB allows none.
+    /// and a limit below 4 KiB allows no chunks.
     pub fn landing_up_to(&self, limit: usize) -> Landing {
         Landing::new(self.0.ledger.clone(), limit)
     }
 
-    /// Records that no landing memory was available, so that [`may_land`](Self::may_land) makes a
-    /// chunk to check that some is.
+    /// Records that no landing memory was available, so that [`may_land`](Self::may_land) checks by
+    /// making a chunk.
     pub fn cannot_land(&self) {
         self.0.ledger.cannot_land.store(true, Relaxed);
     }
 
     /// Checks that the pool has landing memory, or that the process may make and pin a chunk. The
     /// limits may have been lowered since the pool was made, and other pools may have used them up.
-    /// After [`cannot_land`](Self::cannot_land), each call makes a chunk and drops it, until one
-    /// succeeds. This may take a few milliseconds.
+    /// After [`cannot_land`](Self::cannot_land), each call makes a chunk and drops it, until a call
+    /// succeeds. Such a call may take a few milliseconds.
     ///
     /// # Errors
     /// [`PoolError::Memlock`] or [`PoolError::File`] if a peer's WRITEs would find no landing
-    /// memory; [`PoolError::Register`] if they found none before, and a chunk still cannot be made.
+    /// memory; [`PoolError::Register`] if WRITEs found no landing memory before, and a chunk still
+    /// cannot be made.
     pub fn may_land(&self) -> Result<(), PoolError> {
         if self.0.ledger.cannot_land.load(Relaxed) {
             let chunk = self.config().chunk;
@@ -256,8 +258,8 @@ impl Pool {
         if registrar.wants_file() {
             let len = sizes.chunk;
             match memfd::may_make(len) {
-                // A shortage is no error here. It may be over when a chunk is made; otherwise that
-                // attempt fails.
+                // A shortage is no error here. The shortage may be over when a chunk is made.
+                // Otherwise the attempt to make the chunk fails.
                 Err(source) if !is_shortage(&source) => {
                     return Err(PoolError::File { len, source });
                 }

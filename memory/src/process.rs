@@ -124,8 +124,8 @@ fn next(word: &AtomicU32) -> u32 {
     if std::ptr::eq(word, &NO_PAGE) {
         return std::process::id();
     }
-    // Counted before it is stored in the page, so that no child of this process gets the same
-    // number.
+    // The number is counted before it is stored in the page, so that no child of this process gets
+    // the same number.
     let mine = LAST.fetch_add(1, AcqRel) + 1;
     word.compare_exchange(0, mine, AcqRel, Acquire).map_or_else(|other| other, |_| mine)
 }

@@ -33,7 +33,7 @@ pub struct Memory {
     pub len: usize,
     /// The access to allow.
     pub access: Access,
-    /// The file that it maps, from the first byte of the file. Given for [`Access::Lend`],
+    /// The file that the memory maps, from the first byte of the file. Given for [`Access::Lend`],
     /// and for the other accesses of peers if the registrar [wants a file](Registrar::wants_file).
     pub file: Option<OwnedFd>,
 }
@@ -61,7 +61,7 @@ pub unsafe trait Registrar: Send + Sync + 'static {
     }
 
     /// The NUMA node that the device is attached to, where there are several. The pool's memory is
-    /// taken from this node while it has some.
+    /// taken from this node while the node has free memory.
     fn numa_node(&self) -> Option<u32> {
         None
     }
@@ -92,10 +92,11 @@ pub unsafe trait Registrar: Send + Sync + 'static {
         false
     }
 
-    /// Registers memory. The caller may hold a lock of the pool, so this must not use the pool.
+    /// Registers memory. The caller may hold a lock of the pool, so this function must not use the
+    /// pool.
     ///
     /// # Errors
-    /// The device, or the kernel for it, refused.
+    /// The device or the kernel refused to register the memory.
     ///
     /// # Safety
     /// The range is mapped and readable until the registration is dropped. It is also writable,
@@ -116,7 +117,7 @@ pub trait Registration: Send + Sync {
 }
 
 /// A registrar without a device, for pools of ordinary memory: for TCP and for tests. Every
-/// registration gets a key of its own.
+/// registration gets a separate key.
 #[derive(Debug, Default)]
 pub struct HeapRegistrar {
     next_key: AtomicU32,

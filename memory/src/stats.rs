@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The use of a piece of memory. Each use has its own budget, so that none can starve another
+/// The use of a piece of memory. Each use has its own budget, so that no use can starve another
 /// (R11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Use {
@@ -42,7 +42,7 @@ pub struct ClassStats {
 #[non_exhaustive]
 pub struct PoolStats {
     /// Pool memory that is mapped and registered, in use or not, and landing memory that is about
-    /// to be.
+    /// to be registered.
     pub registered: usize,
     /// Application memory that is registered with the pool's device.
     pub application: usize,

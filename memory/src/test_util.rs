@@ -108,7 +108,7 @@ impl SharedArena {
     /// Makes an arena of at least `len` zero bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// Those of memfd_create(2) and mmap(2).
+    /// The errors of memfd_create(2) and mmap(2).
     pub fn new(len: usize) -> io::Result<Self> {
         let len = len.max(1).next_multiple_of(page());
         let (reader, file) = Mapping::shared(len, HugePages::Off)?;

@@ -9,10 +9,10 @@
 //!
 //! A request above the largest size class gets a dedicated arena, which has one slot. While that
 //! slot is free the arena stays registered, until another request fits it, the budget needs its
-//! bytes, or it is trimmed.
+//! bytes, or the arena is trimmed.
 //!
-//! Lendable memory lies in arenas for one peer ([`Arenas::for_peer`]) and in no others, because a
-//! peer maps whole arenas. All arenas share the budget and the queue of waiters.
+//! Lendable memory lies only in arenas for one peer ([`Arenas::for_peer`]), because a peer maps
+//! whole arenas. All arenas share the budget and the queue of waiters.
 //!
 //! The free lists are lock-free. A lock is taken only to make or remove an arena.
 
@@ -50,13 +50,14 @@ const TRIM_INTERVAL: Duration = Duration::from_secs(1);
 /// One registered mapping and its slots.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    /// The arena's registration with a ring, once one has been tried. It is dropped before the
-    /// memory.
+    /// The arena's registration with a ring, after the first attempt. The registration is dropped
+    /// before the memory.
     #[cfg(all(feature = "io-uring", target_os = "linux"))]
     fixed: std::sync::OnceLock<Option<crate::disk::fixed::Fixed>>,
     region: Region,
     slot: usize,
-    /// The number of slots in use. It is only a hint: the handles decide.
+    /// The number of slots in use. This number is only a hint. The handles decide whether the arena
+    /// is in use.
     in_use: AtomicUsize,
 }
 
@@ -100,16 +101,16 @@ pub(crate) struct Arenas {
     idle: Mutex<Idle>,
     /// True after arenas have been removed, until the other pools of the process are notified.
     must_notify: AtomicBool,
-    /// The waiters for a slot of these arenas or of a peer's. Only send memory has waiters.
+    /// The waiters for a slot of these arenas or of a peer's arenas. Only send memory has waiters.
     waiters: WaitQueue<Arc<Arenas>, SlotRef>,
-    /// The arenas for peers. Empty in an arena set that is for a peer itself.
+    /// The arenas for peers. Empty if these arenas are for a peer.
     peers: Mutex<Vec<Weak<Arenas>>>,
     next_peer: AtomicU32,
     /// The total size of the arenas for peers, in bytes.
     for_peers: AtomicUsize,
     /// The peer that owns these arenas, if any.
     peer: Option<Peer>,
-    /// Last, so that the registrar outlives the registrations.
+    /// The last field, so that the registrar outlives the registrations.
     ledger: Arc<Ledger>,
 }
 
@@ -133,7 +134,7 @@ pub(crate) struct SlotRef {
     handle: Option<Handle>,
     /// `None` for a dedicated arena.
     class: Option<usize>,
-    /// Last, so that the arenas outlive the handle.
+    /// The last field, so that the arenas outlive the handle.
     arenas: Arc<Arenas>,
 }
 
@@ -243,8 +244,8 @@ impl Arenas {
         }
     }
 
-    /// Like [`take`](Self::take), and adds to `seen` the arenas that it looked at. These may be the
-    /// last references, so the caller drops them while it holds no lock.
+    /// Like [`take`](Self::take), but adds the examined arenas to `seen`. The caller drops these
+    /// references while it holds no lock, because they may be the last ones.
     #[cold]
     fn take_seeing(
         self: &Arc<Self>,
@@ -324,7 +325,7 @@ impl Arenas {
         seen: &mut Vec<Arc<Arenas>>,
     ) -> Result<SlotRef, PoolError> {
         let slot = self.classes[class].slot;
-        // Whole slots and whole pages; both sizes are powers of two.
+        // An arena has whole slots and whole pages. Both sizes are powers of two.
         let unit = slot.max(self.page);
         let bytes = (self.arena_bytes - self.arena_bytes % unit).max(unit);
         let arena = match self.map_arena(arenas, bytes, slot, seen) {
@@ -355,8 +356,8 @@ impl Arenas {
             budget,
             usage,
         })?;
-        // A connection keeps its control block for its whole life, so it gets no more than it
-        // needs.
+        // A connection keeps its control block for its whole life, so the block gets no more memory
+        // than it needs.
         let fits = |idle| {
             if usage == Use::Control { idle == bytes } else { idle >= bytes && idle / 2 < bytes }
         };
@@ -377,10 +378,10 @@ impl Arenas {
     }
 
     /// Removes the dedicated arenas that have been idle since the last trim, at most once in a
-    /// [`TRIM_INTERVAL`]. If `now` is `None`, removes all idle ones.
+    /// [`TRIM_INTERVAL`]. If `now` is `None`, removes all idle arenas.
     pub(crate) fn trim(&self, now: Option<Instant>) {
-        // Held so that no other thread sees the idle arenas removed but their bytes not yet
-        // returned.
+        // The lock is held so that no other thread sees the idle arenas removed before their bytes
+        // are returned.
         let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
         let old = {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -471,7 +472,7 @@ impl Arenas {
         Ok(Region::new(mapping, None, registrar, Access::Local)?)
     }
 
-    /// Takes `bytes` of the budget. Removes idle arenas for it, but only if that frees enough.
+    /// Takes `bytes` of the budget. Removes idle arenas if that frees enough bytes.
     fn take_budget(&self, arenas: &mut Slab<Arc<Arena>>, bytes: usize) -> bool {
         while !self.take_bytes(bytes) {
             if let Some(handle) = self.take_idle(|_| true) {
@@ -487,7 +488,7 @@ impl Arenas {
                 idle.iter().filter_map(|key| arenas.get(*key)).map(|a| a.region.len()).sum();
             let in_use = self.ledger.budgets.used(self.usage).saturating_sub(bound);
             let enough = in_use.saturating_add(bytes) <= self.budget;
-            // Another thread may take a slot of an arena first: then the next one is tried.
+            // If another thread takes a slot of an arena first, the next arena is tried.
             if !(enough && idle.into_iter().any(|key| self.remove_arena(arenas, key))) {
                 return self.take_bytes(bytes);
             }
@@ -573,7 +574,8 @@ impl Drop for SlotRef {
             Some(class) => {
                 class.in_use.fetch_sub(1, Relaxed);
                 handle.arena.in_use.fetch_sub(1, Relaxed);
-                // Moved, not cloned, so that holding all handles of an arena means owning it.
+                // The handle is moved, not cloned. So whoever holds all handles of an arena owns
+                // the arena.
                 class.free.push(handle);
             }
             None => {
@@ -588,7 +590,7 @@ impl Drop for SlotRef {
     }
 }
 
-/// All slots are free here, because each holds a reference to the arenas.
+/// All slots are free here, because each owned slot holds a reference to the arenas.
 impl Drop for Arenas {
     fn drop(&mut self) {
         if self.ledger.is_inherited() {

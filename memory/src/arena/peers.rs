@@ -37,7 +37,7 @@ impl Arenas {
         arenas
     }
 
-    /// The peer that owns these arenas, or `None` for the common ones.
+    /// The peer that owns these arenas, or `None` for the common arenas.
     pub(crate) fn peer(&self) -> Option<NonZeroU32> {
         self.peer.as_ref().map(|peer| peer.id)
     }
@@ -83,7 +83,7 @@ impl Arenas {
         idle.into_iter().any(|key| self.remove_arena(&mut arenas, key))
     }
 
-    /// Takes `bytes` from the budget if it has that much left.
+    /// Takes `bytes` from the budget if the budget has enough left.
     pub(super) fn take_bytes(&self, bytes: usize) -> bool {
         let Some(peer) = &self.peer else {
             return self.ledger.budgets.take(self.usage, bytes, self.budget);

@@ -86,8 +86,9 @@ impl Drop for Alloc {
         if let Some(id) = self.id.take()
             && !self.arenas.is_inherited()
         {
-            // Drop a slot that was held for the waiter outside the lock, which serves the next
-            // waiter. If no slot was held, the waiter may have blocked a later one that needs less.
+            // Drop a slot that was held for this waiter, outside the lock. The drop serves the next
+            // waiter. If no slot was held, this waiter may have blocked a later waiter that needs
+            // less memory.
             drop(self.arenas.waiters().leave(id));
             self.arenas.memory_freed();
         }

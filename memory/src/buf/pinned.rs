@@ -67,7 +67,7 @@ impl PinnedBuf {
         self.len = 0;
     }
 
-    /// Shortens the buffer to `len` bytes. Does nothing if it is not longer.
+    /// Shortens the buffer to `len` bytes. Does nothing if the buffer is not longer.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -114,7 +114,8 @@ impl PinnedBuf {
     /// ```
     ///
     /// # Errors
-    /// Those of the reader, except `Interrupted`. Bytes read before the error stay in the buffer.
+    /// The errors of the reader, except `Interrupted`. Bytes read before the error stay in the
+    /// buffer.
     pub fn fill_from(&mut self, reader: &mut impl Read) -> io::Result<usize> {
         let start = self.len;
         let mut filled = start;
@@ -238,7 +239,7 @@ unsafe impl BufMut for PinnedBuf {
     }
 }
 
-/// Bytes in registered memory, with the key that the device reads them with. The value keeps the
+/// Bytes in registered memory, with the key under which the device reads them. The value keeps the
 /// memory alive and registered.
 #[derive(Clone, Debug)]
 pub struct PinnedBytes {
@@ -311,7 +312,7 @@ impl PinnedBytes {
         self.keep_alive.is_some()
     }
 
-    /// The bytes. They do not keep application memory registered.
+    /// Returns the bytes. They do not keep application memory registered.
     pub(crate) fn bytes(&self) -> &Bytes {
         &self.bytes
     }

@@ -28,7 +28,7 @@ const STOP: u64 = u64::MAX;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A ring of io_uring(7), with a thread that takes its completions. Cheap to clone. Work in flight
-/// outlives the last clone, with its memory.
+/// and its memory outlive the last clone.
 ///
 /// ```
 /// use std::fs::File;
@@ -77,8 +77,8 @@ struct Work {
 }
 
 impl Ring {
-    /// Makes a ring with at most `entries` reads and writes in flight, 1 to 4096. The kernel rounds
-    /// up to a power of two. Further work waits its turn.
+    /// Makes a ring with at most `entries` reads and writes in flight. `entries` is 1 to 4096, and
+    /// the kernel rounds it up to a power of two. Further reads and writes wait.
     ///
     /// # Errors
     /// The kernel's error: ENOSYS without io_uring, or EPERM where seccomp or
@@ -103,7 +103,8 @@ impl Ring {
 
     /// Reads from `offset` of a file into the unfilled part of `buf`, and counts the bytes read as
     /// filled. May read less than fits, and reads 0 bytes at the end of the file. With O_DIRECT the
-    /// offset, the filled part and the capacity of the buffer must be whole blocks of the disk.
+    /// offset, the length of the filled part and the capacity of the buffer must be multiples of
+    /// the disk's block size.
     ///
     /// A buffer of a pool's send memory is registered with the ring, together with its arena, if
     /// RLIMIT_MEMLOCK has room for that.
@@ -122,8 +123,8 @@ impl Ring {
         transfer
     }
 
-    /// Writes `bytes` at `offset` of a file. May write less. With O_DIRECT the offset, the length,
-    /// and the address of the bytes must be whole blocks of the disk.
+    /// Writes `bytes` at `offset` of a file. May write fewer bytes. With O_DIRECT the offset, the
+    /// length, and the address of the bytes must be multiples of the disk's block size.
     pub fn write(&self, file: &Arc<File>, offset: u64, bytes: Bytes) -> Transfer<Bytes> {
         let len = bytes.len().min(MAX_LEN) as u32;
         let fd = Fd(file.as_raw_fd());
@@ -182,8 +183,8 @@ impl Shared {
             let Some(work) = queue.work.get(key) else { continue };
             let entry = work.entry.clone().user_data(key as u64);
             if !self.push(&entry) {
-                // Keep the work, although this is unreachable, because entries that the kernel has
-                // taken leave room.
+                // This branch is unreachable, because entries that the kernel has taken leave room.
+                // It keeps the work nevertheless.
                 queue.waiting.push_front(key);
                 break;
             }
@@ -206,7 +207,7 @@ impl Shared {
         while let Err(error) = self.ring.submitter().submit() {
             if error.raw_os_error() != Some(libc::EINTR) {
                 // Try again after a pause, because a kernel that is short of memory reports no
-                // event when that ends.
+                // event when memory comes free.
                 tracing::debug!(%error, "io_uring takes no work at the moment");
                 thread::sleep(PAUSE);
             }

@@ -16,14 +16,14 @@ use std::{fmt, io};
 pub struct Transfer<T>(Arc<Mutex<State<T>>>);
 
 enum State<T> {
-    /// The waker is that of the task that waits.
+    /// The kernel is not done. The waker wakes the task that waits, if any.
     InFlight(Option<Waker>),
     Done(io::Result<usize>, T),
     /// The result has been taken.
     Taken,
 }
 
-/// The end of a transfer that completes it.
+/// The side of a transfer that completes it.
 pub(super) struct Completer<T>(Arc<Mutex<State<T>>>);
 
 pub(super) fn transfer<T>() -> (Completer<T>, Transfer<T>) {

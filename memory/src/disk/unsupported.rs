@@ -1,4 +1,5 @@
-//! A ring for systems without io_uring. Programs compile, and get an error when they make one.
+//! A ring for systems without io_uring. Programs that use a ring compile, and get an error when
+//! they make a ring.
 
 use std::convert::Infallible;
 use std::fs::File;

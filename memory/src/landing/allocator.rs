@@ -14,7 +14,7 @@ use crate::region::page::page;
 
 /// The number of retries after another pool of the process has pinned what the limit had left.
 const MAX_RETRIES: usize = 3;
-/// Maximum bytes of a chunk for pieces that are shorter.
+/// Maximum bytes of a chunk, unless a single piece is longer.
 const MAX_CHUNK: usize = 4 << 20;
 
 /// One connection's allocator of landing memory.
@@ -44,7 +44,7 @@ pub struct Landing {
     /// The number of attempts since the last success that failed because another pool has pinned
     /// memory.
     pub(super) retries: usize,
-    /// The claim that other connections have been woken for, or `No`.
+    /// The claim for which other connections have been woken, or `No`.
     announced: Waiting,
     /// True if [`alloc`](Landing::alloc) found no memory only because the landing thread is still
     /// making or freeing a chunk.
@@ -72,27 +72,28 @@ impl Landing {
         }
     }
 
-    /// Allocates one contiguous piece of `want` bytes, or a shorter one of at least `min` bytes if
-    /// no longer one is free. Both are rounded up to 4 KiB. Leases another chunk if the landing
-    /// budget allows it and, while another connection claims memory, the [share](Landing::share) of
-    /// this one. A chunk has room for several pieces of `want` bytes, or is as long as the piece.
+    /// Allocates one contiguous piece of `want` bytes. If no such piece is free, the piece is
+    /// shorter, with at least `min` bytes. Both lengths are rounded up to 4 KiB. Leases another
+    /// chunk if the landing budget allows it. While another connection claims memory, this
+    /// connection's [share](Landing::share) must also allow it. A chunk has room for several pieces
+    /// of `want` bytes, or is as long as the piece.
     ///
     /// If the registrar [is slow](crate::Registrar::is_slow) and a waker is
     /// [registered](Landing::register_waker), a thread of the pool makes the chunk.
     /// [`Landing::is_pending`] is true while only that chunk is missing, and the waker is woken
-    /// when it is made. Otherwise this call makes it.
+    /// when the chunk is made. Otherwise this call makes the chunk.
     ///
     /// Returns `None` if there is no such piece now. The connection then waits: the waker given to
     /// [`Landing::register_waker`] is woken when memory comes free that may help. If the connection
     /// has less than its share, it also claims memory, and [`Landing::others_claim`] is true for
     /// the other connections. The connection waits until the next call returns a piece or an error,
     /// or until [`Landing::stop_waiting`]. It also waits if other pools of the process hold all
-    /// that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
+    /// memory that RLIMIT_MEMLOCK allows: see [`Landing::waited`].
     ///
     /// # Errors
     /// The budget allowed another chunk, but the system did not map it or the device did not
-    /// register it. The chunks leased before are unaffected. If a thread made the chunk, the next
-    /// call for one that is as long returns the error.
+    /// register it. The chunks leased before are unaffected. If a thread tried to make the chunk,
+    /// the next call that needs a chunk of at least this length returns the error.
     pub fn alloc(&mut self, want: usize, min: usize) -> Result<Option<LandingBuf>, RegisterError> {
         let want = want.max(min).div_ceil(GRANULE).max(1);
         let min = min.div_ceil(GRANULE).max(1);
@@ -145,7 +146,7 @@ impl Landing {
     /// without: a chunk is leased within the share only, and the connection does not wait.
     ///
     /// # Errors
-    /// Those of [`alloc`](Self::alloc).
+    /// The errors of [`alloc`](Self::alloc).
     pub fn alloc_spare(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
         let want = want.div_ceil(GRANULE).max(1);
         self.collect();
@@ -159,10 +160,11 @@ impl Landing {
     }
 
     /// Like [`alloc`](Self::alloc), but for a piece of exactly `want` bytes while the connection
-    /// waits for a longer one. If there is no memory, what the connection waits for stays the same.
+    /// waits for a longer one. If there is no memory, the connection still waits for the longer
+    /// piece.
     ///
     /// # Errors
-    /// Those of [`alloc`](Self::alloc).
+    /// The errors of [`alloc`](Self::alloc).
     pub fn alloc_meanwhile(&mut self, want: usize) -> Result<Option<LandingBuf>, RegisterError> {
         // Does not call `collect`: a chunk made since the last `alloc` belongs to the longer
         // request that waits.
@@ -172,8 +174,8 @@ impl Landing {
     }
 
     /// Stops waiting for the piece that [`alloc`](Landing::alloc) could not return. Call it if the
-    /// piece is no longer needed, because other connections return memory while this one claims
-    /// some.
+    /// piece is no longer needed, because other connections return memory while this connection
+    /// claims some.
     pub fn stop_waiting(&mut self) {
         self.starves = false;
         self.is_pending = false;
@@ -192,18 +194,19 @@ impl Landing {
     }
 
     /// Reports that this connection has waited for memory until `now`, by the caller's clock. Call
-    /// it several times a second while [`alloc`](Landing::alloc) finds no memory. This bounds the
-    /// wait for memory that only other pools of the process hold: if none of them returns any for
-    /// two seconds, and this pool has no landing memory, `alloc` returns an error.
+    /// this function several times a second while [`alloc`](Landing::alloc) finds no memory. These
+    /// calls bound the wait for memory that only other pools of the process hold. If no other pool
+    /// returns memory for two seconds, and this pool has no landing memory, `alloc` returns an
+    /// error.
     pub fn waited(&self, now: Instant) {
         self.ledger.waited(now);
     }
 
     /// Reports that the shortest useful piece has been missing for a long time, because readers
-    /// keep this connection's memory or because the other connections' shares are all that there
-    /// is. From the next call of [`alloc`](Landing::alloc) on, the connection claims memory beyond
-    /// its share, until it gets a piece or stops waiting. If memory is scarce, other connections
-    /// return a chunk even if they are within their shares.
+    /// keep this connection's memory or because the other connections' shares take all memory. From
+    /// the next call of [`alloc`](Landing::alloc) on, the connection claims memory beyond its
+    /// share, until it gets a piece or stops waiting. If memory is scarce, other connections return
+    /// a chunk even if they are within their shares.
     pub fn starve(&mut self) {
         self.starves = true;
     }
@@ -230,7 +233,7 @@ impl Landing {
         } else if self.is_pending {
             return Waiting::AtShare;
         }
-        // Idle chunks do not count, because they are returned to make room for the needed one.
+        // Idle chunks do not count, because they are returned to make room for the needed chunk.
         let busy = self.leased() - self.idle();
         let then = busy.saturating_add(needed);
         let share = self.share();
@@ -263,7 +266,7 @@ impl Landing {
         want.min(run + 1).max(min).saturating_mul(GRANULE)
     }
 
-    /// A piece of `want` granules from the chunks leased so far.
+    /// Takes a piece of `want` granules from the chunks leased so far.
     fn take_whole(&self, want: usize) -> Option<LandingBuf> {
         let find =
             |chunk: &Arc<Chunk>| chunk.bitmap.find(want).map(|at| LandingBuf::new(chunk, at, want));
@@ -271,7 +274,7 @@ impl Landing {
     }
 
     /// Like [`take_best`](Self::take_best), but tries again if another pool of the process has just
-    /// pinned what was left of the limit. Then this connection can wait instead of failing.
+    /// pinned the bytes that the limit had left. This connection can then wait instead of failing.
     fn take_best_retrying(
         &mut self,
         want: usize,
@@ -293,7 +296,7 @@ impl Landing {
     }
 
     /// Turns an error into "no memory now" if other pools of the process hold what RLIMIT_MEMLOCK
-    /// allows. They took it between the decision to register and the attempt.
+    /// allows. Those pools took the memory between the decision to register and the attempt.
     fn or_wait(
         &self,
         found: Result<Option<LandingBuf>, RegisterError>,
@@ -309,15 +312,15 @@ impl Landing {
         }
     }
 
-    /// Takes up to `want` granules of the longest free run, if it has at least `min`.
+    /// Takes up to `want` granules of the longest free run, if the run has at least `min` granules.
     fn take_longest(&self, want: usize, min: usize) -> Option<LandingBuf> {
         let (chunk, at, run) = self.longest()?;
         let run = run.min(want);
         (run >= min).then(|| LandingBuf::new(chunk, at, run))
     }
 
-    /// The longest piece of at most `want` and at least `min` granules, from the chunks leased so
-    /// far or from a new one.
+    /// Takes the longest piece of at most `want` and at least `min` granules, from the chunks
+    /// leased so far or from a new chunk.
     fn take_best(
         &mut self,
         want: usize,
@@ -367,7 +370,7 @@ impl Landing {
     }
 
     /// Takes the lease of a chunk of at least `needed` bytes for a piece of `want` granules. Fails
-    /// if no lease is free or can be waited for, and no run of `min` granules is free.
+    /// if no run of `min` granules is free, no lease is free, and waiting for a lease cannot help.
     fn lease_for(
         &self,
         want: usize,
@@ -399,7 +402,7 @@ impl Landing {
     /// bytes. `left` is the number of bytes that RLIMIT_MEMLOCK leaves.
     ///
     /// A connection with more memory gets longer chunks. No chunk has a remainder that is too short
-    /// for a piece, and a chunk beyond the share has only one piece.
+    /// for a piece, and a chunk beyond the share has room for only one piece.
     fn lease(&self, want: usize, needed: usize, left: usize) -> Option<Lease> {
         let piece = want.saturating_mul(GRANULE).checked_next_multiple_of(page());
         let piece = piece.unwrap_or(usize::MAX);
@@ -411,7 +414,7 @@ impl Landing {
             Some(longest) if longest >= needed => room.min(longest),
             _ => room,
         };
-        // Readers that hold a piece of a chunk keep all of it from other connections.
+        // A reader that holds a piece of a chunk keeps the whole chunk from other connections.
         let longest = MAX_CHUNK.min(self.ledger.sizes.landing / 8);
         let usual = self.ledger.sizes.chunk.max(leased.min(longest));
         let usual = usual.min(self.share().saturating_sub(leased)).min(room);
@@ -425,9 +428,9 @@ impl Landing {
         take(piece.min(room), needed, page())
     }
 
-    /// Sets the waker. It is woken when memory comes free after [`alloc`](Landing::alloc) had none,
-    /// when a thread of the pool has made a chunk, and when this connection has to
-    /// [give memory back](Landing::return_reclaimed). It stays set until it is replaced.
+    /// Sets the waker. The waker is woken when memory comes free after [`alloc`](Landing::alloc)
+    /// found none, when a thread of the pool has made a chunk, and when this connection has to
+    /// [give memory back](Landing::return_reclaimed). The waker stays set until it is replaced.
     pub fn register_waker(&mut self, waker: &Waker) {
         if !self.waiter.has_waker(waker) {
             self.waiter.set_waker(Some(waker.clone()));
@@ -462,7 +465,7 @@ impl Landing {
     }
 
     /// Returns idle chunks that are too short, if that makes room for a chunk of `needed` bytes.
-    /// Returns whether it did.
+    /// The result says whether chunks were returned.
     fn make_room(&mut self, needed: usize) -> bool {
         if self.making.is_some() || self.freeing() > 0 {
             return false;
@@ -493,7 +496,7 @@ impl Landing {
     }
 
     /// Whether another connection claims memory. If so, [`enforce_share`](Landing::enforce_share)
-    /// tells whether this one has to give some back.
+    /// tells whether this connection has to give memory back.
     pub fn others_claim(&self) -> bool {
         self.ledger.landing_waiters().others_claim(&self.waiter)
     }

@@ -3,12 +3,12 @@
 //! Each chunk is its own region, mapped and registered for one lease to one connection. A key that
 //! an earlier peer knew no longer works, and no data of an earlier peer can be read (R12). The
 //! address is random, so that the peer of another connection cannot find the chunk even if it
-//! learns the key (`region::random_address`). [Pieces](super::piece) of it are runs of granules of
-//! 4 KiB.
+//! learns the key (`region::random_address`). [Pieces](super::piece) of a chunk are runs of
+//! granules of 4 KiB.
 //!
-//! If the pool has a landing thread, that thread deregisters and unmaps a chunk
-//! (`ledger::landing_thread`), not the holder that drops its last piece or its allocator. The chunk
-//! belongs to its lease until then.
+//! If the pool has a landing thread (`ledger::landing_thread`), that thread deregisters and unmaps
+//! a chunk after its last piece or its allocator is dropped. The chunk belongs to its lease until
+//! it is unmapped.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -97,7 +97,7 @@ impl Memory {
 /// A leased region and the bitmap of its granules.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    /// Only `drop` takes it.
+    /// Only `drop` takes the memory.
     memory: ManuallyDrop<Memory>,
     pub(crate) bitmap: ChunkBitmap,
     /// The granules that the application [holds](super::held).

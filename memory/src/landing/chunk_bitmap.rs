@@ -1,9 +1,9 @@
 //! A bitmap of a chunk's granules, in which the bits of taken granules are set.
 //!
-//! Only the owner of the chunk takes granules, so one that it has seen free stays free until it
-//! takes it. Anyone may clear bits, by an atomic and-not, so that freeing takes no lock. Clearing a
-//! bit is a release operation and reading it an acquire operation: all accesses by the last holder
-//! of the memory happen before those of the next.
+//! Only the owner of the chunk takes granules. So a granule that the owner has seen free stays free
+//! until the owner takes it. Any thread may clear bits with an atomic and-not, so that freeing
+//! takes no lock. Clearing a bit is a release operation and reading it an acquire operation: all
+//! accesses by the last holder of the memory happen before those of the next.
 //!
 //! Checked with loom: tests/loom.rs compiles this file with loom's atomics.
 
@@ -93,9 +93,9 @@ impl ChunkBitmap {
         }
     }
 
-    /// Takes granules unless the first of them is taken, and returns whether it took them. For a
-    /// bitmap whose granules anyone may take, if nobody else takes any of the granules behind the
-    /// first.
+    /// Takes granules unless the first of them is taken, and returns whether it took them. Suits a
+    /// bitmap whose granules anyone may take, if nobody else takes the granules after the first
+    /// one.
     pub(crate) fn try_take(&self, start: usize, len: usize) -> bool {
         let mut masks = masks(start, len);
         let Some((word, mask)) = masks.next() else { return false };

@@ -1,8 +1,8 @@
 //! Memory that is queued for the landing thread to free.
 //!
-//! The budget does not have these bytes, and the process has them pinned, until the thread has
-//! freed them. Code that decides whether memory is short counts them as free, so that no connection
-//! gives up more memory for one that is about to get these bytes.
+//! Until the thread has freed this memory, its bytes are missing from the budget and stay pinned.
+//! Code that decides whether memory is short counts these bytes as free. Otherwise connections
+//! would give up memory for a connection that is about to get these bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::ledger::{LandingWaiter, Ledger};
 
 /// A chunk that is queued to be freed. This value is dropped after the chunk has been unmapped and
-/// before the budget gets its bytes, so that the budget wakes a waiter that still saw the bytes
-/// here.
+/// before the budget gets its bytes. So a waiter that still saw the bytes here is woken when the
+/// budget gets them.
 #[derive(Debug)]
 pub(super) struct Freeing {
     len: usize,

@@ -24,8 +24,8 @@ use crate::ledger::MIN_SHARE;
 /// The run of free bytes that is enough to receive any message, in parts.
 const MIN_ROOM: usize = MIN_SHARE;
 
-/// The piece of landing memory in which bytes lie. The bytes keep the piece alive; this value finds
-/// it.
+/// Identifies the piece of landing memory in which bytes lie. The bytes themselves keep the piece
+/// alive.
 #[derive(Clone)]
 pub(super) struct Origin {
     chunk: Arc<Chunk>,
@@ -47,7 +47,7 @@ impl Origin {
         }
         let (bytes, waiter, ledger) = (granules * GRANULE, chunk.waiter(), chunk.ledger());
         let (budget, may_lease) = (ledger.landing_budget(), ledger.may_lease(waiter));
-        // Add before the check, so that pieces handed on at the same time see each other.
+        // Add before the check, so that concurrent calls count each other's pieces.
         let by_connection = add(&waiter.held, bytes);
         let by_all = add(&ledger.counters.held, bytes);
         let newly_pinned = match chunk.n_held.fetch_add(1, AcqRel) {

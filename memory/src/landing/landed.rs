@@ -2,7 +2,7 @@
 //!
 //! A peer keeps its key, or its mapping, after DONE. A value could therefore change between being
 //! checked and being used, so landed bytes are never parsed in place. [`Landed`] does not expose
-//! them; it can be split at any length, and read in three ways:
+//! the bytes. It can be split at any length, and read in three ways:
 //!
 //! | way | by | who may use it |
 //! |---|---|---|
@@ -19,8 +19,8 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use super::held::Origin;
 use crate::copy::copy;
 
-/// Bytes of the first window, and of the first window after a field that was lent or skipped.
-/// Enough for tags, lengths and short fields.
+/// Bytes of the first window, and of the first window after a field that was lent or skipped. This
+/// is enough for tags, lengths and short fields.
 const MIN_WINDOW: usize = 64;
 /// Bytes of the longest window. Windows double in length while a message is read without a gap.
 const MAX_WINDOW: usize = 4096;
@@ -79,20 +79,21 @@ impl Landed {
     /// application drops it. If the answer is false, the application should get a
     /// [copy](Self::to_private), and the piece should be dropped.
     ///
-    /// The application may hold three quarters of what its connection may lease now, and of the
-    /// pool's landing budget. A connection's only piece may be longer. The application may not hold
-    /// a piece without which the connection would have no room for the next one, or the pool none
-    /// for another connection. Bytes outside landing memory may always be held.
+    /// The application may hold three quarters of the bytes that its connection may lease now, and
+    /// three quarters of the pool's landing budget. A connection's only piece may be longer. The
+    /// application may not hold a piece if the connection would then have no room for the next
+    /// piece, or the pool no room for another connection. Bytes outside landing memory may always
+    /// be held.
     pub fn hold(&self) -> bool {
         self.origin.as_ref().is_none_or(Origin::hold)
     }
 
-    /// The memory itself, only for its address and length.
+    /// Returns the memory itself, of which callers use only the address and the length.
     pub(crate) fn memory(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Releases the piece when no bytes are left, which frees its memory.
+    /// Releases the piece, and so its memory, when no bytes are left.
     fn forget_if_empty(&mut self) {
         if self.bytes.is_empty() {
             *self = Landed::default();
@@ -177,7 +178,7 @@ impl Landed {
 
     /// Returns the landing memory itself, **to which the peer may still write**. Only the
     /// application may use this memory, as its documentation says. Code that checks a value before
-    /// it uses the value must not.
+    /// it uses the value must not use this memory.
     pub fn lend(self) -> Bytes {
         self.bytes
     }
@@ -254,7 +255,8 @@ pub struct LandedReader<'a> {
     memory: Bytes,
     /// The number of window bytes that have been read.
     at: usize,
-    /// The number of window bytes that are initialized. More than `at`, unless no bytes are left.
+    /// The number of window bytes that are initialized. This number exceeds `at`, unless no bytes
+    /// are left.
     filled: usize,
     window: &'a mut Window,
     /// The parts after `memory`, and the number of their bytes.
@@ -283,7 +285,7 @@ impl LandedReader<'_> {
         (self.at, self.filled) = (0, len);
     }
 
-    /// Moves to the window that begins `count` bytes after the first unread one. `left` is the
+    /// Moves to the window that begins `count` bytes after the first unread byte. `left` is the
     /// number of unread bytes in the current window, at most `count`.
     #[inline(never)]
     fn next_window(&mut self, left: usize, count: usize) {

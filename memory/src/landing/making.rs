@@ -1,8 +1,8 @@
 //! A chunk that the landing thread makes for a connection's allocator.
 //!
 //! If the registrar [is slow](crate::Registrar::is_slow), the landing thread makes chunks
-//! (`ledger::landing_thread`). An allocator has at most one chunk in the making. It takes the lease
-//! first, so the chunk counts as leased and needs no claim.
+//! (`ledger::landing_thread`). An allocator has at most one chunk in the making. The allocator
+//! takes the lease first, so the chunk counts as leased and needs no claim.
 //!
 //! | the chunk is | on | next |
 //! |---|---|---|
@@ -82,15 +82,16 @@ impl Making {
         Making { slot, bytes, request }
     }
 
-    /// Takes the chunk, or the reason why it could not be made. Returns `None` before and after
-    /// that.
+    /// Takes the chunk, or the reason why it could not be made. Returns `None` while the chunk is
+    /// being made, and after the result has been taken.
     pub(super) fn take_result(&self) -> Option<Result<Chunk, RegisterError>> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 /// Makes the chunk if RLIMIT_MEMLOCK still has room for it and for the pool's reserve for
-/// connections. Chunks ahead in the queue have been pinned since the lease was taken.
+/// connections. The limit is checked here because chunks ahead in the queue have been pinned since
+/// the lease was taken.
 fn make(lease: Lease) -> Result<Chunk, RegisterError> {
     let bytes = lease.bytes();
     match lease.ledger.landing_left() {

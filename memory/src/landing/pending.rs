@@ -10,7 +10,7 @@ use crate::error::RegisterError;
 use crate::ledger::Waiting;
 
 impl Landing {
-    /// Whether the landing thread makes the chunks. It must then be able to wake the owner.
+    /// Whether the landing thread makes the chunks. The thread must be able to wake the owner.
     pub(crate) fn uses_thread(&self) -> bool {
         self.has_waker && self.ledger.registrar.is_slow()
     }
@@ -47,7 +47,7 @@ impl Landing {
         self.record_leased();
     }
 
-    /// The error of the last attempt to make a chunk for such a request.
+    /// Takes the error of the last attempt to make a chunk, if it applies to `request`.
     pub(super) fn take_failed(&mut self, request: Request) -> Option<RegisterError> {
         let failed = self.failed.take_if(|failed| failed.request.kind == request.kind)?;
         (failed.request.needed <= request.needed).then_some(failed.error)
@@ -77,7 +77,8 @@ impl Landing {
             && self.ledger.landing_free().saturating_add(freeing) >= needed
     }
 
-    /// Whether a chunk of `needed` bytes can be made after the shorter one that is being made now.
+    /// Whether a chunk of `needed` bytes can be made after the shorter chunk that is being made
+    /// now.
     pub(super) fn is_next(&self, needed: usize) -> bool {
         self.making.is_some()
             && self.leased().saturating_add(self.freeing()).saturating_add(needed)
@@ -92,8 +93,8 @@ impl Landing {
     }
 
     /// Whether the last call of [`alloc`](Landing::alloc) returned `None` although memory is not
-    /// short: its chunk is being made, or chunks that this connection has returned are not free
-    /// yet.
+    /// short: the chunk for it is being made, or chunks that this connection has returned are not
+    /// free yet.
     pub fn is_pending(&self) -> bool {
         self.is_pending
     }

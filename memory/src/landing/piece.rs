@@ -9,7 +9,7 @@
 //! | filled | free | drop of the last [`Landed`] or `Bytes` over it, on any thread |
 //!
 //! The bit of a granule in the chunk's bitmap is set while it is granted or filled. A second bitmap
-//! tells which of the filled ones the application [holds](super::held).
+//! tells which filled granules the application [holds](super::held).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,11 +20,11 @@ use super::chunk::{Chunk, GRANULE};
 use super::held::Origin;
 use super::landed::Landed;
 
-/// A piece of landing memory that is granted, or about to be. A peer may write to it, so it must
-/// not be read.
+/// A piece of landing memory that is granted or about to be granted. A peer may write to the piece,
+/// so it must not be read.
 ///
-/// Drop it only when nothing can write to it any longer: after ABORT, or when the queue pair has
-/// been destroyed (R9).
+/// Drop the piece only when nothing can write to it any longer: after ABORT, or when the queue pair
+/// has been destroyed (R9).
 #[derive(Debug)]
 pub struct LandingBuf {
     piece: Piece,

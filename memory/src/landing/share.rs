@@ -1,14 +1,14 @@
-//! The limit on the landing memory that a connection may lease while others claim some.
+//! The limit on the landing memory that a connection may lease while other connections claim some.
 //!
 //! A connection is active if it has leased landing memory or waits for some. The **share** of each
-//! active connection is the landing budget divided by their number, and at least 32 KiB. A
-//! connection that waits and has at most three quarters of its share claims memory, unless it needs
-//! more than fits into the share. While no other connection claims memory, a connection may exceed
-//! its share. While another connection claims memory, a connection leases no more than its share,
-//! and selects chunks beyond its share to be reclaimed. A connection never returns memory within
-//! its share, unless another one starves. So as long as the same connections are active, chunks
-//! settle and no more are registered. A connection stays active until it is idle for a while and
-//! returns its last chunk.
+//! active connection is the landing budget divided by the number of active connections, and at
+//! least 32 KiB. A connection that waits and has at most three quarters of its share claims memory,
+//! unless it needs more than fits into the share. While no other connection claims memory, a
+//! connection may exceed its share. While another connection claims memory, a connection leases no
+//! more than its share, and selects chunks beyond its share to be reclaimed. A connection never
+//! returns memory within its share, unless another connection starves. So as long as the same
+//! connections are active, they keep their chunks and register no further ones. A connection stays
+//! active until it is idle for a while and returns its last chunk.
 //!
 //! | a chunk is | from | to, by |
 //! |---|---|---|
@@ -56,7 +56,7 @@ impl Landing {
         self.ledger.landing_waiters().share(self.ledger.landing_budget())
     }
 
-    /// Whether another connection starves and this one must yield to it.
+    /// Whether another connection starves and this connection must yield to it.
     fn yields_to_starving(&self) -> bool {
         !self.starves && self.ledger.landing_waiters().others_starve(&self.waiter)
     }
@@ -72,10 +72,11 @@ impl Landing {
         }
     }
 
-    /// Selects the chunks to reclaim while another connection claims memory and this one has more
-    /// than its share. Call it while [`others_claim`](Landing::others_claim) is true, and once more
-    /// when it no longer is. [`LandingBuf::is_reclaiming`] returns whether the chunk of a granted
-    /// piece is selected, and [`return_reclaimed`](Landing::return_reclaimed) returns what is free.
+    /// Selects the chunks to reclaim while another connection claims memory and this connection has
+    /// more than its share. Call this function while [`others_claim`](Landing::others_claim) is
+    /// true, and once more after it has become false. [`LandingBuf::is_reclaiming`] returns whether
+    /// the chunk of a granted piece is selected, and
+    /// [`return_reclaimed`](Landing::return_reclaimed) returns the chunks that are free.
     pub fn enforce_share(&mut self) -> Reclaim {
         self.collect();
         self.select();
@@ -86,7 +87,7 @@ impl Landing {
         }
     }
 
-    /// Selects the chunks to reclaim. Notes new ones until
+    /// Selects the chunks to reclaim. Notes newly selected chunks until
     /// [`enforce_share`](Landing::enforce_share) reports them.
     pub(super) fn select(&mut self) {
         let leased = self.leased();
@@ -101,8 +102,8 @@ impl Landing {
             return;
         }
         let mut order: Vec<_> = self.chunks.iter().collect();
-        // Usable chunks come first. Of these, those with pieces that the application holds come
-        // first, and then the fullest, because they would take longest to come free.
+        // Usable chunks come first. Among usable chunks, chunks with pieces that the application
+        // holds come first, and then the fullest chunks, because these take longest to come free.
         order.sort_by_key(|chunk| {
             (chunk.is_reclaiming(), !chunk.is_held(), Reverse(chunk.bitmap.taken()))
         });

@@ -13,8 +13,8 @@ pub(crate) struct Budgets {
     control: AtomicUsize,
     /// The bytes of `landing` in chunks that wait for the landing thread to free them.
     pub(crate) freeing: AtomicUsize,
-    /// The sum of the parts. Raised after a part and lowered before it, so that the sum never
-    /// exceeds the parts.
+    /// The sum of the parts. The sum is raised after a part and lowered before a part, so that it
+    /// never exceeds the parts.
     total: AtomicUsize,
     high_water: AtomicUsize,
 }
@@ -33,8 +33,8 @@ impl Budgets {
         self.take_some(usage, len, len, 1, budget).is_some()
     }
 
-    /// Takes up to `max` bytes of a budget, in multiples of `unit`, and returns how many. Returns
-    /// `None` if the budget has fewer than `min`.
+    /// Takes up to `max` bytes of a budget, in multiples of `unit`, and returns the number of
+    /// bytes. Returns `None` if the budget has fewer than `min`.
     pub(crate) fn take_some(
         &self,
         usage: Use,

@@ -11,7 +11,7 @@ use crate::region::Region;
 /// A value that keeps a registration of application memory alive.
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
-/// The keys of a region, and the address that they give its first byte.
+/// The keys of a region, and the address of its first byte under these keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keys {
     pub(crate) lkey: u32,
@@ -41,7 +41,7 @@ pub(crate) struct Found {
 }
 
 /// The registered regions, sorted by address. Every sender reads the index, and it changes only
-/// when an arena or a chunk is made or removed. Hence the sharded lock, of which a reader takes one
+/// when an arena or a chunk is made or removed. So the lock is sharded, and a reader takes one
 /// shard.
 #[derive(Debug, Default)]
 pub(crate) struct Index(ShardedLock<Vec<Entry>>);

@@ -1,4 +1,4 @@
-//! A pool's landing budget, which shrinks while RLIMIT_MEMLOCK leaves less.
+//! A pool's landing budget, which shrinks while RLIMIT_MEMLOCK leaves fewer bytes.
 //!
 //! A pool is sized by the limit when it is made, but pins memory later. If several pools share a
 //! process, or the limit is lowered, a pool may find that it cannot pin more. It then works with
@@ -23,7 +23,7 @@ use super::budgets::Budgets;
 use super::landing_waiters::LandingWaiters;
 use super::others_wait::OthersWait;
 
-/// The landing budget of a pool, and the waiters that it wakes when it grows.
+/// The landing budget of a pool, and the waiters that are woken when the budget grows.
 #[derive(Debug)]
 pub(crate) struct LandingBudget {
     /// The configured budget in bytes.
@@ -39,7 +39,8 @@ pub(crate) struct LandingBudget {
     pub(super) others_wait: OthersWait,
 }
 
-/// True if any budget may be lowered. If not, deregistering memory need not look for one.
+/// True if the budget of any pool may be lowered. If it is false, a thread that deregisters memory
+/// does not look for lowered budgets.
 pub(super) static ANY_LOWERED: AtomicBool = AtomicBool::new(false);
 
 impl LandingBudget {
@@ -86,8 +87,8 @@ impl LandingBudget {
     /// again how much the process may pin.
     pub(crate) fn lower(&self, bytes: usize) {
         self.bytes.store(bytes.min(self.configured), SeqCst);
-        // Set this after lowering, so that a thread that deregisters memory sees both, or the
-        // caller's check finds its memory.
+        // Set the flag after lowering the budget. Either a thread that deregisters memory then sees
+        // both, or the caller's check finds that thread's memory.
         ANY_LOWERED.store(true, SeqCst);
         fence(SeqCst);
     }

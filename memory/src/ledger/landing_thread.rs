@@ -1,8 +1,8 @@
 //! A pool's landing thread, which makes and frees landing memory so that no task waits for it.
 //!
 //! Mapping, zeroing and registering a chunk takes milliseconds, and so does freeing it. Connections
-//! ask for chunks on a runtime's workers, with their lock held. So these jobs run on a pool thread
-//! where the [registrar is slow](crate::Registrar::is_slow).
+//! ask for chunks on a runtime's workers, while they hold their lock. So these jobs run on a pool
+//! thread where the [registrar is slow](crate::Registrar::is_slow).
 //!
 //! | the thread | on | next |
 //! |---|---|---|
@@ -37,7 +37,7 @@ impl LandingThread {
         self.queue().is_some()
     }
 
-    /// Queues a job, and starts the thread for the first one. Runs the job on the caller's thread
+    /// Queues a job, and starts the thread for the first job. Runs the job on the caller's thread
     /// if no thread can be started.
     pub(crate) fn run(&self, job: Job) {
         let mut queue = self.queue();

@@ -47,8 +47,8 @@ impl Waiting {
     }
 }
 
-/// The part of a [`Landing`](crate::Landing) that outlives it, through which a piece that comes
-/// free wakes the owner.
+/// The part of a [`Landing`](crate::Landing) that outlives the allocator. A piece that comes free
+/// wakes the allocator's owner through it.
 #[derive(Debug)]
 pub(crate) struct LandingWaiter {
     /// The [`Waiting`] state as a number.
@@ -98,14 +98,14 @@ impl LandingWaiter {
     }
 
     /// Sets whether chunks are to be returned as soon as they are free. After setting `true`, the
-    /// owner must check again for free ones.
+    /// owner must check again for free chunks.
     pub(crate) fn set_reclaims(&self, reclaims: bool) {
         self.reclaims.store(reclaims, SeqCst);
         fence(SeqCst);
     }
 
-    /// Replaces the waker. Drops the old one outside the lock, because that may drop a task and all
-    /// that the task owns.
+    /// Replaces the waker. Drops the old waker outside the lock, because its drop may drop a task
+    /// and all that the task owns.
     pub(crate) fn set_waker(&self, new: Option<Waker>) {
         let old = std::mem::replace(&mut *self.waker(), new);
         drop(old);
@@ -136,9 +136,9 @@ impl LandingWaiter {
 /// The waiters of all connections of a pool.
 #[derive(Debug, Default)]
 pub(crate) struct LandingWaiters {
-    /// The waiters. Those that claim memory are in the order in which they began to.
+    /// The waiters. Waiters that claim memory are in the order in which their claims began.
     list: Mutex<Vec<Weak<LandingWaiter>>>,
-    /// The number of waiters that free memory in the budget helps.
+    /// The number of waiters that can use free memory of the budget.
     n_waiting: WaiterCount,
     n_claims: AtomicUsize,
     n_starving: AtomicUsize,
@@ -259,8 +259,8 @@ impl LandingWaiters {
         }
     }
 
-    /// Wakes the other connections that have more than `leased` bytes, because this one has begun
-    /// to claim memory and they have to return some.
+    /// Wakes the other connections that have more than `leased` bytes, because this connection has
+    /// begun to claim memory and the others have to return some.
     pub(crate) fn wake_above(&self, waiter: &Arc<LandingWaiter>, leased: usize) {
         self.wake_each(|other| {
             !std::ptr::eq(other, Arc::as_ptr(waiter)) && other.leased() > leased
@@ -275,7 +275,8 @@ impl LandingWaiters {
     }
 }
 
-/// Adds 1 to `counter` when something begins to count, or subtracts 1 when it ceases to.
+/// Adds 1 to `counter` if `change` is from false to true, and subtracts 1 if it is from true to
+/// false.
 fn count(counter: &AtomicUsize, change: (bool, bool)) {
     match change {
         (false, true) => {

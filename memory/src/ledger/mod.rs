@@ -1,5 +1,5 @@
 //! A pool's accounting: budgets, counters, the index of regions, the waiters for landing memory,
-//! the thread that makes it, and the device's registrar.
+//! the thread that makes landing memory, and the device's registrar.
 //!
 //! Arenas, slots, chunks and pieces hold the ledger, not the pool, so that they can outlive it.
 //!
@@ -173,7 +173,8 @@ impl Ledger {
         Some((usize::try_from(available).unwrap_or(usize::MAX).saturating_sub(control), memlock))
     }
 
-    /// The length of the longest possible chunk, where chunks are files and RLIMIT_FSIZE applies.
+    /// The length of the longest possible chunk, if chunks are files and RLIMIT_FSIZE limits their
+    /// length.
     pub(crate) fn longest_chunk(&self) -> Option<usize> {
         if self.registrar.wants_file() { longest_file() } else { None }
     }
@@ -220,9 +221,9 @@ impl Ledger {
         self.landing.pause(self.budgets.used(Use::Landing));
     }
 
-    /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if they
-    /// are fewer than `min`. Returns `None` if there is nothing to wait for: the pool has no
-    /// landing memory, and [other pools](Self::waits_for_others) hold none.
+    /// The bytes that RLIMIT_MEMLOCK leaves for another chunk. Lowers the landing budget if the
+    /// limit leaves fewer than `min` bytes. Returns `None` if there is nothing to wait for: the
+    /// pool has no landing memory, and [other pools](Self::waits_for_others) hold none.
     pub(crate) fn fit_landing(&self, min: usize) -> Option<usize> {
         let used = self.budgets.used(Use::Landing);
         if used.saturating_add(min) > self.sizes.landing {

@@ -1,7 +1,7 @@
-//! Limits how long a pool without landing memory waits for other pools to return some.
+//! Limits how long a pool without landing memory waits for other pools to return memory.
 //!
-//! Other pools may keep their memory for ever. So after a while a message is refused, as if no pool
-//! held any.
+//! Other pools may keep their memory for ever. So after a while a message is refused, as if no
+//! other pool held memory.
 //!
 //! | the wait | on | next |
 //! |---|---|---|
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// their memory within this time even on a busy machine.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// The wait of a pool. Connections tell it the time, because it has no clock.
+/// The wait of a pool. Connections pass the time to it, because a pool has no clock.
 #[derive(Debug, Default)]
 pub(crate) struct OthersWait(Mutex<Option<Wait>>);
 

@@ -12,10 +12,10 @@ use crate::error::RegionError;
 use crate::landing::Landing;
 use crate::ledger::Ledger;
 
-/// A part of a named buffer that is granted, or about to be. A peer may write to it.
+/// A part of a named buffer that is granted or about to be granted. A peer may write to this part.
 ///
-/// Drop it only when nothing can write to it any longer: after ABORT, or when the queue pair has
-/// been destroyed (R9).
+/// Drop the grant only when nothing can write to the part any longer: after ABORT, or when the
+/// queue pair has been destroyed (R9).
 pub struct NamedGrant {
     range: Range<usize>,
     registered: Registered,
@@ -123,9 +123,9 @@ impl NamedGrant {
     }
 
     /// Turns the grant into bytes after the peer has written the first `len` bytes, at most the
-    /// capacity, and has sent DONE. They count as viewed from now on. The key is withdrawn, on a
-    /// dedicated thread if the device is slow, unless the buffer keeps its registration. As long as
-    /// the key works, the peer can change the bytes.
+    /// capacity, and has sent DONE. The bytes count as viewed from now on. The key is withdrawn, on
+    /// a dedicated thread if the device is slow, unless the buffer keeps its registration. As long
+    /// as the key works, the peer can change the bytes.
     pub fn filled(self, len: usize) -> Bytes {
         let NamedGrant { range, registered } = self;
         let granting = match &registered {
@@ -166,7 +166,8 @@ type Slot = Mutex<Option<Result<NamedGrant, RegionError>>>;
 pub struct NamedRegistration(Arc<Slot>);
 
 impl NamedRegistration {
-    /// Takes the grant, or the reason why it failed. Returns `None` before and after that.
+    /// Takes the grant, or the reason why registering failed. Returns `None` while the registration
+    /// runs, and after the result has been taken.
     pub fn take_result(&self) -> Option<Result<NamedGrant, RegionError>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -188,8 +189,8 @@ impl Landing {
     }
 
     /// Registers a part of a named buffer after the filled bytes, so that this connection's peer
-    /// can write to it. If the registrar is slow, the landing thread does it and then wakes the
-    /// [waker](Landing::register_waker). Nothing is registered if the buffer has
+    /// can write to it. If the registrar is slow, the landing thread registers the part and then
+    /// wakes the [waker](Landing::register_waker). Nothing is registered if the buffer has
     /// [kept](super::NamedBuffer::keep_registered) the registration of an earlier grant by this
     /// pool.
     ///

@@ -48,7 +48,8 @@ pub struct NamedBuffer(Arc<Buffer>);
 struct Buffer {
     start: NonNull<u8>,
     len: usize,
-    /// The owner, from `Box::into_raw`. `start` borrows it exclusively until it is taken.
+    /// The owner, from `Box::into_raw`. `start` borrows the owner exclusively until the owner is
+    /// taken.
     owner: NonNull<dyn Any + Send>,
     /// The file of a [`LandableBuf`], which peers on this host can map.
     file: Option<Arc<OwnedFd>>,
@@ -121,8 +122,8 @@ impl NamedBuffer {
         self.0.len == 0
     }
 
-    /// Claims the buffer for a call. Returns `None` if a call has it, if bytes of an earlier one
-    /// are still viewed, or if it is [closed](Self::close).
+    /// Claims the buffer for a call. Returns `None` if a call has the buffer, if bytes of an
+    /// earlier call are still viewed, or if the buffer is [closed](Self::close).
     pub fn claim(&self) -> Option<NamedLease> {
         let mut state = self.0.state();
         if state.closed || state.claimed || state.taken || state.views > 0 {
@@ -135,8 +136,8 @@ impl NamedBuffer {
     }
 
     /// Keeps the whole buffer registered, with one key, from the first grant on until it is closed
-    /// or dropped. A peer that has had a grant can write to the buffer for all that time. If it has
-    /// mapped a [`LandableBuf`], it can do so for as long as it runs.
+    /// or dropped. A peer that has had a grant can write to the buffer during all that time. A peer
+    /// that has mapped a [`LandableBuf`] can write to it for as long as the peer's process runs.
     pub fn keep_registered(&self) {
         self.0.state().keeps = true;
     }
@@ -164,10 +165,10 @@ impl NamedBuffer {
         Poll::Pending
     }
 
-    /// Returns the owner. This works once, and only when no registration is kept; if one is kept,
-    /// this call ends it.
+    /// Returns the owner. This works once, and only when no registration is kept; if a registration
+    /// is kept, this call ends it.
     ///
-    /// Returns [`InUse`] if the buffer is in use. The owner then stays in it.
+    /// Returns [`InUse`] if the buffer is in use. The owner then stays in the buffer.
     ///
     /// # Panics
     /// If the owner is not a `T`.
@@ -241,7 +242,7 @@ impl Drop for Buffer {
     }
 }
 
-/// The right of one call to put bytes into the buffer. Dropping the last clone gives it up.
+/// The right of one call to put bytes into the buffer. Dropping the last clone gives the right up.
 #[derive(Clone, Debug)]
 pub struct NamedLease(Arc<Claim>);
 
@@ -253,7 +254,8 @@ impl NamedLease {
         self.0.0.len
     }
 
-    /// The file that peers on this host may map to write to the buffer, if they may.
+    /// The file that peers on this host may map in order to write to the buffer. `None` if they may
+    /// not write to it.
     fn file(&self) -> Option<&Arc<OwnedFd>> {
         let buffer = &self.0.0;
         buffer.file.as_ref().filter(|_| buffer.state().keeps)
@@ -286,8 +288,8 @@ impl NamedLease {
     }
 
     /// Fills the start of the buffer with a copy of these parts, one after the other, and returns a
-    /// view of it. Returns `None` if they do not fit, if a peer may write to the buffer, or if any
-    /// of it is viewed.
+    /// view of it. Returns `None` if they do not fit, if a peer may write to the buffer, or if a
+    /// part of the buffer is viewed.
     pub fn fill(&self, parts: &[Landed]) -> Option<Bytes> {
         let buffer = &self.0.0;
         let len = parts.iter().map(Landed::len).sum();

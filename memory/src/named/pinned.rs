@@ -23,7 +23,7 @@ impl Pinned {
     /// that wants one.
     ///
     /// # Safety
-    /// They are mapped and writable until this is dropped.
+    /// The bytes are mapped and writable until this value is dropped.
     pub(super) unsafe fn new(
         ledger: &Arc<Ledger>,
         addr: NonNull<u8>,

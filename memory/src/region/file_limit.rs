@@ -49,7 +49,7 @@ fn too_long(len: usize, limit: usize) -> io::Error {
 /// errno.
 ///
 /// # Errors
-/// `FileTooLarge`, with the limit and its cure. Otherwise those of the call.
+/// `FileTooLarge`, with the limit and its cure. Otherwise the errors of the call.
 pub(super) fn grow(len: usize, call: impl FnMut() -> libc::c_int) -> io::Result<()> {
     let blocked = Blocked::new()?;
     let grown = retry(call);
@@ -66,7 +66,7 @@ pub(super) fn grow(len: usize, call: impl FnMut() -> libc::c_int) -> io::Result<
 /// Repeats a call until no signal interrupts it.
 ///
 /// # Errors
-/// Those of the call except EINTR. The call returns -1 and sets errno if it fails.
+/// The errors of the call except EINTR. The call returns -1 and sets errno if it fails.
 pub(crate) fn retry(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
     loop {
         if call() >= 0 {
@@ -82,7 +82,7 @@ pub(crate) fn retry(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
 /// Keeps SIGXFSZ blocked in this thread until [`end`](Self::end).
 struct Blocked {
     before: libc::sigset_t,
-    /// The signal was pending before, so it is the program's.
+    /// Whether the signal was pending before. Such a signal belongs to the program.
     was_pending: bool,
 }
 

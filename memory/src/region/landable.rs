@@ -31,8 +31,8 @@ impl LandableBuf {
     /// system has them for shared memory.
     ///
     /// # Errors
-    /// `InvalidInput` if `len` is 0. Otherwise those of memfd_create(2), ftruncate(2), fcntl(2) and
-    /// mmap(2).
+    /// `InvalidInput` if `len` is 0. Otherwise the errors of memfd_create(2), ftruncate(2),
+    /// fcntl(2) and mmap(2).
     pub fn zeroed(len: usize) -> io::Result<Self> {
         let mapped = len.checked_next_multiple_of(page()).filter(|mapped| *mapped > 0);
         let mapped = mapped.ok_or_else(|| {

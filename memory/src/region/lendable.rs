@@ -28,8 +28,9 @@ impl LendableBuf {
     /// write to it. The pages are transparent huge pages if the system has them for shared memory.
     ///
     /// # Errors
-    /// `InvalidInput` if `len` is 0. Otherwise those of memfd_create(2), fallocate(2), mmap(2) and
-    /// fcntl(2), which returns EINVAL before Linux 5.1, where F_SEAL_FUTURE_WRITE does not exist.
+    /// `InvalidInput` if `len` is 0. Otherwise the errors of memfd_create(2), fallocate(2), mmap(2)
+    /// and fcntl(2), which returns EINVAL before Linux 5.1, where F_SEAL_FUTURE_WRITE does not
+    /// exist.
     pub fn zeroed(len: usize) -> io::Result<Self> {
         let mapped = len.checked_next_multiple_of(page()).filter(|mapped| *mapped > 0);
         let mapped = mapped.ok_or_else(|| no_memory(len as u64))?;
@@ -60,11 +61,11 @@ impl DerefMut for LendableBuf {
 }
 
 /// Application memory in a memory file whose size, pages and contents cannot change. So peers on
-/// this host can map it and read lent bytes in place:
-/// [`Pool::register_lendable`](crate::Pool::register_lendable).
+/// this host can map it and read lent bytes in place (see
+/// [`Pool::register_lendable`](crate::Pool::register_lendable)).
 ///
-/// A peer that is lent a part of it sees all of it, so it should hold only data that is meant for
-/// its readers. It is not mapped in children of fork(2).
+/// A peer that is lent a part of this memory sees all of it. So the memory should hold only data
+/// that is meant for its readers. It is not mapped in children of fork(2).
 #[derive(Debug)]
 pub struct LendableMemory {
     mapping: Mapping,

@@ -42,7 +42,7 @@ pub(crate) struct Mapping {
     len: usize,
     /// Whether peers may have mapped it and may write to it.
     shared: bool,
-    /// The process that has mapped it. It is not mapped in children (MADV_DONTFORK).
+    /// The process that has mapped the memory, which is not mapped in children (MADV_DONTFORK).
     process: Process,
 }
 
@@ -173,8 +173,9 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Touches each page, so that it is allocated and mapped. This is done in pieces, between which
-    /// other threads can map memory (R20). `advice` does it on Linux 5.14 and later.
+    /// Touches each page, so that it is allocated and mapped. The pages are touched in pieces, so
+    /// that other threads can map memory between two pieces (R20). On Linux 5.14 and later,
+    /// `advice` makes the kernel allocate the pages.
     fn populate(&self, advice: libc::c_int) -> io::Result<()> {
         for at in (0..self.len).step_by(POPULATE_STEP) {
             let len = POPULATE_STEP.min(self.len - at);
@@ -206,8 +207,8 @@ impl Mapping {
         }
     }
 
-    /// Asks the kernel to take further pages from a NUMA node while that has free memory (mbind(2),
-    /// MPOL_PREFERRED). A kernel without nodes, or a sandbox, may refuse this.
+    /// Asks the kernel to take further pages from a NUMA node while the node has free memory
+    /// (mbind(2), MPOL_PREFERRED). A kernel without nodes, or a sandbox, may refuse this.
     pub(crate) fn prefer_node(&self, node: u32) {
         const BITS: usize = libc::c_ulong::BITS as usize;
         let mut nodes: [libc::c_ulong; 1024 / BITS] = [0; 1024 / BITS];

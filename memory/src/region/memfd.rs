@@ -22,7 +22,7 @@ use super::page::{HUGE_PAGE, page};
 /// `name` appears in /proc/PID/maps only.
 ///
 /// # Errors
-/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise those of memfd_create(2),
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise the errors of memfd_create(2),
 /// ftruncate(2) and fcntl(2).
 pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     file_limit::check(len)?;
@@ -37,8 +37,8 @@ pub fn sealed(name: &CStr, len: usize) -> io::Result<OwnedFd> {
 /// Checks that this process may create a memory file of `len` bytes now.
 ///
 /// # Errors
-/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise those of memfd_create(2), such as
-/// EPERM if a system call filter forbids it.
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise the errors of memfd_create(2), such
+/// as EPERM if a system call filter forbids it.
 pub fn may_make(len: usize) -> io::Result<()> {
     file_limit::check(len)?;
     create(c"tonic-rdma-probe").map(drop)
@@ -48,7 +48,7 @@ pub fn may_make(len: usize) -> io::Result<()> {
 /// it with [`seal_for_readers`].
 ///
 /// # Errors
-/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise those of memfd_create(2) and
+/// `FileTooLarge` if RLIMIT_FSIZE does not allow it. Otherwise the errors of memfd_create(2) and
 /// fallocate(2).
 pub(crate) fn allocated(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     file_limit::check(len)?;
@@ -85,7 +85,7 @@ fn allocate(fd: RawFd, len: usize) -> libc::c_int {
 /// also forbids FALLOC_FL_PUNCH_HOLE (fallocate(2)).
 ///
 /// # Errors
-/// Those of fcntl(2), such as EINVAL before Linux 5.1, where the seal does not exist.
+/// The errors of fcntl(2), such as EINVAL before Linux 5.1, where the seal does not exist.
 pub(crate) fn seal_for_readers(file: &OwnedFd) -> io::Result<()> {
     seal(file, F_SEAL_FUTURE_WRITE)
 }
@@ -93,7 +93,7 @@ pub(crate) fn seal_for_readers(file: &OwnedFd) -> io::Result<()> {
 /// The length in bytes of a memory file of ordinary pages.
 ///
 /// # Errors
-/// `InvalidInput` for any other file, and for one that cannot be sealed. Otherwise those of
+/// `InvalidInput` for any other file, and for a file that cannot be sealed. Otherwise the errors of
 /// fstat(2) and fstatfs(2).
 pub(crate) fn len_of_ordinary_pages(file: &OwnedFd) -> io::Result<u64> {
     let wrong = |what| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -117,7 +117,7 @@ pub(crate) fn len_of_ordinary_pages(file: &OwnedFd) -> io::Result<u64> {
 /// system.
 ///
 /// # Errors
-/// Those of fstat(2) and memfd_create(2), which are used if a system call filter forbids
+/// The errors of fstat(2) and memfd_create(2), which are used if a system call filter forbids
 /// fstatfs(2).
 pub fn has_ordinary_pages(file: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: all zeros are a valid statfs, and the call writes to it only.
@@ -147,8 +147,8 @@ fn stat(fd: RawFd) -> io::Result<libc::stat> {
 /// contents are fixed.
 ///
 /// # Errors
-/// `InvalidInput` if it is mapped for writing, or has another length when it is sealed. Otherwise
-/// those of fallocate(2) and fcntl(2).
+/// `InvalidInput` if the file is mapped for writing, or has another length when it is sealed.
+/// Otherwise the errors of fallocate(2) and fcntl(2).
 pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
     let fd = file.as_raw_fd();
     // A file that was sealed before may also lack pages.
@@ -157,7 +157,8 @@ pub(crate) fn seal_contents(file: &OwnedFd, len: usize) -> io::Result<()> {
     if unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } & CONTENTS != CONTENTS {
         add_contents(fd)?;
     }
-    // From here on its length is fixed, but another process may have changed it before.
+    // From here on the file's length is fixed, but another process may have changed the length
+    // before.
     match len_of_ordinary_pages(file)? {
         sealed if sealed == len as u64 => Ok(()),
         sealed => Err(io::Error::new(

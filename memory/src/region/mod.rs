@@ -10,8 +10,8 @@
 //! | `landable` | application memory that peers on this host can write to |
 //! | `lendable` | application memory that can be lent to peers on this host |
 //!
-//! Other systems only have ordinary memory, which no peer maps. There, the files in `elsewhere`
-//! replace those of the same names.
+//! Systems other than Linux only have ordinary memory, which no peer maps. On these systems, the
+//! files in `elsewhere` replace the files of the same names.
 
 #[cfg_attr(not(target_os = "linux"), path = "elsewhere/file_limit.rs")]
 pub(crate) mod file_limit;
@@ -39,8 +39,8 @@ use crate::file::OwnedFd;
 use crate::process::Owned;
 use crate::registrar::{Access, Memory, Registrar, Registration};
 
-/// A mapping that is registered with a device. The order of the fields matters: it is deregistered
-/// first and unmapped second.
+/// A mapping that is registered with a device. The order of the fields matters: the mapping is
+/// deregistered first and unmapped second.
 pub(crate) struct Region {
     registration: Owned<Box<dyn Registration>>,
     mapping: Mapping,
@@ -80,7 +80,7 @@ impl Region {
         Ok(Region { registration, mapping, lendable: access == Access::Lend, for_peer: None })
     }
 
-    /// Allows lending it only to this peer.
+    /// Allows lending the region only to this peer.
     pub(crate) fn for_peer(mut self, peer: NonZeroU32) -> Self {
         self.for_peer = Some(peer);
         self
@@ -98,7 +98,7 @@ impl Region {
         self.registration.rkey()
     }
 
-    /// The key under which it can be lent to peers.
+    /// The key under which the region can be lent to peers.
     pub(crate) fn lend_key(&self) -> Option<u32> {
         self.lendable.then(|| self.registration.rkey())
     }

@@ -11,9 +11,9 @@
 //! | ignores it (Soft-iWARP) | the virtual address, by [`map_at_random`] | the user address space, 2^47 bytes on x86-64 | 35 | 2^(47-k) |
 //!
 //! The bits are those of the page number, with pages of 4 KiB. A chunk of [`HUGE_PAGE`] or more
-//! keeps its offset within a huge page, for devices and kernels that use larger pages. That is nine
-//! bits less, but the same chance of a guess, since such a chunk is at least as long as the
-//! distance between two possible addresses.
+//! keeps its offset within a huge page, for devices and kernels that use larger pages. Its address
+//! has nine random bits less, but a guess has the same chance, because such a chunk is at least as
+//! long as the distance between two possible addresses.
 //!
 //! A virtual address lies between 1/64 and 63/64 of the way from 0 to the main thread's stack.
 //! Programs and their heaps lie below that range or use little of it, and the stack has room to
@@ -26,8 +26,8 @@ use std::ptr::NonNull;
 
 use super::page::{HUGE_PAGE, page};
 
-/// Attempts to find a free address. One nearly always suffices; about fifteen are needed under the
-/// thread sanitizer, which leaves less than a tenth of the range to the program.
+/// Attempts to find a free address. One attempt nearly always suffices. About fifteen are needed
+/// under the thread sanitizer, which leaves less than a tenth of the range to the program.
 const MAX_ATTEMPTS: usize = 512;
 
 /// 64 bits from the kernel's generator (getrandom(2)).
@@ -92,7 +92,7 @@ fn random_place(len: usize) -> io::Result<usize> {
 /// because the thread sanitizer ends the process for an address that it has reserved.
 ///
 /// # Errors
-/// The error of `map`, an error if all [`MAX_ATTEMPTS`] addresses are in use, or that of
+/// The error of `map`, an error if all [`MAX_ATTEMPTS`] addresses are in use, or the error of
 /// getrandom(2). There is no fallback to another address.
 pub(crate) fn map_at_random(
     len: usize,

@@ -8,7 +8,8 @@
 //! | beyond its end, in any other range | the previous handler runs, or the process ends |
 //!
 //! The handler is installed with the first guarded range, and never for memory without a file. Code
-//! that copies checks [`is_truncated`] afterwards, which is one load while nothing is truncated.
+//! that copies checks [`is_truncated`] afterwards. The check is one load while nothing is
+//! truncated.
 
 use std::io;
 use std::ptr::null_mut;
@@ -19,7 +20,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::process::PerProcess;
 use crate::region::page::page;
 
-/// A range in the table. It is never freed, because a handler may be reading it, but is reused.
+/// A range in the table. An entry is never freed, because a handler may be reading it. Free entries
+/// are reused.
 struct Entry {
     /// Odd while the range changes, so that the handler never uses parts of two ranges.
     version: AtomicU64,
@@ -41,8 +43,8 @@ static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 /// The page size, for the handler.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
-/// Guards memory: while this is alive, its file may be truncated without ending the process. Drop
-/// this before the memory is unmapped.
+/// Guards memory that is mapped from a file. While this value is alive, truncating the file does
+/// not end the process. Drop this value before the memory is unmapped.
 #[derive(Debug)]
 pub struct MappedFile(&'static Entry);
 
@@ -126,14 +128,14 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
 }
 
 /// Whether these bytes lie in guarded memory that was found truncated. Call this after the bytes
-/// have been read: if it is true, zeros may have been read in their place.
+/// have been read: if the result is true, zeros may have been read in their place.
 #[inline]
 pub fn is_truncated(bytes: &[u8]) -> bool {
     is_any_truncated() && lies_in(bytes, |entry| entry.truncated.load(SeqCst))
 }
 
 /// Whether these bytes lie in guarded memory. Code that cannot check [`is_truncated`] after it has
-/// read them should be given a copy.
+/// read the bytes should get a copy.
 #[inline]
 pub fn is_guarded(bytes: &[u8]) -> bool {
     !TABLE.load(Relaxed).is_null() && lies_in(bytes, |_| true)
@@ -164,8 +166,8 @@ fn lies_in(bytes: &[u8], counts: impl Fn(&Entry) -> bool) -> bool {
     })
 }
 
-/// Whether a part of the range is mapped from a file, according to proc(5). True if that cannot be
-/// read.
+/// Whether a part of the range is mapped from a file, according to proc(5). Returns true if the
+/// list of mappings cannot be read.
 fn is_of_a_file(start: usize, end: usize) -> bool {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return true };
     maps.lines().any(|line| {
@@ -195,7 +197,7 @@ fn install() -> io::Result<()> {
     let _ = BEFORE.set(before);
     let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
     ours.sa_sigaction = handler as usize;
-    // The handler runs on the alternate stack, like that of the standard library.
+    // The handler runs on the alternate stack, like the handler of the standard library.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: the handler has the signature that SA_SIGINFO asks for, and makes async-signal-safe
     // calls only (signal-safety(7)); mmap(2) is a plain system call.
@@ -233,7 +235,8 @@ fn mend(addr: usize) -> bool {
     };
     let Some(entry) = entries().find(lies_in) else { return false };
     let page = PAGE.load(SeqCst);
-    // Counts and marks before it maps, so that code that reads the zeros finds both.
+    // The range is counted and marked before zeros are mapped, so that code that reads the zeros
+    // finds both.
     TRUNCATED.fetch_add(1, SeqCst);
     if entry.truncated.swap(true, SeqCst) {
         TRUNCATED.fetch_sub(1, SeqCst);

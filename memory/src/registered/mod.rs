@@ -27,13 +27,13 @@ use crate::process::PerProcess;
 use crate::region::page::page;
 use crate::registrar::{Access, Memory, Registration};
 
-/// A registration of application memory with the device of one pool. Cheap to clone; the last clone
-/// deregisters it.
+/// A registration of application memory with the device of one pool. Cheap to clone. Dropping the
+/// last clone deregisters the memory.
 #[derive(Clone)]
 pub struct PoolRegistration(KeepAlive);
 
 /// The fields are dropped in their order: the keys stop working before the memory is dropped, and
-/// the registrar outlives them.
+/// the registrar outlives the keys.
 struct Held {
     /// `None` once it has been dropped.
     registration: Option<Box<dyn Registration>>,
@@ -48,7 +48,7 @@ struct Held {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     Application,
-    /// A peer, which has lent it.
+    /// A peer, which has lent the memory.
     Peer,
 }
 
@@ -100,7 +100,7 @@ impl PoolRegistration {
         if ledger.index.insert_application(&range, keys, &keep_alive) {
             return Ok(PoolRegistration(keep_alive));
         }
-        // Another thread has registered a part of the memory since. Its entry stays.
+        // Another thread has registered a part of the memory since. That thread's entry stays.
         if let Ok(mut registered) = keep_alive.downcast::<Registered>()
             && let Some(registered) = Arc::get_mut(&mut registered)
             && let Some(held) = registered.0.take()
@@ -136,8 +136,8 @@ pub(crate) fn pin(
     Ok(registration.inspect_err(|_| ledger.not_registered())?)
 }
 
-/// Checks that the limit would still leave room for all of the pool's memory. If it depends on
-/// memory that is being unpinned, waits for that.
+/// Checks that the limit would still leave room for all of the pool's memory. If the result depends
+/// on memory that is being unpinned, waits until it is unpinned.
 fn check_limit(ledger: &Ledger, memory: NonNull<[u8]>) -> Result<(), RegionError> {
     let start = memory.cast::<u8>().addr().get();
     let pages = (start + memory.len()).next_multiple_of(page()) - (start - start % page());

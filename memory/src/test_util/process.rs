@@ -14,11 +14,11 @@ const PERIOD: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Child(libc::pid_t);
 
-/// Forks. The child calls `run`, and ends without running destructors. Of the threads, it has only
-/// the one that forks.
+/// Forks. The child calls `run`, and ends without running destructors. The child has only the
+/// thread that forks.
 ///
 /// # Errors
-/// Those of fork(2).
+/// The errors of fork(2).
 pub fn fork(run: impl FnOnce()) -> io::Result<Child> {
     // SAFETY: the child runs a test, which is there to show that what it calls takes no lock that
     // another thread of the parent holds, and ends without destructors (R23).
@@ -45,10 +45,11 @@ impl Child {
         self.0.unsigned_abs()
     }
 
-    /// Waits until it ends. Returns whether `run` returned, as opposed to a panic or a signal.
+    /// Waits until the child ends. Returns true if `run` returned, and false after a panic or a
+    /// signal.
     ///
     /// # Errors
-    /// Those of waitpid(2).
+    /// The errors of waitpid(2).
     pub fn wait(self) -> io::Result<bool> {
         let mut status = 0;
         loop {
@@ -67,7 +68,7 @@ impl Child {
 /// Sets the soft RLIMIT_FSIZE of this process, in bytes.
 ///
 /// # Errors
-/// Those of setrlimit(2).
+/// The errors of setrlimit(2).
 pub fn limit_file_size(bytes: u64) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid rlimit, which the first call fills and the second reads.
@@ -88,7 +89,7 @@ pub const MEMFD_CREATE: libc::c_long = libc::SYS_memfd_create;
 /// seccomp(2) filter, like a sandbox.
 ///
 /// # Errors
-/// Those of prctl(2).
+/// The errors of prctl(2).
 pub fn forbid(call: libc::c_long) -> io::Result<()> {
     let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
     let number = u32::try_from(call).map_err(|_| io::ErrorKind::InvalidInput)?;

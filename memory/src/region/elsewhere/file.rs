@@ -3,7 +3,7 @@
 
 use std::io;
 
-/// An open file, of which this platform has none.
+/// An open file. This platform has no such files.
 #[derive(Debug)]
 pub struct OwnedFd(Nothing);
 
