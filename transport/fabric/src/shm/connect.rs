@@ -1,4 +1,4 @@
-//! The connecting side.
+//! The connecting side of a shared-memory connection.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -75,7 +75,7 @@ async fn attempt(
     if !context.allows(peer.uid) {
         return Err(ConnectError::NotAllowed { addr: Addr::Process(peer.pid), uid: peer.uid });
     }
-    // Must come before the answer, which may have to show who sends it.
+    // This must happen before the peer answers, because the answer may have to show its sender.
     let candidate = Candidate::of(&mut socket);
     let hello = Message::Hello {
         shape: own_end.shape,
@@ -86,7 +86,7 @@ async fn attempt(
         Err(error) if !is_end(&error) => return Err(failed(error)),
         _ => {}
     }
-    // A server that hangs up gives no reason, and neither does a listener that is dropped.
+    // The reason is unknown if the server hangs up or its listener is dropped.
     let gone = || ConnectError::Rejected { addr: addr.clone().into(), private_data: Vec::new() };
     let answer = match socket.next().await {
         // A listener that refuses does not read the greeting first, so the socket reports the end
@@ -126,14 +126,14 @@ async fn attempt(
                 }
             };
             match sent {
-                // An earlier message from the peer comes next.
+                // The peer has closed its end. Its earlier message is read next.
                 Err(error) if is_end(&error) => {}
                 sent => sent.map_err(failed)?,
             }
             if let Some(errno) = opened(&socket).await.map_err(failed)? {
                 return Err(no_room(Addr::Process(peer.pid), errno));
             }
-            // From here on, it does not matter which of the peer's processes sends.
+            // From here on, this end does not check which of the peer's processes sends.
             let _ = socket.tell_senders(false);
             let ends = (own_end.reader, writer, wakeup);
             let peer = (socket, process, Taken { own: config.takes, peer: takes });
@@ -166,8 +166,9 @@ fn no_room(addr: Addr, errno: u32) -> ConnectError {
     ConnectError::PeerLimit { addr, source: Arc::new(io::Error::from_raw_os_error(errno)) }
 }
 
-/// Waits until the server has taken the descriptors of RING. Until then it may still fail to, so no
-/// call can be made. Returns the server's error if it has no room for the connection.
+/// Waits until the server has taken the descriptors of RING. The server may fail to take them, so
+/// no call can be made before. Returns the server's error if the server has no room for the
+/// connection.
 async fn opened(socket: &Socket) -> io::Result<Option<u32>> {
     let message = match socket.next().await {
         Err(error) if is_end(&error) => socket.receive().unwrap_or(None),

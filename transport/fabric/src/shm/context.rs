@@ -1,4 +1,4 @@
-//! State that the connections of a device share.
+//! The state that all connections of a device share.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::shm::user::{is_overflow_user, own_user};
 /// The name of every device of this provider.
 pub(super) const NAME: &str = "shm";
 
-/// The landing chunks of a device, and the users that it shares memory with.
+/// The landing chunks of a device, and the users with which the device shares memory.
 #[derive(Debug)]
 pub(super) struct DeviceContext {
     pub(super) table: Arc<Table>,

@@ -1,4 +1,4 @@
-//! The device of this provider, which stands for this process as an end of connections.
+//! The device of this provider, which represents this process as an end of connections.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,7 +22,8 @@ use crate::shm::memory::table::ShmRegistrar;
 /// # Errors
 /// /proc is not mounted.
 pub(crate) fn boot_id() -> Result<String, FabricError> {
-    // Read once, so that a process that is out of descriptors later still knows its host.
+    // The id is read once, so that a process that later runs out of descriptors still knows its
+    // host.
     static ID: OnceLock<String> = OnceLock::new();
     if let Some(id) = ID.get() {
         return Ok(id.clone());
@@ -67,8 +68,8 @@ impl ShmDevice {
         Arc::new(ShmRegistrar(self.0.table.clone()))
     }
 
-    /// Number of live registrations that peers may write to. 0 when all pools on the device are
-    /// gone.
+    /// Number of live registrations that peers may write to. 0 once all pools on the device are
+    /// dropped.
     pub fn registrations(&self) -> usize {
         self.0.table.live()
     }

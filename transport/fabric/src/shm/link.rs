@@ -1,24 +1,24 @@
 //! A link over shared memory.
 //!
-//! Work is done while it is queued. So nothing is ever in flight, and no completions of SENDs and
-//! WRITEs are reported.
+//! The link does each request as soon as it is queued. So no request is ever in flight, and the
+//! link reports no completions of SENDs and WRITEs.
 //!
 //! The driver reads the messages on the socket. A thread that may block (`blocking`) takes the
-//! descriptors of CHUNK, LEND and NAME messages:
+//! descriptors of CHUNK, LEND and NAME messages. The link changes its state as follows:
 //!
 //! | from | on | to |
 //! |---|---|---|
 //! | listening | any other message | listening |
 //! | listening | CHUNK, LEND, NAME, while the peer owes too much (`map_debt`) | waiting |
 //! | waiting | the peer has paid enough | as listening |
-//! | listening | CHUNK, LEND, NAME otherwise: it is checked, and a thread maps the file | taking |
+//! | listening | CHUNK, LEND, NAME otherwise: the message is checked, and a thread maps the file | taking |
 //! | listening | LEND or NAME that this end does not accept | dead |
-//! | taking | the file is mapped; or it cannot be: DECLINED | listening |
-//! | taking | the file is not of a kind that can be used | dead |
+//! | taking | the file is mapped, or it cannot be mapped and this end answers DECLINED | listening |
+//! | taking | the file is of a kind that cannot be used | dead |
 //!
-//! While a file waits, or is being taken, nothing is read from the socket. Messages that the peer
-//! published in the ring after a chunk are not delivered until the chunk is mapped or declined;
-//! everything else goes on. This end declines a chunk if it is short of descriptors, mappings or
+//! While the link is waiting or taking, it reads nothing from the socket. Messages that the peer
+//! published in the ring after a chunk are not delivered until the chunk is mapped or declined. All
+//! other work continues. This end declines a chunk if it is short of descriptors, mappings or
 //! memory.
 
 mod answers;
@@ -64,8 +64,8 @@ use crate::shm::wakeup::wake_cost::{UNKNOWN, Waiting, WakeCost, monotonic, wake_
 
 /// Maximum number of completions per poll.
 const MAX_COMPLETIONS: usize = 256;
-/// The number of polls that find messages in the ring before the socket is also read, so that the
-/// socket does not wait for a peer to fall silent.
+/// After this many polls that find messages in the ring, the socket is also read. Otherwise the
+/// socket would wait until the peer falls silent.
 const MAX_BUSY_POLLS: u32 = 32;
 /// The number of polling rounds before other tasks run.
 const MAX_ROUNDS: usize = 64;
@@ -87,14 +87,15 @@ pub struct ShmLink {
     /// Application buffers that the peer was offered.
     named: Named,
     taken: Taken,
-    /// `Some` only if memory may be lent and the peer accepts it.
+    /// `Some` only if memory may be lent and the peer accepts lent memory.
     lender: Option<Box<Lender>>,
     /// `Some` once the peer has lent memory.
     borrower: Option<Box<Borrower>>,
     /// This link's pool, if re-lending is allowed.
     lends_on: Option<Pool>,
     table: Arc<Table>,
-    /// Keys of this end's chunks that the peer knows, and whether it can write to them.
+    /// The keys of this end's chunks that the peer knows. The value says whether the peer can write
+    /// to the chunk.
     shared: HashMap<u32, Shared>,
     revoked: Arc<RevokedKeys>,
     busy_poll: Box<BusyPoll>,
@@ -103,8 +104,8 @@ pub struct ShmLink {
     /// Number of polls since the socket was last read.
     busy_polls: u32,
     stats: ShmStats,
-    /// Why the link ends. Reported once all earlier messages are taken, because nothing can be
-    /// posted again on a dead link.
+    /// The reason why the link ends. It is reported once all earlier messages are taken, because a
+    /// dead link posts nothing again.
     ending: Option<Box<LinkError>>,
     dead: Option<LinkError>,
     recv_slots: RecvSlots,
@@ -217,7 +218,7 @@ impl ShmLink {
                 Ok(())
             }
             Ok(Put::Full) => {
-                // Earlier messages still count.
+                // Messages queued before this one are still published.
                 self.publish();
                 let error = LinkError::Completion {
                     verb: Verb::Send,
@@ -300,7 +301,7 @@ impl ShmLink {
         }
     }
 
-    /// Handles the next message on the socket, or completes the one whose descriptor is being
+    /// Handles the next message on the socket, or completes the message whose descriptor is being
     /// taken.
     fn poll_socket(
         &mut self,
@@ -426,7 +427,7 @@ impl ShmLink {
                 }
                 self.chunks.forget(rkey).map_err(|what| self.breach(what))
             }
-            // WAKE has no content; its arrival is enough.
+            // WAKE has no content. Its arrival has already woken this end.
             (Some(Message::Wake), false) => Ok(()),
             (Some(Message::Refused { text }), false) => {
                 let source = io::Error::new(
@@ -439,7 +440,7 @@ impl ShmLink {
         }
     }
 
-    /// Tells the peer about revoked keys, so that it unmaps their chunks.
+    /// Tells the peer which keys were revoked, so that the peer unmaps their memory.
     fn tell_revoked(&mut self) -> Result<(), LinkError> {
         let mut keys = self.revoked.take().into_iter();
         while let Some(rkey) = keys.next() {
@@ -453,7 +454,7 @@ impl ShmLink {
                 continue;
             };
             match self.socket.send(&message.encode(), &[]) {
-                // The socket is full, so the peer is told later. The memory has already been
+                // The socket is full, so a later call tells the peer. The memory was already
                 // returned.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.revoked.put_back(std::iter::once(rkey).chain(keys));
@@ -492,8 +493,8 @@ impl ShmLink {
         self.busy_poll.sent(Some(woken));
     }
 
-    /// Records that this end runs again after a wait. The time since the peer woke it is the cost
-    /// of a wake-up, unless both ends share a processor.
+    /// Records that this end runs again after a wait. The time since the peer woke this end is the
+    /// cost of a wake-up, unless both ends share a processor.
     fn record_wake_up(&mut self) {
         let waited = std::mem::replace(&mut self.waiting, Waiting::No);
         if waited == Waiting::No {
@@ -554,8 +555,9 @@ impl ShmLink {
                 if self.reader.has_pending_recv() {
                     continue;
                 }
-                // Every other task runs before this one polls again. That includes the task that a
-                // single-threaded runtime blocks on, which a task that wakes itself would delay.
+                // Yielding lets every other task run before this task polls again. One of the other
+                // tasks is the task that a single-threaded runtime blocks on. If this task woke
+                // itself, it would delay that task.
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
                 return Poll::Pending;
             }
@@ -563,7 +565,7 @@ impl ShmLink {
             // the ring is checked afterwards, so nothing is missed in between.
             match self.poll_socket(cx, out) {
                 Poll::Ready(Ok(())) => continue,
-                // Messages sent before the end still count.
+                // Messages that the peer sent before the end are still delivered.
                 Poll::Ready(Err(error)) => {
                     self.ending = Some(Box::new(error));
                     continue;
@@ -584,7 +586,7 @@ impl ShmLink {
                 return Poll::Pending;
             }
         }
-        // A peer that keeps this end busy must not keep it from its other tasks.
+        // A peer that keeps this link busy must not keep the other tasks from running.
         cx.waker().wake_by_ref();
         Poll::Pending
     }
@@ -626,7 +628,7 @@ impl Link for ShmLink {
         if let Some(shared) = self.shared.get(&rkey) {
             return Ok(*shared);
         }
-        // The peer counts a chunk until it is told that it was revoked.
+        // The peer counts a chunk until this end reports that the chunk was revoked.
         self.tell_revoked().map_err(|error| self.fail(error))?;
         if self.shared.len() >= MAX_CHUNKS {
             return Err(
@@ -659,7 +661,7 @@ impl Link for ShmLink {
 
     fn share_named(&mut self, rkey: u32) -> Result<Shared, LinkError> {
         self.check_alive()?;
-        // The peer counts a file until it is told that it is gone.
+        // The peer counts a file until this end reports that the file is gone.
         self.tell_revoked().map_err(|error| self.fail(error))?;
         let ShmLink { named, socket, table, revoked, .. } = self;
         match named.share(rkey, (socket, table, revoked)) {
@@ -678,12 +680,12 @@ impl Link for ShmLink {
 
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
         self.check_alive()?;
-        // The peer counts a file until it is told that it is gone.
+        // The peer counts a file until this end reports that the file is gone.
         self.tell_revoked().map_err(|error| self.fail(error))?;
         let ShmLink { lender, socket, table, revoked, .. } = self;
         let Some(lender) = lender else { return Ok(None) };
         match lender.lend(bytes, (socket, table, revoked)) {
-            // A later poll reports the end.
+            // A later poll reports that the peer has ended the link.
             Err(error) if is_end(&error) => Ok(None),
             lent => lent.map_err(|error| {
                 let error = self.device_error("sendmsg", error);
@@ -772,7 +774,7 @@ impl Link for ShmLink {
 
     fn shrink(&mut self) -> Result<u32, LinkError> {
         self.wakeup.settle();
-        // Only this end writes to the slots, so it knows that no message is lost with them.
+        // Only this end writes to the slots, so it knows that the released pages hold no message.
         if self.dead.is_none()
             && let Some((ring, keep)) = self.writer.rest()
         {

@@ -1,4 +1,4 @@
-//! The accepting side.
+//! The accepting side of shared-memory connections.
 //!
 //! | client | messages | with descriptors |
 //! |---|---|---|
@@ -7,9 +7,10 @@
 //! | | RING: the nonce of ACCEPT, ring of the client, and perhaps eventfds and page of a channel; a thread that may block takes the descriptors | yes |
 //! | let in | OPEN: this end has taken the descriptors; or REFUSED, with the cause, and the client takes another path | no |
 //!
-//! So no client's file is opened here before its ticket is checked. Descriptors that a client sends
-//! before that are closed with its socket. The threads that close them serve no admitted clients.
-//! While [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is accepted.
+//! So this end opens no file of a client before the client's ticket is checked. Descriptors that a
+//! client sends before that are closed with its socket. The threads that close them serve no
+//! admitted clients. While [`MAX_STRANGER_JOBS`] sockets wait to be closed, no connection is
+//! accepted.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -43,7 +44,7 @@ use crate::shm::wakeup::member::Wakeup;
 
 /// A connection that has not sent HELLO within this time is closed.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of connections without a HELLO. Further ones wait in the kernel.
+/// Maximum number of connections without a HELLO. Further connections wait in the kernel.
 const MAX_PENDING: usize = 64;
 /// Errors that mean that the process or its host has reached a limit.
 const LIMITS: [i32; 3] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM];
@@ -81,7 +82,7 @@ impl ShmListener {
         Ok(ShmListener { context, addr: addr.clone(), socket, pending: JoinSet::new(), log })
     }
 
-    /// The name of its socket.
+    /// The name of the listener's socket.
     pub fn local_addr(&self) -> ShmAddr {
         self.addr.clone()
     }
@@ -89,7 +90,7 @@ impl ShmListener {
     /// Waits for the next connect request. Cancel safe.
     ///
     /// # Errors
-    /// The socket is dead. A peer cannot cause that.
+    /// The socket is dead. A peer cannot cause this error.
     pub async fn accept(&mut self) -> Result<ShmIncoming, FabricError> {
         loop {
             let is_crowded = STRANGERS.backlog() >= MAX_STRANGER_JOBS;
@@ -134,12 +135,13 @@ impl ShmListener {
 fn nonce() -> u64 {
     static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    // The process id is included because a child of fork(2) may have the keys that its parent makes
-    // next.
+    // The process id is included because a child of fork(2) may get the same keys that its parent
+    // makes next.
     KEYS.hash_one((std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// Logs a refusal. Throttled, because any process that reaches the socket can cause one.
+/// Logs a refusal. The log is throttled, because any process that reaches the socket can cause
+/// refusals.
 fn log_refusal(log: &LogThrottle, peer: Credentials, why: &str) {
     throttled!(in log, warn, pid = peer.pid, uid = peer.uid, why, "shared memory refused");
 }
@@ -153,11 +155,11 @@ async fn hello(
     let peer = socket.peer();
     let refuse = |text: String| {
         log_refusal(log, peer, &text);
-        // A peer that does not read its socket is not told.
+        // An error is ignored: a peer that does not read its socket does not learn the reason.
         let _ = socket.send(&Message::Refused { text }.encode(), &[]);
     };
     if !context.allows(peer.uid) {
-        // This message lets the peer's program tell this refusal from others.
+        // This message lets the peer's program distinguish this refusal from others.
         let _ = socket.send(&Message::OtherUser { uid: peer.uid }.encode(), &[]);
         refuse(format!("memory is not shared with user {} (ShmAccess)", peer.uid));
         return None;
@@ -184,7 +186,8 @@ async fn hello(
     Some(ShmIncoming { context, local, socket, private_data, shape, takes })
 }
 
-/// A connect request from a process on this host. Dropping it rejects it without private data.
+/// A connect request from a process on this host. Dropping the request rejects it without private
+/// data.
 #[derive(Debug)]
 pub struct ShmIncoming {
     context: Arc<DeviceContext>,
@@ -208,7 +211,7 @@ impl ShmIncoming {
         Addr::Process(self.socket.peer().pid)
     }
 
-    /// The name of the socket that it arrived on.
+    /// The name of the socket on which the request arrived.
     pub fn local_addr(&self) -> ShmAddr {
         self.local.clone()
     }
@@ -255,7 +258,7 @@ impl ShmIncoming {
                 Some(errno) => Message::NoRoom { errno: errno.unsigned_abs() },
                 None => Message::Refused { text: error.to_string() },
             };
-            // A peer that does not read its socket is not told.
+            // An error is ignored: a peer that does not read its socket does not learn the reason.
             let _ = socket.send(&message.encode(), &[]);
         };
         let tell = |socket: &Socket, error: io::Error| {
@@ -267,7 +270,8 @@ impl ShmIncoming {
             FabricError::MemoryFile { source, .. } => refuse(&socket, source),
             error => refuse(&socket, &io::Error::other(error.to_string())),
         })?;
-        // Must come before the peer's ring, which may have to show who sends it.
+        // This must happen before the peer sends its ring, because the message with the ring may
+        // have to show its sender.
         let candidate = Candidate::of(&mut socket);
         let takes_channel = candidate.is_some() && event_fd::is_supported();
         let runtime = if takes_channel { channels::runtime() } else { 0 };
@@ -308,7 +312,7 @@ impl ShmIncoming {
             _ => None,
         };
         let wakeup = member.map_or(Wakeup::Message, Wakeup::Channel);
-        // From here on, it does not matter which of the peer's processes sends.
+        // From here on, this end does not check which of the peer's processes sends.
         let _ = socket.tell_senders(false);
         socket.send(&Message::Open.encode(), &[]).map_err(failed)?;
         let ends = (own_end.reader, writer, wakeup);

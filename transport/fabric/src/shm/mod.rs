@@ -19,24 +19,25 @@
 //!
 //! An end that waits sets a flag in its ring. All connections between a runtime of one process and
 //! a runtime of another share a wake-up channel (`wakeup::channel`): an eventfd for each direction,
-//! and a page with a bit for each connection. The sender sets the bit. It signals the eventfd, by a
-//! read that never blocks, only if the receiving process sleeps as far as these connections go. So
-//! waking a process that is awake costs no system call. Before an end waits it polls for a while
-//! (`crate::busy_poll`).
+//! and a page with a bit for each connection. The sender sets the bit. If the receiving process
+//! sleeps with regard to these connections, the sender also signals the eventfd, by a read that
+//! never blocks. So waking a process that is awake costs no system call. Before an end waits it
+//! polls for a while (`crate::busy_poll`).
 //!
-//! At rest a connection has one descriptor at either end, the socket, and all connections share two
-//! eventfds. Of each ring it has one page. The sending end, which alone writes there, frees the
-//! other pages when they hold no messages ([`Link::shrink`](crate::Link::shrink)).
+//! A connection at rest has one descriptor at either end, the socket, and all connections share two
+//! eventfds. Each ring of such a connection has one page. Only the sending end writes to a ring, so
+//! that end frees the other pages when they hold no messages
+//! ([`Link::shrink`](crate::Link::shrink)).
 //!
 //! A handshake is three messages. HELLO carries a ticket and no descriptor. ACCEPT carries the ring
-//! of the accepting end and the number of its runtime. RING carries the ring of the other end, the
-//! number of the channel that it has chosen (`wakeup::channels`), and the channel's eventfds and
-//! page until the accepting end has them. No descriptor from a peer is opened before its ticket was
-//! checked, and calls that may block on one run on dedicated threads (`blocking`). In particular,
-//! no task opens, waits for or closes an unknown file: tasks wait only for sockets, and for
-//! descriptors that were found to be eventfds.
+//! of the accepting end and the number of its runtime. RING carries the ring of the connecting end
+//! and the number of the channel that this end has chosen (`wakeup::channels`). Until the accepting
+//! end has the channel's eventfds and page, RING also carries them. A process opens no descriptor
+//! from a peer before it has checked the peer's ticket. Calls that may block on such a descriptor
+//! run on dedicated threads (`blocking`). In particular, no task opens, waits for or closes an
+//! unknown file: tasks wait only for sockets, and for descriptors that were found to be eventfds.
 //!
-//! Everything in shared memory is as untrusted as a packet: `ring` reads each word once, and checks
+//! Data in shared memory is as untrusted as a packet. So `ring` reads each word once, and checks
 //! the copy. A peer that breaks the rules reaches only the ring and the chunks that it was given,
 //! all of which belong to its own connection.
 //!
@@ -44,7 +45,7 @@
 //! |---|---|
 //! | `device` | [`ShmDevice`]: listens and connects |
 //! | `context` | state that the connections of a device share: its chunks, and with whom it shares memory |
-//! | `user`, `same_user` | who a peer is, and whether it could stop this process anyway |
+//! | `user`, `same_user` | who a peer is, and whether it could in any case stop this process |
 //! | `listener`, `connect` | the accepting and the connecting side |
 //! | `setup` | the result of a handshake |
 //! | `link`, `stats` | the [`Link`](crate::Link), and its counts |
@@ -55,7 +56,7 @@
 //! | `named` | application buffers that the peer maps and writes to |
 //! | `taking` | files that the peer has given, until they are mapped |
 //! | `offers` | files that the peer was offered for mapping |
-//! | `lend` | messages that the peer reads where their sender has them |
+//! | `lend` | messages that the peer reads in the sender's memory |
 //! | `socket` | the unix socket, its messages, and threads for calls that may block |
 //! | `wakeup` | waking and being woken |
 

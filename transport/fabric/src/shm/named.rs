@@ -1,4 +1,4 @@
-//! Application buffers of this end that a link's peer may map to write to them.
+//! Application buffers of this end that a link's peer may map and write to.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -23,8 +23,8 @@ impl Named {
         Named { offers: Offers::default(), taken: taken.peer.named }
     }
 
-    /// Offers a buffer to the peer, unless that has been done, and returns the state of the offer.
-    /// `None` if there is no such buffer.
+    /// Offers a buffer to the peer, unless the buffer was already offered, and returns the state of
+    /// the offer. `None` if there is no such buffer.
     ///
     /// # Errors
     /// Those of the socket.
@@ -48,11 +48,11 @@ impl Named {
         }
         let message = Message::Name { key, addr: buffer.addr, len: buffer.len };
         match socket.send(&message.encode(), &[buffer.file.as_fd()]) {
-            // The socket is full, so the buffer is offered another time.
+            // The socket is full, so the buffer is offered later.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Ok(Some(Shared::No));
             }
-            // A later poll reports the end.
+            // A later poll reports that the peer has ended the link.
             Err(error) if is_end(&error) => {}
             sent => sent?,
         }

@@ -1,4 +1,4 @@
-//! Files that a link's peer was offered for mapping, and may decline.
+//! Files that this end has offered to a link's peer for mapping. The peer may decline them.
 //!
 //! | the file is | on | next |
 //! |---|---|---|
@@ -14,8 +14,8 @@ use crate::shm::socket::wire::Message;
 
 /// Maximum number of files offered to a peer.
 pub(crate) const MAX_FILES: usize = 512;
-/// The maximum total size of the files in bytes. They take the peer's address space, and memory of
-/// the end that offers them.
+/// The maximum total size of the files in bytes. The files take the peer's address space, and
+/// memory of the end that offers them.
 pub(crate) const MAX_BYTES: u64 = 1 << 36;
 
 /// The state of a file that was offered to the peer.
@@ -26,7 +26,7 @@ pub(crate) enum Offer {
     Declined,
 }
 
-/// The files of one link, by their keys.
+/// The files that were offered on one link, keyed by memory key.
 #[derive(Debug, Default)]
 pub(crate) struct Offers {
     files: HashMap<u32, (Offer, u64)>,
@@ -40,7 +40,7 @@ impl Offers {
         self.files.get(&key).map(|(offer, _)| *offer)
     }
 
-    /// Whether one more file may be offered, of this length in bytes.
+    /// Whether one more file of this length in bytes may be offered.
     pub(crate) fn has_room(&self, len: u64) -> bool {
         self.files.len() < MAX_FILES && self.bytes.saturating_add(len) <= MAX_BYTES
     }
@@ -51,8 +51,8 @@ impl Offers {
         self.bytes += len;
     }
 
-    /// Records that the peer has mapped a file, or cannot map it. The file may have been taken back
-    /// since.
+    /// Records that the peer has mapped a file, or cannot map it. This end may have taken the file
+    /// back since the offer.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
         if let Some((offer, _)) = self.files.get_mut(&key).filter(|(o, _)| *o == Offer::Open) {
             *offer = if taken { Offer::Taken } else { Offer::Declined };
@@ -79,7 +79,7 @@ impl Taken {
     /// have been offered anything (R22).
     ///
     /// # Errors
-    /// The breach, and the setting that cures it.
+    /// A description of the breach, and of the setting that prevents it.
     pub(crate) fn check(self, message: Message) -> Result<Message, String> {
         let (what, cure) = match message {
             Message::Lend { .. } | Message::Unlend { .. } if !self.own.lent => {
@@ -89,7 +89,8 @@ impl Taken {
                 "it offers a buffer to write to, which this end does not map",
                 "ContextBuilder::map_peer_buffers",
             ),
-            // A chunk of landing memory may be declined whatever the peer accepts.
+            // The peer may decline a chunk of landing memory, whatever other memory the peer
+            // accepts.
             Message::Taken { .. } if self.peer == Takes::default() => {
                 ("it answers an offer, and takes none", "ContextBuilder::borrowing at its end")
             }

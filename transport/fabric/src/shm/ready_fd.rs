@@ -1,4 +1,5 @@
-//! A descriptor that a task waits for. While it is not ready, polling it costs one atomic load.
+//! A descriptor that a task waits for. While the descriptor is not ready, a poll costs one atomic
+//! load.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -27,7 +28,8 @@ impl<T: AsRawFd> ReadyFd<T> {
     }
 
     /// Ready when the descriptor can be read, as far as tokio knows. Otherwise the task is woken
-    /// when it can. A caller that finds nothing to read clears the guard and polls again.
+    /// when the descriptor can be read. A caller that finds nothing to read clears the guard and
+    /// polls again.
     #[inline]
     pub(crate) fn poll(
         &mut self,

@@ -6,8 +6,8 @@
 //! | Held | it is posted again | Posted; the buffer is kept for the next message |
 //!
 //! The buffers belong to the thread, and serve all connections. The buffer that came back last is
-//! used next, because it is in the cache. A message is usually read before the next is taken, so
-//! one buffer serves thousands of connections.
+//! used next, because it is in the cache. A message is usually read before the next message is
+//! taken, so one buffer serves thousands of connections.
 
 use std::cell::RefCell;
 
@@ -30,9 +30,9 @@ fn take_buffer(len: usize) -> Box<[u8]> {
     spare.ok().flatten().unwrap_or_else(|| vec![0; len].into())
 }
 
-/// Keeps a buffer for the next message, if the thread has few.
+/// Keeps a buffer for the next message, if the thread has fewer than [`MAX_SPARE`].
 fn put_buffer(buffer: Box<[u8]>) {
-    // While the thread ends, the buffer is freed instead.
+    // If the thread is ending, the buffer is freed instead.
     let _ = SPARE.try_with(|spare| {
         let mut spare = spare.borrow_mut();
         if spare.len() < MAX_SPARE {
@@ -47,7 +47,7 @@ enum Slot {
     Held { buffer: Box<[u8]>, len: usize },
 }
 
-/// The RECV slots of a link, all of them posted from the start.
+/// The RECV slots of a link, which are all posted from the start.
 #[derive(Debug)]
 pub(crate) struct RecvSlots {
     slots: Vec<Slot>,
@@ -60,8 +60,8 @@ impl RecvSlots {
         RecvSlots { slots, slot_size: config.slot_size as usize }
     }
 
-    /// Fills a posted slot with a message of `len` bytes. Returns false if it is not posted or
-    /// cannot hold `len` bytes.
+    /// Fills a posted slot with a message of `len` bytes. Returns false if the slot is not posted
+    /// or cannot hold `len` bytes.
     #[inline]
     pub(crate) fn fill(&mut self, slot: u32, len: u32, fill: impl FnOnce(&mut [u8])) -> bool {
         let (len, slot_size) = (len as usize, self.slot_size);
@@ -75,7 +75,7 @@ impl RecvSlots {
         true
     }
 
-    /// Posts a slot again. Returns false if it is posted already or does not exist.
+    /// Posts a slot again. Returns false if the slot is posted already or does not exist.
     #[inline]
     pub(crate) fn post(&mut self, slot: u32) -> bool {
         let Some(slot) = self.slots.get_mut(slot as usize) else { return false };

@@ -6,17 +6,17 @@
 //! `docs/protocol.md` has the layout. Tail, head, the waiting flag and the processor each have
 //! their own cache line.
 //!
-//! The sender says where a message lies. Messages follow each other, each beginning at a cache
-//! line. A message that would not fit before the end begins at the front again. Slots become free
-//! in order, so the messages in use lie together, with at most one gap, which is shorter than a
-//! slot. That is why there is memory for one slot more. Before a message would touch a new page,
-//! the sender checks whether all slots are free again, and if so goes back to the front. So a
-//! connection with few messages only needs the first pages of its ring, which stay in memory and in
-//! the processor's TLB when thousands of connections take turns.
+//! The sender chooses where a message lies. Each message begins at the first cache line after the
+//! previous message. A message that would not fit before the end of the ring begins at the front
+//! again. Slots become free in order, so the messages in use lie together, with at most one gap,
+//! which is shorter than a slot. For that gap the ring has memory for one more slot. Before a
+//! message would touch a new page, the sender checks whether all slots are free again, and if so
+//! goes back to the front. So a connection with few messages only needs the first pages of its
+//! ring, which stay in memory and in the processor's TLB when thousands of connections take turns.
 //!
-//! A message may refer to the key of a chunk that was sent over the socket. The count of CHUNK
-//! messages orders the two ways: the receiver delivers no message up to a tail before it has as
-//! many chunks as the sender counted with that tail.
+//! A message may refer to the key of a chunk that was sent over the socket. The sender publishes
+//! its count of CHUNK messages together with the tail. The receiver delivers the messages before
+//! that tail only once it has handled that number of CHUNK messages.
 
 use crate::atomics::{AtomicU64, Ordering};
 use crate::shm::wakeup::wait_flag;
@@ -29,8 +29,8 @@ const WAITING: usize = 16;
 const CPU: usize = 24;
 const PLACES: usize = 32;
 
-/// Maximum bytes of all slots, which is the longest ring that this crate's users make. The messages
-/// that this end sends allocate the pages of the peer's ring, on this process's account.
+/// Maximum bytes of all slots. This crate's users make no longer ring. The messages that this end
+/// sends allocate the pages of the peer's ring, and the kernel charges those pages to this process.
 pub(crate) const MAX_RING: u64 = 128 << 10;
 /// Length of a cache line in bytes. No two messages share a line.
 const LINE: usize = 64;
@@ -57,7 +57,7 @@ impl Place {
 
 /// The memory of a ring.
 pub(crate) trait Words {
-    /// All of it.
+    /// All words of the memory.
     fn words(&self) -> &[AtomicU64];
 }
 
@@ -138,7 +138,7 @@ pub(crate) struct Reader<W> {
     freed: u64,
     /// The peer's tail when it was last read.
     tail: u64,
-    /// Number of CHUNK messages that come before this tail.
+    /// Number of CHUNK messages that come before `tail`.
     chunks: u64,
 }
 
@@ -149,8 +149,8 @@ impl<W: Words> Reader<W> {
         enough.then_some(Reader { memory, shape, read: 0, freed: 0, tail: 0, chunks: 0 })
     }
 
-    /// Takes the next message, if there is one that does not wait for a chunk. `chunks` is the
-    /// number of the peer's CHUNK messages that have been handled.
+    /// Takes the next message, unless that message waits for a chunk. `chunks` is the number of the
+    /// peer's CHUNK messages that have been handled.
     ///
     /// # Errors
     /// The peer broke a rule.
@@ -186,7 +186,7 @@ impl<W: Words> Reader<W> {
     }
 
     /// Whether the next message waits for more than `chunks` CHUNK messages. A peer that counts
-    /// messages that it has not sent only delays its own.
+    /// CHUNK messages without sending them only delays its own messages.
     pub(crate) fn awaits_chunk(&self, chunks: u64) -> bool {
         self.tail != self.read && self.chunks.wrapping_sub(chunks).cast_signed() > 0
     }
@@ -201,8 +201,8 @@ impl<W: Words> Reader<W> {
         self.tail != self.read || self.word(TAIL).load(Ordering::Relaxed) != self.tail
     }
 
-    /// Moves the head over RECVs that were posted again. `posted` says whether a slot is. The head
-    /// moves in order.
+    /// Moves the head over RECVs that were posted again. `posted` says whether a slot was posted
+    /// again. The head stops at the first slot that was not posted again.
     pub(crate) fn free(&mut self, posted: impl Fn(u32) -> bool) {
         let before = self.freed;
         while self.freed != self.read && posted(self.shape.index(self.freed) as u32) {
@@ -213,8 +213,9 @@ impl<W: Words> Reader<W> {
         }
     }
 
-    /// Announces that this end waits, so that the peer wakes it in the way that `value` says. If a
-    /// message may have arrived before the announcement, returns false, and this end does not wait.
+    /// Announces that this end waits, so that the peer wakes it in the way that `value` encodes. If
+    /// a message may have arrived before the announcement, returns false, and this end does not
+    /// wait.
     pub(crate) fn wait(&self, value: u64) -> bool {
         wait_flag::raise(self.word(WAITING), value);
         let waits = !self.has_pending_recv();
@@ -229,8 +230,8 @@ impl<W: Words> Reader<W> {
         wait_flag::lower(self.word(WAITING));
     }
 
-    /// When the peer last woke this end, according to the peer, in nanoseconds of CLOCK_MONOTONIC.
-    /// 0 if it never has.
+    /// The time when the peer last woke this end, according to the peer, in nanoseconds of
+    /// CLOCK_MONOTONIC. 0 if the peer has never woken this end.
     pub(crate) fn woken_at(&self) -> u64 {
         self.word(WOKEN_AT).load(Ordering::Relaxed)
     }
@@ -249,7 +250,7 @@ impl<W: Words> Reader<W> {
     }
 }
 
-/// A message in a ring. Its bytes are copied out once, and not used before that.
+/// A message in a ring. The bytes are copied out once, and only the copy is used.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) slot: u32,
@@ -258,7 +259,7 @@ pub(crate) struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// Copies the message; `out` is as long as the message.
+    /// Copies the message to `out`, which must be as long as the message.
     pub(crate) fn copy_to(&self, out: &mut [u8]) {
         let mut words = self.words.iter();
         let mut whole = out.chunks_exact_mut(8);
@@ -284,7 +285,7 @@ pub(crate) struct Writer<W> {
     published: u64,
     /// The peer's head when it was last read.
     head: u64,
-    /// Where the next message lies if it fits there. A multiple of [`LINE`].
+    /// The offset of the next message, if the message fits there. A multiple of [`LINE`].
     next: usize,
     /// The end of the bytes written since pages were last freed.
     reach: usize,
@@ -370,7 +371,8 @@ impl<W: Words> Writer<W> {
         Ok(())
     }
 
-    /// Where the next message of `len` bytes goes. The caller has checked that a slot is free.
+    /// Returns the offset of the next message, which has `len` bytes. The caller has checked that a
+    /// slot is free.
     fn place(&mut self, len: usize) -> Result<usize, RingBreach> {
         let len = len.next_multiple_of(LINE);
         let front = self.shape.slots_at() * 8;
@@ -391,18 +393,18 @@ impl<W: Words> Writer<W> {
     }
 
     /// Records that a CHUNK message was sent over the socket. Messages published from now on wait
-    /// for it.
+    /// for that message.
     pub(crate) fn chunk_sent(&mut self) {
         self.chunks = self.chunks.wrapping_add(1);
     }
 
-    /// Whether there are messages that were written but not published.
+    /// Whether a message was written but not published.
     pub(crate) fn has_unpublished(&self) -> bool {
         self.published != self.written
     }
 
-    /// Makes written messages visible to the peer. If the peer waits and must be woken, returns the
-    /// value with which it began to wait, otherwise 0.
+    /// Makes written messages visible to the peer. If the peer must be woken, returns the value
+    /// with which the peer announced its wait, and otherwise 0.
     pub(crate) fn publish(&mut self) -> u64 {
         if !self.has_unpublished() {
             return 0;
@@ -413,14 +415,14 @@ impl<W: Words> Writer<W> {
         wait_flag::must_wake(self.word(WAITING))
     }
 
-    /// Whether the receiver has posted all slots again, so that none holds a message. This stays
-    /// so, because only this end writes to slots.
+    /// Whether the receiver has posted all slots again, so that none holds a message. Only this end
+    /// writes to slots, so a drained ring stays drained until this end writes.
     fn is_drained(&self) -> bool {
         self.published == self.written && self.word(HEAD).load(Ordering::Acquire) == self.written
     }
 
     /// Goes back to the front if the ring holds no messages. If more pages have been touched than
-    /// the next message needs, returns the memory and how many bytes of it to keep.
+    /// the next message needs, returns the memory and the number of bytes to keep.
     pub(crate) fn rest(&mut self) -> Option<(&W, usize)> {
         if !self.is_drained() {
             return None;
@@ -432,7 +434,7 @@ impl<W: Words> Writer<W> {
         more.then_some((&self.memory, keep))
     }
 
-    /// Tells the peer when this end wakes it.
+    /// Tells the peer the time at which this end wakes it.
     pub(crate) fn set_woken_at(&self, nanos: u64) {
         self.word(WOKEN_AT).store(nanos, Ordering::Relaxed);
     }
@@ -449,11 +451,12 @@ impl<W: Words> Writer<W> {
 
 /// The processor that this thread runs on, counted from 1, because a new ring holds 0.
 pub(crate) fn processor() -> u64 {
-    // The C library keeps the number at hand (rseq). rustix would call the kernel's vDSO, which
-    // does not exist under valgrind.
-    // SAFETY: no arguments, and nothing is written to; this rests on no rule.
+    // The C library keeps the number in memory (rseq). rustix would call the kernel's vDSO, which
+    // does not exist under valgrind. SAFETY: no arguments, and nothing is written to; this rests on
+    // no rule.
     let processor = unsafe { libc::sched_getcpu() };
-    // If it is not known (-1), returns 0 as in a new ring, so that both ends wait and do not poll.
+    // If the number is unknown (-1), returns 0 as in a new ring, so that both ends wait and do not
+    // poll.
     u64::try_from(processor).map_or(0, |processor| processor + 1)
 }
 

@@ -1,18 +1,20 @@
-//! Checks whether a peer could stop and read this process anyway (ptrace(2)).
+//! Checks whether a peer could in any case stop and read this process (ptrace(2)).
 //!
-//! A peer that could gets a wake-up channel with this process (`wakeup::channels`). It may fill the
-//! channel's page with bits, so that a task of this process keeps running, but it could also occupy
-//! the processor with a loop of its own. It also gets lent memory if the program lends to its user
-//! (`lend::permit`), because it could read all of this process's memory anyway. This requires the
-//! same user and the same PID namespace. A process of another namespace has no number for this
-//! process, even if this process sees it, as it sees those of its child namespaces.
+//! A peer that passes the check gets a wake-up channel with this process (`wakeup::channels`). The
+//! peer may fill the channel's page with bits, so that a task of this process keeps running. But
+//! the peer could also occupy the processor with a loop. A peer that passes the check also gets
+//! lent memory if the program lends to the peer's user (`lend::permit`), because the peer could
+//! read all of this process's memory in any case. The check requires the same user and the same PID
+//! namespace. A process of a child namespace has no number for this process, even though this
+//! process sees it.
 //!
-//! SO_PEERCRED gives a process id. That process may have ended, and another may have the id now. So
-//! the id counts only while the peer's pidfd says that the peer lives. On Linux 6.5 and later the
-//! socket gives the pidfd (SO_PEERPIDFD). On older kernels it is opened by the id (pidfd_open(2),
-//! Linux 5.3). It then counts if the kernel says (SCM_CREDENTIALS) that a message sent later comes
-//! from that id: the process that sends the message has had the id since the pidfd was opened, and
-//! is the peer. If neither is available, the peer counts as a stranger.
+//! SO_PEERCRED gives a process id. That process may have ended, and another process may have the id
+//! now. So the id counts only while the peer's pidfd says that the peer lives. On Linux 6.5 and
+//! later the socket gives the pidfd (SO_PEERPIDFD). On older kernels this process opens the pidfd
+//! by the id (pidfd_open(2), Linux 5.3). This pidfd counts if the kernel reports (SCM_CREDENTIALS)
+//! that a message sent later comes from that id. The sender of that message has had the id since
+//! the pidfd was opened, and is the peer. If neither way is available, the peer counts as a
+//! stranger.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -26,7 +28,7 @@ use crate::proc_file;
 use crate::shm::socket::seqpacket::Socket;
 use crate::shm::user::{is_overflow_user, own_user};
 
-/// Whether this process has no number in a namespace below that of /proc. This does not change.
+/// Whether this process has no number in a namespace below that of /proc. The value never changes.
 static ONE_NUMBER: PerProcess<bool> =
     PerProcess::new(|| in_this_namespace("self", std::process::id()));
 
@@ -41,19 +43,19 @@ const PEER_PIDFD: Option<libc::c_int> = match cfg!(any(
     false => None,
 };
 
-/// The process that made the other end of the socket, as far as its number tells, if it runs as
-/// this process's user.
+/// The process that made the other end of the socket, if it runs as this process's user. Only its
+/// number identifies the process so far.
 #[derive(Debug)]
 pub(super) struct Candidate {
     pid: u32,
     pidfd: OwnedFd,
-    /// Whether a message has to come from this number.
+    /// Whether the next message must come from the process with this number.
     must_send: bool,
 }
 
 impl Candidate {
-    /// Creates a candidate. If a sender has to show that it is the peer, the socket reports senders
-    /// from now on.
+    /// Creates a candidate. If the sender of a message has to be checked, the socket reports
+    /// senders from now on.
     pub(super) fn of(socket: &mut Socket) -> Option<Candidate> {
         Self::by(socket, pidfd(socket.fd()))
     }
@@ -106,8 +108,8 @@ pub(super) fn still_lives(process: HostProcess) -> bool {
         .is_some_and(|pidfd| start_of(process.pid) == Some(process.start) && lives(&pidfd))
 }
 
-/// Whether `pid` is the only number of the process in the namespace of /proc and those below it.
-/// Any process can read the status, and reading it does not block.
+/// Whether `pid` is the only number of the process in the namespace of /proc and the namespaces
+/// below. Any process can read the status file, and reading it does not block.
 fn in_this_namespace(process: &str, pid: u32) -> bool {
     let status = proc_file::read(&format!("/proc/{process}/status")).unwrap_or_default();
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
@@ -131,7 +133,7 @@ fn lives(process: &OwnedFd) -> bool {
     !is_readable(process)
 }
 
-/// Whether the descriptor is readable, or whether that is unknown.
+/// Whether the descriptor is readable. Also true if poll(2) fails.
 fn is_readable(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     // A signal interrupts even a poll that does not wait.

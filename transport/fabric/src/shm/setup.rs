@@ -1,4 +1,4 @@
-//! The result of a handshake: this end's ring, the peer's, and how the ends wake each other.
+//! The result of a handshake: this end's ring, the peer's ring, and how the ends wake each other.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -42,13 +42,13 @@ pub(super) struct PeerEnd {
 }
 
 impl PeerEnd {
-    /// Checks the peer's files: a ring of fixed size that has room for the shape and, from a
-    /// client, perhaps eventfds and page of a wake-up channel. May block, because a descriptor can
-    /// be of any file. Descriptors that are not kept stay in `fds`, and the caller closes them
-    /// where that may block. Dropping the result does not block, because closing an eventfd never
-    /// does.
+    /// Checks the peer's files. The first is a ring of fixed size that has room for the shape. A
+    /// client may also send the eventfds and the page of a wake-up channel. May block, because a
+    /// descriptor may refer to any file. Descriptors that are not kept stay in `fds`, and the
+    /// caller must close them on a thread that may block. Dropping the result does not block,
+    /// because closing an eventfd never blocks.
     ///
-    /// `user` is the peer's user. `takes_channel` says that this end and the peer can have a
+    /// `user` is the peer's user. `takes_channel` says whether this end and the peer can have a
     /// wake-up channel.
     pub(super) fn new(
         shape: Shape,

@@ -17,7 +17,7 @@ pub(super) enum Pending {
     Named(Offered, TakeFds<PeerMap>),
 }
 
-/// Requests that the file of a message be mapped for writing.
+/// Starts to map the file of a message for writing.
 pub(super) fn take_file(socket: &Socket, len: u64, usage: Usage) -> TakeFds<PeerMap> {
     let size = usize::try_from(len).unwrap_or(usize::MAX);
     let user = socket.peer().uid;
@@ -28,8 +28,8 @@ pub(super) fn take_file(socket: &Socket, len: u64, usage: Usage) -> TakeFds<Peer
 }
 
 /// A message whose file stays in the socket until the peer owes less
-/// ([`map_debt`](crate::shm::memory::map_debt)). Until then nothing after it is read, not even the
-/// peer's end.
+/// ([`map_debt`](crate::shm::memory::map_debt)). Until then the link reads no later message, and
+/// does not notice that the peer has ended.
 #[derive(Debug)]
 pub(super) struct Deferred {
     pub(super) message: SocketMessage,
@@ -44,7 +44,7 @@ impl Deferred {
         Deferred { message, timer }
     }
 
-    /// Becomes ready once, when the time is over.
+    /// Becomes ready once, when the time has passed.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.timer.poll(cx).map(drop)
     }

@@ -9,10 +9,11 @@ pub(super) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether a number may stand for any user. In a user namespace, all users from outside of it have
-/// the same number, by default 65534.
+/// Whether a number may mean any user. In a user namespace, all users from outside have the same
+/// number, by default 65534.
 pub(super) fn is_overflow_user(uid: u32) -> bool {
-    /// The kernel's number. Read once, because each connection needs it several times.
+    /// The kernel's number for such users. It is read once, because each connection needs it
+    /// several times.
     static OVERFLOW_UID: OnceLock<String> = OnceLock::new();
     let read = |path| proc_file::read(path).unwrap_or_default();
     let overflow_uid = OVERFLOW_UID.get_or_init(|| read("/proc/sys/kernel/overflowuid"));
@@ -24,7 +25,7 @@ fn stands_for_any(uid: u32, overflow_uid: &str, uid_map: impl FnOnce() -> String
     if uid != overflow_uid.trim().parse().unwrap_or(65534) {
         return false;
     }
-    // Each user has its own number only if the namespace maps all of them.
+    // Each user has its own number only if the namespace maps all users.
     !uid_map().split_whitespace().eq(["0", "0", "4294967295"])
 }
 

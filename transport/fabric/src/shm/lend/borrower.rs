@@ -19,7 +19,7 @@ use crate::shm::memory::table::Table;
 use crate::shm::offers::{MAX_BYTES, MAX_FILES};
 use crate::shm::socket::wire::LendOn;
 
-/// A mapped file, and the writing end of the peer's pipe if that came with it.
+/// A mapped file, and the writing end of the peer's pipe if the pipe came with the file.
 #[derive(Debug)]
 pub(crate) struct TakenFile {
     map: Arc<PeerMap>,
@@ -37,19 +37,19 @@ pub(crate) struct Taking {
     pub(crate) lend_on: LendOn,
     /// The peer's user.
     pub(crate) user: u32,
-    /// The link's files that were taken before.
+    /// The files that the link has taken before.
     pub(crate) others: Given,
     /// The pool that may lend the file on.
     pub(crate) pool: Option<Pool>,
 }
 
 impl TakenFile {
-    /// Maps a file that a peer has passed, and takes the pipes that belong to it. May block.
+    /// Maps a file that a peer has passed, and takes the pipes that belong to the file. May block.
     /// Descriptors that are not kept stay in `fds`.
     ///
     /// # Errors
-    /// `InvalidData` if the file is not one that may be lent. Other errors if this process cannot
-    /// map it, or already keeps as many descriptors as it may.
+    /// `InvalidData` if a file of this kind may not be lent. Other errors if this process cannot
+    /// map the file, or already keeps as many descriptors as it may.
     pub(crate) fn new(fds: &mut Vec<OwnedFd>, taking: Taking) -> io::Result<TakenFile> {
         let Taking { offered, lend_on, user, others, pool } = taking;
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
@@ -73,8 +73,8 @@ impl TakenFile {
             let map = PeerMap::lent(file, len, user, others)?;
             return Ok(TakenFile { map, reads, owner, registration: None });
         };
-        // Each link has its own mapping, whose addresses tell which link has borrowed the bytes
-        // there.
+        // Each link has its own mapping, so the address of borrowed bytes shows which link has
+        // borrowed them.
         let map = Arc::new(PeerMap::lent_apart(file, len, user, others)?);
         let registration = KeptDescriptor::count().and_then(|counted| {
             let file = fds.drain(..1).next()?;
@@ -101,8 +101,8 @@ impl AsRef<[u8]> for Whole {
     }
 }
 
-/// Counts a descriptor that is kept for as long as a peer wants. All peers together have
-/// [`MAX_KEPT`].
+/// Counts a descriptor that is kept for as long as a peer wants. All peers together have at most
+/// [`MAX_KEPT`] such descriptors.
 #[derive(Debug)]
 struct KeptDescriptor;
 
@@ -111,7 +111,7 @@ static KEPT: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
 impl KeptDescriptor {
     /// Counts one more descriptor. `None` if the maximum is reached.
     fn count() -> Option<Self> {
-        // Dropping it ends the count.
+        // Dropping the value ends the count.
         let counted = KeptDescriptor;
         (KEPT.fetch_add(1, Relaxed) < MAX_KEPT).then_some(counted)
     }
@@ -131,8 +131,8 @@ struct File {
     /// The registration of the memory, which also keeps the mapping.
     _registration: Option<(PoolRegistration, KeptDescriptor)>,
     /// The pipe ends. While they are open, the peer keeps the memory that it has lent, even after
-    /// the connection has ended, and so does the owner of re-lent memory. Closing a pipe does not
-    /// block.
+    /// the connection has ended. The owner of re-lent memory also keeps that memory. Closing a pipe
+    /// does not block.
     _reads: Arc<OwnedFd>,
     _owner: Option<(OwnedFd, KeptDescriptor)>,
 }
@@ -197,20 +197,20 @@ impl Borrower {
         Ok(())
     }
 
-    /// Handles that the peer takes a file back, which may be one that could not be mapped. Bytes
-    /// that are still read stay mapped.
+    /// Handles a peer's message that takes a file back. The file may be one that could not be
+    /// mapped. Bytes that are still read stay mapped.
     pub(crate) fn forget(&mut self, key: u32) {
         if let Some(file) = self.files.remove(&key) {
             self.bytes -= file.map.len() as u64;
         }
     }
 
-    /// Returns bytes that the peer has lent. The lease returns when the last part of them is
+    /// Returns bytes that the peer has lent. The lease returns when the last part of the bytes is
     /// dropped.
     ///
     /// # Errors
-    /// A description of the peer's breach. Key, address and length must match memory that it has
-    /// lent (R15).
+    /// A description of the peer's breach. Key, address and length must match memory that the peer
+    /// has lent (R15).
     pub(crate) fn borrow(&self, lent: Lent, len: u32) -> Result<Bytes, String> {
         let Lent { lease, key, addr } = lent;
         let wrong = || format!("lease {lease} of {len} bytes at {addr:#x} with key {key:#x}");

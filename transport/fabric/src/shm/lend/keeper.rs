@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | does not run | leases are to be kept | starts, and waits |
 //! | waits | a pipe no longer has a writing end | ends the leases of that pipe |
-//! | waits | more leases are to be kept | also waits for theirs |
+//! | waits | more leases are to be kept | also waits for the pipe of those leases |
 //! | has no leases | | ends |
 
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -18,14 +18,14 @@ use tonic_rdma_memory::{LendableBytes, PerProcess, throttled};
 /// Bytes of the thread's stack.
 const STACK_SIZE: usize = 128 << 10;
 
-/// The leases of one link, and the pipe that tells when its reader is done.
+/// The leases of one link, and the pipe whose end shows that the reader is done.
 type Kept = (PipeReader, Slab<LendableBytes>);
 
 #[derive(Debug, Default)]
 struct Keeper {
     /// Leases that the thread has not taken yet.
     added: Vec<Kept>,
-    /// Wakes the thread; `None` until a thread runs.
+    /// The pipe that wakes the thread. `None` until a thread runs.
     thread: Option<PipeWriter>,
 }
 
@@ -35,14 +35,14 @@ fn keeper() -> MutexGuard<'static, Keeper> {
     KEEPER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps leases until no process has the writing end of the pipe any more.
+/// Keeps leases until no process has the writing end of the pipe.
 pub(super) fn keep(reader: PipeReader, leases: Slab<LendableBytes>) {
     let mut keeper = keeper();
     let is_told = !keeper.added.is_empty();
     keeper.added.push((reader, leases));
     if let Some(mut thread) = keeper.thread.as_ref() {
-        // Only one byte is ever in the pipe, because the thread reads it before it takes the added
-        // leases. So the pipe is never full.
+        // The pipe never holds more than one byte, because the thread reads the byte before it
+        // takes the added leases. So the pipe is never full.
         if !is_told && let Err(error) = thread.write_all(&[0]) {
             throttled!(error, %error, "the thread that keeps lent memory is not woken");
         }
@@ -54,7 +54,7 @@ pub(super) fn keep(reader: PipeReader, leases: Slab<LendableBytes>) {
     });
     match started {
         Ok(waker) => keeper.thread = Some(waker),
-        // The leases stay, and the next call tries to start a thread again.
+        // The leases stay in the list, and the next call tries again to start a thread.
         Err(error) => throttled!(warn, %error, "no thread to wait for the readers of lent memory"),
     }
 }
@@ -70,8 +70,8 @@ fn wait(woken: &PipeReader) {
         }
         drop(keeper);
         let ended = {
-            // Nobody writes to the readers' pipes. poll(2) always reports their end, even with no
-            // events requested.
+            // Nobody writes to the readers' pipes. poll(2) always reports the end of a pipe, even
+            // if no events are requested.
             let mut fds: Vec<PollFd<'_>> = std::iter::once(PollFd::new(woken, PollFlags::IN))
                 .chain(kept.iter().map(|(reader, _)| PollFd::new(reader, PollFlags::empty())))
                 .collect();

@@ -1,4 +1,4 @@
-//! The leases of a link, and the files of this process that its peer has mapped.
+//! The leases of a link, and the files of this process that the link's peer has mapped.
 
 use std::io::{self, PipeReader, pipe};
 use std::os::fd::AsFd;
@@ -20,10 +20,10 @@ use crate::shm::socket::wire::{LendOn, Message};
 #[derive(Debug)]
 pub(crate) struct Lender {
     permit: Arc<Permit>,
-    /// The peer's process, if the handshake has shown that it could read this process's memory
-    /// anyway.
+    /// The peer's process, if the handshake has shown that it could in any case read this process's
+    /// memory.
     peer: Option<HostProcess>,
-    /// Whether the peer may be lent memory. `None` until this has been decided.
+    /// Whether the peer may be lent memory. `None` before the decision.
     allowed: Option<bool>,
     files: Offers,
     leases: Slab<LendableBytes>,
@@ -32,7 +32,7 @@ pub(crate) struct Lender {
 }
 
 impl Lender {
-    /// Returns `None` if no peer may be lent memory, or if this peer accepts none.
+    /// Returns `None` if no peer may be lent memory, or if this peer accepts no lent memory.
     pub(crate) fn new(
         permit: &Arc<Permit>,
         peer: Option<HostProcess>,
@@ -45,7 +45,7 @@ impl Lender {
         Some(Lender { permit, peer, allowed: None, files, leases, reader: None })
     }
 
-    /// Whether anything may be lent.
+    /// Whether memory may be lent to the peer.
     pub(crate) fn may_lend(&self) -> bool {
         self.allowed != Some(false)
     }
@@ -84,8 +84,8 @@ impl Lender {
             None => LendOn::Never,
         };
         let message = Message::Lend { key, addr: file.addr, len: file.len, lend_on }.encode();
-        // The first offer includes this link's pipe. Memory that another peer has lent goes with
-        // that peer's pipe.
+        // The first offer includes this link's pipe. If another peer has lent the memory, that
+        // peer's pipe is sent with the file.
         let new = if self.reader.is_none() { Some(pipe()?) } else { None };
         let mut fds = vec![file.file.as_fd()];
         fds.extend(new.iter().map(|(_, writer)| writer.as_fd()));
@@ -95,7 +95,7 @@ impl Lender {
             self.reader = Some(reader);
         }
         match sent {
-            // The socket is full, so the file is offered another time.
+            // The socket is full, so the file is offered later.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
             Ok(()) => {
@@ -105,13 +105,13 @@ impl Lender {
         }
     }
 
-    /// Records that the peer has mapped a file, or cannot map it. The file may have been taken back
-    /// since.
+    /// Records that the peer has mapped a file, or cannot map it. This end may have taken the file
+    /// back since the offer.
     pub(crate) fn answered(&mut self, key: u32, taken: bool) {
         self.files.answered(key, taken);
     }
 
-    /// Whether the peer was offered the file with this key, and has not answered.
+    /// Whether the peer was offered the file with this key and has not answered yet.
     pub(crate) fn is_asked(&self, key: u32) -> bool {
         self.files.get(key) == Some(Offer::Open)
     }

@@ -1,8 +1,8 @@
-//! Lending, by which a peer reads messages where their sender has them.
+//! Lending: the peer reads messages in the sender's memory.
 //!
 //! Send memory that may be lent lies in separate files (memfd), whose size and pages are fixed, and
-//! to which only their maker can write. A link offers such a file to its peer when it first wants
-//! to lend bytes in it:
+//! to which only their maker can write. A link offers such a file to its peer when the link first
+//! wants to lend bytes in the file:
 //!
 //! | the file is | on | next |
 //! |---|---|---|
@@ -12,13 +12,13 @@
 //! | any of these | its arena is freed, so nothing in it is lent | unknown: UNLEND, and the peer unmaps it |
 //!
 //! A lease keeps its bytes until it is returned. If the connection ends first, the reader may still
-//! read them. So the first LEND also passes the writing end of a pipe. Each of the reader's
-//! mappings keeps it open while slices of the mapping exist. The `keeper` keeps the leases until
-//! the kernel reports that the pipe has no writing end, because the last slice was dropped or the
-//! process has ended.
+//! read the bytes. So the first LEND also passes the writing end of a pipe. Each mapping at the
+//! reader keeps the pipe open while slices of the mapping exist. The `keeper` keeps the leases
+//! until the kernel reports that the pipe has no writing end, because the last slice was dropped or
+//! the process has ended.
 //!
 //! Lent bytes may be lent on, once, to processes that `same_user` confirms. The programs of both
-//! the owner and the process in between must ask for this (`Lending::SameUserOnward`), because the
+//! the owner and the process in between must allow this (`Lending::SameUserOnward`), because the
 //! last reader maps whole files and so sees everything that the owner lends to the process in
 //! between. That process registers the file with its pool as a peer's memory, and passes on the
 //! file together with the owner's pipe:
@@ -42,5 +42,5 @@ pub(super) mod lender;
 pub(super) mod permit;
 
 /// Maximum number of descriptors that this process keeps for peers that lend: a quarter of the
-/// usual limit. Beyond it, nothing is lent on.
+/// usual limit. Beyond this number, no memory is lent on.
 const MAX_KEPT: usize = 256;

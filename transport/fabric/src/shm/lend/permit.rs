@@ -20,13 +20,14 @@ impl Permit {
         self.lending == Lending::Off
     }
 
-    /// Whether peers may lend on this process's memory, and this process theirs.
+    /// Whether peers may lend on this process's memory, and whether this process may lend on its
+    /// peers' memory.
     pub(crate) fn lends_on(&self) -> bool {
         self.lending == Lending::SameUserOnward
     }
 
     /// Whether the peer of this socket may be lent memory from now on. `known` is the peer's
-    /// process, if the handshake has shown that it could read this process's memory anyway
+    /// process, if the handshake has shown that it could in any case read this process's memory
     /// (`same_user`).
     pub(crate) fn allows(&self, socket: &Socket, known: Option<HostProcess>) -> bool {
         match self.lending {

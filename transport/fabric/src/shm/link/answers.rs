@@ -1,4 +1,4 @@
-//! Answers to offered memory: TAKEN or DECLINED. For a chunk there is only DECLINED.
+//! Answers to offered memory: TAKEN or DECLINED. A chunk that is mapped gets no answer.
 
 use std::io;
 
@@ -25,7 +25,7 @@ impl ShmLink {
         }
     }
 
-    /// Answers an offer of lent memory, which has been mapped or cannot be.
+    /// Answers an offer of lent memory. `taken` says whether the memory could be mapped.
     pub(super) fn answer_lent(
         &mut self,
         offered: Offered,
@@ -55,7 +55,8 @@ impl ShmLink {
             }
         };
         match self.socket.send(&answer.encode(), &[]) {
-            // Without an answer the peer goes on copying. A later poll reports its end.
+            // Without an answer the peer continues to copy. If the peer has ended, a later poll
+            // reports that.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_end(&error) => Ok(()),
             sent => sent.map_err(|error| self.device_error("sendmsg", error)),
         }

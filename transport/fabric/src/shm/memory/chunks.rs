@@ -3,14 +3,14 @@
 //! | message | before its descriptor is taken | then |
 //! |---|---|---|
 //! | CHUNK | its key is new, and the limits hold | the file is mapped (`peer_map`), and WRITEs go there; or DECLINED |
-//! | FORGET | its key is known | it is unmapped, if it was mapped |
+//! | FORGET | its key is known | the file is unmapped, if it was mapped |
 //! | NAME | its key is new, and the limits of offers hold | as with CHUNK |
-//! | UNNAME | | it is unmapped, if it was mapped |
+//! | UNNAME | | the file is unmapped, if it was mapped |
 //!
 //! The limits suffice for a peer that leases all of its landing memory to one connection, in chunks
 //! of the usual size and some others. [`MAX_CHUNK_BYTES`] is also the limit that an end imposes on
 //! itself as [`Caps::max_landing`](crate::Caps::max_landing). A peer that keeps giving chunks and
-//! taking them back unused only costs this end time, so its connection is ended.
+//! taking them back unused only costs this end time, so this end ends the connection.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ struct PeerChunk {
     len: u64,
     /// `None` if this end could not map the chunk.
     map: Option<PeerMap>,
-    /// Whether it is an application buffer.
+    /// Whether the memory is an application buffer.
     named: bool,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct PeerChunks {
     named_bytes: u64,
     /// Number of CHUNK messages that have been handled.
     handled: u64,
-    /// When the count of `unused` began.
+    /// The time when the count of `unused` began.
     unused_since: Option<Instant>,
     unused: u32,
 }
@@ -75,7 +75,7 @@ impl PeerChunks {
         }
     }
 
-    /// Adds a chunk that was checked, and is now mapped or cannot be.
+    /// Adds a chunk that was checked. `map` is `None` if the chunk could not be mapped.
     pub(crate) fn insert(&mut self, offered: Offered, map: Option<PeerMap>) {
         let Offered { key: rkey, addr, len } = offered;
         self.chunks.insert(rkey, PeerChunk { addr, len, map, named: false });
@@ -128,7 +128,7 @@ impl PeerChunks {
         self.chunks.get(&rkey).is_some_and(|chunk| chunk.map.is_some())
     }
 
-    /// Handles that the peer takes a chunk back.
+    /// Handles FORGET: the peer takes a chunk back.
     ///
     /// # Errors
     /// A description of the peer's breach.
@@ -158,8 +158,9 @@ impl PeerChunks {
         self.unused > MAX_UNUSED
     }
 
-    /// Copies bytes to an address in a chunk. Returns false if they do not lie within it: key,
-    /// address and length come from the peer, and must match a chunk that it gave (R15).
+    /// Copies bytes to an address in a chunk. Returns false if the bytes do not lie within the
+    /// chunk. Key, address and length come from the peer, and must match a chunk that the peer gave
+    /// (R15).
     pub(crate) fn write(&mut self, rkey: u32, remote_addr: u64, bytes: &[u8]) -> bool {
         self.chunks.get_mut(&rkey).is_some_and(|chunk| {
             let offset = remote_addr.checked_sub(chunk.addr);

@@ -1,17 +1,17 @@
 //! Files mapped into this process: its own rings, and files that peers gave.
 //!
-//! The giver of memory must have allocated it. Landing memory and lent memory must have all of its
-//! pages when it is offered, because a process that touches a hole allocates the page, on its own
-//! account. SEEK_HOLE finds holes without allocating anything. It reports a page that was allocated
-//! (fallocate(2)) but never touched as a hole.
+//! The process that offers memory must have allocated it. Landing memory and lent memory must have
+//! all pages when they are offered: a process that touches a hole allocates the page, and the
+//! kernel charges the page to that process. SEEK_HOLE finds holes without allocating anything.
+//! SEEK_HOLE also reports a hole for a page that was allocated (fallocate(2)) but never touched.
 //!
 //! A lent file keeps its pages, because its seals forbid punching holes. The maker of landing
-//! memory can take pages away later (FALLOC_FL_PUNCH_HOLE), because it must be able to free them
-//! even if the peer keeps its mapping. So this process allocates no page before it writes there: a
-//! mapping begins without pages. A WRITE first reads one byte of each window of [`FAULT_AROUND`]
-//! bytes that it is the first to reach. The kernel then maps the pages that the file has in the
-//! window with one fault, and allocates at most the page that was read, which is about to be
-//! written.
+//! memory can take pages away later (FALLOC_FL_PUNCH_HOLE), because it must be able to free pages
+//! even if the peer keeps its mapping. So this process allocates no page before it writes there,
+//! and a mapping begins without pages. A WRITE first reads one byte of each window of
+//! [`FAULT_AROUND`] bytes that no earlier WRITE has reached. The kernel then maps the pages that
+//! the file has in the window with one fault, and allocates at most the page that was read, which
+//! is about to be written.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,9 +29,11 @@ use crate::turn::COPY_UNIT;
 /// Bytes around a fault that the kernel maps if the file has them (fault_around_bytes, 64 KiB
 /// unless configured).
 const FAULT_AROUND: usize = 64 << 10;
-/// Bytes of the largest ordinary page of any kernel, to which a file may be rounded up.
+/// Bytes of the largest ordinary page of any kernel. The length of a file may be rounded up to this
+/// size.
 const MAX_PAGE: u64 = 64 << 10;
-/// Number of bytes to unmap at a time, during which no other thread can map anything.
+/// Number of bytes to unmap at a time. While the kernel unmaps them, no other thread can map
+/// memory.
 const UNMAP_STEP: usize = 4 << 20;
 
 /// Device and inode of a file.
@@ -39,7 +41,8 @@ pub(crate) type FileId = (u64, u64);
 
 /// The seals of a file that nobody can truncate.
 const KEEPS_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
-/// The seals of a file whose pages are fixed, and to which only its maker, or nobody, can write.
+/// The seals of a file whose pages are fixed. Either only the maker of the file can write to it, or
+/// nobody can.
 const READ_ONLY: [SealFlags; 2] =
     [KEEPS_SIZE.union(SealFlags::FUTURE_WRITE), KEEPS_SIZE.union(SealFlags::WRITE)];
 
@@ -51,11 +54,11 @@ fn invalid(what: String) -> io::Error {
 
 /// Checks that a file can safely be accessed for as long as it is mapped.
 fn check(file: impl AsFd, len: usize, any_of: &[SealFlags]) -> io::Result<Stat> {
-    // Fails for anything that is no memory file.
+    // The call fails for a file that is not a memory file.
     let seals = fcntl_get_seals(&file)
         .map_err(|e| invalid(format!("not a file that can be sealed ({e})")))?;
-    // If the peer frees a huge page, there may be none left when this process touches it, which
-    // would kill this process.
+    // If the peer frees a huge page, the host may have no huge page left when this process touches
+    // the memory. The kernel would then kill this process.
     if !tonic_rdma_memory::memfd::has_ordinary_pages(file.as_fd())? {
         return Err(invalid("not a file of ordinary pages".to_owned()));
     }
@@ -65,15 +68,15 @@ fn check(file: impl AsFd, len: usize, any_of: &[SealFlags]) -> io::Result<Stat> 
     let stat = fstat(&file)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let max_size = (len as u64).next_multiple_of(MAX_PAGE);
-    // A fault waits while the peer punches a hole around it. The limit on the size bounds that
-    // wait.
+    // A page fault waits while the peer punches a hole around its address. The limit on the file's
+    // size bounds that wait.
     if len == 0 || size < len as u64 || size > max_size {
         return Err(invalid(format!("a file of {size} bytes, {len} are to be mapped")));
     }
     Ok(stat)
 }
 
-/// Checks that a file has all of its pages. Allocates none.
+/// Checks that a file has all of its pages. Allocates no pages.
 fn check_pages(file: impl AsFd, stat: &Stat) -> io::Result<()> {
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let hole = seek(&file, SeekFrom::Hole(0))?;
@@ -95,7 +98,7 @@ pub(crate) struct Map {
     len: usize,
     /// Offset behind the last byte that was written.
     touched: usize,
-    /// The process that has mapped it. It is not mapped in children (MADV_DONTFORK).
+    /// The process that made the mapping. Its children do not have the mapping (MADV_DONTFORK).
     process: Process,
 }
 
@@ -107,7 +110,7 @@ unsafe impl Sync for Map {}
 impl Map {
     /// Maps a file of `len` bytes, rounded up to 64 KiB at most, if nobody can truncate it:
     /// touching truncated memory would kill this process. `accept` gets the file's identity and may
-    /// refuse it.
+    /// refuse the file.
     ///
     /// # Errors
     /// The file is no memory file of ordinary pages, is not sealed against shrinking and growing,
@@ -149,8 +152,8 @@ impl Map {
         accept: impl FnOnce(FileId) -> io::Result<()>,
     ) -> io::Result<Map> {
         let stat = check(&file, len, &READ_ONLY)?;
-        // A read would allocate missing pages, on this process's account. Nobody can remove
-        // existing pages, because either seal forbids punching holes.
+        // A read would allocate missing pages, and the kernel would charge them to this process.
+        // Nobody can remove existing pages, because either seal forbids punching holes.
         check_pages(&file, &stat).map_err(|error| invalid(error.to_string()))?;
         accept((stat.st_dev, stat.st_ino))?;
         let map = Map::of(file, len, ProtFlags::READ)?;
@@ -200,14 +203,14 @@ impl Map {
         Ok(map)
     }
 
-    /// Creates a file of this process and maps it. It begins without pages.
+    /// Creates a file of this process and maps it. The file begins without pages.
     pub(crate) fn create(len: usize) -> io::Result<(Map, OwnedFd)> {
         let file = tonic_rdma_memory::memfd::sealed(c"tonic-rdma-ring", len)?;
         Ok((Map::of(&file, len, READ_WRITE)?, file))
     }
 
-    /// Frees the pages after the first `keep` bytes, in both processes. They read as zeros
-    /// afterwards.
+    /// Frees the pages after the first `keep` bytes, in both processes. The freed bytes read as
+    /// zeros afterwards.
     pub(crate) fn release(&self, keep: usize) {
         // SAFETY: takes a number and touches no memory of ours; this rests on no rule.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -224,7 +227,7 @@ impl Map {
         }
     }
 
-    /// Copies `src` to `offset`. Returns false if it does not fit there.
+    /// Copies `src` to `offset`. Returns false if the bytes do not fit there.
     pub(crate) fn write(&mut self, offset: u64, src: &[u8]) -> bool {
         let end =
             usize::try_from(offset).ok().and_then(|at| Some((at, at.checked_add(src.len())?)));
@@ -241,7 +244,7 @@ impl Map {
         true
     }
 
-    /// Maps the file's pages in the windows that `at .. end` is the first to reach.
+    /// Maps the file's pages in those windows of `at .. end` that no earlier write has reached.
     fn touch(&mut self, at: usize, end: usize) {
         let mut next = at.max(self.touched);
         while next < end {

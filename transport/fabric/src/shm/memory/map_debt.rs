@@ -2,18 +2,18 @@
 //!
 //! Checking, mapping and unmapping a file takes this process's time for each page, and costs the
 //! peer one short message. The number and length of mapped files are limited, so a peer that wants
-//! to use up more time has to take files back and give others. A file that the peer takes back
+//! to use up more time has to take files back and give new files. A file that the peer takes back
 //! unused, or that could not be mapped, is a debt of the peer's process:
 //!
 //! | a process owes | its next file |
 //! |---|---|
 //! | [`MAX_DEBT`] at most | is mapped at once |
-//! | more | waits in the socket, with everything after it, until the process owes only that much |
+//! | more | waits in the socket, with all later messages, until the process owes at most [`MAX_DEBT`] |
 //!
 //! All debts together are paid off at [`PAID_PER_SECOND`], which is shared equally among the
-//! debtors. So a debtor with a large debt does not make the others wait longer. A connection that
-//! ends gives its files back, but its debt stays with the process. Bytes that this end has written
-//! to a file, or borrowed from it, are no debt.
+//! debtors. So a debtor with a large debt does not make other debtors wait longer. The files of a
+//! connection that ends are taken back, but the debt stays with the process. Bytes that this end
+//! has written to a file, or borrowed from it, are no debt.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -29,7 +29,7 @@ pub(crate) const PAID_PER_SECOND: u64 = 1 << 30;
 pub(crate) const MAX_DEBT: u64 = 4 << 30;
 /// Bytes that a file costs in addition to its pages, for waking the thread that maps it.
 const PER_FILE: u64 = 512 << 10;
-/// A page that is only checked costs this fraction, `1 / UNPOPULATED`, of a page that is mapped.
+/// A page that is only checked costs `1 / UNPOPULATED` of a page that is mapped.
 const UNPOPULATED: u64 = 8;
 
 /// A peer's user and pid, according to its socket.
@@ -73,7 +73,7 @@ impl Debts {
         *owed = owed.saturating_add(bytes);
     }
 
-    /// The time until a process owes no more than it may. `None` if that is already so.
+    /// The time until a process owes at most [`MAX_DEBT`]. `None` if it already owes no more.
     fn wait(&mut self, process: PeerProcess, now: Instant) -> Option<Duration> {
         self.pay(now);
         let over = self.owed.get(&process)?.checked_sub(MAX_DEBT).filter(|over| *over > 0)?;

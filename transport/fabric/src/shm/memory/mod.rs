@@ -3,10 +3,10 @@
 //! | module | what |
 //! |---|---|
 //! | `map` | checks a file and maps it |
-//! | `peer_map` | maps a peer's file, once, and unmaps it on another thread |
+//! | `peer_map` | maps a peer's file once, and unmaps it on another thread |
 //! | `map_debt` | charges peers for files that were mapped for nothing |
 //! | `chunks` | the peer's landing chunks: limits, WRITEs |
-//! | `table` | this process's landing chunks, by remote key |
+//! | `table` | this process's landing chunks, keyed by remote key |
 
 pub(super) mod chunks;
 pub(super) mod map;

@@ -16,21 +16,22 @@ use crate::shm::memory::map_debt::MapCost;
 use crate::shm::ring::Words;
 use crate::shm::socket::blocking::PEERS;
 
-/// The assumed limit on the mappings of a process (proc(5), max_map_count) if it cannot be read.
+/// The assumed limit on the mappings of a process (proc(5), max_map_count) if the real limit cannot
+/// be read.
 const MAX_MAPPINGS: usize = 65530;
-/// Peers' files may have this fraction, `1 / MAPPINGS_DIVISOR`, of the mappings.
+/// Peers' files may have `1 / MAPPINGS_DIVISOR` of a process's mappings.
 const MAPPINGS_DIVISOR: usize = 4;
 
 /// Bytes of address space that peers' files may have: an eighth of a process's address space on
 /// x86-64 (47 bits).
 const MAX_MAPPED: u64 = 1 << 44;
-/// Peers' files may have this fraction, `1 / ADDRESS_SPACE_DIVISOR`, of RLIMIT_AS.
+/// Peers' files may have `1 / ADDRESS_SPACE_DIVISOR` of RLIMIT_AS.
 const ADDRESS_SPACE_DIVISOR: u64 = 8;
 
-/// Maximum bytes of the chunks that a peer keeps in a connection. They take this process's address
-/// space, and the peer's memory.
+/// Maximum bytes of the chunks that a peer keeps in a connection. The chunks take this process's
+/// address space, and the peer's memory.
 pub(crate) const MAX_CHUNK_BYTES: u64 = 1 << 30;
-/// Number of chunks that every connection may give, however many connections there are.
+/// Number of chunks that each connection may always give, however many connections there are.
 const MIN_CHUNKS: usize = 8;
 
 /// Memory that a peer offers, as described by the message that passes the file.
@@ -73,7 +74,7 @@ impl Usage {
         matches!(self, Usage::Lent { .. } | Usage::Named { .. })
     }
 
-    /// The peer's debt for a file of this length, if it may give many.
+    /// The peer's debt for a file of this length, if a connection may give many files of this kind.
     fn cost(self, user: u32, len: usize) -> Option<MapCost> {
         let len = len as u64;
         match self {
@@ -109,7 +110,7 @@ impl Limits {
 #[derive(Debug)]
 struct Mapped {
     files: BTreeSet<FileId>,
-    /// The number of rings among them, one for each connection.
+    /// The number of rings among these files. Each connection has one ring.
     rings: usize,
     /// The number of mappings of files that several connections may have given.
     again: usize,
@@ -124,9 +125,10 @@ impl Mapped {
         Mapped { files: BTreeSet::new(), rings: 0, again: 0, bytes: 0 }
     }
 
-    /// Whether one more file may be mapped. Once half of the mappings, or of the address space, is
-    /// in use, no connection gets more than its share of a quarter, so that connections with many
-    /// files leave room for others. The last sixteenth of the mappings is reserved for rings.
+    /// Whether one more file may be mapped. Once half of the allowed mappings or of the allowed
+    /// address space is used, each connection may have only an equal share of a quarter of them. So
+    /// connections with many files leave room for others. The last sixteenth of the mappings is
+    /// reserved for rings.
     fn has_room(&self, usage: Usage, len: u64, limits: Limits) -> bool {
         let (mapped, limit) = (self.files.len() + self.again, limits.mappings);
         let given = match usage {
@@ -137,7 +139,8 @@ impl Mapped {
         let share = (limit / 4 / rings).max(MIN_CHUNKS);
         let has_mapping = mapped < limit / 2 || given.files < share && mapped < limit - limit / 16;
         let bytes = self.bytes.saturating_add(len);
-        // At least as much as a connection may give as chunks, so that no chunk is refused.
+        // The share is never smaller than the chunks that a connection may give, so that no chunk
+        // is refused.
         let share = (limits.bytes / 4 / rings as u64).max(MAX_CHUNK_BYTES);
         let has_bytes = bytes <= limits.bytes / 2
             || given.bytes.saturating_add(len) <= share && bytes <= limits.bytes;
@@ -198,13 +201,13 @@ impl Drop for Entry {
     }
 }
 
-/// The mapping of a lent file. Its lock makes threads that map the file do so one after the other.
+/// The mapping of a lent file. The lock lets only one thread at a time map the file.
 type Turn = Arc<Mutex<Weak<PeerMap>>>;
 
 /// Files that one or several connections lend.
 struct Lent {
     turns: BTreeMap<FileId, Turn>,
-    /// Number of turns at which turns of files that are no longer mapped are dropped.
+    /// When there are this many turns, the turns of files that are no longer mapped are dropped.
     full: usize,
 }
 
@@ -230,7 +233,7 @@ impl Lent {
     }
 }
 
-/// A mapped file of a peer. No file is mapped twice, except those that several connections may
+/// A mapped file of a peer. No file is mapped twice, except files that several connections may
 /// give. All peers together have a quarter of the process's mappings. A thread that may block
 /// unmaps the file.
 #[derive(Debug)]
@@ -242,8 +245,8 @@ pub(crate) struct PeerMap {
 }
 
 impl PeerMap {
-    /// Maps a whole file on behalf of a peer of this user. May block, because the descriptor can be
-    /// of any file.
+    /// Maps a whole file on behalf of a peer of this user. May block, because the descriptor may
+    /// refer to any file.
     ///
     /// # Errors
     /// The errors of [`Map::new`] or, for files other than rings and pages, of [`Map::whole`]. Also
@@ -255,7 +258,7 @@ impl PeerMap {
             Ok(())
         };
         let map = match usage {
-            // A short file that both ends write to.
+            // Both ends write to this short file.
             Usage::Ring | Usage::Page => Map::new(file, len, accept),
             Usage::Chunk { .. } | Usage::Lent { .. } | Usage::Named { .. } => {
                 Map::whole(file, len, accept)
@@ -266,7 +269,7 @@ impl PeerMap {
 
     /// Maps a whole file on behalf of a peer of this user, to read bytes that the peer has lent. A
     /// file that is already mapped in this way is not mapped again. May block, because the
-    /// descriptor can be of any file.
+    /// descriptor may refer to any file.
     ///
     /// # Errors
     /// Those of [`Map::read_only`]. Also fails if there are too many files.
@@ -278,8 +281,8 @@ impl PeerMap {
     ) -> io::Result<Arc<PeerMap>> {
         let stat = fstat(&file)?;
         let turn = Lent::turn((stat.st_dev, stat.st_ino));
-        // Held while the file is mapped, which may take long. Only threads that map the same file
-        // wait.
+        // The lock is held while the file is mapped, which may take long. It delays only threads
+        // that map the same file.
         let mut lent = turn.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(map) = lent.upgrade().filter(|map| map.len() == len) {
             // The peer is charged for the thread that was woken.
@@ -337,7 +340,7 @@ impl PeerMap {
         }
     }
 
-    /// Copies `src` to `offset`. False when it does not fit there.
+    /// Copies `src` to `offset`. Returns false if the bytes do not fit there.
     pub(crate) fn write(&mut self, offset: u64, src: &[u8]) -> bool {
         self.mapped.as_mut().is_some_and(|(map, _)| map.write(offset, src))
     }
@@ -354,7 +357,7 @@ impl PeerMap {
         self.mapped.as_ref().map_or(0, |(map, _)| map.touched())
     }
 
-    /// Whether nothing has been written to it so far.
+    /// Whether this end has written nothing to the mapping so far.
     pub(crate) fn is_unused(&self) -> bool {
         self.touched() == 0
     }

@@ -1,4 +1,4 @@
-//! Landing chunks of this process, by remote key.
+//! The landing chunks of this process, keyed by remote key.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use tonic_rdma_memory::{Access, Memory, RegisterError, Registrar, Registration};
 pub(crate) struct Table {
     next: AtomicU32,
     chunks: Mutex<HashMap<u32, Arc<Chunk>>>,
-    /// Regions that may be lent to peers, by key.
+    /// Regions that may be lent to peers, keyed by memory key.
     lendable: Mutex<HashMap<u32, Arc<Lendable>>>,
 }
 
@@ -22,8 +22,8 @@ pub(crate) struct Lendable {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     pub(crate) file: OwnedFd,
-    /// For memory that a peer has lent to this process, the pipe that tells that peer when all
-    /// readers are done.
+    /// The pipe that tells the owner when all readers are done. Set only for memory that a peer has
+    /// lent to this process.
     pub(crate) owner: OnceLock<Arc<OwnedFd>>,
     /// The links whose peers have the file.
     links: Mutex<Vec<Weak<RevokedKeys>>>,
@@ -41,9 +41,10 @@ pub(crate) struct Chunk {
 /// The links whose peers have a chunk.
 #[derive(Debug)]
 enum Links {
-    /// At most one link, and never another (R12).
+    /// The link that has the chunk. No other link can ever get this chunk (R12).
     One(Option<Arc<RevokedKeys>>),
-    /// An application buffer that stays registered for one call after the other.
+    /// The links to which an application buffer was given one after the other. Such a buffer stays
+    /// registered for several calls.
     InTurn(Vec<Weak<RevokedKeys>>),
 }
 
@@ -62,7 +63,7 @@ impl Links {
     }
 }
 
-/// Keys that have stopped working, which a link has to tell its peer.
+/// Keys that have stopped working. A link has to report them to its peer.
 #[derive(Debug, Default)]
 pub(crate) struct RevokedKeys {
     any: AtomicBool,
@@ -86,7 +87,7 @@ impl RevokedKeys {
         }
     }
 
-    /// Puts back keys that the peer could not be told.
+    /// Puts back keys that this end could not report to the peer.
     pub(crate) fn put_back(&self, keys: impl Iterator<Item = u32>) {
         lock(&self.keys).extend(keys);
         self.any.store(true, Ordering::Relaxed);
@@ -117,8 +118,8 @@ impl Table {
         }
     }
 
-    /// Records that memory belongs to a peer, which learns through this pipe when all readers are
-    /// done.
+    /// Records that memory belongs to a peer. Through this pipe the peer learns when all readers
+    /// are done.
     pub(crate) fn set_owner(&self, key: u32, pipe: &Arc<OwnedFd>) {
         if let Some(memory) = lock(&self.lendable).get(&key) {
             memory.owner.get_or_init(|| pipe.clone());

@@ -1,18 +1,19 @@
-//! Threads for calls that may block: taking a peer's descriptors, and closing files that may hold
-//! some.
+//! Threads for calls that may block. The threads take a peer's descriptors, and close files that
+//! may hold descriptors.
 //!
-//! A descriptor is a file of the peer's choice, and an unknown file may block. A TCP socket with
-//! SO_LINGER waits in close(2) until its data is sent, with or without O_NONBLOCK. A FUSE file asks
-//! its server. A process that holds another copy of the descriptor can change either at any time.
-//! Descriptors in a socket's queue are closed by the thread that closes the socket, or that takes
-//! the message without room for them. So only these threads call recvmsg(2) with room for
-//! descriptors, make calls on descriptors of unknown kinds, and close such descriptors and every
-//! socket whose other end belongs to a peer. They also call munmap(2) on a peer's file, which is
-//! slow if there is much to unmap.
+//! A descriptor may refer to any file that the peer chooses, and calls on an unknown file may
+//! block. A TCP socket with SO_LINGER waits in close(2) until its data is sent, with or without
+//! O_NONBLOCK. A call on a FUSE file waits for the FUSE server. A process that holds another copy
+//! of the descriptor can change such a file at any time. The thread that closes a socket also
+//! closes the descriptors in its queue. A thread that takes a message without room for its
+//! descriptors also closes them. So only these threads call recvmsg(2) with room for descriptors,
+//! make calls on descriptors of unknown kinds, and close such descriptors and every socket whose
+//! other end belongs to a peer. These threads also call munmap(2) on a peer's file, which is slow
+//! if there is much to unmap.
 //!
-//! A job may last for ever. Therefore:
+//! A job may never end. Therefore these rules apply:
 //!
-//! - Clients that have shown a ticket have a separate pool, which others cannot block.
+//! - Clients that have shown a ticket have a separate pool, which other clients cannot block.
 //! - A user has at most half of the threads of a pool.
 //! - A user with too many sockets that wait to be closed gets no new connections (`listener`).
 //! - A connection has at most one job that takes descriptors, and waits for it without a thread.
@@ -58,9 +59,9 @@ pub(crate) struct ThreadPool {
 
 struct State {
     queue: VecDeque<(u32, Job)>,
-    /// Number of busy threads, by the user whose job they do.
+    /// Number of busy threads for each user whose jobs they run.
     busy: BTreeMap<u32, usize>,
-    /// The number of sockets to close, by the peer's user.
+    /// Number of sockets to close for each user of peers.
     closing: BTreeMap<u32, usize>,
     threads: usize,
     waiting: usize,
@@ -91,11 +92,12 @@ impl ThreadPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a job on behalf of a peer of this user, without waiting for it.
+    /// Queues a job on behalf of a peer of this user. Does not wait for the job.
     pub(crate) fn run(&'static self, user: u32, job: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         state.queue.push_back((user, Box::new(job)));
-        // Each job gets a thread up to the maximum, because the job before it may never end.
+        // Up to the maximum, each job gets a new thread unless a thread is waiting, because earlier
+        // jobs may never end.
         let spawn = state.queue.len() > state.waiting && state.threads < MAX_THREADS;
         if spawn {
             state.threads += 1;
@@ -107,8 +109,8 @@ impl ThreadPool {
                 thread::Builder::new().name("tonic-rdma-fd".to_owned()).stack_size(STACK_SIZE);
             if let Err(error) = thread.spawn(|| self.work()) {
                 self.lock().threads -= 1;
-                // The job stays queued. An existing thread takes it, or one that is started for a
-                // later job.
+                // The job stays queued. An existing thread takes it, or a thread that a later job
+                // starts.
                 tracing::debug!(%error, "no thread for descriptors of peers");
             }
         }

@@ -28,14 +28,14 @@ pub(crate) const MAX_MESSAGE: usize = 256;
 pub(crate) const MAX_FDS: usize = 4;
 /// Number of connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
-/// Maximum number of messages read to find a peer's end.
+/// Maximum number of messages that are dropped in search of the peer's end.
 const MAX_SKIPPED: usize = 64;
 
 /// A message from the socket.
 #[derive(Debug)]
 pub(crate) struct SocketMessage {
     pub(crate) bytes: Vec<u8>,
-    /// Whether descriptors came with it. If so, the message stays in the queue until
+    /// Whether descriptors came with the message. If so, the message stays in the queue until
     /// [`Socket::take_fds`] has taken them.
     pub(crate) has_fds: bool,
 }
@@ -44,7 +44,8 @@ pub(crate) struct SocketMessage {
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) fds: Vec<OwnedFd>,
-    /// The process that has sent them, as verified by the kernel, if the socket reports senders.
+    /// The process that has sent the descriptors, as verified by the kernel, if the socket reports
+    /// senders.
     pub(crate) sender: Option<u32>,
 }
 
@@ -78,9 +79,9 @@ fn name(addr: &ShmAddr) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(addr.name().as_bytes())?)
 }
 
-/// Takes the next message. A message with descriptors stays in the queue. No file is closed here,
-/// because the queue still holds the files whose descriptors peeking opens. If the socket reports
-/// senders, there is room only for the sender, which comes first.
+/// Takes the next message. A message with descriptors stays in the queue. The function closes no
+/// file, because the queue still holds the files whose descriptors peeking opens. If the socket
+/// reports senders, the control buffer has room only for the sender, which comes first.
 fn receive(socket: &OwnedFd, tells_senders: bool) -> io::Result<Option<SocketMessage>> {
     let mut bytes = [0; MAX_MESSAGE];
     let mut read = |flags| {
@@ -90,17 +91,17 @@ fn receive(socket: &OwnedFd, tells_senders: bool) -> io::Result<Option<SocketMes
     };
     let (len, has_fds) = read(RecvFlags::PEEK)?;
     if !has_fds {
-        // This is the same message, because no other thread reads from this socket.
+        // This call takes the same message, because no other thread reads from this socket.
         read(RecvFlags::empty())?;
     }
     Ok((len > 0 || has_fds).then(|| SocketMessage { bytes: bytes[..len].to_vec(), has_fds }))
 }
 
-/// Takes the next message with its descriptors. May block, if some cannot be opened and are
-/// therefore closed.
+/// Takes the next message with its descriptors. May block if some descriptors cannot be opened and
+/// are therefore closed.
 fn receive_fds(socket: &OwnedFd, Taken { fds, sender }: &mut Taken) -> io::Result<()> {
     let mut bytes = [0; MAX_MESSAGE];
-    // Has room for one descriptor more than is allowed, so that a surplus is noticed.
+    // The buffer has room for one more descriptor than is allowed, so that a surplus is noticed.
     let mut space =
         [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1), ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -120,7 +121,7 @@ fn receive_fds(socket: &OwnedFd, Taken { fds, sender }: &mut Taken) -> io::Resul
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     if truncated {
-        // There was room for all of them, so the kernel could not open one.
+        // The buffer had room for all descriptors, so the kernel could not open one of them.
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     Ok(())
@@ -138,7 +139,8 @@ fn read(
     let got = loop {
         match recvmsg(socket, &mut [IoSliceMut::new(bytes)], control, flags | RecvFlags::DONTWAIT) {
             Err(rustix::io::Errno::INTR) => {}
-            // The peer closed its end with messages unread. Its own messages are read next.
+            // The peer closed its end and left messages unread. The messages that the peer sent are
+            // read next.
             Err(rustix::io::Errno::CONNRESET) if !reset => reset = true,
             got => break got?,
         }
@@ -220,13 +222,13 @@ impl Socket {
         }
     }
 
-    /// The process at the other end. For the accepting side, it is the one that called connect(2),
-    /// and for a client, the one that called listen(2).
+    /// The process at the other end. For the accepting side, this is the process that called
+    /// connect(2). For a client, it is the process that called listen(2).
     pub(crate) fn peer(&self) -> Credentials {
         self.peer
     }
 
-    /// Admits the peer, which has shown a ticket: from now on it may pass descriptors.
+    /// Admits the peer, which has shown a ticket. From now on the peer may pass descriptors.
     pub(crate) fn admit(&mut self) {
         self.threads = &PEERS;
         set_pass_rights(self.fd(), true);
@@ -262,7 +264,7 @@ impl Socket {
     }
 
     /// Returns the next message, and takes it unless it carries descriptors. `None` if the peer's
-    /// end is closed, or if it has sent an empty message, which counts as the end.
+    /// end is closed, or if the peer has sent an empty message, which counts as the end.
     ///
     /// # Errors
     /// `WouldBlock` if no message has arrived, and `InvalidData` if the message is too long.
@@ -298,8 +300,8 @@ impl Socket {
         }
     }
 
-    /// Whether the peer's end comes next, after at most [`MAX_SKIPPED`] messages, which are
-    /// dropped. For a connection that fails.
+    /// Looks for the peer's end behind at most [`MAX_SKIPPED`] messages, which are dropped, and
+    /// returns whether the peer has ended. Called when a connection fails.
     pub(crate) fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
         (0..MAX_SKIPPED)
             .map(|_| self.poll(cx))
@@ -313,8 +315,9 @@ impl Socket {
     }
 
     /// Takes the message that [`receive`](Self::receive) left in the queue, and passes its
-    /// descriptors to `make`, on a thread that may block. Descriptors that `make` leaves are closed
-    /// there, after the result has been sent. Nothing may be received until the result is there.
+    /// descriptors to `make`, on a thread that may block. That thread sends the result, and then
+    /// closes the descriptors that `make` leaves. The caller must not receive messages until the
+    /// result has arrived.
     pub(crate) fn take_fds<T: Send + 'static>(
         &self,
         make: impl FnOnce(&mut Taken) -> io::Result<T> + Send + 'static,
@@ -341,7 +344,7 @@ impl Drop for Socket {
     /// queue may hold descriptors.
     fn drop(&mut self) {
         self.shut();
-        // Dropped first, so that this thread does not hold the last reference.
+        // `ready_fd` is dropped first, so that this thread does not hold the last reference.
         self.ready_fd = None;
         // SAFETY: taken once, and not used any more (R17).
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
@@ -370,7 +373,8 @@ impl ListenSocket {
     pub(crate) fn bind(addr: &ShmAddr) -> io::Result<ListenSocket> {
         let fd = open()?;
         bind(&fd, &name(addr)?)?;
-        // Set before the first client can connect, because accepted sockets inherit it.
+        // The option is set before the first client can connect, because accepted sockets inherit
+        // it.
         set_pass_rights(&fd, false);
         listen(&fd, BACKLOG)?;
         // SAFETY: as above.
@@ -399,8 +403,8 @@ impl ListenSocket {
 }
 
 impl Drop for ListenSocket {
-    /// Lets nobody connect from now on. Connections that were not accepted, which may have sent
-    /// descriptors, are closed with the socket.
+    /// From now on nobody can connect. Connections that were not accepted are closed with the
+    /// socket. Such connections may have sent descriptors.
     fn drop(&mut self) {
         let Some(fd) = self.0.take().map(AsyncFd::into_inner) else { return };
         let _ = shutdown(&fd, Shutdown::Both);

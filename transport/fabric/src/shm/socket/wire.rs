@@ -1,8 +1,8 @@
 //! Messages on the socket, whose layouts are in `docs/protocol.md`.
 //!
 //! The messages of the handshake begin with a magic, which ends with the version. An end that
-//! speaks another version is refused. It finds the refusing end's version in the magic of the
-//! answer.
+//! speaks another version is refused. The refused end finds the version of the other end in the
+//! magic of the answer.
 
 use crate::link::MAX_PRIVATE_DATA;
 use crate::link_config::Takes;
@@ -89,14 +89,14 @@ impl MessageKind {
     }
 }
 
-/// Whether the peer may lend on what is lent.
+/// Whether the peer may lend on the memory that it borrows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LendOn {
-    /// Only the peer may read it.
+    /// Only the peer may read the memory.
     Never = 0,
-    /// It may be lent on to processes of the same user.
+    /// The peer may lend the memory on to processes of the same user.
     Allowed = 1,
-    /// It has already been lent on, and comes with its owner's pipe.
+    /// The memory has already been lent on, and comes with its owner's pipe.
     Done = 2,
 }
 
@@ -282,7 +282,7 @@ impl Message {
     }
 }
 
-/// The version of a handshake message, if it is not this end's.
+/// The version of a handshake message, if it differs from this end's version.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
     let (code, rest) = bytes.split_first()?;
     if !MessageKind::from_code(*code)?.has_magic() {

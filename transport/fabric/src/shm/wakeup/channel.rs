@@ -1,9 +1,10 @@
-//! One end of a wake-up channel between two processes: two eventfds and a page, for all connections
-//! between a runtime of one and a runtime of the other.
+//! One end of a wake-up channel between two processes. The channel consists of two eventfds and a
+//! page. The channel serves all connections between a runtime of one process and a runtime of the
+//! other.
 //!
-//! A sender that finds a connection waiting sets its bit in the page, and signals the eventfd that
-//! the receiving process waits for only if that process sleeps. The receiver takes the bits, and
-//! wakes exactly the tasks of those connections:
+//! A sender that finds a connection waiting sets the connection's bit in the page. If the receiving
+//! process sleeps, the sender also signals the eventfd of that process. The receiver takes the
+//! bits, and wakes exactly the tasks of those connections:
 //!
 //! | connections | event | what it does |
 //! |---|---|---|
@@ -15,15 +16,15 @@
 //!
 //! So while the runtime is busy with these connections, it sees bits without a system call. A
 //! channel with one connection costs as much as a private eventfd. The poller is a separate task,
-//! not part of a connection's, so the runtime is sure to poll it: a task that does not poll its
-//! link delays no other connection.
+//! so the runtime is sure to poll it. For this reason, a task that does not poll its link delays no
+//! other connection.
 //!
-//! The poller may be queued on a thread that a task blocks. Any connection of the channel that runs
-//! on another thread then takes the bits.
+//! The poller may be queued on a thread that a task blocks. Any connection whose task runs on
+//! another thread then takes the bits.
 //!
-//! A channel ends with its last connection, with its runtime, and with an error of the eventfd,
+//! A channel ends when its last connection ends, when its runtime ends, or when the eventfd fails,
 //! which is the peer's fault. A peer that keeps setting bits keeps the poller running, in turn with
-//! all other tasks, and wakes only its own connections for nothing, each once a turn.
+//! all other tasks. Such bits wake only the tasks of that peer's connections, each once a turn.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -41,7 +42,7 @@ use crate::shm::wakeup::wake_page::{CAPACITY, Direction, Stage, WORDS};
 /// Bytes of the page.
 pub(crate) const PAGE_BYTES: usize = 2 * WORDS * 8;
 
-/// The page, by the owner of its file.
+/// The page. Either this end or the peer made its file.
 #[derive(Debug)]
 enum Page {
     Own(Map),
@@ -50,13 +51,13 @@ enum Page {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The task of each connection, once it has waited.
+    /// The task of each connection. `None` until the connection has waited.
     tasks: Vec<Option<Waker>>,
     free: Vec<u16>,
     members: u16,
     poller: Option<Waker>,
     has_poller: bool,
-    /// The page's file, which is sent to the peer until the peer has used it.
+    /// The page's file. This end sends it to the peer until the peer has used the page.
     file: Option<Arc<OwnedFd>>,
 }
 
@@ -80,7 +81,8 @@ pub(crate) struct WakeChannel {
     state: Mutex<State>,
 }
 
-/// The waker that the eventfd calls. The runtime holds it, so it must not keep the channel alive.
+/// The waker that the eventfd calls. The runtime holds this waker, so the waker must not keep the
+/// channel alive.
 #[derive(Debug)]
 struct Signal(Weak<WakeChannel>);
 
@@ -103,8 +105,7 @@ impl WakeChannel {
         WakeChannel::new(EventFds::make()?, Page::Own(page), Some(file))
     }
 
-    /// Takes the eventfds and the page that the peer has made. Must be called within a tokio
-    /// runtime.
+    /// Makes this end from the peer's eventfds and page. Must be called within a tokio runtime.
     pub(crate) fn take(event_fds: [OwnedFd; 2], page: PeerMap) -> io::Result<Arc<WakeChannel>> {
         WakeChannel::new(EventFds::take(event_fds)?, Page::Peer(page), None)
     }
@@ -209,8 +210,8 @@ impl WakeChannel {
     }
 
     /// Like [`wake_tasks`](Self::wake_tasks), but called by a connection's task that is about to
-    /// check for messages. It takes bits because the poller may have to wait. Costs one load while
-    /// no bit is set.
+    /// check for messages. The task takes the bits because the poller may have to wait. The call
+    /// costs one load while no bit is set.
     #[inline]
     pub(super) fn wake_others(&self, running: u16) {
         if self.inbound().has_bits() && self.wake_tasks_except(running) > 0 {
@@ -219,7 +220,7 @@ impl WakeChannel {
     }
 
     /// Runs the poller's turn: wakes the tasks of the connections whose bits are set. Returns
-    /// whether there were any, including those that a connection's task has taken.
+    /// whether any bit was set, including bits that a connection's task has taken.
     pub(super) fn poll(&self) -> bool {
         let found = self.found.load(Ordering::Relaxed);
         if found {
@@ -228,7 +229,7 @@ impl WakeChannel {
         self.wake_tasks() > 0 || found
     }
 
-    /// Wakes one of the peer's connections, which waits. Returns whether that took a system call.
+    /// Wakes a connection that waits at the peer. Returns whether the wake-up took a system call.
     /// `stamp` gets the time before the call.
     pub(super) fn wake_peer(&self, connection: u16, stamp: impl FnOnce(u64)) -> bool {
         let outbound = self.outbound();
@@ -238,7 +239,8 @@ impl WakeChannel {
         let sleeps = outbound.set(connection);
         if sleeps {
             now.map(stamp);
-            // Ignore an error, because this fails only if the peer itself has emptied the counter.
+            // Ignore an error, because the call fails only if the peer itself has emptied the
+            // counter.
             let _ = self.event_fds.wake();
         }
         sleeps
@@ -266,7 +268,7 @@ impl WakeChannel {
         Some((connection, spawn))
     }
 
-    /// Removes a connection. The channel ends with the last one.
+    /// Removes a connection. The channel ends with its last connection.
     pub(super) fn remove(&self, connection: u16) {
         let mut state = self.state();
         let task = state.tasks.get_mut(usize::from(connection)).and_then(Option::take);
@@ -305,8 +307,8 @@ impl WakeChannel {
         drop((state, old));
     }
 
-    /// Ends the channel. It no longer wakes its connections, which notice that, and the poller
-    /// ends.
+    /// Ends the channel. The connections notice that the channel no longer wakes them, and the
+    /// poller ends.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         if self.process != std::process::id() {
@@ -320,8 +322,8 @@ impl WakeChannel {
         tasks.into_iter().flatten().chain(poller).for_each(Waker::wake);
     }
 
-    /// The page to send to the peer, if the peer may not have it yet. The outer `None` means that
-    /// the peer has ended its end, so further connections need another channel.
+    /// The page's file to send to the peer, if the peer may not have the page yet. The outer `None`
+    /// means that the channel has ended at the peer, so further connections need another channel.
     pub(super) fn offer(&self) -> Option<Option<Arc<OwnedFd>>> {
         match self.settle() {
             Stage::Offered => self.state().file.clone().map(Some),
@@ -340,7 +342,7 @@ impl WakeChannel {
         stage
     }
 
-    /// The eventfds to send to the peer: first the one that this end waits for.
+    /// The eventfds to send to the peer. This end waits for the first of them.
     pub(crate) fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
         self.event_fds.fds()
     }

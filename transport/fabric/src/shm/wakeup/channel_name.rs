@@ -5,10 +5,10 @@ use crate::shm::wakeup::event_fd::End;
 /// The connecting end's name for a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChannelName {
-    /// The number that its maker gave it.
+    /// The number that the maker gave the channel.
     pub(crate) number: u64,
     /// The runtime of the connecting end.
     pub(crate) runtime: u64,
-    /// The connecting end's end of the channel.
+    /// The end of the channel that the connecting process has.
     pub(crate) end: End,
 }

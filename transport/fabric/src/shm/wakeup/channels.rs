@@ -1,25 +1,27 @@
-//! This process's wake-up channels, and the choice of the one that a connection joins.
+//! This process's wake-up channels, and the choice of a channel for each connection.
 //!
-//! The connecting end chooses a channel of its runtime to the same process and the same runtime
-//! there, whichever of the two made it. Without such a channel, it makes one. It names the channel
-//! by the number that the maker gave it, and also sends eventfds and page until the peer says, in
-//! the page, that it uses them. The accepting end joins the channel of that number, if it is one
-//! between these processes and of this runtime. Otherwise it takes the files that were sent.
+//! The connecting end chooses a channel between its own runtime and the peer's runtime, whichever
+//! process made the channel. If there is no such channel, the connecting end makes one. It sends
+//! the number that the maker gave the channel. It also sends the eventfds and the page until the
+//! peer marks the page as used. The accepting end joins the channel with that number, if the
+//! channel is between the two processes and belongs to this runtime. Otherwise the accepting end
+//! makes its end of a channel from the files that were sent.
 //!
-//! A connection works with any of these:
+//! A connection works in each of these cases:
 //!
 //! | connecting end | accepting end | when |
 //! |---|---|---|
 //! | channel | channel | normally |
-//! | channel | messages | the accepting end has ended the channel since, has no room in it, or cannot map it. It also wakes its peer by messages; the connecting end's place in the channel stays unused |
+//! | channel | messages | the accepting end has since ended the channel, has no room in it, or cannot map it. The accepting end also wakes its peer by messages, and the connecting end's place in the channel stays unused |
 //! | messages | messages | the ends are strangers (`same_user`), or the connecting end cannot make a channel |
 //!
-//! A number only counts together with the process that sends it: its pid and start time, which were
-//! checked while a pidfd said that the process lives (`same_user`). So neither a child of a process
-//! nor a later process with its pid gets into its channels, and a process can only make statements
-//! about its own channels. A process that executes another program (exec(2)) stays the same
-//! process. So numbers begin at a random one, which keeps the new program from naming a channel of
-//! the old one, and a page that is sent must be the known one.
+//! A number is valid only for the process that sends it. The process is identified by its pid and
+//! start time, which were checked while a pidfd showed that the process lives (`same_user`). So
+//! neither a child of that process nor a later process with the same pid can join the channels of
+//! that process, and a process can only name its own channels. A process that executes another
+//! program (exec(2)) stays the same process. So numbers begin at a random number, which keeps the
+//! new program from naming a channel of the old program. A page that is sent must also be the page
+//! that is known for the number.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -38,7 +40,7 @@ use crate::shm::wakeup::channel_name::ChannelName;
 use crate::shm::wakeup::event_fd::End;
 use crate::shm::wakeup::member::Member;
 
-/// The channels of this process. There are few, so a list is enough.
+/// The channels of this process. A list suffices, because there are few channels.
 static CHANNELS: PerProcess<Mutex<Vec<Entry>>> = PerProcess::new(Mutex::default);
 /// Random keys for the numbers of channels and runtimes, so that the numbers differ after exec(2).
 static KEYS: PerProcess<RandomState> = PerProcess::new(RandomState::new);
@@ -90,7 +92,7 @@ pub(crate) fn runtime() -> u64 {
 /// A peer's eventfds and page, which have been found usable.
 #[derive(Debug)]
 pub(crate) struct PeerFiles {
-    /// First the one that the peer waits for.
+    /// The peer waits for the first of the two.
     pub(crate) event_fds: [OwnedFd; 2],
     pub(crate) page: Map,
     pub(crate) page_id: FileId,
@@ -103,15 +105,16 @@ pub(crate) struct PeerFiles {
 pub(crate) struct Chosen {
     pub(crate) member: Member,
     pub(crate) name: ChannelName,
-    /// The files to send to the peer, which may not have them yet.
+    /// The files to send to the peer. `None` if the peer has them already.
     pub(crate) files: Option<(Arc<WakeChannel>, Arc<OwnedFd>)>,
 }
 
-/// Chooses the channel of a connection to a runtime of this process, or makes one. Returns `None`
-/// if neither succeeds.
+/// Chooses a channel for a connection to the given runtime of a peer, or makes a channel. Returns
+/// `None` if neither succeeds.
 pub(crate) fn choose(peer: HostProcess, peer_runtime: u64) -> Option<Chosen> {
     let mut channels = lock();
-    // A process that connects to itself has both ends of a channel, and uses the maker's end.
+    // A process that connects to itself has both ends of a channel, and connects at the maker's
+    // end.
     let own = peer.pid == std::process::id();
     let fits = |entry: &&Entry| {
         entry.is_with(peer)
@@ -141,8 +144,8 @@ fn usable<T>(made: io::Result<T>) -> Option<T> {
     made.inspect_err(|error| tracing::debug!(%error, "no wake-up channel")).ok()
 }
 
-/// Joins the channel that a connecting peer has named. `files` are the files that it sent, if any.
-/// Returns `None` if there is no such channel, and no files to make it of.
+/// Joins the channel that a connecting peer has named. `files` are the files that the peer sent, if
+/// any. Returns `None` if there is neither such a channel nor files to make it from.
 pub(crate) fn join(
     peer: HostProcess,
     name: ChannelName,
@@ -153,7 +156,7 @@ pub(crate) fn join(
     let named =
         |entry: &Entry| entry.is_with(peer) && entry.number == name.number && entry.end == end;
     let page = files.as_ref().map(|files| files.page_id);
-    // A channel with another page belongs to a program that the process ran before.
+    // A channel with another page belongs to an earlier program of the same process (exec(2)).
     channels.retain(|entry| !named(entry) || page.is_none() || entry.page == page);
     let known = channels.iter().filter(|entry| named(entry));
     let mut known = known.filter_map(|entry| entry.channel.upgrade());

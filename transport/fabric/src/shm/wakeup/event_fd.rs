@@ -1,8 +1,8 @@
-//! Two eventfds that two processes share. Each end waits for one of them, and wakes its peer by the
-//! other.
+//! Two eventfds that two processes share. Each end waits for one of them, and wakes its peer
+//! through the other.
 //!
-//! An end wakes its peer by reading the eventfd that the peer waits for, which takes 1 from its
-//! counter. A read wakes those that wait to write, and nobody else:
+//! An end wakes its peer by reading the eventfd that the peer waits for. The read takes 1 from the
+//! counter, and wakes only an end that waits until the eventfd is writable:
 //!
 //! | eventfd | waits until it is writable | reads it |
 //! |---|---|---|
@@ -10,7 +10,7 @@
 //! | the taker's | taker | maker |
 //!
 //! The read is preadv2(2) with RWF_NOWAIT at offset -1, which never blocks, whatever the peer does
-//! to the eventfd's counter and flags. The kernel refuses such a flag for writes. So neither end
+//! to the eventfd's counter and flags. The kernel refuses this flag for writes. So neither end
 //! writes to an eventfd that its peer has.
 //!
 //! One process makes both eventfds, with counters that begin at [`START`], which honest ends never
@@ -36,13 +36,14 @@ use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::task::unconstrained;
 use tonic_rdma_memory::PerProcess;
 
-/// Number of wake-ups for one end. With one every nanosecond, they last for a century.
+/// Number of wake-ups for one end. With one wake-up every nanosecond, this number lasts for more
+/// than a century.
 const START: u64 = 1 << 62;
 /// Maximum number of earlier wake-ups that are forgotten when an end listens. Usually there is one,
-/// or a few while more arrive.
+/// or a few if more arrive at the same time.
 const MAX_ROUNDS: usize = 16;
 
-/// The two ends, by the process that has them.
+/// Says whether the process at an end made the eventfds or took them over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Maker,
@@ -60,7 +61,7 @@ pub(crate) struct EventFds {
 }
 
 impl EventFds {
-    /// Makes both. Must be called within a tokio runtime.
+    /// Makes both eventfds. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// `Unsupported` if this kernel has no non-blocking read of an eventfd.
@@ -94,7 +95,6 @@ impl EventFds {
         [self.own.get_ref().as_fd(), self.peers.as_fd()]
     }
 
-    /// Which end this is.
     pub(crate) fn end(&self) -> End {
         self.end
     }
@@ -131,7 +131,7 @@ impl EventFds {
     /// Wakes the peer. Never blocks.
     ///
     /// # Errors
-    /// The peer has emptied the counter, so it is not woken.
+    /// The peer has emptied the counter, so the peer is not woken.
     pub(crate) fn wake(&self) -> io::Result<()> {
         Ok(take_one(&self.peers)?)
     }
@@ -156,29 +156,29 @@ fn filled() -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Takes 1 from the counter, or fails at once if it is empty.
+/// Takes 1 from the counter, or fails at once if the counter is 0.
 #[inline]
 fn take_one(fd: &OwnedFd) -> Result<(), Errno> {
     let (mut counter, no_offset) = ([0; 8], u64::MAX);
     preadv2(fd, &mut [IoSliceMut::new(&mut counter)], no_offset, ReadWriteFlags::NOWAIT).map(drop)
 }
 
-/// Whether this kernel has a non-blocking read of an eventfd. If this cannot be tried for lack of
-/// descriptors, returns false, and tries again the next time.
+/// Whether this kernel can read an eventfd without blocking. If no descriptor is free for the test,
+/// returns false, and the next call tests again.
 pub(crate) fn is_supported() -> bool {
     static SUPPORTED: PerProcess<bool> = PerProcess::new(|| false);
     let tried = || filled().ok().map(|fd| take_one(&fd).is_ok());
     SUPPORTED.get().copied().or_else(tried).is_some_and(|is| *SUPPORTED.get_or_insert(is))
 }
 
-/// Checks an eventfd that the peer sent. May block, because the descriptor can be of any file.
-/// Returns whether it is known to be an eventfd. Without /proc this is not known, and it must not
-/// be used.
+/// Checks an eventfd that the peer sent. May block, because the descriptor may refer to any file.
+/// Returns true if the descriptor is certainly an eventfd. Without /proc the kind of file is
+/// unknown. The descriptor must then not be used.
 ///
 /// # Errors
 /// The descriptor is no eventfd.
 pub(crate) fn check(fd: &OwnedFd) -> io::Result<bool> {
-    // The name of its link in /proc tells the kind of file.
+    // The name of the descriptor's link in /proc shows the kind of file.
     let name = rustix::fs::readlinkat(rustix::fs::CWD, link_of(fd), Vec::new()).ok();
     if name.as_ref().is_some_and(|name| name.as_bytes() != b"anon_inode:[eventfd]") {
         let what = "the peer's second or third descriptor is no eventfd";

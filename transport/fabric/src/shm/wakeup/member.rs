@@ -1,8 +1,9 @@
 //! The ways in which the ends of a connection wake each other.
 //!
-//! An end that waits states in its ring how to wake it: by its connection's bit in the channel of
-//! the two processes, or by a message on the socket, as between strangers. An end without a channel
-//! can always wake its peer by a message, because a waiting end also polls the socket.
+//! An end that waits states in its ring how the peer must wake it. The peer either sets the
+//! connection's bit in the channel of the two processes, or sends a message on the socket, as
+//! between strangers. An end without a channel can always wake its peer by a message, because a
+//! waiting end also polls the socket.
 
 use std::io;
 use std::sync::Arc;
@@ -17,8 +18,7 @@ use crate::shm::wakeup::poller::Poller;
 use crate::shm::wakeup::wake_cost::monotonic;
 use crate::shm::wakeup::wake_page::CAPACITY;
 
-/// The value in the ring of an end that is to be woken by a message. Values from 1 stand for the
-/// bits from 0.
+/// The value in the ring of an end that is to be woken by a message. Value n + 1 means bit n.
 const BY_MESSAGE: u64 = u64::MAX;
 
 /// A connection's place in a channel.
@@ -86,7 +86,7 @@ impl Wakeup {
 
     /// Wakes the channel's other connections that have received something, because their poller may
     /// have to wait while this connection runs. Call this before this connection checks for
-    /// messages, because its own wake-up is also taken.
+    /// messages, because the call also takes this connection's own wake-up.
     #[inline]
     pub(crate) fn wake_others(&self) {
         if let Wakeup::Channel(member) = self {
@@ -94,9 +94,9 @@ impl Wakeup {
         }
     }
 
-    /// Wakes the peer, which waits with `value`. Returns whether that took a system call. `stamp`
-    /// gets the time before the call. A failure does not matter: it means that the peer leaves a
-    /// full socket unread, or has emptied the counter of its eventfd.
+    /// Wakes the peer, which waits with `value`. Returns whether the wake-up took a system call.
+    /// `stamp` gets the time before the call. A failure is ignored, because the peer caused it: the
+    /// peer leaves a full socket unread, or has emptied the counter of its eventfd.
     #[inline]
     pub(crate) fn wake(&self, value: u64, socket: &Socket, stamp: impl FnOnce(u64)) -> bool {
         if let Wakeup::Channel(member) = self
@@ -109,7 +109,7 @@ impl Wakeup {
         true
     }
 
-    /// Closes files that are no longer needed once the peer has them.
+    /// Closes the channel's files if the peer has them, because they are then no longer needed.
     pub(crate) fn settle(&self) {
         if let Wakeup::Channel(member) = self {
             let _ = member.channel.settle();

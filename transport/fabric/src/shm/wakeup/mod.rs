@@ -9,8 +9,8 @@
 //! | `channel_name` | the name of a channel in a handshake |
 //! | `poller` | the task that checks the page while the runtime is busy |
 //! | `member` | a connection's place in a channel, and how its ends wake each other |
-//! | `channels` | the channels of this process, and which of them a connection joins |
-//! | `wake_cost` | how long wake-ups take, learnt from those of a link |
+//! | `channels` | the channels of this process, and the choice of a channel for each connection |
+//! | `wake_cost` | how long wake-ups take, learnt from the wake-ups of a link |
 
 pub(super) mod channel;
 pub(super) mod channel_name;

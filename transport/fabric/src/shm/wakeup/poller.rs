@@ -4,10 +4,10 @@
 //! | the poller | event | next |
 //! |---|---|---|
 //! | Sleeps | the eventfd is signalled | Runs |
-//! | Runs | a connection is woken, by it or by a connection's task | Runs, after the other tasks |
+//! | Runs | a connection is woken, by the poller or by a connection's task | Runs, after the other tasks |
 //! | Runs | no connection is woken for the [`LINGER`]th time | Sleeps, with the flag raised and no bits set |
 //! | any | the channel has ended | Ended |
-//! | any | the runtime ends | Ended, and the channel with it |
+//! | any | the runtime ends | Ended, together with the channel |
 
 use std::future::Future;
 use std::pin::Pin;
@@ -57,7 +57,8 @@ impl Future for Poller {
 }
 
 impl Drop for Poller {
-    /// Ends the channel, which also ends with the poller's runtime.
+    /// Ends the channel. A runtime that ends drops the poller, so the channel also ends with its
+    /// runtime.
     fn drop(&mut self) {
         self.channel.end();
     }

@@ -1,9 +1,9 @@
-//! The flag that tells a sender whether the receiver waits, so that no wake-up is lost and few are
-//! sent.
+//! The flag that tells a sender whether the receiver waits. No wake-up is lost, and few wake-ups
+//! are sent.
 //!
 //! The receiver raises the flag, and then checks for messages once more. The sender publishes, and
-//! then checks the flag. A fence between the two steps on either side makes at least one of them
-//! see what the other did. Checked with loom.
+//! then checks the flag. A fence between the two steps on either side ensures that at least one
+//! side sees the other's first step. The code is checked with loom.
 
 use crate::atomics::{AtomicU64, Ordering, fence};
 
@@ -11,8 +11,8 @@ use crate::atomics::{AtomicU64, Ordering, fence};
 /// receiver must check for messages once more before it waits.
 #[inline]
 pub(crate) fn raise(flag: &AtomicU64, value: u64) {
-    // An exchange instead of a store, so that it comes after the sender's exchange. This happens
-    // only before a sleep.
+    // This is an exchange instead of a store, so that it is ordered after the sender's exchange.
+    // The call happens only before a sleep.
     flag.swap(value, Ordering::AcqRel);
     fence(Ordering::SeqCst);
 }
@@ -24,7 +24,8 @@ pub(crate) fn lower(flag: &AtomicU64) {
 }
 
 /// Call this after publishing. If the sender has to wake the receiver, returns the value with which
-/// the flag was raised, once for each time, otherwise 0.
+/// the flag was raised, and otherwise 0. The value is returned only once for each time that the
+/// flag was raised.
 #[inline]
 pub(crate) fn must_wake(flag: &AtomicU64) -> u64 {
     fence(Ordering::SeqCst);

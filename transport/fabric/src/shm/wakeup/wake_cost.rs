@@ -1,4 +1,4 @@
-//! Learns how long a sleep and its wake-up take from the wake-ups of one link.
+//! Learns the time of a sleep and its wake-up from the wake-ups of one link.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use std::time::Duration;
 pub(crate) const UNKNOWN: Duration = Duration::from_micros(20);
 /// The minimum cost, of two system calls.
 const MIN_COST: Duration = Duration::from_micros(1);
-/// A longer wake-up, which met a busy processor, is ignored.
+/// A longer wake-up is ignored, because the processor was busy.
 const MAX_COST: Duration = Duration::from_millis(4);
 /// Number of wake-ups in the moving average.
 const AVERAGED: u32 = 8;
-/// The first wake-ups count in full, later ones as at most twice the average, so that a few that
-/// met a busy processor change little.
+/// This many wake-ups count in full. Each later wake-up counts as at most twice the average, so
+/// that a busy processor changes the average little.
 const UNCLAMPED: u32 = 3;
 
 /// The average of one link. It is not shared between links, because the peer can influence it.
@@ -56,13 +56,13 @@ impl Waiting {
 }
 
 /// Returns how long ago the peer woke this end, which has waited since `since`. Returns `None` if
-/// the peer did not wake it in that time, or reads another clock.
+/// the peer did not wake this end in that time, or if the peer reads another clock.
 pub(crate) fn wake_up(since: u64, woken_at: u64, now: u64) -> Option<Duration> {
     (since..=now).contains(&woken_at).then(|| Duration::from_nanos(now - woken_at))
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, which is the same for all processes of a time namespace. 0 on
-/// systems without it.
+/// systems without this clock.
 pub(crate) fn monotonic() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // Uses the C library, because rustix would call the kernel's vDSO, which does not exist under

@@ -2,10 +2,11 @@
 //!
 //! `docs/protocol.md` has the layout.
 //!
-//! The sender sets the bit and then checks whether the process sleeps. The receiver announces that
-//! it sleeps, and then checks the bits (`wait_flag`). The thread that takes bits wakes their
-//! connections. The peer may write anything to any word at any time, which wakes connections for
-//! nothing, or the peer's own connections late. Checked with loom.
+//! The sender sets a connection's bit, and then checks whether the receiving process sleeps. The
+//! receiver announces that it sleeps, and then checks the bits (`wait_flag`). The thread that takes
+//! bits wakes their connections. The peer may write any value to any word at any time. This only
+//! wakes connections needlessly, or wakes the peer's own connections late. The code is checked with
+//! loom.
 
 use crate::atomics::{AtomicU64, Ordering};
 use crate::shm::wakeup::wait_flag;
@@ -35,7 +36,8 @@ pub(crate) struct Direction<'a>(pub(crate) &'a [AtomicU64]);
 
 impl<'a> Direction<'a> {
     /// Marks a waiting connection on which the sender has sent something. Returns true if the
-    /// process sleeps and has to be woken, once for each time that it sleeps.
+    /// process sleeps and has to be woken. It returns true only once for each time that the process
+    /// sleeps.
     pub(crate) fn set(self, connection: u16) -> bool {
         let (word, bit) = (usize::from(connection / 64), 1 << (connection % 64));
         // The bit is set first, so that a thread that takes a bit of the summary finds the bits
@@ -59,8 +61,8 @@ impl<'a> Direction<'a> {
         Taken { words: self.0, summary, word: 0, bits: 0 }
     }
 
-    /// Announces that the receiving process is about to sleep as far as these connections go. It
-    /// must check for bits once more before it does.
+    /// Announces that the receiving process is about to sleep with regard to these connections. The
+    /// process must check for bits once more before it sleeps.
     pub(crate) fn raise(self) {
         wait_flag::raise(&self.0[SLEEPS], 1);
     }
