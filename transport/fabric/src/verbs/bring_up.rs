@@ -1,4 +1,4 @@
-//! Brings a link up. Firmware takes its time for some of the calls, so they run on threads that may
+//! Brings a link up. Firmware takes long for some of the calls, so they run on threads that may
 //! block.
 //!
 //! | side | of the queue pair | on |
@@ -8,9 +8,9 @@
 //! | accepting | receives, sends; answer sent | a thread that may block |
 //! | connecting, with the answer | receives, sends; the peer is told | a thread that may block |
 //!
-//! On InfiniBand and RoCE this process changes the states of the queue pair. librdmacm would do it
-//! on the thread that reads events, and versions before 23 always do. Over iWARP the kernel does it
-//! with the connection.
+//! On InfiniBand and RoCE this process changes the states of the queue pair. librdmacm would do so
+//! on the thread that reads events, and versions before 23 always do. Over iWARP the kernel does so
+//! when it establishes the connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ use crate::verbs::link::{LinkNotMade, VerbsLink};
 use crate::verbs::queue_pair::path_mtu::{self, MtuLimit, PathMtu};
 
 impl VerbsLink {
-    /// Calls [`new`](VerbsLink::new) on a thread that may block: an adapter takes milliseconds to
+    /// Calls [`new`](VerbsLink::new) on a thread that may block. An adapter takes milliseconds to
     /// make a queue pair, and a worker of the runtime would serve no other connection in that time.
     /// If the caller gives up, that thread drops the link.
     ///
@@ -51,7 +51,7 @@ impl VerbsLink {
         }
     }
 
-    /// Sends the connect request. On Soft-iWARP this blocks while TCP connects.
+    /// Sends the connect request. On Soft-iWARP the call blocks while TCP connects.
     pub(super) fn request(&self, private_data: &[u8], retries: u8) -> io::Result<()> {
         self.qp.id.connect(private_data, retries, self.qp.number())
     }
@@ -84,7 +84,8 @@ impl VerbsLink {
         off_worker(complete).await?
     }
 
-    /// Accepts the peer's request, on a thread that may block, for the same reason.
+    /// Accepts the peer's request. Runs on a thread that may block, because firmware changes the
+    /// state of the queue pair.
     ///
     /// # Errors
     /// The device refuses, or the connection is gone.

@@ -26,8 +26,8 @@ use crate::verbs::link::VerbsLink;
 use crate::verbs::pending::{PendingLink, run_on_thread};
 
 /// The number of local ports to try. An iWARP connection is a TCP connection of this host, but the
-/// connection manager tracks its ports separately: a port that it considers free may belong to a
-/// socket, even to one in TIME_WAIT.
+/// connection manager tracks its ports separately: a port that the connection manager considers
+/// free may belong to a socket, even to a socket in TIME_WAIT.
 pub(super) const LOCAL_PORTS: usize = 8;
 
 /// Maximum number of connect requests. They are sent one after the other, each with its own queue
@@ -53,12 +53,13 @@ fn is_stale(error: &ConnectError) -> bool {
     matches!(error, ConnectError::RejectedByManager { reason: RejectReason::STALE, .. })
 }
 
-/// The number of requests that are left.
+/// The number of requests that may still be sent.
 #[derive(Debug)]
 struct Requests(usize);
 
 impl Requests {
-    /// Returns whether another request, with another queue pair and port, follows at once.
+    /// Counts a failed request. Returns whether another request, with another queue pair and port,
+    /// follows at once.
     fn follows(&mut self, error: &ConnectError) -> bool {
         self.0 = self.0.saturating_sub(1);
         self.0 > 0 && (is_port_taken(error) || is_stale(error))
@@ -68,7 +69,8 @@ impl Requests {
 /// The address, the time and the step of an attempt, for its errors.
 struct ConnectAttempt {
     addr: SocketAddr,
-    /// The address of this host to connect from. The route must leave through its device.
+    /// The address of this host to connect from. The route must leave through the device of this
+    /// address.
     source: Option<IpAddr>,
     timeout: Duration,
     step: ConnectStep,
@@ -106,7 +108,8 @@ impl ConnectAttempt {
         .into()
     }
 
-    /// Waits for an event. Returns an error if another event means that it will not come.
+    /// Waits for an event. Returns an error if another event means that the wanted event will not
+    /// come.
     async fn expect_event(&self, id: &CmId, wanted: kind::Type) -> Result<Event, ConnectError> {
         loop {
             turn::spend(1).await;
@@ -164,8 +167,8 @@ impl ConnectAttempt {
     async fn resolve(&mut self) -> Result<CmId, ConnectError> {
         self.step = ConnectStep::ResolveAddress;
         let id = CmId::new().map_err(no_channel)?;
-        // This also binds the id to the device, so the kernel then looks for routes through that
-        // device only.
+        // Binding to the address also binds the id to the device, so the kernel then looks for
+        // routes through that device only.
         if let Some(source) = self.source {
             id.bind(SocketAddr::new(source, 0)).map_err(|e| self.failed(e))?;
         }

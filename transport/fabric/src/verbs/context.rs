@@ -1,10 +1,10 @@
-//! State shared by everything on an open device: the context that rdma_cm has for it, and a
+//! The state that all objects on an open device share: rdma_cm's context for the device, and a
 //! protection domain on that context.
 //!
-//! rdma_cm keeps one context per device in a process, but may close it when no id is bound to the
-//! device and the device has gone. So an open device holds an id of its own, `bound_id`, bound to
-//! one of its addresses. Every object made on the context holds an `Arc` of [`DeviceContext`], so
-//! the id keeps the context alive as long as any of them.
+//! rdma_cm keeps one context per device in a process, but may close the context when no id is bound
+//! to the device and the device has gone. So an open device holds a private id, `bound_id`, which
+//! is bound to one of the device's addresses. Every object made on the context holds an `Arc` of
+//! [`DeviceContext`], so the id and the context live as long as any such object.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
@@ -60,17 +60,17 @@ pub(super) struct DeviceContext {
     pub(super) name: String,
     pub(super) transport: Transport,
     pub(super) limits: Limits,
-    /// True for Soft-iWARP, which counts pinned pages by itself, and counts them against
-    /// RLIMIT_MEMLOCK whatever privileges the process has.
+    /// True for Soft-iWARP, which counts pinned pages against RLIMIT_MEMLOCK itself, whatever
+    /// privileges the process has.
     pub(super) is_siw: bool,
-    /// True if peers name memory by its virtual address, whatever its iova is.
+    /// True if peers name memory by its virtual address instead of its iova.
     pub(super) ignores_iova: bool,
     /// The NUMA node that the device is attached to, if the system has several.
     pub(super) numa_node: Option<u32>,
     /// Interrupt vectors for completion queues.
     pub(super) vectors: Vectors,
-    /// True until the device refuses relaxed ordering. Memory that peers write to is then
-    /// registered with it.
+    /// True until the device refuses relaxed ordering. While this is true, memory that peers write
+    /// to is registered with relaxed ordering.
     pub(super) relaxed_ordering: AtomicBool,
     /// Bytes that the queues of a connection pin.
     pub(super) queue_bytes: OnceLock<usize>,
@@ -79,11 +79,11 @@ pub(super) struct DeviceContext {
     pub(super) inline_limit: AtomicU32,
     context: NonNull<rdma_sys::ibv_context>,
     pd: NonNull<rdma_sys::ibv_pd>,
-    /// Dropped in Drop, before its own id.
+    /// Dropped in Drop, before `bound_id`.
     cover: Option<Cover>,
     removed: AtomicBool,
-    /// The eventfd that wakes host watches when the device or a port changes. Made for the first
-    /// watch.
+    /// The eventfd that wakes host watches when the device or a port changes. Made when the first
+    /// watch needs it.
     changes: OnceLock<OwnedFd>,
     /// Dropped in Drop, after the protection domain.
     bound_id: ManuallyDrop<CmId>,
@@ -122,10 +122,9 @@ impl Drop for DeviceContext {
         // SAFETY: dropped once, here; nothing uses it afterwards.
         unsafe { ManuallyDrop::drop(&mut self.bound_id) };
         if removed {
-            // The kernel waits until librdmacm closes the device. librdmacm does that for a device
-            // that is neither used nor listed any more when it compares its list with the kernel's,
-            // as in this call.
-            // SAFETY: gives a list or null; the list is freed at once.
+            // The kernel waits until librdmacm closes the device. This call makes librdmacm compare
+            // its list of devices with the kernel's. librdmacm then closes devices that are neither
+            // used nor listed any more. SAFETY: gives a list or null; the list is freed at once.
             unsafe {
                 let list = rdma_sys::rdma_get_devices(std::ptr::null_mut());
                 if !list.is_null() {
@@ -136,7 +135,7 @@ impl Drop for DeviceContext {
     }
 }
 
-/// The NUMA node of a device. The kernel reports -1 if the system has one node only.
+/// The NUMA node of a device. The kernel reports -1 if the system has only one node.
 fn numa_node(device: &str) -> Option<u32> {
     let file = format!("/sys/class/infiniband/{device}/device/numa_node");
     std::fs::read_to_string(file).ok()?.trim().parse().ok()
@@ -216,7 +215,7 @@ impl DeviceContext {
         self.removed.store(true, SeqCst);
     }
 
-    /// True if a link, a listener or the device's own id has seen its removal.
+    /// True if a link, a listener or `bound_id` has seen the removal of the device.
     pub(super) fn is_removed(&self) -> bool {
         while let Ok(Some(event)) = self.bound_id.own_event() {
             if event == kind::RDMA_CM_EVENT_DEVICE_REMOVAL {
@@ -226,8 +225,8 @@ impl DeviceContext {
         self.removed.load(SeqCst)
     }
 
-    /// The descriptor that becomes readable when the device is removed. It is valid as long as the
-    /// context lives.
+    /// The descriptor that becomes readable when the device is removed. The descriptor is valid as
+    /// long as the context lives.
     pub(super) fn own_events(&self) -> RawFd {
         self.bound_id.channel_fd()
     }

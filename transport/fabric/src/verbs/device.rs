@@ -46,7 +46,7 @@ fn unreachable(device: &DeviceInfo, has_interface: bool) -> FabricError {
         return FabricError::QueuePairRefused { device: name, verb, source };
     }
     match device.transport {
-        // Devices of an unknown transport have other connections, or none at all.
+        // Devices of an unknown transport have connections of another kind, or no connections.
         Transport::Unknown => FabricError::NoConnections { device: name },
         Transport::InfiniBand if !has_interface => FabricError::NoIpoib { device: name },
         _ => FabricError::NoAddress { device: name },
@@ -57,7 +57,7 @@ impl VerbsDevice {
     /// See [`Fabric::open`](crate::Fabric::open).
     ///
     /// # Errors
-    /// Each thing that may be missing has its own error.
+    /// Each requirement that is not met has its own error.
     pub fn open(name: Option<&str>) -> Result<VerbsDevice, FabricError> {
         VerbsDevice::open_among(&enumerate::devices()?, name)
     }
@@ -145,7 +145,8 @@ impl VerbsDevice {
         }
     }
 
-    /// The device that an id is bound to. If it is not open yet, it is opened and keeps the id.
+    /// The device that an id is bound to. If the device is not open yet, this opens the device,
+    /// which then keeps the id.
     fn of(id: CmId) -> Result<VerbsDevice, FabricError> {
         let context = id.verbs().ok_or(FabricError::NoDevice)?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -173,16 +174,16 @@ impl VerbsDevice {
         self.0.transport
     }
 
-    /// True if the device was removed. The kernel frees it once everything made on it is dropped:
-    /// links, listeners, pools and clones of this value.
+    /// True if the device was removed. The kernel frees the device once its links, listeners, pools
+    /// and the clones of this value are dropped.
     pub fn is_removed(&self) -> bool {
         self.0.is_removed()
     }
 
-    /// Makes a watch also report when the kernel waits for this device to be dropped.
+    /// Makes a watch also report that the kernel waits until this process drops the device.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The system refuses to watch the device.
     pub fn tell_removal(&self, watch: &HostWatch) -> io::Result<()> {
         watch.also(&self.0)
     }

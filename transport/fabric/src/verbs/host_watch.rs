@@ -25,17 +25,17 @@ use crate::verbs::context::DeviceContext;
 
 /// RTMGRP_LINK, RTMGRP_IPV4_IFADDR and RTMGRP_IPV6_IFADDR of linux/rtnetlink.h.
 const LINKS_AND_ADDRESSES: u32 = 1 | 0x10 | 0x100;
-/// The group that the kernel sends uevents to. Programs send theirs to other groups.
+/// The group that the kernel sends uevents to. Programs send their uevents to other groups.
 const FROM_KERNEL: u32 = 1;
 /// A line of a uevent, terminated by a zero.
 const INFINIBAND: &[u8] = b"SUBSYSTEM=infiniband\0";
-/// Size of the receive buffer. It is larger than any uevent (UEVENT_BUFFER_SIZE of linux/kobject.h
-/// and the header). Of rtnetlink messages only the arrival counts.
+/// Size of the receive buffer in bytes. The buffer is larger than any uevent (UEVENT_BUFFER_SIZE of
+/// linux/kobject.h and the header). The contents of rtnetlink messages do not matter.
 const MESSAGE: usize = 8192;
-/// Maximum number of messages that are read from a socket in one go.
+/// Maximum number of messages that are read from a socket at a time.
 const BATCH: usize = 32;
 
-/// Tokens that tell the descriptors apart in their events.
+/// Tokens that distinguish the descriptors in epoll events.
 const ROUTE: u64 = 0;
 const UEVENT: u64 = 1;
 const DEVICE: u64 = 2;
@@ -75,8 +75,8 @@ impl HostWatch {
         Ok(HostWatch(Arc::new(Watched { epoll, route, uevents })))
     }
 
-    /// Also reports, until the device is closed, when the kernel waits for that, and when the
-    /// device's asynchronous events report a change.
+    /// Also watches a device until it is closed. The watch then also reports that the kernel waits
+    /// for the device to be closed, and changes that the device's asynchronous events report.
     pub(super) fn also(&self, device: &DeviceContext) -> io::Result<()> {
         // SAFETY: the channel lives as long as the context. Closing it ends the watch.
         let channel = unsafe { BorrowedFd::borrow_raw(device.own_events()) };
@@ -84,7 +84,7 @@ impl HostWatch {
         self.once_for_each(device.changes()?)
     }
 
-    /// Reports each event of a descriptor that others read.
+    /// Reports each event of a descriptor once. Other code reads the descriptor.
     fn once_for_each(&self, events: BorrowedFd<'_>) -> io::Result<()> {
         let flags = EventFlags::IN | EventFlags::ET;
         Ok(epoll::add(&self.0.epoll, events, EventData::new_u64(DEVICE), flags)?)
@@ -103,15 +103,16 @@ impl HostWatch {
         Ok(HostEvents { ready, changed: false })
     }
 
-    /// Takes the notices that arrived since the last call, and returns whether any of them matters.
-    /// Do not use this together with [`events`](Self::events), which would miss the notices that
-    /// this takes.
+    /// Takes the notices that arrived since the last call, and returns whether any notice matters.
+    /// Do not use this method together with [`events`](Self::events), which would miss the notices
+    /// taken here.
     ///
     /// # Errors
     /// A descriptor fails.
     pub fn has_changed(&self) -> io::Result<bool> {
         let mut changed = false;
-        // A process that may change addresses can keep the sockets full. That counts as a change.
+        // A process that may change addresses can keep the sockets full. Full sockets count as a
+        // change.
         for _ in 0..BATCH {
             match self.take()? {
                 None => return Ok(changed),
@@ -122,7 +123,7 @@ impl HostWatch {
     }
 
     /// Takes the next messages, at most [`BATCH`] from each socket. Returns `None` if no message is
-    /// queued, and false if none of them matters.
+    /// queued, and false if no taken message matters.
     fn take(&self) -> io::Result<Option<bool>> {
         let mut ready = Vec::with_capacity(8);
         epoll::wait(&self.0.epoll, spare_capacity(&mut ready), Some(&Default::default()))?;
@@ -156,8 +157,8 @@ pub struct HostEvents {
 }
 
 impl HostEvents {
-    /// Waits for a change. Reports several simultaneous changes as one, and may report a change
-    /// where nothing changed.
+    /// Waits for a change. Reports several simultaneous changes as one change, and may report a
+    /// change although nothing changed.
     ///
     /// # Errors
     /// A descriptor fails, and no further changes will be reported.
@@ -191,7 +192,7 @@ fn socket(protocol: Option<Protocol>, groups: u32) -> rustix::io::Result<OwnedFd
     Ok(socket)
 }
 
-/// Reads up to [`BATCH`] messages from a socket. Returns true if one of them matters.
+/// Reads up to [`BATCH`] messages from a socket. Returns true if at least one message matters.
 fn take_messages(socket: impl AsFd, matters: impl Fn(&[u8]) -> bool) -> io::Result<bool> {
     let mut changed = false;
     let mut message = [0; MESSAGE];

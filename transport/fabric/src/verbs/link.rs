@@ -35,7 +35,7 @@ use crate::wake_gate::WakeGate;
 /// Maximum number of completions that one poll reports.
 const MAX_COMPLETIONS: usize = 256;
 
-/// Why the link is going down, as far as known.
+/// The reason why the link is going down, as far as it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// Disconnected by the peer.
@@ -59,13 +59,13 @@ struct Failure {
 struct Memory {
     sq: SendQueue,
     block: ControlBlock,
-    /// The exchange that proves the path, until it is done.
+    /// The exchange that proves the path. `None` once the exchange is done.
     proof: Option<PathProof>,
 }
 
-/// Why no link was made.
+/// The reason why no link was made.
 pub(super) struct LinkNotMade {
-    /// The id, if nothing was made on it: its request may still be rejected.
+    /// The id, if no queue pair was made on it. The caller can then still reject the request.
     pub(super) id: Option<CmId>,
     pub(super) error: ConnectError,
 }
@@ -80,7 +80,7 @@ pub struct VerbsLink {
     batch: Batch,
     /// `None` if this end never polls for a message and sleeps at once.
     busy_poll: Option<BusyPoll>,
-    /// True if the last poll found nothing and another one follows at once.
+    /// True if the last poll found nothing and another poll follows at once.
     polls_on: bool,
     /// Completions that arrived before the connection was established.
     early_completions: Vec<Completion>,
@@ -88,19 +88,19 @@ pub struct VerbsLink {
     failure: Option<Failure>,
     dead: Option<LinkError>,
     events: WakeGate,
-    /// The time of the last request for a probe.
+    /// The time when a probe was last requested.
     asked: Option<Instant>,
 }
 
-/// A new silence begins when no probe was requested for this long. Over iWARP the first probe of a
-/// silence is left out. TCP repeats lost packets, and a READ must not be among them: if a READ
-/// arrives while Soft-iWARP of Linux 6.1 sends, it answers with bytes of its last message
-/// (siw_activate_tx leaves its sge in place), which ends the connection.
+/// A new silence begins when no probe was requested for this long. Over iWARP the link skips the
+/// first probe of a silence, because a READ must not be among the lost packets that TCP repeats. If
+/// a READ arrives while Soft-iWARP of Linux 6.1 is sending, Soft-iWARP answers with bytes of its
+/// last message (siw_activate_tx leaves its sge in place). That answer ends the connection.
 const NEW_SILENCE: Duration = Duration::from_secs(2);
 
 impl VerbsLink {
-    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1). The
-    /// addresses are read again by [`established`](VerbsLink::established).
+    /// Makes a queue pair on an id that is bound to the device, and posts all RECVs (R1).
+    /// [`established`](VerbsLink::established) reads the addresses again.
     pub(super) fn new(
         device: &Arc<DeviceContext>,
         id: CmId,
@@ -118,7 +118,7 @@ impl VerbsLink {
         };
         let limits = device.limits;
         let send = config.send_queue.min(limits.max_qp_wr);
-        // The first one is the message that proves the path.
+        // The additional RECV is for the message that proves the path.
         let recv = config.max_recvs() + 1;
         let max_cq_entries = limits.max_cqe.min(config.max_cq_entries);
         let capacity = QpCapacity { send, recv, inline: config.inline, max_cq_entries };
@@ -202,8 +202,9 @@ impl VerbsLink {
         unsafe { self.qp.post_recv(RECV | PROOF, sge) }
     }
 
-    /// Sends the message that proves the path, and waits until it and the peer's have arrived.
-    /// Messages that follow the peer's are kept for the first poll.
+    /// Sends the message that proves the path, and waits until both this message and the peer's
+    /// message have arrived. Messages that arrive after the peer's proof are kept for the first
+    /// poll.
     ///
     /// # Errors
     /// The link has failed.
@@ -235,9 +236,9 @@ impl VerbsLink {
         }
     }
 
-    /// Polls for the peer's first message. It proves that both ends of the connection are
-    /// established, even if the event that says so was lost (InfiniBand Architecture Specification
-    /// 1.3, section 12.9.8.3, "communication established").
+    /// Polls for the peer's first message. That message proves that both ends of the connection are
+    /// established, even if the event that reports this was lost (InfiniBand Architecture
+    /// Specification 1.3, section 12.9.8.3, "communication established").
     ///
     /// # Errors
     /// The completion queue failed.
@@ -254,7 +255,7 @@ impl VerbsLink {
             let VerbsLink { qp, memory, failure, .. } = self;
             let own = |completed: &Completed| complete(memory, failure, completed, &mut early);
             match qp.cq.sleep(cx, Armed::All, own) {
-                // The completions of others may keep the queue from being empty (R20).
+                // Completions of other links may keep the queue from becoming empty (R20).
                 Ok(Sleep::PollAgain) if turn::charge(cx, &mut 1).is_pending() => {
                     break Poll::Pending;
                 }
@@ -303,7 +304,7 @@ impl VerbsLink {
     }
 
     /// Marks the link as dead because the completion queue failed. Some devices destroy the queue
-    /// when they are removed, and its failure may be seen before the removal.
+    /// when they are removed, and this end may see the queue fail before it sees the removal.
     fn queue_error(&mut self, call: &'static str, source: io::Error) -> LinkError {
         if self.qp.device.is_removed() {
             let removed = LinkError::DeviceRemoved { peer: self.boxed_peer() };
@@ -329,7 +330,7 @@ impl VerbsLink {
                     None
                 }
             };
-            // The first reason stays: the peer answers a disconnect of this end with
+            // The first reason stays, because the peer answers a disconnect of this end with
             // DISCONNECTED.
             self.ending = self.ending.or(ending);
             if turn::charge(cx, &mut 1).is_pending() {
@@ -340,10 +341,10 @@ impl VerbsLink {
     }
 
     /// Takes completions until the queue is empty or one poll's limit is reached. Returns false if
-    /// the queue may hold more, which may belong to other links.
+    /// the queue may hold more completions, of this link or of others.
     fn take_completions(&mut self, out: &mut Vec<Completion>) -> io::Result<bool> {
-        // If another member is polling the queue, this poll sees nothing, which does not suffice
-        // before the end is reported (R7).
+        // While another member polls the queue, a busy poll sees nothing. The link reports its end
+        // only after it has seen all completions (R7), so an ending link does not use a busy poll.
         let is_ending = self.ending.is_some() || self.failure.is_some();
         let busy = std::mem::take(&mut self.polls_on) && !is_ending;
         let (memory, failure) = (&mut *self.memory, &mut self.failure);
@@ -355,8 +356,8 @@ impl VerbsLink {
 
     /// Registers the waker, unless completions are waiting.
     fn sleep(&mut self, cx: &Context<'_>, out: &mut Vec<Completion>) -> io::Result<Sleep> {
-        // Soft-iWARP cannot announce solicited messages alone, because it does not tell them from
-        // others.
+        // Soft-iWARP cannot announce solicited messages alone, because it does not distinguish them
+        // from other messages.
         let memory = &*self.memory;
         let all = memory.sq.is_waited_for() || memory.proof.is_some() || self.qp.device.is_siw;
         let what = if all { Armed::All } else { Armed::Solicited };
@@ -364,7 +365,8 @@ impl VerbsLink {
         self.qp.cq.sleep(cx, what, |completed| complete(memory, failure, completed, out))
     }
 
-    /// Returns why the link is dead, if it is. Call it after the queue was drained.
+    /// Returns the reason why the link is dead, if it is dead. The caller must have drained the
+    /// queue.
     fn terminal_error(&mut self) -> Option<LinkError> {
         let flushed = self.failure.is_some_and(|f| f.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
         match (self.ending, self.failure) {
@@ -378,7 +380,7 @@ impl VerbsLink {
             (Some(Ending::Disconnected), Some(_)) if flushed => {
                 Some(LinkError::Disconnected { peer: self.boxed_peer() })
             }
-            // On iWARP a connection that ends flushes its queues first, and the event follows.
+            // On iWARP a connection that ends flushes its queues first. The event comes afterwards.
             (None, Some(_)) if flushed && self.qp.device.is_iwarp() => None,
             (_, Some(failure)) => Some(LinkError::Completion {
                 verb: failure.verb,
@@ -391,7 +393,7 @@ impl VerbsLink {
         }
     }
 
-    /// Posts the batch, which is not empty.
+    /// Posts the batch, which must not be empty.
     fn post_batch(&mut self) -> Result<(), LinkError> {
         self.memory.sq.end_batch();
         if self.memory.sq.is_waited_for()
@@ -428,7 +430,7 @@ impl VerbsLink {
             if !drained {
                 return Ok(poll_on(cx));
             }
-            // The end is reported after all completions (R7).
+            // The link reports its end after all completions (R7).
             if let Some(error) = self.terminal_error() {
                 return Err(self.dead.insert(error).clone());
             }
@@ -447,7 +449,7 @@ impl VerbsLink {
                     self.note_messages(&out[before..]);
                     return Ok(Poll::Ready(()));
                 }
-                // The completions of others may keep the queue from being empty (R20).
+                // Completions of other links may keep the queue from becoming empty (R20).
                 Ok(Sleep::PollAgain) if turn::charge(cx, &mut 1).is_pending() => {
                     return Ok(Poll::Pending);
                 }
@@ -457,8 +459,8 @@ impl VerbsLink {
         }
     }
 
-    /// Ends the wait if a message is among the reported completions. Completions of own work are no
-    /// messages.
+    /// Ends the wait if a message is among the reported completions. Completions of this end's own
+    /// work are not messages.
     fn note_messages(&mut self, reported: &[Completion]) {
         let is_message =
             |completion: &Completion| matches!(completion, Completion::Received { .. });
@@ -470,7 +472,7 @@ impl VerbsLink {
     }
 }
 
-/// Yields, so that every other task runs before this one polls again.
+/// Yields, so that every other task runs before this task polls again.
 fn poll_on(cx: &mut Context<'_>) -> Poll<()> {
     let _ = pin!(tokio::task::yield_now()).poll(cx);
     Poll::Pending
@@ -488,7 +490,7 @@ fn complete(
     let slot = (wc.wr_id & RECV != 0).then_some((wc.wr_id & !RECV) as u32);
     if wc.status != ibv_wc_status::IBV_WC_SUCCESS {
         let flushed = wc.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
-        // Keep the first failure that is not a mere consequence of another one.
+        // Keep the first failure that was not caused by another failure.
         let better = match failure {
             None => true,
             Some(known) => known.status == ibv_wc_status::IBV_WC_WR_FLUSH_ERR && !flushed,
@@ -580,7 +582,8 @@ impl Link for VerbsLink {
                         (Verb::Write, Held::Staging, block(offset, len), write)
                     }
                     WriteSource::Bytes(b) => {
-                        // The processor copies inline payloads. The device reads all others.
+                        // The processor copies inline payloads. The device reads all other
+                        // payloads.
                         let inline = b.len() <= self.qp.max_inline as usize;
                         let place =
                             Some((if inline { b.addr() } else { b.iova() }, b.len(), b.lkey()));
@@ -658,7 +661,7 @@ impl Link for VerbsLink {
         Ok(true)
     }
 
-    /// Whether it is worth polling for an answer.
+    /// Whether polling for an answer is worthwhile.
     fn is_eager(&self) -> bool {
         self.dead.is_none() && self.busy_poll.as_ref().is_some_and(BusyPoll::is_ready)
     }

@@ -32,7 +32,7 @@ pub struct VerbsListener {
 
 impl VerbsListener {
     /// Listens on an address. With port 0, a free port is chosen. On iWARP the connection manager
-    /// may choose a port that TCP uses, and then another one is tried.
+    /// may choose a port that TCP uses. Another port is then tried.
     pub(super) fn new(
         device: &Arc<DeviceContext>,
         addr: SocketAddr,
@@ -85,7 +85,7 @@ impl VerbsListener {
     /// Cancel safe.
     pub async fn accept(&mut self) -> Result<VerbsIncoming, FabricError> {
         loop {
-            // Peers may send requests that are rejected as fast as they like (R20).
+            // Peers may send requests without limit, even if each request is rejected (R20).
             turn::spend(1).await;
             let event = self.id.next_event().await;
             let event = event.map_err(|e| self.device.verb_error("rdma_get_cm_event", e))?;
@@ -106,13 +106,13 @@ impl VerbsListener {
         }
     }
 
-    /// Takes a connect request. Rejects it if it came through another device.
+    /// Takes a connect request. Rejects the request if it came through another device.
     fn take(&self, id: CmId, private_data: Vec<u8>) -> Option<VerbsIncoming> {
         let unknown = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let peer = id.remote().unwrap_or(unknown);
         if id.verbs() != Some(self.device.context()) {
             tonic_rdma_memory::throttled!(warn, %peer, addr = %self.addr, "RDMA connect request turned away: it came through another device");
-            // The id is dropped next, which rejects the request as well.
+            // Ignore an error, because dropping the id also rejects the request.
             let _ = id.reject(&[]);
             return None;
         }
@@ -135,10 +135,11 @@ impl VerbsListener {
 #[derive(Debug)]
 pub struct VerbsIncoming {
     device: Arc<DeviceContext>,
-    /// Taken by `accept` or `reject`. Otherwise `drop` rejects the request.
+    /// The id of the request, until `accept` or `reject` takes it. Otherwise `drop` rejects the
+    /// request.
     pending: Option<CmId>,
     private_data: Vec<u8>,
-    /// Private data that the peer gets if there is no link.
+    /// Private data that the peer gets if no link can be made.
     refusal: Vec<u8>,
     peer: SocketAddr,
     local: SocketAddr,
@@ -170,8 +171,8 @@ impl VerbsIncoming {
     /// See [`Incoming::accept`](crate::Incoming::accept).
     ///
     /// # Errors
-    /// No memory, no queue pair, or the peer did not complete the connection in time. The request
-    /// is then rejected.
+    /// Memory or a queue pair is missing, or the peer did not complete the connection in time. The
+    /// request is then rejected.
     pub async fn accept(
         mut self,
         config: &LinkConfig,
@@ -234,7 +235,7 @@ impl VerbsIncoming {
         let peer = self.peer;
         loop {
             turn::spend(1).await;
-            // Events come first, because one may announce the end of the connection.
+            // Events are polled first, because an event may announce the end of the connection.
             let event = poll_fn(|cx| match link.id().poll_next_event(cx) {
                 Poll::Ready(event) => {
                     Poll::Ready(event.map(Some).map_err(|e| ("rdma_get_cm_event", e)))

@@ -22,8 +22,8 @@
 //!
 //! # Ownership
 //!
-//! Every object of the library has one owner, which frees it on drop and keeps alive the objects
-//! that it was made on:
+//! Every object of the library has one owner. The owner frees the object on drop, and keeps alive
+//! the objects on which it was made:
 //!
 //! ```text
 //! VerbsLink -> Qp -> CqMember -> SharedCq -> Shard (channel) -> device (context, protection domain) -> bound id
@@ -32,15 +32,15 @@
 //! registration -> device        listener -> CmId -> Hub -> Channel
 //! ```
 //!
-//! Both libraries wait for unacknowledged events before they destroy an object, so no event is left
-//! unacknowledged.
+//! Both libraries wait for unacknowledged events before they destroy an object, so this provider
+//! acknowledges every event.
 //!
 //! # Removal of a device
 //!
-//! Its links end with [`DeviceRemoved`](crate::LinkError::DeviceRemoved). The kernel waits until
-//! everything made on the device is gone, so links, pools and the [`VerbsDevice`] must be dropped.
-//! librdmacm then closes its own handle when it next lists the devices, except for the last device
-//! of the host, which it keeps until the process ends.
+//! The links of a removed device end with [`DeviceRemoved`](crate::LinkError::DeviceRemoved). The
+//! kernel waits until every object on the device is freed, so links, pools and the [`VerbsDevice`]
+//! must be dropped. librdmacm then closes its own handle when it next lists the devices. The last
+//! device of the host is an exception: librdmacm keeps its handle until the process ends.
 
 mod addr;
 mod bring_up;

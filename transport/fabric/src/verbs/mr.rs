@@ -2,7 +2,7 @@
 //!
 //! All queue pairs of a device share a protection domain, so the device lets each peer write to any
 //! memory for which the peer has an rkey and an address. Memory that peers may write to is
-//! therefore registered at an address that they cannot guess:
+//! therefore registered at an address that peers cannot guess:
 //!
 //! | device | the address that a WRITE names |
 //! |---|---|
@@ -12,13 +12,13 @@
 //!
 //! Memory that peers may write to is registered with relaxed ordering if the device supports it.
 //! WRITEs then need not wait for each other, and on some hosts the bus carries twice as much. The
-//! bytes of a WRITE then arrive in any order. All of them are there when the RECV of a later
-//! message completes (IBV_ACCESS_RELAXED_ORDERING, ibv_reg_mr(3)), and nothing reads them before
-//! (R8). The simulation has WRITEs whose bytes arrive out of order.
+//! bytes of a WRITE then arrive in any order. All bytes have arrived when the RECV of a later
+//! message completes (IBV_ACCESS_RELAXED_ORDERING, ibv_reg_mr(3)), and nothing reads the bytes
+//! before (R8). The simulation also delivers bytes of WRITEs out of order.
 //!
 //! If another device ignored the iova, it would refuse the first WRITE with a remote access error.
-//! It would then not be used at all, rather than with guessable addresses. Both keys name the same
-//! addresses: data that has landed is also sent on by its iova.
+//! Such a device could not be used at all, and so never with guessable addresses. Both keys name
+//! the same addresses, so data that has landed is also sent on by its iova.
 
 use std::io;
 use std::ptr::NonNull;
@@ -42,7 +42,7 @@ struct Region {
     lkey: u32,
     rkey: u32,
     iova: u64,
-    /// Keeps the protection domain.
+    /// Keeps the protection domain alive.
     device: Arc<DeviceContext>,
 }
 
@@ -112,7 +112,7 @@ unsafe impl Registrar for VerbsRegistrar {
         let local = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
         let flags = match access {
             Access::LocalRead => ibv_access_flags(0),
-            // Devices lend nothing.
+            // Devices do not lend memory.
             Access::Local | Access::Lend => local,
             Access::RemoteWrite | Access::RemoteWriteInTurn => {
                 local | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
@@ -134,7 +134,7 @@ unsafe impl Registrar for VerbsRegistrar {
                     match (optional, hidden) {
                         (0, true) => rdma_sys::ibv_reg_mr_iova(pd, at, len, iova, rights),
                         (0, false) => rdma_sys::ibv_reg_mr(pd, at, len, rights),
-                        // No other call knows optional rights.
+                        // Only this call supports optional rights.
                         _ => rdma_sys::ibv_reg_mr_iova2(pd, at, len, iova, all),
                     }
                 };
@@ -155,8 +155,8 @@ unsafe impl Registrar for VerbsRegistrar {
     }
 }
 
-/// Registers with relaxed ordering, unless the device has refused that. The right is optional, but
-/// not every kernel and library knows optional rights.
+/// Registers with relaxed ordering, unless the device has refused relaxed ordering. The right is
+/// optional, but some kernels and libraries do not support optional rights.
 fn relaxed_if_taken<T>(
     taken: &AtomicBool,
     register: impl Fn(u32) -> io::Result<T>,

@@ -1,12 +1,12 @@
 //! Proves that a path carries long packets: the first message in each direction is as long as the
 //! payload of the longest packet.
 //!
-//! A path may carry short packets and lose long ones: a switch with a smaller MTU, or ends whose
-//! MTUs differ. Such a path would carry the handshake, and then lose each call whose bytes fill
-//! more than a short packet. So a connection counts as established only when such a message has
-//! arrived at both ends. The client sends first, as iWARP requires, and the server answers with its
-//! own. On RoCE and InfiniBand the completion of a SEND shows that it has arrived. On iWARP only
-//! the answer does.
+//! A path may carry short packets and lose long packets, because a switch has a smaller MTU or the
+//! MTUs of the two ends differ. Such a path would carry the handshake, and then lose each call that
+//! needs a longer packet. So a connection counts as established only when a message of this length
+//! has arrived at both ends. The client sends first, as iWARP requires, and the server answers with
+//! its own message. On RoCE and InfiniBand the completion of a SEND shows that the message has
+//! arrived. On iWARP only the answer shows that.
 //!
 //! | state of this end | event | next state |
 //! |---|---|---|
@@ -22,8 +22,8 @@ use crate::error::ConnectError;
 /// Specification 1.3, section 9.7.1).
 const LEN: usize = 4096;
 
-/// Memory where the peer's message lands and from which this end's is sent. Its contents do not
-/// matter: the device may write to it while it reads from it.
+/// The memory from which this end's message is sent, and in which the peer's message lands. The
+/// contents do not matter, and the device may read and write this memory at the same time.
 #[derive(Debug)]
 pub(super) struct PathProof {
     buf: PinnedBuf,

@@ -1,6 +1,6 @@
 //! A link whose attempt has not succeeded yet. If the attempt fails or is given up, the queue pair
-//! is destroyed on a thread of its own: firmware takes milliseconds for it, and Soft-iWARP waits up
-//! to 10 s for the answer to a connect request.
+//! is destroyed on a separate thread. Firmware takes milliseconds to destroy a queue pair, and
+//! Soft-iWARP waits up to 10 s for the answer to a connect request.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -12,10 +12,10 @@ use crate::verbs::link::VerbsLink;
 
 /// Owns a link until its attempt has succeeded.
 pub(super) struct PendingLink {
-    /// Taken by `into_link` or by `drop`.
+    /// The link, until `into_link` or `drop` takes it.
     link: ManuallyDrop<VerbsLink>,
-    /// The link's memory lies here, and the attempt may have been its only user. Taken with the
-    /// link.
+    /// The pool with the link's memory. The attempt may have been the pool's only user. Taken
+    /// together with the link.
     pool: Option<Pool>,
 }
 
@@ -48,18 +48,19 @@ impl Drop for PendingLink {
         let pool = self.pool.take();
         let end = move || {
             drop(link);
-            // No other connection may exist that returns the memory later.
+            // The pool is trimmed here, because there may be no other connection that trims it
+            // later.
             pool.inspect(Pool::trim_now);
         };
-        // If no thread can be started, the closure is dropped here, and the link with it.
+        // If no thread can be started, the closure is dropped here, together with the link.
         if let Err(error) = run_on_thread("rdma-destroy", end) {
             tracing::debug!(%error, "no thread to end a connection attempt on");
         }
     }
 }
 
-/// Runs work that may block on a new thread. It does not use the runtime's threads, because the
-/// runtime waits for them when it shuts down.
+/// Runs work that may block on a new thread. The work does not run on the runtime's threads,
+/// because the runtime waits for its threads when it shuts down.
 pub(super) fn run_on_thread(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }

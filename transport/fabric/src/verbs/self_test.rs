@@ -85,7 +85,8 @@ pub fn self_test(name: &str) -> Result<SelfTest, FabricError> {
 /// Runs the steps on a device, which is in a live list.
 fn run(device: NonNull<rdma_sys::ibv_device>) -> SelfTest {
     let mut steps = Steps::default();
-    // Each variable below is dropped before the ones above it, on which its object was made.
+    // Variables are dropped in reverse order, so each object is freed before the objects on which
+    // it was made.
     let mut page = Box::new(Page([0; REGION]));
     let context = steps.make(
         "ibv_open_device",

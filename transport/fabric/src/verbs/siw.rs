@@ -1,27 +1,27 @@
-//! A workaround for an offset that Soft-iWARP's library takes for an error.
+//! A workaround for a valid offset that Soft-iWARP's library treats as an error.
 //!
-//! The kernel returns the offset at which a queue is to be mapped, and libsiw takes the offset
-//! 0x90000 for a failure (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h). With pages of 4 KiB, that is
-//! page 144 of all queues that the process has on the device. The kernel assigns the lowest free
-//! pages first, so when the pages before it are taken, with about 60 connections, no further queue
-//! can be created. A queue that begins one page earlier covers the page, so that it is never
-//! assigned.
+//! The kernel returns the offset at which a queue is to be mapped, and libsiw treats the offset
+//! 0x90000 as a failure (`SIW_INVAL_UOBJ_KEY` of rdma/siw-abi.h). With pages of 4 KiB, the offset
+//! is that of page 144 of all queues that the process has on the device. The kernel assigns the
+//! lowest free pages first. So with about 60 connections all pages before page 144 are taken, and
+//! no further queue can be created. A queue that begins one page earlier covers page 144, so that
+//! no other queue begins there.
 
 use std::ptr::{self, NonNull};
 
 use crate::verbs::discovery::lib_probe::is_inherited;
 
-/// The offset that libsiw takes for an error, in bytes.
+/// The offset in bytes that libsiw treats as an error.
 const INVALID_OFFSET: usize = 0x9_0000;
-/// Bytes of one completion. A queue needs a few more bytes for itself.
+/// Bytes of one completion. In addition, a queue needs a few bytes for its own data.
 const CQE_SIZE: usize = 32;
 
-/// The queue that covers the page. Must be dropped before the context.
+/// The queue that covers the page. It must be dropped before the context.
 pub(super) struct Cover(#[allow(dead_code, reason = "held, not read")] Queue);
 
 impl Cover {
-    /// Covers the page. Returns `None` if that is not needed or not possible. The device then works
-    /// with fewer connections.
+    /// Covers the page. Returns `None` if this is not needed or not possible. If it is not
+    /// possible, the device works only with fewer connections.
     ///
     /// # Safety
     /// The context must be open, and stay open until the cover is dropped.
@@ -31,7 +31,7 @@ impl Cover {
         // SAFETY: sysconf takes no pointer.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
         let mut before: Vec<Queue> = Vec::new();
-        // Each of these queues takes one page.
+        // Each queue of one entry takes one page.
         while let Some(next) = queue(1) {
             if before.len() == INVALID_OFFSET / page {
                 return None;
@@ -39,7 +39,7 @@ impl Cover {
             before.push(next);
         }
         before.pop();
-        // This queue takes two pages: the one that has just become free, and the next one.
+        // This queue takes two pages: the page that has just become free, and the page after it.
         queue(i32::try_from(page / CQE_SIZE).ok()?).map(Cover)
     }
 }

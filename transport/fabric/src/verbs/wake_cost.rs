@@ -1,9 +1,9 @@
 //! Measures the time of a sleep and its wake-up on this machine.
 //!
-//! A device does not say when it announced a completion. So two threads, each on a processor of its
-//! own, wake each other in the way that a device's event wakes a task. They run when a link is
-//! about to sleep and the last result is older than [`MAX_AGE`]. They take a few milliseconds, and
-//! sleep most of that time. All links of the process share the result.
+//! A device does not say when it announced a completion. So two threads, each on a different
+//! processor, wake each other in the way that a device's event wakes a task. The threads run when a
+//! link is about to sleep and the last result is older than [`MAX_AGE`]. They take a few
+//! milliseconds, and sleep most of that time. All links of the process share the result.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,13 +18,13 @@ use rustix::thread::CpuSet;
 /// The cost before the first measurement, and the minimum. Every wake-up includes an interrupt, a
 /// completion channel and epoll.
 const MIN_COST: Duration = Duration::from_micros(20);
-/// The maximum cost. Longer wake-ups count as this.
+/// The maximum cost. Longer wake-ups count as this time.
 const MAX_COST: Duration = Duration::from_millis(4);
-/// A result older than this is measured again.
+/// A result older than this time is measured again.
 const MAX_AGE: Duration = Duration::from_secs(60);
 /// The number of wake-ups in each direction.
 const ROUNDS: usize = 32;
-/// A round that takes longer will never end, because the other thread is gone.
+/// A longer round will never end, because the other thread is gone.
 const ROUND_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// The cost in nanoseconds.
@@ -36,7 +36,7 @@ pub(super) fn get() -> Duration {
     Duration::from_nanos(COST.load(Ordering::Relaxed))
 }
 
-/// Measures the cost on separate threads, unless that was done recently.
+/// Measures the cost on separate threads, unless the last measurement is recent.
 pub(super) fn measure_if_old(now: Instant) {
     // If another thread holds the lock, it is measuring.
     let Ok(mut measured) = MEASURED.try_lock() else { return };
@@ -57,7 +57,7 @@ pub(super) fn measure_if_old(now: Instant) {
     }
 }
 
-/// One of the two threads. It sleeps until the other one wakes it.
+/// One of the two threads. It sleeps until the other thread wakes it.
 struct Sleeper {
     event: OwnedFd,
     epoll: OwnedFd,
@@ -89,7 +89,7 @@ impl Sleeper {
 }
 
 /// The lower quartile of the time from waking the other thread until it runs. Returns `None` if the
-/// process may use one processor only.
+/// process may use only one processor.
 fn measure() -> rustix::io::Result<Option<Duration>> {
     let mut processors = processors()?.into_iter();
     let (Some(here), Some(there)) = (processors.next(), processors.next()) else { return Ok(None) };

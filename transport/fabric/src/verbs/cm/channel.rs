@@ -33,11 +33,10 @@ impl fmt::Debug for Channel {
     }
 }
 
-/// An event as the library has it, copied.
+/// A copy of the library's event.
 #[derive(Debug)]
 pub(crate) struct RawEvent {
-    /// The address of the id that the event is for. For a connect request, that is the listening
-    /// id.
+    /// The address of the event's id. For a connect request, the address of the listening id.
     pub(super) id: usize,
     /// `RDMA_CM_EVENT_...`
     pub(crate) kind: kind::Type,
@@ -74,7 +73,8 @@ impl Channel {
     }
 
     /// Hands the next event to `deliver`, and acknowledges the event when `deliver` returns. The
-    /// event's id is not destroyed before that. Returns `None` if no event is waiting.
+    /// event's id is not destroyed before the acknowledgement. Returns `None` if no event is
+    /// waiting.
     pub(crate) fn next<T>(
         self: &Arc<Channel>,
         deliver: impl FnOnce(RawEvent) -> T,
@@ -133,7 +133,8 @@ impl Drop for Channel {
     }
 }
 
-/// The library's object for an id. Its queue pair, if any, is destroyed before this drops.
+/// The library's object for an id. The id's queue pair, if any, must be destroyed before the object
+/// is dropped.
 pub(crate) struct RawId {
     id: NonNull<rdma_sys::rdma_cm_id>,
     channel: Arc<Channel>,

@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 use crate::verbs::cm::channel::{Channel, RawEvent, RawId};
 use crate::verbs::discovery::lib_probe::is_inherited;
 
-/// Maximum number of connect requests that wait to be accepted. Further ones are rejected.
+/// Maximum number of connect requests that wait to be accepted. Further requests are rejected.
 pub(crate) const BACKLOG: usize = 128;
 
 /// Maximum number of events that a task takes in one turn, so that a flood of connect requests does
@@ -38,7 +38,7 @@ pub(super) struct Hub {
     /// Event queues, keyed by the address of the id.
     queues: Mutex<HashMap<usize, Arc<Mutex<EventQueue>>>>,
     reactor: OnceLock<AbortHandle>,
-    /// True once the reactor has ended, and with it the runtime.
+    /// True once the reactor has ended, because its runtime has ended.
     orphaned: AtomicBool,
     channel: AsyncFd<Arc<Channel>>,
 }
@@ -66,13 +66,13 @@ pub(crate) struct Event {
 /// The new id of a connect request, and its events.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// Dropped before the id is destroyed.
+    /// The subscription, dropped before the id is destroyed.
     pub(super) events: Subscription,
     pub(super) id: RawId,
 }
 
-/// The subscription of an id to a hub, which receives the id's events until the subscription is
-/// dropped. It must be dropped before the id is destroyed.
+/// The subscription of an id to a hub. It receives the id's events until it is dropped. The
+/// subscription must be dropped before the id is destroyed.
 pub(super) struct Subscription {
     hub: Arc<Hub>,
     id: usize,
@@ -86,7 +86,7 @@ impl fmt::Debug for Subscription {
 }
 
 impl Hub {
-    /// Returns the hub of the current runtime. The caller must be in one.
+    /// Returns the hub of the current runtime. The caller must run in a runtime.
     ///
     /// # Errors
     /// The connection manager or the runtime refuses.
@@ -144,14 +144,15 @@ impl Hub {
         Ok(true)
     }
 
-    /// Puts an event into the queue of its id, and returns the waker of the task that waits for it.
+    /// Puts an event into the queue of its id, and returns the waker of the task that waits for the
+    /// event.
     fn deliver(self: &Arc<Hub>, event: RawEvent) -> Option<Waker> {
         let queue = lock(&self.queues).get(&event.id).cloned()?;
         let RawEvent { kind, status, private_data, request, .. } = event;
         let request = request.map(|id| Request { events: self.subscribe(&id), id });
         let mut queue = lock(&queue);
         if request.is_some() && queue.events.len() >= BACKLOG {
-            // Destroying its id rejects it.
+            // The request is rejected when its id is destroyed.
             return None;
         }
         queue.events.push_back(Event { kind, status, private_data, request });
@@ -172,7 +173,7 @@ impl Drop for Hub {
 
 impl Subscription {
     /// Polls for the next event. The task is woken when an event arrives. If the hub is orphaned,
-    /// it is woken at once to poll again.
+    /// the task is woken at once to poll again.
     ///
     /// # Errors
     /// The channel fails.
@@ -189,7 +190,7 @@ impl Subscription {
             queue.waker = Some(cx.waker().clone());
         }
         drop(queue);
-        // The hub may have been orphaned since, and its reactor found no waker.
+        // The hub may have been orphaned in the meantime, before its reactor could find this waker.
         if self.is_orphaned() {
             cx.waker().wake_by_ref();
         }
@@ -212,13 +213,13 @@ impl Drop for Subscription {
             return;
         }
         lock(&self.hub.queues).remove(&self.id);
-        // Requests that nobody has taken are destroyed here, and with them their subscriptions.
+        // Requests that nobody has taken are destroyed here, together with their subscriptions.
         let events = std::mem::take(&mut lock(&self.queue).events);
         drop(events);
     }
 }
 
-/// The task that waits for the events of a channel. The ids keep the hub.
+/// The task that waits for the events of a channel. The ids keep the hub alive.
 struct Reactor(Weak<Hub>);
 
 impl Reactor {
@@ -238,7 +239,7 @@ impl Reactor {
                     return Poll::Pending;
                 }
                 Err(error) => {
-                    // Polls of the ids fail as well.
+                    // Polls of the ids also fail.
                     tonic_rdma_memory::throttled!(error, %error, "rdma_get_cm_event failed");
                     return Poll::Ready(());
                 }
@@ -253,7 +254,7 @@ impl Drop for Reactor {
             return;
         }
         let Some(hub) = self.0.upgrade() else { return };
-        // Set before the waiting tasks are woken, so that a later wait sees it.
+        // The flag is set before the waiting tasks are woken, so that a later wait sees it.
         hub.orphaned.store(true, Ordering::SeqCst);
         let queues: Vec<_> = lock(&hub.queues).values().cloned().collect();
         let wakers: Vec<_> = queues.iter().filter_map(|queue| lock(queue).waker.take()).collect();

@@ -42,10 +42,10 @@ pub(crate) fn name(kind: kind::Type) -> String {
     }
 }
 
-/// A connection-manager id. Its queue pair, if it had one, is gone before this drops: see
-/// [`Qp`](crate::verbs::queue_pair::qp::Qp).
+/// A connection-manager id. Its queue pair, if it had one, must be destroyed before the id is
+/// dropped: see [`Qp`](crate::verbs::queue_pair::qp::Qp).
 pub(crate) struct CmId {
-    /// `None` if the id has a channel of its own. Dropped before the id is destroyed.
+    /// `None` if the id has a separate channel. Dropped before the id is destroyed.
     events: Option<Subscription>,
     id: RawId,
 }
@@ -66,19 +66,19 @@ impl From<Request> for CmId {
 }
 
 impl CmId {
-    /// An id of the current runtime.
+    /// Creates an id on the channel of the current runtime.
     pub(crate) fn new() -> io::Result<CmId> {
         let hub = Hub::current()?;
         let id = RawId::new(hub.channel())?;
         Ok(CmId { events: Some(hub.subscribe(&id)), id })
     }
 
-    /// An id on a channel that is not the runtime's. Nobody waits for its events.
+    /// Creates an id on a channel that is not the runtime's. Nobody waits for the id's events.
     pub(crate) fn apart(channel: &Arc<Channel>) -> io::Result<CmId> {
         Ok(CmId { events: None, id: RawId::new(channel)? })
     }
 
-    /// Gives the id a channel of its own.
+    /// Moves the id to a new channel that no other id uses.
     pub(crate) fn set_apart(&mut self) -> io::Result<()> {
         let channel = Channel::new()?;
         self.events = None;
@@ -119,7 +119,7 @@ impl CmId {
         self.id.channel().as_raw_fd()
     }
 
-    /// Takes the next event of an id with a channel of its own, and returns the event's kind.
+    /// Takes the next event of an id with a separate channel, and returns the event's kind.
     pub(crate) fn own_event(&self) -> io::Result<Option<kind::Type>> {
         match self.events {
             Some(_) => Ok(None),
@@ -128,7 +128,7 @@ impl CmId {
     }
 
     /// Makes the library forget the id's queue pair, which is about to be destroyed. Otherwise,
-    /// reading an event of the id could modify it.
+    /// reading an event of the id could modify the queue pair.
     pub(crate) fn forget_queue_pair(&self) {
         let _paused = self.events.as_ref().map(Subscription::pause);
         // SAFETY: the id is alive, and besides this only the reading of events uses the field.
@@ -139,7 +139,7 @@ impl CmId {
         self.id.as_ptr()
     }
 
-    /// The device that the id is bound to, if it is.
+    /// The device that the id is bound to, if any.
     pub(crate) fn verbs(&self) -> Option<NonNull<rdma_sys::ibv_context>> {
         // SAFETY: the id is alive.
         NonNull::new(unsafe { (*self.as_ptr()).verbs })
@@ -190,8 +190,8 @@ impl CmId {
         self.set_option(OPTION_ID_ACK_TIMEOUT, exponent)
     }
 
-    /// Sets the type of service of the packets. Call it before the route is resolved or the request
-    /// is accepted.
+    /// Sets the type of service of the packets. Call this before the route is resolved or the
+    /// request is accepted.
     pub(crate) fn set_type_of_service(&self, tos: u8) -> io::Result<()> {
         self.set_option(OPTION_ID_TOS, tos)
     }
@@ -203,7 +203,7 @@ impl CmId {
         })
     }
 
-    /// Sends the connect request. On Soft-iWARP this blocks while TCP connects. `number` is the
+    /// Sends the connect request. On Soft-iWARP the call blocks while TCP connects. `number` is the
     /// number of a queue pair that the library does not know.
     pub(crate) fn connect(&self, private_data: &[u8], retries: u8, number: u32) -> io::Result<()> {
         let mut param = conn_param(private_data, retries, number);
@@ -225,8 +225,8 @@ impl CmId {
         check(unsafe { rdma_sys::rdma_establish(self.as_ptr()) })
     }
 
-    /// The attributes that bring a queue pair that the library does not know into a state, and the
-    /// mask that says which of them count.
+    /// Returns the attributes that move a queue pair to `state`, and the mask of the attributes to
+    /// set. The library does not know this queue pair.
     pub(crate) fn attributes(&self, state: u32) -> io::Result<(rdma_sys::ibv_qp_attr, i32)> {
         // SAFETY: all zeros is valid for the attributes.
         let mut attr: rdma_sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -234,8 +234,8 @@ impl CmId {
         attr.qp_state = state;
         // SAFETY: the id is alive, and the call writes into both of the others.
         check(unsafe { rdma_sys::rdma_init_qp_attr(self.as_ptr(), &mut attr, &mut mask) })?;
-        // For RoCE the kernel sets bits of its own in the mask, which ibv_modify_qp refuses.
-        // ucma_modify_qp_rtr of librdmacm clears them as well.
+        // For RoCE the kernel sets private bits in the mask, which ibv_modify_qp refuses.
+        // ucma_modify_qp_rtr of librdmacm also clears these bits.
         Ok((attr, mask & !0xe0_0000))
     }
 
@@ -258,7 +258,7 @@ fn conn_param(private_data: &[u8], retries: u8, number: u32) -> rdma_sys::rdma_c
     rdma_sys::rdma_conn_param {
         private_data: private_data.as_ptr().cast(),
         private_data_len: private_data.len().min(MAX_ANSWER) as u8,
-        // One READ at a time, as a probe over iWARP, and no atomics. Some devices refuse 0.
+        // One READ at a time suffices, for a probe over iWARP. Some devices refuse 0.
         responder_resources: 1,
         initiator_depth: 1,
         flow_control: 1,

@@ -4,13 +4,13 @@
 //! |---|---|
 //! | `channel` | an event channel of the library, and the library's object for each id |
 //! | `hub` | the channel that the ids of a runtime share, and the task that reads it |
-//! | `id` | [`CmId`](id::CmId): an id, with its subscription to a hub or a channel of its own |
+//! | `id` | [`CmId`](id::CmId): an id, with its subscription to a hub or with a separate channel |
 //!
 //! # How an event finds its id
 //!
 //! An event names its id by address, and a later id may have the same address. The order of the
-//! steps below keeps an event of the earlier id from the later one, because rdma_destroy_id waits
-//! until all events of the id that were read are acknowledged:
+//! steps below ensures that the later id gets no event of the earlier id, because rdma_destroy_id
+//! waits until all events of the id that were read are acknowledged:
 //!
 //! | task | steps |
 //! |---|---|
@@ -18,18 +18,18 @@
 //! | dropping an id | remove the id's queue; destroy the id |
 //!
 //! So a reader never waits for a destroyer, and an event that was read before its id was destroyed
-//! is in that id's queue, or in none. A connect request comes with an id of its own. It gets its
-//! queue before the next event is read, so its events are never missed.
+//! is either in that id's queue or in no queue. A connect request comes with a new id. The new id
+//! gets its queue before the next event is read, so its events are never missed.
 //!
 //! Reading some events also moves the id's queue pair to another state in librdmacm. So an id
-//! forgets its queue pair before the queue pair is destroyed, at a time when nobody reads events
-//! ([`CmId::forget_queue_pair`](id::CmId::forget_queue_pair)). Destroying the queue pair may take
-//! long on Soft-iWARP, and happens afterwards.
+//! forgets its queue pair before the queue pair is destroyed, while nobody reads events
+//! ([`CmId::forget_queue_pair`](id::CmId::forget_queue_pair)). The queue pair is destroyed
+//! afterwards, which may take long on Soft-iWARP.
 //!
 //! | state of a hub | events are read by | a wait for an event |
 //! |---|---|---|
 //! | its reactor runs | the reactor, a task of the runtime | ends with the event |
-//! | orphaned: the runtime has ended | any task that polls an id | ends with an error; a link polls on |
+//! | orphaned: the runtime has ended | any task that polls an id | ends with an error; a link continues to poll |
 
 pub(super) mod channel;
 pub(super) mod hub;

@@ -20,9 +20,11 @@ use tokio::io::unix::AsyncFd;
 use crate::turn;
 use crate::verbs::context::DeviceContext;
 
-/// The asynchronous events of a device in one runtime. All runtimes together get each event once.
+/// The asynchronous events of a device in one runtime. Each event is delivered to only one of the
+/// runtimes.
 pub(super) struct AsyncEvents {
-    /// A duplicate, because the descriptor of the context can be registered only once.
+    /// A duplicate of the context's descriptor, because that descriptor can be registered only
+    /// once.
     fd: AsyncFd<OwnedFd>,
     device: Arc<DeviceContext>,
 }
@@ -41,9 +43,9 @@ impl AsyncEvents {
 
     /// Takes all events, or as many as the task's turn allows, and registers the waker (R20). A
     /// peer can cause events, for instance by its first message on a queue pair. `find` returns a
-    /// completion queue by its address. The queues that have failed are added to `failed`. They
-    /// must not be dropped before this returns, because destroying a queue waits for its event.
-    /// Returns true if the device has failed as a whole.
+    /// completion queue by its address. The queues that have failed are added to `failed`. These
+    /// queues must not be dropped before the call returns, because destroying a queue waits for its
+    /// event. Returns true if the device has failed as a whole.
     ///
     /// # Errors
     /// The device or the runtime fails.

@@ -11,7 +11,7 @@ use crate::verbs::discovery::lib_probe::is_inherited;
 /// A completion channel. Its descriptor does not block.
 pub(super) struct CompChannel {
     channel: NonNull<rdma_sys::ibv_comp_channel>,
-    /// Keeps the context.
+    /// Keeps the context open.
     _device: Arc<DeviceContext>,
 }
 
@@ -20,11 +20,11 @@ unsafe impl Send for CompChannel {}
 // SAFETY: as above.
 unsafe impl Sync for CompChannel {}
 
-/// An event that was taken and must be acknowledged: destroying its queue waits for the
+/// An event that was taken and must be acknowledged, because destroying its queue waits for the
 /// acknowledgement.
 pub(super) struct CqEvent {
     cq: NonNull<rdma_sys::ibv_cq>,
-    /// The number that the queue was made with.
+    /// The key with which the queue was made.
     pub(super) key: usize,
 }
 
@@ -60,7 +60,7 @@ impl CompChannel {
         self.channel.as_ptr()
     }
 
-    /// Takes one event, if there is one.
+    /// Takes one event, if an event is queued.
     pub(super) fn next(&self) -> io::Result<Option<CqEvent>> {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         loop {

@@ -15,7 +15,7 @@ use crate::verbs::discovery::lib_probe::is_inherited;
 /// libibverbs.
 const ACK_BATCH: u32 = 64;
 
-/// A completion queue on a channel. Its owner keeps the channel for longer.
+/// A completion queue on a channel. Its owner must keep the channel longer than the queue.
 pub(super) struct Cq {
     cq: NonNull<rdma_sys::ibv_cq>,
     /// Events taken and not yet acknowledged. Destroying the queue waits until all are
@@ -77,10 +77,10 @@ impl Cq {
 }
 
 /// Reads a work completion. If it has an error, only four of its fields are defined
-/// (ibv_poll_cq(3)), and the others are not read. The length is read for received messages alone.
+/// (ibv_poll_cq(3)), and the others are not read. The length is read only for received messages.
 ///
 /// # Safety
-/// ibv_poll_cq has written it.
+/// ibv_poll_cq has written the work completion.
 unsafe fn read(wc: &MaybeUninit<rdma_sys::ibv_wc>) -> Completed {
     let wc = wc.as_ptr();
     // SAFETY: these four fields are always written.

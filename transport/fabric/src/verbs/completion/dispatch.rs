@@ -1,6 +1,6 @@
 //! The state of a completion queue that queue pairs share: which queue pair a completion belongs
-//! to, who polls the queue, and who is woken (R6). Everything here happens under the one lock of
-//! the queue, so there is one poller at a time. The parent module documents the protocol.
+//! to, who polls the queue, and who is woken (R6). All of this happens under the lock of the queue,
+//! so only one thread polls at a time. The parent module documents the protocol.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -14,7 +14,8 @@ pub(crate) const BATCH: usize = 32;
 pub(crate) const RECV: u64 = 1 << 63;
 /// The work-request id of a probe, whose completion is always reported.
 pub(crate) const PROBE: u64 = 1 << 62;
-/// Marks the work-request ids of the messages that prove the path, which are always reported.
+/// Marks the work-request ids of the messages that prove the path. Their completions are always
+/// reported.
 pub(crate) const PROOF: u64 = 1 << 61;
 
 /// Maximum number of completions that one poll takes for others before it releases the lock.
@@ -23,14 +24,14 @@ const MAX_OTHERS: usize = 1024;
 /// Maximum capacity that an empty inbox keeps.
 const MAX_KEPT: usize = 64;
 
-/// Which completions make an event.
+/// The completions that make an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Armed {
-    /// None.
+    /// No completion.
     Not,
     /// Received messages and errors (IBV_SEND_SOLICITED, ibv_req_notify_cq(3)). On Soft-RoCE an
-    /// error then makes no event, because `rxe_cq_post` in Linux checks the packet's bit alone. The
-    /// probe of a silent peer finds such errors.
+    /// error makes no event in this state, because `rxe_cq_post` in Linux checks only the packet's
+    /// bit. The probe of a silent peer finds such errors.
     Solicited,
     /// Any completion, solicited or not.
     All,
@@ -52,8 +53,8 @@ pub(crate) struct Completed {
 
 /// The queue of a device.
 pub(crate) trait Queue {
-    /// Takes up to [`BATCH`] completions and returns their number. If it is less than that, the
-    /// queue is empty.
+    /// Takes up to [`BATCH`] completions and returns their number. If the number is less than
+    /// [`BATCH`], the queue is empty.
     ///
     /// # Errors
     /// The queue is broken.
@@ -77,11 +78,11 @@ pub(crate) struct MemberId {
 #[derive(Debug)]
 struct Member {
     serial: u64,
-    /// Completions that other pollers have taken for it, in order.
+    /// Completions that other pollers have taken for this member, in order.
     inbox: Vec<Completed>,
-    /// The waker of its task, as of the last time that it went to sleep.
+    /// The waker with which this member last went to sleep.
     waker: Option<Waker>,
-    /// The completions that wake it; [`Armed::Not`] when it is awake.
+    /// The completions that wake this member. [`Armed::Not`] if it is awake.
     sleeps_for: Armed,
 }
 
@@ -118,29 +119,30 @@ pub(crate) struct Polled {
 /// The answer to a queue pair that asks to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
-    /// It sleeps. Its next completion of the kind wakes its waker.
+    /// The queue pair sleeps. Its next completion of the given kind wakes its task.
     Asleep,
-    /// Completions have arrived for it, or the queue is not empty, so it polls again.
+    /// Completions have arrived for the queue pair, or the queue is not empty, so the queue pair
+    /// polls again.
     PollAgain,
-    /// Nobody would wake it, so it polls again after other tasks have run.
+    /// Nobody would wake the queue pair, so it polls again after other tasks have run.
     Orphaned,
 }
 
 /// The reactor's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It looks at the queue again, after other tasks have run.
+    /// The reactor looks at the queue again, after other tasks have run.
     LookAgain,
-    /// It waits for an event.
+    /// The reactor waits for an event.
     Wait,
 }
 
-/// Why a queue cannot be used any more.
+/// The reason why a queue can no longer be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// A call failed, with this errno.
     Call(i32),
-    /// The device had no place for a completion, or cannot use the queue any more.
+    /// The device had no place for a completion, or can no longer use the queue.
     Overrun,
     /// The device reported a fatal error.
     DeviceFatal,
@@ -166,7 +168,7 @@ impl From<Failure> for io::Error {
     }
 }
 
-/// How many members sleep.
+/// Counts the members that sleep.
 #[derive(Debug, Default)]
 struct Sleepers {
     solicited: usize,
@@ -214,11 +216,11 @@ pub(crate) struct Dispatch<Q> {
     /// The completions for which the queue will make its next event.
     armed: Armed,
     /// True if the queue was armed a second time, for more completions, since the last event was
-    /// taken, so that two events may come.
+    /// taken. Two events may then come.
     armed_twice: bool,
-    /// True if the reactor looks again by itself.
+    /// True if the reactor will look at the queue again without an event.
     looking: bool,
-    /// Polls by members that do not sleep in between.
+    /// The number of polls by members that have polled before and have not slept since.
     busy_polls: u64,
     /// The value of `busy_polls` when the reactor last looked.
     busy_polls_seen: u64,
@@ -278,9 +280,9 @@ impl<Q: Queue> Dispatch<Q> {
         }
     }
 
-    /// Hands the completions of a member to `own`, at most `max` plus one batch, and puts those of
-    /// others into their inboxes. `busy` says that the member has polled before and has not slept
-    /// since.
+    /// Hands the completions of a member to `own`, at most `max` plus one batch, and puts the
+    /// completions of other members into their inboxes. `busy` says that the member has polled
+    /// before and has not slept since.
     ///
     /// # Errors
     /// The queue is broken.
@@ -310,9 +312,9 @@ impl<Q: Queue> Dispatch<Q> {
         self.drain(Some(me), max, own, wake)
     }
 
-    /// Puts a member to sleep until it has a completion that `what` selects. Call it after
-    /// [`poll`](Self::poll) has drained the queue. Arms the queue if no other member has, and then
-    /// polls it once more.
+    /// Puts a member to sleep until it has a completion that `what` selects. Call this after
+    /// [`poll`](Self::poll) has drained the queue. Arms the queue unless another member has done
+    /// so, and then polls the queue once more.
     ///
     /// # Errors
     /// The queue is broken.
@@ -353,8 +355,8 @@ impl<Q: Queue> Dispatch<Q> {
         Ok(Sleep::PollAgain)
     }
 
-    /// Makes every completion of a sleeping member wake it. Called before the member posts work
-    /// whose completion it awaits.
+    /// Lets every completion of a sleeping member wake that member. Called before the member posts
+    /// work whose completion it awaits.
     ///
     /// # Errors
     /// The queue is broken.
@@ -371,10 +373,10 @@ impl<Q: Queue> Dispatch<Q> {
         self.arm()
     }
 
-    /// Notes that an event was taken. Returns true if there may be another one.
+    /// Notes that an event was taken. Returns true if there may be another event.
     ///
-    /// Making an event disarms the queue. So after one event was taken, no other comes until the
-    /// queue is armed again, unless it had been armed twice.
+    /// Making an event disarms the queue. So after one event was taken, no other event comes until
+    /// the queue is armed again, unless the queue had been armed twice.
     pub(crate) fn take_event(&mut self) -> bool {
         self.armed = Armed::Not;
         std::mem::take(&mut self.armed_twice)
@@ -423,7 +425,7 @@ impl<Q: Queue> Dispatch<Q> {
         }
     }
 
-    /// True if the queue has failed. Its members end, and no new ones join.
+    /// True if the queue has failed. Its members end, and no new members join.
     pub(crate) fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
@@ -432,7 +434,7 @@ impl<Q: Queue> Dispatch<Q> {
         self.failure.map_or(Ok(()), |failure| Err(failure.into()))
     }
 
-    /// Arms the queue for what sleepers need.
+    /// Arms the queue for the completions that sleeping members need.
     fn arm(&mut self) -> io::Result<()> {
         let need = self.sleepers.need();
         self.queue.arm(need)?;
@@ -442,9 +444,9 @@ impl<Q: Queue> Dispatch<Q> {
         Ok(())
     }
 
-    /// Takes the completions that the queue has now, and drops those of `me`. Busy queue pairs may
-    /// add further ones all the time, so this ends once it has taken as many as the queue has room
-    /// for (R20).
+    /// Takes the completions that the queue has now, and drops the completions of `me`. Busy queue
+    /// pairs may add further completions all the time, so the function stops once it has taken as
+    /// many as the queue has room for (R20).
     fn take_present(&mut self, me: Option<MemberId>, wake: &mut Vec<Waker>) -> io::Result<()> {
         let (mut taken, mut dropped) = (0, 0);
         while taken < self.entries {
@@ -468,7 +470,8 @@ impl<Q: Queue> Dispatch<Q> {
         wake: &mut Vec<Waker>,
     ) -> io::Result<Polled> {
         let Dispatch { queue, members, sleepers, .. } = self;
-        // If another queue pair has the number by now, completions with that number belong to it.
+        // If another queue pair now has the number of `me`, completions with that number belong to
+        // the other queue pair.
         let me = me.filter(|me| members.get(&me.qp_num).is_some_and(|m| m.serial == me.serial));
         let (mut polled, mut others) = (Polled::default(), 0);
         loop {

@@ -17,8 +17,8 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Finds a queue of the current runtime with room for `entries` completions, or makes one, with
-    /// at most `max_entries`.
+    /// Finds a queue of the current runtime with room for `entries` completions, or makes a queue
+    /// with at most `max_entries`.
     ///
     /// # Errors
     /// The device or the runtime refuses.
@@ -66,10 +66,11 @@ impl Drop for Reservation {
 pub(crate) struct CqMember {
     id: MemberId,
     reservation: Reservation,
-    /// The completions that wake it, or `None` while it is awake, as far as this end knows.
+    /// The completions that wake the queue pair, or `None` while it is awake, as far as this end
+    /// knows.
     asleep: Option<Armed>,
-    /// Completions of this end and wakers of others, on their way out of the lock. Both vectors are
-    /// reused, so that a poll costs no allocation.
+    /// The completions of this end and the wakers of other members, to be handled after the lock is
+    /// released. Both vectors are reused, so that a poll costs no allocation.
     taken: Vec<Completed>,
     wake: Vec<Waker>,
 }
@@ -96,7 +97,7 @@ impl CqMember {
             Some(mut dispatch) => {
                 dispatch.poll(*id, busy, max, &mut |completed| taken.push(*completed), wake)
             }
-            // The task that polls it now finds the completions of this end.
+            // The task that polls the queue now finds the completions of this end.
             None => return Ok(Polled { own: 0, drained: true }),
         };
         hand_over(wake, taken, own);
@@ -143,8 +144,8 @@ impl CqMember {
     }
 }
 
-/// Wakes others and hands completions to `own`. Called without the lock, because wakers and `own`
-/// may run any code and take long.
+/// Wakes other members and hands completions to `own`. Called without the lock, because wakers and
+/// `own` may run any code and take long.
 fn hand_over(wake: &mut Vec<Waker>, taken: &mut Vec<Completed>, mut own: impl FnMut(&Completed)) {
     wake_all(wake);
     taken.drain(..).for_each(|completed| own(&completed));

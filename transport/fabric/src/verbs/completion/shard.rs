@@ -1,5 +1,5 @@
-//! The completion queues of a device in one runtime. They share a channel and a task that waits for
-//! its events.
+//! The completion queues of a device in one runtime. The queues share a channel and a task that
+//! waits for events of this channel.
 
 use std::io;
 use std::mem;
@@ -22,12 +22,12 @@ use crate::verbs::completion::dispatch::{Dispatch, Failure, Next};
 use crate::verbs::context::DeviceContext;
 use crate::verbs::discovery::lib_probe::is_inherited;
 
-/// The number of queue pairs of the first one's size that a new queue has room for. It has room for
-/// more if the shard already has a large queue.
+/// A new queue has room for this many queue pairs of the size of its first queue pair. The queue
+/// has more room if the shard already has a large queue.
 const FIRST_MEMBERS: u32 = 8;
 
-/// Shards of this process. A device has one in each runtime that has links on it, so that no link
-/// depends on whether another runtime is polled.
+/// Shards of this process. A device has one shard in each runtime that has links on the device, so
+/// that no link depends on whether another runtime is polled.
 static SHARDS: Mutex<Vec<Weak<Shard>>> = Mutex::new(Vec::new());
 
 pub(super) struct Shard {
@@ -35,10 +35,11 @@ pub(super) struct Shard {
     runtime: Id,
     queues: Mutex<Queues>,
     reactor: OnceLock<AbortHandle>,
-    /// True once the reactor has ended, and with it the runtime.
+    /// True once the reactor has ended, because its runtime has ended.
     orphaned: AtomicBool,
     channel: AsyncFd<CompChannel>,
-    /// `None` if they are not available. Failures of queues then stay unknown.
+    /// The device's asynchronous events. `None` if they are not available, and failures of queues
+    /// then stay unknown.
     events: Option<AsyncEvents>,
 }
 
@@ -54,10 +55,10 @@ struct Queues {
 pub(super) struct SharedCq {
     /// Dropped before the shard with the channel.
     dispatch: Mutex<Dispatch<Cq>>,
-    /// The address of the queue, with which queue pairs are made on it. libibverbs is thread-safe.
+    /// The address of the queue, which is needed to make queue pairs. libibverbs is thread-safe.
     cq: usize,
     entries: u32,
-    /// Entries that queue pairs may fill.
+    /// Number of entries that are reserved for queue pairs.
     reserved: Mutex<u32>,
     _shard: Arc<Shard>,
 }
@@ -72,14 +73,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Wakes tasks. Call it without a lock, because a waker may run any code.
+/// Wakes tasks. The caller must hold no lock, because a waker may run any code.
 pub(super) fn wake_all(wake: &mut Vec<Waker>) {
     wake.drain(..).for_each(Waker::wake);
 }
 
 impl SharedCq {
-    /// Reserves room for `entries` completions in a queue of the current runtime. If a new queue is
-    /// made for that, it has at most `max_entries`.
+    /// Reserves room for `entries` completions in a queue of the current runtime. If this makes a
+    /// new queue, that queue has at most `max_entries`.
     ///
     /// # Errors
     /// The device or the runtime refuses.
@@ -102,7 +103,8 @@ impl SharedCq {
         };
         let wanted = entries.saturating_mul(FIRST_MEMBERS).max(largest.saturating_mul(2));
         let mut depth = wanted.clamp(entries, max_entries.max(entries));
-        // The memory of a queue may count against RLIMIT_MEMLOCK.
+        // The memory of a queue may count against RLIMIT_MEMLOCK, so a smaller queue is tried if a
+        // large one is refused.
         let cq = loop {
             match Cq::new(device, shard.channel.get_ref(), key, depth) {
                 Err(error) if depth > entries => {
@@ -162,7 +164,7 @@ impl SharedCq {
 }
 
 impl Shard {
-    /// Returns the device's shard in the current runtime. The caller must be in one.
+    /// Returns the device's shard in the current runtime. The caller must run in a runtime.
     fn current(device: &Arc<DeviceContext>) -> io::Result<Arc<Shard>> {
         let runtime = Handle::try_current().map_err(io::Error::other)?.id();
         let mut shards = lock(&SHARDS);
@@ -197,8 +199,8 @@ impl Shard {
         Ok(shard)
     }
 
-    // No queue is dropped under the lock: destroying it waits until its events are acknowledged,
-    // and the reactor, which may hold one, may be waiting for the lock.
+    // No queue is dropped under the lock. Destroying a queue waits until its events are
+    // acknowledged. The reactor may hold an event while it waits for the lock.
 
     fn find(&self, key: usize) -> Option<Arc<SharedCq>> {
         let queues = lock(&self.queues);
@@ -241,7 +243,7 @@ impl Shard {
         }
     }
 
-    /// Marks the queues as failed that the device reports as failed.
+    /// Marks a queue as failed if the device reports that it has failed.
     fn poll_async_events(&self, cx: &mut Context<'_>, wake: &mut Vec<Waker>) {
         let Some(events) = &self.events else { return };
         // The failed queue may belong to another runtime.
@@ -338,7 +340,7 @@ impl Reactor {
         }
         wake_all(wake);
         if !self.looking.is_empty() {
-            // Every other task runs before this one looks again.
+            // Yielding lets every other task run before this task looks at the queues again.
             let _ = future::Future::poll(pin!(tokio::task::yield_now()), cx);
         }
         Poll::Pending
@@ -351,7 +353,7 @@ impl Drop for Reactor {
             return;
         }
         let Some(shard) = self.shard.upgrade() else { return };
-        // Set before the existing queues are marked, so that later queues see it.
+        // The flag is set before the existing queues are marked, so that queues made later see it.
         shard.orphaned.store(true, Ordering::SeqCst);
         let mut wake = Vec::new();
         shard.all().iter().for_each(|queue| queue.dispatch().orphan(&mut wake));

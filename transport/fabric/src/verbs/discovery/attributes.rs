@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 use crate::device::{LinkLayer, PortInfo, PortState, Transport};
 use crate::verbs::queue_pair::path_mtu::PathMtu;
 
-/// Maximum number of GIDs that are read per port. Soft devices list 1024 or more, nearly all of
-/// them zero.
+/// Maximum number of GIDs that are read per port. Soft devices list 1024 or more GIDs, nearly all
+/// of which are zero.
 const MAX_GIDS: i32 = 64;
 
 /// The name of a context's device.
@@ -85,7 +85,7 @@ unsafe fn port_attributes(
     }
 }
 
-/// The active MTU of a port. `None` if the device does not tell it.
+/// The active MTU of a port. `None` if the device does not report the MTU.
 ///
 /// # Safety
 /// The context is open.

@@ -54,7 +54,7 @@ pub(crate) unsafe fn device_name(device: NonNull<rdma_sys::ibv_device>) -> Strin
     }
 }
 
-/// The names of all devices. Empty if they cannot be listed.
+/// The names of all devices. Empty if the devices cannot be listed.
 fn names() -> Vec<String> {
     // SAFETY: the list is alive.
     List::new()
@@ -65,7 +65,7 @@ fn names() -> Vec<String> {
 /// Returns the reason why no event channel could be made.
 pub(crate) fn no_channel(source: io::Error) -> FabricError {
     match source.raw_os_error() {
-        // librdmacm finds no device at all.
+        // librdmacm has found no device.
         Some(libc::ENODEV) if names().is_empty() => FabricError::NoDevice,
         _ => FabricError::NoConnectionManager { source: source.into() },
     }

@@ -25,7 +25,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, FabricError> {
     lib_probe::probe()?;
     let list = match List::new() {
         Ok(list) => list,
-        // Without any RDMA in the kernel the list is an error.
+        // If the kernel has no RDMA, libibverbs reports an error instead of an empty list.
         Err(error)
             if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::ENOENT | libc::ENODEV)) =>
         {
@@ -85,8 +85,8 @@ pub fn local_addresses(only: Option<&str>) -> Result<Vec<LocalAddress>, FabricEr
     Ok(on.filter(|at| only.is_none_or(|only| only == at.device)).collect())
 }
 
-/// The devices of these addresses of this host. Addresses whose device cannot be found out are left
-/// out.
+/// Returns the given addresses of this host with the names of their devices. Addresses whose device
+/// cannot be determined are left out.
 pub(crate) fn places(addresses: &BTreeSet<IpAddr>) -> Vec<(IpAddr, String)> {
     if addresses.is_empty() || lib_probe::probe().is_err() {
         return Vec::new();

@@ -1,6 +1,6 @@
 //! Loads rdma-core's libraries when RDMA is first used.
 //!
-//! Nothing else in this provider is called before [`probe`] has succeeded.
+//! No other function of this provider is called before [`probe`] has succeeded.
 
 use std::sync::OnceLock;
 
@@ -12,14 +12,14 @@ use crate::error::FabricError;
 /// The result of loading the libraries.
 static ANSWER: PerProcess<OnceLock<Result<(), FabricError>>> = PerProcess::new(OnceLock::new);
 
-/// Whether a parent of this process has loaded the libraries. Their objects and those of this
-/// provider then belong to the parent, and a child destroys none of them (R23).
+/// Whether a parent of this process has loaded the libraries. The objects of the libraries and of
+/// this provider then belong to the parent, and a child destroys none of these objects (R23).
 pub(crate) fn is_inherited() -> bool {
     ANSWER.inherited().is_some()
 }
 
-/// Succeeds if both libraries are loaded. The answer is kept, so libraries that are installed later
-/// take effect in new processes only.
+/// Succeeds if both libraries are loaded. The answer is kept, so only new processes use libraries
+/// that are installed later.
 ///
 /// # Errors
 /// An error that names the missing part, or [`FabricError::Forked`] in a child of a process that
@@ -33,10 +33,10 @@ pub(crate) fn probe() -> Result<(), FabricError> {
     ANSWER
         .get_or_init(|| {
             rdma_sys::load().map_err(reason)?;
-            // Lets the application fork. From Linux 5.12 on, the kernel copies pinned pages for a
-            // child, and this does nothing. On older kernels it keeps registered memory out of
-            // children.
-            // SAFETY: both libraries are there; called once, before anything is registered.
+            // This call lets the application fork. Since Linux 5.12 the kernel copies pinned pages
+            // for a child, and the call does nothing. On older kernels the call keeps registered
+            // memory out of children. SAFETY: both libraries are there; called once, before
+            // anything is registered.
             match unsafe { rdma_sys::ibv_fork_init() } {
                 0 => {}
                 errno => {

@@ -18,8 +18,8 @@ use std::path::Path;
 /// The directory of the kernel's class of RDMA devices. Any RDMA driver creates it.
 const CLASS: &str = "/sys/class/infiniband_verbs";
 
-/// Whether the device has a network interface of its own that this process can see. An InfiniBand
-/// device has one through IPoIB. True if sysfs does not tell.
+/// Whether the device has a network interface that this process can see. IPoIB gives an InfiniBand
+/// device an interface. True if sysfs does not show the interfaces.
 pub(crate) fn has_interface(device: &str) -> bool {
     let class = Path::new("/sys/class/infiniband").join(device).join("device");
     match std::fs::read_dir(class.join("net")) {
@@ -28,7 +28,7 @@ pub(crate) fn has_interface(device: &str) -> bool {
     }
 }
 
-/// Whether the kernel may have RDMA devices. False only if it certainly has none.
+/// Whether the kernel may have RDMA devices. False only if the kernel certainly has no devices.
 pub(crate) fn may_have_devices() -> bool {
     match std::fs::read_dir(CLASS) {
         Ok(entries) => {

@@ -1,10 +1,11 @@
 //! The path MTU of a queue pair: the smaller of both ends' MTUs.
 //!
-//! A connect request names the path MTU of the connecting end's port, and rdma_cm gives it to both
-//! queue pairs. If the accepting end's port takes shorter packets, it loses each longer one. So an
-//! accepting end that brings its queue pair up itself uses the smaller MTU, and names it in the
-//! byte of its answer behind the private data. rdma_cm fills that place with zeros, so an end whose
-//! librdmacm brings the queue pair up names none, and the path MTU of the request stays.
+//! A connect request names the path MTU of the connecting end's port, and rdma_cm gives that MTU to
+//! both queue pairs. If the accepting end's port takes only shorter packets, it loses each longer
+//! packet. So an accepting end that brings its queue pair up itself uses the smaller MTU, and names
+//! that MTU in the byte of its answer behind the private data. rdma_cm fills this byte with zero.
+//! So if librdmacm brings the queue pair up, the answer names no MTU, and the path MTU of the
+//! request stays.
 
 use std::fmt;
 
@@ -13,13 +14,13 @@ use crate::link::MAX_PRIVATE_DATA;
 /// Length of an answer in bytes: the private data, and the byte behind it.
 pub(crate) const MAX_ANSWER: usize = MAX_PRIVATE_DATA + 1;
 
-/// A path MTU by its code in `enum ibv_mtu`: 1 is 256 bytes, 5 is 4,096. The codes of longer
-/// packets are greater.
+/// A path MTU, as its code in `enum ibv_mtu`: 1 is 256 bytes, 5 is 4,096. Longer packets have
+/// greater codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PathMtu(u32);
 
 impl PathMtu {
-    /// The path MTU with a code. `None` if no device has it.
+    /// The path MTU with the given code. `None` if no device has such an MTU.
     pub(crate) fn new(code: u32) -> Option<PathMtu> {
         (1..=5).contains(&code).then_some(PathMtu(code))
     }
@@ -34,12 +35,12 @@ impl PathMtu {
     }
 }
 
-/// The MTU that a queue pair's path MTU does not exceed, besides that of the connect request.
+/// An upper limit of a queue pair's path MTU. The connect request also limits the path MTU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MtuLimit {
-    /// That of this end's port: the accepting side.
+    /// The MTU of this end's port. The accepting side uses this limit.
     OfPort,
-    /// The one that the peer's answer names: the connecting side.
+    /// The MTU that the peer's answer names. The connecting side uses this limit.
     Named(Option<PathMtu>),
 }
 
@@ -51,7 +52,7 @@ pub(crate) fn answer(private_data: &[u8], mtu: PathMtu) -> Vec<u8> {
     answer
 }
 
-/// The path MTU that an answer names. `None` if it names none.
+/// The path MTU that an answer names. `None` if the answer names no path MTU.
 ///
 /// # Errors
 /// The peer names a path MTU that no device has.

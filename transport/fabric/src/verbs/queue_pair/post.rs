@@ -15,14 +15,14 @@ pub(crate) enum Operation {
         remote_addr: u64,
         rkey: u32,
     },
-    /// A WRITE of no bytes. The peer checks no key for it, and it completes when it is
+    /// A WRITE of no bytes. The peer checks no key for such a WRITE, and it completes when it is
     /// acknowledged.
     ProbeByWrite,
     /// A READ of no bytes (R24, the exception to R3).
     ProbeByRead,
 }
 
-/// One work request. It names its payload by address.
+/// One work request, which names its payload by address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) wr_id: u64,
@@ -63,7 +63,7 @@ impl Batch {
         wr.num_sge = i32::from(len > 0);
         wr.opcode = match operation {
             Operation::Send => {
-                // This wakes a peer that waits for messages only.
+                // The flag wakes a peer that waits for messages only.
                 wr.send_flags |= ibv_send_flags::IBV_SEND_SOLICITED.0;
                 ibv_wr_opcode::IBV_WR_SEND
             }

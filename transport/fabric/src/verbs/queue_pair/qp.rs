@@ -24,25 +24,25 @@ const RNR_TIMER_1_MS: u8 = 13;
 /// The number of work requests in the send queue if memory is short.
 const SHORT_SEND_QUEUE: u32 = 8;
 
-/// The queue sizes that a queue pair is asked for.
+/// The sizes to request for a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QpCapacity {
     pub(crate) send: u32,
     pub(crate) recv: u32,
     pub(crate) inline: u32,
-    /// Maximum number of entries of a completion queue that is made for it.
+    /// Maximum number of entries of a completion queue that is made for the queue pair.
     pub(crate) max_cq_entries: u32,
 }
 
 impl QpCapacity {
-    /// Maximum number of its completions in the queue at a time. When the queue pair fails, each
-    /// posted request completes.
+    /// Maximum number of completions that the queue pair has in the completion queue at a time.
+    /// When the queue pair fails, each posted request completes.
     pub(crate) fn completions(&self) -> u32 {
         self.send.saturating_add(self.recv)
     }
 
-    /// The sizes to ask for if memory for `self` is short. The RECVs stay, because the peer may
-    /// rely on them.
+    /// The sizes to request if memory for `self` is short. The number of RECVs stays, because the
+    /// peer may rely on them.
     fn shorter(self) -> QpCapacity {
         QpCapacity { send: self.send.min(SHORT_SEND_QUEUE), inline: 0, ..self }
     }
@@ -77,15 +77,16 @@ fn greatest(refused: u32, mut takes: impl FnMut(u32) -> bool) -> u32 {
     accepted
 }
 
-/// Creates a queue pair and destroys it again, because a device that is listed may still refuse to.
+/// Creates a queue pair and destroys it again, because a listed device may still refuse to create
+/// one.
 pub(crate) fn check_queue_pair(device: &Arc<DeviceContext>) -> Result<(), FabricError> {
     let least = QpCapacity { send: 1, recv: 1, inline: 0, max_cq_entries: 2 };
     with_queue_pair(device, &least, || ())
 }
 
 /// Bytes that a queue pair of an ordinary connection pins, with its share of a completion queue.
-/// Measured by creating one, three times: the middle result is least affected by memory that other
-/// threads pin at the same time.
+/// The function creates such a queue pair three times and returns the middle result, which is least
+/// affected by memory that other threads pin at the same time.
 pub(crate) fn queue_bytes(device: &Arc<DeviceContext>) -> usize {
     let (config, limits) = (LinkConfig::default(), device.limits);
     let capacity = QpCapacity {
@@ -106,7 +107,7 @@ pub(crate) fn queue_bytes(device: &Arc<DeviceContext>) -> usize {
     usize::try_from(measured[1]).unwrap_or(usize::MAX)
 }
 
-/// Calls `f` while there is a queue pair that nobody uses.
+/// Calls `f` while an unused queue pair exists.
 fn with_queue_pair<T>(
     device: &Arc<DeviceContext>,
     capacity: &QpCapacity,
@@ -147,7 +148,7 @@ pub(crate) struct Qp {
     qp: NonNull<rdma_sys::ibv_qp>,
     destroyed: bool,
     /// Dropped after the queue pair. If the queue pair cannot be destroyed, it may still complete
-    /// work, so this is then never dropped.
+    /// work, so the member is then never dropped.
     pub(crate) cq: ManuallyDrop<CqMember>,
     pub(crate) id: CmId,
     /// The longest payload that may be inline.
@@ -155,7 +156,7 @@ pub(crate) struct Qp {
     /// Maximum number of work requests in flight.
     pub(crate) send: u32,
     pub(crate) device: Arc<DeviceContext>,
-    /// True if this process brings the queue pair up, and the library does not know it.
+    /// True if this process brings the queue pair up, and the library does not know the queue pair.
     pub(crate) is_own: bool,
 }
 
@@ -174,7 +175,8 @@ impl fmt::Debug for Qp {
 }
 
 /// Whether this process, rather than librdmacm, brings up the queue pairs of the device. librdmacm
-/// would do it on the thread that reads events. Over iWARP the kernel does it with the connection.
+/// would do so on the thread that reads events. Over iWARP the kernel does so when it establishes
+/// the connection.
 fn is_own(device: &DeviceContext) -> bool {
     !device.is_iwarp() && rdma_sys::has::rdma_establish() && rdma_sys::has::rdma_init_qp_attr()
 }
@@ -213,8 +215,7 @@ fn create(
     Ok((qp, inline.min(attr.cap.max_inline_data)))
 }
 
-/// Moves a queue pair to `state`. The attributes are those that rdma_cm gives for `id`, as edited
-/// by `change`.
+/// Moves a queue pair to `state`. rdma_cm gives the attributes for `id`, and `change` edits them.
 fn modify(
     qp: NonNull<rdma_sys::ibv_qp>,
     id: &CmId,
@@ -238,9 +239,9 @@ fn modify(
     }
 }
 
-/// The length to ask for after `wanted` was refused. No attribute of a device tells how long inline
-/// data may be: Soft-iWARP takes 80 bytes, others 96 or 101. So the length is found once per
-/// device, by trial.
+/// The inline length to request after the device refused `wanted`. No attribute of a device says
+/// how long inline data may be: Soft-iWARP takes 80 bytes, others take 96 or 101. So the length is
+/// found by trial, once for each device.
 fn inline_instead(
     device: &DeviceContext,
     capacity: &QpCapacity,
@@ -331,17 +332,18 @@ impl Qp {
         })
     }
 
-    /// The queue pair's number for a connect request or its answer, or 0 if the library knows it.
+    /// The queue pair's number for a connect request or its answer, or 0 if the library knows the
+    /// queue pair.
     pub(crate) fn number(&self) -> u32 {
         // SAFETY: the queue pair is alive, and its number does not change.
         if self.is_own { unsafe { self.qp.as_ref().qp_num } } else { 0 }
     }
 
-    /// Makes the queue pair ready to receive and send, once the peer's is known. Call it before the
-    /// answer on the accepting side, and after the answer on the connecting side. If the library
-    /// knows the queue pair, the library does this itself. Blocks.
+    /// Makes the queue pair ready to receive and send, once the peer's queue pair is known. Call
+    /// this before the answer on the accepting side, and after the answer on the connecting side.
+    /// If the library knows the queue pair, the library does so itself. The call blocks.
     ///
-    /// Returns the path MTU that the answer names, or `None` if the library chooses it.
+    /// Returns the path MTU that the answer names, or `None` if the library chooses the MTU.
     ///
     /// # Errors
     /// The device refuses.
@@ -350,7 +352,7 @@ impl Qp {
             return Ok(None);
         }
         let mut used = None;
-        // The key of the partition is known only with the route.
+        // The partition key is known only once the route is known.
         modify(self.qp, &self.id, ibv_qp_state::IBV_QPS_INIT, |_| {})?;
         modify(self.qp, &self.id, ibv_qp_state::IBV_QPS_RTR, |attr| {
             let limit = match limit {
