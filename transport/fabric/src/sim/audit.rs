@@ -1,9 +1,9 @@
-//! Checks that the memory of posted work does not change (R10), which a device does not check.
+//! Checks that the memory of posted work does not change (R10). A real device does not check this.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 
-/// Checksums of the memory that posted work reads, oldest work first.
+/// Checksums of the memory that posted work reads, in the order in which the work was posted.
 #[derive(Debug, Default)]
 pub(super) struct Checksums(VecDeque<Checksum>);
 
@@ -24,8 +24,8 @@ impl Checksums {
     /// Records the memory that work `seq` reads.
     ///
     /// # Safety
-    /// The range is readable, and nobody writes there while a method of this runs, until `seq` is
-    /// done or `clear` is called.
+    /// The range is readable, and nobody writes there while a method of this value runs, until
+    /// `seq` is done or `clear` is called.
     pub(super) unsafe fn watch(&mut self, seq: u64, addr: NonNull<u8>, len: usize) {
         // SAFETY: the caller's promise.
         let sum = unsafe { sum(addr, len) };
@@ -39,7 +39,7 @@ impl Checksums {
         self.0.iter().find(|s| s.seq == seq).is_none_or(same)
     }
 
-    /// Forgets work up to `seq`, which completes. Returns whether all memory that it reads is
+    /// Forgets work up to `seq`, which has completed. Returns whether all memory that it reads is
     /// unchanged.
     pub(super) fn done(&mut self, seq: u64) -> bool {
         let mut same = true;

@@ -10,23 +10,23 @@ pub struct SimConfig {
     /// The seed of all random numbers. Default 1.
     pub seed: u64,
     /// Maximum number of polls by which a work request, and then its completion, is delayed. With
-    /// 0, the default, everything is delivered when the doorbell rings.
+    /// 0, the default, all work is delivered when the doorbell rings.
     pub delay: u32,
     /// Maximum length of a message in bytes. Default 1 GiB, half of InfiniBand's maximum.
     pub max_msg: usize,
     /// Maximum time by which a work request, and then its completion, is delayed, in whole
     /// milliseconds. Default 0.
     pub latency: Duration,
-    /// One in this many arrivals wakes nobody, and is found with the next one or by a timer. With
-    /// 0, the default, no wake-up is lost.
+    /// One in this many arrivals wakes nobody. The receiver finds it together with the next
+    /// arrival, or when a timer fires. With 0, the default, no wake-up is lost.
     pub lost_wakeups: u32,
     /// One in this many arrivals also wakes the sender needlessly. 0, the default, means never.
     pub idle_wakeups: u32,
     /// On one in this many links, work that has arrived when the link dies is not reported as done.
     /// 0, the default, means never.
     pub flushed: u32,
-    /// The bytes of one of this many WRITEs arrive in any order, some of them only when the RECV of
-    /// a later message completes. 0, the default, means never.
+    /// The bytes of one in this many WRITEs arrive in any order. Some of these bytes arrive only
+    /// when the RECV of a later message completes. 0, the default, means never.
     pub unordered: u32,
     /// Whether memory that a peer has lent may be lent again. Default false.
     pub lends_on: bool,
@@ -35,7 +35,7 @@ pub struct SimConfig {
     /// Whether the rules are checked: see [`SimNet::breaches`](crate::sim::SimNet::breaches).
     /// Default false, because checking reads all payload three times.
     pub audit: bool,
-    /// A bug to inject, and the number of occasions for it to skip before. Default none.
+    /// A bug to inject, and the number of occasions to skip before. Default none.
     pub injected_bug: Option<(InjectedBug, u64)>,
 }
 
@@ -61,7 +61,7 @@ impl Default for SimConfig {
 /// Counters for the whole network since it was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SimStats {
-    /// Times that queued work was handed to a device.
+    /// Number of times that queued work was handed to a device.
     pub doorbells: u64,
     /// SENDs handed to a peer.
     pub sends: u64,
@@ -71,7 +71,7 @@ pub struct SimStats {
     pub write_bytes: u64,
     /// Leases that were given.
     pub leases: u64,
-    /// Those of `leases` whose memory a peer had lent.
+    /// The part of `leases` for memory that a peer had lent.
     pub lent_on: u64,
     /// Completions reported, of either kind.
     pub completions: u64,

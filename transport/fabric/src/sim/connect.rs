@@ -1,4 +1,4 @@
-//! Establishes connections: request, accept or reject, established.
+//! Establishes connections: sends, accepts and rejects connect requests.
 
 use std::io;
 use std::net::SocketAddr;
@@ -70,8 +70,8 @@ pub(super) async fn connect(
         }
         Ok(Ok(Answer::Accepted { end, private_data, established })) => {
             link.join(Side::Connecting, end);
-            // If the accepting side has given up, nobody waits for this, and the link ends by
-            // itself.
+            // Ignore an error: if the accepting side has given up, nobody waits for this message,
+            // and the link ends anyway.
             let _ = established.send(());
             Ok((link, private_data))
         }
@@ -128,7 +128,7 @@ impl SimListener {
         Ok(SimListener { device, directory, addr, requests })
     }
 
-    /// The address. For a listener on all addresses, it is the device's.
+    /// The address of the listener. For a listener on all addresses, the device's address.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }

@@ -1,5 +1,5 @@
-//! The members of a network: devices by address, listeners by address and port, and the ends of
-//! links.
+//! The members of a network: devices with their addresses, listeners with their addresses and
+//! ports, and the ends of links.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::sim::end::{End, EndReason, Status};
 use crate::sim::request::Request;
 use crate::sim::state::DeviceState;
 
-/// Maximum number of connect requests that wait at one listener. Further ones are refused.
+/// Maximum number of connect requests that wait at one listener. Further requests are refused.
 const BACKLOG: usize = 128;
 
 #[derive(Default)]
@@ -34,7 +34,7 @@ impl fmt::Debug for Directory {
     }
 }
 
-/// Why an address cannot be connected to.
+/// The reason why no connection to an address is possible.
 pub(super) enum NoListener {
     NoSuchAddress,
     NobodyListens,
@@ -45,7 +45,7 @@ impl Directory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a device, which takes over its address if another has it.
+    /// Adds a device. If another device has its address, the new device takes the address over.
     pub(super) fn add_device(&self, device: &Arc<DeviceState>) {
         self.lock().devices.insert(device.addr, Arc::downgrade(device));
     }
@@ -94,8 +94,8 @@ impl Directory {
     }
 
     fn each_end(&self, device: &Arc<DeviceState>, f: impl Fn(&End)) {
-        // The list is copied, because waking may drop a link, for which the list must not be
-        // locked.
+        // The list is copied, because waking a task may drop a link, and the list must not be
+        // locked then.
         let ends: Vec<_> = self.lock().ends.iter().filter_map(Weak::upgrade).collect();
         ends.iter().filter(|end| Arc::ptr_eq(&end.device, device)).for_each(|end| f(end));
     }
@@ -103,7 +103,7 @@ impl Directory {
     /// Stops or restarts all traffic of a device.
     pub(super) fn freeze(&self, device: &DeviceState, on: bool) {
         device.faults.set_frozen(on);
-        // Peers of this device hold work that they could not deliver to it.
+        // Peers of this device hold work that they could not deliver to this device.
         let devices: Vec<_> = self.lock().devices.values().filter_map(Weak::upgrade).collect();
         for device in devices {
             self.each_end(&device, End::wake);

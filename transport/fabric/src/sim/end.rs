@@ -1,9 +1,9 @@
-//! One end of a connection, as the other end uses it: its posted RECVs, its arrivals, and how it
+//! The part of a link that the peer's link also uses: its posted RECVs, its arrivals, and how it
 //! ended.
 //!
 //! The sender delivers a message by copying it into the receiver's posted slot, under the lock of
-//! the receiver's [`End`]. The receiver closes its end under the same lock, so a slot in the list
-//! is alive.
+//! the receiver's [`End`]. The receiver closes its end under the same lock, so the memory of every
+//! slot in the list is alive.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -60,12 +60,12 @@ impl Status {
     }
 }
 
-/// How a connection ended, seen from one end.
+/// The way in which a connection ended, as one end sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndReason {
-    /// The peer closed or died.
+    /// The peer closed the connection or died.
     Disconnected,
-    /// This end closed.
+    /// This end closed the connection.
     Closed,
     /// The device is gone.
     Removed,
@@ -98,9 +98,9 @@ struct State {
 pub(super) struct End {
     pub(super) id: EndId,
     pub(super) device: Arc<DeviceState>,
-    /// The memory that it has lent to the other end.
+    /// The memory that this end has lent to the other end.
     pub(super) loans: Loans,
-    /// The memory that it accepts from the other end.
+    /// The memory that this end accepts from the other end.
     pub(super) takes: Takes,
     state: Mutex<State>,
 }
@@ -129,7 +129,7 @@ impl End {
         self.lock().posted.push_back(Posted { slot, ptr, bytes });
     }
 
-    /// Closes this end. Nothing is written into its slots afterwards.
+    /// Closes this end. Afterwards the peer writes nothing into the slots of this end.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.posted.clear();
@@ -137,7 +137,7 @@ impl End {
         state.waker = None;
     }
 
-    /// Delivers a message to this end, and wakes it if `wake_up` says so.
+    /// Delivers a message to this end, and wakes the owner if `wake_up` is set.
     ///
     /// # Safety
     /// `src` is readable for `len` bytes, and nobody writes there during the call.
@@ -171,7 +171,7 @@ impl End {
         Ok(())
     }
 
-    /// Ends the connection as seen from here, unless it has ended already.
+    /// Ends the connection at this end, unless it has already ended.
     pub(super) fn end(&self, reason: EndReason) {
         let mut state = self.lock();
         if state.end_reason.is_none() {

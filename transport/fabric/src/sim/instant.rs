@@ -1,4 +1,4 @@
-//! A link on which any amount of work completes at once. It tests loops that must yield by
+//! A link on which any amount of work completes at once. Tests use it for loops that must yield by
 //! themselves (R20).
 
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub trait InstantPeer: Send + 'static {
     fn next_message(&mut self) -> Option<Vec<u8>>;
 }
 
-/// A link without another end. Work is done when it is queued. At each poll, one of the peer's next
-/// messages is in each posted RECV.
+/// A link without another end. Work is done when it is queued. Each poll puts one of the peer's
+/// next messages into each posted RECV.
 pub struct InstantLink {
     caps: Caps,
     peer: PeerInfo,

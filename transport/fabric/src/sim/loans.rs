@@ -15,12 +15,12 @@ use crate::link::Lent;
 use crate::returns::Returns;
 use crate::sim::state::DeviceState;
 
-/// Lent bytes. They stay in use while the reader has them, whatever becomes of the lender.
+/// Lent bytes. The bytes stay in use while the reader has them, even if the lender is dropped.
 #[derive(Debug)]
 struct Loan {
     bytes: LendableBytes,
     hash: u64,
-    /// Whether the reader has the bytes and has not dropped the last part.
+    /// Whether the reader still has at least one part of the bytes.
     is_read: AtomicBool,
 }
 
@@ -67,7 +67,7 @@ impl Loans {
         }
     }
 
-    /// Returns the memory that the other end reads, or `None` if it is not lent.
+    /// Returns the memory that the other end reads, or `None` if this memory is not lent.
     pub(super) fn borrow(&self, lent: Lent, len: u32, returns: &Arc<Returns>) -> Option<Bytes> {
         let loan = lock(&self.0).1.get(&lent.lease).cloned()?;
         let is_there = (loan.bytes.key(), loan.bytes.addr(), loan.bytes.len())
@@ -105,8 +105,9 @@ struct LentOn {
     device: Arc<DeviceState>,
 }
 
-/// Registers the bytes, so that they can be lent on. If that fails, returns them unregistered. It
-/// fails for the pool's own memory, which has come back, and for bytes that are borrowed twice.
+/// Registers the bytes, so that they can be lent on. If that fails, returns the bytes unregistered.
+/// The registration fails for bytes that are borrowed twice, and for memory of the pool itself that
+/// was lent and has come back.
 pub(super) fn to_lend_on(bytes: Bytes, pool: &Pool, device: &Arc<DeviceState>) -> Bytes {
     let Some(Ok(registration)) =
         any_file().map(|file| pool.register_lent(bytes.clone(), file.into()))
@@ -117,7 +118,8 @@ pub(super) fn to_lend_on(bytes: Bytes, pool: &Pool, device: &Arc<DeviceState>) -
     Bytes::from_owner(LentOn { bytes, registration, device: device.clone() })
 }
 
-/// A file for the pool, which requires a file for peers to map. Nobody maps it here.
+/// Returns a file for the pool, which requires a file for peers to map. In the simulation nobody
+/// maps the file.
 fn any_file() -> Option<File> {
     static FILE: LazyLock<Option<File>> = LazyLock::new(|| File::open("/dev/null").ok());
     FILE.as_ref()?.try_clone().ok()

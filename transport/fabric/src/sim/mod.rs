@@ -1,19 +1,19 @@
-//! An in-process network with a seed and faults, which simulates verbs without hardware, for tests.
+//! An in-process network for tests, with a seed and faults, which simulates verbs without hardware.
 //!
-//! It makes the checks of a NIC. A SEND needs a posted RECV that is long enough. A WRITE needs a
-//! live key, the bounds of its region and the right to write. A source needs a live local key. The
-//! accepting side must not send first (iWARP). A failed check ends the connection, with rdma-core's
-//! completion status for it.
+//! The network makes the checks of a NIC. A SEND needs a posted RECV that is long enough. A WRITE
+//! needs a live key, the bounds of its region and the right to write. A source needs a live local
+//! key. The accepting side must not send first (iWARP). A failed check ends the connection with
+//! rdma-core's completion status for that failure.
 //!
 //! [`SimConfig::delay`] delays messages and completions for a number of *polls* drawn from the
-//! seed. So a completion may be reported after the answer to the message that it completes, and
-//! batches arrive in parts. [`SimConfig::latency`] delays them by tokio's clock. On a
-//! single-threaded runtime with a paused clock the same seed gives the same run. Without latency,
-//! only connect timeouts use the clock.
+//! seed. So the completion of a message may be reported after the answer to that message, and
+//! batches arrive in parts. [`SimConfig::latency`] delays messages and completions by tokio's
+//! clock. On a single-threaded runtime with a paused clock the same seed gives the same run.
+//! Without latency, only connect timeouts use the clock.
 //!
-//! With [`SimConfig::audit`] it also checks rules that a NIC cannot check, and [`SimNet::breaches`]
-//! reports the breaches. An [`Observer`] gets all events. An [`InjectedBug`] breaks one of the
-//! fabric's own promises, to see that the checkers notice.
+//! With [`SimConfig::audit`] the network also checks rules that a NIC cannot check, and
+//! [`SimNet::breaches`] reports the breaches. An [`Observer`] gets all events. An [`InjectedBug`]
+//! breaks one of the fabric's promises, so that tests can see whether the checkers notice.
 //!
 //! ```
 //! # async fn example(pool_config: tonic_rdma_memory::PoolConfig) -> Result<(), Box<dyn std::error::Error>> {

@@ -30,8 +30,9 @@ impl SimNet {
         SimNet { state: Arc::new(NetState::new(config)), directory: Arc::default() }
     }
 
-    /// Adds a device with one address, which it takes over if another device has it. The device can
-    /// be found as long as a clone of it, or a listener, a link or registered memory on it lives.
+    /// Adds a device with one address. If another device has the address, the new device takes it
+    /// over. Peers can find the device as long as one of its clones, listeners, links or
+    /// registrations lives.
     pub fn device(&self, name: impl Into<String>, addr: IpAddr) -> SimDevice {
         let state = Arc::new(DeviceState::new(self.state.clone(), name.into(), addr));
         self.directory.add_device(&state);
@@ -43,7 +44,8 @@ impl SimNet {
         self.state.set_observer(observer);
     }
 
-    /// Descriptions of the rules broken so far, with [`SimConfig::audit`]. Each names the rule.
+    /// Descriptions of the breaches so far, if [`SimConfig::audit`] is set. Each description names
+    /// the broken rule.
     ///
     /// | rule | checked |
     /// |---|---|
@@ -75,7 +77,7 @@ pub struct SimDevice {
 }
 
 impl SimDevice {
-    /// The name that it was given.
+    /// The name of the device.
     pub fn name(&self) -> &str {
         &self.state.name
     }
@@ -125,12 +127,12 @@ impl SimDevice {
         Arc::new(SimRegistrar { device: self.state.clone() })
     }
 
-    /// Draws a number from the network's seed, a different one each time.
+    /// Draws the next random number of the network's generator.
     pub fn draw(&self) -> u64 {
         self.state.net.draw()
     }
 
-    /// Number of live registrations. 0 when all pools on the device are gone.
+    /// Number of live registrations. 0 once all pools on the device are dropped.
     pub fn registrations(&self) -> usize {
         self.state.table.live()
     }
@@ -153,7 +155,7 @@ impl SimDevice {
             .await
     }
 
-    /// Fault: after `after` more registrations, `count` of them fail with ENOMEM.
+    /// Fault: after `after` more registrations, the next `count` registrations fail with ENOMEM.
     pub fn fail_registrations(&self, after: u64, count: u64) {
         self.state.faults.fail_registrations(after, count);
     }
@@ -176,8 +178,8 @@ impl SimDevice {
         self.state.faults.set_kill_after(work);
     }
 
-    /// Fault: nothing leaves or arrives, and nobody is notified, as with a network that drops
-    /// everything. `false` ends the fault.
+    /// Fault: no message leaves or arrives, and nobody is notified, as with a network that drops
+    /// all packets. `false` ends the fault.
     pub fn freeze(&self, on: bool) {
         self.directory.freeze(&self.state, on);
     }
@@ -192,8 +194,8 @@ impl SimDevice {
         self.state.faults.destroying()
     }
 
-    /// Fault: this device's process pauses. It sees no arrivals and sends nothing, while its device
-    /// receives and answers probes. `false` ends the fault.
+    /// Fault: this device's process pauses. The process sees no arrivals and sends nothing, while
+    /// its device receives and answers probes. `false` ends the fault.
     pub fn pause(&self, on: bool) {
         self.directory.pause(&self.state, on);
     }
@@ -231,8 +233,8 @@ impl SimDevice {
     }
 
     /// Fault: the device is removed. Its links end with
-    /// [`DeviceRemoved`](crate::LinkError::DeviceRemoved), its listeners end, and it does not come
-    /// back.
+    /// [`DeviceRemoved`](crate::LinkError::DeviceRemoved), its listeners end, and the device does
+    /// not come back.
     pub fn remove(&self) {
         self.directory.remove(&self.state);
     }

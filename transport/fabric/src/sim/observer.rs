@@ -28,22 +28,23 @@ pub enum Event<'a> {
         /// Bytes of each.
         bytes: u32,
     },
-    /// Two ends are connected. Each end reports this, so it comes twice for each connection.
+    /// Two ends are connected. Each end reports the event, so each connection has two of these
+    /// events.
     Joined {
         /// The end on this side.
         end: EndId,
-        /// The other one.
+        /// The other end.
         peer: EndId,
-        /// This end is the connecting one.
+        /// Whether this end is the connecting end.
         connecting: bool,
     },
-    /// Work was queued that reads this memory.
+    /// Work that reads memory was queued.
     Queued {
         /// The sender.
         end: EndId,
-        /// The id that it gave to the work.
+        /// The sender's id of the work.
         id: u64,
-        /// A WRITE, not a SEND.
+        /// Whether the work is a WRITE. Otherwise it is a SEND.
         write: bool,
         /// The address of the memory, as in the request.
         addr: u64,
@@ -125,7 +126,7 @@ pub enum Event<'a> {
         addr: u64,
         /// Bytes.
         len: usize,
-        /// Peers may write to it.
+        /// Whether peers may write to the memory.
         remote: bool,
     },
     /// A registration has ended.
@@ -139,8 +140,8 @@ pub enum Event<'a> {
     },
 }
 
-/// Receives the events of a network. It is called while the network is locked, so it must not use
-/// the network, and should return quickly.
+/// Receives the events of a network. The network is locked during the call. So an observer must not
+/// use the network, and should return quickly.
 pub trait Observer: Send + Sync + 'static {
     /// Handles an event.
     fn event(&self, event: Event<'_>);

@@ -1,4 +1,4 @@
-//! A connect request on its way to a listener, and the answer.
+//! A connect request to a listener, and the answer.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(super) struct Request {
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
     pub(super) end: Arc<End>,
-    /// If it is dropped without an answer, the request is rejected.
+    /// Sends the answer. If this sender is dropped, the request counts as rejected.
     pub(super) answer: oneshot::Sender<Answer>,
 }
 

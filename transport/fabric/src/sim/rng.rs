@@ -19,7 +19,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number from 0 to `max`, both included.
+    /// Returns a number from 0 to `max`, both included.
     pub(super) fn up_to(&mut self, max: u32) -> u32 {
         if max == 0 {
             return 0;

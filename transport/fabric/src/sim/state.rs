@@ -62,7 +62,7 @@ impl NetState {
     }
 
     pub(super) fn set_observer(&self, observer: Arc<dyn Observer>) {
-        // The first observer stays.
+        // Ignore an error, because the first observer stays.
         let _ = self.observer.set(observer);
     }
 
@@ -83,7 +83,7 @@ impl NetState {
         self.breaches.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Counts an occasion to break a promise. Returns whether to break it now.
+    /// Counts an occasion to inject a bug. Returns whether to inject the bug now.
     pub(super) fn injects(&self, promise: InjectedBug) -> bool {
         match self.config.injected_bug {
             Some((injected_bug, after)) if injected_bug == promise => {
@@ -102,11 +102,11 @@ impl NetState {
         Rng::new(self.config.seed, u64::MAX - self.draws.fetch_add(1, Relaxed)).next()
     }
 
-    /// Draws an address for memory that peers write to from the seed, so that peers cannot guess
-    /// it.
+    /// Draws an address from the seed, for memory that peers write to. Peers cannot guess this
+    /// address.
     pub(super) fn fresh_iova(&self) -> u64 {
-        // Neither links nor draws use this random stream. No region is as long as the half of the
-        // address space that is left out.
+        // Neither links nor draws use this random stream. Addresses lie in the lower half of the
+        // address space. No region is longer than the upper half, so no region wraps around.
         let stream = (1 << 63) + self.iovas.fetch_add(1, Relaxed);
         (Rng::new(self.config.seed, stream).next() >> 1) & !4095
     }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::sim::config::SimConfig;
 use crate::sim::rng::Rng;
 
-/// A delay for a number of polls, and until an instant.
+/// A delay that lasts a number of polls, and until an instant.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Delay {
     polls: u32,

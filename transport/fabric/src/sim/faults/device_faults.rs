@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A registration that is held for longer than this fails.
+/// A registration that is held for longer than this time fails.
 const MAX_HOLD: Duration = Duration::from_secs(20);
 
 /// The switches of one device, all of which are off at first.
@@ -13,13 +13,13 @@ const MAX_HOLD: Duration = Duration::from_secs(20);
 pub(crate) struct Faults {
     /// Number of registrations that succeed before the next failure.
     registrations_before: AtomicU64,
-    /// Number of registrations that fail after that.
+    /// Number of registrations that fail after these.
     registrations_failing: AtomicU64,
-    /// New links carry one work request less than this, and then die. 0 means off.
+    /// New links carry one work request less than this number, and then die. 0 means off.
     kill_after: AtomicU64,
     /// No traffic arrives or leaves.
     frozen: AtomicBool,
-    /// The process pauses, but its device goes on.
+    /// The process pauses, but its device continues.
     paused: AtomicBool,
     /// Number of connect requests that get no answer.
     lose_connects: AtomicU32,
@@ -28,11 +28,11 @@ pub(crate) struct Faults {
     /// Peers are not told that a link has ended.
     lose_disconnects: AtomicBool,
     removed: AtomicBool,
-    /// Links are not destroyed until this ends.
+    /// Links are not destroyed while this is set.
     holds_destroy: AtomicBool,
     /// The number of links whose destruction has begun while it was held.
     destroying: AtomicU64,
-    /// Whether registrations have ever been held, since when the registrar is slow.
+    /// Whether registrations have ever been held. From then on the registrar is slow.
     slow: AtomicBool,
     /// Whether registrations of landing memory are held.
     held: Mutex<bool>,
@@ -64,7 +64,7 @@ impl Faults {
         self.slow.load(SeqCst)
     }
 
-    /// Waits while registrations are held. Returns false if that takes too long.
+    /// Waits while registrations are held. Returns false if the wait exceeds [`MAX_HOLD`].
     pub(crate) fn registration_passes(&self) -> bool {
         if !self.is_slow() {
             return true;
@@ -108,7 +108,7 @@ impl Faults {
         self.holds_destroy.load(SeqCst)
     }
 
-    /// Blocks while links are not destroyed.
+    /// Blocks while the destruction of links is held.
     pub(crate) fn wait_to_destroy(&self) {
         if self.holds_destroy() {
             self.destroying.fetch_add(1, SeqCst);

@@ -1,15 +1,15 @@
-//! Bugs of the fabric itself, which no device has. Tests inject them to see that the checkers find
-//! them.
+//! Bugs of the fabric itself, which no device has. Tests inject them to verify that the checkers
+//! find them.
 
-/// A promise of the fabric that is broken once, or permanently where stated.
+/// A bug that breaks a promise of the fabric once, or permanently where stated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InjectedBug {
-    /// From one completion on, no completion of that link is reported.
+    /// From one completion on, the link reports no completions.
     LoseCompletions,
-    /// A byte of a WRITE changes on its way.
+    /// A byte of a WRITE changes in transit.
     FlipWrite,
-    /// The last byte of a SEND changes on its way.
+    /// The last byte of a SEND changes in transit.
     FlipSend,
     /// A WRITE lands after the SEND that follows it.
     LateWrite,

@@ -43,7 +43,7 @@ const ASKED: u32 = 4;
 /// Maximum number of completions per poll.
 const MAX_COMPLETIONS: usize = 256;
 
-/// Which end this is.
+/// One of the two ends of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Connecting,
@@ -68,7 +68,7 @@ pub struct SimLink {
     /// Fires when the next delivery or completion is due.
     timer: Option<Pin<Box<Sleep>>>,
     checksums: Checksums,
-    /// A WRITE that an injected bug lets land after the next SEND: its bytes, address and key.
+    /// The bytes, address and key of a WRITE that an injected bug lets land after the next SEND.
     late_write: Option<(Vec<u8>, u64, u32)>,
     unordered: Unordered,
     /// Whether an injected bug loses completions.
@@ -153,7 +153,7 @@ impl SimLink {
         &self.end
     }
 
-    /// Posts a slot that the driver has.
+    /// Posts a slot that the driver holds.
     fn post(&mut self, slot: u32) {
         if let Some((ptr, _)) = self.block.slot_place(slot)
             && self.block.mark_posted(slot)
@@ -298,8 +298,8 @@ impl SimLink {
         let (table, rng, len) = (&other.device.table, &mut self.rng, request.len);
         let mut changed = Vec::new();
         let mut src = request.addr;
-        // Must happen before it lands, because bytes that arrive in any order would overwrite the
-        // changed one.
+        // The byte must change before the WRITE lands, because bytes that arrive in any order would
+        // overwrite a later change.
         if len > 0 && net.injects(InjectedBug::FlipWrite) {
             // SAFETY: as for a late WRITE.
             changed.extend_from_slice(unsafe { std::slice::from_raw_parts(src.as_ptr(), len) });
@@ -354,7 +354,7 @@ impl SimLink {
         self.end.end(EndReason::Failed(verb, status));
     }
 
-    /// Counts a poll. Returns whether anything still waits for polls.
+    /// Counts a poll for the delays that last a number of polls.
     fn tick(&mut self) {
         if let Some(request) = self.in_flight.front_mut() {
             request.delay.tick();
@@ -385,7 +385,7 @@ impl SimLink {
         let mut next = None;
         for delay in delays.into_iter().flatten() {
             match delay.waits_until() {
-                // This delay is for a number of polls.
+                // This delay lasts a number of polls.
                 None => return cx.waker().wake_by_ref(),
                 Some(until) => next = Some(next.map_or(until, |next| until.min(next))),
             }
@@ -400,8 +400,8 @@ impl SimLink {
         }
     }
 
-    /// Answers a probe, as the peer's device does whatever its process does, as long as its end
-    /// exists.
+    /// Answers a probe. Like a real device, the peer's device answers as long as its end of the
+    /// connection exists, whatever its process does.
     fn answer_probe(&mut self, out: &mut Vec<Completion>) {
         let Some((_, other)) = self.peer_end.clone() else { return };
         if self.probe.is_none_or(|delay| !delay.is_over()) || self.end.end_reason().is_some() {
@@ -544,7 +544,7 @@ impl Link for SimLink {
         Ok(true)
     }
 
-    /// Uses tokio's clock, because tests stop it.
+    /// Uses tokio's clock, because tests stop that clock.
     fn timer(&self) -> Timer {
         Timer::with_tokio_clock()
     }
@@ -562,10 +562,10 @@ impl Link for SimLink {
             self.answer_probe(out);
         }
         if self.end.device.faults.paused() {
-            // Arrivals stay where they are, and the end of the pause wakes this end.
+            // Arrivals stay in the queue, and this end is woken when the pause ends.
             let _ = self.end.arrivals(cx.waker(), 0);
-            // Unlike in a stopped process, the clock goes on, so this end may probe. Nothing else
-            // is delivered, however long it has been due.
+            // Unlike in a stopped process, the clock continues, so this end may probe. All other
+            // work is held back, however long it has been due.
             if out.len() > before {
                 return Poll::Ready(Ok(()));
             }
@@ -575,8 +575,8 @@ impl Link for SimLink {
             return Poll::Pending;
         }
         let (arrivals, end_reason) = self.end.arrivals(cx.waker(), MAX_COMPLETIONS);
-        // If nobody waits for a SEND, its completion wakes nobody, as on a device. It comes with
-        // other completions.
+        // If nobody waits for a SEND, its completion wakes nobody, as on a device. The completion
+        // is reported together with later completions.
         let report = !arrivals.is_empty() || self.sq.is_waited_for();
         for (slot, len) in arrivals {
             if self.block.mark_received(slot, len) {
@@ -693,7 +693,7 @@ impl Link for SimLink {
     }
 
     fn lend(&mut self, bytes: LendableBytes) -> Result<Option<Lent>, LinkError> {
-        // The peer cannot map the memory, or has not mapped it yet.
+        // Simulates a peer that cannot map the memory, or has not mapped it yet.
         let declined = !self.may_lend() || self.rng.one_in(DECLINED);
         let asked = !declined && self.rng.one_in(ASKED);
         self.mapping = asked.then(|| bytes.key());

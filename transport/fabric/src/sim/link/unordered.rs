@@ -1,21 +1,21 @@
 //! WRITEs whose bytes arrive in any order, as with IBV_ACCESS_RELAXED_ORDERING. All bytes have
-//! arrived when the RECV of a later message completes, and nothing is certain before.
+//! arrived when the RECV of a later message completes, but perhaps not earlier.
 
 use std::ptr::NonNull;
 
 use crate::sim::memory::table::Table;
 use crate::sim::rng::Rng;
 
-/// Bytes on their way, with their address and key.
+/// Bytes in transit, with their address and key.
 #[derive(Debug, Default)]
 pub(super) struct Unordered(Vec<(Vec<u8>, u64, u32)>);
 
 impl Unordered {
     /// Lets a part of a WRITE arrive, and keeps the rest. Returns false if the key does not allow
-    /// it.
+    /// the WRITE.
     ///
     /// # Safety
-    /// That of [`Table::write`].
+    /// The same as for [`Table::write`].
     pub(super) unsafe fn write(
         &mut self,
         table: &Table,
@@ -47,7 +47,7 @@ impl Unordered {
         true
     }
 
-    /// Lets all bytes on their way arrive, in any order.
+    /// Lets all bytes in transit arrive, in any order.
     pub(super) fn arrive(&mut self, table: &Table, rng: &mut Rng) {
         while !self.0.is_empty() {
             let (mut bytes, addr, rkey) =

@@ -20,7 +20,7 @@ pub(super) struct Request {
     pub(super) lkey: u32,
     /// Address and key of a WRITE.
     pub(super) remote: Option<(u64, u32)>,
-    /// The delay until it is delivered.
+    /// The delay until the request is delivered.
     pub(super) delay: Delay,
 }
 

@@ -1,5 +1,5 @@
-//! A device's live registrations, like those in a NIC. Memory is read or written only as they
-//! allow.
+//! A device's live registrations, like those in a NIC. Memory is read or written only if a
+//! registration allows it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use tonic_rdma_memory::Access;
 #[derive(Debug, Clone, Copy)]
 struct Region {
     addr: u64,
-    /// The address of the first byte in work requests.
+    /// The address of the first byte, as work requests name it.
     iova: u64,
     len: usize,
     access: Access,
@@ -43,8 +43,8 @@ impl fmt::Debug for Table {
     }
 }
 
-/// Returns the remote key for a local key. They differ, so that mixing them up is noticed. The
-/// factor is odd, so that no two lkeys share an rkey.
+/// Returns the remote key for a local key. The two keys differ, so that a confusion of them is
+/// noticed. The factor is odd, so that no two lkeys share an rkey.
 pub(super) fn rkey_of(lkey: u32) -> u32 {
     lkey.wrapping_mul(0x9e37_79b1) ^ 0x5a5a_5a5a
 }
